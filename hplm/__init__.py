@@ -1,0 +1,3 @@
+"""hPLM: thousands of fine-tuned BERTs behind one Triton, each costing megabytes."""
+
+__version__ = "0.1.0"

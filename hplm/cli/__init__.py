@@ -1,0 +1,1 @@
+"""The `hplm` command: one thin file a group of commands, no logic."""

@@ -1,0 +1,43 @@
+"""Entry point: collects the groups, runs one command, prints its result."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+
+from hplm import __version__
+from hplm.errors import HplmError
+
+# Each module registers its commands with `register(commands)`; a command sets `run=function(args) -> dict | None`.
+# Heavy imports belong inside the run functions, so that `hplm --help` answers at once.
+GROUPS = ("build", "export", "serve", "tenant", "infer", "bench")
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="hplm", description="Build, serve and watch hierarchical multi-tenant BERTs.")
+    top.add_argument("--version", action="version", version=f"hplm {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for group in GROUPS:
+        importlib.import_module(f"hplm.cli.{group}").register(commands)
+    return top
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    try:
+        result = args.run(args)
+    except HplmError as error:
+        print(f"hplm {args.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"hplm {args.command}: interrupted", file=sys.stderr)
+        return 130
+    if result is not None and getattr(args, "json", False):
+        print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
