@@ -1,0 +1,185 @@
+"""The store: what has been built, before any of it is exported. One store, one backbone.
+
+    store.json                      format, and where the original model came from
+    backbone.json  tokenizer.json  upper.safetensors
+    lower/<domain>-<version>.safetensors        the lower stack behind a table, for building more
+    plot/<domain>/<version>/                    the table
+    tenants/<id>/<version>/                     tenant.json  adapter.safetensors  head.safetensors  report.json
+
+Everything is written under a temporary name and renamed, so what has its name is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hplm.errors import InvalidInput
+from hplm.model.config import BackboneConfig
+from hplm.model.stacks import LowerStack, UpperStack
+from hplm.model.tokenizer import Tokenizer
+from hplm.plot.forest import Branch, Forest, place
+from hplm.plot.table import Table
+
+FORMAT = 1
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True)
+class TenantFile:
+    """`tenant.json`: what a trained tenant is."""
+
+    id: str
+    version: int
+    domain: str
+    domain_version: int
+    task: str
+    labels: list[str]
+    rank: int
+
+
+def check_name(kind: str, name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise InvalidInput(f"{kind} name {name!r}: use 1-64 lower-case letters, digits, '.', '_' and '-', no leading sign")
+    return name
+
+
+@contextmanager
+def written_folder(folder: Path) -> Iterator[Path]:
+    """A folder that gets its name once its content is complete and synced."""
+    temporary = folder.with_name(folder.name + ".writing")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    yield temporary
+    for file in temporary.rglob("*"):
+        if file.is_file():
+            with open(file, "rb") as written:
+                os.fsync(written.fileno())
+    temporary.rename(folder)
+
+
+class Store:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        path = folder / "store.json"
+        if not path.exists():
+            raise InvalidInput(f"{folder} is not a store: make one with `hplm build root --store {folder} ...`")
+        stored = json.loads(path.read_text())
+        if stored.get("format") != FORMAT:
+            raise InvalidInput(f"{path} has format {stored.get('format')!r}, this version of hplm reads {FORMAT}: build it again")
+        self.model: str = stored["model"]  # the original, by name or folder
+        self.config = BackboneConfig.load(folder / "backbone.json")
+
+    @classmethod
+    def create(
+        cls, folder: Path, model: str, config: BackboneConfig, tokenizer_json: str, lower: LowerStack, upper: UpperStack
+    ) -> Store:
+        """Without tables yet; `store.json` comes last and makes it a store."""
+        if (folder / "store.json").exists():
+            raise InvalidInput(f"{folder} holds a store already: choose another --store, or remove it")
+        folder.mkdir(parents=True, exist_ok=True)
+        config.save(folder / "backbone.json")
+        (folder / "tokenizer.json").write_text(tokenizer_json)
+        save_file(_contiguous(upper.state_dict()), folder / "upper.safetensors")
+        _save_lower(folder, "root", 1, lower)
+        (folder / "store.json").write_text(json.dumps({"format": FORMAT, "model": model}, indent=2) + "\n")
+        return cls(folder)
+
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer(self.folder / "tokenizer.json", self.config.positions)
+
+    def upper(self) -> UpperStack:
+        upper = UpperStack(self.config)
+        upper.load_state_dict(load_file(self.folder / "upper.safetensors"))
+        return upper
+
+    def lower(self, domain: str, version: int) -> LowerStack:
+        lower = LowerStack(self.config)
+        lower.load_state_dict(load_file(self.folder / "lower" / f"{domain}-{version}.safetensors"))
+        return lower
+
+    def save_lower(self, domain: str, version: int, lower: LowerStack) -> None:
+        _save_lower(self.folder, domain, version, lower)
+
+    def table_folder(self, domain: str, version: int) -> Path:
+        return self.folder / "plot" / domain / str(version)
+
+    def domains(self) -> list[tuple[str, int]]:
+        """Every table, the root first, then in order of name and version."""
+        found = [(meta.parent.parent.name, int(meta.parent.name)) for meta in self.folder.glob("plot/*/*/meta.json")]
+        return sorted(found, key=lambda domain: (domain[0] != "root", domain))
+
+    def latest(self, domain: str) -> int:
+        versions = [version for name, version in self.domains() if name == domain]
+        if not versions:
+            known = ", ".join(sorted({name for name, _ in self.domains()})) or "none yet"
+            raise InvalidInput(f"domain {domain!r} is not in {self.folder}: known are {known}")
+        return max(versions)
+
+    def branches(self) -> list[Branch]:
+        return place([Table(self.table_folder(*domain)) for domain in self.domains()])
+
+    def forest(self) -> Forest:
+        return Forest(self.folder / "plot", self.branches())
+
+    def tenants(self) -> list[TenantFile]:
+        """The newest version of every tenant, in order of id."""
+        newest: dict[str, TenantFile] = {}
+        for path in self.folder.glob("tenants/*/*/tenant.json"):
+            tenant = TenantFile(**json.loads(path.read_text()))
+            if tenant.id not in newest or newest[tenant.id].version < tenant.version:
+                newest[tenant.id] = tenant
+        return [newest[name] for name in sorted(newest)]
+
+    def tenant_folder(self, tenant_id: str, version: int) -> Path:
+        return self.folder / "tenants" / tenant_id / str(version)
+
+    def tenant_weights(self, tenant: TenantFile) -> tuple[list[dict[str, Tensor]] | None, dict[str, Tensor]]:
+        """Adapter by layer (None if the tenant has only a head), and the head."""
+        folder = self.tenant_folder(tenant.id, tenant.version)
+        head = load_file(folder / "head.safetensors")
+        if not (folder / "adapter.safetensors").exists():
+            return None, head
+        flat = load_file(folder / "adapter.safetensors")
+        layers: list[dict[str, Tensor]] = [{} for _ in range(self.config.upper_layers)]
+        for name, tensor in flat.items():
+            layer, part = name.split(".")
+            layers[int(layer)][part] = tensor
+        return layers, head
+
+    def save_tenant(
+        self,
+        tenant: TenantFile,
+        adapter: list[dict[str, Tensor]] | None,
+        head: dict[str, Tensor],
+        report: dict,
+    ) -> None:
+        """Adapter tensors a layer: down (rank x hidden), down_bias, up (hidden x rank), up_bias; head: weight, bias."""
+        with written_folder(self.tenant_folder(tenant.id, tenant.version)) as folder:
+            if adapter is not None:
+                flat = {f"{i}.{name}": tensor for i, layer in enumerate(adapter) for name, tensor in layer.items()}
+                save_file(_contiguous(flat), folder / "adapter.safetensors")
+            save_file(_contiguous(head), folder / "head.safetensors")
+            (folder / "tenant.json").write_text(json.dumps(asdict(tenant), indent=2) + "\n")
+            (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+
+
+def _save_lower(folder: Path, domain: str, version: int, lower: LowerStack) -> None:
+    target = folder / "lower" / f"{domain}-{version}.safetensors"
+    target.parent.mkdir(exist_ok=True)
+    temporary = target.with_suffix(".writing")
+    save_file(_contiguous(lower.state_dict()), temporary)
+    temporary.rename(target)
+
+
+def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}

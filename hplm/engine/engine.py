@@ -1,0 +1,66 @@
+"""The engine: runs a staged batch through the shared upper layers, each text with its own adapter and head."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hplm.adapters.groups import bottleneck, head
+from hplm.engine.staging import Part, StagedBatch
+from hplm.errors import InvalidInput
+from hplm.model.attention import PackedAttention
+from hplm.model.stacks import UpperStack
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto`: bf16 where the hardware multiplies it, else fp32."""
+    if name != "auto":
+        if name not in DTYPES:
+            raise InvalidInput(f"dtype {name!r} is not known: choose auto, fp32 or bf16")
+        return DTYPES[name]
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
+
+
+class Engine:
+    def __init__(self, upper: UpperStack, heads: int, device: torch.device, dtype: torch.dtype) -> None:
+        self._upper = upper.to(device=device, dtype=dtype).eval()
+        self._heads = heads
+        self.device = device
+        self.dtype = dtype
+
+    @torch.inference_mode()
+    def run(self, batch: StagedBatch) -> list[np.ndarray]:
+        """Logits of each text: its answer rows x the size of its head, fp32."""
+        layers = len(self._upper.layers)
+        adapters = [partial(_adapt, batch.adapters, layer) for layer in range(layers)]
+        attend = PackedAttention(batch.lengths, self._heads)
+        hidden = self._upper(batch.sums, batch.positions, batch.segments, attend, adapters)
+        logits = _read(hidden.index_select(0, batch.reading), batch.heads)
+        return [part.numpy() for part in logits.float().cpu().split(batch.rows_of)]
+
+
+def _adapt(parts: list[Part], layer: int, x: Tensor) -> Tensor:
+    for part in parts:
+        if part.rows is None:
+            x = bottleneck(x, part.groups, part.layers[layer])
+        else:
+            x = x.index_copy(0, part.rows, bottleneck(x.index_select(0, part.rows), part.groups, part.layers[layer]))
+    return x
+
+
+def _read(x: Tensor, parts: list[Part]) -> Tensor:
+    """Rows x the size of the largest head in the batch."""
+    if len(parts) == 1:
+        return head(x, parts[0].groups, parts[0].layers[0])
+    results = [head(x.index_select(0, part.rows), part.groups, part.layers[0]) for part in parts]
+    logits = x.new_zeros(len(x), max(result.shape[1] for result in results))
+    for part, result in zip(parts, results, strict=True):
+        logits[part.rows, : result.shape[1]] = result
+    return logits

@@ -1,0 +1,74 @@
+"""The first half of a request: who are you -> tokenise -> n-grams -> addresses of precomputed rows. CPU only, no state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hplm.engine.backbone import Backbone
+from hplm.errors import InvalidInput
+from hplm.model.tokenizer import Encoded, first_tokens, words_of
+from hplm.model.windows import windows_of
+from hplm.tenants.snapshot import Tenant
+
+PAD = -1
+LONGEST_TEXT = 100_000  # characters, whatever is cut off afterwards
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A request's texts as rectangles, short ones filled up with PAD."""
+
+    addresses: np.ndarray  # texts x tokens, int64
+    segments: np.ndarray  # texts x tokens, uint8; 0 beyond the end
+    spans: np.ndarray  # texts x answer rows x 3, int32
+
+
+class Lookup:
+    def __init__(self, backbone: Backbone) -> None:
+        self._backbone = backbone
+        self._tokenizer = backbone.tokenizer()
+
+    def resolve(
+        self, tenant: Tenant, texts: Sequence[str], pairs: Sequence[str] | None, truncate: bool
+    ) -> Resolved:
+        encoded = [
+            self._encode(i, len(texts), text, pairs[i] if pairs is not None else None, truncate)
+            for i, text in enumerate(texts)
+        ]
+        lengths = np.array([len(text.tokens) for text in encoded])
+        tokens = np.concatenate([text.tokens for text in encoded])
+        chain = self._backbone.forest.chain(tenant.domain, tenant.domain_version)
+        hits = chain.lookup(windows_of(tokens, lengths, self._backbone.config.window))
+        spans = [_spans(tenant.task, text, e) for text, e in zip(texts, encoded, strict=True)]
+        segments = np.concatenate([text.segments for text in encoded])
+        rows = np.array([len(s) for s in spans])
+        return Resolved(
+            addresses=_rectangle(hits.addresses, lengths, PAD),
+            segments=_rectangle(segments, lengths, 0),
+            spans=_rectangle(np.concatenate(spans), rows, PAD),
+        )
+
+    def _encode(self, index: int, count: int, text: str, pair: str | None, truncate: bool) -> Encoded:
+        try:
+            if len(text) > LONGEST_TEXT or (pair is not None and len(pair) > LONGEST_TEXT):
+                raise InvalidInput(f"more than {LONGEST_TEXT} characters: send the part that matters")
+            return self._tokenizer.encode(text, pair, truncate)
+        except InvalidInput as error:
+            raise InvalidInput(f"text {index + 1} of {count}: {error}") from None
+
+
+def _spans(task: str, text: str, encoded: Encoded) -> np.ndarray:
+    """What each answer row reads and speaks of: the whole text for `classify`, a word a row for `tag`."""
+    if task == "classify":
+        return np.array([[0, 0, len(text)]], dtype=np.int32)
+    words = words_of(text)
+    return np.column_stack([first_tokens(encoded, words), np.array(words, dtype=np.int32)])
+
+
+def _rectangle(flat: np.ndarray, lengths: np.ndarray, fill: int) -> np.ndarray:
+    filled = np.full((len(lengths), int(lengths.max()), *flat.shape[1:]), fill, dtype=flat.dtype)
+    filled[np.arange(filled.shape[1]) < lengths[:, None]] = flat
+    return filled

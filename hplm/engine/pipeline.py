@@ -1,0 +1,145 @@
+"""select -> stage -> compute -> answer, batch k+1 made ready while batch k computes.
+
+Three kinds of thread: one stages (and owns the slots), one computes, a few answer. Whatever fails in any of them is the
+answer to the texts it held; none of them ends before the pipeline does.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from hplm.engine.answer import answer
+from hplm.engine.engine import Engine
+from hplm.engine.request import Request, Work
+from hplm.engine.staging import StagedBatch, Stager
+from hplm.errors import Broken, DeadlineMissed, Draining, HplmError
+from hplm.scheduling.queue import Queue
+from hplm.scheduling.waiting import Capacity, Waiting
+
+log = logging.getLogger(__name__)
+ANSWERING_THREADS = 4  # sending is a round trip to the server process: one thread does not keep up
+
+
+class Pipeline:
+    def __init__(self, line: Queue, capacity: Capacity, stager: Stager, engine: Engine) -> None:
+        self._line = line
+        self._capacity = capacity
+        self._stager = stager
+        self._engine = engine
+        # A batch is chosen as late as possible: when the one before it starts to compute, so two are in flight at most.
+        self._room = threading.Semaphore(1)
+        self._staged: queue.SimpleQueue[StagedBatch | None] = queue.SimpleQueue()
+        self._computed: queue.SimpleQueue[StagedBatch] = queue.SimpleQueue()
+        self._answering = ThreadPoolExecutor(ANSWERING_THREADS, thread_name_prefix="answer")
+        self._threads = [
+            threading.Thread(target=self._stage, name="stage", daemon=True),
+            threading.Thread(target=self._compute, name="compute", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, request: Request, texts: list[Work], arrival_ns: int, deadline_ns: int, priority: int) -> None:
+        """Takes the request, or raises why not; once taken it gets its answer from the pipeline."""
+        tenant = request.tenant
+        self._line.offer(
+            [Waiting(work.tokens, arrival_ns, deadline_ns, priority, (tenant.uid, tenant.version), work) for work in texts]
+        )
+
+    def close(self, timeout: float) -> None:
+        """Serves what it has taken; what is not served in time is answered with an error. Nothing is left unanswered."""
+        self._line.close()
+        deadline = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        for text in self._line.abandon():
+            text.work.request.fail(Draining("the server is shutting down: send the request again"))
+        self._answering.shutdown(wait=True)
+
+    def _stage(self) -> None:
+        while True:
+            self._room.acquire()
+            turn = self._line.take(self._capacity)
+            if turn is None:
+                self._staged.put(None)
+                return
+            self._release_computed()
+            for text in turn.expired:
+                self._answer_with(text.work.request.fail, _expired(text))
+            works = [text.work for text in turn.batch if not text.work.request.answered]
+            staged = self._stage_one(works) if works else None
+            if staged is None:
+                self._room.release()
+            else:
+                self._staged.put(staged)
+
+    def _stage_one(self, works: list[Work]) -> StagedBatch | None:
+        try:
+            return self._stager.stage(works, broken=self._broken)
+        except Exception as error:
+            self._fail(works, "staging", error)
+            return None
+
+    def _compute(self) -> None:
+        while (staged := self._staged.get()) is not None:
+            self._room.release()
+            try:
+                logits = self._engine.run(staged)
+            except Exception as error:
+                self._fail(staged.works, "computing", error)
+            else:
+                self._answer(staged.works, logits)
+            self._computed.put(staged)
+
+    def _release_computed(self) -> None:
+        while True:
+            try:
+                self._stager.release(self._computed.get_nowait().held)
+            except queue.Empty:
+                return
+
+    def _answer(self, works: list[Work], logits: list[np.ndarray]) -> None:
+        """Texts of one request go to one thread, so that a batch of a thousand does not become a thousand tasks."""
+        by_request: dict[Request, list[tuple[Work, np.ndarray]]] = {}
+        for pair in zip(works, logits, strict=True):
+            by_request.setdefault(pair[0].request, []).append(pair)
+        for pairs in by_request.values():
+            self._answer_with(_answer_texts, pairs)
+
+    def _answer_with(self, send: Callable[..., None], *args: object) -> None:
+        try:
+            self._answering.submit(send, *args)
+        except RuntimeError:  # the pipeline was closed over this batch: still exactly one answer
+            send(*args)
+
+    def _broken(self, work: Work, error: Broken) -> None:
+        log.error("tenant %s: %s", work.request.tenant.id, error)
+        self._answer_with(work.request.fail, Broken(f"tenant {work.request.tenant.id!r}: {error}"))
+
+    def _fail(self, works: list[Work], what: str, error: Exception) -> None:
+        log.error("%s a batch of %d texts failed", what, len(works), exc_info=error)
+        failure = error if isinstance(error, HplmError) else Broken(f"{what} the batch failed: {error}")
+        for request in {work.request for work in works}:
+            self._answer_with(request.fail, failure)
+
+
+def _answer_texts(pairs: list[tuple[Work, np.ndarray]]) -> None:
+    for work, logits in pairs:
+        request = work.request
+        try:
+            labels = request.tenant.labels
+            request.done(work.index, answer(logits[:, : len(labels)], work.spans, labels, request.top_k))
+        except Exception as error:
+            log.exception("answering failed")
+            request.fail(Broken(f"answering failed: {error}"))
+
+
+def _expired(text: Waiting) -> DeadlineMissed:
+    allowed = (text.deadline_ns - text.arrival_ns) / 1e6
+    return DeadlineMissed(f"not started within the {allowed:.0f} ms that the request allowed: allow more, or send fewer")

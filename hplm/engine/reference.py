@@ -1,0 +1,107 @@
+"""The reference: one text, one tenant, step by step, slow and obvious. What is served must equal this.
+
+It shares the stored knowledge with the engine and nothing of its ways: no packing, no slots, no groups, no batched lookup.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hplm.engine.backbone import Backbone
+from hplm.model.layer import activation
+from hplm.model.tokenizer import words_of
+from hplm.tenants.snapshot import Tenant
+
+
+@dataclass(frozen=True)
+class Reference:
+    backbone: Backbone
+
+    @classmethod
+    def open(cls, folder: Path) -> Reference:
+        return cls(Backbone(folder))
+
+    @torch.no_grad()
+    def forward(self, text: str, tenant_id: str, pair: str | None = None, truncate: bool = False) -> Tensor:
+        """Logits, one row an answer row, fp32; NaN for a word the tokenizer has no token for."""
+        config = self.backbone.config
+        tenant = self.backbone.snapshot.find(tenant_id)
+        encoded = self.backbone.tokenizer().encode(text, pair, truncate)
+        upper = self.backbone.upper()
+        adapter = self.backbone.bank(tenant.adapter.bank).weights(tenant.adapter) if tenant.adapter else None
+
+        x = self.lower_half([int(token) for token in encoded.tokens], tenant)
+        x = x + upper.positions.weight[: len(x)] + upper.segments.weight[encoded.segments.astype(np.int64)]
+        x = _norm(x, upper.norm)
+        for i, layer in enumerate(upper.layers):
+            attended = layer.attention_out(_attention(layer.qkv(x), config.heads))
+            if adapter is not None:
+                own = {name: tensor.float() for name, tensor in adapter[i].items()}
+                inner = torch.relu(attended @ own["down"].T + own["down_bias"])
+                attended = attended + inner @ own["up"].T + own["up_bias"]
+            x = _norm(x + attended, layer.attention_norm)
+            x = _norm(x + layer.ffn_out(activation(config.activation)(layer.ffn_in(x))), layer.ffn_norm)
+
+        (head,) = self.backbone.bank(tenant.head.bank).weights(tenant.head)
+        logits = (x @ head["weight"].float().T + head["bias"].float())[:, : len(tenant.labels)]
+        if tenant.task == "classify":
+            return logits[:1]
+        rows = []
+        for start, stop in words_of(text):
+            own_tokens = [
+                i
+                for i, (begin, _) in enumerate(encoded.offsets)
+                if start <= begin < stop and not encoded.special[i] and encoded.segments[i] == 0
+            ]
+            rows.append(logits[own_tokens[0]] if own_tokens else torch.full_like(logits[0], torch.nan))
+        return torch.stack(rows)
+
+    def lower_half(self, tokens: list[int], tenant: Tenant) -> Tensor:
+        """Each token's stored vectors in the three windows that cover it, summed."""
+        n, centre = self.backbone.config.window, self.backbone.config.centre
+        sums = torch.zeros(len(tokens), self.backbone.config.hidden)
+        for middle in range(len(tokens)):
+            places = range(middle - centre, middle - centre + n)
+            window = [tokens[place] + 1 if 0 <= place < len(tokens) else 0 for place in places]
+            vectors = self._find(window, tenant)
+            for position, place in enumerate(places):
+                if 0 <= place < len(tokens):
+                    sums[place] += vectors[position]
+        return sums
+
+    def _find(self, window: list[int], tenant: Tenant) -> Tensor:
+        """The first hit: the window in the domain, its parent, ... the root; then without its first, then its last token."""
+        n = len(window)
+        chain = self.backbone.forest.chain(tenant.domain, tenant.domain_version)
+        shrinking = [list(window)]
+        for left in range(n // 2):
+            for drop in (left, n - 1 - left):
+                shrinking.append([0 if i == drop else token for i, token in enumerate(shrinking[-1])])
+        for gram in shrinking:
+            key = 0
+            for token in gram:
+                key = (key << chain.space.bits) | token
+            for table, _ in chain.links:
+                at = int(np.searchsorted(table.keys, np.uint64(key)))
+                if at < len(table.keys) and int(table.keys[at]) == key:
+                    return table.values[(at + 1) * n : (at + 2) * n].float()
+        raise LookupError(f"the root table lacks token {window[n // 2] - 1}")
+
+
+def _attention(qkv: Tensor, heads: int) -> Tensor:
+    tokens, width = qkv.shape[0], qkv.shape[1] // 3
+    query, key, value = (
+        part.view(tokens, heads, width // heads).transpose(0, 1) for part in qkv.split(width, dim=1)
+    )
+    scores = query @ key.transpose(1, 2) / (width // heads) ** 0.5
+    return (torch.softmax(scores, dim=-1) @ value).transpose(0, 1).reshape(tokens, width)
+
+
+def _norm(x: Tensor, norm: torch.nn.LayerNorm) -> Tensor:
+    return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)

@@ -1,0 +1,62 @@
+"""A request on its way through the engine: answered exactly once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from hplm.engine.answer import Rows
+from hplm.tenants.snapshot import Tenant
+
+Respond = Callable[["list[Rows] | Exception"], None]
+
+
+class Request:
+    """Waits for all its texts; answers when the last is done, or fails with the first that fails."""
+
+    def __init__(self, tenant: Tenant, texts: int, top_k: int, respond: Respond) -> None:
+        self.tenant = tenant
+        self.top_k = top_k
+        self._respond = respond
+        self._rows: list[Rows | None] = [None] * texts
+        self._left = texts
+        self._answered = False
+        self._lock = threading.Lock()
+
+    @property
+    def answered(self) -> bool:
+        return self._answered
+
+    def done(self, index: int, rows: Rows) -> None:
+        with self._lock:
+            self._rows[index] = rows
+            self._left -= 1
+            if self._left or self._answered:
+                return
+            self._answered = True
+        self._respond(self._rows)
+
+    def fail(self, error: Exception) -> None:
+        with self._lock:
+            if self._answered:
+                return
+            self._answered = True
+        self._respond(error)
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """One text of a request, as the engine needs it."""
+
+    request: Request
+    index: int
+    addresses: np.ndarray  # int64, one a token
+    segments: np.ndarray  # uint8
+    spans: np.ndarray  # rows x 3, int32: token to read (-1: none), first and last code point it speaks of
+
+    @property
+    def tokens(self) -> int:
+        return len(self.addresses)

@@ -1,0 +1,143 @@
+"""Any BERT that Hugging Face can load, split into a lower and an upper stack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from hplm.errors import InvalidInput
+from hplm.model.config import BackboneConfig
+from hplm.model.layer import Layer
+from hplm.model.stacks import LowerStack, UpperStack
+
+
+@dataclass
+class Checkpoint:
+    config: BackboneConfig  # lower_layers and upper_layers are those asked for
+    total_layers: int
+    weights: dict[str, Tensor]  # transformers' BertModel names, without prefix
+    tokenizer_json: str
+
+
+def load_checkpoint(
+    model: str, name: str | None = None, lower: int | None = None, upper: int | None = None, window: int = 3
+) -> Checkpoint:
+    """A folder or a hub name; safetensors or bin; with or without a head or a `bert.` prefix."""
+    from transformers import AutoConfig, AutoModel, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        source = AutoConfig.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise InvalidInput(f"cannot read a model from {model!r}: {first_line}") from error
+    if source.model_type != "bert":
+        raise InvalidInput(f"{model!r} is a {source.model_type!r} model; hPLMs are built from 'bert' models")
+    if getattr(source, "is_decoder", False):
+        raise InvalidInput(f"{model!r} is a decoder; hPLMs are built from encoders")
+    try:
+        loaded, report = AutoModel.from_pretrained(
+            model, add_pooling_layer=False, output_loading_info=True, dtype=torch.float32
+        )
+        tokenizer = AutoTokenizer.from_pretrained(model, use_fast=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InvalidInput(f"cannot load the weights or tokenizer of {model!r}: {error}") from error
+    if report["missing_keys"]:
+        missing = sorted(report["missing_keys"])
+        raise InvalidInput(f"{model!r} lacks {len(missing)} tensors of a BERT, {missing[0]} among them")
+
+    total = source.num_hidden_layers
+    lower = total // 2 if lower is None else lower
+    upper = total - lower if upper is None else upper
+    if lower < 1 or upper < 1 or lower + upper > total:
+        raise InvalidInput(f"cannot split {total} layers into {lower} lower and {upper} upper ones")
+    config = BackboneConfig(
+        name=name or Path(model).name.lower(),
+        vocabulary=source.vocab_size,
+        hidden=source.hidden_size,
+        heads=source.num_attention_heads,
+        intermediate=source.intermediate_size,
+        lower_layers=lower,
+        upper_layers=upper,
+        positions=source.max_position_embeddings,
+        segments=source.type_vocab_size,
+        activation=source.hidden_act,
+        norm_eps=source.layer_norm_eps,
+        cls_id=tokenizer.cls_token_id,
+        sep_id=tokenizer.sep_token_id,
+        unk_id=tokenizer.unk_token_id,
+        mask_id=tokenizer.mask_token_id,
+        window=window,
+    )
+    return Checkpoint(config, total, dict(loaded.state_dict()), tokenizer.backend_tokenizer.to_str())
+
+
+def split(checkpoint: Checkpoint) -> tuple[LowerStack, UpperStack]:
+    """The first K layers below, the M that follow above; what is left over is dropped (HMI, Table 7).
+
+    The stock lower half has never seen three-token windows: this is where adaptation starts, not where it ends.
+    """
+    config, weights = checkpoint.config, checkpoint.weights
+    lower, upper = LowerStack(config), UpperStack(config)
+    with torch.no_grad():
+        lower.words.weight.copy_(weights["embeddings.word_embeddings.weight"])
+        # Inside a window any short run of positions will do; the first belongs to [CLS] alone, so begin after it.
+        places = weights["embeddings.position_embeddings.weight"][1 : config.window + 1]
+        lower.places.copy_(places + weights["embeddings.token_type_embeddings.weight"][0])
+        _copy_norm(lower.norm, weights, "embeddings.LayerNorm")
+        lower.gate_bias.fill_(-1.0)  # a token's own window knows most about it, its neighbours' windows add context
+        lower.gate_bias[config.centre] = 2.0
+        upper.positions.weight.zero_()
+        upper.segments.weight.zero_()
+        last = f"encoder.layer.{config.lower_layers - 1}.output.LayerNorm"
+        upper.norm.weight.copy_(weights[f"{last}.weight"])
+        upper.norm.bias.copy_(weights[f"{last}.bias"])
+    for i, layer in enumerate(lower.layers):
+        _copy_layer(layer, weights, i)
+    for i, layer in enumerate(upper.layers):
+        _copy_layer(layer, weights, config.lower_layers + i)
+    return lower, upper
+
+
+def random_backbone(config: BackboneConfig, seed: int = 0) -> tuple[LowerStack, UpperStack]:
+    """Weights of BERT's initial distribution, for tests and benchmarks of any size."""
+    generator = torch.Generator().manual_seed(seed)
+    lower, upper = LowerStack(config), UpperStack(config)
+    with torch.no_grad():
+        for stack in (lower, upper):
+            for name, parameter in stack.named_parameters():
+                if "norm" not in name:
+                    parameter.normal_(0.0, 0.02, generator=generator)
+    return lower, upper
+
+
+def full_stack(checkpoint: Checkpoint) -> nn.ModuleList:
+    """All layers of the original model, in our own layer form: the teacher of the adaptation."""
+    config = replace(checkpoint.config, lower_layers=checkpoint.total_layers)
+    layers = nn.ModuleList(Layer(config) for _ in range(checkpoint.total_layers))
+    for i, layer in enumerate(layers):
+        _copy_layer(layer, checkpoint.weights, i)
+    return layers
+
+
+def _copy_norm(norm: nn.LayerNorm, weights: dict[str, Tensor], name: str) -> None:
+    norm.weight.copy_(weights[f"{name}.weight"])
+    norm.bias.copy_(weights[f"{name}.bias"])
+
+
+@torch.no_grad()
+def _copy_layer(layer: Layer, weights: dict[str, Tensor], index: int) -> None:
+    prefix = f"encoder.layer.{index}"
+    for kind in ("weight", "bias"):
+        qkv = [weights[f"{prefix}.attention.self.{part}.{kind}"] for part in ("query", "key", "value")]
+        getattr(layer.qkv, kind).copy_(torch.cat(qkv))
+        getattr(layer.attention_out, kind).copy_(weights[f"{prefix}.attention.output.dense.{kind}"])
+        getattr(layer.ffn_in, kind).copy_(weights[f"{prefix}.intermediate.dense.{kind}"])
+        getattr(layer.ffn_out, kind).copy_(weights[f"{prefix}.output.dense.{kind}"])
+    _copy_norm(layer.attention_norm, weights, f"{prefix}.attention.output.LayerNorm")
+    _copy_norm(layer.ffn_norm, weights, f"{prefix}.output.LayerNorm")

@@ -1,0 +1,59 @@
+"""What a backbone is: sizes, where it is split, and the ids of its special tokens."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from hplm.errors import InvalidInput
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class BackboneConfig:
+    name: str
+    vocabulary: int
+    hidden: int
+    heads: int
+    intermediate: int
+    lower_layers: int
+    upper_layers: int
+    positions: int  # the longest sequence, special tokens included
+    segments: int
+    activation: str
+    norm_eps: float
+    cls_id: int
+    sep_id: int
+    unk_id: int
+    mask_id: int
+    window: int = 3  # n: how many tokens the lower stack sees at once
+    format: int = FORMAT
+
+    def __post_init__(self) -> None:
+        if self.window % 2 == 0 or self.window < 1:
+            raise InvalidInput(f"window {self.window}: a centred window needs an odd number of tokens")
+
+    @property
+    def centre(self) -> int:
+        return self.window // 2
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> BackboneConfig:
+        try:
+            stored = json.loads(path.read_text())
+        except FileNotFoundError:
+            raise InvalidInput(f"{path.parent} holds no backbone: {path.name} is missing") from None
+        except ValueError as error:
+            raise InvalidInput(f"{path} is not JSON: {error}") from None
+        if stored.get("format") != FORMAT:
+            raise InvalidInput(
+                f"{path} has format {stored.get('format')!r}, this version of hplm reads {FORMAT}: "
+                "export the repository again with this version, or install the one that wrote it"
+            )
+        known = {field.name for field in fields(cls)}
+        return cls(**{key: value for key, value in stored.items() if key in known})

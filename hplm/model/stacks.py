@@ -1,0 +1,62 @@
+"""The two halves of a backbone: the lower stack on n-gram windows, the upper stack on whole sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hplm.model.attention import WindowAttention
+from hplm.model.config import BackboneConfig
+from hplm.model.layer import Adapt, Attend, Layer, unchanged
+from hplm.model.windows import ABSENT
+
+
+class LowerStack(nn.Module):
+    """General and domain knowledge: what PLOT holds precomputed, window by window."""
+
+    def __init__(self, config: BackboneConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.words = nn.Embedding(config.vocabulary, config.hidden)
+        self.places = nn.Parameter(torch.zeros(config.window, config.hidden))  # position inside the window only
+        self.norm = nn.LayerNorm(config.hidden, config.norm_eps)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.lower_layers))
+        self.gate = nn.Parameter(torch.zeros(config.window, config.hidden))
+        self.gate_bias = nn.Parameter(torch.zeros(config.window))
+
+    def forward(self, windows: Tensor) -> Tensor:
+        """windows x n of id + 1 -> windows x n x hidden, gated, zeros where a token is absent."""
+        present = windows != ABSENT
+        x = self.norm(self.words((windows - 1).clamp_min(0)) + self.places)
+        shape = x.shape
+        x, attend = x.flatten(0, 1), WindowAttention(present, self.heads)
+        for layer in self.layers:
+            x = layer(x, attend)
+        x = x.view(shape)
+        gate = torch.sigmoid((x * self.gate).sum(-1) + self.gate_bias)
+        return x * (gate * present).unsqueeze(-1)
+
+
+class UpperStack(nn.Module):
+    """What runs per request: the gathered sums get position, segment and a norm, then the shared upper layers."""
+
+    def __init__(self, config: BackboneConfig) -> None:
+        super().__init__()
+        self.positions = nn.Embedding(config.positions, config.hidden)
+        self.segments = nn.Embedding(config.segments, config.hidden)
+        self.norm = nn.LayerNorm(config.hidden, config.norm_eps)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.upper_layers))
+
+    def enter(self, sums: Tensor, positions: Tensor, segments: Tensor) -> Tensor:
+        return self.norm(sums + self.positions(positions) + self.segments(segments))
+
+    def forward(
+        self, sums: Tensor, positions: Tensor, segments: Tensor, attend: Attend, adapters: Sequence[Adapt] | None = None
+    ) -> Tensor:
+        """Packed tokens x hidden in and out; `adapters` holds one function a layer."""
+        x = self.enter(sums, positions, segments)
+        for i, layer in enumerate(self.layers):
+            x = layer(x, attend, adapters[i] if adapters is not None else unchanged)
+        return x

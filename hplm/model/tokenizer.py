@@ -1,0 +1,95 @@
+"""From text to token ids and back to code points."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+from hplm.errors import InvalidInput
+
+WORD = re.compile(r"\S+")
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One text as the model sees it."""
+
+    tokens: np.ndarray  # int32, special tokens included
+    segments: np.ndarray  # uint8
+    offsets: np.ndarray  # tokens x 2, int32: code points of the text (or the pair) it belongs to
+    special: np.ndarray  # bool
+
+
+class Tokenizer:
+    def __init__(self, path: Path, positions: int) -> None:
+        self.positions = positions
+        self._tokenizer = HuggingFaceTokenizer.from_file(str(path))
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._special_tokens = {
+            pair: self._tokenizer.num_special_tokens_to_add(is_pair=pair) for pair in (False, True)
+        }
+
+    def encode(self, text: str, pair: str | None = None, truncate: bool = False) -> Encoded:
+        if not text.strip():
+            raise InvalidInput("the text is empty: send at least one word")
+        encoding = self._tokenizer.encode(text, pair)
+        if len(encoding.ids) == self._special_tokens[pair is not None]:
+            raise InvalidInput("the text holds no token this model knows how to read")
+        if len(encoding.ids) > self.positions:
+            if not truncate:
+                raise InvalidInput(
+                    f"the text has {len(encoding.ids)} tokens, the model takes {self.positions}: "
+                    "shorten it, or send the parameter truncate=true"
+                )
+            encoding = self._truncated(text, pair)
+        return Encoded(
+            tokens=np.array(encoding.ids, dtype=np.int32),
+            segments=np.array(encoding.type_ids, dtype=np.uint8),
+            offsets=np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2),
+            special=np.array(encoding.special_tokens_mask, dtype=bool),
+        )
+
+    def _truncated(self, text: str, pair: str | None):  # noqa: ANN202 - the library's own type is not public
+        raw = self._tokenizer.encode(text, add_special_tokens=False)
+        raw_pair = self._tokenizer.encode(pair, add_special_tokens=False) if pair is not None else None
+        room = self.positions - self._special_tokens[pair is not None]
+        if raw_pair is None:
+            raw.truncate(room)
+        else:  # the longer of the two gives way first
+            shorter = min(len(raw.ids), len(raw_pair.ids), room // 2)
+            keep = min(len(raw.ids), room - shorter) if len(raw.ids) >= len(raw_pair.ids) else shorter
+            raw.truncate(keep)
+            raw_pair.truncate(room - keep)
+        return self._tokenizer.post_process(raw, raw_pair)
+
+    def encode_documents(self, texts: list[str]) -> list[np.ndarray]:
+        """Corpus documents, in bulk: ids only, cut at what the model takes."""
+        encodings = self._tokenizer.encode_batch_fast(texts)
+        ids = [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+        return [np.append(x[: self.positions - 1], x[-1]) if len(x) > self.positions else x for x in ids]
+
+
+def words_of(text: str) -> list[tuple[int, int]]:
+    """Code-point spans of the whitespace-separated words."""
+    return [match.span() for match in WORD.finditer(text)]
+
+
+def first_tokens(encoded: Encoded, words: list[tuple[int, int]]) -> np.ndarray:
+    """For each word the index of its first token; -1 where it has none (cut off, or nothing the model can read).
+
+    A token belongs to the word in which it starts.
+    """
+    real = np.flatnonzero(~encoded.special & (encoded.segments == encoded.segments[0]))
+    starts = encoded.offsets[real, 0]
+    begin = np.array([start for start, _ in words], dtype=np.int64)
+    stop = np.array([stop for _, stop in words], dtype=np.int64)
+    at = np.searchsorted(starts, begin)
+    found = at < len(starts)
+    clipped = np.minimum(at, len(starts) - 1)
+    found &= starts[clipped] < stop
+    return np.where(found, real[clipped], -1).astype(np.int32)

@@ -1,0 +1,1 @@
+"""Who exists: tenants, the snapshots readers see them in, and the signed ticket between the two backends."""

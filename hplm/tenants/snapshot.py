@@ -1,0 +1,96 @@
+"""What exists, as readers see it: tenants, the tables they are pinned to, the records that hold their knowledge.
+
+A snapshot never changes once it has its name. The exported one is generation 0, `tenants.json` in the model folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hplm.adapters.bank import Record
+from hplm.errors import Broken, InvalidInput, NoTenant
+from hplm.plot.forest import Branch
+
+FORMAT = 1
+TASKS = ("classify", "tag")
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """One hPLM: a domain, an adapter and a head."""
+
+    id: str
+    uid: int
+    version: int
+    domain: str
+    domain_version: int
+    task: str
+    labels: tuple[str, ...]
+    head: Record
+    adapter: Record | None
+    deadline_us: int = 0  # 0: the backbone's default
+
+
+class Snapshot:
+    def __init__(self, generation: int, branches: Sequence[Branch], tenants: Sequence[Tenant]) -> None:
+        self.generation = generation
+        self.branches = tuple(branches)
+        self.tenants = tuple(tenants)
+        self._by_id = {tenant.id: tenant for tenant in tenants}
+        self._by_uid = {tenant.uid: tenant for tenant in tenants}
+
+    def find(self, tenant_id: str | None) -> Tenant:
+        tenant = self._by_id.get(tenant_id) if tenant_id is not None else None
+        if tenant is None:
+            raise NoTenant
+        return tenant
+
+    def by_uid(self, uid: int) -> Tenant:
+        tenant = self._by_uid.get(uid)
+        if tenant is None:
+            raise NoTenant
+        return tenant
+
+    def banks(self) -> list[str]:
+        """File names of all banks that some tenant has a record in."""
+        records = [r for tenant in self.tenants for r in (tenant.head, tenant.adapter) if r is not None]
+        return sorted({record.bank for record in records})
+
+    def save(self, path: Path) -> None:
+        stored = {
+            "format": FORMAT,
+            "generation": self.generation,
+            "tables": [asdict(branch) for branch in self.branches],
+            "tenants": [asdict(tenant) for tenant in self.tenants],
+        }
+        temporary = path.with_name(path.name + ".writing")
+        with open(temporary, "w") as file:
+            json.dump(stored, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Snapshot:
+        try:
+            stored = json.loads(path.read_text())
+        except FileNotFoundError:
+            raise InvalidInput(f"{path} is missing: export the repository again") from None
+        except ValueError as error:
+            raise Broken(f"{path} is not JSON ({error}): export the repository again") from None
+        if stored.get("format") != FORMAT:
+            raise InvalidInput(
+                f"{path} has format {stored.get('format')!r}, this version of hplm reads {FORMAT}: "
+                "export the repository again"
+            )
+        tenants = [_tenant(entry) for entry in stored["tenants"]]
+        return cls(stored["generation"], [Branch(**entry) for entry in stored["tables"]], tenants)
+
+
+def _tenant(entry: dict) -> Tenant:
+    adapter = Record(**entry["adapter"]) if entry["adapter"] is not None else None
+    return Tenant(**{**entry, "labels": tuple(entry["labels"]), "head": Record(**entry["head"]), "adapter": adapter})

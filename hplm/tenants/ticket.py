@@ -1,0 +1,103 @@
+"""The ticket: what lookup resolved, signed, so that upper need trust nothing else a stranger can send.
+
+The secret lives in memory-backed storage, one file a server process, made by whichever of its models comes first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from hplm.errors import NoTenant
+
+_BODY = struct.Struct("<QQIqqiH")
+_SIGNATURE_BYTES = 16
+TICKET_BYTES = _BODY.size + _SIGNATURE_BYTES
+
+
+@dataclass(frozen=True)
+class Ticket:
+    generation: int  # of the snapshot the tenant was found in
+    uid: int
+    version: int
+    arrival_ns: int  # CLOCK_MONOTONIC, which all processes of a machine share
+    deadline_ns: int  # 0: none
+    priority: int
+    top_k: int  # 0: not asked for
+
+    def sign(self, secret: bytes) -> bytes:
+        body = _BODY.pack(
+            self.generation,
+            self.uid,
+            self.version,
+            self.arrival_ns,
+            self.deadline_ns,
+            self.priority,
+            self.top_k,
+        )
+        return body + _signature(secret, body)
+
+    @classmethod
+    def read(cls, signed: bytes, secret: bytes) -> Ticket:
+        body, signature = signed[: _BODY.size], signed[_BODY.size :]
+        if len(signed) != TICKET_BYTES or not hmac.compare_digest(signature, _signature(secret, body)):
+            raise NoTenant
+        return cls(*_BODY.unpack(body))
+
+
+def _signature(secret: bytes, body: bytes) -> bytes:
+    return hmac.digest(secret, body, hashlib.sha256)[:_SIGNATURE_BYTES]
+
+
+class SharedSecret:
+    """The same random bytes for all models of one backbone in one server process, readable by its user alone."""
+
+    def __init__(self, backbone: str, server_pid: int, folder: Path = Path("/dev/shm")) -> None:
+        # A process id alone comes back; together with its start time it does not.
+        self.path = folder / f"hplm-secret-{backbone}-{server_pid}-{_started(server_pid)}"
+        _sweep(folder)
+        self.value = self._read_or_make()
+
+    def _read_or_make(self) -> bytes:
+        mine = self.path.with_name(f"{self.path.name}.{os.getpid()}")
+        descriptor = os.open(mine, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(secrets.token_bytes(32))
+            with contextlib.suppress(FileExistsError):
+                os.link(mine, self.path)  # atomic: the first to link decides, complete or not at all
+        finally:
+            mine.unlink()
+        status = self.path.lstat()
+        if status.st_uid != os.getuid() or status.st_mode & 0o177:
+            raise PermissionError(f"{self.path} was not made by this server: remove it and start again")
+        return self.path.read_bytes()
+
+
+def _started(pid: int) -> str:
+    # The command, field 2, is in parentheses and may hold anything; start time is field 22.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def _sweep(folder: Path) -> None:
+    """Removes what servers that are gone left behind."""
+    for path in folder.glob("hplm-secret-*"):
+        owner = re.search(r"-(\d+)-(\d+)(\.\d+)?$", path.name)
+        if owner is None or _alive(int(owner[1]), owner[2]):
+            continue
+        with contextlib.suppress(FileNotFoundError, PermissionError):  # another sweeps too, or it is another user's
+            path.unlink()
+
+
+def _alive(pid: int, started: str) -> bool:
+    try:
+        return _started(pid) == started
+    except (FileNotFoundError, ProcessLookupError):
+        return False
