@@ -75,7 +75,9 @@ class Store:
             raise InvalidInput(f"{folder} is not a store: make one with `hplm build root --store {folder} ...`")
         stored = json.loads(path.read_text())
         if stored.get("format") != FORMAT:
-            raise InvalidInput(f"{path} has format {stored.get('format')!r}, this version of hplm reads {FORMAT}: build it again")
+            raise InvalidInput(
+                f"{path} has format {stored.get('format')!r}, this version of hplm reads {FORMAT}: build the store again"
+            )
         self.model: str = stored["model"]  # the original, by name or folder
         self.config = BackboneConfig.load(folder / "backbone.json")
 

@@ -1,0 +1,93 @@
+"""Triton's side of the engine: row numbers and a ticket in; labels, scores, logits and spans out, when they are ready."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import triton_python_backend_utils as pb_utils
+
+from hplm.engine.answer import Rows, fill
+from hplm.engine.service import Service, Settings
+from hplm.errors import Broken, HplmError
+from hplm.tenants.ticket import SharedSecret, Ticket
+
+CODES = {"invalid_input": pb_utils.TritonError.INVALID_ARG, "no_tenant": pb_utils.TritonError.NOT_FOUND,
+         "broken": pb_utils.TritonError.INTERNAL}  # fmt: skip
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+        parameters = {key: value["string_value"] for key, value in json.loads(args["model_config"])["parameters"].items()}
+        name = parameters["backbone"]
+        self._service = Service(Path(args["model_repository"]).parent / name / "1", Settings.read(parameters))
+        self._secret = SharedSecret(name, os.getppid()).value
+
+    def execute(self, requests: list) -> list[None]:
+        """Takes the requests and returns at once; each is answered later, through its own sender, once."""
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                self._take(request, sender)
+            except HplmError as error:
+                _send(sender, error=error)
+            except Exception as error:
+                logging.exception("a request could not be taken")
+                _send(sender, error=Broken(f"the request could not be taken: {error}"))
+        return [None] * len(requests)
+
+    def _take(self, request: pb_utils.InferenceRequest, sender: pb_utils.InferenceResponseSender) -> None:
+        addresses, segments, spans, signed = (_input(request, name) for name in ("ROWS", "SEGMENTS", "SPANS", "TICKET"))
+        ticket = Ticket.read(signed[0].tobytes(), self._secret)
+        respond = partial(_respond, sender, set(request.requested_output_names()), ticket.version)
+        self._service.submit(ticket, addresses, segments, spans, respond)
+
+    def finalize(self) -> None:
+        self._service.close()
+
+
+def _input(request: pb_utils.InferenceRequest, name: str) -> np.ndarray:
+    tensor = pb_utils.get_input_tensor_by_name(request, name)
+    # The tensor's memory is Triton's and goes back when the request is answered: what is kept must be a copy.
+    return torch.from_dlpack(tensor.to_dlpack()).numpy().copy()
+
+
+def _respond(sender: pb_utils.InferenceResponseSender, wanted: set[str], version: int, result: list[Rows] | Exception) -> None:
+    if isinstance(result, Exception):
+        _send(sender, error=result)
+        return
+    filled = fill(result)
+    _send(sender, tensors=[make(filled, version) for name, make in OUTPUTS.items() if name in wanted])
+
+
+def _send(sender: pb_utils.InferenceResponseSender, tensors: list | None = None, error: Exception | None = None) -> None:
+    if error is not None:
+        known = error if isinstance(error, HplmError) else Broken(str(error))
+        failure = pb_utils.TritonError(known.wire(), CODES.get(known.word, pb_utils.TritonError.UNAVAILABLE))
+        response = pb_utils.InferenceResponse(error=failure)
+    else:
+        response = pb_utils.InferenceResponse(tensors)
+    sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+
+def _strings(name: str, values: np.ndarray) -> pb_utils.Tensor:
+    return pb_utils.Tensor(name, np.char.encode(values.astype(str), "utf-8").astype(object))
+
+
+def _numbers(name: str, values: np.ndarray) -> pb_utils.Tensor:
+    return pb_utils.Tensor.from_dlpack(name, torch.from_numpy(values).__dlpack__())
+
+
+OUTPUTS = {
+    "LABEL": lambda filled, version: _strings("LABEL", filled.labels),
+    "SCORE": lambda filled, version: _numbers("SCORE", filled.scores),
+    "LOGITS": lambda filled, version: _numbers("LOGITS", filled.logits),
+    "SPAN": lambda filled, version: _numbers("SPAN", filled.spans),
+    "VERSION": lambda filled, version: _strings("VERSION", np.full((len(filled.labels), 1), str(version))),
+}
