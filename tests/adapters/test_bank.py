@@ -1,0 +1,84 @@
+import pytest
+import torch
+
+from hplm.adapters.bank import Bank, Layout, Record, write_bank
+from hplm.adapters.slots import Slots, SlotsTaken
+from hplm.errors import Broken, InvalidInput
+
+LAYOUT = Layout("bottleneck", 3, 8, 2)
+
+
+@pytest.fixture
+def bank(tmp_path):
+    """Record i belongs to uid 100 + i, version 7, and holds i everywhere."""
+    records = [(100 + i, 7, torch.full((LAYOUT.layers, LAYOUT.layer_size), float(i))) for i in range(5)]
+    write_bank(tmp_path / LAYOUT.file_name, LAYOUT, records)
+    return Bank(tmp_path / LAYOUT.file_name)
+
+
+def _record(i):
+    return Record(LAYOUT.file_name, i, 100 + i, 7)
+
+
+def test_a_record_comes_back_in_its_shapes(bank):
+    layers = bank.weights(_record(3))
+    assert [{name: tuple(t.shape) for name, t in layer.items()} for layer in layers] == [LAYOUT.shapes] * 2
+    assert all((tensor == 3).all() for layer in layers for tensor in layer.values())
+
+
+def test_another_s_record_is_never_used(bank):
+    with pytest.raises(Broken, match="another tenant"):
+        bank.weights(Record(LAYOUT.file_name, 3, 102, 7))
+    with pytest.raises(Broken, match="another tenant or version"):
+        bank.weights(Record(LAYOUT.file_name, 3, 103, 8))
+    with pytest.raises(Broken, match="does not exist"):
+        bank.weights(Record(LAYOUT.file_name, 5, 105, 7))
+
+
+def test_a_corrupt_record_fails_alone(bank):
+    data = bytearray(bank.path.read_bytes())
+    data[4096 + LAYOUT.record_bytes + 100] ^= 1
+    bank.path.write_bytes(data)
+    fresh = Bank(bank.path)
+    with pytest.raises(Broken, match=r"record 1 of .* is corrupt"):
+        fresh.weights(_record(1))
+    assert fresh.weights(_record(2))
+
+
+def test_a_short_bank_is_refused(bank):
+    bank.path.write_bytes(bank.path.read_bytes()[:-1])
+    with pytest.raises(Broken, match="shorter than its 5 records"):
+        Bank(bank.path)
+    with pytest.raises(Broken, match="missing or empty"):
+        Bank(bank.path.with_name("none.bank"))
+
+
+def test_a_bank_of_another_format_is_refused(bank):
+    bank.path.write_bytes(bank.path.read_bytes().replace(b'"format": 1', b'"format": 9'))
+    with pytest.raises(InvalidInput, match="format 9"):
+        Bank(bank.path)
+
+
+def test_slots_evict_the_least_recently_used_and_never_a_pinned_one(bank):
+    slots = Slots(bank, 2, torch.device("cpu"), torch.float32)
+
+    def content(slot):
+        return {float(layer["up"][slot].unique()) for layer in slots.layers}
+
+    first, second = slots.hold(_record(0)), slots.hold(_record(1))
+    assert content(first) == {0.0} and content(second) == {1.0}
+    with pytest.raises(SlotsTaken):
+        slots.hold(_record(2))
+    slots.release(second)
+    assert slots.hold(_record(2)) == second and content(second) == {2.0} and content(first) == {0.0}
+    slots.release(first)
+    slots.release(second)
+    assert slots.hold(_record(2)) == second  # still there
+    assert slots.hold(_record(1)) == first and content(first) == {1.0}
+
+
+def test_a_broken_record_takes_no_slot(bank):
+    slots = Slots(bank, 1, torch.device("cpu"), torch.float32)
+    with pytest.raises(Broken):
+        slots.hold(Record(LAYOUT.file_name, 0, 1, 1))
+    assert slots.hold(_record(4)) == 0

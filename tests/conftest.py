@@ -1,0 +1,18 @@
+"""What tests share: a small exported backbone, made once."""
+
+from __future__ import annotations
+
+import pytest
+
+from hplm.engine.reference import Reference
+from tests.toy import Toy, make_toy
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    return make_toy(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture(scope="session")
+def reference(toy: Toy) -> Reference:
+    return Reference.open(toy.folder)

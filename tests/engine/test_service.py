@@ -1,0 +1,265 @@
+"""The whole upper half without a server: mixed traffic equals the reference, and every request gets exactly one answer."""
+
+import random
+import shutil
+import threading
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from hplm.engine.backbone import Backbone
+from hplm.engine.engine import Engine
+from hplm.engine.lookup import Lookup
+from hplm.engine.reference import Reference
+from hplm.engine.service import Service, Settings
+from hplm.errors import Broken, DeadlineMissed, Draining, InvalidInput, NoTenant, QueueFull
+from hplm.tenants.ticket import Ticket
+from tests.toy import TENANTS, WORDS, Toy, random_text
+
+PARAMETERS = {
+    "device": "cpu", "dtype": "fp32", "threads": "0", "policy": "fcfs",
+    "batch_tokens": "256", "queue_texts": "4000", "slots": "4",
+}  # fmt: skip
+
+
+class Asker:
+    """Looks up and submits as the two backends do, and keeps every answer to every request."""
+
+    def __init__(self, folder, **changes):
+        self.backbone = Backbone(folder)
+        self.lookup = Lookup(self.backbone)
+        self.service = Service(folder, Settings.read({**PARAMETERS, **changes}))
+        self.answers = []
+        self._arrived = threading.Condition()
+
+    def ask(self, tenant_id, texts, pairs=None, truncate=False, deadline_ns=0, top_k=0):
+        tenant = self.backbone.snapshot.find(tenant_id)
+        resolved = self.lookup.resolve(tenant, texts, pairs, truncate)
+        number = len(self.answers)
+        self.answers.append([])
+
+        def respond(answer):
+            with self._arrived:
+                self.answers[number].append(answer)
+                self._arrived.notify_all()
+
+        ticket = Ticket(0, tenant.uid, tenant.version, time.monotonic_ns(), deadline_ns, 0, top_k)
+        self.service.submit(ticket, resolved.addresses, resolved.segments, resolved.spans, respond)
+        return number
+
+    def wait(self, number):
+        with self._arrived:
+            assert self._arrived.wait_for(lambda: self.answers[number], 60)
+        return self.answers[number][0]
+
+    def close(self):
+        self.service.close()
+        assert all(len(answers) == 1 for answers in self.answers), Counter(map(len, self.answers))
+
+
+@pytest.fixture
+def asker(toy):
+    asker = Asker(toy.folder)
+    yield asker
+    asker.close()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_mixed_traffic_equals_the_reference(toy, reference, dtype):
+    """More tenants than half the slots, both tasks, two ranks, two head sizes, one to sixty words, one to five texts."""
+    asker, rng = Asker(toy.folder, dtype=dtype), random.Random(1)
+    asked = []
+    for _ in range(120):
+        tenant = rng.choice(TENANTS).id
+        texts = [random_text(rng) for _ in range(rng.choice([1, 1, 1, 5]))]
+        asked.append((tenant, texts, asker.ask(tenant, texts)))
+    for tenant, texts, number in asked:
+        for text, rows in zip(texts, asker.wait(number), strict=True):
+            expected = reference.forward(text, tenant).numpy()
+            if dtype == "fp32":
+                np.testing.assert_allclose(rows.logits, expected, atol=1e-3)
+            else:
+                # This toy's random weights are far less forgiving than a trained model's: 5 % of its range, not 3 %.
+                reach = 0.05 * (expected.max() - expected.min())
+                assert np.abs(rows.logits - expected).max() <= max(reach, 0.2)
+    asker.close()
+
+
+def test_pairs_have_a_second_segment(asker, reference):
+    rows = asker.wait(asker.ask("acme", [WORDS[0], WORDS[5]], [WORDS[1], WORDS[2] * 3]))
+    for text, pair, got in zip([WORDS[0], WORDS[5]], [WORDS[1], WORDS[2] * 3], rows, strict=True):
+        np.testing.assert_allclose(got.logits, reference.forward(text, "acme", pair), atol=1e-3)
+    alone = asker.wait(asker.ask("acme", [f"{WORDS[0]} {WORDS[1]}"]))[0]
+    assert np.abs(alone.logits - rows[0].logits).max() > 1e-3
+
+
+def test_top_k_gives_the_best_labels_first(asker, reference):
+    (rows,) = asker.wait(asker.ask("city", [WORDS[3]], top_k=3))
+    logits = reference.forward(WORDS[3], "city")[0]
+    assert rows.labels == [f"topic-{i}" for i in logits.argsort(descending=True)[:3]]
+    assert rows.scores == pytest.approx(logits.softmax(0).sort(descending=True).values[:3].tolist(), abs=1e-4)
+
+
+def test_a_tag_row_a_word_with_its_span(asker, reference):
+    text = f"{WORDS[0]} \x00  {WORDS[1]},{WORDS[2]}"
+    (rows,) = asker.wait(asker.ask("beta", [text]))
+    assert [text[start:stop] for start, stop in rows.spans] == [WORDS[0], "\x00", f"{WORDS[1]},{WORDS[2]}"]
+    assert rows.labels[1] == "" and rows.scores[1] == 0 and np.isnan(rows.logits[1]).all()
+    np.testing.assert_allclose(rows.logits, reference.forward(text, "beta"), atol=1e-3)
+
+
+def _copy(toy: Toy, tmp_path):
+    return shutil.copytree(toy.folder, tmp_path / "1")
+
+
+def test_a_corrupt_record_fails_its_tenant_and_no_other(toy, tmp_path, reference):
+    folder = _copy(toy, tmp_path)
+    bank = folder / "adapters" / "bottleneck-r8.bank"
+    data = bytearray(bank.read_bytes())
+    data[4096 + 200] ^= 1  # the first record: acme's
+    bank.unlink()
+    bank.write_bytes(data)
+    asker = Asker(folder)
+    numbers = [(tenant, asker.ask(tenant, [WORDS[7]])) for tenant in ("acme", "city", "acme", "dune", "beta")]
+    for tenant, number in numbers:
+        answer = asker.wait(number)
+        if tenant == "acme":
+            assert isinstance(answer, Broken) and "'acme'" in str(answer) and "corrupt" in str(answer)
+        else:
+            np.testing.assert_allclose(answer[0].logits, reference.forward(WORDS[7], tenant), atol=1e-3)
+    asker.close()
+
+
+def test_a_bank_that_cannot_be_opened_fails_its_tenants_and_no_other(toy, tmp_path):
+    folder = _copy(toy, tmp_path)
+    (folder / "adapters" / "bottleneck-r4.bank").unlink()
+    asker = Asker(folder)
+    broken, fine = asker.ask("beta", [WORDS[0]]), asker.ask("acme", [WORDS[0]])
+    assert isinstance(asker.wait(broken), Broken) and not isinstance(asker.wait(fine), Exception)
+    asker.close()
+
+
+class Gate:
+    """Holds the engine's next batch until it is opened; fails instead if told so."""
+
+    def __init__(self, monkeypatch, failure=None):
+        self.opened, self.reached = threading.Event(), threading.Event()
+        run = Engine.run
+
+        def gated(engine, batch):
+            self.reached.set()
+            assert self.opened.wait(60)
+            if failure is not None:
+                raise failure
+            return run(engine, batch)
+
+        monkeypatch.setattr(Engine, "run", gated)
+
+
+def test_what_expires_in_line_is_told_so_and_the_rest_is_served(toy, monkeypatch):
+    gate, asker = Gate(monkeypatch), Asker(toy.folder)
+    computing = asker.ask("acme", [WORDS[0]])
+    gate.reached.wait(60)
+    staged = asker.ask("acme", [WORDS[1]])  # chosen while the first computes
+    while len(asker.service._pipeline._line):
+        time.sleep(0.001)
+    expiring = asker.ask("acme", [WORDS[2]], deadline_ns=time.monotonic_ns() + 1)
+    waiting = asker.ask("acme", [WORDS[3]])
+    gate.opened.set()
+    assert isinstance(asker.wait(expiring), DeadlineMissed)
+    for number in (computing, staged, waiting):
+        assert not isinstance(asker.wait(number), Exception)
+    asker.close()
+
+
+def test_a_full_line_refuses_and_keeps_what_it_has(toy, monkeypatch):
+    gate, asker = Gate(monkeypatch), Asker(toy.folder, queue_texts="3")
+    first = asker.ask("acme", [WORDS[0]])
+    gate.reached.wait(60)
+    second = asker.ask("acme", [WORDS[0]])
+    while len(asker.service._pipeline._line):
+        time.sleep(0.001)
+    third = asker.ask("acme", [WORDS[0]] * 2)
+    with pytest.raises(QueueFull):
+        asker.ask("acme", [WORDS[0]] * 2)
+    asker.answers.pop()  # it was never taken
+    gate.opened.set()
+    for number in (first, second, third):
+        assert not isinstance(asker.wait(number), Exception)
+    asker.close()
+
+
+def test_an_engine_that_fails_answers_everything_and_goes_on(toy, monkeypatch):
+    with monkeypatch.context() as patched:
+        gate = Gate(patched, failure=RuntimeError("device lost"))
+        asker = Asker(toy.folder)
+        numbers = [asker.ask("acme", [WORDS[i]] * 3) for i in range(5)]
+        gate.opened.set()
+        for number in numbers:
+            answer = asker.wait(number)
+            assert isinstance(answer, Broken) and "device lost" in str(answer)
+    assert not isinstance(asker.wait(asker.ask("acme", [WORDS[0]])), Exception)
+    asker.close()
+
+
+def test_closing_serves_what_was_taken_and_refuses_what_comes_after(toy):
+    asker = Asker(toy.folder)
+    numbers = [asker.ask("acme", [WORDS[i]]) for i in range(50)]
+    asker.service.close()
+    assert all(not isinstance(asker.wait(number), Exception) for number in numbers)
+    with pytest.raises(Draining):
+        asker.ask("acme", [WORDS[0]])
+
+
+def test_closing_over_a_stuck_engine_leaves_nobody_without_an_answer(toy, monkeypatch):
+    monkeypatch.setattr("hplm.engine.service.DRAIN_SECONDS", 0.2)
+    gate, asker = Gate(monkeypatch), Asker(toy.folder, batch_tokens="64")
+    numbers = [asker.ask("acme", [WORDS[i]] * 20) for i in range(8)]
+    gate.reached.wait(60)
+    asker.service.close()
+    gate.opened.set()
+    answers = [asker.wait(number) for number in numbers]
+    assert any(isinstance(answer, Draining) for answer in answers)
+    assert all(isinstance(answer, (Draining, list)) for answer in answers)
+
+
+def test_what_does_not_come_from_lookup_is_refused(asker):
+    tenant = asker.backbone.snapshot.find("beta")
+    good = asker.lookup.resolve(tenant, [f"{WORDS[0]} {WORDS[1]}"], None, False)
+    ticket = Ticket(0, tenant.uid, tenant.version, time.monotonic_ns(), 0, 0, 0)
+    tables = asker.backbone.forest.tables
+    beyond_root = next(base for table, base in tables if table.meta.domain == "bio") + 5  # beta stands on the root alone
+    for addresses, segments, spans in [
+        (good.addresses + 10**9, good.segments, good.spans),
+        (np.full_like(good.addresses, beyond_root), good.segments, good.spans),
+        (np.full_like(good.addresses, -5), good.segments, good.spans),
+        (np.full_like(good.addresses, -1), good.segments, good.spans),
+        (good.addresses, good.segments + 2, good.spans),
+        (good.addresses, good.segments, good.spans + 100),
+        (np.tile(good.addresses, 20), np.tile(good.segments, 20), good.spans),
+    ]:
+        with pytest.raises(InvalidInput, match="not what the lookup model made"):
+            asker.service.submit(ticket, addresses, segments, spans, lambda answer: None)
+    with pytest.raises(NoTenant):
+        stranger = Ticket(0, 999, 1, time.monotonic_ns(), 0, 0, 0)
+        asker.service.submit(stranger, good.addresses, good.segments, good.spans, lambda answer: None)
+
+
+def test_the_reference_is_deterministic(toy, reference):
+    assert (reference.forward(WORDS[4], "acme") == Reference.open(toy.folder).forward(WORDS[4], "acme")).all()
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"device": "tpu9"}, "device 'tpu9'"),
+        ({"dtype": "fp8"}, "dtype 'fp8'"),
+        ({"slots": "1"}, "'slots' is '1'"),
+        ({"batch_tokens": "many"}, "'batch_tokens' is 'many'"),
+    ],
+)
+def test_settings_that_make_no_sense_are_named(change, message):
+    with pytest.raises(InvalidInput, match=message):
+        Settings.read({**PARAMETERS, **change})

@@ -1,0 +1,48 @@
+import pytest
+
+from builder.random_store import word
+from hplm.errors import InvalidInput
+from hplm.model.tokenizer import first_tokens, words_of
+
+
+@pytest.fixture
+def tokenizer(toy):
+    return toy.store.tokenizer()
+
+
+def test_offsets_are_code_points(tokenizer):
+    text = f"日本 {word(3)}"
+    encoded = tokenizer.encode(text)
+    assert text[slice(*encoded.offsets[-2])] == word(3)
+
+
+def test_first_token_of_each_word(tokenizer):
+    text = f"{word(1)},{word(2)}  {word(3)} \x00 {word(4)}"
+    encoded = tokenizer.encode(text)
+    spans = words_of(text)
+    tokens = first_tokens(encoded, spans)
+    assert [text[start:stop] for start, stop in spans] == [f"{word(1)},{word(2)}", word(3), "\x00", word(4)]
+    assert tokens[2] == -1  # nothing the model can read
+    assert [encoded.offsets[token][0] for token in tokens[[0, 1, 3]]] == [spans[0][0], spans[1][0], spans[3][0]]
+
+
+def test_cut_off_words_have_no_token(tokenizer):
+    text = " ".join(word(i) for i in range(100))
+    tokens = first_tokens(tokenizer.encode(text, truncate=True), words_of(text))
+    assert (tokens[:62] == range(1, 63)).all() and (tokens[62:] == -1).all()
+
+
+@pytest.mark.parametrize("lengths", [(100, 3), (3, 100), (100, 100), (31, 31), (30, 31)])
+def test_a_truncated_pair_fills_the_model_and_keeps_both(tokenizer, lengths):
+    first, second = (" ".join(word(i) for i in range(length)) for length in lengths)
+    encoded = tokenizer.encode(first, second, truncate=True)
+    assert len(encoded.tokens) == min(64, sum(lengths) + 3)
+    assert (encoded.segments == 0).sum() - 2 >= min(lengths[0], 30)
+    assert (encoded.segments == 1).sum() - 1 >= min(lengths[1], 30)
+    assert encoded.tokens[-1] == 3
+
+
+@pytest.mark.parametrize("text, message", [("", "empty"), ("  \n", "empty"), ("\x00", "no token"), ("wa " * 63, "65 tokens")])
+def test_texts_that_cannot_be_read_are_refused(tokenizer, text, message):
+    with pytest.raises(InvalidInput, match=message):
+        tokenizer.encode(text)

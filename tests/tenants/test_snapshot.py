@@ -1,0 +1,35 @@
+import json
+
+import pytest
+
+from hplm.errors import Broken, InvalidInput, NoTenant
+from hplm.tenants.snapshot import Snapshot
+
+
+def test_a_snapshot_comes_back_as_it_was(toy, tmp_path):
+    snapshot = Snapshot.load(toy.folder / "tenants.json")
+    snapshot.save(tmp_path / "copy.json")
+    again = Snapshot.load(tmp_path / "copy.json")
+    assert again.tenants == snapshot.tenants and again.branches == snapshot.branches
+    assert [tenant.id for tenant in again.tenants] == ["acme", "beta", "city", "dune", "echo"]
+    assert again.find("echo").adapter is None and again.by_uid(1).id == "acme"
+    assert again.banks() == ["bottleneck-r4.bank", "bottleneck-r8.bank", "heads-16.bank", "heads-64.bank"]
+
+
+@pytest.mark.parametrize("tenant", [None, "", "ACME", "nobody", 7])
+def test_strangers_are_told_one_thing(toy, tenant):
+    with pytest.raises(NoTenant) as error:
+        Snapshot.load(toy.folder / "tenants.json").find(tenant)
+    assert error.value.wire().startswith("[no_tenant] no such tenant")
+
+
+def test_what_cannot_be_read_is_named(toy, tmp_path):
+    path = tmp_path / "tenants.json"
+    with pytest.raises(InvalidInput, match="is missing"):
+        Snapshot.load(path)
+    path.write_text("{")
+    with pytest.raises(Broken, match="not JSON"):
+        Snapshot.load(path)
+    path.write_text(json.dumps({**json.loads((toy.folder / "tenants.json").read_text()), "format": 2}))
+    with pytest.raises(InvalidInput, match="format 2"):
+        Snapshot.load(path)

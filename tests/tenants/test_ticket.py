@@ -1,0 +1,54 @@
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hplm.errors import NoTenant
+from hplm.tenants.ticket import TICKET_BYTES, SharedSecret, Ticket
+
+TICKET = Ticket(generation=3, uid=9, version=2, arrival_ns=5, deadline_ns=7, priority=-1, top_k=4)
+
+
+def test_a_ticket_survives_the_way():
+    signed = TICKET.sign(b"secret")
+    assert len(signed) == TICKET_BYTES
+    assert Ticket.read(signed, b"secret") == TICKET
+
+
+def test_no_byte_of_it_can_be_changed():
+    signed = TICKET.sign(b"secret")
+    for i in range(len(signed)):
+        forged = signed[:i] + bytes([signed[i] ^ 1]) + signed[i + 1 :]
+        with pytest.raises(NoTenant):
+            Ticket.read(forged, b"secret")
+
+
+@pytest.mark.parametrize("forged", [b"", b"\0" * TICKET_BYTES, TICKET.sign(b"other"), TICKET.sign(b"secret") + b"x"])
+def test_nothing_else_passes(forged):
+    with pytest.raises(NoTenant):
+        Ticket.read(forged, b"secret")
+
+
+def test_models_of_one_server_share_a_secret_nobody_else_reads(tmp_path):
+    first = SharedSecret("toy", os.getpid(), tmp_path)
+    assert SharedSecret("toy", os.getpid(), tmp_path).value == first.value
+    assert len(first.value) == 32 and first.path.stat().st_mode & 0o777 == 0o600
+    assert SharedSecret("other", os.getpid(), tmp_path).value != first.value
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(f".{os.getpid()}")] == []
+
+
+def test_secrets_of_servers_that_are_gone_are_swept(tmp_path):
+    with subprocess.Popen(["sleep", "60"]) as process:
+        left_behind = SharedSecret("toy", process.pid, tmp_path).path
+        process.kill()
+    assert left_behind.exists()
+    mine = SharedSecret("toy", os.getpid(), tmp_path).path
+    assert not left_behind.exists() and mine.exists()
+
+
+def test_a_secret_planted_by_someone_else_is_not_used(tmp_path):
+    genuine = SharedSecret("toy", os.getpid(), tmp_path)
+    Path(genuine.path).chmod(0o644)
+    with pytest.raises(PermissionError, match="not made by this server"):
+        SharedSecret("toy", os.getpid(), tmp_path)

@@ -1,0 +1,45 @@
+"""A backbone small enough to build in a second and rich enough to go wrong: three domains, both tasks, mixed ranks, heads."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from builder.export import export
+from builder.model_configs import ServingOptions
+from builder.random_store import random_store, words
+from builder.store import Store, TenantFile
+from hplm.model.config import BackboneConfig
+
+CONFIG = BackboneConfig("toy", 200, 32, 4, 64, 2, 2, 64, 2, "gelu", 1e-12, cls_id=2, sep_id=3, unk_id=1, mask_id=4)
+DOMAINS = ("bio", "law")
+TENANTS = [
+    TenantFile("acme", 1, "bio", 1, "classify", ["red", "green", "blue"], 8),
+    TenantFile("beta", 1, "root", 1, "tag", ["O", "PART"], 4),
+    TenantFile("city", 1, "law", 1, "classify", [f"topic-{i}" for i in range(20)], 8),
+    TenantFile("dune", 1, "bio", 1, "tag", ["O", "A", "B"], 8),
+    TenantFile("echo", 1, "root", 1, "classify", ["no", "yes"], 0),  # a head alone, no adapter
+]
+WORDS = words(CONFIG.vocabulary)
+
+
+@dataclass(frozen=True)
+class Toy:
+    store: Store
+    repository: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.repository / "toy" / "1"
+
+
+def make_toy(folder: Path, options: ServingOptions | None = None) -> Toy:
+    # Weights far larger than BERT's: neighbours, slots or tables mixed up must show in the answers.
+    store = random_store(folder / "store", CONFIG, TENANTS, DOMAINS, spread=0.3)
+    export(store, folder / "repository", options or ServingOptions(dtype="fp32", slots=4, batch_tokens=256))
+    return Toy(store, folder / "repository")
+
+
+def random_text(rng: random.Random, longest: int = 60) -> str:
+    return " ".join(rng.choices(WORDS, k=rng.randint(1, longest)))
