@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,24 +68,19 @@ def _refuse_loss(version_folder: Path, tenants: list[TenantFile]) -> None:
         )
 
 
-class _replaced_folder:
-    """Like `written_folder`, but takes the place of what is there."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._fresh = written_folder(folder.with_name(folder.name + ".new"))
-
-    def __enter__(self) -> Path:
-        return self._fresh.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        self._fresh.__exit__(*error)
-        old = self._folder.with_name(self._folder.name + ".old")
-        shutil.rmtree(old, ignore_errors=True)
-        if self._folder.exists():
-            self._folder.rename(old)
-        self._folder.with_name(self._folder.name + ".new").rename(self._folder)
-        shutil.rmtree(old, ignore_errors=True)
+@contextmanager
+def _replaced_folder(folder: Path) -> Iterator[Path]:
+    """Like `written_folder`, but what is written takes the place of what is there."""
+    fresh = folder.with_name(folder.name + ".new")
+    old = folder.with_name(folder.name + ".old")
+    for left_behind in (fresh, old):
+        shutil.rmtree(left_behind, ignore_errors=True)
+    with written_folder(fresh) as writing:
+        yield writing
+    if folder.exists():
+        folder.rename(old)
+    fresh.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _write_banks(store: Store, tenants: list[TenantFile], folder: Path) -> list[Tenant]:

@@ -24,7 +24,7 @@ class ServingOptions:
     batch_tokens: int = 4096
     queue_texts: int = 8192
     threads: int = 0
-    deadline_ms: int = 0
+    deadline_ms: float = 0
 
 
 _ENSEMBLE = Template("""\
@@ -109,7 +109,8 @@ input [
   { name: "ROWS"      data_type: TYPE_INT64  dims: [ -1 ]     allow_ragged_batch: true },
   { name: "SEGMENTS"  data_type: TYPE_UINT8  dims: [ -1 ]     allow_ragged_batch: true },
   { name: "SPANS"     data_type: TYPE_INT32  dims: [ -1, 3 ]  allow_ragged_batch: true },
-  { name: "TICKET"    data_type: TYPE_UINT8  dims: [ $ticket_bytes ]  allow_ragged_batch: true }
+  # Any shape, and optional: a request that comes without lookup's ticket is to be told 404, and nothing else.
+  { name: "TICKET"    data_type: TYPE_UINT8  dims: [ -1 ]     allow_ragged_batch: true  optional: true }
 ]
 output [
   { name: "LABEL"    data_type: TYPE_STRING  dims: [ -1 ] },

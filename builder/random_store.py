@@ -10,10 +10,13 @@ import torch
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
+from builder.ngrams import count
 from builder.store import Store, TenantFile
-from builder.table import build_table
 from hplm.model.checkpoint import random_backbone
 from hplm.model.config import BackboneConfig
+from hplm.model.windows import ABSENT
+from hplm.plot.keys import KeySpace
+from hplm.plot.table import TableMeta, write_table
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -64,16 +67,11 @@ def random_store(
     spread: float = 0.02,
     seed: int = 0,
 ) -> Store:
-    """Root and `domains` (its children) over Zipf corpora; every tenant gets an adapter and a head of its own."""
+    """Root and `domains` (its children) with the keys of Zipf corpora; every tenant gets an adapter and a head of its own."""
     lower, upper = random_backbone(config, seed)
     store = Store.create(folder, "random weights", config, tokenizer_json(config.vocabulary), lower, upper)
     for number, domain in enumerate(["root", *domains]):
-        if number:
-            lower, _ = random_backbone(config, seed + number)
-            store.save_lower(domain, 1, lower)
-        documents = random_documents(config, corpus_tokens, 64, seed + number)
-        parent = ("root", 1) if number else None
-        build_table(store, domain, 1, parent, lower, documents, 1.0, "fp16", torch.device("cpu"))
+        _random_table(store, domain, ("root", 1) if number else None, corpus_tokens, seed + number)
     generator = torch.Generator().manual_seed(seed)
 
     def normal(shape: tuple[int, ...]) -> torch.Tensor:
@@ -91,6 +89,32 @@ def random_store(
         head = {"weight": normal((len(tenant.labels), config.hidden)), "bias": normal((len(tenant.labels),))}
         store.save_tenant(tenant, adapter if tenant.rank else None, head, {})
     return store
+
+
+def _random_table(store: Store, domain: str, parent: tuple[str, int] | None, corpus_tokens: int, seed: int) -> None:
+    config, generator = store.config, torch.Generator().manual_seed(seed)
+    space = KeySpace(config.vocabulary, config.window)
+    keys = count(random_documents(config, corpus_tokens, 64, seed), space).keys
+    if parent is None:
+        keys = np.union1d(keys, space.unigrams())
+    meta = TableMeta(
+        domain=domain,
+        version=1,
+        parent=parent[0] if parent else None,
+        parent_version=parent[1] if parent else None,
+        n=config.window,
+        vocabulary=config.vocabulary,
+        hidden=config.hidden,
+        dtype="fp16",
+        keys=len(keys),
+        corpus_tokens=corpus_tokens,
+    )
+
+    def values_of(windows: np.ndarray) -> torch.Tensor:
+        values = torch.randn(*windows.shape, config.hidden, generator=generator)
+        return values.masked_fill(torch.from_numpy(windows == ABSENT).unsqueeze(-1), 0)
+
+    write_table(store.table_folder(domain, 1), meta, keys, values_of)
 
 
 def random_tenants(count: int, rank: int, labels: int, domains: Sequence[str] = ("root",)) -> list[TenantFile]:

@@ -59,7 +59,11 @@ def written_folder(folder: Path) -> Iterator[Path]:
     temporary = folder.with_name(folder.name + ".writing")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    yield temporary
+    try:
+        yield temporary
+    except BaseException:
+        shutil.rmtree(temporary)
+        raise
     for file in temporary.rglob("*"):
         if file.is_file():
             with open(file, "rb") as written:

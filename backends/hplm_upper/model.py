@@ -17,8 +17,8 @@ from hplm.engine.service import Service, Settings
 from hplm.errors import Broken, HplmError
 from hplm.tenants.ticket import SharedSecret, Ticket
 
-CODES = {"invalid_input": pb_utils.TritonError.INVALID_ARG, "no_tenant": pb_utils.TritonError.NOT_FOUND,
-         "broken": pb_utils.TritonError.INTERNAL}  # fmt: skip
+# Names, not values: the stub adds TritonError to its utilities only after it has imported this file.
+CODES = {"invalid_input": "INVALID_ARG", "no_tenant": "NOT_FOUND", "broken": "INTERNAL"}
 
 
 class TritonPythonModel:
@@ -43,8 +43,9 @@ class TritonPythonModel:
         return [None] * len(requests)
 
     def _take(self, request: pb_utils.InferenceRequest, sender: pb_utils.InferenceResponseSender) -> None:
-        addresses, segments, spans, signed = (_input(request, name) for name in ("ROWS", "SEGMENTS", "SPANS", "TICKET"))
-        ticket = Ticket.read(signed[0].tobytes(), self._secret)
+        signed = _input(request, "TICKET")
+        ticket = Ticket.read(signed[0].tobytes() if signed is not None else b"", self._secret)
+        addresses, segments, spans = (_input(request, name) for name in ("ROWS", "SEGMENTS", "SPANS"))
         respond = partial(_respond, sender, set(request.requested_output_names()), ticket.version)
         self._service.submit(ticket, addresses, segments, spans, respond)
 
@@ -52,8 +53,10 @@ class TritonPythonModel:
         self._service.close()
 
 
-def _input(request: pb_utils.InferenceRequest, name: str) -> np.ndarray:
+def _input(request: pb_utils.InferenceRequest, name: str) -> np.ndarray | None:
     tensor = pb_utils.get_input_tensor_by_name(request, name)
+    if tensor is None:
+        return None
     # The tensor's memory is Triton's and goes back when the request is answered: what is kept must be a copy.
     return torch.from_dlpack(tensor.to_dlpack()).numpy().copy()
 
@@ -69,7 +72,8 @@ def _respond(sender: pb_utils.InferenceResponseSender, wanted: set[str], version
 def _send(sender: pb_utils.InferenceResponseSender, tensors: list | None = None, error: Exception | None = None) -> None:
     if error is not None:
         known = error if isinstance(error, HplmError) else Broken(str(error))
-        failure = pb_utils.TritonError(known.wire(), CODES.get(known.word, pb_utils.TritonError.UNAVAILABLE))
+        code = getattr(pb_utils.TritonError, CODES.get(known.word, "UNAVAILABLE"))
+        failure = pb_utils.TritonError(known.wire(), code)
         response = pb_utils.InferenceResponse(error=failure)
     else:
         response = pb_utils.InferenceResponse(tensors)

@@ -142,4 +142,4 @@ def _answer_texts(pairs: list[tuple[Work, np.ndarray]]) -> None:
 
 def _expired(text: Waiting) -> DeadlineMissed:
     allowed = (text.deadline_ns - text.arrival_ns) / 1e6
-    return DeadlineMissed(f"not started within the {allowed:.0f} ms that the request allowed: allow more, or send fewer")
+    return DeadlineMissed(f"not started within the {allowed:g} ms that the request allowed: allow more, or send fewer")

@@ -54,7 +54,7 @@ class Tokenizer:
             special=np.array(encoding.special_tokens_mask, dtype=bool),
         )
 
-    def _truncated(self, text: str, pair: str | None):  # noqa: ANN202 - the library's own type is not public
+    def _truncated(self, text: str, pair: str | None):
         raw = self._tokenizer.encode(text, add_special_tokens=False)
         raw_pair = self._tokenizer.encode(pair, add_special_tokens=False) if pair is not None else None
         room = self.positions - self._special_tokens[pair is not None]

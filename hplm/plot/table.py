@@ -118,7 +118,7 @@ def write_table(
     return Table(folder)
 
 
-def _write_values(out, values: Tensor) -> None:  # noqa: ANN001 - any binary file
+def _write_values(out, values: Tensor) -> None:
     out.write(values.contiguous().view(torch.uint8).numpy().data)
 
 

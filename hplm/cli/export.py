@@ -1,0 +1,52 @@
+"""`hplm export`: a store becomes Triton model folders."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def register(commands: argparse._SubParsersAction) -> None:
+    export = commands.add_parser(
+        "export",
+        help="write a store as Triton model folders",
+        description="Writes <backbone>, <backbone>-lookup and <backbone>-upper into a model repository.",
+    )
+    export.add_argument("--store", type=Path, required=True, help="what `hplm build` made")
+    export.add_argument("--repository", type=Path, default=Path("model_repository"), help="default: %(default)s")
+    export.add_argument("--replace", action="store_true", help="drop tenants that only the repository has")
+    export.add_argument("--dtype", choices=("auto", "fp32", "bf16"), default="auto", help="what the engine computes in")
+    export.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    export.add_argument("--threads", type=int, default=0, help="CPU threads of the engine; 0: all cores")
+    export.add_argument("--slots", type=int, default=256, help="tenants held on the device (default: %(default)s)")
+    export.add_argument("--batch-tokens", type=int, default=4096, help="tokens in a batch (default: %(default)s)")
+    export.add_argument("--queue-texts", type=int, default=8192, help="texts that may wait (default: %(default)s)")
+    export.add_argument("--deadline-ms", type=float, default=0, help="for requests that name none; 0: no deadline")
+    export.add_argument("--json", action="store_true", help="end with one line of JSON")
+    export.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> dict:
+    from builder.export import export
+    from builder.model_configs import ServingOptions
+    from builder.store import Store
+
+    options = ServingOptions(
+        dtype=args.dtype,
+        device=args.device,
+        threads=args.threads,
+        slots=args.slots,
+        batch_tokens=args.batch_tokens,
+        queue_texts=args.queue_texts,
+        deadline_ms=args.deadline_ms,
+    )
+    exported = export(Store(args.store), args.repository, options, replace=args.replace)
+    if not args.json:
+        print(f"exported backbone {exported.backbone}: {exported.tenants} tenants, {exported.tables} tables")
+        print(f"next: hplm serve --repository {args.repository}")
+    return {
+        "backbone": exported.backbone,
+        "tenants": exported.tenants,
+        "tables": exported.tables,
+        "repository": str(args.repository),
+    }

@@ -1,0 +1,103 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from builder.export import export
+from builder.model_configs import ServingOptions
+from builder.random_store import random_store, random_tenants
+from builder.store import Store, check_name
+from hplm.adapters.bank import Bank
+from hplm.engine.backbone import Backbone
+from hplm.errors import InvalidInput
+from hplm.plot.table import Table
+from tests.toy import CONFIG
+
+
+def test_three_model_folders_with_what_they_share(toy):
+    assert sorted(path.name for path in toy.repository.iterdir()) == ["toy", "toy-lookup", "toy-upper"]
+    assert all((folder / "config.pbtxt").exists() and (folder / "1").is_dir() for folder in toy.repository.iterdir())
+    backbone = Backbone(toy.folder)
+    assert [tenant.uid for tenant in backbone.snapshot.tenants] == [1, 2, 3, 4, 5]
+    for branch in backbone.snapshot.branches:
+        Table(toy.folder / "plot" / branch.folder).verify()
+    for tenant in backbone.snapshot.tenants:
+        stored, head = toy.store.tenant_weights(next(t for t in toy.store.tenants() if t.id == tenant.id))
+        record = backbone.bank(tenant.head.bank).weights(tenant.head)[0]
+        assert (record["weight"][: len(tenant.labels)] == head["weight"].half()).all()
+        assert (record["weight"][len(tenant.labels) :] == 0).all()
+        if stored is not None:
+            weights = Bank(toy.folder / "adapters" / tenant.adapter.bank).weights(tenant.adapter)
+            assert (weights[1]["up"] == stored[1]["up"].half()).all()
+
+
+def test_exporting_again_takes_the_old_one_s_place(tmp_path):
+    store = random_store(tmp_path / "store", CONFIG, random_tenants(2, 2, 2))
+    export(store, tmp_path / "repository", ServingOptions())
+    old = Path(tmp_path / "repository/toy/1/tenants.json").stat().st_ino
+    export(store, tmp_path / "repository", ServingOptions(policy="fcfs", slots=8))
+    assert Path(tmp_path / "repository/toy/1/tenants.json").stat().st_ino != old
+    assert [path.name for path in Path(tmp_path / "repository/toy").iterdir() if path.is_dir()] == ["1"]
+    assert '"8"' in Path(tmp_path / "repository/toy-upper/config.pbtxt").read_text()
+
+
+def test_an_export_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
+    store = random_store(tmp_path / "store", CONFIG, random_tenants(2, 2, 2))
+    export(store, tmp_path / "repository", ServingOptions())
+    before = Path(tmp_path / "repository/toy/1/tenants.json").read_text()
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("builder.export.write_bank", full)
+    with pytest.raises(OSError, match="No space left"):
+        export(store, tmp_path / "repository", ServingOptions())
+    assert Path(tmp_path / "repository/toy/1/tenants.json").read_text() == before
+    assert Backbone(tmp_path / "repository/toy/1").snapshot.tenants
+
+
+def test_tenants_of_the_repository_are_not_dropped_unasked(tmp_path):
+    export(random_store(tmp_path / "a", CONFIG, random_tenants(3, 2, 2)), tmp_path / "r", ServingOptions())
+    smaller = random_store(tmp_path / "b", CONFIG, random_tenants(2, 2, 2))
+    with pytest.raises(InvalidInput, match=r"1 tenants that this store does not have .tenant-2."):
+        export(smaller, tmp_path / "r", ServingOptions())
+    assert export(smaller, tmp_path / "r", ServingOptions(), replace=True).tenants == 2
+
+
+@pytest.mark.parametrize(
+    "options, message", [(ServingOptions(batch_tokens=10), "one text alone"), (ServingOptions(slots=1), "at least 2")]
+)
+def test_settings_that_cannot_serve_are_refused(toy, tmp_path, options, message):
+    with pytest.raises(InvalidInput, match=message):
+        export(toy.store, tmp_path, options)
+
+
+def test_a_store_without_tenants_is_not_exported(tmp_path):
+    with pytest.raises(InvalidInput, match="no tenants to export"):
+        export(random_store(tmp_path / "store", CONFIG, []), tmp_path / "r", ServingOptions())
+
+
+def test_more_labels_than_the_largest_head_are_refused(tmp_path):
+    store = random_store(tmp_path / "store", CONFIG, random_tenants(1, 0, 5000))
+    with pytest.raises(InvalidInput, match="5000 labels"):
+        export(store, tmp_path / "r", ServingOptions())
+
+
+def test_a_store_or_repository_of_another_format_is_refused(toy, tmp_path):
+    copy = shutil.copytree(toy.store.folder, tmp_path / "store")
+    (copy / "store.json").write_text(json.dumps({"format": 99, "model": "m"}))
+    with pytest.raises(InvalidInput, match="format 99"):
+        Store(copy)
+    with pytest.raises(InvalidInput, match="is not a store"):
+        Store(tmp_path)
+    version = shutil.copytree(toy.folder, tmp_path / "1")
+    (version / "backbone.json").write_text((version / "backbone.json").read_text().replace('"format": 1', '"format": 99'))
+    with pytest.raises(InvalidInput, match="format 99"):
+        Backbone(version)
+
+
+@pytest.mark.parametrize("name", ["", "Acme", "a/b", "../x", "-a", "a" * 65, "ü", "a b"])
+def test_names_are_safe_as_folders(name):
+    with pytest.raises(InvalidInput, match="tenant name"):
+        check_name("tenant", name)
