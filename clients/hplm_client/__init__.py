@@ -1,1 +1,52 @@
-"""A typed client for hPLMs."""
+"""A typed client for hPLMs served by Triton, over HTTP and gRPC, for threads and for asyncio."""
+
+from hplm_client.aio import AsyncHplmClient
+from hplm_client.answer import Answer, Row
+from hplm_client.client import HplmClient
+from hplm_client.errors import (
+    Broken,
+    ClientTimeout,
+    ConnectionFailed,
+    ConnectionLost,
+    DeadlineMissed,
+    Draining,
+    Forbidden,
+    HplmClientError,
+    InvalidInput,
+    NoBackbone,
+    NotConnected,
+    NoTenant,
+    QueueFull,
+    QuotaExceeded,
+    SafeToRetry,
+    ServerFault,
+    Unavailable,
+    UnexpectedAnswer,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Answer",
+    "AsyncHplmClient",
+    "Broken",
+    "ClientTimeout",
+    "ConnectionFailed",
+    "ConnectionLost",
+    "DeadlineMissed",
+    "Draining",
+    "Forbidden",
+    "HplmClient",
+    "HplmClientError",
+    "InvalidInput",
+    "NoBackbone",
+    "NoTenant",
+    "NotConnected",
+    "QueueFull",
+    "QuotaExceeded",
+    "Row",
+    "SafeToRetry",
+    "ServerFault",
+    "Unavailable",
+    "UnexpectedAnswer",
+]

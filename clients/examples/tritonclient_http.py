@@ -1,0 +1,38 @@
+"""Plain tritonclient over HTTP, no wrapper.
+
+python tritonclient_http.py --url 127.0.0.1:8000 --tenant acme "some text" "another"
+"""
+
+import argparse
+
+import numpy as np
+from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("texts", nargs="*", default=["some text", "another"])
+parser.add_argument("--url", default="127.0.0.1:8000")
+parser.add_argument("--backbone", default="minilm")
+parser.add_argument("--tenant", required=True)
+parser.add_argument("--key", help="API key of the tenant")
+args = parser.parse_args()
+
+batch = np.array([[text.encode()] for text in args.texts], dtype=np.object_)  # one column: [texts, 1]
+texts = InferInput("TEXT", list(batch.shape), "BYTES")
+texts.set_data_from_numpy(batch)
+
+with InferenceServerClient(args.url) as client:
+    result = client.infer(
+        args.backbone,
+        [texts],
+        outputs=[InferRequestedOutput(name) for name in ("LABEL", "SCORE", "SPAN")],  # LOGITS and VERSION stay there
+        parameters={"tenant": args.tenant},
+        timeout=200_000,  # the deadline in microseconds; left out, the tenant's default
+        headers={"Authorization": f"Bearer {args.key}"} if args.key else None,
+    )
+
+labels, scores, spans = (result.as_numpy(name) for name in ("LABEL", "SCORE", "SPAN"))
+for number, text in enumerate(args.texts):
+    print(text)
+    for label, score, (start, end) in zip(labels[number], scores[number], spans[number], strict=True):
+        if start >= 0:  # rows that only fill a short text up to the longest one have span -1, -1
+            print(f"  {label.decode() or '-'}  {score:.3f}  {text[start:end]!r}")

@@ -1,0 +1,131 @@
+"""The client for asyncio: the same as HplmClient, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from hplm_client import transports, wire
+from hplm_client.answer import Answer
+from hplm_client.errors import ConnectionFailed, Forbidden, HplmClientError, NoBackbone, SafeToRetry
+from hplm_client.settings import Protocol, Settings
+
+if TYPE_CHECKING:
+    from hplm_client.transports import AsyncTransport
+
+
+class AsyncHplmClient:
+    """HplmClient for asyncio; parameters as there. It belongs to the event loop that first uses it, and to no thread
+    but that loop's. A request whose task is cancelled is given up here; the server may still compute it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        protocol: Protocol = "http",
+        backbone: str | None = None,
+        api_key: str | None = None,
+        network_timeout: float = 30.0,
+        retries: int = 2,
+    ) -> None:
+        self._settings = Settings(url, protocol, api_key, network_timeout, retries)
+        self._backbone = backbone
+        self._bound: tuple[asyncio.AbstractEventLoop, AsyncTransport] | None = None
+        self._closed = False
+
+    async def infer(
+        self,
+        text: str,
+        *,
+        tenant: str,
+        pair: str | None = None,
+        deadline_ms: float | None = None,
+        top_k: int | None = None,
+        truncate: bool = False,
+        priority: int | None = None,
+        logits: bool = False,
+    ) -> Answer:
+        """The answer for one text. `deadline_ms` counts from now, retries included; None means the tenant's default."""
+        answers = await self.infer_batch(
+            [text],
+            tenant=tenant,
+            pairs=None if pair is None else [pair],
+            deadline_ms=deadline_ms,
+            top_k=top_k,
+            truncate=truncate,
+            priority=priority,
+            logits=logits,
+        )
+        return answers[0]
+
+    async def infer_batch(
+        self,
+        texts: Sequence[str],
+        *,
+        tenant: str,
+        pairs: Sequence[str] | None = None,
+        deadline_ms: float | None = None,
+        top_k: int | None = None,
+        truncate: bool = False,
+        priority: int | None = None,
+        logits: bool = False,
+    ) -> list[Answer]:
+        """One answer a text, in order, all from one request: they succeed or fail together."""
+        question = wire.Question(texts, tenant, pairs, top_k, truncate, priority, logits)
+        transport = self._transport()
+        backbone = await self.backbone()
+        attempts = self._settings.attempts(deadline_ms)
+        arguments = wire.encode(question, transport.library)
+        while True:
+            try:
+                arguments["timeout"] = attempts.timeout_us
+                return wire.decode(await transport.infer(backbone, arguments, attempts.network_s), question)
+            except SafeToRetry as error:
+                pause = attempts.pause_s(error)
+            await asyncio.sleep(pause)
+
+    async def backbone(self) -> str:
+        """The model that answers; asks the server if none was named."""
+        if self._backbone is None:
+            try:
+                self._backbone = wire.only_backbone(await self.backbones())
+            except Forbidden as error:
+                raise NoBackbone(f"the server keeps its list of backbones to itself, name one: {error}") from error
+        return self._backbone
+
+    async def backbones(self) -> list[str]:
+        """The backbones that are ready on the server."""
+        return wire.backbones_in(await self._transport().statistics(self._settings.network_timeout))
+
+    async def ready(self) -> bool:
+        """Whether the server, and the backbone if one is known, take requests; one that cannot be reached does not."""
+        transport = self._transport()
+        try:
+            return await transport.ready(self._backbone, self._settings.network_timeout)
+        except ConnectionFailed:
+            return False
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._bound is not None:
+            await self._bound[1].close()
+
+    def _transport(self) -> AsyncTransport:
+        if self._closed:
+            raise HplmClientError("this client is closed: make another one")
+        loop = asyncio.get_running_loop()
+        if self._bound is None:
+            self._bound = (loop, transports.asynchronous(self._settings))
+        if self._bound[0] is not loop:
+            raise HplmClientError("this client belongs to another event loop: make one in each")
+        return self._bound[1]
+
+    async def __aenter__(self) -> AsyncHplmClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

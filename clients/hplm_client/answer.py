@@ -1,0 +1,36 @@
+"""What a client gets back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One label. A tagger answers a row a word; a word that the model cannot read has label '' and keeps its span."""
+
+    label: str
+    score: float  # the label's probability
+    span: tuple[int, int]  # the code points of the text that the label speaks of
+    logits: tuple[float, ...] | None = None  # only with logits=True, and only for rows that have some of their own
+
+
+@dataclass(frozen=True)
+class Answer:
+    """All rows of one text, and which version of the tenant they came from."""
+
+    rows: tuple[Row, ...]
+    version: str
+
+    @property
+    def label(self) -> str | None:
+        """The first row's label; None where a text has no rows."""
+        return self.rows[0].label if self.rows else None
+
+    @property
+    def score(self) -> float | None:
+        return self.rows[0].score if self.rows else None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(row.label for row in self.rows)

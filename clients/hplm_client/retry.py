@@ -1,0 +1,67 @@
+"""When a request may be sent again, and how long each attempt may take. Pure: a clock and a die in, decisions out.
+
+Inference changes nothing on the server, so a second send gives the same answer; but it also gives the server the same
+work a second time, and clients time out or lose their connection most often when the server has too much of it already.
+So only what was certainly not taken is sent again (SafeToRetry); after a timeout or a lost connection the caller must
+decide.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable
+
+from hplm_client.errors import InvalidInput, SafeToRetry
+
+GRACE_S = 1.0  # how much longer than the deadline the network may take to bring the server's own answer about it
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 2.0
+
+
+class Attempts:
+    """The attempts at one request: as many as `retries` allows, all of them within one deadline."""
+
+    def __init__(
+        self,
+        retries: int,
+        deadline_ms: float | None,
+        network_timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+        die: Callable[[], float] = random.random,
+    ) -> None:
+        if deadline_ms is not None and not 0 < deadline_ms < math.inf:
+            raise InvalidInput(f"a deadline of {deadline_ms} ms: give a positive number, or None for the tenant's own")
+        self._retries_left = retries
+        self._has_deadline = deadline_ms is not None
+        self._clock = clock
+        self._die = die
+        self._pause = FIRST_PAUSE_S
+        self._ends = clock() + (network_timeout if deadline_ms is None else deadline_ms / 1000)
+
+    @property
+    def timeout_us(self) -> int | None:
+        """Triton's `timeout` for the next attempt; None leaves it to the tenant's default."""
+        return max(1, round(self._remaining() * 1e6)) if self._has_deadline else None
+
+    @property
+    def network_s(self) -> float:
+        """How long the next attempt may take altogether, as the client sees it."""
+        return max(0.0, self._remaining()) + (GRACE_S if self._has_deadline else 0.0)
+
+    def pause_s(self, error: SafeToRetry) -> float:
+        """How long to wait before the next attempt; raises `error` if there is none left, or no time for one."""
+        hint = error.retry_after_s
+        if hint is None:
+            pause = self._pause * (0.5 + 0.5 * self._die())
+            self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
+        else:
+            pause = hint * (1 + 0.5 * self._die())  # never earlier than asked, and not everybody at once
+        if self._retries_left == 0 or pause >= self._remaining():
+            raise error
+        self._retries_left -= 1
+        return pause
+
+    def _remaining(self) -> float:
+        return self._ends - self._clock()

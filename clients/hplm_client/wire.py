@@ -1,0 +1,143 @@
+"""The wire contract: a question as Triton's tensors and parameters, Triton's tensors as answers. No network here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from hplm_client.answer import Answer, Row
+from hplm_client.errors import InvalidInput, NoBackbone, UnexpectedAnswer
+
+OUTPUTS = ("LABEL", "SCORE", "SPAN", "VERSION")
+# Not "priority": Triton keeps that one to itself, no Python model ever sees it, and tritonclient refuses to send it.
+PRIORITY = "hplm_priority"
+
+
+class Tensors(Protocol):
+    """An InferResult of either protocol."""
+
+    def as_numpy(self, name: str) -> np.ndarray | None: ...
+
+
+@dataclass(frozen=True)
+class Question:
+    """One request: some texts for one tenant."""
+
+    texts: Sequence[str]
+    tenant: str
+    pairs: Sequence[str] | None = None
+    top_k: int | None = None
+    truncate: bool = False
+    priority: int | None = None
+    logits: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.texts, str) or isinstance(self.pairs, str):
+            raise InvalidInput("a str where a list of them belongs: its characters would become texts")
+        if not self.texts:
+            raise InvalidInput("no texts: a request needs at least one")
+        if self.pairs is not None and len(self.pairs) != len(self.texts):
+            raise InvalidInput(f"{len(self.texts)} texts but {len(self.pairs)} pairs: give one to each text, or none")
+        if not self.tenant or not isinstance(self.tenant, str):
+            raise InvalidInput("no tenant: name the one that is to answer")
+
+    def parameters(self) -> dict[str, str | int | bool]:
+        parameters: dict[str, str | int | bool] = {"tenant": self.tenant}
+        if self.truncate:
+            parameters["truncate"] = True
+        if self.top_k is not None:
+            parameters["top_k"] = self.top_k
+        if self.priority is not None:
+            parameters[PRIORITY] = self.priority
+        return parameters
+
+
+def encode(question: Question, library: Any) -> dict[str, Any]:
+    """Keyword arguments for `infer` of `library`, which is tritonclient.http or tritonclient.grpc."""
+    inputs = [_strings(library, "TEXT", question.texts)]
+    if question.pairs is not None:
+        inputs.append(_strings(library, "TEXT_PAIR", question.pairs))
+    names = (*OUTPUTS, "LOGITS") if question.logits else OUTPUTS
+    return {
+        "inputs": inputs,
+        "outputs": [library.InferRequestedOutput(name) for name in names],
+        "parameters": question.parameters(),
+    }
+
+
+def decode(result: Tensors, question: Question) -> list[Answer]:
+    """One answer a text, without the rows that only fill the shorter ones up to the longest."""
+    batch = len(question.texts)
+    labels = _tensor(result, "LABEL", 2, batch)
+    scores = _tensor(result, "SCORE", 2, batch)
+    spans = _tensor(result, "SPAN", 3, batch)
+    versions = _tensor(result, "VERSION", 2, batch)
+    if scores.shape != labels.shape or spans.shape != (*labels.shape, 2) or versions.shape != (batch, 1):
+        shapes = f"LABEL {labels.shape}, SCORE {scores.shape}, SPAN {spans.shape}, VERSION {versions.shape}"
+        raise UnexpectedAnswer(f"the outputs do not fit each other: {shapes}")
+    logits = _tensor(result, "LOGITS", 3, batch).tolist() if question.logits else [[]] * batch
+    return [
+        Answer(tuple(_rows(*columns)), _text(version[0]))
+        for *columns, version in zip(labels.tolist(), scores.tolist(), spans.tolist(), logits, versions.tolist(), strict=True)
+    ]
+
+
+def backbones_in(statistics: Mapping[str, Any]) -> list[str]:
+    """The backbones among Triton's statistics: models with their lookup and upper beside them, all three ready.
+
+    Statistics name just the models that are ready, and are open where the repository index is for operators only.
+    """
+    try:
+        ready = {entry["name"] for entry in statistics.get("model_stats", [])}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UnexpectedAnswer(f"these are no statistics of Triton's: {str(statistics)[:80]}") from error
+    return sorted(name for name in ready if {f"{name}-lookup", f"{name}-upper"} <= ready)
+
+
+def only_backbone(names: list[str]) -> str:
+    if len(names) == 1:
+        return names[0]
+    if names:
+        raise NoBackbone(f"the server has {len(names)} backbones, name one of them: {', '.join(names)}")
+    raise NoBackbone("the server has no backbone that is ready: no model with its -lookup and -upper beside it")
+
+
+def _strings(library: Any, name: str, texts: Sequence[str]) -> Any:
+    column = np.empty((len(texts), 1), dtype=np.object_)
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InvalidInput(f"{name} {number} is {type(text).__name__}, not str")
+        try:
+            column[number, 0] = text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidInput(f"{name} {number} cannot be sent as UTF-8: {error}") from error
+    tensor = library.InferInput(name, list(column.shape), "BYTES")
+    tensor.set_data_from_numpy(column)
+    return tensor
+
+
+def _tensor(result: Tensors, name: str, dimensions: int, batch: int) -> np.ndarray:
+    tensor = result.as_numpy(name)
+    if tensor is None or tensor.ndim != dimensions or tensor.shape[0] != batch:
+        found = "missing" if tensor is None else f"of shape {tensor.shape}"
+        raise UnexpectedAnswer(f"output {name} is {found}, where {batch} texts were sent: is this an hPLM backbone?")
+    return tensor
+
+
+def _rows(labels: list[Any], scores: list[float], spans: list[list[int]], logits: list[list[float]]) -> Iterable[Row]:
+    for number, (label, score, span) in enumerate(zip(labels, scores, spans, strict=True)):
+        if label == b"" and span == [-1, -1]:
+            continue
+        own = tuple(logits[number]) if number < len(logits) else (math.nan,)
+        yield Row(_text(label), score, (span[0], span[1]), None if any(map(math.isnan, own)) else own)
+
+
+def _text(value: Any) -> str:
+    try:
+        return value.decode()
+    except (AttributeError, UnicodeDecodeError) as error:
+        raise UnexpectedAnswer(f"a string output holds {value!r}, which is not UTF-8") from error

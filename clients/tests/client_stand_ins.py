@@ -1,0 +1,122 @@
+"""Servers that misbehave, as plain sockets on threads, and count what reaches them."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+
+from hplm_client.retry import Attempts
+
+HTTP2_SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # what a gRPC client waits for before it sends its request
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+class StandIn:
+    """Gives each connection to `handle` on a thread of its own."""
+
+    def __init__(self, port: int = 0) -> None:
+        self.connections = 0
+        self._listener = socket.create_server(("127.0.0.1", port))
+        self.url = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def handle(self, client: socket.socket) -> None:
+        raise NotImplementedError
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                client, _ = self._listener.accept()
+                self.connections += 1
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, contextlib.suppress(OSError):
+            self.handle(client)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+class Cutter(StandIn):
+    """Takes each request in, counts it and drops the connection instead of answering."""
+
+    def __init__(self, protocol: str) -> None:
+        self.requests = 0
+        self._greeting = HTTP2_SETTINGS if protocol == "grpc" else b""
+        super().__init__()
+
+    def handle(self, client: socket.socket) -> None:
+        client.sendall(self._greeting)
+        received = b""
+        while b"TEXT" not in received:
+            received += client.recv(65536)
+        self.requests += 1
+        client.shutdown(socket.SHUT_RDWR)
+
+
+class Canned(StandIn):
+    """Answers whatever comes with the same bytes, then closes the connection and says so."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+        self.closed = threading.Event()
+        super().__init__()
+
+    def handle(self, client: socket.socket) -> None:
+        client.recv(65536)
+        client.sendall(self._answer)
+        client.shutdown(socket.SHUT_WR)
+        self.closed.set()
+        while client.recv(65536):  # an unread request would turn the end of the answer into a reset
+            pass
+
+
+class Silent(StandIn):
+    """Reads and never answers."""
+
+    def handle(self, client: socket.socket) -> None:
+        while client.recv(65536):
+            pass
+
+
+class Forwarder(StandIn):
+    """A port of one's own that leads to a real server."""
+
+    def __init__(self, port: int, target: str) -> None:
+        host, _, target_port = target.partition(":")
+        self._target = (host, int(target_port))
+        super().__init__(port)
+
+    def handle(self, client: socket.socket) -> None:
+        with socket.create_connection(self._target) as server:
+            threading.Thread(target=_pump, args=(server, client), daemon=True).start()
+            _pump(client, server)
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)
+
+
+def before_each_pause(monkeypatch, act: Callable[[], None]) -> None:
+    """Runs `act` whenever a client decides about another attempt."""
+    decide = Attempts.pause_s
+
+    def acting(self, error):
+        act()
+        return decide(self, error)
+
+    monkeypatch.setattr(Attempts, "pause_s", acting)

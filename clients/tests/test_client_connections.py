@@ -1,0 +1,217 @@
+"""What the client makes of servers that are absent, silent, rude or not hPLM's."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from client_stand_ins import Canned, Cutter, Forwarder, Silent, before_each_pause, free_port
+from client_ways import Way
+from hplm_client import (
+    AsyncHplmClient,
+    ClientTimeout,
+    ConnectionFailed,
+    ConnectionLost,
+    HplmClient,
+    HplmClientError,
+    InvalidInput,
+    NotConnected,
+    Unavailable,
+    UnexpectedAnswer,
+)
+
+
+def infer(client):
+    return client.infer("a", tenant="acme")
+
+
+def http(status: str, body: bytes) -> bytes:
+    return f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+
+
+def test_nobody_listens(way, monkeypatch):
+    pauses = []
+    before_each_pause(monkeypatch, lambda: pauses.append(1))
+    with pytest.raises(NotConnected, match=r"127\.0\.0\.1:"):
+        way.call(f"127.0.0.1:{free_port()}", infer, backbone="minilm", retries=2)
+    assert len(pauses) == 3, "two attempts more, and the decision against a third"
+
+
+def test_an_unknown_host_is_not_connected(way):
+    with pytest.raises(NotConnected, match=r"nosuch\.invalid"):
+        way.call("nosuch.invalid:8000", infer, backbone="minilm", retries=0)
+
+
+def test_a_server_that_comes_up_is_found_by_a_retry(way, server, monkeypatch):
+    port, target, started = free_port(), server.http_url if way.protocol == "http" else server.grpc_url, []
+    before_each_pause(monkeypatch, lambda: started or started.append(Forwarder(port, target)))
+    answer = way.call(f"127.0.0.1:{port}", infer, backbone="minilm", retries=8)
+    assert answer.label == "a" and started[0].connections == 1
+    started[0].__exit__()
+
+
+def test_a_request_that_may_have_been_taken_is_sent_once(way):
+    with Cutter(way.protocol) as cutter:
+        with pytest.raises(ConnectionLost):
+            way.call(cutter.url, infer, backbone="minilm", retries=5)
+        assert cutter.requests == 1
+
+
+def test_a_silent_server_is_left_and_not_asked_again(way):
+    with Silent() as silent:
+        with pytest.raises(ConnectionFailed) as caught:
+            way.call(silent.url, infer, backbone="minilm", network_timeout=0.2, retries=5)
+        assert type(caught.value) is ClientTimeout
+        assert silent.connections == 1
+        assert way.call(silent.url, lambda client: client.ready(), network_timeout=0.1) is False
+
+
+def test_an_absent_server_is_not_ready(way):
+    assert way.call(f"127.0.0.1:{free_port()}", lambda client: client.ready()) is False
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "complaint"),
+    [
+        (http("200 OK", b"<html>hello</html>"), UnexpectedAnswer, "no answer of Triton's"),
+        (http("200 OK", b'{"outputs": []}'), UnexpectedAnswer, "LABEL is missing"),
+        (http("502 Bad Gateway", b"<html>proxy</html>"), Unavailable, "<html>proxy</html>"),
+        (b"\0\0\0\4\0\0\0\0\0 not HTTP at all\r\n\r\n", ConnectionLost, "127.0.0.1"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\ncut", ConnectionLost, "127.0.0.1"),
+    ],
+)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_other_http_servers(answer, kind, complaint, is_async):
+    with Canned(answer) as stranger, pytest.raises(kind, match=complaint) as caught:
+        Way("http", is_async).call(stranger.url, infer, backbone="minilm")
+    assert type(caught.value) is kind
+
+
+def test_the_other_protocols_port(way, server):
+    other = server.grpc_url if way.protocol == "http" else server.http_url
+    with pytest.raises(ConnectionFailed):
+        way.call(other, infer, backbone="minilm", retries=0, network_timeout=5)
+
+
+def test_an_idle_connection_that_the_server_closed_is_replaced():
+    with Canned(http("200 OK", b"")) as server, HplmClient(server.url) as client:
+        assert client.ready()
+        assert server.closed.wait(10)
+        assert client.ready() and server.connections == 2
+
+
+def test_a_healthy_connection_is_used_again(server):
+    port = free_port()
+    with Forwarder(port, server.http_url) as forwarder, HplmClient(forwarder.url, backbone="minilm") as client:
+        assert [infer(client).label for _ in range(5)] == ["a"] * 5
+        assert forwarder.connections == 1
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_threads_that_end_leave_nothing_open(server, protocol):
+    url = server.http_url if protocol == "http" else server.grpc_url
+
+    def thirty_threads():
+        for _ in range(30):
+            thread = Thread(target=infer, args=(client,))
+            thread.start()
+            thread.join()
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    with HplmClient(url, protocol, "minilm") as client:
+        infer(client)
+        assert thirty_threads() - thirty_threads() == 0
+
+
+def test_close_closes_what_was_pooled(server):
+    with HplmClient(server.http_url, backbone="minilm") as client, ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda _: client.infer("meet closing 8", tenant="acme"), range(8)))
+        assert established(server.http_url) == 8
+    assert established(server.http_url) == 0
+
+
+def established(url: str) -> int:
+    """Connections of this machine's to that port, as the kernel sees them."""
+    port = f":{int(url.rpartition(':')[2]):04X}"
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    return sum(line.split()[2].endswith(port) and line.split()[3] == "01" for line in lines)
+
+
+def test_a_closed_client_says_so(way):
+    if way.is_async:
+
+        async def use_closed():
+            client = AsyncHplmClient("127.0.0.1:1", way.protocol)
+            await client.close()
+            await client.ready()
+
+        with pytest.raises(HplmClientError, match="closed"):
+            asyncio.run(use_closed())
+    else:
+        client = HplmClient("127.0.0.1:1", way.protocol)
+        client.close()
+        with pytest.raises(HplmClientError, match="closed"):
+            infer(client)
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_an_asyncio_client_stays_with_its_loop(server, protocol):
+    client = AsyncHplmClient(server.http_url if protocol == "http" else server.grpc_url, protocol, "minilm")
+
+    async def use_and_keep():
+        assert (await infer(client)).label == "a"
+        await client._bound[1].close()
+
+    asyncio.run(use_and_keep())
+    with pytest.raises(HplmClientError, match="another event loop"):
+        asyncio.run(infer(client))
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_cancelled_task_leaves_the_client_usable(server, protocol):
+    async def cancel_one():
+        url = server.http_url if protocol == "http" else server.grpc_url
+        async with AsyncHplmClient(url, protocol, "minilm") as client:
+            task = asyncio.create_task(client.infer("sleep 1", tenant="acme"))
+            await asyncio.sleep(0.05)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            return await infer(client)
+
+    assert asyncio.run(cancel_one()).label == "a"
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"url": "http://127.0.0.1:8000"}, "HOST:PORT"),
+        ({"url": "127.0.0.1"}, "HOST:PORT"),
+        ({"url": "127.0.0.1:port"}, "[Pp]ort"),
+        ({"url": "127.0.0.1:8000/path"}, "HOST:PORT"),
+        ({"protocol": "https"}, "http, grpc"),
+        ({"api_key": "two\nlines"}, "printable ASCII"),
+        ({"api_key": "schlüssel"}, "printable ASCII"),
+        ({"api_key": ""}, "printable ASCII"),
+        ({"network_timeout": 0}, "nothing hangs"),
+        ({"network_timeout": float("inf")}, "nothing hangs"),
+        ({"retries": -1}, "0 turns them off"),
+    ],
+)
+@pytest.mark.parametrize("kind", [HplmClient, AsyncHplmClient])
+def test_wrong_settings_are_refused_at_once(kind, settings, complaint):
+    with pytest.raises(InvalidInput, match=complaint) as caught:
+        kind(**{"url": "127.0.0.1:8000", **settings})
+    assert "schl" not in str(caught.value), "a key does not belong into a message"
+
+
+def test_the_key_is_not_shown():
+    from hplm_client.settings import Settings
+
+    assert "s3cret" not in repr(Settings("127.0.0.1:8000", api_key="s3cret"))

@@ -1,0 +1,91 @@
+"""`hplm infer` against the running fake backbone."""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import json
+
+import pytest
+
+from hplm.cli import infer
+from hplm.errors import HplmError
+
+
+def run(*arguments: str):
+    parser = argparse.ArgumentParser()
+    infer.register(parser.add_subparsers())
+    args = parser.parse_args(["infer", *arguments])
+    return args.run(args)
+
+
+@pytest.fixture(autouse=True)
+def no_key(monkeypatch):
+    monkeypatch.delenv("HPLM_API_KEY", raising=False)
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_one_line_of_json(server, protocol, capsys):
+    url = server.http_url if protocol == "http" else server.grpc_url
+    answer = run("a text", "--tenant", "acme", "--url", url, "--protocol", protocol, "--json")
+    row = {"label": "a text", "score": 1.0, "span": [0, 6]}
+    assert answer == {"tenant": "acme", "label": "a text", "score": 1.0, "rows": [row], "version": "v7"}
+    assert json.loads(json.dumps(answer)) == answer
+    assert capsys.readouterr().out == "", "the entry point prints the JSON"
+
+
+def test_a_table_for_people(server, capsys):
+    run("two\n ~ words", "--tenant", "tagger", "--url", server.http_url)
+    assert capsys.readouterr().out.splitlines() == [
+        "LABEL   SCORE  SPAN  TEXT",
+        "TWO    1.0000   0-3  two",
+        "-      0.0000   5-6  ~",
+        "WORDS  0.3333  7-12  words",
+        "tenant tagger, version v7",
+    ]
+
+
+def test_long_texts_are_cut_in_the_table_and_pairs_left_out(server, capsys):
+    run("x" * 100, "--tenant", "acme", "--url", server.http_url, "--top-k", "2")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4 and all(line.endswith("x" * 47 + "…") for line in lines[1:3])
+    run("one", "--pair", "two", "--tenant", "acme", "--url", server.http_url)
+    assert capsys.readouterr().out.splitlines()[:2] == ["LABEL     SCORE  SPAN", "one|two  1.0000   0-7"]
+
+
+def test_options_and_key_reach_the_server(server, monkeypatch):
+    def told(*arguments):
+        facts = json.loads(run("parameters", "--tenant", "acme", "--url", server.http_url, "--json", *arguments)["label"])
+        return {name.lower(): value for name, value in facts["parameters"].items()}, facts["timeout"]
+
+    parameters, timeout = told("--truncate", "--top-k", "1", "--deadline-ms", "900.5", "--key", "FROM_OPTION")
+    assert parameters == {"tenant": "acme", "truncate": True, "top_k": 1, "authorization": "Bearer FROM_OPTION"}
+    assert 0 < timeout <= 900_500
+    monkeypatch.setenv("HPLM_API_KEY", "FROM_ENVIRONMENT")
+    assert told()[0]["authorization"] == "Bearer FROM_ENVIRONMENT"
+
+
+def test_failures_are_the_command_lines(server):
+    for arguments, complaint in (
+        (["a", "--tenant", "nobody"], "no_tenant"),
+        (["a", "--tenant", "acme", "--backbone", "nope"], "nope"),
+        (["a", "--tenant", "acme", "--deadline-ms", "0"], "positive"),
+        (["a\udcff", "--tenant", "acme"], "UTF-8"),
+    ):
+        with pytest.raises(HplmError, match=complaint):
+            run(*arguments, "--url", server.http_url)
+    with pytest.raises(HplmError, match="HOST:PORT"):
+        run("a", "--tenant", "acme", "--url", "http://somewhere")
+
+
+def test_a_missing_client_names_the_extra(monkeypatch):
+    real_import = builtins.__import__
+
+    def without_client(name, *rest, **more):
+        if name == "hplm_client":
+            raise ModuleNotFoundError("No module named 'hplm_client'", name="hplm_client")
+        return real_import(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without_client)
+    with pytest.raises(HplmError, match=r"hplm\[client\]"):
+        run("a", "--tenant", "acme")

@@ -1,0 +1,79 @@
+"""`hplm infer`: one text, one answer, through hplm_client."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING, Any
+
+from hplm.errors import HplmError
+
+if TYPE_CHECKING:
+    from hplm_client import Answer
+
+DEFAULT_URLS = {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
+WIDEST_EXCERPT = 48
+
+
+def register(commands: Any) -> None:
+    command: argparse.ArgumentParser = commands.add_parser("infer", help="send a text to a running server")
+    command.add_argument("text")
+    command.add_argument("--tenant", required=True, help="which hPLM answers")
+    command.add_argument("--pair", metavar="TEXT", help="second segment, for tenants that take two")
+    command.add_argument("--url", metavar="HOST:PORT", help="default: 127.0.0.1:8000, for gRPC 127.0.0.1:8001")
+    command.add_argument("--protocol", choices=sorted(DEFAULT_URLS), default="http")
+    command.add_argument("--backbone", metavar="NAME", help="default: the only one the server has")
+    command.add_argument("--deadline-ms", type=float, metavar="MS", help="default: the tenant's own")
+    command.add_argument("--top-k", type=int, metavar="K", help="so many labels instead of the best one")
+    command.add_argument("--truncate", action="store_true", help="cut a text that is too long instead of refusing it")
+    command.add_argument("--key", metavar="KEY", help="API key; default: $HPLM_API_KEY, which `ps` does not show")
+    command.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
+    command.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    try:
+        from hplm_client import HplmClient, HplmClientError
+    except ModuleNotFoundError as error:
+        raise HplmError(f"{error}; `hplm infer` needs the 'client' extra: pip install 'hplm[client]'") from error
+
+    url = args.url or DEFAULT_URLS[args.protocol]
+    key = args.key or os.environ.get("HPLM_API_KEY")
+    try:
+        with HplmClient(url, args.protocol, args.backbone, key) as client:
+            answer = client.infer(
+                args.text,
+                tenant=args.tenant,
+                pair=args.pair,
+                deadline_ms=args.deadline_ms,
+                top_k=args.top_k,
+                truncate=args.truncate,
+            )
+    except HplmClientError as error:
+        raise HplmError(str(error)) from error
+    if not args.json:
+        print(table(answer, args.text if args.pair is None else None))
+        print(f"tenant {args.tenant}, version {answer.version}")
+    return {
+        "tenant": args.tenant,
+        "label": answer.label,
+        "score": answer.score,
+        "rows": [{"label": row.label, "score": row.score, "span": list(row.span)} for row in answer.rows],
+        "version": answer.version,
+    }
+
+
+def table(answer: Answer, text: str | None) -> str:
+    """Aligned columns. Of a pair only the tenant's task knows which of the two the spans speak of: no excerpts then."""
+    lines = [("LABEL", "SCORE", "SPAN", "TEXT" if text is not None else "")]
+    for row in answer.rows:
+        start, end = row.span
+        excerpt = " ".join(text[start:end].split()) if text is not None else ""
+        if len(excerpt) > WIDEST_EXCERPT:
+            excerpt = excerpt[: WIDEST_EXCERPT - 1] + "…"
+        lines.append((row.label or "-", f"{row.score:.4f}", f"{start}-{end}", excerpt))
+    widths = [max(len(line[column]) for line in lines) for column in range(3)]
+    return "\n".join(
+        f"{label:<{widths[0]}}  {score:>{widths[1]}}  {span:>{widths[2]}}  {excerpt}".rstrip()
+        for label, score, span, excerpt in lines
+    )
