@@ -101,7 +101,7 @@ class Store:
         return cls(folder)
 
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer(self.folder / "tokenizer.json", self.config.positions)
+        return Tokenizer((self.folder / "tokenizer.json").read_text(), self.config.positions)
 
     def upper(self) -> UpperStack:
         upper = UpperStack(self.config)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer as HuggingFaceTokenizer
@@ -25,9 +24,9 @@ class Encoded:
 
 
 class Tokenizer:
-    def __init__(self, path: Path, positions: int) -> None:
+    def __init__(self, tokenizer_json: str, positions: int) -> None:
         self.positions = positions
-        self._tokenizer = HuggingFaceTokenizer.from_file(str(path))
+        self._tokenizer = HuggingFaceTokenizer.from_str(tokenizer_json)
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._special_tokens = {
