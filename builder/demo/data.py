@@ -1,0 +1,166 @@
+"""Writes the demo's data: a corpus for every domain, training, dev and test files for every tenant."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+from builder.demo.docstrings import read_definitions
+from builder.demo.documents import LONGEST, Document, read_document, split_documents
+from builder.demo.domains import DOMAINS, Domain
+from builder.demo.tasks import TASKS, Classified, DemoTask, Example, Names
+from hplm.errors import HplmError
+
+SIZES = {"train": 2000, "dev": 300, "test": 500}
+NOT_WORDS = re.compile(r"\W+")
+
+
+@dataclass(frozen=True)
+class DemoDomain:
+    name: str
+    packages: tuple[str, ...]
+    corpus: Path  # text, one document a line; nothing of it is in a dev or test file
+    documents: int
+
+
+@dataclass(frozen=True)
+class DemoTenant:
+    id: str
+    domain: str
+    task: str
+    question: str
+    labels: tuple[str, ...]
+    train: Path
+    dev: Path
+    test: Path
+    majority_share: float  # of the test set: what answering the most frequent label (of a word, for `tag`) would score
+
+
+@dataclass(frozen=True)
+class DemoData:
+    domains: tuple[DemoDomain, ...]
+    tenants: tuple[DemoTenant, ...]
+
+
+def write_demo_data(
+    folder: Path,
+    domains: Sequence[Domain] = DOMAINS,
+    tasks: Sequence[DemoTask] = TASKS,
+    sizes: Mapping[str, int] = SIZES,
+    show_progress: bool = True,
+) -> DemoData:
+    """The same files for the same installed packages, on any machine."""
+    names = {domain.name: Names(domain.package_names) for domain in domains}
+    documents: dict[str, list[Document]] = defaultdict(list)
+    with _no_cycle_collection():
+        for place, area, path in tqdm(_files(domains), "reading docstrings", unit="file", disable=not show_progress):
+            for definition in read_definitions(place.package, place.module, path):
+                names[place.domain].add(definition)
+                if definition.docstring:
+                    documents[place.domain].append(read_document(definition, area))
+
+    written: list[DemoDomain] = []
+    tenants: list[DemoTenant] = []
+    for domain in tqdm(domains, "writing demo data", unit="domain", disable=not show_progress):
+        splits = split_documents(documents[domain.name])
+        home = folder / domain.name
+        home.mkdir(parents=True, exist_ok=True)
+        written.append(_write_corpus(home, domain, splits["train"]))
+        own_tasks = [task for task in tasks if task.domain == domain.name]
+        tenants += [_write_tenant(home, task, splits, names[domain.name], sizes) for task in own_tasks]
+    return DemoData(tuple(written), tuple(tenants))
+
+
+@contextmanager
+def _no_cycle_collection() -> Iterator[None]:
+    """Syntax trees hold no cycles, and looking for some takes a quarter of the reading time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+class Place(NamedTuple):
+    domain: str
+    package: str
+    module: str
+
+
+def _files(domains: Sequence[Domain]) -> list[tuple[Place, str, Path]]:
+    """Every file once for a domain, with the first area that lists it."""
+    found: dict[Place, tuple[str, Path]] = {}
+    for domain in domains:
+        for area in domain.areas:
+            for source in area.sources:
+                for module, path in source.files():
+                    found.setdefault(Place(domain.name, source.package, module), (area.name, path))
+    return [(place, area, path) for place, (area, path) in found.items()]
+
+
+def _write_corpus(home: Path, domain: Domain, documents: Sequence[Document]) -> DemoDomain:
+    corpus = home / "corpus.txt"
+    lines = (" ".join(document.text.split()[:LONGEST]) + "\n" for document in documents)
+    corpus.write_text("".join(lines), encoding="utf-8")
+    return DemoDomain(domain.name, domain.packages, corpus, len(documents))
+
+
+def _write_tenant(
+    home: Path, task: DemoTask, splits: Mapping[str, list[Document]], names: Names, sizes: Mapping[str, int]
+) -> DemoTenant:
+    files: dict[str, Path] = {}
+    counts: dict[str, Counter[str]] = {}
+    seen: set[str] = set()
+    for split, size in sizes.items():
+        answered = (task.example(document, names) for document in splits[split])
+        examples = _sample(_unseen((example for example in answered if example), seen), size)
+        if not examples:
+            raise HplmError(
+                f"demo tenant '{task.tenant}': the sources of {', '.join(sorted(names.packages))} hold no {split} "
+                "examples; install these packages, and this Python, with their .py files"
+            )
+        files[split] = home / f"{task.tenant}.{split}.jsonl"
+        lines = (json.dumps(asdict(example), ensure_ascii=False) + "\n" for example in examples)
+        files[split].write_text("".join(lines), encoding="utf-8")
+        counts[split] = Counter(label for example in examples for label in example.labels)
+    labels = tuple(sorted(counts["train"]))
+    majority = max(counts["test"].values()) / counts["test"].total()
+    return DemoTenant(task.tenant, task.domain, task.task, task.question, labels, **files, majority_share=majority)
+
+
+def _unseen(examples: Iterable[Example], seen: set[str]) -> list[Example]:
+    """Examples whose words, whatever their case and punctuation, no example before them has; `seen` grows by them."""
+    kept = []
+    for example in examples:
+        words = NOT_WORDS.sub(" ", example.text).strip().lower()
+        if words not in seen:
+            seen.add(words)
+            kept.append(example)
+    return kept
+
+
+def _sample(examples: Sequence[Example], size: int) -> list[Example]:
+    """At most `size`, in an order of their own, the rare labels of a classification first so that none drowns."""
+    by_label: dict[str, list[Example]] = defaultdict(list)
+    for example in sorted(examples, key=_shuffled):
+        by_label[example.label if isinstance(example, Classified) else ""].append(example)
+    chosen: list[Example] = []
+    for left, members in zip(range(len(by_label), 0, -1), sorted(by_label.values(), key=len), strict=True):
+        chosen += members[: (size - len(chosen)) // left]
+    return sorted(chosen, key=_shuffled)
+
+
+def _shuffled(example: Example) -> bytes:
+    return hashlib.blake2b(repr(example).encode(), digest_size=8).digest()

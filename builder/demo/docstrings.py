@@ -1,0 +1,163 @@
+"""Reads docstrings, and facts about what they describe, out of source files: parsed, never imported."""
+
+from __future__ import annotations
+
+import ast
+import sysconfig
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from hplm.errors import HplmError
+
+STANDARD_LIBRARY = "stdlib"
+# Not documentation of an interface: tests, and what lies beside the standard library's own files.
+SKIPPED_FOLDERS = {"__pycache__", "dist-packages", "idle_test", "site-packages", "test", "testing", "tests"}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Source:
+    """Source files of one package; `under` names some of its modules and folders (patterns), empty means all."""
+
+    package: str
+    under: tuple[str, ...] = ()
+
+    def files(self) -> list[tuple[str, Path]]:
+        """Name relative to the package, and where it lies, in an order that does not depend on the machine."""
+        root = package_folder(self.package)
+        patterns = [pattern for part in self.under for pattern in (f"{part}.py", f"{part}/**/*.py")] or ["**/*.py"]
+        found = {path.relative_to(root): path for pattern in patterns for path in root.glob(pattern)}
+        kept = {name: path for name, path in found.items() if not SKIPPED_FOLDERS.intersection(name.parts[:-1])}
+        return sorted((name.as_posix(), path) for name, path in kept.items())
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A module, class, function or method, as its source tells of it."""
+
+    package: str
+    module: str  # the file, relative to the package: "asyncio/tasks.py"
+    qualified_name: str  # within the module; empty for the module itself
+    kind: str  # "module", "class", "function" or "method"
+    docstring: str  # empty where there is none
+    parameters: tuple[str, ...] = ()  # a class has those of its __init__; never self or cls
+    decorators: tuple[str, ...] = ()
+    returns_value: bool = False
+    is_async: bool = False
+    is_generator: bool = False  # yields in a statement of its own or in an assignment
+    is_stub: bool = False  # nothing but a docstring, `pass`, `...` or a raise: what it does is left to others
+
+    @property
+    def name(self) -> str:
+        return self.qualified_name.rpartition(".")[2]
+
+
+def package_folder(package: str) -> Path:
+    if package == STANDARD_LIBRARY:
+        return Path(sysconfig.get_path("stdlib"))
+    top, *inner = package.split(".")
+    spec = PathFinder.find_spec(top)
+    for location in (spec.submodule_search_locations or ()) if spec else ():
+        folder = Path(location, *inner)
+        if folder.is_dir():
+            return folder
+    raise HplmError(
+        f"package '{package}', whose docstrings the demo reads, is not installed here; "
+        f"install the project's extras: pip install -c constraints.txt '.[build,client,embedded,demo]'"
+    )
+
+
+def read_definitions(package: str, module: str, path: Path) -> list[Definition]:
+    """Everything one file defines, in the file's order. A file this Python cannot parse defines nothing."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # old escapes in other people's strings
+            tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # templates, and packages that carry files for other Pythons
+        return []
+    whole = Definition(package, module, "", "module", ast.get_docstring(tree) or "")
+    return [whole, *_definitions_in(tree.body, package, module, ())]
+
+
+def _definitions_in(body: Iterable[ast.stmt], package: str, module: str, within: tuple[str, ...]) -> Iterator[Definition]:
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            path = (*within, node.name)
+            yield Definition(
+                package,
+                module,
+                ".".join(path),
+                "class",
+                ast.get_docstring(node) or "",
+                parameters=next((_parameters(item) for item in node.body if _is_init(item)), ()),
+                decorators=_decorators(node),
+            )
+            yield from _definitions_in(node.body, package, module, path)
+        elif isinstance(node, Function):
+            yield _function(node, package, module, within)
+        elif isinstance(node, ast.If | ast.Try):  # definitions that depend on a version or a platform
+            handlers = [item for handler in getattr(node, "handlers", ()) for item in handler.body]
+            yield from _definitions_in([*node.body, *handlers, *node.orelse], package, module, within)
+
+
+def _function(node: Function, package: str, module: str, within: tuple[str, ...]) -> Definition:
+    statements = list(_statements(node.body))
+    return Definition(
+        package,
+        module,
+        ".".join((*within, node.name)),
+        "method" if within else "function",
+        ast.get_docstring(node) or "",
+        parameters=_parameters(node),
+        decorators=_decorators(node),
+        returns_value=any(isinstance(item, ast.Return) and not _is_none(item.value) for item in statements),
+        is_async=isinstance(node, ast.AsyncFunctionDef),
+        is_generator=any(_is_yield(item) for item in statements),
+        is_stub=all(isinstance(item, ast.Pass | ast.Raise) or _is_constant(item) for item in node.body),
+    )
+
+
+def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """A body's statements at every depth, without those of functions and classes inside it.
+
+    Statements only: walking every expression as well would cost more than parsing did.
+    """
+    for node in body:
+        yield node
+        if not isinstance(node, Function | ast.ClassDef):
+            for field in ("body", "orelse", "finalbody"):
+                yield from _statements(getattr(node, field, ()))
+            for branch in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+                yield from _statements(branch.body)
+
+
+def _is_yield(node: ast.stmt) -> bool:
+    return isinstance(getattr(node, "value", None), ast.Yield | ast.YieldFrom)
+
+
+def _parameters(function: Function) -> tuple[str, ...]:
+    listed = function.args
+    every = [*listed.posonlyargs, *listed.args, listed.vararg, *listed.kwonlyargs, listed.kwarg]
+    return tuple(item.arg for item in every if item is not None and item.arg not in {"self", "cls"})
+
+
+def _decorators(node: Function | ast.ClassDef) -> tuple[str, ...]:
+    """Dotted names without their arguments: "property", "functools.cache"."""
+    calls = (item.func if isinstance(item, ast.Call) else item for item in node.decorator_list)
+    return tuple(ast.unparse(item) for item in calls)
+
+
+def _is_init(node: ast.stmt) -> bool:
+    return isinstance(node, ast.FunctionDef) and node.name == "__init__"
+
+
+def _is_none(value: ast.expr | None) -> bool:
+    return value is None or (isinstance(value, ast.Constant) and value.value is None)
+
+
+def _is_constant(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from builder.demo import DemoData, write_demo_data
+from builder.demo.docstrings import STANDARD_LIBRARY, Source
+from builder.demo.domains import Area, Domain
+from builder.demo.tasks import TASKS
+from hplm.errors import HplmError
+
+SMALL = Domain(
+    "small",
+    tuple(Area(name, (Source(STANDARD_LIBRARY, (name,)),)) for name in ("asyncio", "email", "logging", "unittest")),
+)
+SMALL_TASKS = [replace(task, domain="small") for task in TASKS]
+SIZES = {"train": 60, "dev": 10, "test": 20}
+
+
+def written(folder: Path) -> DemoData:
+    return write_demo_data(folder, [SMALL], SMALL_TASKS, SIZES, show_progress=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("demo")
+
+
+@pytest.fixture(scope="module")
+def data(folder: Path) -> DemoData:
+    return written(folder)
+
+
+def rows(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def texts(path: Path) -> set[str]:
+    joined = (row["text"] if "text" in row else " ".join(row["tokens"]) for row in rows(path))
+    return {re.sub(r"\W+", " ", text).strip().lower() for text in joined}
+
+
+def test_the_same_sources_give_the_same_files(data: DemoData, folder: Path, tmp_path: Path) -> None:
+    written(tmp_path)
+    files = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.*")}
+    assert files == {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*.*")}
+    assert len(files) == 1 + 3 * len(SMALL_TASKS)
+
+
+def test_rows_are_what_the_builder_reads(data: DemoData) -> None:
+    for tenant in data.tenants:
+        for path in (tenant.train, tenant.dev, tenant.test):
+            for row in rows(path):
+                if tenant.task == "classify":
+                    assert set(row) == {"text", "label"}
+                    assert row["label"] in tenant.labels
+                    assert 6 <= len(row["text"].split()) <= 100
+                else:
+                    assert set(row) == {"tokens", "tags"}
+                    assert len(row["tokens"]) == len(row["tags"]) <= 100
+                    assert set(row["tags"]) <= set(tenant.labels)
+                    assert " ".join(row["tokens"]).split() == row["tokens"]
+
+
+def test_no_text_is_on_two_sides_of_a_split(data: DemoData) -> None:
+    for tenant in data.tenants:
+        assert texts(tenant.train).isdisjoint(texts(tenant.test))
+        assert texts(tenant.train).isdisjoint(texts(tenant.dev))
+        assert texts(tenant.dev).isdisjoint(texts(tenant.test))
+
+
+def test_the_corpus_holds_no_text_that_is_tested_on(data: DemoData) -> None:
+    corpus = data.domains[0].corpus.read_text(encoding="utf-8").splitlines()
+    assert len(corpus) == data.domains[0].documents
+    seen = {re.sub(r"\W+", " ", line).strip().lower() for line in corpus}
+    returning = next(tenant for tenant in data.tenants if tenant.id == "stdlib-returns")
+    assert texts(returning.train) & seen
+    assert seen.isdisjoint(texts(returning.test))
+
+
+def test_the_majority_share_is_the_test_set_s(data: DemoData) -> None:
+    for tenant in data.tenants:
+        labels = Counter(label for row in rows(tenant.test) for label in row.get("tags") or [row["label"]])
+        assert tenant.majority_share == pytest.approx(max(labels.values()) / labels.total())
+
+
+def test_labels_are_balanced_as_far_as_the_sources_allow(data: DemoData) -> None:
+    areas = next(tenant for tenant in data.tenants if tenant.id == "stdlib-area")
+    counts = Counter(row["label"] for row in rows(areas.train))
+    assert set(counts) == {"asyncio", "email", "logging", "unittest"}
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
+def test_sources_without_examples_are_an_error_that_names_them(tmp_path: Path) -> None:
+    bare = Domain("small", (Area("nothing", (Source(STANDARD_LIBRARY, ("no_such_module",)),)),))
+    with pytest.raises(HplmError, match=r"'stdlib-area'.*stdlib hold no train examples"):
+        write_demo_data(tmp_path, [bare], SMALL_TASKS, SIZES, show_progress=False)
