@@ -1,0 +1,69 @@
+"""`hplm serve`: a tritonserver in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+
+from hplm.errors import HplmError
+
+
+def register(commands) -> None:
+    serve = commands.add_parser(
+        "serve",
+        help="serve a model repository with Triton",
+        description="Serve every model of a repository with the container's tritonserver, or else the embedded one, "
+        "until Ctrl-C or SIGTERM.",
+    )
+    serve.add_argument(
+        "--repository", type=Path, default=Path("model_repository"), metavar="DIR", help="default: model_repository"
+    )
+    serve.add_argument("--state", type=Path, metavar="DIR", help="a writable folder for what changes while serving")
+    serve.add_argument("--address", default="127.0.0.1", help="default: 127.0.0.1, only this machine; 0.0.0.0: all")
+    for service, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
+        serve.add_argument(
+            f"--{service}-port", type=int, default=port, metavar="PORT", help=f"default: {port}; 0 takes any free port"
+        )
+    serve.add_argument("--log-file", type=Path, metavar="FILE", help="appended to (default: .hplm/serve-HTTPPORT.log)")
+    serve.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    from hplm.server import TritonServer
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # from here on SIGTERM and Ctrl-C are the same
+    server = TritonServer(
+        repository=args.repository,
+        address=args.address,
+        http_port=args.http_port,
+        grpc_port=args.grpc_port,
+        metrics_port=args.metrics_port,
+        log_file=args.log_file or Path(f".hplm/serve-{args.http_port}.log"),
+        state=args.state,
+    )
+    say(f"tritonserver  {server.installation.binary} ({server.installation.description})")
+    say(f"log           {server.log_file}")
+    say(f"models        {', '.join(server.models)}: loading")
+    try:
+        with server:
+            announce(server)
+            code = server.wait()
+            raise HplmError(f"tritonserver ended by itself with code {code}; its log says:\n{server.last_words()}")
+    except KeyboardInterrupt:
+        say("stopped")
+
+
+def announce(server) -> None:
+    say(f"HTTP          {server.http_url}")
+    say(f"gRPC          {server.grpc_url}")
+    say(f"metrics       {server.metrics_url}/metrics")
+    if server.address.startswith("127."):
+        say("Ready, for this machine only (loopback); --address 0.0.0.0 lets others in. Ctrl-C or SIGTERM stops it.")
+    else:
+        say(f"Ready, for everyone who reaches {server.address}. Ctrl-C or SIGTERM stops it.")
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stdout, flush=True)

@@ -1,0 +1,83 @@
+"""The tritonserver inside the `nvidia-pytriton` wheel: what it needs of this Python, and what is said where that lacks."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import sys
+import sysconfig
+from pathlib import Path
+
+from hplm.errors import HplmError
+from hplm.server.installation import STUB, Installation
+
+INSTALL = "pip install -c constraints.txt 'hplm[embedded]'"
+
+
+def embedded() -> Installation | None:
+    """None where the wheel is not installed; an error where it is and cannot work."""
+    package = importlib.util.find_spec("pytriton")  # finds, does not import
+    if package is None or package.origin is None:
+        return None
+    _check_numpy()
+    root = Path(package.origin).parent / "tritonserver"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = root / "python_backend_stubs" / version / STUB
+    if not stub.is_file():
+        raise HplmError(
+            f"the embedded Triton has no stub for Python {version}: "
+            f"use one of {', '.join(sorted(path.name for path in stub.parent.parent.iterdir()))}"
+        )
+    wheel_libraries = root.parent.parent / "nvidia_pytriton.libs"
+    return Installation(
+        binary=root / "bin" / "tritonserver",
+        description=f"embedded, from nvidia-pytriton {importlib.metadata.version('nvidia-pytriton')}",
+        stock_backends=root / "backends",
+        stub=stub,
+        library_folders=(wheel_libraries,),
+        library_links=_links_to_libpython(wheel_libraries),
+    )
+
+
+def why_not_here() -> str:
+    """What keeps the wheel from this machine, for the message that says how to get a tritonserver."""
+    libc, version = platform.libc_ver()
+    machine = platform.machine()
+    if machine != "x86_64":
+        return f"the embedded one needs x86-64, this machine is {machine}"
+    if libc != "glibc" or tuple(int(part) for part in version.split(".")[:2]) < (2, 35):
+        return f"the embedded one needs glibc 2.35 or later, this machine has {libc or 'another libc'} {version}".rstrip()
+    return f"install the embedded one with `{INSTALL}`"
+
+
+def libpython() -> Path:
+    """The shared library of this very interpreter: the stub is a Python of its own that must load our modules."""
+    name = f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
+    folders = dict.fromkeys([sysconfig.get_config_var("LIBDIR") or "", str(Path(sys.base_prefix) / "lib")])
+    for folder in folders:
+        if (Path(folder) / name).is_file():
+            return Path(folder) / name
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    raise HplmError(
+        f"no shared {name} in {' or '.join(filter(None, folders))}, and the embedded Triton cannot run Python without. "
+        f"On Debian or Ubuntu: apt-get install libpython{version}. With pyenv: "
+        f"PYTHON_CONFIGURE_OPTS=--enable-shared pyenv install {version}. "
+        "Or make the environment with another Python that has one"
+    )
+
+
+def _check_numpy() -> None:
+    version = importlib.metadata.version("numpy")
+    if int(version.split(".")[0]) >= 2:
+        raise HplmError(
+            f"numpy {version} is installed, and under it the embedded Triton returns empty tensors without an error: "
+            f"`{INSTALL}` brings numpy 1.26"
+        )
+
+
+def _links_to_libpython(wheel_libraries: Path) -> dict[str, Path]:
+    """Also under the name of a copy that the wheel may carry (it does for 3.13): modules must meet their own Python."""
+    library = libpython()
+    carried = wheel_libraries.glob(f"libpython*.{sys.version_info.minor}.so.1.0")
+    return {name: library for name in (library.name, *(copy.name for copy in carried))}

@@ -1,0 +1,74 @@
+"""A tritonserver with its stubs is one process group: stopped together, and swept up after.
+
+Run as a script this file is the watchdog: it stops the group when the process that started it is gone, however that
+died. PR_SET_PDEATHSIG would need code between fork and exec, and fires when the starting *thread* ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")
+_ORPHANED_GRACE_S = 5.0
+
+
+def members(group: int) -> list[int]:
+    """Living processes of the group; a zombie is not one, whoever forgets to reap it."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, process_group = stat.read_text(errors="replace").rpartition(")")[2].split()[:3]
+        except (OSError, ValueError):  # ended while we looked
+            continue
+        if int(process_group) == group and state not in "ZX":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def stop(group: int, grace: float) -> None:
+    """SIGTERM to the leader, `grace` seconds, then SIGKILL to whatever is left."""
+    if group in members(group):
+        _signal(os.kill, group, signal.SIGTERM)
+    wait_until_gone(group, grace)
+    kill(group)
+
+
+def kill(group: int) -> None:
+    while members(group):
+        _signal(os.killpg, group, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def wait_until_gone(group: int, timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    while members(group) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def sweep(prefix: str) -> None:
+    """A killed stub leaves its shared-memory region behind."""
+    for region in SHARED_MEMORY.glob(f"{prefix}*"):
+        region.unlink(missing_ok=True)
+
+
+def _signal(send, target: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):  # ended just now, as wished
+        send(target, number)
+
+
+def watch(parent: int, group: int, prefix: str, folder: str) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    stop(group, _ORPHANED_GRACE_S)
+    sweep(prefix)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    watch(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])

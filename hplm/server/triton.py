@@ -1,0 +1,214 @@
+"""One tritonserver process: started, watched, stopped with all that belongs to it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import BinaryIO
+
+from hplm.errors import HplmError
+from hplm.server import log, process_group
+from hplm.server.control import Control
+from hplm.server.discovery import find_backends, find_installation
+from hplm.server.flags import SECRET_HEADER, contract_flags
+from hplm.server.ports import Ports, in_use, reachable, resolve
+from hplm.server.repository import model_names
+
+_EXIT_TIMEOUT_S = 10  # what Triton itself waits should somebody send it SIGTERM past us
+_EMPTY_SERVER_GRACE_S = 2.0
+_ATTEMPTS = 3  # a chosen port may be taken before Triton listens on it
+
+
+class TritonServer:
+    """Serves every model of a repository. Port 0 is any free one; without `log_file` the log goes when the server does."""
+
+    def __init__(
+        self,
+        repository: Path,
+        backends: Path | None = None,
+        address: str = "127.0.0.1",
+        http_port: int = 0,
+        grpc_port: int = 0,
+        metrics_port: int = 0,
+        log_file: Path | None = None,
+        state: Path | None = None,
+        extra_args: Sequence[str] = (),
+    ) -> None:
+        self.repository = Path(repository).resolve()
+        self.models = model_names(self.repository)
+        self.address = resolve(address)
+        self.installation = find_installation()
+        self.log_file = Path(log_file).resolve() if log_file else None
+        self._keeps_log = log_file is not None
+        self._backends = Path(backends).resolve() if backends else find_backends()
+        self._state = Path(state).resolve() if state else None
+        self._extra_args = tuple(extra_args)
+        self._wanted = self._ports = Ports(http_port, grpc_port, metrics_port)
+        # The id names the server in /v2 and its regions in /dev/shm, so that we know both for ours.
+        self._id = f"hplm-{secrets.token_hex(6)}"
+        self._secret = secrets.token_hex(16)
+        self._log_start = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._leftovers = ExitStack()
+
+    def __enter__(self) -> TritonServer:
+        return self.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    @property
+    def http_url(self) -> str:
+        return self._url(self._ports.http)
+
+    @property
+    def grpc_url(self) -> str:
+        return self._url(self._ports.grpc)
+
+    @property
+    def metrics_url(self) -> str:
+        return self._url(self._ports.metrics)
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def admin_header(self) -> tuple[str, str]:
+        """The header that opens the restricted APIs of this server."""
+        return SECRET_HEADER, self._secret
+
+    def start(self, timeout: float = 300.0) -> TritonServer:
+        """Returns when every model is ready."""
+        deadline = time.monotonic() + timeout
+        try:
+            for _ in range(_ATTEMPTS):
+                self._ports = self._wanted.claim(self.address)
+                self._launch()
+                if self._becomes_ready(deadline):
+                    return self
+                failure = self._failure(timeout)
+                if not self._lost_a_chosen_port():
+                    break
+                self.stop()
+            raise failure
+        except BaseException:
+            self.stop(drain=0)
+            raise
+
+    def wait(self) -> int:
+        """Blocks until tritonserver ends by itself; its exit code."""
+        return self._process.wait()
+
+    def last_words(self) -> str:
+        """What the log says of a failure."""
+        return "\n".join(f"  {line}" for line in log.complaints(log.read(self.log_file, self._log_start)))
+
+    def stop(self, drain: float = 10.0) -> None:
+        """What is in flight may finish for `drain` seconds; then nothing that was started is left."""
+        try:
+            if self._process and self._process.poll() is None:
+                if drain:
+                    self._control().drain(drain)
+                process_group.stop(self._process.pid, _EMPTY_SERVER_GRACE_S)
+        finally:  # also when a second Ctrl-C comes while the models drain
+            self._leftovers.close()
+            self._process = None
+
+    def _launch(self) -> None:
+        folder = Path(tempfile.mkdtemp(prefix=f"{self._id}-"))
+        self._leftovers.callback(shutil.rmtree, folder, ignore_errors=True)
+        self.installation.lay_out(folder, self._backends)
+        environment = self.installation.environment(folder, os.environ)
+        environment.pop("HPLM_STATE", None)
+        if self._state:
+            environment["HPLM_STATE"] = str(self._state)
+        if not self._keeps_log:
+            self.log_file = folder / "tritonserver.log"
+        with _open_to_append(self.log_file) as output:
+            self._log_start = output.tell()
+            self._leftovers.callback(process_group.sweep, self._id)
+            self._process = subprocess.Popen(
+                self._command(folder),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C in the terminal is for us: we stop the server
+            )
+        self._leftovers.callback(self._process.wait)
+        self._leftovers.callback(process_group.kill, self._process.pid)
+        watchdog = subprocess.Popen(
+            [sys.executable, "-I", "-S", process_group.__file__, str(os.getpid()), str(self.pid), self._id, str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._leftovers.callback(watchdog.wait)
+        self._leftovers.callback(watchdog.kill)
+
+    def _command(self, folder: Path) -> list[str]:
+        return [
+            str(self.installation.binary),
+            f"--id={self._id}",
+            f"--model-repository={self.repository}",
+            f"--backend-directory={self.installation.backend_directory(folder)}",
+            f"--backend-config=python,shm-region-prefix-name={self._id}-",
+            f"--exit-timeout-secs={_EXIT_TIMEOUT_S}",
+            f"--http-address={self.address}",
+            f"--grpc-address={self.address}",
+            f"--metrics-address={self.address}",
+            *(f"{flag}={port}" for flag, port in self._ports.items()),
+            *contract_flags(self._secret),
+            *self._extra_args,
+        ]
+
+    def _becomes_ready(self, deadline: float) -> bool:
+        control = self._control()
+        while self._process.poll() is None and time.monotonic() < deadline:
+            if control.ready():
+                return True
+            time.sleep(0.05)
+        return False
+
+    def _failure(self, timeout: float) -> HplmError:
+        if self._process.poll() is None:
+            what = f"tritonserver was not ready within {timeout:.0f} s"
+        else:
+            for flag, port in self._lost_ports():
+                return HplmError(in_use(self.address, port, flag))
+            what = f"tritonserver could not serve {self.repository}"
+        where = f"\n(whole log: {self.log_file})" if self._keeps_log else ""
+        return HplmError(f"{what}; its log says:\n{self.last_words()}{where}")
+
+    def _lost_a_chosen_port(self) -> bool:
+        wanted = dict(self._wanted.items())
+        return any(wanted[flag] == 0 for flag, _ in self._lost_ports())
+
+    def _lost_ports(self) -> list[tuple[str, int]]:
+        said = log.read(self.log_file, self._log_start)
+        return [(flag, port) for flag, port in self._ports.items() if f":{port}' already in use" in said]
+
+    def _control(self) -> Control:
+        host = reachable(self.address)
+        return Control(host, self._ports.http, self._ports.metrics, self._id, dict([self.admin_header]))
+
+    def _url(self, port: int) -> str:
+        return f"{reachable(self.address)}:{port}"
+
+
+def _open_to_append(path: Path) -> BinaryIO:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("ab")
+    except OSError as error:
+        raise HplmError(f"log file {path}: {error.strerror}; name another with --log-file") from error
