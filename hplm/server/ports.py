@@ -53,6 +53,7 @@ def _bind(held: ExitStack, address: str, port: int, flag: str) -> int:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Triton does: old connections do not count
     try:
         listener.bind((address, port))
+        listener.listen()  # only now does a second claim of the same port fail
     except OSError as error:
         raise HplmError(_reason(error, address, port, flag)) from error
     return listener.getsockname()[1]

@@ -1,0 +1,69 @@
+"""Repositories of tiny Python models: the server room knows nothing of hPLMs, so its tests need none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+CONFIG = """
+name: "{name}"
+backend: "{backend}"
+max_batch_size: 0
+input [ {{ name: "TEXT", data_type: TYPE_STRING, dims: [ 1 ] }} ]
+output [ {{ name: "SAID", data_type: TYPE_STRING, dims: [ 1 ] }} ]
+"""
+
+# Says what reached it: the request's parameters and the state folder.
+ECHO = """
+import json, os
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        said = [{"parameters": json.loads(r.parameters() or "{}"), "state": os.environ.get("HPLM_STATE")} for r in requests]
+        tensors = [pb_utils.Tensor("SAID", np.array([json.dumps(one).encode()], dtype=object)) for one in said]
+        return [pb_utils.InferenceResponse([tensor]) for tensor in tensors]
+"""
+
+# Answers a second later, from a thread of its own, as a model that owns its queue does.
+SLOW = """
+import threading, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            threading.Thread(target=self.answer, args=(request.get_response_sender(),)).start()
+
+    def answer(self, sender):
+        time.sleep(1.0)
+        tensor = pb_utils.Tensor("SAID", np.array([b"late"], dtype=object))
+        sender.send(pb_utils.InferenceResponse([tensor]), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+REFUSES = """
+class TritonPythonModel:
+    def initialize(self, args):
+        raise ValueError("table bio/1 is truncated: export it again")
+
+    def execute(self, requests):
+        return []
+"""
+
+
+def add_model(repository: Path, name: str, code: str) -> None:
+    """A model with its code in its own folder."""
+    add_config(repository, name, backend="python")
+    (repository / name / "1" / "model.py").write_text(code)
+
+
+def add_config(repository: Path, name: str, backend: str) -> None:
+    """A model whose code is the backend's."""
+    (repository / name / "1").mkdir(parents=True)
+    (repository / name / "config.pbtxt").write_text(CONFIG.format(name=name, backend=backend))
+
+
+def add_backend(backends: Path, name: str, code: str) -> None:
+    (backends / name).mkdir(parents=True)
+    (backends / name / "model.py").write_text(code)

@@ -1,0 +1,127 @@
+"""Finding a tritonserver and laying its surroundings out; the real start is in test_triton.py."""
+
+import importlib.metadata
+import importlib.util
+import os
+import sys
+
+import pytest
+
+from hplm.errors import HplmError
+from hplm.server import discovery, embedded
+from hplm.server.installation import STUB, Installation
+from tests.server.plain_models import ECHO, add_backend
+
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@pytest.fixture
+def container(tmp_path):
+    """What /opt/tritonserver looks like, as far as we look at it."""
+    for folder in ("bin", "backends/python", "backends/onnxruntime"):
+        (tmp_path / "opt" / folder).mkdir(parents=True)
+    binary = tmp_path / "opt/bin/tritonserver"
+    binary.write_text("#!/bin/sh\n")
+    binary.chmod(0o755)
+    (tmp_path / "opt/backends/python" / STUB).write_bytes(f"\x7fELF libpython{VERSION}.so.1.0".encode())
+    return binary
+
+
+def test_a_tritonserver_on_path_comes_first(container, monkeypatch):
+    monkeypatch.setenv("PATH", str(container.parent), prepend=os.pathsep)
+    assert discovery.find_installation() == Installation(container, "on PATH", container.parent.parent / "backends")
+
+
+def test_the_containers_own_place_comes_second(container, monkeypatch):
+    monkeypatch.setenv("PATH", os.devnull)
+    monkeypatch.setattr(discovery, "IN_CONTAINERS", container)
+    assert discovery.find_installation().binary == container
+
+
+def test_without_any_the_message_says_how_to_get_one(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", os.devnull)
+    monkeypatch.setattr(discovery, "IN_CONTAINERS", tmp_path / "bin/tritonserver")
+    monkeypatch.setattr(discovery, "embedded", lambda: None)
+    for machine, libc, way_out in (
+        ("x86_64", ("glibc", "2.36"), r"install the embedded one with `pip install .*hplm\[embedded\]"),
+        ("x86_64", ("glibc", "2.31"), "needs glibc 2.35 or later, this machine has glibc 2.31"),
+        ("x86_64", ("", ""), "needs glibc 2.35 or later, this machine has another libc"),
+        ("aarch64", ("glibc", "2.36"), "needs x86-64, this machine is aarch64"),
+    ):
+        monkeypatch.setattr(embedded.platform, "machine", lambda machine=machine: machine)
+        monkeypatch.setattr(embedded.platform, "libc_ver", lambda libc=libc: libc)
+        with pytest.raises(HplmError, match=f"no tritonserver on PATH .*{way_out}"):
+            discovery.find_installation()
+
+
+def test_a_stub_for_another_python_is_named(container, monkeypatch):
+    monkeypatch.setenv("PATH", str(container.parent), prepend=os.pathsep)
+    (container.parent.parent / "backends/python" / STUB).write_bytes(b"\x7fELF libpython3.99.so.1.0")
+    with pytest.raises(HplmError, match=rf"runs Python 3.99, hplm is installed for {VERSION}.*python3.99 -m pip"):
+        discovery.find_installation()
+
+
+def test_an_image_without_the_python_backend_is_named(container, monkeypatch):
+    monkeypatch.setenv("PATH", str(container.parent), prepend=os.pathsep)
+    (container.parent.parent / "backends/python" / STUB).unlink()
+    with pytest.raises(HplmError, match="has no Python backend"):
+        discovery.find_installation()
+
+
+def test_our_backends_are_found_wherever_the_package_is_installed(monkeypatch):
+    assert (discovery.find_backends() / "hplm_lookup" / "model.py").is_file()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(HplmError, match="Triton backends are not among the installed packages"):
+        discovery.find_backends()
+
+
+def test_the_layout_holds_stock_and_own_backends_and_the_python_one_lies_inside(container, tmp_path):
+    add_backend(tmp_path / "ours", "hplm_lookup", ECHO)
+    (tmp_path / "ours" / "__pycache__").mkdir()
+    stub, library = tmp_path / "stub", tmp_path / "libpython.so"
+    stub.write_text("stub of this Python")  # without its run bit
+    library.write_text("")
+    laid = tmp_path / "laid"
+    laid.mkdir()
+    Installation(
+        container, "", container.parent.parent / "backends", stub, library_links={"libpython3.so": library}
+    ).lay_out(laid, tmp_path / "ours")
+    backends = laid / "backends"
+    assert sorted(path.name for path in backends.iterdir()) == ["hplm_lookup", "onnxruntime", "python"]
+    assert (backends / "hplm_lookup/model.py").read_text() == ECHO
+    assert not (backends / "python").is_symlink()
+    assert (backends / "python" / STUB).read_text() == "stub of this Python"
+    assert os.access(backends / "python" / STUB, os.X_OK)
+    assert (laid / "lib/libpython3.so").resolve() == library
+
+
+def test_the_stub_meets_this_python_and_its_library_first(tmp_path):
+    inherited = {"PATH": "/usr/bin", "LD_LIBRARY_PATH": "/cuda", "HOME": "/root"}
+    installation = Installation(tmp_path, "", tmp_path, library_folders=(tmp_path / "libs",))
+    environment = installation.environment(tmp_path, inherited)
+    assert environment["PATH"] == f"{os.path.dirname(sys.executable)}:/usr/bin"
+    assert environment["LD_LIBRARY_PATH"] == f"{tmp_path}/lib:{tmp_path}/libs:/cuda"
+    assert environment["HOME"] == "/root"
+    # An installed tritonserver finds its own libraries.
+    assert Installation(tmp_path, "", tmp_path).environment(tmp_path, inherited)["LD_LIBRARY_PATH"] == "/cuda"
+
+
+def test_numpy_2_is_refused_for_the_embedded_server(monkeypatch):
+    real = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.1.0" if name == "numpy" else real(name))
+    with pytest.raises(HplmError, match=r"numpy 2.1.0 is installed.*hplm\[embedded\]"):
+        embedded.embedded()
+
+
+def test_a_python_without_a_shared_library_is_told_how_to_get_one(monkeypatch, tmp_path):
+    monkeypatch.setattr(embedded.sysconfig, "get_config_var", lambda name: str(tmp_path))
+    monkeypatch.setattr(embedded.sys, "base_prefix", str(tmp_path))
+    with pytest.raises(HplmError, match=rf"no shared libpython{VERSION}.so.1.0 .*apt-get install libpython{VERSION}"):
+        embedded.embedded()
+
+
+def test_the_copy_of_libpython_that_the_wheel_carries_gives_way_to_this_pythons(tmp_path):
+    carried = f"libpython3-abcdef.{sys.version_info.minor}.so.1.0"
+    (tmp_path / carried).write_text("")
+    links = embedded._links_to_libpython(tmp_path)
+    assert links[carried] == embedded.libpython()

@@ -1,0 +1,43 @@
+from hplm.server import log
+
+NOISE = """\
+W1120 09:17:40.762443 10626 pinned_memory_manager.cc:273] "Unable to allocate pinned system memory"
+E1120 09:17:40.762572 10626 server.cc:241] "CudaDriverHelper has not been initialized."
+I1120 09:17:40.763463 10626 model_lifecycle.cc:472] "loading: bad:1"
++-------+
+| Model |
++-------+
+
+Error: Failed to initialize NVML
+"""
+FAILED_MODEL = r"""
+I1120 09:17:42.165667 10626 pb_stub.cc:366] "Failed to initialize Python stub: ValueError: truncated\n\nAt:\n  model.py(3)"
+E1120 09:17:42.388123 10626 backend_model.cc:692] "ERROR: Failed to create instance: ValueError: truncated\n\nAt:\n  model.py(3)"
+E1120 09:17:42.388253 10626 model_lifecycle.cc:642] "failed to load 'bad' version 1: Internal: ValueError: truncated\n\nAt:\n  model.py(3)"
+error: creating server: Internal - failed to load all models
+"""
+
+
+def test_a_failing_model_is_told_once_and_readably():
+    assert log.complaints(NOISE + FAILED_MODEL) == [
+        "failed to load 'bad' version 1: Internal: ValueError: truncated",
+        "At:",
+        "  model.py(3)",
+    ]
+
+
+def test_what_calls_itself_no_error_shows_the_last_lines():
+    said = log.complaints(NOISE + "Signal (11) received.\n")
+    assert said[-1] == "Signal (11) received."
+    assert not any(line.startswith(("|", "+")) for line in said)
+
+
+def test_a_broken_configuration_keeps_the_place_of_the_mistake():
+    parser = "[libprotobuf ERROR text_format.cc:337] Error parsing text-format inference.ModelConfig: 2:1: Expected identifier"
+    assert log.complaints(f"{NOISE}{parser}\n") == [parser]
+
+
+def test_only_what_was_said_since_the_start_counts(tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(b"an older server\n\xffnow\n")
+    assert log.read(path, offset=len("an older server\n")) == "�now\n"

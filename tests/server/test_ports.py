@@ -1,0 +1,63 @@
+import socket
+
+import pytest
+
+from hplm.errors import HplmError
+from hplm.server.ports import Ports, reachable, resolve
+
+
+@pytest.fixture
+def taken():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def test_zero_becomes_three_different_free_ports():
+    ports = Ports().claim("127.0.0.1")
+    numbers = [port for _, port in ports.items()]
+    assert len(set(numbers)) == 3 and 0 not in numbers
+    with socket.create_server(("127.0.0.1", ports.grpc)):
+        pass
+
+
+def test_a_given_port_is_kept_and_need_not_rest_after_its_last_connection():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            listener.accept()[0].close()  # the side that closes first is the one that rests
+    assert Ports(http=port).claim("127.0.0.1").http == port
+
+
+@pytest.mark.parametrize("service", ["http", "grpc", "metrics"])
+def test_a_port_in_use_is_named_with_the_flag_that_changes_it(taken, service):
+    with pytest.raises(HplmError, match=rf"port {taken} on 127.0.0.1 is in use.*--{service}-port"):
+        Ports(**{service: taken}).claim("127.0.0.1")
+
+
+def test_one_port_given_twice_is_in_use(taken):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        free = listener.getsockname()[1]
+    with pytest.raises(HplmError, match=rf"port {free} .* in use.*--grpc-port"):
+        Ports(http=free, grpc=free).claim("127.0.0.1")
+
+
+def test_a_number_that_is_no_port():
+    with pytest.raises(HplmError, match="--http-port 65536"):
+        Ports(http=65536).claim("127.0.0.1")
+
+
+def test_an_address_of_another_machine():
+    with pytest.raises(HplmError, match="--address 192.0.2.1"):
+        Ports().claim("192.0.2.1")
+
+
+@pytest.mark.parametrize("address", ["::1", "no.such.host.invalid"])
+def test_what_triton_would_take_for_255_255_255_255_is_refused(address):
+    with pytest.raises(HplmError, match="--address 127.0.0.1"):
+        resolve(address)
+
+
+def test_names_become_numbers_and_the_wildcard_is_reached_by_loopback():
+    assert resolve("localhost") == "127.0.0.1"
+    assert reachable("0.0.0.0") == "127.0.0.1"
+    assert reachable("192.0.2.1") == "192.0.2.1"

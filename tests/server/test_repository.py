@@ -1,0 +1,26 @@
+import pytest
+
+from hplm.errors import HplmError
+from hplm.server.repository import model_names
+from tests.server.plain_models import ECHO, add_model
+
+
+def test_the_models_of_a_repository(tmp_path):
+    add_model(tmp_path, "two", ECHO)
+    add_model(tmp_path, "one", ECHO)
+    (tmp_path / "README.md").write_text("not a model")
+    assert model_names(tmp_path) == ["one", "two"]
+
+
+def test_what_is_no_repository_is_refused_with_the_way_to_one(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+    for name, complaint in (("absent", "no such directory"), ("file", "not a directory"), ("empty", "holds no model")):
+        with pytest.raises(HplmError, match=rf"{tmp_path / name}.*{complaint}.*hplm export"):
+            model_names(tmp_path / name)
+
+
+def test_the_folder_of_one_model_points_to_the_folder_above(tmp_path):
+    add_model(tmp_path, "one", ECHO)
+    with pytest.raises(HplmError, match=rf"folder above it, {tmp_path}$"):
+        model_names(tmp_path / "one")

@@ -1,0 +1,66 @@
+"""`hplm serve` as a user runs it."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from hplm.server import process_group
+from tests.server.plain_models import ECHO, add_model
+
+SERVE = [sys.executable, "-m", "hplm.cli.main", "serve"]
+ANY_PORTS = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+
+
+@pytest.fixture
+def serving(tmp_path):
+    """The running command, its tritonserver's process group, and what it said until it was ready."""
+    add_model(tmp_path / "repository", "echo", ECHO)
+    command = [*SERVE, "--repository", str(tmp_path / "repository"), *ANY_PORTS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if line.startswith("Ready"):
+                break
+        (group,) = [child for child in children(process.pid) if len(process_group.members(child)) == 2]
+        yield process, group, "".join(said)
+        process.kill()
+
+
+def children(parent: int) -> list[int]:
+    with open(f"/proc/{parent}/task/{parent}/children") as listing:
+        return [int(pid) for pid in listing.read().split()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_says_where_it_listens_and_a_signal_stops_it_cleanly(serving, tmp_path, number):
+    process, group, said = serving
+    for what in ("tritonserver", "HTTP          127.0.0.1:", "gRPC          127.0.0.1:", "metrics", "echo", "loopback"):
+        assert what in said
+    log = tmp_path / ".hplm" / "serve-0.log"
+    assert str(log) in said
+    assert log.is_file()
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (0, "stopped\n", "")
+    assert process_group.members(group) == []
+
+
+def test_a_tritonserver_that_dies_by_itself_ends_it_with_the_logs_words(serving):
+    process, group, _ = serving
+    os.kill(group, signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "hplm serve: tritonserver ended by itself with code -9; its log says:\n  " in err
+    assert "Started Metrics Service" in err
+    assert process_group.members(group) == []
+
+
+def test_what_is_no_repository_is_one_line_of_error(tmp_path):
+    done = subprocess.run([*SERVE, "--repository", str(tmp_path / "absent")], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"hplm serve: model repository {tmp_path}/absent: no such directory")
+    assert done.stderr.count("\n") == 1
