@@ -62,7 +62,8 @@ class TritonPythonModel:
             version=tenant.version,
             arrival_ns=arrival_ns,
             deadline_ns=arrival_ns + timeout_us * 1000 if timeout_us else 0,
-            priority=_whole_number(parameters, "priority", -(2**31), 2**31 - 1),
+            # Not `priority`: Triton keeps that word for itself and hands it to no Python model.
+            priority=_whole_number(parameters, "hplm_priority", -(2**31), 2**31 - 1),
             top_k=_whole_number(parameters, "top_k", 0, 2**16 - 1),
         )
         signed = np.frombuffer(ticket.sign(self._secret), dtype=np.uint8)

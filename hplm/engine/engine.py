@@ -17,6 +17,18 @@ from hplm.model.stacks import UpperStack
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
+def resolve_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InvalidInput(f"device {name!r} is not known: choose auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidInput(f"device {name!r} was asked for and torch finds no CUDA device: use auto or cpu")
+    return device
+
+
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     """`auto`: bf16 where the hardware multiplies it, else fp32."""
     if name != "auto":

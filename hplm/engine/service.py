@@ -13,7 +13,7 @@ import torch
 
 from hplm.adapters.bank import Bank
 from hplm.engine.backbone import Backbone
-from hplm.engine.engine import Engine, resolve_dtype
+from hplm.engine.engine import Engine, resolve_device, resolve_dtype
 from hplm.engine.lookup import PAD
 from hplm.engine.pipeline import Pipeline
 from hplm.engine.request import Request, Respond, Work
@@ -41,7 +41,7 @@ class Settings:
     @classmethod
     def read(cls, parameters: Mapping[str, str]) -> Settings:
         """From the parameters of a `config.pbtxt`."""
-        device = _device(parameters["device"])
+        device = resolve_device(parameters["device"])
         return cls(
             device=device,
             dtype=resolve_dtype(parameters["dtype"], device),
@@ -72,6 +72,8 @@ class Service:
     ) -> None:
         """Takes a request with a valid ticket, or raises why not; what is taken is answered through `respond`, once."""
         tenant = self._backbone.snapshot.by_uid(ticket.uid)
+        if ticket.top_k and tenant.task != "classify":
+            raise InvalidInput(f"top_k is for tenants that classify; tenant {tenant.id!r} has the task {tenant.task!r}")
         chain = self._backbone.forest.chain(tenant.domain, tenant.domain_version)
         request = Request(tenant, len(addresses), min(ticket.top_k, len(tenant.labels)), respond)
         works = []
@@ -107,18 +109,6 @@ class Service:
 def _used(row: np.ndarray) -> int:
     """How much of a row is not padding."""
     return int((row != PAD).sum())
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InvalidInput(f"device {name!r} is not known: choose auto, cpu, cuda or cuda:N") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InvalidInput(f"device {name!r} was asked for and torch finds no CUDA device: use auto or cpu")
-    return device
 
 
 def _positive(parameters: Mapping[str, str], name: str, least: int = 1) -> int:

@@ -16,6 +16,7 @@ from hplm.engine.reference import Reference
 from hplm.engine.service import Service, Settings
 from hplm.errors import Broken, DeadlineMissed, Draining, InvalidInput, NoTenant, QueueFull
 from hplm.tenants.ticket import Ticket
+from tests.equality import Comparison
 from tests.toy import TENANTS, WORDS, Toy, random_text
 
 PARAMETERS = {
@@ -75,15 +76,11 @@ def test_mixed_traffic_equals_the_reference(toy, reference, dtype):
         tenant = rng.choice(TENANTS).id
         texts = [random_text(rng) for _ in range(rng.choice([1, 1, 1, 5]))]
         asked.append((tenant, texts, asker.ask(tenant, texts)))
+    comparison = Comparison()
     for tenant, texts, number in asked:
         for text, rows in zip(texts, asker.wait(number), strict=True):
-            expected = reference.forward(text, tenant).numpy()
-            if dtype == "fp32":
-                np.testing.assert_allclose(rows.logits, expected, atol=1e-3)
-            else:
-                # This toy's random weights are far less forgiving than a trained model's: 5 % of its range, not 3 %.
-                reach = 0.05 * (expected.max() - expected.min())
-                assert np.abs(rows.logits - expected).max() <= max(reach, 0.2)
+            comparison.add(tenant, rows.logits, reference.forward(text, tenant).numpy())
+    comparison.assert_equal(dtype)
     asker.close()
 
 
@@ -100,6 +97,12 @@ def test_top_k_gives_the_best_labels_first(asker, reference):
     logits = reference.forward(WORDS[3], "city")[0]
     assert rows.labels == [f"topic-{i}" for i in logits.argsort(descending=True)[:3]]
     assert rows.scores == pytest.approx(logits.softmax(0).sort(descending=True).values[:3].tolist(), abs=1e-4)
+
+
+def test_top_k_means_nothing_to_a_tagger(asker):
+    with pytest.raises(InvalidInput, match="top_k is for tenants that classify"):
+        asker.ask("beta", [WORDS[0]], top_k=2)
+    asker.answers.pop()  # it was never taken
 
 
 def test_a_tag_row_a_word_with_its_span(asker, reference):

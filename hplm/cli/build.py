@@ -1,0 +1,99 @@
+"""`hplm build`: a checkpoint, corpora and labels become knowledge in a store, one command a step."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def register(commands: argparse._SubParsersAction) -> None:
+    build = commands.add_parser("build", help="turn a BERT, a corpus or labelled data into knowledge")
+    steps = build.add_subparsers(dest="step", required=True, metavar="STEP")
+    root = _step(steps, "root", run_root, "split a BERT, adapt its lower half to windows, build the root table")
+    root.add_argument("--model", required=True, help="Hugging Face name or folder of a BERT")
+    root.add_argument("--name", help="of the backbone (default: the model's)")
+    root.add_argument("--lower", type=int, help="lower layers (default: half)")
+    root.add_argument("--upper", type=int, help="upper layers (default: the rest)")
+    root.add_argument("--window", type=int, default=3, help="tokens in a window (default: %(default)s)")
+    domain = _step(steps, "domain", run_domain, "bring the lower half closer to a corpus, build the domain's table")
+    domain.add_argument("--name", required=True)
+    domain.add_argument("--parent", default="root", help="the branch it falls back to (default: %(default)s)")
+    for step, minutes in ((root, 10.0), (domain, 5.0)):
+        step.add_argument("--corpus", type=Path, nargs="+", required=True, help="one document a line, or JSONL with `text`")
+        step.add_argument(
+            "--keep", type=float, default=1.0, help="share of the corpus's n-grams that get an entry (default: %(default)s)"
+        )
+        step.add_argument("--dtype", choices=("fp16", "bf16"), default="fp16", help="of the stored values")
+        step.add_argument("--minutes", type=float, default=minutes, help="of adaptation (default: %(default)s)")
+    tenant = _step(steps, "tenant", run_tenant, "train an adapter and a head on labelled data")
+    tenant.add_argument("--id", required=True)
+    tenant.add_argument("--domain", default="root", help="default: %(default)s")
+    tenant.add_argument("--task", choices=("classify", "tag"), required=True)
+    tenant.add_argument("--train", type=Path, required=True, help="JSONL")
+    tenant.add_argument("--dev", type=Path, help="JSONL (default: a tenth of the training data)")
+    tenant.add_argument("--rank", type=int, default=32, help="of the adapter (default: %(default)s)")
+
+
+def _step(steps: argparse._SubParsersAction, name: str, run: object, text: str) -> argparse.ArgumentParser:
+    step = steps.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    step.add_argument("--store", type=Path, required=True, help="folder of what has been built")
+    step.add_argument("--seed", type=int, default=0)
+    step.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    step.add_argument("--json", action="store_true", help="end with one line of JSON")
+    step.set_defaults(run=run)
+    return step
+
+
+def run_root(args: argparse.Namespace) -> dict:
+    from builder.adaptation import Budget
+
+    from builder.root import RootOptions, build_root
+
+    options = RootOptions(args.name, args.lower, args.upper, args.window, args.keep, args.dtype, args.seed)
+    budget = Budget(minutes=args.minutes)
+    store, table = build_root(args.model, args.corpus, args.store, options, budget, _device(args))
+    return _table(args, table, f"root of backbone {store.config.name}")
+
+
+def run_domain(args: argparse.Namespace) -> dict:
+    from builder.adaptation import Budget
+
+    from builder.domain import DomainOptions, build_domain
+    from builder.store import Store
+
+    options = DomainOptions(args.parent, args.keep, args.dtype, args.seed)
+    table = build_domain(Store(args.store), args.name, args.corpus, options, Budget(minutes=args.minutes), _device(args))
+    return _table(args, table, f"domain {args.name}")
+
+
+def run_tenant(args: argparse.Namespace) -> dict:
+    from builder.tenant import build_tenant
+
+    from builder.store import Store
+
+    built = build_tenant(
+        Store(args.store),
+        args.id,
+        args.domain,
+        args.task,
+        args.train,
+        args.dev,
+        rank=args.rank,
+        seed=args.seed,
+        device=_device(args),
+    )
+    return built
+
+
+def _device(args: argparse.Namespace) -> object:
+    from hplm.engine.engine import resolve_device
+
+    return resolve_device(args.device)
+
+
+def _table(args: argparse.Namespace, table: object, what: str) -> dict:
+    meta = table.meta
+    megabytes = (meta.value_bytes + 8 * meta.keys) / 1e6
+    if not args.json:
+        print(f"{what}: {meta.keys:,} n-grams of {meta.corpus_tokens:,} tokens in {megabytes:,.0f} MB")
+    return {"domain": meta.domain, "version": meta.version, "ngrams": meta.keys, "tokens": meta.corpus_tokens, "mb": megabytes}
