@@ -11,18 +11,18 @@ I1120 09:17:40.763463 10626 model_lifecycle.cc:472] "loading: bad:1"
 Error: Failed to initialize NVML
 """
 FAILED_MODEL = r"""
-I1120 09:17:42.165667 10626 pb_stub.cc:366] "Failed to initialize Python stub: ValueError: truncated\n\nAt:\n  model.py(3)"
-E1120 09:17:42.388123 10626 backend_model.cc:692] "ERROR: Failed to create instance: ValueError: truncated\n\nAt:\n  model.py(3)"
-E1120 09:17:42.388253 10626 model_lifecycle.cc:642] "failed to load 'bad' version 1: Internal: ValueError: truncated\n\nAt:\n  model.py(3)"
+I1120 09:17:42.165667 10626 pb_stub.cc:366] "Failed to initialize Python stub: ValueError: cut\n\nAt:\n  m.py(3)"
+E1120 09:17:42.388123 10626 backend_model.cc:692] "ERROR: Failed to create instance: ValueError: cut\n\nAt:\n  m.py(3)"
+E1120 09:17:42.388253 10626 lifecycle.cc:642] "failed to load 'bad' version 1: Internal: ValueError: cut\n\nAt:\n  m.py(3)"
 error: creating server: Internal - failed to load all models
 """
 
 
 def test_a_failing_model_is_told_once_and_readably():
     assert log.complaints(NOISE + FAILED_MODEL) == [
-        "failed to load 'bad' version 1: Internal: ValueError: truncated",
+        "failed to load 'bad' version 1: Internal: ValueError: cut",
         "At:",
-        "  model.py(3)",
+        "  m.py(3)",
     ]
 
 

@@ -47,13 +47,13 @@ def test_a_number_that_is_no_port():
 
 
 def test_an_address_of_another_machine():
-    with pytest.raises(HplmError, match="--address 192.0.2.1"):
+    with pytest.raises(HplmError, match=r"--address 192\.0\.2\.1"):
         Ports().claim("192.0.2.1")
 
 
 @pytest.mark.parametrize("address", ["::1", "no.such.host.invalid"])
 def test_what_triton_would_take_for_255_255_255_255_is_refused(address):
-    with pytest.raises(HplmError, match="--address 127.0.0.1"):
+    with pytest.raises(HplmError, match=r"--address 127\.0\.0\.1"):
         resolve(address)
 
 

@@ -188,7 +188,7 @@ def test_a_model_that_refuses_to_load_is_quoted_and_nothing_stays(tmp_path, no_b
     with pytest.raises(HplmError) as refused:
         server.start()
     assert f"could not serve {tmp_path}/repository" in str(refused.value)
-    assert "failed to load 'bad' version 1: Internal: ValueError: table bio/1 is truncated: export it again" in str(refused.value)
+    assert "failed to load 'bad' version 1: Internal: ValueError: table bio/1 is truncated" in str(refused.value)
     assert server.pid is None
     assert leftovers(server, group=-1) == []
 
@@ -196,7 +196,7 @@ def test_a_model_that_refuses_to_load_is_quoted_and_nothing_stays(tmp_path, no_b
 def test_a_broken_configuration_is_quoted(tmp_path, no_backends):
     add_model(tmp_path / "repository", "bad", ECHO)
     (tmp_path / "repository/bad/config.pbtxt").write_text('name: "bad" input [ {')
-    with pytest.raises(HplmError, match="failed to read text proto from .*/repository/bad/config.pbtxt"):
+    with pytest.raises(HplmError, match=r"failed to read text proto from .*/repository/bad/config.pbtxt"):
         TritonServer(tmp_path / "repository", backends=no_backends).start()
 
 
