@@ -1,0 +1,247 @@
+"""A load generator that leaves the machine to the server: one thread, non-blocking sockets, bytes built beforehand.
+
+    python -m loadtest.generator --url http://127.0.0.1:8000/v2/models/minilm/infer --requests bodies.jsonl
+
+sends the JSON bodies of the files, one a line, and prints one line of JSON. Programs call `run_apart`: a process of its
+own, because a caller that holds the GIL would be measured as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import pickle
+import select
+import selectors
+import subprocess
+import sys
+import time
+from array import array
+from collections import Counter, deque
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from hplm.errors import HplmError
+from loadtest.connection import BadAnswer, Connection
+from loadtest.encode import json_request
+from loadtest.report import Load, Report
+
+READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+LONGEST_PAUSE = 0.1  # seconds between looks for requests that nobody answers
+CONNECT_TIMEOUT = 2.0  # seconds
+
+
+class Generator:
+    def __init__(self, load: Load) -> None:
+        self.load = load
+        self.is_open = load.rate is not None
+        self.period = 1.0 / load.rate if load.rate is not None else 0.0
+        self.planned = min(load.count, math.ceil(load.seconds * load.rate)) if load.rate is not None else load.count
+        self.sent = 0
+        self.lag = 0.0
+        self.lost = 0
+        self.selector = selectors.DefaultSelector()
+        self.idle: deque[Connection] = deque()
+        self.busy: set[Connection] = set()
+        self.numbers, self.statuses, self.latencies = array("q"), array("i"), array("d")
+        self.errors: Counter[str] = Counter()
+        self.bodies: list[bytes] = []
+
+    def run(self) -> Report:
+        """Connects before the clock starts: what is measured are requests, not handshakes."""
+        try:
+            self._connect_all()
+            cpu_before = time.process_time()
+            self.start = self.last_answer = time.perf_counter()
+            self.end = self.start + self.load.seconds + self.load.patience
+            self._send_and_receive()
+            return self._report(time.process_time() - cpu_before)
+        finally:
+            for connection in [key.fileobj for key in self.selector.get_map().values()]:
+                connection.socket.close()
+            self.selector.close()
+
+    def _send_and_receive(self) -> None:
+        # An open loop sends what was due even when the server is late with it: leaving that out would flatter the server.
+        send_until = self.end if self.is_open else self.start + self.load.seconds
+        next_look = self.start + LONGEST_PAUSE
+        while True:
+            now = time.perf_counter()
+            if now < send_until:
+                self._send_due()
+            may_send = now < send_until and self.sent < self.planned and bool(self.idle)
+            if not (self.busy or may_send):
+                break
+            pause = max(0.0, self.start + self.sent * self.period - now) if may_send else LONGEST_PAUSE
+            for key, events in self._ready(min(pause, LONGEST_PAUSE)):
+                self._serve(key.fileobj, events)
+            if now >= next_look:
+                next_look = now + LONGEST_PAUSE
+                self._give_up(now - self.load.patience if now < self.end else math.inf)
+        if self.is_open and self.sent < self.planned:
+            self.errors["unsent"] = self.planned - self.sent
+
+    def _send_due(self) -> None:
+        while self.idle and self.sent < self.planned:
+            now = due = time.perf_counter()
+            if self.is_open:
+                due = self.start + self.sent * self.period
+                if due > now:
+                    return
+                self.lag = max(self.lag, now - due)
+            connection = self.idle.popleft()
+            self.busy.add(connection)
+            connection.begin(self.sent, self.load.requests[self.sent % len(self.load.requests)], due, now)
+            self.sent += 1
+            try:
+                if not connection.flush():
+                    self.selector.modify(connection, READ | WRITE)
+            except OSError:
+                self._fail(connection, "reset")
+
+    def _ready(self, pause: float) -> list[tuple[selectors.SelectorKey, int]]:
+        if self.is_open:
+            # The selector rounds its timeout to whole milliseconds; a request takes less.
+            select.select([self.selector], [], [], pause)
+            pause = 0.0
+        return self.selector.select(pause)
+
+    def _serve(self, connection: Connection, events: int) -> None:
+        try:
+            if events & WRITE and connection.flush():
+                self.selector.modify(connection, READ)
+            if events & READ and connection.receive():
+                self._finish(connection)
+        except BadAnswer:
+            self._fail(connection, "malformed")
+        except OSError:
+            self._fail(connection, "reset")
+
+    def _finish(self, connection: Connection) -> None:
+        self.last_answer = time.perf_counter()
+        self.numbers.append(connection.number)
+        self.statuses.append(connection.status)
+        self.latencies.append(self.last_answer - connection.due)
+        if self.load.keep_bodies:
+            self.bodies.append(connection.body())
+        self.busy.discard(connection)
+        if connection.closes or connection.unsent:
+            self._replace(connection)
+        else:
+            connection.clear()
+            self.idle.append(connection)
+
+    def _fail(self, connection: Connection, what: str) -> None:
+        """Counts the request under way as failed; a connection that breaks while idle is nobody's failure."""
+        if connection in self.busy:
+            self.busy.discard(connection)
+            self.errors[what] += 1
+        else:
+            self.idle.remove(connection)
+        self._replace(connection)
+
+    def _give_up(self, sent_before: float) -> None:
+        for connection in [one for one in self.busy if one.sent_at < sent_before]:
+            self._fail(connection, "timeout")
+
+    def _connect_all(self) -> None:
+        try:
+            for _ in range(self.load.connections):
+                self._connect()
+        except OSError as error:
+            raise HplmError(
+                f"no server takes {self.load.connections} connections at {self.load.host}:{self.load.port} ({error}); "
+                "start it first"
+            ) from error
+
+    def _replace(self, connection: Connection) -> None:
+        self.selector.unregister(connection)
+        connection.socket.close()
+        if time.perf_counter() < self.end:
+            try:
+                self._connect()
+            except OSError:
+                self.lost += 1
+
+    def _connect(self) -> None:
+        connection = Connection(self.load.host, self.load.port, CONNECT_TIMEOUT)
+        self.selector.register(connection, READ)
+        self.idle.append(connection)
+
+    def _report(self, cpu_s: float) -> Report:
+        return Report(
+            wall_s=self.last_answer - self.start,
+            cpu_s=cpu_s,
+            numbers=np.array(self.numbers, dtype=np.int64),
+            statuses=np.array(self.statuses, dtype=np.int32),
+            latencies=np.array(self.latencies, dtype=np.float64),
+            lag_s=self.lag,
+            errors=self.errors,
+            lost_connections=self.lost,
+            bodies=self.bodies,
+        )
+
+
+def run(load: Load) -> Report:
+    return Generator(load).run()
+
+
+def run_apart(load: Load) -> Report:
+    """The same in a process of its own."""
+    command = [sys.executable, "-c", "from loadtest.generator import serve_parent; serve_parent()"]
+    limit = load.seconds + 2 * load.patience + 60.0
+    try:
+        done = subprocess.run(command, input=pickle.dumps(load), capture_output=True, timeout=limit)
+    except subprocess.TimeoutExpired as error:
+        raise HplmError(f"the load generator has not ended after {limit:.0f} s and was stopped") from error
+    if done.returncode:
+        raise HplmError(f"the load generator ended with {done.returncode}: {done.stderr.decode().strip()}")
+    return pickle.loads(done.stdout)
+
+
+def serve_parent() -> None:
+    """The other end of `run_apart`: a load on standard input, its report on standard output."""
+    load = pickle.load(sys.stdin.buffer)
+    try:
+        report = run(load)
+    except HplmError as error:
+        sys.exit(str(error))
+    sys.stdout.buffer.write(pickle.dumps(report))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="loadtest.generator", description="Send load to a server, print what came of it.")
+    parser.add_argument("--url", required=True, help="where to POST, e.g. http://127.0.0.1:8000/v2/models/minilm/infer")
+    parser.add_argument("--requests", required=True, nargs="+", type=Path, metavar="FILE", help="JSON bodies, one a line")
+    parser.add_argument("--connections", type=int, default=1, help="requests under way at most (default: 1)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long to send (default: 10)")
+    parser.add_argument("--count", type=int, default=1_000_000, help="how many to send at most (default: 1000000)")
+    parser.add_argument("--rate", type=float, help="requests a second; without it, each answer lets the next one go")
+    given = parser.parse_args(arguments)
+    url = urlsplit(given.url)
+    if url.scheme != "http" or url.hostname is None:
+        parser.error(f"--url {given.url}: expected http://HOST:PORT/PATH")
+    bodies = [line for path in given.requests for line in path.read_bytes().splitlines() if line.strip()]
+    if not bodies:
+        parser.error("--requests: the files hold no bodies")
+    target = url.path + (f"?{url.query}" if url.query else "")
+    load = Load(
+        url.hostname,
+        url.port or 80,
+        [json_request(target, body) for body in bodies],
+        seconds=given.seconds,
+        count=given.count,
+        connections=given.connections,
+        rate=given.rate,
+    )
+    try:
+        print(json.dumps(run(load).summary()))
+    except HplmError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""What a load was, and what came of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+PERCENTS = (50, 90, 99)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What to send, where to, how hard, and when to stop: after `seconds` or `count`, whichever comes first.
+
+    Without a rate the loop is closed: each connection sends its next request when the last one is answered, so the
+    server sets the pace. With a rate it is open: request i is due i / rate seconds after the start, whether the server
+    keeps up or not; one that finds no idle connection waits for it, and its latency counts the wait.
+    """
+
+    host: str
+    port: int
+    requests: Sequence[bytes]  # whole HTTP requests, sent in turn
+    seconds: float = 10.0
+    count: int = 1_000_000
+    connections: int = 1
+    rate: float | None = None  # requests a second
+    patience: float = 30.0  # seconds that an answer may take, and the whole load beyond `seconds`
+    keep_bodies: bool = False
+
+    def __post_init__(self) -> None:
+        limits = (self.seconds, self.count, self.connections, self.patience, 1.0 if self.rate is None else self.rate)
+        if not self.requests or not all(0 < limit < float("inf") for limit in limits):
+            raise ValueError("a load needs requests, and limits that are finite and above 0")
+
+
+@dataclass
+class Report:
+    """One entry an answer, in the order of the answers, in `numbers`, `statuses`, `latencies` and `bodies`."""
+
+    wall_s: float  # from the first request to the last answer
+    cpu_s: float  # that the generator itself took meanwhile
+    numbers: np.ndarray  # which request was answered: 0 for the first one sent
+    statuses: np.ndarray  # of HTTP
+    latencies: np.ndarray  # seconds; in an open loop since the request was due, however late it could be sent
+    lag_s: float  # how late the latest request was sent; only an open loop can be late
+    errors: Counter[str] = field(default_factory=Counter)  # requests without an answer, by what happened to them
+    lost_connections: int = 0  # broke and could not be opened again
+    bodies: list[bytes] = field(default_factory=list)  # only where the load asks for them
+
+    @property
+    def by_status(self) -> dict[int, int]:
+        codes, counts = np.unique(self.statuses, return_counts=True)
+        return dict(zip(codes.tolist(), counts.tolist(), strict=True))
+
+    @property
+    def succeeded(self) -> int:
+        return self.by_status.get(200, 0)
+
+    @property
+    def req_per_s(self) -> float:
+        """Successful answers only: a refusal is quick, and no work done."""
+        return self.succeeded / self.wall_s if self.succeeded else 0.0
+
+    def percentile_ms(self, percent: float) -> float:
+        """Latency of the successful answers; NaN where there is none."""
+        good = self.latencies[self.statuses == 200]
+        return float(np.percentile(good, percent)) * 1e3 if good.size else float("nan")
+
+    def summary(self) -> dict[str, object]:
+        return {
+            "succeeded": self.succeeded,
+            "by_status": {str(status): count for status, count in self.by_status.items()},
+            "errors": dict(self.errors),
+            "lost_connections": self.lost_connections,
+            "wall_s": round(self.wall_s, 3),
+            "req_per_s": round(self.req_per_s, 1),
+            **{f"p{percent}_ms": round(self.percentile_ms(percent), 3) if self.succeeded else None for percent in PERCENTS},
+            "lag_ms": round(self.lag_s * 1e3, 3),
+            "generator_cpu_us": round(self.cpu_s / max(1, self.statuses.size) * 1e6, 1),
+        }

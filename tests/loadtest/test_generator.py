@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import json
+import socket
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hplm.errors import HplmError
+from loadtest.encode import http_request
+from loadtest.generator import main, run, run_apart
+from loadtest.report import Load, Report
+from tests.loadtest.small_server import RESET, SILENCE, SmallServer, answer
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def numbered(count: int) -> list[bytes]:
+    return [http_request("/", str(number).encode()) for number in range(count)]
+
+
+def loaded(server: SmallServer, **limits: object) -> Report:
+    return run(Load("127.0.0.1", server.port, **({"requests": numbered(5), "patience": 5.0} | limits)))
+
+
+def test_a_closed_loop_sends_every_request_once_in_turn() -> None:
+    with SmallServer() as server:
+        report = loaded(server, count=203, connections=4)
+    assert report.by_status == {200: 203}
+    assert sorted(report.numbers) == list(range(203))
+    assert Counter(server.bodies) == {b"0": 41, b"1": 41, b"2": 41, b"3": 40, b"4": 40}
+    assert server.connections == 4
+    assert not report.errors
+    assert report.req_per_s == pytest.approx(203 / report.wall_s)
+    assert report.percentile_ms(0) <= report.percentile_ms(50) <= report.percentile_ms(100)
+
+
+def test_time_ends_a_load_that_count_does_not() -> None:
+    with SmallServer(delay=0.01) as server:
+        report = loaded(server, seconds=0.2, connections=2)
+    assert 0 < report.succeeded == len(server.bodies) < 1000
+
+
+def test_refusals_are_counted_but_are_no_throughput() -> None:
+    with SmallServer(lambda number, body: answer(503 if number % 4 == 0 else 200)) as server:
+        report = loaded(server, count=40)
+    assert report.by_status == {200: 30, 503: 10}
+    assert report.req_per_s == pytest.approx(30 / report.wall_s)
+    good = report.latencies[report.statuses == 200]
+    assert report.percentile_ms(100) == pytest.approx(good.max() * 1e3)
+
+
+def test_a_cut_connection_fails_its_request_and_no_other() -> None:
+    with SmallServer(lambda number, body: RESET if number % 10 == 3 else answer()) as server:
+        report = loaded(server, count=50, connections=3)
+    assert report.errors == {"reset": 5}
+    assert report.by_status == {200: 45}
+    assert len(set(report.numbers)) == 45
+    assert report.lost_connections == 0
+    assert server.connections == 3 + 5
+
+
+def test_a_connection_that_the_server_closes_politely_is_no_error() -> None:
+    with SmallServer(lambda number, body: answer(headers="Connection: close\r\n")) as server:
+        report = loaded(server, count=12)
+    assert report.by_status == {200: 12}
+    assert not report.errors
+    assert server.connections >= 12
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [b"SSH-2.0-OpenSSH\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: no\r\n\r\n", answer() + b"x"],
+)
+def test_what_is_no_answer_is_an_error(reply: bytes) -> None:
+    with SmallServer(lambda number, body: reply) as server:
+        report = loaded(server, count=4)
+    assert report.errors == {"malformed": 4}
+    assert report.succeeded == 0
+    assert report.req_per_s == 0
+    assert np.isnan(report.percentile_ms(50))
+
+
+def test_a_request_that_nobody_answers_is_given_up() -> None:
+    with SmallServer(lambda number, body: SILENCE if number == 1 else answer()) as server:
+        report = loaded(server, count=6, connections=1, patience=0.3)
+    assert report.errors == {"timeout": 1}
+    assert report.by_status == {200: 5}
+
+
+def test_a_server_that_goes_away_ends_the_load() -> None:
+    with SmallServer() as server:
+
+        def close_after_ten(number: int, body: bytes) -> bytes:
+            if number >= 10:
+                server.server.close()
+                return RESET
+            return answer()
+
+        server.respond = close_after_ten
+        report = loaded(server, count=1000)
+    assert report.by_status == {200: 10}
+    assert report.errors == {"reset": 1}
+    assert report.lost_connections == 1
+
+
+def test_nobody_there_is_an_error_that_says_so() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(HplmError, match=rf"127\.0\.0\.1:{port} .*start it first"):
+            run(Load("127.0.0.1", port, numbered(1)))
+
+
+def test_large_requests_and_answers_arrive_whole() -> None:
+    body = bytes(range(256)) * 16384
+    with SmallServer(lambda number, received: answer(body=received[::-1])) as server:
+        report = loaded(server, requests=[http_request("/", body)], count=3, keep_bodies=True)
+    assert report.bodies == [body[::-1]] * 3
+    assert server.bodies == [body] * 3
+
+
+def test_bodies_are_kept_only_when_asked_for() -> None:
+    with SmallServer(lambda number, body: answer(body=b"to " + body)) as server:
+        kept = loaded(server, count=20, connections=3, keep_bodies=True)
+        assert loaded(server, count=3).bodies == []
+    assert kept.bodies == [b"to %d" % (number % 5) for number in kept.numbers]
+
+
+def test_an_open_loop_sends_in_the_order_of_its_schedule_and_not_before() -> None:
+    with SmallServer() as server:
+        report = loaded(server, requests=numbered(30), count=30, rate=200.0)
+    assert server.bodies == [str(number).encode() for number in range(30)]
+    assert list(report.numbers) == list(range(30))
+    assert report.wall_s >= 29 / 200
+
+
+def test_an_open_loop_counts_the_wait_for_a_slow_server() -> None:
+    with SmallServer(delay=0.02) as server:
+        report = loaded(server, count=20, rate=1000.0, connections=1)
+    assert report.by_status == {200: 20}
+    # Request i is due after i ms, its turn ends after 20 (i + 1) ms: a loop that waited before it counted would show 20.
+    assert all(report.latencies >= 0.019 * (report.numbers + 1) - 0.001 * report.numbers)
+    assert report.lag_s >= 0.019 * 19 - 0.019
+
+
+def test_an_open_loop_ends_after_its_time() -> None:
+    with SmallServer() as server:
+        report = loaded(server, seconds=0.25, rate=80.0, connections=2)
+    assert report.by_status == {200: 20}
+
+
+def test_what_an_open_loop_could_not_send_is_told() -> None:
+    with SmallServer(lambda number, body: SILENCE) as server:
+        report = loaded(server, seconds=0.1, rate=100.0, connections=2, patience=0.3)
+    assert report.by_status == {}
+    assert report.errors.total() == 10
+    assert report.errors["timeout"] >= 2
+    assert report.errors["unsent"] >= 2
+
+
+@pytest.mark.parametrize(
+    "limits", [{"seconds": 0.0}, {"count": 0}, {"rate": float("inf")}, {"requests": []}, {"patience": -1.0}]
+)
+def test_a_load_without_bounds_is_refused(limits: dict) -> None:
+    with pytest.raises(ValueError, match="finite and above 0"):
+        Load("127.0.0.1", 1, **({"requests": numbered(1)} | limits))
+
+
+def test_a_process_of_its_own_reports_the_same() -> None:
+    with SmallServer(lambda number, body: answer(body=body)) as server:
+        load = Load("127.0.0.1", server.port, numbered(5), count=25, connections=2, keep_bodies=True)
+        report = run_apart(load)
+    assert report.by_status == {200: 25}
+    assert sorted(report.bodies) == sorted(5 * [b"0", b"1", b"2", b"3", b"4"])
+    with pytest.raises(HplmError, match="start it first"):
+        run_apart(load)
+
+
+def test_the_command_sends_the_lines_of_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "one.jsonl").write_text('{"id": 1}\n\n{"id": 2}\n')
+    (tmp_path / "two.jsonl").write_text('{"id": 3}\n')
+    files = [str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl")]
+    with SmallServer() as server:
+        main(["--url", f"http://127.0.0.1:{server.port}/v2/x?y=1", "--requests", *files, "--count", "6"])
+    assert server.heads[0].startswith(b"POST /v2/x?y=1 HTTP/1.1\r\n")
+    assert server.bodies == 2 * [b'{"id": 1}', b'{"id": 2}', b'{"id": 3}']
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["by_status"] == {"200": 6}
+    assert set(summary) >= {"req_per_s", "p50_ms", "p99_ms", "errors", "generator_cpu_us"}
+
+
+@pytest.mark.parametrize("url", ["grpc://127.0.0.1:8001/x", "127.0.0.1:8000"])
+def test_the_command_refuses_what_is_no_http_address(url: str, tmp_path: Path) -> None:
+    (tmp_path / "one.jsonl").write_text("{}\n")
+    with pytest.raises(SystemExit):
+        main(["--url", url, "--requests", str(tmp_path / "one.jsonl")])
