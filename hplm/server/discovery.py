@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from hplm.errors import HplmError
-from hplm.server.embedded import embedded, why_not_here
+from hplm.server.embedded import INSTALL, embedded, obstacle
 from hplm.server.installation import STUB, Installation
 
 IN_CONTAINERS = Path("/opt/tritonserver/bin/tritonserver")
@@ -25,7 +25,7 @@ def find_installation() -> Installation:
     if installation is None:
         raise HplmError(
             f"no tritonserver on PATH nor in {IN_CONTAINERS.parent}, and nvidia-pytriton is not installed: "
-            f"run in NVIDIA's container (deploy/README.md), or {why_not_here()}"
+            f"run in NVIDIA's container (deploy/README.md){_or_embedded()}"
         )
     return installation
 
@@ -40,6 +40,11 @@ def find_backends() -> Path:
     raise HplmError(
         f"our Triton backends are not among the installed packages of {sys.executable}: install hplm there with `pip install`"
     )
+
+
+def _or_embedded() -> str:
+    why_not = obstacle()
+    return f"; {why_not}" if why_not else f", or install the embedded one with `{INSTALL}`"
 
 
 def _installed(binary: Path, description: str) -> Installation:

@@ -40,15 +40,15 @@ def embedded() -> Installation | None:
     )
 
 
-def why_not_here() -> str:
-    """What keeps the wheel from this machine, for the message that says how to get a tritonserver."""
+def obstacle() -> str | None:
+    """What keeps the wheel from this machine, if anything."""
     libc, version = platform.libc_ver()
     machine = platform.machine()
     if machine != "x86_64":
-        return f"the embedded one needs x86-64, this machine is {machine}"
+        return f"the embedded Triton needs x86-64, this machine is {machine}"
     if libc != "glibc" or tuple(int(part) for part in version.split(".")[:2]) < (2, 35):
-        return f"the embedded one needs glibc 2.35 or later, this machine has {libc or 'another libc'} {version}".rstrip()
-    return f"install the embedded one with `{INSTALL}`"
+        return f"the embedded Triton needs glibc 2.35 or later, this machine has {libc or 'another libc'} {version}".rstrip()
+    return None
 
 
 def libpython() -> Path:
