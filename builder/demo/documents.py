@@ -53,13 +53,13 @@ def read_document(definition: Definition, area: str) -> Document:
 
 
 def _prose(docstring: str) -> Iterator[str]:
-    """Lines without console sessions, rulers and directives: what they hold is code, not text."""
-    in_session = False
+    """Lines without consoles, rulers and directives: what they hold is code, not text."""
+    in_code = False
     for line in docstring.splitlines():
         stripped = line.strip()
-        in_session = stripped.startswith((">>>", "$ ", "```")) or (in_session and bool(stripped))
+        in_code = stripped.startswith((">>>", "$ ", "```")) or (in_code and bool(stripped))
         is_ruler = stripped and not any(character.isalnum() for character in stripped)
-        if not (in_session or is_ruler or stripped.startswith(".. ")):
+        if not (in_code or is_ruler or stripped.startswith(".. ")):
             yield ROLE.sub("", line)
 
 
