@@ -1,0 +1,36 @@
+"""What "equal" means for served logits, per precision."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+
+class Comparison:
+    """Collects a run's answers beside the reference's, by tenant, and judges them together."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[str, list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
+
+    def add(self, tenant: str, served: np.ndarray, expected: np.ndarray) -> None:
+        assert served.shape == expected.shape
+        assert (np.isnan(served) == np.isnan(expected)).all()
+        readable = ~np.isnan(expected).any(axis=1)
+        self._pairs[tenant].append((served[readable], expected[readable]))
+
+    def assert_equal(self, dtype: str) -> None:
+        """fp32: within 1e-3. bf16: within 3 % of the logits' range, and the same label where the margin is larger."""
+        assert self._pairs
+        for tenant, pairs in self._pairs.items():
+            served, expected = (np.concatenate(side) for side in zip(*pairs, strict=True))
+            error = np.abs(served - expected).max()
+            if dtype == "fp32":
+                assert error <= 1e-3, f"{tenant}: off by {error}"
+                continue
+            reach = 0.03 * (expected.max() - expected.min())
+            assert error <= reach, f"{tenant}: off by {error}, allowed {reach}"
+            best = np.sort(expected, axis=1)
+            clear = best[:, -1] - best[:, -2] > reach
+            assert clear.any()
+            assert (served.argmax(1) == expected.argmax(1))[clear].all(), f"{tenant}: another label"

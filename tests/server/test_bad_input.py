@@ -1,0 +1,200 @@
+"""Bad input against the running server: a clear error with its code and word, and the next request is fine."""
+
+import json
+import re
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from builder.export import export
+from builder.model_configs import ServingOptions
+from hplm.errors import HplmError
+from hplm.server import TritonServer
+from hplm.tenants.ticket import TICKET_BYTES, Ticket
+from tests.server.stock import LIBRARIES, Stock
+from tests.toy import WORDS
+
+STATUS = {"grpc": {400: "StatusCode.INVALID_ARGUMENT", 404: "StatusCode.NOT_FOUND", 503: "StatusCode.UNAVAILABLE",
+                   500: "StatusCode.INTERNAL"},
+          "http": {400: "400", 404: "404", 503: "503", 500: "500"}}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def repository(toy, tmp_path_factory):
+    """The toy's, with acme's adapter record corrupted."""
+    folder = tmp_path_factory.mktemp("bad-input")
+    export(toy.store, folder, ServingOptions(dtype="fp32"))
+    bank = folder / "toy/1/adapters/bottleneck-r8.bank"
+    data = bytearray(bank.read_bytes())
+    data[4096 + 200] ^= 1
+    bank.unlink()
+    bank.write_bytes(data)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(repository):
+    with TritonServer(repository) as server:
+        yield server
+
+
+@pytest.fixture(params=LIBRARIES)
+def stock(request, server):
+    stock = Stock(server, request.param)
+    stock.protocol = request.param
+    yield stock
+    assert stock.ask([WORDS[0]], "city")["LABEL"].shape == (1, 1), "the next request is not fine"
+
+
+def _refused(stock, code, words, *args, **kwargs):
+    with pytest.raises(InferenceServerException) as caught:
+        stock.ask(*args, **kwargs)
+    assert caught.value.status() == STATUS[stock.protocol][code], caught.value
+    for word in words:
+        assert word in caught.value.message()
+
+
+@pytest.mark.parametrize("text", ["", "   ", "\n\t", "\x00"])
+def test_text_without_content(stock, text):
+    _refused(stock, 400, ["[invalid_input]", "text 1 of 1"], [text], "city")
+
+
+def test_one_empty_text_among_many_is_named(stock):
+    _refused(stock, 400, ["[invalid_input]", "text 3 of 4", "empty"], [WORDS[0], WORDS[1], "", WORDS[2]], "city")
+
+
+def test_text_longer_than_the_model_takes(stock):
+    text = " ".join(WORDS[:100])
+    _refused(stock, 400, ["[invalid_input]", "102 tokens", "takes 64", "truncate=true"], [text], "city")
+    assert stock.ask([text], "city", truncate=True)["LABEL"].shape == (1, 1)
+    tags = stock.ask([text], "beta", truncate=True)  # what was cut off says so: no label, but its span
+    assert (tags["LABEL"][0, 62:] == b"").all() and (tags["LABEL"][0, :62] != b"").all()
+    assert tags["SPAN"][0, 99].tolist() == [text.rindex(" ") + 1, len(text)]
+
+
+def test_a_monstrous_text(stock):
+    _refused(stock, 400, ["[invalid_input]", "characters"], ["wa " * 100_000], "city", truncate=True)
+
+
+def test_invalid_utf8(stock):
+    _refused(stock, 400, ["[invalid_input]", "TEXT 2 is not UTF-8", "at byte 3"], [b"fine", b"bad\xff\xfe"], "city")
+
+
+@pytest.mark.parametrize("tenant", [None, "nobody", "ACME", "", "../city"])
+def test_unknown_and_missing_tenant_read_alike(stock, tenant):
+    _refused(stock, 404, ["[no_tenant] no such tenant, or not yours"], [WORDS[0]], tenant)
+
+
+def test_a_corrupt_record_fails_its_tenant_alone(stock):
+    _refused(stock, 500, ["[broken]", "'acme'", "corrupt"], [WORDS[0]], "acme")
+    assert stock.ask([WORDS[0]], "dune")["LABEL"].shape == (1, 1)  # in the same bank
+
+
+def test_a_thousand_texts_in_one_request(stock):
+    answer = stock.ask([WORDS[i % 100] for i in range(1000)], "city")
+    assert answer["LABEL"].shape == (1000, 1)
+    np.testing.assert_allclose(answer["LOGITS"][100], answer["LOGITS"][0], atol=1e-3)
+
+
+def test_more_texts_than_a_request_may_hold(stock):
+    _refused(stock, 400, ["1024"], [WORDS[0]] * 1025, "city")
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"top_k": "three"}, {"top_k": -1}, {"top_k": 70000}, {"truncate": 1}, {"truncate": "yes"}, {"hplm_priority": True}],
+)
+def test_parameters_of_the_wrong_kind(stock, parameters):
+    _refused(stock, 400, ["[invalid_input]", f"'{next(iter(parameters))}'"], [WORDS[0]], "city", **parameters)
+
+
+def test_top_k_for_a_tagger(stock):
+    _refused(stock, 400, ["[invalid_input]", "top_k"], [WORDS[0]], "beta", top_k=2)
+
+
+def test_a_deadline_that_cannot_be_met(stock):
+    _refused(stock, 503, ["[deadline]", "0.001 ms"], [WORDS[0]], "city", timeout=1)
+    assert stock.ask([WORDS[0]], "city", timeout=60_000_000)["LABEL"].shape == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "values, datatype",
+    [
+        (np.array([[1]], dtype=np.int32), "INT32"),
+        (np.array([b"no batch dimension"], dtype=object), "BYTES"),
+        (np.array([[b"two", b"columns"]], dtype=object), "BYTES"),
+        (np.zeros((0, 1), dtype=object), "BYTES"),
+    ],
+)
+def test_wrong_types_and_shapes(stock, values, datatype):
+    with pytest.raises(InferenceServerException) as caught:
+        stock.client.infer("toy", [stock.tensor("TEXT", values, datatype)], parameters={"tenant": "city"})
+    assert caught.value.status() == STATUS[stock.protocol][400], caught.value
+
+
+def test_pairs_that_do_not_match(stock):
+    with pytest.raises(InferenceServerException) as caught:
+        stock.ask([WORDS[0]] * 2, "city", pairs=[WORDS[1]])
+    assert caught.value.status() == STATUS[stock.protocol][400]
+
+
+@pytest.mark.parametrize(
+    "ticket",
+    [
+        None,
+        np.zeros((1, TICKET_BYTES), dtype=np.uint8),
+        np.zeros((1, 1), dtype=np.uint8),
+        np.frombuffer(Ticket(0, 1, 1, 0, 0, 0, 0).sign(b"guess"), dtype=np.uint8)[None],
+    ],
+    ids=["none", "zeros", "short", "forged"],
+)
+def test_upper_answers_only_those_who_come_through_lookup(stock, ticket):
+    inputs = [
+        stock.tensor("ROWS", np.array([[1, 2, 3]], dtype=np.int64), "INT64"),
+        stock.tensor("SEGMENTS", np.zeros((1, 3), dtype=np.uint8), "UINT8"),
+        stock.tensor("SPANS", np.zeros((1, 1, 3), dtype=np.int32), "INT32"),
+    ]
+    if ticket is not None:
+        inputs.append(stock.tensor("TICKET", ticket, "UINT8"))
+    with pytest.raises(InferenceServerException) as caught:
+        stock.client.infer("toy-upper", inputs, parameters={"tenant": "city", "ticket": "please", "authorization": "Bearer x"})
+    assert caught.value.status() == STATUS[stock.protocol][404] and "[no_tenant]" in caught.value.message()
+
+
+def test_a_ticket_does_not_open_other_rows(server):
+    """What lookup gives out for one tenant is good for that tenant's tables and nothing else."""
+    stock = Stock(server, "grpc")
+    text = stock.tensor("TEXT", np.array([[WORDS[0].encode()]], dtype=object))
+    found = stock.client.infer("toy-lookup", [text], parameters={"tenant": "beta"})
+    rows, segments, spans, ticket = (found.as_numpy(name) for name in ("ROWS", "SEGMENTS", "SPANS", "TICKET"))
+
+    def upper(rows):
+        values = {"ROWS": (rows, "INT64"), "SEGMENTS": (segments, "UINT8"), "SPANS": (spans, "INT32")}
+        inputs = [stock.tensor(name, *value) for name, value in {**values, "TICKET": (ticket, "UINT8")}.items()]
+        return stock.client.infer("toy-upper", inputs)
+
+    assert upper(rows).as_numpy("LABEL").shape == (1, 1)
+    for forged in (rows + 10**7, rows - 10**7, np.full_like(rows, 2**62)):
+        with pytest.raises(InferenceServerException, match="not what the lookup model made"):
+            upper(forged)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"inputs": 7}', b'{"inputs": []}', b"\xff" * 1000])
+def test_bodies_that_are_no_request(server, body):
+    """Triton's own refusal; its code is 400 or, for what it cannot parse at all, 500."""
+    request = urllib.request.Request(f"http://{server.http_url}/v2/models/toy/infer", data=body)
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=30)
+    assert caught.value.code in (400, 500) and json.loads(caught.value.read())["error"]
+    assert Stock(server, "http").ask([WORDS[0]], "city")["LABEL"].shape == (1, 1)
+
+
+def test_a_repository_of_another_format_is_refused_at_start(toy, tmp_path):
+    export(toy.store, tmp_path, ServingOptions())
+    config = tmp_path / "toy/1/backbone.json"
+    config.write_text(re.sub(r'"format": 1', '"format": 99', config.read_text()))
+    with pytest.raises(HplmError, match="format 99, this version of hplm reads 1"):
+        TritonServer(tmp_path).start()
