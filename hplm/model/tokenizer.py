@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+from tokenizers import Encoding
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from hplm.errors import InvalidInput
@@ -13,14 +14,22 @@ from hplm.errors import InvalidInput
 WORD = re.compile(r"\S+")
 
 
-@dataclass(frozen=True)
 class Encoded:
-    """One text as the model sees it."""
+    """One text as the model sees it. What only some tasks read is made when it is read."""
 
-    tokens: np.ndarray  # int32, special tokens included
-    segments: np.ndarray  # uint8
-    offsets: np.ndarray  # tokens x 2, int32: code points of the text (or the pair) it belongs to
-    special: np.ndarray  # bool
+    def __init__(self, encoding: Encoding) -> None:
+        self._encoding = encoding
+        self.tokens = np.array(encoding.ids, dtype=np.int32)  # special tokens included
+        self.segments = np.array(encoding.type_ids, dtype=np.uint8)
+
+    @cached_property
+    def offsets(self) -> np.ndarray:
+        """tokens x 2, int32: code points of the text (or the pair) that a token belongs to."""
+        return np.array(self._encoding.offsets, dtype=np.int32).reshape(-1, 2)
+
+    @cached_property
+    def special(self) -> np.ndarray:
+        return np.array(self._encoding.special_tokens_mask, dtype=bool)
 
 
 class Tokenizer:
@@ -46,14 +55,9 @@ class Tokenizer:
                     "shorten it, or send the parameter truncate=true"
                 )
             encoding = self._truncated(text, pair)
-        return Encoded(
-            tokens=np.array(encoding.ids, dtype=np.int32),
-            segments=np.array(encoding.type_ids, dtype=np.uint8),
-            offsets=np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2),
-            special=np.array(encoding.special_tokens_mask, dtype=bool),
-        )
+        return Encoded(encoding)
 
-    def _truncated(self, text: str, pair: str | None):
+    def _truncated(self, text: str, pair: str | None) -> Encoding:
         raw = self._tokenizer.encode(text, add_special_tokens=False)
         raw_pair = self._tokenizer.encode(pair, add_special_tokens=False) if pair is not None else None
         room = self.positions - self._special_tokens[pair is not None]

@@ -58,7 +58,8 @@ class Table:
         self.space = KeySpace(self.meta.vocabulary, self.meta.n)
         _expect_size(folder / "keys", self.meta.keys * 8)
         _expect_size(folder / "values", self.meta.value_bytes)
-        self.keys = np.memmap(folder / "keys", dtype="<u8", mode="r") if self.meta.keys else np.empty(0, "<u8")
+        # As a plain array: every slice of a memmap is a memmap again, which costs more than the search in it.
+        self.keys = np.asarray(np.memmap(folder / "keys", "<u8", "r")) if self.meta.keys else np.empty(0, "<u8")
         shape = (self.meta.rows * self.meta.n, self.meta.hidden)
         dtype = DTYPES[self.meta.dtype]
         # A private mapping: read-only as far as the file is concerned.
