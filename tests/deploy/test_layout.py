@@ -1,0 +1,117 @@
+"""Stock tritonserver, the image's files, the documented flags, no `hplm serve`: an exported repository is served."""
+
+import os
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from hplm.server import process_group
+from hplm.server.discovery import find_installation
+from hplm.server.flags import contract_flags
+from hplm.server.ports import Ports
+from tests.deploy.image import ROOT, SECRET, compose_service, docker_run, dockerfile_copies, lay_out
+from tests.equality import Comparison
+from tests.server.stock import Stock
+from tests.toy import TENANTS
+
+# What the image does not hold; importing it there would fail.
+NOT_IN_THE_IMAGE = ("builder", "hplm_client", "loadtest", "transformers", "tritonclient", "matplotlib")
+
+
+@pytest.fixture(scope="module")
+def served(toy, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("image")
+    opt = lay_out(folder)
+    absent = folder / "absent"
+    absent.mkdir()
+    for package in (*NOT_IN_THE_IMAGE, "hplm"):
+        (absent / f"{package}.py").write_text("raise ModuleNotFoundError(f'{__name__} is not in the image')\n")
+    installation = find_installation()
+    environment = installation.environment(opt / "tritonserver", os.environ)
+    # What `pip install /opt/hplm` installs; then what nothing does, and a guard against the hplm of this checkout.
+    environment["PYTHONPATH"] = f"{opt / 'hplm'}:{absent}"
+    ports = Ports().claim("127.0.0.1")
+    mounted = [flag.replace("=/models", f"={toy.repository}") for flag in docker_run()[1][1:]]
+    services = [f"--{service}-address=127.0.0.1" for service in ("http", "grpc", "metrics")]
+    command = [
+        str(installation.binary), *mounted, f"--backend-directory={opt}/tritonserver/backends",
+        *services, *(f"{flag}={port}" for flag, port in ports.items()),
+    ]  # fmt: skip
+    log = folder / "log"
+    with log.open("wb") as output:
+        server = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
+    try:
+        wait_until_ready(f"http://127.0.0.1:{ports.http}/v2/health/ready", server, log)
+        yield SimpleNamespace(http_url=f"127.0.0.1:{ports.http}", grpc_url=f"127.0.0.1:{ports.grpc}")
+    finally:
+        process_group.stop(server.pid, grace=10)
+        server.wait()
+
+
+def wait_until_ready(url: str, server: subprocess.Popen, log) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        assert server.poll() is None, log.read_text()
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except OSError:
+            time.sleep(0.1)
+    pytest.fail(log.read_text())
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_it_answers_as_the_reference_does(served, reference, protocol):
+    stock, comparison = Stock(served, protocol), Comparison()
+    for tenant in TENANTS:
+        logits = stock.ask(["a few words"], tenant.id)["LOGITS"][0]
+        comparison.add(tenant.id, logits, reference.forward("a few words", tenant.id).numpy())
+    comparison.assert_equal("fp32")
+    with pytest.raises(InferenceServerException, match="no_tenant"):
+        stock.ask(["a few words"], "nobody")
+
+
+def test_only_the_administrator_manages_models(served):
+    request = urllib.request.Request(f"http://{served.http_url}/v2/repository/index", data=b"{}", method="POST")
+    with pytest.raises(urllib.error.HTTPError):
+        urllib.request.urlopen(request, timeout=10)
+    request.add_header("hplm-admin", SECRET)
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert b'"toy-upper"' in answer.read()
+
+
+def test_both_documented_commands_are_the_same_and_keep_the_contract():
+    _, command = docker_run()
+    assert command == compose_service()["command"]
+    assert set(contract_flags(SECRET)) <= set(command)
+
+
+def test_both_mount_read_only_and_publish_on_loopback():
+    docker, command = docker_run()
+    service = compose_service()
+    (repository,) = [flag.partition("=")[2] for flag in command if flag.startswith("--model-repository=")]
+    mounts = [docker[docker.index("-v") + 1], *service["volumes"]]
+    assert all(mount.endswith(f"/model_repository:{repository}:ro") for mount in mounts)
+    published = [word for option, word in pairwise(docker) if option == "-p"]
+    assert published == service["ports"] == [f"127.0.0.1:{port}:{port}" for port in (8000, 8001, 8002)]
+
+
+def test_containers_are_given_longer_to_stop_than_triton_takes():
+    docker, command = docker_run()
+    (exit_timeout,) = [int(flag.partition("=")[2]) for flag in command if flag.startswith("--exit-timeout-secs=")]
+    assert int(docker[docker.index("--stop-timeout") + 1]) > exit_timeout
+    assert int(compose_service()["stop_grace_period"].removesuffix("s")) > exit_timeout
+
+
+def test_every_backend_is_copied_to_where_triton_looks():
+    targets = {source: copy.target for copy in dockerfile_copies() for source in copy.sources}
+    ours = [backend.parent.name for backend in ROOT.glob("backends/*/model.py")]
+    assert sorted(ours) == ["hplm_lookup", "hplm_upper"]
+    for backend in ours:
+        assert targets[f"backends/{backend}"] == f"/opt/tritonserver/backends/{backend}"
