@@ -136,14 +136,7 @@ class TritonServer:
         with _open_to_append(self.log_file) as output:
             self._log_start = output.tell()
             self._leftovers.callback(process_group.sweep, self._id)
-            self._process = subprocess.Popen(
-                self._command(folder),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C in the terminal is for us: we stop the server
-            )
+            self._process = self._spawn(folder, environment, output)
         self._leftovers.callback(self._process.wait)
         self._leftovers.callback(process_group.kill, self._process.pid)
         watchdog = subprocess.Popen(
@@ -155,6 +148,20 @@ class TritonServer:
         )
         self._leftovers.callback(watchdog.wait)
         self._leftovers.callback(watchdog.kill)
+
+    def _spawn(self, folder: Path, environment: dict[str, str], output: BinaryIO) -> subprocess.Popen[bytes]:
+        try:
+            return subprocess.Popen(
+                self._command(folder),
+                cwd=folder,  # the stub imports from where it is before it looks anywhere else
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C in the terminal is for us: we stop the server
+            )
+        except OSError as error:
+            raise HplmError(f"{self.installation.binary} does not start: {error.strerror}; install it again") from error
 
     def _command(self, folder: Path) -> list[str]:
         return [

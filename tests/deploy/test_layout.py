@@ -2,10 +2,13 @@
 
 import os
 import subprocess
+import sysconfig
 import time
 import urllib.error
 import urllib.request
+import venv
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,22 +23,17 @@ from tests.equality import Comparison
 from tests.server.stock import Stock
 from tests.toy import TENANTS
 
-# What the image does not hold; importing it there would fail.
-NOT_IN_THE_IMAGE = ("builder", "hplm_client", "loadtest", "transformers", "tritonclient", "matplotlib")
+# Installed here, not in the image.
+NOT_IN_THE_IMAGE = ("transformers", "tritonclient", "matplotlib", "pytriton")
 
 
 @pytest.fixture(scope="module")
 def served(toy, tmp_path_factory):
     folder = tmp_path_factory.mktemp("image")
     opt = lay_out(folder)
-    absent = folder / "absent"
-    absent.mkdir()
-    for package in (*NOT_IN_THE_IMAGE, "hplm"):
-        (absent / f"{package}.py").write_text("raise ModuleNotFoundError(f'{__name__} is not in the image')\n")
     installation = find_installation()
     environment = installation.environment(opt / "tritonserver", os.environ)
-    # What `pip install /opt/hplm` installs; then what nothing does, and a guard against the hplm of this checkout.
-    environment["PYTHONPATH"] = f"{opt / 'hplm'}:{absent}"
+    environment["PATH"] = f"{python_of_the_image(folder / 'python', opt)}:{environment['PATH']}"
     ports = Ports().claim("127.0.0.1")
     mounted = [flag.replace("=/models", f"={toy.repository}") for flag in docker_run()[1][1:]]
     services = [f"--{service}-address=127.0.0.1" for service in ("http", "grpc", "metrics")]
@@ -45,13 +43,32 @@ def served(toy, tmp_path_factory):
     ]  # fmt: skip
     log = folder / "log"
     with log.open("wb") as output:
-        server = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
+        server = subprocess.Popen(
+            command, cwd=opt / "tritonserver", env=environment, stdout=output, stderr=output, start_new_session=True
+        )
     try:
         wait_until_ready(f"http://127.0.0.1:{ports.http}/v2/health/ready", server, log)
         yield SimpleNamespace(http_url=f"127.0.0.1:{ports.http}", grpc_url=f"127.0.0.1:{ports.grpc}")
     finally:
         process_group.stop(server.pid, grace=10)
         server.wait()
+
+
+def python_of_the_image(folder: Path, opt: Path) -> Path:
+    """Its bin: a Python that knows what `pip install /opt/hplm` installs, of this checkout nothing.
+
+    The stub heeds no PYTHONPATH. A path in a .pth file is searched, but other .pth files there, as of editable installs,
+    are not read.
+    """
+    venv.create(folder, symlinks=True)
+    absent = folder / "absent"
+    absent.mkdir()
+    for package in NOT_IN_THE_IMAGE:
+        (absent / f"{package}.py").write_text("raise ModuleNotFoundError(f'{__name__} is not in the image')\n")
+    (packages,) = folder.glob("lib/python3*/site-packages")
+    installed = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
+    (packages / "image.pth").write_text("\n".join([str(opt / "hplm"), str(absent), *installed, ""]))
+    return folder / "bin"
 
 
 def wait_until_ready(url: str, server: subprocess.Popen, log) -> None:

@@ -18,6 +18,7 @@ ANY_PORTS = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
 def serving(tmp_path):
     """The running command, its tritonserver's process group, and what it said until it was ready."""
     add_model(tmp_path / "repository", "echo", ECHO)
+    (tmp_path / "numpy.py").write_text("raise ImportError('a model imports what lies in the working directory')")
     command = [*SERVE, "--repository", str(tmp_path / "repository"), *ANY_PORTS]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         said = []

@@ -10,6 +10,7 @@ import tempfile
 import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -198,6 +199,17 @@ def test_a_broken_configuration_is_quoted(tmp_path, no_backends):
     (tmp_path / "repository/bad/config.pbtxt").write_text('name: "bad" input [ {')
     with pytest.raises(HplmError, match=r"failed to read text proto from .*/repository/bad/config.pbtxt"):
         TritonServer(tmp_path / "repository", backends=no_backends).start()
+
+
+def test_a_binary_that_cannot_be_run_is_named(tmp_path, no_backends):
+    add_model(tmp_path / "repository", "echo", ECHO)
+    binary = tmp_path / "tritonserver"
+    binary.write_text("")
+    server = TritonServer(tmp_path / "repository", backends=no_backends)
+    server.installation = replace(server.installation, binary=binary)
+    with pytest.raises(HplmError, match=rf"{binary} does not start: Permission denied"):
+        server.start()
+    assert leftovers(server, group=-1) == []
 
 
 def test_it_gives_up_on_a_model_that_takes_too_long(tmp_path, no_backends):
