@@ -22,12 +22,11 @@ class Counts:
     counts: np.ndarray  # int64
     tokens: int
 
-    def most_frequent(self, keep: float, at_least: int = 1) -> np.ndarray:
-        """Keys of the most frequent share `keep`, those seen `at_least` times; ties go to the smaller key. Sorted."""
+    def most_frequent(self, keep: float) -> np.ndarray:
+        """Keys of the most frequent share `keep`; ties go to the smaller key. Sorted."""
         if not 0.0 <= keep <= 1.0:
             raise InvalidInput(f"keep {keep}: a share between 0 and 1")
-        order = np.argsort(-self.counts, kind="stable")[: round(keep * len(self.keys))]
-        return np.sort(self.keys[order[self.counts[order] >= at_least]])
+        return np.sort(self.keys[np.argsort(-self.counts, kind="stable")[: round(keep * len(self.keys))]])
 
 
 def count(documents: Iterable[np.ndarray], space: KeySpace) -> Counts:

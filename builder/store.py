@@ -162,6 +162,9 @@ class Store:
             layers[int(layer)][part] = tensor
         return layers, head
 
+    def report(self, tenant: TenantFile) -> dict:
+        return json.loads((self.tenant_folder(tenant.id, tenant.version) / "report.json").read_text())
+
     def save_tenant(
         self,
         tenant: TenantFile,

@@ -33,8 +33,7 @@ def build_table(
     config = store.config
     space = KeySpace(config.vocabulary, config.window)
     counts = count(tqdm(documents, desc=f"{domain}: counting n-grams", unit="doc"), space)
-    # What occurs once is not frequent in any corpus: its shorter forms serve it.
-    keys = counts.most_frequent(keep, at_least=2)
+    keys = counts.most_frequent(keep)
     if parent is None:
         keys = np.union1d(keys, space.unigrams())
     meta = TableMeta(

@@ -12,6 +12,7 @@ from threading import Thread
 import pytest
 from client_stand_ins import Canned, Cutter, Forwarder, Silent, before_each_pause, free_port
 from client_ways import Way
+
 from hplm_client import (
     AsyncHplmClient,
     ClientTimeout,

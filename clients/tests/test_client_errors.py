@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import hplm_client
 import pytest
+
+import hplm_client
 from hplm_client import errors
 from hplm_client.errors import refusal
 

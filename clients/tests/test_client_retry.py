@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from hplm_client import InvalidInput, QueueFull
 from hplm_client.retry import FIRST_PAUSE_S, GRACE_S, LONGEST_PAUSE_S, Attempts
 

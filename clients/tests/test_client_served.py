@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import fake_repository
 import pytest
 import tritonclient.http
+
 from hplm_client import (
     Answer,
     AsyncHplmClient,

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from hplm_client import InvalidInput, NoBackbone, Row, UnexpectedAnswer, wire
 from hypothesis import given
 from hypothesis import strategies as some
 from tritonclient.utils import deserialize_bytes_tensor
+
+from hplm_client import InvalidInput, NoBackbone, Row, UnexpectedAnswer, wire
 
 
 class Result:

@@ -46,7 +46,6 @@ def _step(steps: argparse._SubParsersAction, name: str, run: object, text: str) 
 
 def run_root(args: argparse.Namespace) -> dict:
     from builder.adaptation import Budget
-
     from builder.root import RootOptions, build_root
 
     options = RootOptions(args.name, args.lower, args.upper, args.window, args.keep, args.dtype, args.seed)
@@ -57,7 +56,6 @@ def run_root(args: argparse.Namespace) -> dict:
 
 def run_domain(args: argparse.Namespace) -> dict:
     from builder.adaptation import Budget
-
     from builder.domain import DomainOptions, build_domain
     from builder.store import Store
 
@@ -67,12 +65,12 @@ def run_domain(args: argparse.Namespace) -> dict:
 
 
 def run_tenant(args: argparse.Namespace) -> dict:
+    from builder.store import Store
     from builder.tenant import build_tenant
 
-    from builder.store import Store
-
-    built = build_tenant(
-        Store(args.store),
+    store = Store(args.store)
+    tenant = build_tenant(
+        store,
         args.id,
         args.domain,
         args.task,
@@ -82,7 +80,10 @@ def run_tenant(args: argparse.Namespace) -> dict:
         seed=args.seed,
         device=_device(args),
     )
-    return built
+    dev = store.report(tenant)["dev"]
+    if not args.json:
+        print(f"tenant {tenant.id} version {tenant.version}: {dev['accuracy']:.3f} on {dev['texts']} dev texts")
+    return {"tenant": tenant.id, "version": tenant.version, "task": tenant.task, "labels": tenant.labels, "dev": dev}
 
 
 def _device(args: argparse.Namespace) -> object:

@@ -1,0 +1,68 @@
+"""The command line as a user meets it: one line of JSON under --json, errors without a traceback."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from hplm.cli.main import main, parser
+
+
+def _json(capsys, *arguments):
+    assert main([*map(str, arguments), "--json"]) == 0
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert len(lines) == 1
+    return json.loads(lines[0])
+
+
+def test_tenant_list(toy, capsys):
+    listed = _json(capsys, "tenant", "list", "--repository", toy.repository)
+    assert [tenant["id"] for tenant in listed["tenants"]] == ["acme", "beta", "city", "dune", "echo"]
+    assert listed["tenants"][0] == {
+        "id": "acme",
+        "backbone": "toy",
+        "domain": "bio",
+        "task": "classify",
+        "labels": ["red", "green", "blue"],
+    }
+
+
+def test_tenant_show_gives_labels_in_the_order_of_the_logits(toy, capsys):
+    shown = _json(capsys, "tenant", "show", "city", "--repository", toy.repository)
+    assert shown["labels"] == [f"topic-{i}" for i in range(20)] and shown["domain_version"] == 1
+
+
+def test_export(toy, tmp_path, capsys):
+    exported = _json(capsys, "export", "--store", toy.store.folder, "--repository", tmp_path / "r", "--slots", 6)
+    assert exported == {"backbone": "toy", "tenants": 5, "tables": 3, "repository": str(tmp_path / "r")}
+    assert '"6"' in (tmp_path / "r/toy-upper/config.pbtxt").read_text()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["tenant", "show", "nobody", "--repository", "{toy}"], "'nobody' is not in"),
+        (["tenant", "list", "--repository", "{tmp}/none"], "is no folder"),
+        (["tenant", "list", "--repository", "{tmp}"], "holds no backbone"),
+        (["export", "--store", "{tmp}", "--repository", "{tmp}/r"], "is not a store"),
+        (["build", "tenant", "--store", "{tmp}", "--id", "a", "--task", "tag", "--train", "x"], "is not a store"),
+        (["build", "root", "--store", "{tmp}/s", "--model", "{tmp}/none", "--corpus", "x"], "cannot read a model"),
+    ],
+)
+def test_errors_name_the_thing_and_have_no_traceback(toy, tmp_path, capsys, arguments, message):
+    assert main([argument.format(toy=toy.repository, tmp=tmp_path) for argument in arguments]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_help_needs_no_heavy_import():
+    """`hplm --help` answers at once: torch is imported by the commands that compute."""
+    code = "import sys; from hplm.cli.main import parser; parser(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("command", ["", "build", "build root", "export", "serve", "tenant list", "infer", "bench serve"])
+def test_every_command_explains_itself(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parser().parse_args([*command.split(), "--help"])
+    assert ended.value.code == 0 and f"usage: hplm {command}".strip() in capsys.readouterr().out
