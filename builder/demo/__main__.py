@@ -91,10 +91,11 @@ def _store(folder: Path, model: str, data: DemoData, minutes: float, domain_minu
         _say(f"root: adapting the lower half of {Path(model).name} to three-token windows, {minutes:g} minutes")
         build_root(model, corpora, folder, RootOptions(name=BACKBONE, keep=ROOT_KEEP), Budget(minutes=minutes), device)
     store = Store(folder)
+    options = DomainOptions(keep=DOMAIN_KEEP)
     for domain in data.domains:
         if not store.table_folder(domain.name, 1).exists():
             _say(f"domain {domain.name}: {domain.documents} documents of {', '.join(domain.packages[:6])} ...")
-            build_domain(store, domain.name, [domain.corpus], DomainOptions(keep=DOMAIN_KEEP), Budget(minutes=domain_minutes), device)
+            build_domain(store, domain.name, [domain.corpus], options, Budget(minutes=domain_minutes), device)
     for tenant in data.tenants:
         if not store.tenant_folder(tenant.id, 1).exists():
             _say(f"tenant {tenant.id}: {tenant.question}")

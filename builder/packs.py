@@ -1,0 +1,38 @@
+"""Texts end to end, as `PackedAttention` wants them: those of one length together, no padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+POOLED = 40  # packs that are cut from one sorted pool: lengths nearly agree, and the order still depends on chance
+
+
+def packs(
+    lengths: np.ndarray, most_tokens: int, most_texts: int, rng: np.random.Generator | None = None
+) -> Iterator[np.ndarray]:
+    """Indices of every text once, cut into packs, each in order of length. With `rng`, in an order by chance."""
+    order = np.arange(len(lengths)) if rng is None else rng.permutation(len(lengths))
+    mean = max(1.0, float(lengths.mean()))
+    pool = len(order) if rng is None else POOLED * max(1, min(most_texts, int(most_tokens / mean)))
+    for start in range(0, len(order), pool):
+        cut = list(_cut(order[start : start + pool], lengths, most_tokens, most_texts))
+        yield from cut if rng is None else (cut[i] for i in rng.permutation(len(cut)))
+
+
+def _cut(order: np.ndarray, lengths: np.ndarray, most_tokens: int, most_texts: int) -> Iterator[np.ndarray]:
+    order = order[np.argsort(lengths[order], kind="stable")]
+    first = tokens = 0
+    for i, length in enumerate(lengths[order]):
+        if i > first and (tokens + length > most_tokens or i - first == most_texts):
+            yield order[first:i]
+            first, tokens = i, 0
+        tokens += length
+    yield order[first:]
+
+
+def positions_of(lengths: np.ndarray) -> np.ndarray:
+    """Each token's place in its own text."""
+    starts = np.cumsum(lengths) - lengths
+    return np.arange(int(lengths.sum())) - np.repeat(starts, lengths)

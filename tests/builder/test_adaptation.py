@@ -1,0 +1,160 @@
+"""Adaptation against a tiny teacher: it learns, it leaves alone what is shared, and it repeats itself."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, BertConfig, BertModel, PreTrainedTokenizerFast
+
+from builder.adaptation import Budget, adapt
+from builder.lessons import Lessons, Student
+from builder.random_store import random_documents, tokenizer_json
+from builder.teacher import Teacher
+from hplm.errors import InvalidInput
+from hplm.model.checkpoint import load_checkpoint, split
+from hplm.model.windows import aggregate, windows_of
+
+CPU = torch.device("cpu")
+VOCABULARY = 90
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("teacher")
+    (folder / "made.json").write_text(tokenizer_json(VOCABULARY))
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=40,
+        initializer_range=0.15,  # far above BERT's: at this size neighbours must matter
+    )
+    BertModel(config).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_file=str(folder / "made.json"), **special).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checkpoint(folder):
+    return load_checkpoint(str(folder))
+
+
+@pytest.fixture(scope="module")
+def documents(checkpoint):
+    return random_documents(checkpoint.config, 6000, 12, seed=1)
+
+
+def run(checkpoint, documents, steps, seed=0, train_upper=True, start=None):
+    lower, upper = start or split(checkpoint)
+    report = adapt(checkpoint, lower, upper, documents, Budget(steps=steps), seed, train_upper, CPU, show_progress=False)
+    return lower, upper, report
+
+
+def weights(*stacks):
+    return {f"{i}.{name}": tensor.clone() for i, stack in enumerate(stacks) for name, tensor in stack.state_dict().items()}
+
+
+@pytest.fixture(scope="module")
+def adapted(checkpoint, documents):
+    return run(checkpoint, documents, steps=40)
+
+
+def test_the_teacher_is_the_original_model(folder, checkpoint):
+    teacher = Teacher(checkpoint).eval()
+    stock = AutoModel.from_pretrained(folder, add_pooling_layer=False).eval()
+    tokens = torch.randint(5, VOCABULARY, (9,), generator=torch.Generator().manual_seed(0))
+    lengths = [4, 5]
+    at_split, at_end = teacher(tokens, torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4]), lengths)
+    for part in (slice(0, 4), slice(4, 9)):
+        with torch.no_grad():
+            expected = stock(tokens[None, part], output_hidden_states=True).hidden_states
+        assert torch.allclose(at_split[part], expected[2][0], atol=1e-5)
+        assert torch.allclose(at_end[part], expected[4][0], atol=1e-5)
+
+
+def test_both_the_closed_form_and_the_steps_bring_it_closer(adapted):
+    report = adapted[2]
+    assert report.at_start.at_split < report.fitted.at_split < report.at_end.at_split
+    assert report.fitted.at_end < report.at_end.at_end
+    assert report.last_loss < report.first_loss
+    assert report.at_end.at_split > 0.5
+    assert report.steps == 40 and report.tokens > 20_000 and report.held_out_tokens > 500
+
+
+def test_positions_that_no_document_reaches_are_no_noise(checkpoint, adapted):
+    """Documents have 12 tokens, the model takes 40."""
+    lower, upper, _ = adapted
+    lessons = Lessons(checkpoint.config, Teacher(checkpoint).eval(), CPU)
+    lesson = lessons.lesson(random_documents(checkpoint.config, 2000, 40, seed=9), np.random.default_rng(0))
+    with torch.no_grad():
+        error = (Student(lower, upper)(lesson)[0] - lesson.at_split).square().sum(1)
+    variance = lesson.at_split.var(0).sum()
+    assert error[lesson.positions >= 12].mean() < 0.6 * variance
+
+
+def test_a_frozen_upper_stack_does_not_change_by_a_bit(checkpoint, documents, adapted):
+    lower, upper = split(checkpoint)
+    lower.load_state_dict(adapted[0].state_dict())
+    upper.load_state_dict(adapted[1].state_dict())
+    before_lower, before_upper = weights(lower), weights(upper)
+    _, _, report = run(checkpoint, documents, steps=5, seed=3, train_upper=False, start=(lower, upper))
+    after = weights(lower)
+    assert all(torch.equal(tensor, weights(upper)[name]) for name, tensor in before_upper.items())
+    assert not torch.equal(before_lower["0.layers.0.qkv.weight"], after["0.layers.0.qkv.weight"])
+    assert torch.equal(before_lower["0.words.weight"], after["0.words.weight"])
+    assert all(parameter.grad is None for parameter in upper.parameters())
+    assert report.fitted == report.at_start
+
+
+def test_the_same_seed_gives_the_same_bytes(checkpoint, documents):
+    first, again, other = (weights(*run(checkpoint, documents, steps=3, seed=seed)[:2]) for seed in (5, 5, 6))
+    assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
+    assert not all(torch.equal(tensor, other[name]) for name, tensor in first.items())
+
+
+def test_where_layers_were_dropped_the_end_is_the_teachers_own(folder, documents):
+    checkpoint = load_checkpoint(str(folder), lower=2, upper=1)
+    report = run(checkpoint, documents, steps=30)[2]
+    teacher = Teacher(checkpoint).eval()
+    assert len(teacher.layers) == 4
+    assert report.at_end.at_end > report.fitted.at_end
+
+
+def test_distinct_windows_are_computed_once_and_nothing_is_lost(checkpoint, documents):
+    lower, upper = split(checkpoint)
+    lessons = Lessons(checkpoint.config, Teacher(checkpoint).eval(), CPU)
+    texts = documents[:20]
+    lesson = lessons.lesson(texts, np.random.default_rng(0))
+    assert len(lesson.windows) < lesson.tokens
+    whole = windows_of(np.concatenate(texts), np.array([len(text) for text in texts]), 3)
+    shrunk = lesson.windows[lesson.window_of].numpy()
+    kept = shrunk != 0
+    assert (shrunk[kept] == whole[kept]).all() and kept[:, 1].all()
+    assert not (kept[:, 0] & ~kept[:, 2] & (whole[:, 2] != 0)).any()  # the left neighbour goes first
+    with torch.no_grad():
+        expected = aggregate(lower(torch.from_numpy(shrunk)))
+        assert torch.allclose(Student(lower, upper).sums(lesson), expected, atol=1e-5)
+
+
+def test_a_budget_of_minutes_ends(checkpoint, documents):
+    lower, upper = split(checkpoint)
+    report = adapt(checkpoint, lower, upper, documents, Budget(minutes=0.02), 0, True, CPU, show_progress=True)
+    assert report.steps > 0 and report.at_end.at_split > report.at_start.at_split
+
+
+def test_without_steps_the_closed_form_remains(checkpoint, documents):
+    report = run(checkpoint, documents, steps=0)[2]
+    assert Budget(steps=0).empty and not Budget(minutes=1).empty
+    assert report.steps == 0 and report.at_end == report.fitted != report.at_start
+
+
+def test_impossible_orders_are_refused(checkpoint, documents):
+    with pytest.raises(InvalidInput, match="the corpus has 1 documents to learn from"):
+        run(checkpoint, [documents[0], np.array([2, 3], dtype=np.int32)], steps=1)
+    with pytest.raises(InvalidInput, match="minutes or in steps"):
+        Budget()
+    with pytest.raises(InvalidInput, match="not negative"):
+        Budget(minutes=-1)
