@@ -29,18 +29,21 @@ def build_tenant(
     train_file: Path,
     dev_file: Path | None = None,
     rank: int = 32,
+    epochs: int = 4,
     seed: int = 0,
     device: torch.device | None = None,
     show_progress: bool = True,
 ) -> TenantFile:
     """Trains the tenant, or its next version if it exists, and stores it with its report."""
-    options = TrainingOptions(rank=rank, seed=seed)
+    options = TrainingOptions(rank=rank, epochs=epochs, seed=seed)
     device = device or resolve_device("auto")
     check_name("tenant", tenant_id)
     if task not in TASKS:
         raise InvalidInput(f"task {task!r} is not known: choose {' or '.join(TASKS)}")
     if rank < 0:
         raise InvalidInput(f"rank {rank}: a positive number, or 0 for a head without adapter")
+    if epochs < 1:
+        raise InvalidInput(f"epochs {epochs}: at least 1")
     domain_version = store.latest(domain)
 
     given = read_labelled(train_file, task)

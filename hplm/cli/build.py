@@ -31,7 +31,8 @@ def register(commands: argparse._SubParsersAction) -> None:
     tenant.add_argument("--task", choices=("classify", "tag"), required=True)
     tenant.add_argument("--train", type=Path, required=True, help="JSONL")
     tenant.add_argument("--dev", type=Path, help="JSONL (default: a tenth of the training data)")
-    tenant.add_argument("--rank", type=int, default=32, help="of the adapter (default: %(default)s)")
+    tenant.add_argument("--rank", type=int, default=32, help="of the adapter; 0: a head alone (default: %(default)s)")
+    tenant.add_argument("--epochs", type=int, default=4, help="at most (default: %(default)s)")
 
 
 def _step(steps: argparse._SubParsersAction, name: str, run: object, text: str) -> argparse.ArgumentParser:
@@ -77,6 +78,7 @@ def run_tenant(args: argparse.Namespace) -> dict:
         args.train,
         args.dev,
         rank=args.rank,
+        epochs=args.epochs,
         seed=args.seed,
         device=_device(args),
     )
