@@ -33,10 +33,10 @@ class TrainingOptions:
     rank: int = 32  # 0: a head alone
     epochs: int = 4  # at most
     patience: int = 2  # epochs without a better dev score before it ends
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     weight_decay: float = 0.01
     warm_up: float = 0.1  # share of the steps
-    batch_texts: int = 16
+    batch_texts: int = 8
     seed: int = 0
 
 
