@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from builder.adaptation import Budget, adapt
+from builder.adaptation.distillation import Budget, adapt
 from builder.data import read_corpus
 from builder.root import save_report, tokenize
 from builder.store import Store, check_name

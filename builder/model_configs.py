@@ -145,5 +145,5 @@ def write_configs(repository: Path, config: BackboneConfig, options: ServingOpti
         folder = repository / f"{config.name}{suffix}"
         (folder / "1").mkdir(parents=True, exist_ok=True)
         temporary = folder / "config.pbtxt.writing"
-        temporary.write_text(template.substitute(values))
+        temporary.write_text(template.substitute(values), "utf-8")
         temporary.rename(folder / "config.pbtxt")

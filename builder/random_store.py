@@ -35,7 +35,8 @@ def word(number: int) -> str:
 
 
 def words(vocabulary: int) -> list[str]:
-    return [word(i) for i in range(vocabulary - len(SPECIAL))]
+    """The last one is not ASCII: a server's process may think in ASCII, and its tokenizer must not."""
+    return [*(word(i) for i in range(vocabulary - len(SPECIAL) - 1)), "水"]
 
 
 def tokenizer_json(vocabulary: int) -> str:

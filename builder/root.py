@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from builder.adaptation import AdaptationReport, Budget, adapt
+from builder.adaptation.distillation import AdaptationReport, Budget, adapt
 from builder.data import read_corpus
 from builder.store import Store, check_name
 from builder.table import build_table
@@ -68,4 +68,4 @@ def tokenize(tokenizer: Tokenizer, texts: Iterable[str]) -> list[np.ndarray]:
 
 def save_report(store: Store, domain: str, version: int, report: AdaptationReport) -> None:
     path = store.folder / "lower" / f"{domain}-{version}.json"
-    path.write_text(json.dumps(asdict(report), indent=2) + "\n")
+    path.write_text(json.dumps(asdict(report), indent=2) + "\n", "utf-8")

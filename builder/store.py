@@ -77,7 +77,7 @@ class Store:
         path = folder / "store.json"
         if not path.exists():
             raise InvalidInput(f"{folder} is not a store: make one with `hplm build root --store {folder} ...`")
-        stored = json.loads(path.read_text())
+        stored = json.loads(path.read_text("utf-8"))
         if stored.get("format") != FORMAT:
             raise InvalidInput(
                 f"{path} has format {stored.get('format')!r}, this version of hplm reads {FORMAT}: build the store again"
@@ -94,14 +94,14 @@ class Store:
             raise InvalidInput(f"{folder} holds a store already: choose another --store, or remove it")
         folder.mkdir(parents=True, exist_ok=True)
         config.save(folder / "backbone.json")
-        (folder / "tokenizer.json").write_text(tokenizer_json)
+        (folder / "tokenizer.json").write_text(tokenizer_json, "utf-8")
         save_file(_contiguous(upper.state_dict()), folder / "upper.safetensors")
         _save_lower(folder, "root", 1, lower)
-        (folder / "store.json").write_text(json.dumps({"format": FORMAT, "model": model}, indent=2) + "\n")
+        (folder / "store.json").write_text(json.dumps({"format": FORMAT, "model": model}, indent=2) + "\n", "utf-8")
         return cls(folder)
 
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer((self.folder / "tokenizer.json").read_text(), self.config.positions)
+        return Tokenizer((self.folder / "tokenizer.json").read_text("utf-8"), self.config.positions)
 
     def upper(self) -> UpperStack:
         upper = UpperStack(self.config)
@@ -141,7 +141,7 @@ class Store:
         """The newest version of every tenant, in order of id."""
         newest: dict[str, TenantFile] = {}
         for path in self.folder.glob("tenants/*/*/tenant.json"):
-            tenant = TenantFile(**json.loads(path.read_text()))
+            tenant = TenantFile(**json.loads(path.read_text("utf-8")))
             if tenant.id not in newest or newest[tenant.id].version < tenant.version:
                 newest[tenant.id] = tenant
         return [newest[name] for name in sorted(newest)]
@@ -163,7 +163,7 @@ class Store:
         return layers, head
 
     def report(self, tenant: TenantFile) -> dict:
-        return json.loads((self.tenant_folder(tenant.id, tenant.version) / "report.json").read_text())
+        return json.loads((self.tenant_folder(tenant.id, tenant.version) / "report.json").read_text("utf-8"))
 
     def save_tenant(
         self,
@@ -178,8 +178,8 @@ class Store:
                 flat = {f"{i}.{name}": tensor for i, layer in enumerate(adapter) for name, tensor in layer.items()}
                 save_file(_contiguous(flat), folder / "adapter.safetensors")
             save_file(_contiguous(head), folder / "head.safetensors")
-            (folder / "tenant.json").write_text(json.dumps(asdict(tenant), indent=2) + "\n")
-            (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+            (folder / "tenant.json").write_text(json.dumps(asdict(tenant), indent=2) + "\n", "utf-8")
+            (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", "utf-8")
 
 
 def _save_lower(folder: Path, domain: str, version: int, lower: LowerStack) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from builder.data import Labelled, read_labelled
-from builder.examples import Reader, Texts, check_labels, labels_of, split_off
-from builder.scores import Scores
 from builder.store import Store, TenantFile, check_name
-from builder.training import TenantModel, TrainingOptions, evaluate, train
+from builder.training.examples import Reader, Texts, check_labels, labels_of, split_off
+from builder.training.finetuning import TenantModel, TrainingOptions, evaluate, train
+from builder.training.scores import Scores
 from hplm.engine.engine import resolve_device
 from hplm.errors import InvalidInput
 from hplm.tenants.snapshot import TASKS

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -113,7 +114,7 @@ def _engine_apart(repository: Path, backbone: str, case: Case) -> dict:
 
 
 def measure_engine(folder: Path, case: Case) -> dict:
-    """The engine's own time for one text, and its best rate over batch sizes: staged beforehand, computing only."""
+    """The engine room alone: staging and computing, no threads, queue or server; one text, and the best batch size."""
     backbone = Backbone(folder)
     device = resolve_device("auto")
     dtype = resolve_dtype(case.dtype, device)
@@ -129,16 +130,16 @@ def measure_engine(folder: Path, case: Case) -> dict:
         works.append(Work(request, 0, found.addresses[0], found.segments[0], found.spans[0]))
 
     def seconds_of(count: int) -> float:
-        batch = stager.stage(works[:count], broken=_raise)
-        stager.release(batch.held)
         times = []
         end = time.perf_counter() + case.seconds / 8
-        engine.run(batch)
-        while time.perf_counter() < end or len(times) < 5:
+        batches = cycle([works[i : i + count] for i in range(0, len(works) - count + 1, count)])
+        while time.perf_counter() < end or len(times) < 6:
             start = time.perf_counter()
+            batch = stager.stage(next(batches), broken=_raise)
             engine.run(batch)
             times.append(time.perf_counter() - start)
-        return float(np.median(times))
+            stager.release(batch.held)
+        return float(np.median(times[1:]))
 
     alone = seconds_of(1)
     largest = min(BATCH_TOKENS // case.tokens, len(works))

@@ -15,7 +15,7 @@ from hplm.model.config import BackboneConfig
 CONFIG = BackboneConfig("toy", 200, 32, 4, 64, 2, 2, 64, 2, "gelu", 1e-12, cls_id=2, sep_id=3, unk_id=1, mask_id=4)
 DOMAINS = ("bio", "law")
 TENANTS = [
-    TenantFile("acme", 1, "bio", 1, "classify", ["red", "green", "blue"], 8),
+    TenantFile("acme", 1, "bio", 1, "classify", ["red", "grün", "blue"], 8),
     TenantFile("beta", 1, "root", 1, "tag", ["O", "PART"], 4),
     TenantFile("city", 1, "law", 1, "classify", [f"topic-{i}" for i in range(20)], 8),
     TenantFile("dune", 1, "bio", 1, "tag", ["O", "A", "B"], 8),

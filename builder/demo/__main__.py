@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from builder.adaptation import Budget
+from builder.adaptation.distillation import Budget
 from builder.demo.data import DemoData, DemoDomain, DemoTenant, write_demo_data
 from builder.demo.exam import Mark, examine
 from builder.domain import DomainOptions, build_domain
@@ -76,8 +76,8 @@ def _data(folder: Path) -> DemoData:
     manifest = folder / "demo.json"
     if not manifest.exists():
         data = write_demo_data(folder, sizes=SIZES)
-        manifest.write_text(json.dumps(asdict(data), default=str, indent=1))
-    stored = json.loads(manifest.read_text())
+        manifest.write_text(json.dumps(asdict(data), default=str, indent=1), "utf-8")
+    stored = json.loads(manifest.read_text("utf-8"))
     domains = (DemoDomain(**{**d, "packages": tuple(d["packages"]), "corpus": Path(d["corpus"])}) for d in stored["domains"])
     tenants = (
         DemoTenant(**{**t, "labels": tuple(t["labels"]), **{name: Path(t[name]) for name in ("train", "dev", "test")}})

@@ -29,7 +29,7 @@ def examine(tenants: tuple[DemoTenant, ...], http_url: str, grpc_url: str) -> li
 
 
 def _mark(tenant: DemoTenant, clients: dict[str, HplmClient]) -> Mark:
-    lines = tenant.test.read_text().splitlines()[:QUESTIONS]
+    lines = [line for line in tenant.test.read_text("utf-8").split("\n") if line][:QUESTIONS]
     right = asked = 0
     milliseconds: dict[str, list[float]] = {protocol: [] for protocol in clients}
     for i, line in enumerate(lines):

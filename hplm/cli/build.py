@@ -46,7 +46,7 @@ def _step(steps: argparse._SubParsersAction, name: str, run: object, text: str) 
 
 
 def run_root(args: argparse.Namespace) -> dict:
-    from builder.adaptation import Budget
+    from builder.adaptation.distillation import Budget
     from builder.root import RootOptions, build_root
 
     options = RootOptions(args.name, args.lower, args.upper, args.window, args.keep, args.dtype, args.seed)
@@ -56,7 +56,7 @@ def run_root(args: argparse.Namespace) -> dict:
 
 
 def run_domain(args: argparse.Namespace) -> dict:
-    from builder.adaptation import Budget
+    from builder.adaptation.distillation import Budget
     from builder.domain import DomainOptions, build_domain
     from builder.store import Store
 

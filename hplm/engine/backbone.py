@@ -33,7 +33,7 @@ class Backbone:
         return Forest(self.folder / self.TABLES, self.snapshot.branches)
 
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer((self.folder / self.TOKENIZER).read_text(), self.config.positions)
+        return Tokenizer((self.folder / self.TOKENIZER).read_text("utf-8"), self.config.positions)
 
     def upper(self) -> UpperStack:
         upper = UpperStack(self.config)

@@ -109,6 +109,9 @@ class Pipeline:
         by_request: dict[Request, list[tuple[Work, np.ndarray]]] = {}
         for pair in zip(works, logits, strict=True):
             by_request.setdefault(pair[0].request, []).append(pair)
+        if len(by_request) == 1 and self._staged.empty():
+            _answer_texts(next(iter(by_request.values())))  # the engine has nothing better to do: spare the hand-over
+            return
         for pairs in by_request.values():
             self._answer_with(_answer_texts, pairs)
 

@@ -40,12 +40,12 @@ class BackboneConfig:
         return self.window // 2
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        path.write_text(json.dumps(asdict(self), indent=2) + "\n", "utf-8")
 
     @classmethod
     def load(cls, path: Path) -> BackboneConfig:
         try:
-            stored = json.loads(path.read_text())
+            stored = json.loads(path.read_text("utf-8"))
         except FileNotFoundError:
             raise InvalidInput(f"{path.parent} holds no backbone: {path.name} is missing") from None
         except ValueError as error:

@@ -111,7 +111,7 @@ def write_table(
             _write_values(out, values_of(windows).to(dtype))
             progress(len(windows))
     np.array(list(_checksums(temporary)), dtype="<u4").tofile(temporary / "checksums")
-    (temporary / "meta.json").write_text(json.dumps(asdict(meta), indent=2) + "\n")
+    (temporary / "meta.json").write_text(json.dumps(asdict(meta), indent=2) + "\n", "utf-8")
     for file in temporary.iterdir():
         with open(file, "rb") as written:
             os.fsync(written.fileno())
@@ -133,7 +133,7 @@ def _checksums(folder: Path) -> Iterator[int]:
 def _read_meta(folder: Path) -> TableMeta:
     path = folder / "meta.json"
     try:
-        stored = json.loads(path.read_text())
+        stored = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise InvalidInput(f"{folder} holds no table: meta.json is missing") from None
     except ValueError as error:

@@ -68,7 +68,7 @@ class Snapshot:
             "tenants": [asdict(tenant) for tenant in self.tenants],
         }
         temporary = path.with_name(path.name + ".writing")
-        with open(temporary, "w") as file:
+        with open(temporary, "w", encoding="utf-8") as file:
             json.dump(stored, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
@@ -77,7 +77,7 @@ class Snapshot:
     @classmethod
     def load(cls, path: Path) -> Snapshot:
         try:
-            stored = json.loads(path.read_text())
+            stored = json.loads(path.read_text("utf-8"))
         except FileNotFoundError:
             raise InvalidInput(f"{path} is missing: export the repository again") from None
         except ValueError as error:

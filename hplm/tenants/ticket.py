@@ -83,7 +83,7 @@ class SharedSecret:
 
 def _started(pid: int) -> str:
     # The command, field 2, is in parentheses and may hold anything; start time is field 22.
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[19]
 
 
 def _sweep(folder: Path) -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from builder.data import read_labelled
-from builder.examples import UNREAD, Reader
 from builder.export import export
 from builder.model_configs import ServingOptions
 from builder.packs import packs
@@ -16,7 +15,8 @@ from builder.random_store import random_documents, tokenizer_json
 from builder.store import Store
 from builder.table import build_table
 from builder.tenant import build_tenant, evaluate_tenant
-from builder.training import TenantModel
+from builder.training.examples import UNREAD, Reader
+from builder.training.finetuning import TenantModel
 from hplm.engine.reference import Reference
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import random_backbone

@@ -24,7 +24,7 @@ def test_tenant_list(toy, capsys):
         "backbone": "toy",
         "domain": "bio",
         "task": "classify",
-        "labels": ["red", "green", "blue"],
+        "labels": ["red", "grün", "blue"],
     }
 
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from builder.examples import UNREAD, Pack, Reader, Texts
 from builder.packs import packs
-from builder.scores import Scores, score
+from builder.training.examples import UNREAD, Pack, Reader, Texts
+from builder.training.scores import Scores, score
 from hplm.adapters.bank import DTYPE, Layout
 from hplm.adapters.groups import Groups, bottleneck, head
 from hplm.errors import HplmError

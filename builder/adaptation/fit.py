@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from builder.lessons import Lesson, Student
-from builder.teacher import Teacher
+from builder.adaptation.lessons import Lesson, Student
+from builder.adaptation.teacher import Teacher
 from hplm.model.windows import ABSENT, aggregate
 
 RIDGE = 0.5  # doubt, in tokens of average size for each unknown: few texts cannot lead far astray

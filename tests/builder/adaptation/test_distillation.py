@@ -5,10 +5,10 @@ import pytest
 import torch
 from transformers import AutoModel, BertConfig, BertModel, PreTrainedTokenizerFast
 
-from builder.adaptation import Budget, adapt
-from builder.lessons import Lessons, Student
+from builder.adaptation.distillation import Budget, adapt
+from builder.adaptation.lessons import Lessons, Student
+from builder.adaptation.teacher import Teacher
 from builder.random_store import random_documents, tokenizer_json
-from builder.teacher import Teacher
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
 from hplm.model.windows import aggregate, windows_of

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from builder.fit import fit
-from builder.lessons import Lesson, Lessons, Student
-from builder.teacher import Teacher
+from builder.adaptation.fit import fit
+from builder.adaptation.lessons import Lesson, Lessons, Student
+from builder.adaptation.teacher import Teacher
 from hplm.engine.engine import resolve_dtype
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import Checkpoint

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from builder.scores import score
+from builder.training.scores import score
 
 
 def test_scores_are_those_of_the_definitions():

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from builder.adaptation.teacher import Teacher
 from builder.packs import packs, positions_of
-from builder.teacher import Teacher
 from hplm.model.attention import PackedAttention
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack

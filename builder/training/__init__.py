@@ -1,0 +1,1 @@
+"""Fine-tuning a tenant on the tables of its domain, and scoring it."""
