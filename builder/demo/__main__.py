@@ -68,7 +68,7 @@ def _minilm() -> Path:
 
 def _fingerprint(*settings: object) -> str:
     """What the demo builds depends on the installed packages, whose docstrings it reads, and on its settings."""
-    packages = sorted(f"{found.name}=={found.version}" for found in importlib.metadata.distributions())
+    packages = sorted({f"{found.name}=={found.version}" for found in importlib.metadata.distributions()})
     return hashlib.sha256(json.dumps([sys.version, packages, *map(str, settings)]).encode()).hexdigest()[:12]
 
 
