@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from hplm.errors import InvalidInput
@@ -95,7 +95,7 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         config.save(folder / "backbone.json")
         (folder / "tokenizer.json").write_text(tokenizer_json, "utf-8")
-        save_file(_contiguous(upper.state_dict()), folder / "upper.safetensors")
+        _save(upper.state_dict(), folder / "upper.safetensors")
         _save_lower(folder, "root", 1, lower)
         (folder / "store.json").write_text(json.dumps({"format": FORMAT, "model": model}, indent=2) + "\n", "utf-8")
         return cls(folder)
@@ -176,8 +176,8 @@ class Store:
         with written_folder(self.tenant_folder(tenant.id, tenant.version)) as folder:
             if adapter is not None:
                 flat = {f"{i}.{name}": tensor for i, layer in enumerate(adapter) for name, tensor in layer.items()}
-                save_file(_contiguous(flat), folder / "adapter.safetensors")
-            save_file(_contiguous(head), folder / "head.safetensors")
+                _save(flat, folder / "adapter.safetensors")
+            _save(head, folder / "head.safetensors")
             (folder / "tenant.json").write_text(json.dumps(asdict(tenant), indent=2) + "\n", "utf-8")
             (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", "utf-8")
 
@@ -186,9 +186,10 @@ def _save_lower(folder: Path, domain: str, version: int, lower: LowerStack) -> N
     target = folder / "lower" / f"{domain}-{version}.safetensors"
     target.parent.mkdir(exist_ok=True)
     temporary = target.with_suffix(".writing")
-    save_file(_contiguous(lower.state_dict()), temporary)
+    _save(lower.state_dict(), temporary)
     temporary.rename(target)
 
 
-def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    """Through our own file: the library's is readable by its owner alone, and a server is often another user."""
+    path.write_bytes(save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}))

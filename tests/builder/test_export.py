@@ -32,6 +32,13 @@ def test_three_model_folders_with_what_they_share(toy):
             assert (weights[1]["up"] == stored[1]["up"].half()).all()
 
 
+def test_whoever_may_read_the_folder_may_read_all_of_it(toy):
+    """In the container the server is another user than the one who exported."""
+    modes = {path: path.stat().st_mode & 0o777 for path in toy.repository.rglob("*") if path.is_file()}
+    ours = (toy.folder / "tenants.json").stat().st_mode & 0o777
+    assert all(mode == ours for mode in modes.values()), modes
+
+
 def test_exporting_again_takes_the_old_one_s_place(tmp_path):
     store = random_store(tmp_path / "store", CONFIG, random_tenants(2, 2, 2))
     export(store, tmp_path / "repository", ServingOptions())
