@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from builder.archives import Progress, content_suffix, raw_lines
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import words_of
 
@@ -40,14 +41,14 @@ def read_labelled(path: Path, task: str) -> Labelled:
     return Labelled(path, examples)
 
 
-def read_corpus(paths: Iterable[Path]) -> Iterator[str]:
-    """One document a line, or JSONL with `text`, which its first line shows; blank lines are skipped."""
+def read_corpus(paths: Iterable[Path], progress: Progress | None = None) -> Iterator[str]:
+    """One document a line, or JSONL with `text`, which its first line shows; blank lines are skipped. Plain, .gz or .zst."""
     for path in paths:
-        lines = _lines(path)
+        lines = _lines(path, progress)
         first = next(lines, None)
         if first is None:
             raise InvalidInput(f"corpus {path} is empty: it needs one document a line")
-        if path.suffix == ".jsonl" or _is_object(first[1]):
+        if content_suffix(path) == ".jsonl" or _is_object(first[1]):
             yield _document(path, *first)
             for number, line in lines:
                 yield _document(path, number, line)
@@ -57,22 +58,17 @@ def read_corpus(paths: Iterable[Path]) -> Iterator[str]:
                 yield line
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _lines(path: Path, progress: Progress | None = None) -> Iterator[tuple[int, str]]:
     """Lines that are not blank, without their ends, counted from 1."""
-    if path.is_dir():
-        raise InvalidInput(f"{path} is a folder: name the files in it")
-    if not path.exists():
-        raise InvalidInput(f"{path} does not exist")
-    with open(path, "rb") as file:
-        for number, raw in enumerate(file, start=1):
-            if b"\0" in raw:
-                raise InvalidInput(f"{path}:{number}: a zero byte: this is a binary file, not text")
-            try:
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-            except UnicodeDecodeError as error:
-                raise InvalidInput(f"{path}:{number}: not valid UTF-8 (byte {error.start + 1}): convert the file") from None
-            if line:
-                yield number, line
+    for number, raw in enumerate(raw_lines(path, progress), start=1):
+        if b"\0" in raw:
+            raise InvalidInput(f"{path}:{number}: a zero byte: this is a binary file, not text")
+        try:
+            line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+        except UnicodeDecodeError as error:
+            raise InvalidInput(f"{path}:{number}: not valid UTF-8 (byte {error.start + 1}): convert the file") from None
+        if line:
+            yield number, line
 
 
 def _object(line: str, where: str) -> dict:

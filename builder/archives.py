@@ -1,0 +1,95 @@
+"""Text files as people keep them: plain, gzip or zstd, told by their names and read as one stream of lines."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import zstandard
+
+from hplm.errors import InvalidInput
+
+READ_AT_ONCE = 1 << 16
+COMPRESSED = (".gz", ".zst")
+
+Progress = Callable[[int], object]  # told how many bytes of a file, as it is kept, were read
+
+
+def raw_lines(path: Path, progress: Progress | None = None) -> Iterator[bytes]:
+    check_file(path)
+    with open(path, "rb", buffering=0) as file:
+        kept = io.BufferedReader(_Told(file, progress) if progress else file, READ_AT_ONCE)
+        try:
+            yield from _content(path, kept)
+        except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
+            raise InvalidInput(f"{path} is truncated or corrupt ({error}): fetch it or compress it again") from None
+
+
+def check_file(path: Path) -> None:
+    if path.is_dir():
+        raise InvalidInput(f"{path} is a folder: name the files in it")
+    if not path.exists():
+        raise InvalidInput(f"{path} does not exist")
+
+
+def content_suffix(path: Path) -> str:
+    """The suffix of what is inside: `.jsonl` of `corpus.jsonl.zst`."""
+    return path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix
+
+
+def _content(path: Path, kept: BinaryIO) -> BinaryIO:
+    if path.suffix == ".gz":
+        return gzip.GzipFile(fileobj=kept)
+    if path.suffix == ".zst":
+        return io.BufferedReader(_Zstd(kept), READ_AT_ONCE)
+    return kept
+
+
+class _Told(io.RawIOBase):
+    def __init__(self, file: io.FileIO, progress: Progress) -> None:
+        self._file, self._progress = file, progress
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:
+        read = self._file.readinto(buffer)
+        self._progress(read)
+        return read
+
+
+class _Zstd(io.RawIOBase):
+    """The library's own reader takes a truncated file for a shorter one."""
+
+    def __init__(self, kept: BinaryIO) -> None:
+        self._frames = self._decompressed(kept)
+        self._ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:
+        while not self._ready:
+            ready = next(self._frames, None)
+            if ready is None:
+                return 0
+            self._ready = ready
+        size = min(len(buffer), len(self._ready))
+        buffer[:size], self._ready = self._ready[:size], self._ready[size:]
+        return size
+
+    @staticmethod
+    def _decompressed(kept: BinaryIO) -> Iterator[bytes]:
+        frame = None
+        while compressed := kept.read(READ_AT_ONCE):
+            while compressed:
+                frame = frame or zstandard.ZstdDecompressor().decompressobj()
+                yield frame.decompress(compressed)
+                compressed = frame.unused_data if frame.eof else b""
+                frame = None if frame.eof else frame
+        if frame is not None:
+            raise EOFError("it ends within a frame")

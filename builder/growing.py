@@ -1,0 +1,89 @@
+"""Files that grow together. Killed anywhere, they go on from what was recorded last, as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from hplm.errors import InvalidInput
+
+META = "meta.json"
+PROGRESS = "progress.json"
+
+
+class Growing(ExitStack):
+    """`meta.json` comes last and makes the folder complete; until then `progress.json` says what of the files counts."""
+
+    def __init__(self, folder: Path, names: Sequence[str], task: dict, start: dict) -> None:
+        """`task`: what is being made, which a second call must repeat. `start`: where one begins that was never begun."""
+        super().__init__()
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.done, self._task = folder, start, task
+        sizes = dict.fromkeys(names, 0)
+        if (folder / PROGRESS).exists():
+            recorded = json.loads((folder / PROGRESS).read_text("utf-8"))
+            check_task(folder, recorded["task"], task)
+            self.done, sizes = recorded["done"], recorded["sizes"]
+        self._files = {name: self.enter_context(open(folder / name, "ab")) for name in names}  # noqa: SIM115
+        for name, file in self._files.items():
+            if file.tell() < sizes[name]:
+                raise InvalidInput(f"{folder / name} has lost its end: remove {folder} and start again")
+            file.truncate(sizes[name])
+        self.record()
+
+    def append(self, name: str, array: np.ndarray) -> None:
+        np.ascontiguousarray(array).tofile(self._files[name])
+
+    def record(self, **done: object) -> None:
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+        self.done = self.done | done
+        sizes = {name: os.fstat(file.fileno()).st_size for name, file in self._files.items()}
+        write_json(self.folder / PROGRESS, {"task": self._task, "done": self.done, "sizes": sizes})
+
+    def finish(self, meta: dict) -> None:
+        write_json(self.folder / META, meta)
+        (self.folder / PROGRESS).unlink()
+
+
+def is_finished(folder: Path, task: dict) -> bool:
+    if not (folder / META).exists():
+        return False
+    meta = json.loads((folder / META).read_text("utf-8"))
+    check_task(folder, {name: meta.get(name) for name in task}, task)
+    (folder / PROGRESS).unlink(missing_ok=True)  # left by a process that died right after its last step
+    return True
+
+
+def check_task(folder: Path, begun: dict, asked: dict) -> None:
+    for name, value in asked.items():
+        if begun.get(name) != value:
+            raise InvalidInput(
+                f"{folder} was begun with {name} {begun.get(name)}, this is {name} {value}: remove it, or choose another folder"
+            )
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """A file that gets its name once its content is complete and synced."""
+    temporary = path.with_name(path.name + ".writing")
+    yield temporary
+    with open(temporary, "rb") as file:
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def write_json(path: Path, content: dict) -> None:
+    with replaced(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+
+
+def mapped(path: Path, dtype: type[np.generic], shape: tuple[int, ...]) -> np.ndarray:
+    """An empty file cannot be mapped."""
+    return np.memmap(path, dtype, "r", shape=shape) if 0 not in shape else np.empty(shape, dtype)

@@ -1,0 +1,56 @@
+"""Ends work where it touches the disk, and does it again."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+TOUCHES = ("replace", "unlink")  # between two of them a file may have grown: that is undone, or done again
+DEATHS = 30
+
+
+def deaths_survived(work: Callable[[Path], object], folder: Path) -> int:
+    """`work` fills a folder. Killed in its way and called again, it must leave what it leaves undisturbed.
+
+    It is killed at some thirty renames and removals from first to last. Returns how many of these there are in all.
+    """
+    touches = _work(work, folder / "undisturbed")
+    undisturbed = content(folder / "undisturbed")
+    for touch in {*range(1, touches, max(1, touches // DEATHS)), touches - 1, touches}:
+        target = folder / f"killed-{touch}"
+        child = multiprocessing.get_context("fork").Process(target=_work, args=(work, target, touch))
+        child.start()
+        child.join()
+        assert child.exitcode == -signal.SIGKILL
+        work(target)
+        assert content(target) == undisturbed
+    return touches
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def _work(work: Callable[[Path], object], folder: Path, last: int | None = None) -> int:
+    touches = 0
+
+    def counted(touch: Callable) -> Callable:
+        def call(*arguments: object, **options: object) -> object:
+            nonlocal touches
+            touches += 1
+            if touches == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return touch(*arguments, **options)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in TOUCHES:
+            patch.setattr(os, name, counted(getattr(os, name)))
+        work(folder)
+    return touches
