@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
 from builder.adaptation.distillation import Budget, adapt
-from builder.data import read_corpus
-from builder.root import save_report, tokenize
+from builder.counting import add_counts
+from builder.counts import Counts
+from builder.root import save_report
 from builder.store import Store, check_name
 from builder.table import build_table
+from builder.work import Work, some_documents
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint
 from hplm.plot.table import Table
+
+MIN_TOKENS = 50_000
 
 
 @dataclass(frozen=True)
@@ -23,24 +27,120 @@ class DomainOptions:
     keep: float = 1.0
     dtype: str = "fp16"
     seed: int = 0
+    min_tokens: int = MIN_TOKENS
 
 
 def build_domain(
     store: Store, name: str, corpus: list[Path], options: DomainOptions, budget: Budget, device: torch.device
 ) -> Table:
-    """The upper half is shared and stays as it is: only the lower layers learn (HMI, observation O1)."""
+    """The upper half is shared and stays as it is: only the lower layers learn (HMI, observation O1).
+
+    Cut anywhere, the same call goes on with what is not done yet.
+    """
     check_name("domain", name)
     if any(domain == name for domain, _ in store.domains()):
-        raise InvalidInput(f"domain {name!r} is in {store.folder} already: choose another --name")
+        raise InvalidInput(
+            f"domain {name!r} is in {store.folder} already: add to it with `hplm domain update`, or choose another --name"
+        )
     parent = (options.parent, store.latest(options.parent))
+    work = Work(store.work_folder(name, 1), corpus, {"parent version": parent[1], **asdict(options), **asdict(budget)})
+    if not store.has_lower(name, 1):
+        _refuse_little(store, work, name, options)
+        _adapt(store, work, parent, (name, 1), options.seed, budget, device)
+    counts = work.count(store, store.tokenizer(), store.counts_folder(name, 1))
+    spec = store.table_spec(name, 1, parent, options.dtype, counts.tokens)
+    table = build_table(store, spec, counts, store.lower(name, 1), options.keep, device, work.folder)
+    work.close()
+    return table
+
+
+@dataclass(frozen=True)
+class UpdateOptions:
+    keep: float = 1.0
+    dtype: str | None = None  # default: the version's before
+    seed: int = 0
+
+
+def update_domain(
+    store: Store, name: str, corpus: list[Path], options: UpdateOptions, budget: Budget, device: torch.device
+) -> Table:
+    """The next version: counts of the new corpus are added to the old ones.
+
+    Without adaptation the lower stack stays, and so do the rows that are there: only new n-grams are computed. With it, the
+    lower stack learns on from where it is, and every row is new.
+    """
+    before = store.table(name, store.latest(name))
+    version = before.meta.version + 1
+    dtype = options.dtype or before.meta.dtype
+    parent = (before.meta.parent, before.meta.parent_version) if before.meta.parent is not None else None
+    if parent is None and not budget.empty:
+        raise InvalidInput(
+            "the root's lower stack belongs to the shared upper half: update it with --minutes 0, or build a new root"
+        )
+    old_counts = Counts(store.counts_folder(name, before.meta.version))
+    work = Work(store.work_folder(name, version), corpus, {**asdict(options), **asdict(budget)})
+    if not store.has_lower(name, version):
+        if budget.empty:
+            store.save_lower(name, version, store.lower(name, before.meta.version))
+        else:
+            _adapt(store, work, (name, before.meta.version), (name, version), options.seed, budget, device)
+    new_counts = work.count(store, store.tokenizer(), work.folder / "counts")
+    counts = add_counts([old_counts, new_counts], store.counts_folder(name, version))
+    spec = store.table_spec(name, version, parent, dtype, counts.tokens)
+    known = before if budget.empty and dtype == before.meta.dtype else None
+    table = build_table(store, spec, counts, store.lower(name, version), options.keep, device, work.folder, known)
+    work.close()
+    store.sweep()
+    return table
+
+
+def delete_domain(store: Store, name: str, version: int | None = None) -> list[int]:
+    """All versions, or one; refused while tenants or other domains stand on it."""
+    versions = [found for domain, found in store.domains() if domain == name and version in (None, found)]
+    if not versions:
+        store.latest(name)  # says which there are, if the domain is not
+        raise InvalidInput(f"domain {name!r} has no version {version}")
+    users = store.users()
+    standing = sorted(user for found in versions for user in users[name, found])
+    if name == "root" and version is None:
+        raise InvalidInput("everything falls back to the root: remove the store instead")
+    standing = [user for user in standing if user not in {f"domain {name} version {found}" for found in versions}]
+    if standing:
+        more = f" and {len(standing) - 5} more" if len(standing) > 5 else ""
+        raise InvalidInput(
+            f"domain {name!r} is in use by {', '.join(standing[:5])}{more}: delete those first, or build them on another domain"
+        )
+    for found in versions:
+        store.remove_branch(name, found)
+    return versions
+
+
+def _refuse_little(store: Store, work: Work, name: str, options: DomainOptions) -> None:
+    tokens = work.corpus(store.tokenizer()).tokens
+    if tokens < options.min_tokens:
+        work.close()
+        raise InvalidInput(
+            f"the corpus of domain {name!r} has {tokens:,} tokens, fewer than {options.min_tokens:,}: a branch of it would "
+            f"know little of what its tenants are asked. Give more text, build the tenants on {options.parent!r}, or lower "
+            "--min-tokens"
+        )
+
+
+def _adapt(
+    store: Store,
+    work: Work,
+    start: tuple[str, int],
+    branch: tuple[str, int],
+    seed: int,
+    budget: Budget,
+    device: torch.device,
+) -> None:
+    """The lower stack of `branch`, from that of `start`."""
     config = store.config
-    documents = tokenize(store.tokenizer(), read_corpus(corpus))
-    lower = store.lower(*parent)
+    lower = store.lower(*start)
     if not budget.empty:
         teacher = load_checkpoint(store.model, config.name, config.lower_layers, config.upper_layers, config.window)
-        report = adapt(
-            teacher, lower, store.upper(), documents, budget, options.seed, train_upper=False, device=device
-        )
-        save_report(store, name, 1, report)
-    store.save_lower(name, 1, lower)
-    return build_table(store, name, 1, parent, lower, documents, options.keep, options.dtype, device)
+        documents = some_documents(work.corpus(store.tokenizer()), seed)
+        report = adapt(teacher, lower, store.upper(), documents, budget, seed, train_upper=False, device=device)
+        save_report(store.folder, *branch, report)
+    store.save_lower(*branch, lower)

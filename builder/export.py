@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections import defaultdict
@@ -18,6 +19,7 @@ from builder.store import Store, TenantFile, written_folder
 from hplm.adapters.bank import Layout, Record, write_bank
 from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
+from hplm.plot.forest import Branch
 from hplm.tenants.snapshot import Snapshot, Tenant
 
 HEAD_SIZES = (16, 64, 256, 1024, 4096)  # few sizes, so that heads of different tenants batch
@@ -53,7 +55,7 @@ def export(store: Store, repository: Path, options: ServingOptions, replace: boo
             for file in sorted((store.folder / "plot" / branch.folder).iterdir()):
                 _copy(file, folder / Backbone.TABLES / branch.folder / file.name)
         exported = _write_banks(store, tenants, folder / Backbone.BANKS)
-        Snapshot(0, branches, exported).save(folder / Backbone.TENANTS)
+        Snapshot(0, branches, exported, _digest(branches, exported)).save(folder / Backbone.TENANTS)
     write_configs(repository, store.config, options)
     return Exported(name, len(tenants), len(branches), repository / name)
 
@@ -135,6 +137,11 @@ def _grown(head: dict[str, Tensor], size: int) -> dict[str, Tensor]:
     weight[: len(head["weight"])] = head["weight"]
     bias[: len(head["bias"])] = head["bias"]
     return {"weight": weight, "bias": bias}
+
+
+def _digest(branches: list[Branch], tenants: list[Tenant]) -> str:
+    """Names an export by its content, so that the same export again is the same to a live state."""
+    return hashlib.sha256(repr((branches, tenants)).encode()).hexdigest()[:16]
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -25,6 +25,8 @@ class ServingOptions:
     queue_texts: int = 8192
     threads: int = 0
     deadline_ms: float = 0
+    plot_hot: int = 0
+    plot_preload: bool = False
 
 
 _ENSEMBLE = Template("""\
@@ -132,6 +134,8 @@ parameters { key: "policy"        value { string_value: "$policy" } }        # w
 parameters { key: "batch_tokens"  value { string_value: "$batch_tokens" } }  # at most this many tokens a batch
 parameters { key: "queue_texts"   value { string_value: "$queue_texts" } }   # more than these are refused: [queue_full]
 parameters { key: "slots"         value { string_value: "$slots" } }         # tenants on the device; a batch takes half of them
+parameters { key: "plot_hot"      value { string_value: "$plot_hot" } }      # rows a table locked in memory; CUDA: on device
+parameters { key: "plot_preload"  value { string_value: "$plot_preload" } }  # read the tables into memory before serving
 """)
 
 
@@ -140,7 +144,10 @@ def write_configs(repository: Path, config: BackboneConfig, options: ServingOpti
         raise InvalidInput(f"batch_tokens {options.batch_tokens}: one text alone may have {config.positions}")
     if options.slots < 2:
         raise InvalidInput(f"slots {options.slots}: at least 2, one for the batch that runs and one for the next")
-    values = {**vars(options), "name": config.name, "max_texts": MAX_TEXTS, "ticket_bytes": TICKET_BYTES}
+    if options.plot_hot < 0:
+        raise InvalidInput(f"plot_hot {options.plot_hot}: a number of rows, 0 for none")
+    flags = {"plot_preload": str(options.plot_preload).lower()}
+    values = {**vars(options), **flags, "name": config.name, "max_texts": MAX_TEXTS, "ticket_bytes": TICKET_BYTES}
     for suffix, template in (("", _ENSEMBLE), ("-lookup", _LOOKUP), ("-upper", _UPPER)):
         folder = repository / f"{config.name}{suffix}"
         (folder / "1").mkdir(parents=True, exist_ok=True)

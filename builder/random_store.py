@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +10,13 @@ import torch
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
-from builder.ngrams import count
 from builder.store import Store, TenantFile
 from hplm.model.checkpoint import random_backbone
 from hplm.model.config import BackboneConfig
 from hplm.model.windows import ABSENT
-from hplm.plot.keys import KeySpace
-from hplm.plot.table import TableMeta, write_table
+from hplm.plot.keys import KeySpace, first_of_each, order
+from hplm.plot.table import TableSpec
+from hplm.plot.writing import write_table
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -93,29 +93,32 @@ def random_store(
 
 
 def _random_table(store: Store, domain: str, parent: tuple[str, int] | None, corpus_tokens: int, seed: int) -> None:
-    config, generator = store.config, torch.Generator().manual_seed(seed)
-    space = KeySpace(config.vocabulary, config.window)
-    keys = count(random_documents(config, corpus_tokens, 64, seed), space).keys
-    if parent is None:
-        keys = np.union1d(keys, space.unigrams())
-    meta = TableMeta(
-        domain=domain,
-        version=1,
-        parent=parent[0] if parent else None,
-        parent_version=parent[1] if parent else None,
-        n=config.window,
-        vocabulary=config.vocabulary,
-        hidden=config.hidden,
-        dtype="fp16",
-        keys=len(keys),
-        corpus_tokens=corpus_tokens,
-    )
+    spec = store.table_spec(domain, 1, parent, "fp16", corpus_tokens)
+    keys = ranked_keys(random_documents(store.config, corpus_tokens, 64, seed), spec.space, with_unigrams=parent is None)
+    write_table(store.table_folder(domain, 1), spec, keys, random_values(spec, seed))
+
+
+def ranked_keys(documents: Sequence[np.ndarray], space: KeySpace, with_unigrams: bool) -> np.ndarray:
+    """Keys of all windows and of what they shrink to, the most frequent first; of a corpus that fits in memory."""
+    lengths = np.array([len(document) for document in documents])
+    whole = space.of(np.concatenate(documents), lengths)
+    keys = np.concatenate([whole & mask for mask in space.masks] + [space.unigrams()] * with_unigrams)
+    keys = keys[order(keys)]
+    starts = first_of_each(keys)
+    counts = np.diff(np.append(starts, len(keys)))
+    return keys[starts[np.argsort(-counts, kind="stable")]]
+
+
+def random_values(spec: TableSpec, seed: int) -> Callable[[np.ndarray], torch.Tensor]:
+    """Normal numbers where a lower stack would have put a token's vector."""
+    generator = torch.Generator().manual_seed(seed)
 
     def values_of(windows: np.ndarray) -> torch.Tensor:
-        values = torch.randn(*windows.shape, config.hidden, generator=generator)
-        return values.masked_fill(torch.from_numpy(windows == ABSENT).unsqueeze(-1), 0)
+        stored = windows[:, spec.window.stored]
+        values = torch.randn(*stored.shape, spec.hidden, generator=generator)
+        return values.masked_fill(torch.from_numpy(stored == ABSENT).unsqueeze(-1), 0)
 
-    write_table(store.table_folder(domain, 1), meta, keys, values_of)
+    return values_of
 
 
 def random_tenants(count: int, rank: int, labels: int, domains: Sequence[str] = ("root",)) -> list[TenantFile]:

@@ -4,6 +4,7 @@
     backbone.json  tokenizer.json  upper.safetensors
     lower/<domain>-<version>.safetensors        the lower stack behind a table, for building more
     plot/<domain>/<version>/                    the table
+    counts/<domain>/<version>/                  how often each n-gram occurs, for the next version
     tenants/<id>/<version>/                     tenant.json  adapter.safetensors  head.safetensors  report.json
 
 Everything is written under a temporary name and renamed, so what has its name is complete.
@@ -16,7 +17,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,7 +29,8 @@ from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack
 from hplm.model.tokenizer import Tokenizer
 from hplm.plot.forest import Branch, Forest, place
-from hplm.plot.table import Table
+from hplm.plot.keys import KeySpace
+from hplm.plot.table import Table, TableSpec
 
 FORMAT = 1
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -113,15 +115,46 @@ class Store:
         lower.load_state_dict(load_file(self.folder / "lower" / f"{domain}-{version}.safetensors"))
         return lower
 
+    def has_lower(self, domain: str, version: int) -> bool:
+        return (self.folder / "lower" / f"{domain}-{version}.safetensors").exists()
+
     def save_lower(self, domain: str, version: int, lower: LowerStack) -> None:
         _save_lower(self.folder, domain, version, lower)
 
     def table_folder(self, domain: str, version: int) -> Path:
         return self.folder / "plot" / domain / str(version)
 
+    def counts_folder(self, domain: str, version: int) -> Path:
+        return self.folder / "counts" / domain / str(version)
+
+    def work_folder(self, domain: str, version: int) -> Path:
+        """Where a branch is in the making."""
+        return self.folder / "building" / f"{domain}-{version}"
+
+    @property
+    def space(self) -> KeySpace:
+        return KeySpace(self.config.vocabulary, self.config.window)
+
+    def table_spec(
+        self, domain: str, version: int, parent: tuple[str, int] | None, dtype: str, corpus_tokens: int
+    ) -> TableSpec:
+        return TableSpec(
+            domain=domain,
+            version=version,
+            parent=parent[0] if parent else None,
+            parent_version=parent[1] if parent else None,
+            n=self.config.window.n,
+            causal=self.config.window.causal,
+            vocabulary=self.config.vocabulary,
+            hidden=self.config.hidden,
+            dtype=dtype,
+            corpus_tokens=corpus_tokens,
+        )
+
     def domains(self) -> list[tuple[str, int]]:
         """Every table, the root first, then in order of name and version."""
-        found = [(meta.parent.parent.name, int(meta.parent.name)) for meta in self.folder.glob("plot/*/*/meta.json")]
+        folders = [meta.parent for meta in self.folder.glob("plot/*/*/meta.json")]
+        found = [(folder.parent.name, int(folder.name)) for folder in folders if folder.name.isdecimal()]
         return sorted(found, key=lambda domain: (domain[0] != "root", domain))
 
     def latest(self, domain: str) -> int:
@@ -131,11 +164,40 @@ class Store:
             raise InvalidInput(f"domain {domain!r} is not in {self.folder}: known are {known}")
         return max(versions)
 
+    def table(self, domain: str, version: int) -> Table:
+        return Table(self.table_folder(domain, version))
+
+    def users(self) -> dict[tuple[str, int], list[str]]:
+        """Who stands on each branch: tenants in their newest version, and domains whose parent it is."""
+        users: dict[tuple[str, int], list[str]] = {branch: [] for branch in self.domains()}
+        for tenant in self.tenants():
+            users.setdefault((tenant.domain, tenant.domain_version), []).append(f"tenant {tenant.id}")
+        for domain, version in self.domains():
+            meta = self.table(domain, version).meta
+            if meta.parent is not None:
+                users.setdefault((meta.parent, meta.parent_version), []).append(f"domain {domain} version {version}")
+        return users
+
+    def sweep(self) -> list[tuple[str, int]]:
+        """Removes versions that nobody stands on, except the newest and the one before it, which a rollback needs."""
+        users = self.users()
+        old = [branch for branch in self.domains() if branch[1] < self.latest(branch[0]) - 1 and not users[branch]]
+        for branch in old:
+            self.remove_branch(*branch)
+        return old
+
+    def remove_branch(self, domain: str, version: int) -> None:
+        """The table first: what is left is then no branch any more."""
+        _remove_folder(self.table_folder(domain, version))
+        _remove_folder(self.counts_folder(domain, version))
+        for suffix in (".safetensors", ".json"):
+            (self.folder / "lower" / f"{domain}-{version}{suffix}").unlink(missing_ok=True)
+
     def branches(self) -> list[Branch]:
-        return place([Table(self.table_folder(*domain)) for domain in self.domains()])
+        return place(self.table(*domain) for domain in self.domains())
 
     def forest(self) -> Forest:
-        return Forest(self.folder / "plot", self.branches())
+        return Forest([self.folder / "plot"], self.branches())
 
     def tenants(self) -> list[TenantFile]:
         """The newest version of every tenant, in order of id."""
@@ -180,6 +242,16 @@ class Store:
             _save(head, folder / "head.safetensors")
             (folder / "tenant.json").write_text(json.dumps(asdict(tenant), indent=2) + "\n", "utf-8")
             (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", "utf-8")
+
+
+def _remove_folder(folder: Path) -> None:
+    """It loses its name first, so that it is whole or gone."""
+    if folder.exists():
+        going = folder.with_name(folder.name + ".removed")
+        folder.rename(going)
+        shutil.rmtree(going)
+        with suppress(OSError):  # others are still in it
+            folder.parent.rmdir()
 
 
 def _save_lower(folder: Path, domain: str, version: int, lower: LowerStack) -> None:

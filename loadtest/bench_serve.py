@@ -26,7 +26,7 @@ from hplm.engine.backbone import Backbone
 from hplm.engine.engine import Engine, resolve_device, resolve_dtype
 from hplm.engine.lookup import Lookup
 from hplm.engine.request import Request, Work
-from hplm.engine.staging import Stager
+from hplm.engine.staging import Stager, StagingSettings
 from hplm.errors import HplmError
 from hplm.server import TritonServer
 from loadtest.encode import infer_request
@@ -119,14 +119,13 @@ def measure_engine(folder: Path, case: Case) -> dict:
     device = resolve_device("auto")
     dtype = resolve_dtype(case.dtype, device)
     engine = Engine(backbone.upper(), backbone.config.heads, device, dtype)
-    banks = {name: backbone.bank(name) for name in backbone.snapshot.banks()}
-    stager = Stager(backbone.forest, banks, max(2, 2 * case.tenants), device, dtype)
+    stager = Stager(backbone, StagingSettings(max(2, 2 * case.tenants), device, dtype))
     lookup = Lookup(backbone)
     works = []
     for i, text in enumerate(_texts(case)):
-        tenant = backbone.snapshot.tenants[i % case.tenants]
-        found = lookup.resolve(tenant, [text], None, False)
-        request = Request(tenant, 1, 0, lambda answer: None)
+        tenant = backbone.view.snapshot.tenants[i % case.tenants]
+        found = lookup.resolve(backbone.view, tenant, [text], None, False)
+        request = Request(backbone.view, tenant, 1, 0, lambda answer: None)
         works.append(Work(request, 0, found.addresses[0], found.segments[0], found.spans[0]))
 
     def seconds_of(count: int) -> float:

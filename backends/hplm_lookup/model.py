@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -11,10 +12,13 @@ import numpy as np
 import torch
 import triton_python_backend_utils as pb_utils
 
-from hplm.engine.backbone import Backbone
+from hplm.engine.backbone import Backbone, Watch
 from hplm.engine.lookup import Lookup
 from hplm.errors import HplmError, InvalidInput, NoTenant
+from hplm.plot.levels import Tally
 from hplm.tenants.ticket import SharedSecret, Ticket
+
+SECONDS_BETWEEN_METRICS = 1.0
 
 
 class TritonPythonModel:
@@ -22,8 +26,15 @@ class TritonPythonModel:
         parameters = {key: value["string_value"] for key, value in json.loads(args["model_config"])["parameters"].items()}
         name = parameters["backbone"]
         torch.set_num_threads(1)  # tensors are only carried here
-        self._backbone = Backbone(Path(args["model_repository"]).parent / name / "1")
+        state = os.environ.get("HPLM_STATE")
+        folder = Path(args["model_repository"]).parent / name / "1"
+        self._backbone = Backbone(folder, Path(state) if state else None, lambda table: table.index)
+        self._watch = Watch(self._backbone)
         self._lookup = Lookup(self._backbone)
+        self._tally = Tally()
+        self._publishing = threading.Event()  # set to end it
+        self._publisher = threading.Thread(target=self._publish, args=(name,), name="metrics", daemon=True)
+        self._publisher.start()
         self._secret = SharedSecret(name, os.getppid()).value
         self._deadline_us = round(float(parameters["deadline_ms"]) * 1000)
 
@@ -48,16 +59,17 @@ class TritonPythonModel:
 
     def _resolve(self, request: pb_utils.InferenceRequest, arrival_ns: int) -> list[pb_utils.Tensor]:
         parameters = json.loads(request.parameters() or "{}")
-        snapshot = self._backbone.snapshot
-        tenant = snapshot.find(parameters.get("tenant"))
+        view = self._backbone.view
+        tenant = view.snapshot.find(parameters.get("tenant"))
         texts = _texts(request, "TEXT")
         pairs = _texts(request, "TEXT_PAIR")
         if pairs is not None and len(pairs) != len(texts):
             raise InvalidInput(f"TEXT has {len(texts)} texts and TEXT_PAIR {len(pairs)}: send one pair for each")
-        resolved = self._lookup.resolve(tenant, texts, pairs, _flag(parameters, "truncate"))
+        resolved = self._lookup.resolve(view, tenant, texts, pairs, _flag(parameters, "truncate"))
+        self._tally.add(tenant.domain, view.forest.chain(tenant.domain, tenant.domain_version), resolved.hits)
         timeout_us = request.timeout() or tenant.deadline_us or self._deadline_us
         ticket = Ticket(
-            generation=snapshot.generation,
+            generation=view.snapshot.generation,
             uid=tenant.uid,
             version=tenant.version,
             arrival_ns=arrival_ns,
@@ -76,6 +88,28 @@ class TritonPythonModel:
         return [
             pb_utils.Tensor.from_dlpack(name, torch.from_numpy(tensor).__dlpack__()) for name, tensor in tensors.items()
         ]
+
+    def finalize(self) -> None:
+        self._publishing.set()
+        self._publisher.join()
+        self._watch.close()
+
+    def _publish(self, backbone: str) -> None:
+        """Counters are a round trip each to the server process: they go there once a second, not once a request."""
+        family = pb_utils.MetricFamily(
+            name="hplm_plot_windows_total",
+            description="n-gram windows looked up, by where they were found",
+            kind=pb_utils.MetricFamily.COUNTER,
+        )
+        counters: dict[tuple[str, str], pb_utils.Metric] = {}
+        ending = False
+        while not ending:
+            ending = self._publishing.wait(SECONDS_BETWEEN_METRICS)
+            for (domain, level), count in self._tally.take().items():
+                if (domain, level) not in counters:
+                    labels = {"backbone": backbone, "domain": domain, "level": level}
+                    counters[domain, level] = family.Metric(labels=labels)
+                counters[domain, level].increment(count)
 
 
 def _texts(request: pb_utils.InferenceRequest, name: str) -> list[str] | None:

@@ -26,7 +26,9 @@ class TritonPythonModel:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
         parameters = {key: value["string_value"] for key, value in json.loads(args["model_config"])["parameters"].items()}
         name = parameters["backbone"]
-        self._service = Service(Path(args["model_repository"]).parent / name / "1", Settings.read(parameters))
+        state = os.environ.get("HPLM_STATE")
+        folder = Path(args["model_repository"]).parent / name / "1"
+        self._service = Service(folder, Settings.read(parameters), Path(state) if state else None)
         self._secret = SharedSecret(name, os.getppid()).value
 
     def execute(self, requests: list) -> list[None]:

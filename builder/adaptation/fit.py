@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from builder.adaptation.lessons import Lesson, Student
 from builder.adaptation.teacher import Teacher
-from hplm.model.windows import ABSENT, aggregate
+from hplm.model.windows import ABSENT
 
 RIDGE = 0.5  # doubt, in tokens of average size for each unknown: few texts cannot lead far astray
 RIDGE_POSITIONS = 0.5
@@ -46,8 +46,9 @@ def _fit_sums(student: Student, teacher: Teacher, lessons: Sequence[Lesson]) -> 
         # A change of the last matrix's output reaches a window's vector divided by the norm's deviation, times the gate.
         deviation = (before_norm.var(-1, unbiased=False) + last.ffn_norm.eps).sqrt().view(lesson.windows.shape)
         reach = torch.sigmoid(lower.gate_bias) * (lesson.windows != ABSENT) / deviation
-        features = aggregate((inner.view(*reach.shape, -1) * reach.unsqueeze(-1)).index_select(0, lesson.window_of))
-        sums = aggregate(vectors.index_select(0, lesson.window_of)) + upper.positions(lesson.positions)
+        reached = (inner.view(*reach.shape, -1) * reach.unsqueeze(-1))[:, lower.window.stored]
+        features = lower.window.aggregate(reached.index_select(0, lesson.window_of))
+        sums = lower.window.aggregate(vectors.index_select(0, lesson.window_of)) + upper.positions(lesson.positions)
         wanted = (lesson.at_split - norm.bias) * _inverse(norm.weight)
         deviation = sums.std(-1, unbiased=False, keepdim=True)
         residual = (wanted - F.layer_norm(sums, sums.shape[-1:])) * deviation

@@ -14,8 +14,7 @@ from builder.packs import packs, positions_of
 from hplm.model.attention import PackedAttention
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack
-from hplm.model.windows import aggregate, fallbacks, windows_of
-from hplm.plot.keys import KeySpace
+from hplm.plot.keys import KeySpace, first_of_each, order
 
 PACK_TOKENS = 1024
 LONG_EVERY = 8  # packs: one of so many holds texts as long as the model takes, so that every position is met
@@ -46,7 +45,7 @@ class Lessons:
         self._teacher = teacher
         self._device = device
         self._space = KeySpace(config.vocabulary, config.window)
-        self._levels = fallbacks(config.window)
+        self._levels = config.window.levels()
         shares = SHRINKING ** np.arange(len(self._levels))
         self._shares = shares / shares.sum()
 
@@ -67,9 +66,8 @@ class Lessons:
     def lesson(self, texts: list[np.ndarray], rng: np.random.Generator) -> Lesson:
         lengths = np.array([len(text) for text in texts])
         tokens = np.concatenate(texts)
-        windows = windows_of(tokens, lengths, self._config.window)
-        shrunk = windows * self._levels[rng.choice(len(self._levels), size=len(windows), p=self._shares)]
-        keys, window_of = np.unique(self._space.pack(shrunk), return_inverse=True)
+        chosen = rng.choice(len(self._levels), size=len(tokens), p=self._shares)
+        keys, window_of = _distinct(self._space.of(tokens, lengths) & self._space.masks[chosen])
         positions = self._index(positions_of(lengths))
         at_split, at_end = self._teacher(self._index(tokens), positions, lengths.tolist())
         distinct = self._index(self._space.unpack(keys))
@@ -91,6 +89,15 @@ class Lessons:
         return torch.from_numpy(numbers.astype(np.int64)).to(self._device)
 
 
+def _distinct(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Distinct keys, and which of them each is."""
+    sorting = order(keys)
+    starts = first_of_each(keys[sorting])
+    which = np.empty(len(keys), dtype=np.int64)
+    which[sorting] = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(keys))))
+    return keys[sorting[starts]], which
+
+
 class Student(nn.Module):
     """Lower and upper stack, one after the other, as lookup and upper are when serving."""
 
@@ -99,7 +106,7 @@ class Student(nn.Module):
         self.lower, self.upper = lower, upper
 
     def sums(self, lesson: Lesson) -> Tensor:
-        return aggregate(self.lower(lesson.windows).index_select(0, lesson.window_of))
+        return self.lower.window.aggregate(self.lower(lesson.windows).index_select(0, lesson.window_of))
 
     def forward(self, lesson: Lesson) -> tuple[Tensor, Tensor]:
         """Hidden states where the model is split, and at the end."""

@@ -14,10 +14,9 @@ from tqdm import tqdm
 from builder.data import Example, Labelled
 from builder.packs import positions_of
 from builder.store import Store
-from hplm.errors import InvalidInput
+from hplm.errors import Broken, InvalidInput
 from hplm.model.tokenizer import Encoded, first_tokens, words_of
-from hplm.model.windows import windows_of
-from hplm.plot.forest import gather
+from hplm.plot.gathering import Gatherer
 
 UNREAD = -1  # of a row whose word has no token: never learned from, always counted as wrong
 
@@ -59,16 +58,16 @@ class Reader:
         self._tokenizer = store.tokenizer()
         self._forest = store.forest()
         self._chain = self._forest.chain(domain, version)
-        self._window = store.config.window
+        self._gatherer = Gatherer(torch.device("cpu"), torch.float32)
 
     def read(self, labelled: Labelled, task: str, labels: Sequence[str], show_progress: bool) -> Texts:
         number_of = {label: number for number, label in enumerate(labels)}
-        texts, levels, cut = [], np.zeros(self._window, dtype=np.int64), 0
+        texts, levels, cut = [], np.zeros(len(self._chain.space.masks), dtype=np.int64), 0
         bar = tqdm(labelled.examples, desc=f"looking up {labelled.path.name}", unit="text", disable=not show_progress)
         for example in bar:
             targets = np.array([number_of[label] for label in example.labels], dtype=np.int64)
             encoded, shortened = self._encode(example, f"{labelled.path}:{example.line}")
-            hits = self._chain.lookup(windows_of(encoded.tokens, np.array([len(encoded.tokens)]), self._window))
+            hits = self._chain.lookup(encoded.tokens, np.array([len(encoded.tokens)]))
             levels += np.bincount(hits.levels, minlength=len(levels))
             cut += shortened
             texts.append(Text(hits.addresses, encoded.segments, _reading(task, example.text, encoded), targets))
@@ -82,12 +81,15 @@ class Reader:
         starts = np.repeat(np.cumsum(lengths) - lengths, [len(rows) for rows in reading])
         rows = np.concatenate(reading)
         targets = np.where(rows == UNREAD, UNREAD, np.concatenate([text.targets for text in members]))
+        addresses = np.concatenate([text.addresses for text in members])
+        if len(self._gatherer.broken(self._forest, addresses)):
+            raise Broken("a table is corrupt: `hplm verify --store` says which")
 
         def index(numbers: np.ndarray) -> Tensor:
             return torch.from_numpy(numbers.astype(np.int64)).to(device)
 
         return Pack(
-            sums=gather(self._forest, np.concatenate([text.addresses for text in members]), lengths, torch.float32).to(device),
+            sums=self._gatherer.sums(self._forest, addresses, lengths).to(device),
             positions=index(positions_of(lengths)),
             segments=index(np.concatenate([text.segments for text in members])),
             lengths=lengths.tolist(),

@@ -10,7 +10,7 @@ from collections import OrderedDict
 import torch
 from torch import Tensor
 
-from hplm.adapters.bank import DTYPE, Bank, Record
+from hplm.adapters.bank import DTYPE, Bank, Layout, Record
 from hplm.errors import HplmError
 
 
@@ -19,9 +19,10 @@ class SlotsTaken(HplmError):
 
 
 class Slots:
-    def __init__(self, bank: Bank, count: int, device: torch.device, dtype: torch.dtype) -> None:
-        self.bank = bank
-        layout = bank.layout
+    """For the records of one layout, whichever banks they lie in."""
+
+    def __init__(self, layout: Layout, count: int, device: torch.device, dtype: torch.dtype) -> None:
+        self._layout = layout
         self._arrival = torch.empty(layout.layers, layout.layer_size, dtype=DTYPE, pin_memory=device.type == "cuda")
         self._by_layer = layout.unpack(self._arrival)
         self.layers: list[dict[str, Tensor]] = [
@@ -36,11 +37,11 @@ class Slots:
     def device_bytes(self) -> int:
         return sum(tensor.nbytes for layer in self.layers for tensor in layer.values())
 
-    def hold(self, record: Record) -> int:
+    def hold(self, record: Record, bank: Bank) -> int:
         """The record's slot, filled if need be, and pinned until `release`. Raises Broken if the record is."""
         slot = self._slot_of.get(record)
         if slot is None:
-            self.bank.read(record, self._arrival)
+            bank.read(record, self._arrival)
             slot = self._free_slot()
             for target, source in zip(self.layers, self._by_layer, strict=True):
                 for name, tensor in target.items():
@@ -61,4 +62,4 @@ class Slots:
             if not self._pins[slot]:
                 del self._slot_of[record]
                 return slot
-        raise SlotsTaken(f"all {len(self._pins)} slots of {self.bank.path.name} are in use: raise 'slots'")
+        raise SlotsTaken(f"all {len(self._pins)} slots for {self._layout.file_name} are in use: raise 'slots'")

@@ -22,6 +22,10 @@ def register(commands: argparse._SubParsersAction) -> None:
     export.add_argument("--batch-tokens", type=int, default=4096, help="tokens in a batch (default: %(default)s)")
     export.add_argument("--queue-texts", type=int, default=8192, help="texts that may wait (default: %(default)s)")
     export.add_argument("--deadline-ms", type=float, default=0, help="for requests that name none; 0: no deadline")
+    export.add_argument(
+        "--hot", type=int, default=0, metavar="N", help="rows of each table locked in memory, or held on the GPU (default: 0)"
+    )
+    export.add_argument("--preload", action="store_true", help="read the tables into memory before serving")
     export.add_argument("--json", action="store_true", help="end with one line of JSON")
     export.set_defaults(run=run)
 
@@ -39,6 +43,8 @@ def run(args: argparse.Namespace) -> dict:
         batch_tokens=args.batch_tokens,
         queue_texts=args.queue_texts,
         deadline_ms=args.deadline_ms,
+        plot_hot=args.hot,
+        plot_preload=args.preload,
     )
     exported = export(Store(args.store), args.repository, options, replace=args.replace)
     if not args.json:

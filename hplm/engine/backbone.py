@@ -1,18 +1,40 @@
-"""An exported backbone: everything under `model_repository/<backbone>/1`, opened by whoever serves a part of it."""
+"""A served backbone: what was exported, under `model_repository/<backbone>/1`, and what was changed since, in its state.
+
+Who serves a part of it reads through a view: one snapshot and its tables, which never change. A new generation is a new view; a
+request ends on the one it started on.
+"""
 
 from __future__ import annotations
 
-from functools import cached_property
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakSet
 
 from safetensors.torch import load_file
 
 from hplm.adapters.bank import Bank
+from hplm.errors import Broken, Draining, HplmError
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import UpperStack
 from hplm.model.tokenizer import Tokenizer
 from hplm.plot.forest import Forest
+from hplm.plot.table import Table
 from hplm.tenants.snapshot import Snapshot
+from hplm.tenants.state import State
+
+log = logging.getLogger(__name__)
+REMEMBERED = 16  # generations that a ticket on its way between the two models may still name
+SECONDS_BETWEEN_LOOKS = 0.2
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    snapshot: Snapshot
+    forest: Forest
 
 
 class Backbone:
@@ -22,15 +44,42 @@ class Backbone:
     TENANTS = "tenants.json"
     TABLES = "plot"
     BANKS = "adapters"
+    LIVE = "state/"  # how records name banks that lie in the state
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, state: Path | None = None, prepare: Callable[[Table], None] = lambda table: None
+    ) -> None:
+        """`state` holds a folder a backbone; `prepare` opens what its user needs of a table, before the first request does."""
         self.folder = folder
         self.config = BackboneConfig.load(folder / self.CONFIG)
-        self.snapshot = Snapshot.load(folder / self.TENANTS)
+        self.state = State(state / self.config.name) if state is not None else None
+        self._prepare = prepare
+        self._lock = threading.Lock()
+        self._seen: WeakSet[View] = WeakSet()  # those that requests in flight hold, and the remembered ones
+        self._exported = Snapshot.load(folder / self.TENANTS)
+        self._remembered: deque[View] = deque(maxlen=REMEMBERED)
+        self._take(self._newest())
 
-    @cached_property
-    def forest(self) -> Forest:
-        return Forest(self.folder / self.TABLES, self.snapshot.branches)
+    @property
+    def view(self) -> View:
+        """The newest that was taken."""
+        return self._remembered[-1]
+
+    def refresh(self) -> None:
+        """Takes the newest generation if there is one."""
+        with self._lock:
+            if self.state is not None and self.state.current() != self.view.snapshot.generation:
+                self._take(self._newest())
+
+    def at(self, generation: int) -> View:
+        """The view that a ticket was written on; lookup may have seen a generation before we did."""
+        for attempt in range(2):
+            for view in reversed(self._remembered):
+                if view.snapshot.generation == generation:
+                    return view
+            if attempt == 0:
+                self.refresh()
+        raise Draining("what is served changed while the request was on its way: send it again")
 
     def tokenizer(self) -> Tokenizer:
         return Tokenizer((self.folder / self.TOKENIZER).read_text("utf-8"), self.config.positions)
@@ -41,4 +90,63 @@ class Backbone:
         return upper
 
     def bank(self, name: str) -> Bank:
+        if name.startswith(self.LIVE):
+            if self.state is None:
+                raise Broken(f"bank {name} lies in a live state, and none was given: start with --state")
+            return Bank(self.state.banks / name.removeprefix(self.LIVE))
         return Bank(self.folder / self.BANKS / name)
+
+    def _newest(self) -> Snapshot:
+        generation = self.state.current() if self.state is not None else 0
+        if not generation:
+            return self._exported
+        snapshot = self.state.load(generation)
+        if snapshot.export != self._exported.export:
+            raise Broken(
+                f"state {self.state.folder} belongs to another export of {self.config.name!r} than {self.folder}: "
+                "serve it with the repository it was made for, or start with an empty --state"
+            )
+        return snapshot
+
+    def _take(self, snapshot: Snapshot) -> None:
+        before = self._remembered[-1] if self._remembered else None
+        folders = [self.folder / self.TABLES]
+        if self.state is not None:
+            folders.append(self.state.tables)
+        # Tables that requests in flight still need stay in the forest, whatever the new snapshot says.
+        branches = dict.fromkeys(snapshot.branches)
+        for view in self._seen:
+            branches.update(dict.fromkeys(view.snapshot.branches))
+        forest = Forest(folders, branches, self._prepare, before.forest if before else None)
+        for failure in forest.failures():
+            log.error("%s", failure)
+        view = View(snapshot, forest)
+        self._seen.add(view)
+        self._remembered.append(view)
+
+
+class Watch:
+    """Takes new generations as they are published."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        self._backbone = backbone
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        if backbone.state is not None:
+            self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        said = ""
+        while not self._stop.wait(SECONDS_BETWEEN_LOOKS):
+            try:
+                self._backbone.refresh()
+                said = ""
+            except (HplmError, OSError) as error:  # the generation we have is served on
+                if str(error) != said:
+                    said = str(error)
+                    log.error("the newest generation cannot be taken: %s", error)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hplm.engine.backbone import Backbone
+from hplm.engine.backbone import Backbone, View
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Encoded, first_tokens, words_of
-from hplm.model.windows import windows_of
+from hplm.plot.forest import Hits
 from hplm.tenants.snapshot import Tenant
 
 PAD = -1
@@ -24,15 +24,15 @@ class Resolved:
     addresses: np.ndarray  # texts x tokens, int64
     segments: np.ndarray  # texts x tokens, uint8; 0 beyond the end
     spans: np.ndarray  # texts x answer rows x 3, int32
+    hits: Hits  # of all tokens, end to end
 
 
 class Lookup:
     def __init__(self, backbone: Backbone) -> None:
-        self._backbone = backbone
         self._tokenizer = backbone.tokenizer()
 
     def resolve(
-        self, tenant: Tenant, texts: Sequence[str], pairs: Sequence[str] | None, truncate: bool
+        self, view: View, tenant: Tenant, texts: Sequence[str], pairs: Sequence[str] | None, truncate: bool
     ) -> Resolved:
         encoded = [
             self._encode(i, len(texts), text, pairs[i] if pairs is not None else None, truncate)
@@ -40,8 +40,7 @@ class Lookup:
         ]
         lengths = np.array([len(text.tokens) for text in encoded])
         tokens = np.concatenate([text.tokens for text in encoded])
-        chain = self._backbone.forest.chain(tenant.domain, tenant.domain_version)
-        hits = chain.lookup(windows_of(tokens, lengths, self._backbone.config.window))
+        hits = view.forest.chain(tenant.domain, tenant.domain_version).lookup(tokens, lengths)
         spans = [_spans(tenant.task, text, e) for text, e in zip(texts, encoded, strict=True)]
         segments = np.concatenate([text.segments for text in encoded])
         rows = np.array([len(s) for s in spans])
@@ -49,6 +48,7 @@ class Lookup:
             addresses=_rectangle(hits.addresses, lengths, PAD),
             segments=_rectangle(segments, lengths, 0),
             spans=_rectangle(np.concatenate(spans), rows, PAD),
+            hits=hits,
         )
 
     def _encode(self, index: int, count: int, text: str, pair: str | None, truncate: bool) -> Encoded:

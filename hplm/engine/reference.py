@@ -5,7 +5,7 @@ It shares the stored knowledge with the engine and nothing of its ways: no packi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -16,22 +16,24 @@ from torch.nn import functional as F
 from hplm.engine.backbone import Backbone
 from hplm.model.layer import activation
 from hplm.model.tokenizer import words_of
+from hplm.plot.table import Table
 from hplm.tenants.snapshot import Tenant
 
 
 @dataclass(frozen=True)
 class Reference:
     backbone: Backbone
+    _known: dict[Table, np.ndarray] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, folder: Path) -> Reference:
-        return cls(Backbone(folder))
+    def open(cls, folder: Path, state: Path | None = None) -> Reference:
+        return cls(Backbone(folder, state))
 
     @torch.no_grad()
     def forward(self, text: str, tenant_id: str, pair: str | None = None, truncate: bool = False) -> Tensor:
         """Logits, one row an answer row, fp32; NaN for a word the tokenizer has no token for."""
         config = self.backbone.config
-        tenant = self.backbone.snapshot.find(tenant_id)
+        tenant = self.backbone.view.snapshot.find(tenant_id)
         encoded = self.backbone.tokenizer().encode(text, pair, truncate)
         upper = self.backbone.upper()
         adapter = self.backbone.bank(tenant.adapter.bank).weights(tenant.adapter) if tenant.adapter else None
@@ -63,35 +65,40 @@ class Reference:
         return torch.stack(rows)
 
     def lower_half(self, tokens: list[int], tenant: Tenant) -> Tensor:
-        """Each token's stored vectors in the three windows that cover it, summed."""
-        n, centre = self.backbone.config.window, self.backbone.config.centre
+        """Each token's stored vectors in the windows that cover it, summed; a causal window speaks of its last token alone."""
+        kind = self.backbone.config.window
+        n, centre = kind.n, kind.centre
         sums = torch.zeros(len(tokens), self.backbone.config.hidden)
         for middle in range(len(tokens)):
             places = range(middle - centre, middle - centre + n)
             window = [tokens[place] + 1 if 0 <= place < len(tokens) else 0 for place in places]
             vectors = self._find(window, tenant)
-            for position, place in enumerate(places):
+            for place, vector in zip(list(places)[kind.stored], vectors, strict=True):
                 if 0 <= place < len(tokens):
-                    sums[place] += vectors[position]
+                    sums[place] += vector
         return sums
 
     def _find(self, window: list[int], tenant: Tenant) -> Tensor:
-        """The first hit: the window in the domain, its parent, ... the root; then without its first, then its last token."""
-        n = len(window)
-        chain = self.backbone.forest.chain(tenant.domain, tenant.domain_version)
+        """The first hit: the window in the domain, its parent, ... the root; then without its farthest token, and so on."""
+        chain = self.backbone.view.forest.chain(tenant.domain, tenant.domain_version)
+        own = self.backbone.config.window.centre
         shrinking = [list(window)]
-        for left in range(n // 2):
-            for drop in (left, n - 1 - left):
-                shrinking.append([0 if i == drop else token for i, token in enumerate(shrinking[-1])])
+        for farthest in range(len(window), 0, -1):
+            for drop in (own - farthest, own + farthest):
+                if 0 <= drop < len(window):
+                    shrinking.append([0 if i == drop else token for i, token in enumerate(shrinking[-1])])
         for gram in shrinking:
-            key = 0
-            for token in gram:
-                key = (key << chain.space.bits) | token
             for table, _ in chain.links:
-                at = int(np.searchsorted(table.keys, np.uint64(key)))
-                if at < len(table.keys) and int(table.keys[at]) == key:
-                    return table.values[(at + 1) * n : (at + 2) * n].float()
-        raise LookupError(f"the root table lacks token {window[n // 2] - 1}")
+                row = (self._grams(table) == gram).all(axis=1).nonzero()[0]
+                if len(row):
+                    return table.rows.vectors(int(row[0]) + 1)
+        raise LookupError(f"the root table lacks token {window[own] - 1}")
+
+    def _grams(self, table: Table) -> np.ndarray:
+        """Every n-gram of a table, in order of its rows: searched from end to end."""
+        if table not in self._known:
+            self._known[table] = table.space.unpack(table.index.by_row())
+        return self._known[table]
 
 
 def _attention(qkv: Tensor, heads: int) -> Tensor:

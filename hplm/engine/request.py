@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hplm.engine.answer import Rows
+from hplm.engine.backbone import View
 from hplm.tenants.snapshot import Tenant
 
 Respond = Callable[["list[Rows] | Exception"], None]
@@ -17,7 +18,8 @@ Respond = Callable[["list[Rows] | Exception"], None]
 class Request:
     """Waits for all its texts; answers when the last is done, or fails with the first that fails."""
 
-    def __init__(self, tenant: Tenant, texts: int, top_k: int, respond: Respond) -> None:
+    def __init__(self, view: View, tenant: Tenant, texts: int, top_k: int, respond: Respond) -> None:
+        self.view = view  # held, so that what it consists of stays until the request is answered
         self.tenant = tenant
         self.top_k = top_k
         self._respond = respond

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hplm.adapters.bank import Bank
-from hplm.engine.backbone import Backbone
+from hplm.engine.backbone import Backbone, Watch
 from hplm.engine.engine import Engine, resolve_device, resolve_dtype
 from hplm.engine.lookup import PAD
 from hplm.engine.pipeline import Pipeline
 from hplm.engine.request import Request, Respond, Work
-from hplm.engine.staging import Stager
-from hplm.errors import HplmError, InvalidInput
+from hplm.engine.staging import Stager, StagingSettings
+from hplm.errors import InvalidInput
+from hplm.plot.table import Table
 from hplm.scheduling.policy import policy
 from hplm.scheduling.queue import Queue
 from hplm.scheduling.waiting import Capacity
@@ -37,6 +37,8 @@ class Settings:
     batch_tokens: int
     queue_texts: int
     slots: int
+    plot_hot: int
+    plot_preload: bool
 
     @classmethod
     def read(cls, parameters: Mapping[str, str]) -> Settings:
@@ -50,32 +52,38 @@ class Settings:
             batch_tokens=_positive(parameters, "batch_tokens"),
             queue_texts=_positive(parameters, "queue_texts"),
             slots=_positive(parameters, "slots", least=2),
+            plot_hot=_positive(parameters, "plot_hot", least=0),
+            plot_preload=_yes_or_no(parameters, "plot_preload"),
         )
 
 
 class Service:
-    def __init__(self, folder: Path, settings: Settings) -> None:
+    def __init__(self, folder: Path, settings: Settings, state: Path | None = None) -> None:
         if settings.threads:
             torch.set_num_threads(settings.threads)
-        self._backbone = Backbone(folder)
+        self._settings = settings
+        self._backbone = Backbone(folder, state, self._prepare)
         self._positions = self._backbone.config.positions
         engine = Engine(self._backbone.upper(), self._backbone.config.heads, settings.device, settings.dtype)
-        stager = Stager(self._backbone.forest, self._banks(), settings.slots, settings.device, settings.dtype)
+        resident = settings.plot_hot if self._on_accelerator else 0
+        stager = Stager(self._backbone, StagingSettings(settings.slots, settings.device, settings.dtype, resident))
         # Two batches are in flight at most, and both pin their slots.
         capacity = Capacity(settings.batch_tokens, settings.batch_tokens, settings.slots // 2)
         line = Queue(settings.queue_texts, policy(settings.policy), time.monotonic_ns)
         self._pipeline = Pipeline(line, capacity, stager, engine)
+        self._watch = Watch(self._backbone)
         log.info("serving %s on %s in %s", self._backbone.config.name, settings.device, settings.dtype)
 
     def submit(
         self, ticket: Ticket, addresses: np.ndarray, segments: np.ndarray, spans: np.ndarray, respond: Respond
     ) -> None:
         """Takes a request with a valid ticket, or raises why not; what is taken is answered through `respond`, once."""
-        tenant = self._backbone.snapshot.by_uid(ticket.uid)
+        view = self._backbone.at(ticket.generation)
+        tenant = view.snapshot.by_uid(ticket.uid)
         if ticket.top_k and tenant.task != "classify":
             raise InvalidInput(f"top_k is for tenants that classify; tenant {tenant.id!r} has the task {tenant.task!r}")
-        chain = self._backbone.forest.chain(tenant.domain, tenant.domain_version)
-        request = Request(tenant, len(addresses), min(ticket.top_k, len(tenant.labels)), respond)
+        chain = view.forest.chain(tenant.domain, tenant.domain_version)
+        request = Request(view, tenant, len(addresses), min(ticket.top_k, len(tenant.labels)), respond)
         works = []
         for i in range(len(addresses)):
             length = _used(addresses[i])
@@ -93,22 +101,32 @@ class Service:
         self._pipeline.submit(request, works, ticket.arrival_ns, ticket.deadline_ns, ticket.priority)
 
     def close(self) -> None:
+        self._watch.close()
         self._pipeline.close(DRAIN_SECONDS)
 
-    def _banks(self) -> dict[str, Bank]:
-        """A bank that cannot be opened fails the tenants in it, not the server."""
-        banks = {}
-        for name in self._backbone.snapshot.banks():
-            try:
-                banks[name] = self._backbone.bank(name)
-            except HplmError as error:
-                log.error("%s", error)
-        return banks
+    @property
+    def _on_accelerator(self) -> bool:
+        return self._settings.device.type != "cpu"
+
+    def _prepare(self, table: Table) -> None:
+        """Maps the rows now, and brings into memory what was asked for: on an accelerator, the hot ones go to the device."""
+        rows = table.rows
+        if self._settings.plot_preload:
+            rows.preload()
+        if self._settings.plot_hot and not self._on_accelerator:
+            rows.lock(self._settings.plot_hot)
 
 
 def _used(row: np.ndarray) -> int:
     """How much of a row is not padding."""
     return int((row != PAD).sum())
+
+
+def _yes_or_no(parameters: Mapping[str, str], name: str) -> bool:
+    value = parameters[name].lower()
+    if value not in ("true", "false"):
+        raise InvalidInput(f"parameter {name!r} is {parameters[name]!r}: true or false")
+    return value == "true"
 
 
 def _positive(parameters: Mapping[str, str], name: str, least: int = 1) -> int:

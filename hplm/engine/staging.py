@@ -6,6 +6,7 @@ batch k computes, in the one thread that owns the slots.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -13,19 +14,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hplm.adapters.bank import Bank, Record
+from hplm.adapters.bank import Bank, Layout, Record
 from hplm.adapters.groups import Groups
 from hplm.adapters.slots import Slots
+from hplm.engine.backbone import Backbone
 from hplm.engine.request import Work
-from hplm.errors import Broken
-from hplm.plot.forest import Forest, gather
+from hplm.errors import Broken, HplmError
+from hplm.plot.gathering import Gatherer
+
+log = logging.getLogger(__name__)
 
 Weights = list[dict[str, Tensor]]  # of each layer
 
 
 @dataclass(frozen=True)
 class Part:
-    """The rows of a batch that one bank serves."""
+    """The rows of a batch that the slots of one layout serve."""
 
     groups: Groups
     layers: Weights
@@ -46,27 +50,35 @@ class StagedBatch:
     held: list[tuple[Slots, int]] = field(default_factory=list)
 
 
-class Stager:
-    def __init__(
-        self, forest: Forest, banks: dict[str, Bank], slots: int, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        self._forest = forest
-        self._slots = {name: Slots(bank, slots, device, dtype) for name, bank in banks.items()}
-        self._device = device
-        self._dtype = dtype
+@dataclass(frozen=True)
+class StagingSettings:
+    slots: int  # of each layout
+    device: torch.device
+    dtype: torch.dtype
+    resident_rows: int = 0  # of each table, on the device
 
-    @property
-    def device_bytes(self) -> int:
-        return sum(slots.device_bytes for slots in self._slots.values())
+
+class Stager:
+    def __init__(self, backbone: Backbone, settings: StagingSettings) -> None:
+        self._backbone = backbone
+        self._settings = settings
+        self._gatherer = Gatherer(settings.device, settings.dtype, settings.resident_rows)
+        self._slots: dict[Layout, Slots] = {}
+        self._banks: dict[str, Bank] = {}
+        for name in backbone.view.snapshot.banks():
+            try:
+                self._slots_for(self._bank(name).layout)
+            except HplmError as error:  # fails the tenants in it, not the server
+                log.error("%s", error)
 
     def stage(self, works: Sequence[Work], broken: Callable[[Work, Broken], None]) -> StagedBatch | None:
         """Ready to run; a text whose stored knowledge is broken is handed to `broken` and left out."""
         held: list[tuple[Slots, int]] = []
-        adapter_slots: list[tuple[str, int] | None] = []
-        head_slots: list[tuple[str, int]] = []
+        adapter_slots: list[tuple[Layout, int] | None] = []
+        head_slots: list[tuple[Layout, int]] = []
         kept: list[Work] = []
         try:
-            for work in sorted(works, key=lambda work: -work.tokens):
+            for work in self._readable(sorted(works, key=lambda work: -work.tokens), broken):
                 tenant = work.request.tenant
                 try:
                     adapter = self._hold(tenant.adapter, held) if tenant.adapter is not None else None
@@ -90,19 +102,44 @@ class Stager:
             slots, slot = held.pop()
             slots.release(slot)
 
-    def _hold(self, record: Record, held: list[tuple[Slots, int]]) -> tuple[str, int]:
-        slots = self._slots.get(record.bank)
-        if slots is None:
-            raise Broken(f"bank {record.bank} could not be opened when the server started")
-        slot = slots.hold(record)
+    def _readable(self, works: list[Work], broken: Callable[[Work, Broken], None]) -> list[Work]:
+        """Those whose rows, in memory from here on, match their checksums."""
+        forest = self._backbone.view.forest
+        bad = self._gatherer.broken(forest, np.concatenate([work.addresses for work in works]))
+        if not len(bad):
+            return works
+        kept = []
+        for work in works:
+            mine = work.addresses[np.isin(work.addresses, bad)]
+            if len(mine):
+                row = forest.name_of(int(mine[0]))
+                broken(work, Broken(f"{row} does not match its checksum: build or copy the table again"))
+            else:
+                kept.append(work)
+        return kept
+
+    def _hold(self, record: Record, held: list[tuple[Slots, int]]) -> tuple[Layout, int]:
+        bank = self._bank(record.bank)
+        slots = self._slots_for(bank.layout)
+        slot = slots.hold(record, bank)
         held.append((slots, slot))
-        return record.bank, slot
+        return bank.layout, slot
+
+    def _bank(self, name: str) -> Bank:
+        if name not in self._banks:
+            self._banks[name] = self._backbone.bank(name)
+        return self._banks[name]
+
+    def _slots_for(self, layout: Layout) -> Slots:
+        if layout not in self._slots:
+            self._slots[layout] = Slots(layout, self._settings.slots, self._settings.device, self._settings.dtype)
+        return self._slots[layout]
 
     def _pack(
         self,
         works: list[Work],
-        adapter_slots: list[tuple[str, int] | None],
-        head_slots: list[tuple[str, int]],
+        adapter_slots: list[tuple[Layout, int] | None],
+        head_slots: list[tuple[Layout, int]],
         held: list[tuple[Slots, int]],
     ) -> StagedBatch:
         lengths = np.array([work.tokens for work in works], dtype=np.int64)
@@ -114,7 +151,7 @@ class Stager:
         return StagedBatch(
             works=works,
             lengths=lengths.tolist(),
-            sums=gather(self._forest, addresses, lengths, self._dtype).to(self._device),
+            sums=self._gatherer.sums(self._backbone.view.forest, addresses, lengths),
             positions=self._index(np.arange(int(lengths.sum())) - np.repeat(starts, lengths)),
             segments=self._index(np.concatenate([work.segments for work in works])),
             reading=self._index(np.concatenate(read)),
@@ -124,16 +161,16 @@ class Stager:
             held=held,
         )
 
-    def _parts(self, slots: Sequence[tuple[str, int] | None], lengths: np.ndarray) -> list[Part]:
-        """Rows by bank; `lengths` says how many rows each text has."""
+    def _parts(self, slots: Sequence[tuple[Layout, int] | None], lengths: np.ndarray) -> list[Part]:
+        """Rows by layout; `lengths` says how many rows each text has."""
         parts = []
-        for bank in sorted({slot[0] for slot in slots if slot is not None}):
-            mine = np.array([slot is not None and slot[0] == bank for slot in slots])
-            slot_of_text = np.array([slot[1] for slot in slots if slot is not None and slot[0] == bank])
-            groups = Groups(np.repeat(slot_of_text, lengths[mine]), self._device)
+        for layout in dict.fromkeys(slot[0] for slot in slots if slot is not None):
+            mine = np.array([slot is not None and slot[0] == layout for slot in slots])
+            slot_of_text = np.array([slot[1] for slot in slots if slot is not None and slot[0] == layout])
+            groups = Groups(np.repeat(slot_of_text, lengths[mine]), self._settings.device)
             rows = None if mine.all() else self._index(np.flatnonzero(np.repeat(mine, lengths)))
-            parts.append(Part(groups, self._slots[bank].layers, rows))
+            parts.append(Part(groups, self._slots[layout].layers, rows))
         return parts
 
     def _index(self, numbers: np.ndarray) -> Tensor:
-        return torch.from_numpy(numbers.astype(np.int64)).to(self._device)
+        return torch.from_numpy(numbers.astype(np.int64)).to(self._settings.device)

@@ -12,6 +12,7 @@ from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Layer
 from hplm.model.stacks import LowerStack, UpperStack
+from hplm.model.windows import TRIGRAMS, Window
 
 
 @dataclass
@@ -23,7 +24,7 @@ class Checkpoint:
 
 
 def load_checkpoint(
-    model: str, name: str | None = None, lower: int | None = None, upper: int | None = None, window: int = 3
+    model: str, name: str | None = None, lower: int | None = None, upper: int | None = None, window: Window = TRIGRAMS
 ) -> Checkpoint:
     """A folder or a hub name; safetensors or bin; with or without a head or a `bert.` prefix."""
     from transformers import AutoConfig, AutoModel, AutoTokenizer
@@ -80,18 +81,18 @@ def load_checkpoint(
 def split(checkpoint: Checkpoint) -> tuple[LowerStack, UpperStack]:
     """The first K layers below, the M that follow above; what is left over is dropped (HMI, Table 7).
 
-    The stock lower half has never seen three-token windows: this is where adaptation starts, not where it ends.
+    The stock lower half has never worked on windows of a few tokens: this is where adaptation starts, not where it ends.
     """
     config, weights = checkpoint.config, checkpoint.weights
     lower, upper = LowerStack(config), UpperStack(config)
     with torch.no_grad():
         lower.words.weight.copy_(weights["embeddings.word_embeddings.weight"])
         # Inside a window any short run of positions will do; the first belongs to [CLS] alone, so begin after it.
-        places = weights["embeddings.position_embeddings.weight"][1 : config.window + 1]
+        places = weights["embeddings.position_embeddings.weight"][1 : config.window.n + 1]
         lower.places.copy_(places + weights["embeddings.token_type_embeddings.weight"][0])
         _copy_norm(lower.norm, weights, "embeddings.LayerNorm")
         lower.gate_bias.fill_(-1.0)  # a token's own window knows most about it, its neighbours' windows add context
-        lower.gate_bias[config.centre] = 2.0
+        lower.gate_bias[config.window.centre] = 2.0
         upper.positions.weight.zero_()
         upper.segments.weight.zero_()
         last = f"encoder.layer.{config.lower_layers - 1}.output.LayerNorm"

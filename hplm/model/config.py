@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from hplm.errors import InvalidInput
+from hplm.model.windows import TRIGRAMS, Window
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -28,16 +29,8 @@ class BackboneConfig:
     sep_id: int
     unk_id: int
     mask_id: int
-    window: int = 3  # n: how many tokens the lower stack sees at once
+    window: Window = TRIGRAMS  # what the lower stack sees at once
     format: int = FORMAT
-
-    def __post_init__(self) -> None:
-        if self.window % 2 == 0 or self.window < 1:
-            raise InvalidInput(f"window {self.window}: a centred window needs an odd number of tokens")
-
-    @property
-    def centre(self) -> int:
-        return self.window // 2
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=2) + "\n", "utf-8")
@@ -56,4 +49,4 @@ class BackboneConfig:
                 "export the repository again with this version, or install the one that wrote it"
             )
         known = {field.name for field in fields(cls)}
-        return cls(**{key: value for key, value in stored.items() if key in known})
+        return cls(**{key: value for key, value in stored.items() if key in known} | {"window": Window(**stored["window"])})

@@ -19,15 +19,16 @@ class LowerStack(nn.Module):
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
         self.heads = config.heads
+        self.window = config.window
         self.words = nn.Embedding(config.vocabulary, config.hidden)
-        self.places = nn.Parameter(torch.zeros(config.window, config.hidden))  # position inside the window only
+        self.places = nn.Parameter(torch.zeros(config.window.n, config.hidden))  # position inside the window only
         self.norm = nn.LayerNorm(config.hidden, config.norm_eps)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.lower_layers))
-        self.gate = nn.Parameter(torch.zeros(config.window, config.hidden))
-        self.gate_bias = nn.Parameter(torch.zeros(config.window))
+        self.gate = nn.Parameter(torch.zeros(config.window.n, config.hidden))
+        self.gate_bias = nn.Parameter(torch.zeros(config.window.n))
 
     def forward(self, windows: Tensor) -> Tensor:
-        """windows x n of id + 1 -> windows x n x hidden, gated, zeros where a token is absent."""
+        """windows x n of id + 1 -> windows x vectors x hidden, gated, zeros where a token is absent."""
         present = windows != ABSENT
         x = self.norm(self.words((windows - 1).clamp_min(0)) + self.places)
         shape = x.shape
@@ -36,7 +37,7 @@ class LowerStack(nn.Module):
             x = layer(x, attend)
         x = x.view(shape)
         gate = torch.sigmoid((x * self.gate).sum(-1) + self.gate_bias)
-        return x * (gate * present).unsqueeze(-1)
+        return (x * (gate * present).unsqueeze(-1))[:, self.window.stored]
 
 
 class UpperStack(nn.Module):

@@ -6,17 +6,13 @@ Address 0 is the null row of the first table: zeros.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional as F
 
-from hplm.errors import InvalidInput
-from hplm.model.windows import fallbacks
+from hplm.errors import Broken, HplmError, InvalidInput
 from hplm.plot.table import Table
 
 NULL = 0
@@ -37,8 +33,11 @@ class Branch:
 
 @dataclass(frozen=True)
 class Hits:
-    addresses: np.ndarray  # int64, one a token
+    """What a lookup found, for each token."""
+
+    addresses: np.ndarray  # int64
     levels: np.ndarray  # uint8: how often the window had to shrink
+    links: np.ndarray  # uint8: how far up the chain the table is that has it
 
 
 class Chain:
@@ -46,101 +45,113 @@ class Chain:
 
     def __init__(self, links: Sequence[tuple[Table, int]]) -> None:
         self.links = links
-        space = links[0][0].space
-        self.space = space
-        self.masks = [space.mask(keep) for keep in fallbacks(space.n)]
+        self.space = links[0][0].space
 
-    def lookup(self, windows: np.ndarray) -> Hits:
+    def lookup(self, tokens: np.ndarray, lengths: np.ndarray) -> Hits:
         """First hit wins: the whole window in every table of the chain, then the shorter one, down to the token alone."""
-        whole = self.space.pack(windows)
+        whole = self.space.of(tokens, lengths)
         addresses = np.zeros(len(whole), dtype=np.int64)
         levels = np.zeros(len(whole), dtype=np.uint8)
+        links = np.zeros(len(whole), dtype=np.uint8)
         missing = np.arange(len(whole))
-        for level, mask in enumerate(self.masks):
-            for table, base in self.links:
+        for level, mask in enumerate(self.space.masks):
+            for link, (table, base) in enumerate(self.links):
                 rows = table.find(whole[missing] & mask)
-                hit = rows > 0
-                addresses[missing[hit]] = base + rows[hit]
-                levels[missing[hit]] = level
-                missing = missing[~hit]
-                if not len(missing):
-                    return Hits(addresses, levels)
-        raise InvalidInput(f"token {int(windows[missing[0], self.space.n // 2]) - 1} is in no table of this chain")
+                hit = rows.nonzero()[0]
+                found = missing[hit]
+                addresses[found] = rows[hit] + base
+                levels[found], links[found] = level, link
+                if len(hit) == len(missing):
+                    return Hits(addresses, levels, links)
+                missing = missing[rows == 0]
+        raise InvalidInput(f"token {int(tokens[missing[0]])} is in no table of this chain")
 
     def holds(self, addresses: np.ndarray) -> bool:
         """Whether every address is a row of this chain's tables: what a reader checks before it trusts a stranger."""
         inside = np.zeros(len(addresses), dtype=bool)
         for table, base in self.links:
-            inside |= (addresses >= base) & (addresses < base + table.rows)
+            inside |= (addresses >= base) & (addresses < base + table.size)
         return bool(inside.all())
 
 
 class Forest:
-    def __init__(self, root: Path, branches: Sequence[Branch]) -> None:
-        self._links = {(b.domain, b.version): (Table(root / b.folder), b.base) for b in branches}
+    """The tables of one snapshot. What the forest before it had open is shared with it."""
+
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        branches: Iterable[Branch],
+        prepare: Callable[[Table], None] = lambda table: None,
+        before: Forest | None = None,
+    ) -> None:
+        """A table that cannot be opened or prepared fails those who need it, by name, and no one else."""
+        self.branches = tuple(branches)
+        self._tables: dict[Branch, Table | HplmError] = {}
+        self._by_name = {(branch.domain, branch.version): branch for branch in self.branches}
         self._chains: dict[tuple[str, int], Chain] = {}
-        for domain, version in self._links:
-            self._chains[domain, version] = Chain(self._path(domain, version))
+        for branch in self.branches:
+            known = before._tables.get(branch) if before is not None else None
+            self._tables[branch] = known if isinstance(known, Table) else _open(folders, branch, prepare)
+        ordered = sorted(self.branches, key=lambda branch: branch.base)
+        self._bases = np.array([branch.base for branch in ordered], dtype=np.int64)
+        self._ordered = ordered
 
     def chain(self, domain: str, version: int) -> Chain:
-        return self._chains[domain, version]
+        """Raises Broken if a table of the chain is."""
+        chain = self._chains.get((domain, version))
+        if chain is None:
+            chain = self._chains[domain, version] = Chain(self._path(domain, version))
+        return chain
 
-    @property
-    def tables(self) -> list[tuple[Table, int]]:
-        return list(self._links.values())
+    def tables_of(self, addresses: np.ndarray) -> list[tuple[Table, int]]:
+        """The tables that some address lies in, with their bases; addresses are those of opened chains."""
+        numbers = np.unique(self._bases.searchsorted(addresses, "right") - 1).tolist()
+        return [(self._opened(self._ordered[number]), self._ordered[number].base) for number in numbers]
+
+    def name_of(self, address: int) -> str:
+        branch = self._ordered[int(self._bases.searchsorted(address, "right")) - 1]
+        return f"row {address - branch.base} of table {branch.folder}"
+
+    def failures(self) -> list[HplmError]:
+        return [table for table in self._tables.values() if isinstance(table, HplmError)]
+
+    def _opened(self, branch: Branch) -> Table:
+        table = self._tables[branch]
+        if isinstance(table, HplmError):
+            raise Broken(str(table))
+        return table
 
     def _path(self, domain: str, version: int) -> list[tuple[Table, int]]:
         path = []
         step: tuple[str | None, int | None] = (domain, version)
         while step[0] is not None:
-            if step not in self._links:
+            branch = self._by_name.get(step)
+            if branch is None:
                 raise InvalidInput(f"domain {domain!r} version {version} needs {step[0]!r} version {step[1]}: not here")
-            path.append(self._links[step])
-            meta = path[-1][0].meta
-            step = (meta.parent, meta.parent_version)
+            table = self._opened(branch)
+            path.append((table, branch.base))
+            step = (table.meta.parent, table.meta.parent_version)
         return path
 
 
-def place(tables: Sequence[Table]) -> list[Branch]:
-    """Addresses for tables that are exported together."""
-    branches, base = [], 0
+def place(tables: Iterable[Table], first: int = 0) -> list[Branch]:
+    """Addresses for tables, from the first free one on."""
+    branches = []
     for table in tables:
-        branches.append(Branch(table.meta.domain, table.meta.version, base))
-        base += table.rows
+        branches.append(Branch(table.meta.domain, table.meta.version, first))
+        first += table.size
     return branches
 
 
-def gather(forest: Forest, addresses: np.ndarray, lengths: np.ndarray, dtype: torch.dtype) -> Tensor:
-    """Addresses of packed texts' windows -> each token's sum over the windows that cover it, tokens x hidden.
-
-    One `embedding_bag` per table: what lies in another table is the null row there. Where the answer is to be exact (fp32),
-    16-bit rows are summed in fp32, which costs about 2.5 times as much; a 16-bit engine takes the fused kernel's 16-bit sum.
-    """
-    total: Tensor | None = None
-    for table, base in forest.tables:
-        rows = addresses - base
-        mine = (rows > 0) & (rows < table.rows)
-        if not mine.any():
-            continue
-        index = torch.from_numpy(_bags(np.where(mine, rows, NULL), lengths, table.meta.n))
-        if dtype == torch.float32:
-            part = F.embedding(index, table.values).sum(1, dtype=dtype)
-        else:
-            part = F.embedding_bag(index, table.values, mode="sum").to(dtype)
-        total = part if total is None else total + part
-    if total is None:
-        table, _ = forest.tables[0]
-        return torch.zeros(len(addresses), table.meta.hidden, dtype=dtype)
-    return total
-
-
-def _bags(rows: np.ndarray, lengths: np.ndarray, n: int) -> np.ndarray:
-    """For each token the n vectors to add: its own position in the windows of itself and its neighbours in the same text."""
-    centre = n // 2
-    ends = np.repeat(np.cumsum(lengths), lengths)
-    starts = ends - np.repeat(lengths, lengths)
-    positions = np.arange(n)
-    at = np.arange(len(rows))[:, None] + (centre - positions)
-    inside = (at >= starts[:, None]) & (at < ends[:, None])
-    neighbours = rows[np.clip(at, 0, len(rows) - 1)]
-    return np.where(inside, neighbours * n + positions, NULL)
+def _open(folders: Sequence[Path], branch: Branch, prepare: Callable[[Table], None]) -> Table | HplmError:
+    for folder in folders:
+        if (folder / branch.folder).is_dir():
+            try:
+                table = Table(folder / branch.folder)
+                prepare(table)
+                return table
+            except HplmError as error:
+                return error
+            except OSError as error:
+                return Broken(f"table {folder / branch.folder} cannot be read: {error}")
+    return Broken(f"table {branch.folder} is not in {' or '.join(map(str, folders))}: export or restore it")

@@ -1,49 +1,104 @@
-"""n-grams as sortable numbers: exact, no hash."""
+"""n-grams as numbers: exact for any window over any vocabulary, no hash that hopes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from hplm.errors import InvalidInput
+from hplm.model.windows import Window
+
+WORD = 64
 
 
 @dataclass(frozen=True)
 class KeySpace:
-    """Packs a window of id + 1 (0 = absent) into one uint64, first token highest."""
+    """Packs a window of id + 1 (0 = absent) into as few uint64 words as its tokens need: keys are windows x words.
+
+    The first token lies highest in the first word; a token never straddles two words.
+    """
 
     vocabulary: int
-    n: int
+    window: Window
 
-    def __post_init__(self) -> None:
-        if self.n * self.bits > 64:
-            raise InvalidInput(
-                f"{self.n}-grams over {self.vocabulary} tokens need {self.n * self.bits} bits, a key has 64: "
-                "use a smaller --window"
-            )
-
-    @property
+    @cached_property
     def bits(self) -> int:
+        """Of one token."""
         return self.vocabulary.bit_length()
 
+    @cached_property
+    def words(self) -> int:
+        return -(-self.window.n // (WORD // self.bits))
+
+    @cached_property
+    def _places(self) -> list[tuple[int, np.uint64]]:
+        """Word and shift of each position of the window."""
+        a_word = WORD // self.bits
+        first = self.window.n - a_word * (self.words - 1)  # the first word holds what does not fill one
+        places = []
+        for position in range(self.window.n):
+            word, place = (0, position) if position < first else divmod(position - first, a_word)
+            word, held = (0, first) if position < first else (word + 1, a_word)
+            places.append((word, np.uint64(self.bits * (held - 1 - place))))
+        return places
+
     def pack(self, windows: np.ndarray) -> np.ndarray:
-        keys = np.zeros(len(windows), dtype=np.uint64)
-        for position in range(self.n):
-            keys = (keys << np.uint64(self.bits)) | windows[:, position].astype(np.uint64)
+        keys = np.zeros((len(windows), self.words), dtype=np.uint64)
+        for position, (word, shift) in enumerate(self._places):
+            keys[:, word] |= windows[:, position].astype(np.uint64) << shift
         return keys
 
     def unpack(self, keys: np.ndarray) -> np.ndarray:
-        mask = np.uint64((1 << self.bits) - 1)
-        shifts = np.arange(self.n - 1, -1, -1, dtype=np.uint64) * np.uint64(self.bits)
-        return ((keys[:, None] >> shifts) & mask).astype(np.int64)
+        token = np.uint64((1 << self.bits) - 1)
+        columns = [(keys[:, word] >> shift) & token for word, shift in self._places]
+        return np.stack(columns, axis=1).astype(np.int64)
 
-    def mask(self, keep: np.ndarray) -> np.uint64:
-        """The bits of a key that belong to the kept positions: `key & mask` is the key of the shrunken window."""
+    def of(self, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """`pack(window.of(tokens, lengths))` without the windows between."""
+        n, centre = self.window.n, self.window.centre
+        gap = n - 1  # absent tokens between two texts, so that no window sees both
+        texts = len(lengths)
+        at = np.arange(gap, gap + len(tokens))
+        if texts > 1:
+            at += np.repeat(np.arange(0, gap * texts, gap), lengths) if gap else 0
+        padded = np.zeros(len(tokens) + gap * (texts + 1), dtype=np.uint64)
+        padded[at] = tokens
+        padded[at] += np.uint64(1)
+        keys = np.zeros((len(padded) - gap, self.words), dtype=np.uint64)
+        for position, (word, shift) in enumerate(self._places):
+            keys[:, word] |= padded[position : position + len(keys)] << shift
+        return keys.take(at - centre, axis=0)
+
+    @cached_property
+    def masks(self) -> np.ndarray:
+        """The bits of each level of the fallback, levels x words: `key & mask` is the key of the shrunken window."""
         token = (1 << self.bits) - 1
-        return np.uint64(sum(token << (self.bits * (self.n - 1 - i)) for i in range(self.n) if keep[i]))
+        levels = self.window.levels()
+        masks = np.zeros((len(levels), self.words), dtype=np.uint64)
+        for level, keep in enumerate(levels):
+            for position, (word, shift) in enumerate(self._places):
+                if keep[position]:
+                    masks[level, word] |= np.uint64(token << int(shift))
+        return masks
 
     def unigrams(self) -> np.ndarray:
         """The keys of all tokens alone, in order of id."""
-        ids = np.arange(1, self.vocabulary + 1, dtype=np.uint64)
-        return ids << np.uint64(self.bits * (self.n - 1 - self.n // 2))
+        word, shift = self._places[self.window.centre]
+        keys = np.zeros((self.vocabulary, self.words), dtype=np.uint64)
+        keys[:, word] = np.arange(1, self.vocabulary + 1, dtype=np.uint64) << shift
+        return keys
+
+
+def order(keys: np.ndarray) -> np.ndarray:
+    """Indices that sort keys, the first word first."""
+    if keys.shape[1] == 1:
+        return np.argsort(keys[:, 0])
+    return np.lexsort(keys.T[::-1])
+
+
+def first_of_each(keys: np.ndarray) -> np.ndarray:
+    """Where a new key begins in sorted keys."""
+    starts = np.ones(len(keys), dtype=bool)
+    np.any(keys[1:] != keys[:-1], axis=1, out=starts[1:])
+    return np.flatnonzero(starts)

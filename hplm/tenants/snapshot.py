@@ -15,7 +15,7 @@ from hplm.adapters.bank import Record
 from hplm.errors import Broken, InvalidInput, NoTenant
 from hplm.plot.forest import Branch
 
-FORMAT = 1
+FORMAT = 2
 TASKS = ("classify", "tag")
 
 
@@ -36,8 +36,9 @@ class Tenant:
 
 
 class Snapshot:
-    def __init__(self, generation: int, branches: Sequence[Branch], tenants: Sequence[Tenant]) -> None:
+    def __init__(self, generation: int, branches: Sequence[Branch], tenants: Sequence[Tenant], export: str) -> None:
         self.generation = generation
+        self.export = export  # names the export that this one and all that come after it belong to
         self.branches = tuple(branches)
         self.tenants = tuple(tenants)
         self._by_id = {tenant.id: tenant for tenant in tenants}
@@ -64,6 +65,7 @@ class Snapshot:
         stored = {
             "format": FORMAT,
             "generation": self.generation,
+            "export": self.export,
             "tables": [asdict(branch) for branch in self.branches],
             "tenants": [asdict(tenant) for tenant in self.tenants],
         }
@@ -88,7 +90,7 @@ class Snapshot:
                 "export the repository again"
             )
         tenants = [_tenant(entry) for entry in stored["tenants"]]
-        return cls(stored["generation"], [Branch(**entry) for entry in stored["tables"]], tenants)
+        return cls(stored["generation"], [Branch(**entry) for entry in stored["tables"]], tenants, stored["export"])
 
 
 def _tenant(entry: dict) -> Tenant:

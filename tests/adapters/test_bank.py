@@ -60,25 +60,25 @@ def test_a_bank_of_another_format_is_refused(bank):
 
 
 def test_slots_evict_the_least_recently_used_and_never_a_pinned_one(bank):
-    slots = Slots(bank, 2, torch.device("cpu"), torch.float32)
+    slots = Slots(bank.layout, 2, torch.device("cpu"), torch.float32)
 
     def content(slot):
         return {float(layer["up"][slot].unique()) for layer in slots.layers}
 
-    first, second = slots.hold(_record(0)), slots.hold(_record(1))
+    first, second = slots.hold(_record(0), bank), slots.hold(_record(1), bank)
     assert content(first) == {0.0} and content(second) == {1.0}
     with pytest.raises(SlotsTaken):
-        slots.hold(_record(2))
+        slots.hold(_record(2), bank)
     slots.release(second)
-    assert slots.hold(_record(2)) == second and content(second) == {2.0} and content(first) == {0.0}
+    assert slots.hold(_record(2), bank) == second and content(second) == {2.0} and content(first) == {0.0}
     slots.release(first)
     slots.release(second)
-    assert slots.hold(_record(2)) == second  # still there
-    assert slots.hold(_record(1)) == first and content(first) == {1.0}
+    assert slots.hold(_record(2), bank) == second  # still there
+    assert slots.hold(_record(1), bank) == first and content(first) == {1.0}
 
 
 def test_a_broken_record_takes_no_slot(bank):
-    slots = Slots(bank, 1, torch.device("cpu"), torch.float32)
+    slots = Slots(bank.layout, 1, torch.device("cpu"), torch.float32)
     with pytest.raises(Broken):
-        slots.hold(Record(LAYOUT.file_name, 0, 1, 1))
-    assert slots.hold(_record(4)) == 0
+        slots.hold(Record(LAYOUT.file_name, 0, 1, 1), bank)
+    assert slots.hold(_record(4), bank) == 0

@@ -19,10 +19,10 @@ def test_three_model_folders_with_what_they_share(toy):
     assert sorted(path.name for path in toy.repository.iterdir()) == ["toy", "toy-lookup", "toy-upper"]
     assert all((folder / "config.pbtxt").exists() and (folder / "1").is_dir() for folder in toy.repository.iterdir())
     backbone = Backbone(toy.folder)
-    assert [tenant.uid for tenant in backbone.snapshot.tenants] == [1, 2, 3, 4, 5]
-    for branch in backbone.snapshot.branches:
+    assert [tenant.uid for tenant in backbone.view.snapshot.tenants] == [1, 2, 3, 4, 5]
+    for branch in backbone.view.snapshot.branches:
         Table(toy.folder / "plot" / branch.folder).verify()
-    for tenant in backbone.snapshot.tenants:
+    for tenant in backbone.view.snapshot.tenants:
         stored, head = toy.store.tenant_weights(next(t for t in toy.store.tenants() if t.id == tenant.id))
         record = backbone.bank(tenant.head.bank).weights(tenant.head)[0]
         assert (record["weight"][: len(tenant.labels)] == head["weight"].half()).all()
@@ -61,7 +61,7 @@ def test_an_export_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         export(store, tmp_path / "repository", ServingOptions())
     assert Path(tmp_path / "repository/toy/1/tenants.json").read_text() == before
-    assert Backbone(tmp_path / "repository/toy/1").snapshot.tenants
+    assert Backbone(tmp_path / "repository/toy/1").view.snapshot.tenants
 
 
 def test_tenants_of_the_repository_are_not_dropped_unasked(tmp_path):
@@ -99,7 +99,7 @@ def test_a_store_or_repository_of_another_format_is_refused(toy, tmp_path):
     with pytest.raises(InvalidInput, match="is not a store"):
         Store(tmp_path)
     version = shutil.copytree(toy.folder, tmp_path / "1")
-    (version / "backbone.json").write_text((version / "backbone.json").read_text().replace('"format": 1', '"format": 99'))
+    (version / "backbone.json").write_text((version / "backbone.json").read_text().replace('"format": 2', '"format": 99'))
     with pytest.raises(InvalidInput, match="format 99"):
         Backbone(version)
 

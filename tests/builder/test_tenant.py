@@ -11,15 +11,15 @@ from builder.data import read_labelled
 from builder.export import export
 from builder.model_configs import ServingOptions
 from builder.packs import packs
-from builder.random_store import random_documents, tokenizer_json
+from builder.random_store import tokenizer_json
 from builder.store import Store
-from builder.table import build_table
 from builder.tenant import build_tenant, evaluate_tenant
 from builder.training.examples import UNREAD, Reader
 from builder.training.finetuning import TenantModel
 from hplm.engine.reference import Reference
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import random_backbone
+from tests.builder.branches import build, some_lines
 from tests.toy import CONFIG, WORDS
 
 CPU = torch.device("cpu")
@@ -66,12 +66,11 @@ def make_store(folder):
                 if "norm" not in name:
                     parameter.mul_(8)  # at this size BERT's own initial weights let no token hear of another
     store = Store.create(folder, "m", CONFIG, tokenizer_json(CONFIG.vocabulary), lower, upper)
-    documents = random_documents(CONFIG, 4000, 20, seed=1)
-    build_table(store, "root", 1, None, lower, documents, 1.0, "fp16", CPU)
+    build(store, folder, "root", some_lines(200, seed=1))
     return store
 
 
-def build(store, task, train, dev=None, tenant="acme", **options):
+def learn(store, task, train, dev=None, tenant="acme", **options):
     return build_tenant(store, tenant, "root", task, train, dev, rank=8, device=CPU, show_progress=False, **options)
 
 
@@ -82,7 +81,7 @@ def trained(tmp_path_factory):
     store, tests = make_store(folder / "store"), {}
     for task in MAKERS:
         train, dev = made(folder, task, 500, 1), made(folder, task, 100, 2)
-        build(store, task, train, dev, tenant=task, epochs=8)
+        learn(store, task, train, dev, tenant=task, epochs=8)
         tests[task] = made(folder, task, 100, 3)
     return store, tests
 
@@ -128,7 +127,7 @@ def test_the_same_seed_gives_the_same_bytes(store, tmp_path):
     train = made(tmp_path, "classify", 80, 1)
     files = []
     for tenant, seed in (("one", 4), ("two", 4), ("three", 5)):
-        build(store, "classify", train, tenant=tenant, epochs=2, seed=seed)
+        learn(store, "classify", train, tenant=tenant, epochs=2, seed=seed)
         folder = store.tenant_folder(tenant, 1)
         files.append([(folder / name).read_bytes() for name in ("adapter.safetensors", "head.safetensors")])
     assert files[0] == files[1] != files[2]
@@ -136,7 +135,7 @@ def test_the_same_seed_gives_the_same_bytes(store, tmp_path):
 
 def test_shared_layers_are_not_touched(store, tmp_path):
     before = (store.folder / "upper.safetensors").read_bytes()
-    build(store, "classify", made(tmp_path, "classify", 60, 1), epochs=1)
+    learn(store, "classify", made(tmp_path, "classify", 60, 1), epochs=1)
     assert (store.folder / "upper.safetensors").read_bytes() == before
 
 
@@ -149,13 +148,13 @@ def test_rank_0_is_a_head_alone(store, tmp_path):
 
 def test_an_update_is_the_next_version_with_the_same_answers(store, tmp_path):
     train = made(tmp_path, "classify", 60, 1)
-    assert build(store, "classify", train, epochs=1).version == 1
-    assert build(store, "classify", made(tmp_path, "classify", 60, 2), epochs=1).version == 2
+    assert learn(store, "classify", train, epochs=1).version == 1
+    assert learn(store, "classify", made(tmp_path, "classify", 60, 2), epochs=1).version == 2
     more = write(tmp_path / "more.jsonl", [{"text": "a b", "label": label} for label in "xyxy"])
     with pytest.raises(InvalidInput, match=r"'acme' has a version 2 .* labels \['x', 'y'\].*no examples of .*another --id"):
-        build(store, "classify", more, epochs=1)
+        learn(store, "classify", more, epochs=1)
     with pytest.raises(InvalidInput, match="its task is classify, not tag"):
-        build(store, "tag", made(tmp_path, "tag", 60, 1), epochs=1)
+        learn(store, "tag", made(tmp_path, "tag", 60, 1), epochs=1)
     assert [tenant.version for tenant in store.tenants()] == [2]
 
 
@@ -163,8 +162,8 @@ def test_labels_unseen_in_training_are_named_with_their_line(store, tmp_path):
     train = made(tmp_path, "classify", 60, 1)
     other = write(tmp_path / "other.jsonl", [{"text": "a", "label": "left"}, {"text": "b", "label": "up"}])
     with pytest.raises(InvalidInput, match=r"other\.jsonl:2: label 'up' does not occur in .*classify-1\.jsonl"):
-        build(store, "classify", train, other)
-    build(store, "classify", train, epochs=1)
+        learn(store, "classify", train, other)
+    learn(store, "classify", train, epochs=1)
     with pytest.raises(InvalidInput, match=r"other\.jsonl:2: label 'up' does not occur in the training data of tenant 'acme'"):
         evaluate_tenant(store, "acme", other, CPU, show_progress=False)
 
@@ -172,14 +171,14 @@ def test_labels_unseen_in_training_are_named_with_their_line(store, tmp_path):
 def test_what_cannot_be_trained_is_refused(store, tmp_path):
     one = write(tmp_path / "one.jsonl", [{"text": "a", "label": "x"}, {"text": "b", "label": "x"}])
     with pytest.raises(InvalidInput, match=r"one\.jsonl: every label is 'x'"):
-        build(store, "classify", one)
+        learn(store, "classify", one)
     few = write(tmp_path / "few.jsonl", [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}])
     with pytest.raises(InvalidInput, match=r"few\.jsonl: too few examples to set some aside for dev"):
-        build(store, "classify", few)
+        learn(store, "classify", few)
     with pytest.raises(InvalidInput, match="tenant 'nobody' is not in"):
         evaluate_tenant(store, "nobody", few, CPU, show_progress=False)
     with pytest.raises(InvalidInput, match="task 'guess' is not known"):
-        build(store, "guess", few)
+        learn(store, "guess", few)
 
 
 def test_long_texts_are_cut_and_counted(store, tmp_path):
@@ -188,7 +187,7 @@ def test_long_texts_are_cut_and_counted(store, tmp_path):
     exact, longer = CONFIG.positions - 2, CONFIG.positions - 1
     examples += [{"text": " ".join(WORDS[:1] * length), "label": "left"} for length in (exact, longer, 300)]
     train = write(tmp_path / "long.jsonl", examples)
-    report = store.report(build(store, "classify", train, made(tmp_path, "classify", 20, 2), epochs=1))
+    report = store.report(learn(store, "classify", train, made(tmp_path, "classify", 20, 2), epochs=1))
     assert report["training"]["texts_cut"] == 2 and report["dev"]["texts_cut"] == 0
 
 
@@ -200,5 +199,5 @@ def test_a_word_without_a_token_is_never_right(store, tmp_path):
     texts = reader.read(labelled, "tag", ["O", "PART"], show_progress=False)
     assert texts.texts[0].reading.tolist() == [1, UNREAD, 2]
     assert reader.pack(texts, np.array([0]), CPU).targets.tolist() == [1, UNREAD, 0]
-    build(store, "tag", made(tmp_path, "tag", 200, 1), epochs=1)
+    learn(store, "tag", made(tmp_path, "tag", 200, 1), epochs=1)
     assert evaluate_tenant(store, "acme", path, CPU, show_progress=False)["accuracy"] <= 0.6667

@@ -21,23 +21,24 @@ from tests.toy import TENANTS, WORDS, Toy, random_text
 
 PARAMETERS = {
     "device": "cpu", "dtype": "fp32", "threads": "0", "policy": "fcfs",
-    "batch_tokens": "256", "queue_texts": "4000", "slots": "4",
+    "batch_tokens": "256", "queue_texts": "4000", "slots": "4", "plot_hot": "0", "plot_preload": "false",
 }  # fmt: skip
 
 
 class Asker:
     """Looks up and submits as the two backends do, and keeps every answer to every request."""
 
-    def __init__(self, folder, **changes):
-        self.backbone = Backbone(folder)
+    def __init__(self, folder, state=None, **changes):
+        self.backbone = Backbone(folder, state)
         self.lookup = Lookup(self.backbone)
-        self.service = Service(folder, Settings.read({**PARAMETERS, **changes}))
+        self.service = Service(folder, Settings.read({**PARAMETERS, **changes}), state)
         self.answers = []
         self._arrived = threading.Condition()
 
     def ask(self, tenant_id, texts, pairs=None, truncate=False, deadline_ns=0, top_k=0):
-        tenant = self.backbone.snapshot.find(tenant_id)
-        resolved = self.lookup.resolve(tenant, texts, pairs, truncate)
+        view = self.backbone.view
+        tenant = view.snapshot.find(tenant_id)
+        resolved = self.lookup.resolve(view, tenant, texts, pairs, truncate)
         number = len(self.answers)
         self.answers.append([])
 
@@ -46,7 +47,9 @@ class Asker:
                 self.answers[number].append(answer)
                 self._arrived.notify_all()
 
-        ticket = Ticket(0, tenant.uid, tenant.version, time.monotonic_ns(), deadline_ns, 0, top_k)
+        ticket = Ticket(
+            view.snapshot.generation, tenant.uid, tenant.version, time.monotonic_ns(), deadline_ns, 0, top_k
+        )
         self.service.submit(ticket, resolved.addresses, resolved.segments, resolved.spans, respond)
         return number
 
@@ -229,11 +232,11 @@ def test_closing_over_a_stuck_engine_leaves_nobody_without_an_answer(toy, monkey
 
 
 def test_what_does_not_come_from_lookup_is_refused(asker):
-    tenant = asker.backbone.snapshot.find("beta")
-    good = asker.lookup.resolve(tenant, [f"{WORDS[0]} {WORDS[1]}"], None, False)
+    view = asker.backbone.view
+    tenant = view.snapshot.find("beta")
+    good = asker.lookup.resolve(view, tenant, [f"{WORDS[0]} {WORDS[1]}"], None, False)
     ticket = Ticket(0, tenant.uid, tenant.version, time.monotonic_ns(), 0, 0, 0)
-    tables = asker.backbone.forest.tables
-    beyond_root = next(base for table, base in tables if table.meta.domain == "bio") + 5  # beta stands on the root alone
+    beyond_root = next(branch.base for branch in view.snapshot.branches if branch.domain == "bio") + 5  # beta has the root
     for addresses, segments, spans in [
         (good.addresses + 10**9, good.segments, good.spans),
         (np.full_like(good.addresses, beyond_root), good.segments, good.spans),

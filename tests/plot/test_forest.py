@@ -1,4 +1,4 @@
-"""Lookup and gathering against a plain dictionary."""
+"""Lookup and gathering against plain dictionaries; chains, broken tables, addresses."""
 
 import numpy as np
 import pytest
@@ -7,87 +7,88 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hplm.errors import Broken, InvalidInput
-from hplm.model.windows import windows_of
-from hplm.plot.forest import Forest, gather, place
+from hplm.model.windows import Window
+from hplm.plot.forest import Forest, place
+from hplm.plot.gathering import Gatherer
 from hplm.plot.keys import KeySpace
-from hplm.plot.table import Table, TableMeta, write_table
+from hplm.plot.levels import Tally, count_levels, ends
+from tests.plot.tables import HIDDEN, as_dictionary, make_table
 
-HIDDEN = 4
-
-
-def _write(folder, domain, parent, space, grams, seed):
-    """A table of random values, zeros where a gram has no token; and the same as a dictionary."""
-    generator = torch.Generator().manual_seed(seed)
-    keys = np.unique(space.pack(np.array(sorted(grams), dtype=np.int64).reshape(-1, space.n)))
-    meta = TableMeta(domain, 1, parent, 1 if parent else None, space.n, space.vocabulary, HIDDEN, "fp16", len(keys), 0)
-    stored = {}
-
-    def values_of(windows):
-        values = torch.randn(len(windows), space.n, HIDDEN, generator=generator).half()
-        values[torch.from_numpy(windows == 0)] = 0
-        stored.update({tuple(window): value for window, value in zip(windows.tolist(), values, strict=True)})
-        return values
-
-    return write_table(folder / domain / "1", meta, keys, values_of, batch=3), stored
+CPU = torch.device("cpu")
+SPACE = KeySpace(5, Window(3))
+UNIGRAMS = [(0, i, 0) for i in range(1, 6)]
 
 
-def _expected(tokens, dictionaries, n):
+def _expected(tokens, dictionaries, window):
     """Slow and obvious: first hit of whole, then shortened windows, through the dictionaries in order; then the sum."""
     total = torch.zeros(len(tokens), HIDDEN)
+    places = []
     for middle in range(len(tokens)):
-        window = [tokens[i] + 1 if 0 <= i < len(tokens) else 0 for i in range(middle - n // 2, middle + n // 2 + 1)]
-        forms = [list(window)]
-        for left in range(n // 2):
-            for drop in (left, n - 1 - left):
-                forms.append([0 if i == drop else t for i, t in enumerate(forms[-1])])
-        hit = next(d[tuple(form)] for form in forms for d in dictionaries if tuple(form) in d)
-        for position in range(n):
-            if 0 <= middle + position - n // 2 < len(tokens):
-                total[middle + position - n // 2] += hit[position].float()
-    return total
+        before = middle - window.centre
+        gram = [tokens[i] + 1 if 0 <= i < len(tokens) else 0 for i in range(before, before + window.n)]
+        forms = [list(gram)]
+        for distance in range(window.n, 0, -1):
+            for drop in (window.centre - distance, window.centre + distance):
+                if 0 <= drop < window.n:
+                    forms.append([0 if i == drop else t for i, t in enumerate(forms[-1])])
+        hits = [(level, link) for level, form in enumerate(forms) for link, d in enumerate(dictionaries) if tuple(form) in d]
+        level, link = hits[0]
+        places.append((level, link))
+        for position, vector in zip(range(window.n)[window.stored], dictionaries[link][tuple(forms[level])], strict=True):
+            if 0 <= before + position < len(tokens):
+                total[before + position] += vector
+    return total, places
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=80)
 @given(
-    n=st.sampled_from([1, 3, 5]),
-    vocabulary=st.sampled_from([2, 7, 255, 256]),
+    window=st.builds(Window, st.integers(1, 5), st.booleans()),
+    vocabulary=st.sampled_from([2, 7, 255, 256, 250_000]),
+    dtype=st.sampled_from(["fp16", "bf16", "int8"]),
+    resident=st.sampled_from([0, 1, 4, 1000]),
     seed=st.integers(0, 2**20),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6),
 )
-def test_lookup_and_gather_agree_with_a_dictionary(tmp_path_factory, n, vocabulary, seed, lengths):
+def test_lookup_and_gather_agree_with_dictionaries(tmp_path_factory, window, vocabulary, dtype, resident, seed, lengths):
     folder = tmp_path_factory.mktemp("forest")
     rng = np.random.default_rng(seed)
-    space = KeySpace(vocabulary, n)
+    space = KeySpace(vocabulary, window)
     texts = [rng.integers(0, vocabulary, length) for length in lengths]
-    tokens = np.concatenate(texts)
-    windows = windows_of(tokens, np.array(lengths), n)
-    uni = {tuple(space.unpack(np.array([key]))[0]) for key in space.unigrams()}
-    seen = {tuple(window) for window in windows} | {tuple(np.where(np.arange(n) == 0, 0, w)) for w in windows}
-    some = [gram for gram in sorted(seen) if gram[n // 2] and rng.random() < 0.5]
-    root, in_root = _write(folder, "root", None, space, uni | set(some[::2]), seed)
-    leaf, in_leaf = _write(folder, "leaf", "root", space, set(some[1::3]), seed + 1)
-    forest = Forest(folder, place([root, leaf]))
-    hits = forest.chain("leaf", 1).lookup(windows)
-    got = gather(forest, hits.addresses, np.array(lengths), torch.float32)
-    expected = torch.cat([_expected(text.tolist(), [in_leaf, in_root], n) for text in texts])
-    assert torch.allclose(got, expected, atol=1e-6)
-    in_16_bits = gather(forest, hits.addresses, np.array(lengths), torch.bfloat16)
-    assert torch.allclose(in_16_bits.float(), expected, atol=0.05, rtol=0.02)
+    tokens, lengths = np.concatenate(texts), np.array(lengths)
+    whole = window.of(tokens, lengths)
+    uni = {tuple(gram) for gram in (whole * window.levels()[-1]).tolist()}
+    seen = {tuple(gram) for keep in window.levels() for gram in (whole * keep).tolist()}
+    some = [gram for gram in sorted(seen) if rng.random() < 0.5]
+    root = make_table(folder, "root", None, space, sorted(uni | set(some[::3])), dtype, seed)
+    stem = make_table(folder, "stem", "root", space, some[1::3], dtype, seed + 1)
+    leaf = make_table(folder, "leaf", "stem", space, some[2::3], dtype, seed + 2)
+    forest = Forest([folder], place([leaf, root, stem]))
+    chain = forest.chain("leaf", 1)
+    hits = chain.lookup(tokens, lengths)
+    sums, places = zip(
+        *[_expected(text.tolist(), [as_dictionary(t) for t in (leaf, stem, root)], window) for text in texts], strict=True
+    )
+    assert list(zip(hits.levels, hits.links, strict=True)) == [place for of_text in places for place in of_text]
+    expected = torch.cat(sums)
+    for numbers, close in ((torch.float32, {"atol": 1e-5}), (torch.bfloat16, {"atol": 0.05, "rtol": 0.02})):
+        gatherer = Gatherer(CPU, numbers, resident)
+        assert not len(gatherer.broken(forest, hits.addresses))
+        got = gatherer.sums(forest, hits.addresses, lengths)
+        assert got.dtype == numbers and torch.allclose(got.float(), expected, **close)
 
 
 def test_a_forged_address_at_a_boundary_does_not_reach_the_neighbour(tmp_path):
-    space = KeySpace(5, 3)
-    root, _ = _write(tmp_path, "root", None, space, {(1, 2, 3), (0, 1, 0)}, 0)
-    forest = Forest(tmp_path, place([root]))
-    addresses, lengths = np.array([0, 0, 2, 0]), np.array([2, 2])  # row 2 has values at all three positions
-    assert (gather(forest, addresses, lengths, torch.float32)[:2] == 0).all()
+    root = make_table(tmp_path, "root", None, SPACE, [(1, 2, 3), *UNIGRAMS])
+    forest = Forest([tmp_path], place([root]))
+    addresses, lengths = np.array([0, 0, 1, 0]), np.array([2, 2])  # row 1 has values at all three positions
+    sums = Gatherer(CPU, torch.float32).sums(forest, addresses, lengths)
+    assert (sums[:2] == 0).all() and (sums[2:] != 0).any()
 
 
 def test_addresses_outside_the_chain_are_noticed(tmp_path):
-    space = KeySpace(5, 3)
-    root, _ = _write(tmp_path, "root", None, space, {(0, i, 0) for i in range(1, 6)}, 0)
-    leaf, _ = _write(tmp_path, "leaf", "root", space, {(1, 2, 3)}, 1)
-    forest = Forest(tmp_path, place([root, leaf]))
+    root = make_table(tmp_path, "root", None, SPACE, UNIGRAMS)
+    leaf = make_table(tmp_path, "leaf", "root", SPACE, [(1, 2, 3)])
+    forest = Forest([tmp_path], place([root, leaf]))
     assert forest.chain("leaf", 1).holds(np.array([1, 5, 6, 7]))
     assert not forest.chain("root", 1).holds(np.array([1, 7]))
     assert not forest.chain("leaf", 1).holds(np.array([8]))
@@ -95,32 +96,49 @@ def test_addresses_outside_the_chain_are_noticed(tmp_path):
 
 
 def test_a_missing_parent_is_named(tmp_path):
-    space = KeySpace(5, 3)
-    leaf, _ = _write(tmp_path, "leaf", "root", space, {(1, 2, 3)}, 1)
+    leaf = make_table(tmp_path, "leaf", "root", SPACE, [(1, 2, 3)])
     with pytest.raises(InvalidInput, match="'leaf' version 1 needs 'root' version 1"):
-        Forest(tmp_path, place([leaf]))
+        Forest([tmp_path], place([leaf])).chain("leaf", 1)
 
 
-def test_a_truncated_table_is_refused_by_name(tmp_path):
-    table, _ = _write(tmp_path, "root", None, KeySpace(5, 3), {(0, 1, 0), (1, 2, 3)}, 0)
-    values = table.folder / "values"
-    values.write_bytes(values.read_bytes()[:-2])
-    with pytest.raises(Broken, match=r"values has .* bytes"):
-        Table(table.folder)
+def test_a_token_in_no_table_is_named(tmp_path):
+    root = make_table(tmp_path, "root", None, SPACE, UNIGRAMS[:2])
+    with pytest.raises(InvalidInput, match="token 3 is in no table"):
+        Forest([tmp_path], place([root])).chain("root", 1).lookup(np.array([0, 3]), np.array([2]))
 
 
-def test_a_flipped_bit_is_found_by_verify(tmp_path):
-    table, _ = _write(tmp_path, "root", None, KeySpace(5, 3), {(0, 1, 0), (1, 2, 3)}, 0)
-    table.verify()
-    values = table.folder / "values"
-    flipped = bytearray(values.read_bytes())
-    flipped[-1] ^= 1
-    values.write_bytes(flipped)
-    with pytest.raises(Broken, match="checksums"):
-        Table(table.folder).verify()
+def test_a_broken_table_fails_its_own_chains_only(tmp_path):
+    root = make_table(tmp_path, "root", None, SPACE, UNIGRAMS)
+    good = make_table(tmp_path, "good", "root", SPACE, [(1, 2, 3)])
+    bad = make_table(tmp_path, "bad", "root", SPACE, [(1, 2, 3)])
+    branches = place([root, good, bad])
+    (bad.folder / "values").write_bytes(b"short")
+    forest = Forest([tmp_path], branches)
+    assert forest.chain("good", 1).lookup(np.array([0, 1, 2]), np.array([3])).links.tolist() == [1, 0, 1]
+    with pytest.raises(Broken, match=r"bad/1/values has 5 bytes"):
+        forest.chain("bad", 1)
+    assert len(forest.failures()) == 1
 
 
-def test_windows_that_do_not_fit_a_key_are_refused():
-    assert KeySpace(250_000, 3).bits == 18
-    with pytest.raises(InvalidInput, match="90 bits"):
-        KeySpace(250_000, 5)
+def test_a_later_forest_shares_what_the_one_before_has_open(tmp_path):
+    root = make_table(tmp_path, "root", None, SPACE, UNIGRAMS)
+    first = Forest([tmp_path], place([root]))
+    leaf = make_table(tmp_path / "live", "leaf", "root", SPACE, [(1, 2, 3)])
+    second = Forest([tmp_path, tmp_path / "live"], place([root, leaf]), before=first)
+    assert second.chain("root", 1).links[0][0] is first.chain("root", 1).links[0][0]
+    assert [table.meta.domain for table, _ in second.chain("leaf", 1).links] == ["leaf", "root"]
+
+
+def test_where_lookups_end_is_counted_by_name(tmp_path):
+    root = make_table(tmp_path, "root", None, SPACE, [*UNIGRAMS, (0, 1, 2), (3, 4, 5)])
+    stem = make_table(tmp_path, "stem", "root", SPACE, [(2, 3, 4)])
+    leaf = make_table(tmp_path, "leaf", "stem", SPACE, [(1, 2, 3), (0, 4, 5)])
+    chain = Forest([tmp_path], place([root, stem, leaf])).chain("leaf", 1)
+    hits = chain.lookup(np.array([0, 1, 2, 3, 4]), np.array([5]))  # 012 123 234 345 450, which is 50 at its text's end
+    wanted = {"domain": 1, "parent": 1, "root": 2, "2-gram": 1, "1-gram": 0}
+    assert dict(count_levels(chain, ends(chain, hits))) == wanted
+    tally = Tally()
+    tally.add("leaf", chain, hits)
+    tally.add("leaf", chain, hits)
+    assert tally.take() == {("leaf", name): 2 * count for name, count in wanted.items()}
+    assert not tally.take()

@@ -1,0 +1,141 @@
+"""From keys to rows: a hash index whose every hit is compared with the whole key, memory-mapped, written once.
+
+    starts   uint32, buckets + 1: where each bucket begins
+    keys     uint64, keys + padding x words: keys in order of bucket; the padding lets a reader take `longest` from anywhere
+    rows     uint32, keys + padding: the row of each of these keys
+
+A bucket holds one key on average, some ten at most, so a lookup reads one place in `starts` and one or two cache lines of
+`keys`, however large the table: a bisection would miss the cache once a step.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from hplm.errors import Broken
+
+FILES = ("starts", "keys", "rows")
+PART = 1 << 22  # keys that are put in order of bucket at once
+CHUNK = 1 << 20
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+_HALF = np.uint64(32)
+
+
+@dataclass(frozen=True)
+class IndexMeta:
+    keys: int
+    words: int
+    longest: int  # keys in the fullest bucket
+    checksums: dict[str, int]  # crc32 of each file
+
+    @property
+    def bits(self) -> int:
+        """Of a bucket's number."""
+        return max(0, self.keys - 1).bit_length()
+
+    def sizes(self) -> dict[str, int]:
+        padded = self.keys + self.longest
+        return {"starts": 4 * ((1 << self.bits) + 1), "keys": 8 * padded * self.words, "rows": 4 * padded}
+
+
+class Index:
+    """Checks its files as a whole when it is opened: they are a few thousandths of a table."""
+
+    def __init__(self, folder: Path, meta: IndexMeta) -> None:
+        for name in FILES:
+            if _checksum(folder / name) != meta.checksums[name]:
+                raise Broken(f"{folder / name} does not match its checksum: build or copy the table again")
+        self._bits = meta.bits
+        self._words = meta.words
+        self._starts = _mapped(folder / "starts", "<u4")
+        self._keys = _mapped(folder / "keys", "<u8").reshape(-1, meta.words)
+        self._rows = _mapped(folder / "rows", "<u4")
+        self._count = meta.keys
+        # Read-only view: at each key, the words of as many keys as the fullest bucket holds.
+        self._stretches = sliding_window_view(self._keys, max(1, meta.longest), axis=0) if meta.keys else None
+
+    def find(self, keys: np.ndarray) -> np.ndarray:
+        """Row of each key, 0 where there is none."""
+        found = np.zeros(len(keys), dtype=np.int64)
+        if self._stretches is None or not len(keys):
+            return found
+        at = self._starts.take(_bucket(keys, self._bits))
+        same = self._stretches[at] == keys[:, :, None]
+        which, step = (same[:, 0] if self._words == 1 else same.all(1)).nonzero()
+        found[which] = self._rows.take(at.take(which) + step)
+        return found
+
+    def by_row(self) -> np.ndarray:
+        """All keys in order of their rows, beginning with row 1."""
+        keys = np.empty((self._count, self._words), dtype=np.uint64)
+        keys[self._rows[: self._count].astype(np.int64) - 1] = self._keys[: self._count]
+        return keys
+
+
+def write_index(folder: Path, keys: np.ndarray) -> IndexMeta:
+    """From keys in order of their rows, the first of which is row 1; `keys` may be mapped and larger than memory."""
+    count, words = keys.shape
+    bits = max(0, count - 1).bit_length()
+    in_bucket = np.zeros(1 << bits, dtype=np.uint32)
+    with open(folder / "keys", "wb") as key_file, open(folder / "rows", "wb") as row_file:
+        for part_keys, part_rows in _by_bucket(keys, bits):
+            part_keys.astype("<u8").tofile(key_file)
+            part_rows.astype("<u4").tofile(row_file)
+            buckets, sizes = np.unique(_bucket(part_keys, bits), return_counts=True)
+            in_bucket[buckets] = sizes
+        longest = int(in_bucket.max())
+        np.zeros((longest, words), "<u8").tofile(key_file)
+        np.zeros(longest, "<u4").tofile(row_file)
+    starts = np.zeros(len(in_bucket) + 1, dtype="<u4")
+    np.cumsum(in_bucket, out=starts[1:])
+    starts.tofile(folder / "starts")
+    return IndexMeta(count, words, longest, {name: _checksum(folder / name) for name in FILES})
+
+
+def _by_bucket(keys: np.ndarray, bits: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Keys and rows in order of bucket, a range of buckets after the other."""
+    parts = max(1, -(-len(keys) // PART))
+    edges = np.linspace(0, 1 << bits, parts + 1).astype(np.int64)
+    for low, high in pairwise(edges):
+        buckets, rows = [], []
+        for start in range(0, len(keys), CHUNK):
+            bucket = _bucket(keys[start : start + CHUNK], bits)
+            mine = np.flatnonzero((bucket >= low) & (bucket < high))
+            buckets.append(bucket[mine])
+            rows.append(mine + start)
+        if rows:
+            row = np.concatenate(rows)
+            row = row[np.argsort(np.concatenate(buckets), kind="stable")]
+            yield keys[row], row + 1
+
+
+def _bucket(keys: np.ndarray, bits: int) -> np.ndarray:
+    """Every bit of a key takes part in the highest bits of its hash."""
+    mixed = keys[:, 0] * _ODD
+    for word in range(1, keys.shape[1]):
+        mixed ^= mixed >> _HALF
+        mixed += keys[:, word]
+        mixed *= _ODD
+    mixed ^= mixed >> _HALF
+    mixed *= _ODD
+    return (mixed >> np.uint64(64 - bits)).view(np.int64) if bits else np.zeros(len(keys), dtype=np.int64)
+
+
+def _mapped(path: Path, dtype: str) -> np.ndarray:
+    # As a plain array: every slice of a memmap is a memmap again, which costs more than the search in it.
+    return np.asarray(np.memmap(path, dtype, "r")) if path.stat().st_size else np.empty(0, dtype)
+
+
+def _checksum(path: Path) -> int:
+    crc = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            crc = zlib.crc32(block, crc)
+    return crc

@@ -1,0 +1,58 @@
+"""Where lookups end: in the domain's own table, further up its chain, or with a shorter n-gram. Counted, per domain."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+import numpy as np
+
+from hplm.plot.forest import Chain, Hits
+
+
+def level_names(chain: Chain) -> list[str]:
+    """By level and, within it, by link: `domain`, `parent`, `root` for whole windows, `2-gram`, `1-gram` for shrunken ones.
+
+    At the end of a text a window shrinks to fewer tokens than its level's name says.
+    """
+    whole = ["domain", *["parent"] * (len(chain.links) - 2), "root"] if len(chain.links) > 1 else ["root"]
+    tokens = chain.space.window.levels().sum(1).tolist()
+    return whole + [f"{count}-gram" for count in tokens[1:] for _ in chain.links]
+
+
+def count_levels(chain: Chain, found: np.ndarray) -> Counter[str]:
+    """Every name is there, with 0 if need be, in the order in which a lookup tries them."""
+    names = level_names(chain)
+    counts: Counter[str] = Counter(dict.fromkeys(names, 0))
+    for name, count in zip(names, found.tolist(), strict=True):
+        counts[name] += count
+    return counts
+
+
+def ends(chain: Chain, hits: Hits) -> np.ndarray:
+    """How many lookups ended at each level and link, in the order of `level_names`."""
+    places = hits.levels * np.int64(len(chain.links)) + hits.links
+    return np.bincount(places, minlength=len(chain.space.masks) * len(chain.links))
+
+
+class Tally:
+    """Counts of several threads, taken now and then by whoever publishes them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[tuple[str, Chain], np.ndarray] = {}
+
+    def add(self, domain: str, chain: Chain, hits: Hits) -> None:
+        found = ends(chain, hits)
+        with self._lock:
+            known = self._found.get((domain, chain))
+            self._found[domain, chain] = found if known is None else known + found
+
+    def take(self) -> Counter[tuple[str, str]]:
+        """(domain, level) since the last time."""
+        with self._lock:
+            taken, self._found = self._found, {}
+        counts: Counter[tuple[str, str]] = Counter()
+        for (domain, chain), found in taken.items():
+            counts.update({(domain, name): count for name, count in count_levels(chain, found).items()})
+        return counts

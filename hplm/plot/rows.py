@@ -1,0 +1,130 @@
+"""The stored rows of a table, memory-mapped: read ahead in parallel, checked at first touch, locked where asked to.
+
+A page fault reads one page and waits for it; a batch that meets an SSD so waits some hundred times. Here the kernel is first
+told all the rows of a batch that may not be in memory, so that it reads them together. Owned by one thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import resource
+import warnings
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hplm.errors import InvalidInput
+from hplm.plot.values import Coding
+
+BLOCK = 8 << 20
+READERS = 8
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Rows:
+    """Row 0 is zeros; rows 1 .. are in order of frequency, so that those in use lie together."""
+
+    def __init__(self, values: Path, checksums: Path, rows: int, vectors: int, hidden: int, coding: Coding) -> None:
+        self._path = values
+        self._checksums = np.fromfile(checksums, dtype="<u4")
+        self._file = open(values, "rb")  # noqa: SIM115
+        mapped = mmap.mmap(self._file.fileno(), 0, prot=mmap.PROT_READ)
+        mapped.madvise(mmap.MADV_RANDOM)  # or each fault reads the 128 KiB around it as well
+        self._bytes = memoryview(mapped)
+        self._stride = vectors * coding.width(hidden)
+        self._coding = coding
+        self._vectors = vectors
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given buffer is not writable")  # nor will anyone write
+            stored = torch.frombuffer(mapped, dtype=torch.uint8)
+        self.typed = coding.typed(stored.view(rows * vectors, coding.width(hidden)))
+        self._locked = 0
+        self._sound = np.zeros(rows, dtype=bool)  # has matched its checksum
+        self._warm = np.zeros(rows, dtype=bool)  # was read, and nothing says that it has left memory since
+
+    def __len__(self) -> int:
+        return len(self._sound)
+
+    def touch(self, rows: np.ndarray) -> np.ndarray:
+        """Brings rows into memory, all at once, and checks those never seen before; returns the broken ones."""
+        cold = rows[~self._warm.take(rows)]
+        if not len(cold):
+            return cold
+        cold = np.unique(cold)
+        self._read_ahead(cold)
+        unseen = cold[~self._sound.take(cold)]
+        good = np.fromiter((self._checksum(row) for row in unseen.tolist()), "<u4", len(unseen)) == self._checksums.take(unseen)
+        self._sound[unseen[good]] = True
+        self._warm[cold] = self._sound.take(cold)
+        return unseen[~good]
+
+    def bags(self, index: Tensor, dtype: torch.dtype) -> Tensor:
+        """The sum of the vectors that each row of `index` names, of rows that were touched."""
+        faults = _disk_faults()
+        sums = self._coding.bags(self.typed, index, dtype)
+        if _disk_faults() != faults:
+            self._warm[self._locked :] = False  # memory is short and rows were evicted: no row is taken for granted
+        return sums
+
+    def raw(self, rows: np.ndarray) -> np.ndarray:
+        """The bytes of rows that were touched."""
+        return np.frombuffer(self._bytes, dtype=np.uint8).reshape(len(self), self._stride)[rows]
+
+    def vectors(self, row: int) -> Tensor:
+        """What is stored of one row: vectors x hidden, fp32."""
+        return self._coding.decode(self.typed[row * self._vectors : (row + 1) * self._vectors])
+
+    def copy(self, rows: int, device: torch.device) -> Tensor:
+        """The first rows, on a device."""
+        return self.typed[: rows * self._vectors].to(device, copy=True)
+
+    def preload(self, rows: int | None = None) -> None:
+        """Reads the first `rows` (default: all) into the page cache."""
+        size = (len(self) if rows is None else rows) * self._stride
+
+        def read(start: int) -> None:
+            os.pread(self._file.fileno(), min(BLOCK, size - start), start)
+
+        with ThreadPoolExecutor(READERS) as pool:
+            list(pool.map(read, range(0, size, BLOCK)))
+        self._warm[: size // self._stride] = self._sound[: size // self._stride]
+
+    def lock(self, rows: int) -> None:
+        """Keeps the first rows in memory, whatever else needs it."""
+        rows = min(rows, len(self))
+        self.preload(rows)
+        size = rows * self._stride
+        if _libc.mlock(ctypes.c_void_p(self.typed.data_ptr()), ctypes.c_size_t(size)):
+            limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+            raise InvalidInput(
+                f"locking {rows:,} rows of {self._path} in memory takes {size / 1e6:,.0f} MB and was refused "
+                f"({os.strerror(ctypes.get_errno())}; the limit is {limit / 1e6:,.0f} MB): raise it (ulimit -l, docker run "
+                "--ulimit memlock=-1), lower plot_hot, or use plot_preload"
+            )
+        self._locked = rows
+
+    def broken(self) -> Iterator[int]:
+        """Every row that does not match its checksum, in a file of the promised size."""
+        for row in range(len(self)):
+            if self._checksum(row) != self._checksums[row]:
+                yield row
+
+    def _read_ahead(self, rows: np.ndarray) -> None:
+        descriptor, stride = self._file.fileno(), self._stride
+        for start in (rows * stride).tolist():
+            os.posix_fadvise(descriptor, start, stride, os.POSIX_FADV_WILLNEED)
+
+    def _checksum(self, row: int) -> int:
+        return zlib.crc32(self._bytes[row * self._stride : (row + 1) * self._stride])
+
+
+def _disk_faults() -> int:
+    """How often this process had to wait for a page from the disk."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt

@@ -1,0 +1,109 @@
+"""How a table stores its vectors: 16 bits a number, or 8 with a scale and an offset a vector; and how they are summed.
+
+Stored rows are what the network's knowledge is: whoever reads them, engine or reference, reads the same numbers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hplm.errors import InvalidInput
+
+SCALE_AND_OFFSET = 8  # bytes: two fp32 behind the 8-bit numbers of a vector
+
+
+class Coding(ABC):
+    name: str
+
+    @abstractmethod
+    def width(self, hidden: int) -> int:
+        """Bytes of a vector."""
+
+    @abstractmethod
+    def encode(self, vectors: Tensor) -> Tensor:
+        """fp32 ... x hidden -> uint8 vectors x width."""
+
+    @abstractmethod
+    def typed(self, stored: Tensor) -> Tensor:
+        """uint8 vectors x width as what it holds, without a copy."""
+
+    @abstractmethod
+    def decode(self, typed: Tensor) -> Tensor:
+        """fp32 vectors x hidden."""
+
+    @abstractmethod
+    def bags(self, typed: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+        """The sum of the vectors that each row of `index` names, in `dtype`: one call, on whatever device they are."""
+
+
+class SixteenBit(Coding):
+    def __init__(self, name: str, dtype: torch.dtype) -> None:
+        self.name = name
+        self._dtype = dtype
+
+    def width(self, hidden: int) -> int:
+        return 2 * hidden
+
+    def encode(self, vectors: Tensor) -> Tensor:
+        return vectors.reshape(-1, vectors.shape[-1]).to(self._dtype).contiguous().view(torch.uint8)
+
+    def typed(self, stored: Tensor) -> Tensor:
+        return stored.view(self._dtype)
+
+    def decode(self, typed: Tensor) -> Tensor:
+        return typed.float()
+
+    def bags(self, typed: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+        """Where the answer is to be exact (fp32), rows are summed in fp32; a 16-bit engine takes the fused 16-bit sum."""
+        if dtype == torch.float32:
+            return F.embedding(index, typed).sum(1, dtype=dtype)
+        return F.embedding_bag(index, typed, mode="sum").to(dtype)
+
+
+class EightBit(Coding):
+    """Each vector between its own least and greatest number, in 255 steps."""
+
+    name = "int8"
+
+    def width(self, hidden: int) -> int:
+        return hidden + SCALE_AND_OFFSET
+
+    def encode(self, vectors: Tensor) -> Tensor:
+        return torch.ops.quantized.embedding_bag_byte_prepack(vectors.reshape(-1, vectors.shape[-1]).float().contiguous())
+
+    def typed(self, stored: Tensor) -> Tensor:
+        return stored
+
+    def decode(self, typed: Tensor) -> Tensor:
+        numbers, tail = typed[:, :-SCALE_AND_OFFSET], typed[:, -SCALE_AND_OFFSET:]
+        scale_and_offset = tail.contiguous().view(torch.float32)
+        return numbers.float() * scale_and_offset[:, :1] + scale_and_offset[:, 1:]
+
+    def bags(self, typed: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+        if typed.device.type == "cpu":
+            bag = torch.ops.quantized.embedding_bag_byte_rowwise_offsets
+            return bag(typed, index, None, False, 0, False, None, None, False).to(dtype)
+        return self.decode(typed.index_select(0, index.flatten())).view(*index.shape, -1).sum(1).to(dtype)
+
+
+CODINGS: dict[str, Coding] = {
+    coding.name: coding for coding in (SixteenBit("fp16", torch.float16), SixteenBit("bf16", torch.bfloat16), EightBit())
+}
+LEAST_COSINE = 0.999  # between a vector and what is stored of it
+
+
+def coding(name: str) -> Coding:
+    if name not in CODINGS:
+        raise InvalidInput(f"table dtype {name!r} is not known: choose {', '.join(CODINGS)}")
+    return CODINGS[name]
+
+
+def closeness(vectors: Tensor, decoded: Tensor) -> float:
+    """The least cosine between vectors and what is stored of them; zeros stay zeros and count as equal."""
+    cosines = F.cosine_similarity(vectors.float(), decoded, dim=-1)
+    both_zero = (vectors == 0).all(-1) & (decoded == 0).all(-1)
+    return float(torch.where(both_zero, 1.0, cosines).min()) if len(cosines) else 1.0

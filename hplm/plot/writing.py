@@ -1,0 +1,186 @@
+"""Writing a table: row by row in batches, so that a cut loses a batch at most and what it resumes to is the same bytes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import zlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from hplm.errors import Broken, HplmError, InvalidInput
+from hplm.plot.index import write_index
+from hplm.plot.table import Table, TableMeta, TableSpec, files
+from hplm.plot.values import LEAST_COSINE, closeness
+
+BATCH = 4096
+CLOSENESS = "closeness"  # while a table is written: the least cosine of each batch
+
+ValuesOf = Callable[[np.ndarray], Tensor]  # windows x n of id + 1 -> windows x vectors x hidden, fp32, on the CPU
+
+
+class NoSpace(HplmError):
+    """The disk is full: what was there before is untouched, and what is written so far is kept."""
+
+
+def write_table(
+    folder: Path,
+    spec: TableSpec,
+    keys: np.ndarray,
+    values_of: ValuesOf,
+    batch: int = BATCH,
+    progress: Callable[[int], None] = lambda rows: None,
+    known: Table | None = None,
+    resume: bool = False,
+) -> Table:
+    """Writes `keys` (distinct, in order of their rows; may be mapped and larger than memory) and their values.
+
+    Rows of keys that `known` has are its own, byte for byte. With `resume`, goes on with what an earlier call with the same
+    arguments left behind.
+    """
+    if known is not None and (known.meta.window, known.meta.vocabulary, known.meta.hidden, known.meta.dtype) != (
+        spec.window,
+        spec.vocabulary,
+        spec.hidden,
+        spec.dtype,
+    ):
+        raise ValueError(f"{known.folder} stores other rows than {folder} is to")
+    work = folder.with_name(folder.name + ".writing")
+    if not resume:
+        shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True, exist_ok=True)
+    try:
+        if not (work / "meta.json").exists():
+            _write_parts(work, spec, keys, Encoder(spec, values_of, known), batch, progress)
+        for name in files():
+            with open(work / name, "rb") as written:
+                os.fsync(written.fileno())
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        needed = (len(keys) + 1) * spec.row_bytes / 1e9
+        raise NoSpace(
+            f"no space left while writing {work}: the values take {needed:,.2f} GB. Make room and give the same command again: "
+            "it goes on from here; no finished table was touched"
+        ) from None
+    (work / CLOSENESS).unlink(missing_ok=True)
+    work.rename(folder)
+    return Table(folder)
+
+
+def _write_parts(
+    work: Path, spec: TableSpec, keys: np.ndarray, encoder: Encoder, batch: int, progress: Callable[[int], None]
+) -> None:
+    """Values, then the index, then `meta.json`, which says that the rest is there."""
+    _write_values(work, spec, keys, encoder, batch, progress)
+    index = write_index(work, keys)
+    least = float(np.fromfile(work / CLOSENESS, dtype="<f4").min()) if len(keys) else 1.0
+    meta = TableMeta(**asdict(spec), keys=len(keys), least_cosine=round(least, 6), index=index)
+    meta.save(work / "meta.json.new")
+    (work / "meta.json.new").rename(work / "meta.json")
+
+
+def _write_values(
+    work: Path, spec: TableSpec, keys: np.ndarray, encoder: Encoder, batch: int, progress: Callable[[int], None]
+) -> None:
+    """One batch is computed while the one before it is written."""
+    with _Drafts(work, spec, batch) as drafts, ThreadPoolExecutor(1) as writer:
+        written: Future | None = None
+        progress(min(drafts.batches * batch, len(keys)))
+        for start in range(drafts.batches * batch, len(keys), batch):
+            rows, close = encoder(np.asarray(keys[start : start + batch]))
+            if written is not None:
+                written.result()
+            written = writer.submit(drafts.append, rows, close)
+            progress(len(rows))
+        if written is not None:
+            written.result()
+
+
+class Encoder:
+    """From keys to rows as they are stored, and the least cosine that storing left."""
+
+    def __init__(self, spec: TableSpec, values_of: ValuesOf, known: Table | None) -> None:
+        self._spec = spec
+        self._values_of = values_of
+        self._known = known
+
+    def __call__(self, keys: np.ndarray) -> tuple[np.ndarray, float]:
+        if self._known is None:
+            return self._computed(keys)
+        found = self._known.find(keys)
+        old = found[found > 0]
+        if len(broken := self._known.rows.touch(old)):
+            raise Broken(f"row {broken[0]} of {self._known.folder} does not match its checksum: build that table again")
+        rows = np.empty((len(keys), self._spec.row_bytes), dtype=np.uint8)
+        rows[found > 0] = self._known.rows.raw(old)
+        close = self._known.meta.least_cosine
+        if len(old) < len(keys):
+            rows[found == 0], new_close = self._computed(keys[found == 0])
+            close = min(close, new_close)
+        return rows, close
+
+    def _computed(self, keys: np.ndarray) -> tuple[np.ndarray, float]:
+        spec = self._spec
+        vectors = self._values_of(spec.space.unpack(keys))
+        stored = spec.coding.encode(vectors)
+        close = closeness(vectors, spec.coding.decode(spec.coding.typed(stored)).view_as(vectors))
+        if not close >= LEAST_COSINE:  # nor is it where some number is none, or too large
+            raise InvalidInput(
+                f"{spec.dtype} keeps only a cosine of {close:.5f} of some vector of domain {spec.domain!r}, {LEAST_COSINE} is "
+                "wanted: use --dtype fp16 or bf16; if that fails too, the lower stack is not sound: adapt it anew"
+            )
+        return stored.view(len(keys), spec.row_bytes).numpy(), close
+
+
+class _Drafts:
+    """The growing files: `values` and `checksums` with an entry a row, the null row first, CLOSENESS with one a batch."""
+
+    def __init__(self, work: Path, spec: TableSpec, batch: int) -> None:
+        self._files = {name: open(work / name, "a+b") for name in ("values", "checksums", CLOSENESS)}  # noqa: SIM115
+        self.batches = self._sound_batches(work, spec.row_bytes, batch)
+        rows = 1 + self.batches * batch if self.batches else 0
+        for name, size in (("values", rows * spec.row_bytes), ("checksums", rows * 4), (CLOSENESS, self.batches * 4)):
+            self._files[name].truncate(size)
+        if not rows:
+            self._add_rows(np.zeros((1, spec.row_bytes), dtype=np.uint8))
+
+    def __enter__(self) -> _Drafts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def append(self, rows: np.ndarray, close: float) -> None:
+        self._add_rows(rows)
+        self._add(CLOSENESS, np.float32(close).tobytes())
+
+    def _add_rows(self, rows: np.ndarray) -> None:
+        self._add("values", rows.data)
+        self._add("checksums", np.array([zlib.crc32(row) for row in rows], dtype="<u4").data)
+
+    def _add(self, name: str, content: bytes | memoryview) -> None:
+        self._files[name].write(content)
+        self._files[name].flush()
+
+    def _sound_batches(self, work: Path, row_bytes: int, batch: int) -> int:
+        """How many whole batches are there from the start, and as they were written."""
+        sizes = {name: os.fstat(file.fileno()).st_size for name, file in self._files.items()}
+        whole = min(sizes["values"] // row_bytes, sizes["checksums"] // 4) - 1
+        most = min(max(0, whole) // batch, sizes[CLOSENESS] // 4)
+        checksums = np.fromfile(work / "checksums", dtype="<u4")
+        with open(work / "values", "rb") as values:
+            values.seek(row_bytes)
+            for number in range(most):
+                rows = np.frombuffer(values.read(batch * row_bytes), dtype=np.uint8).reshape(batch, row_bytes)
+                first = 1 + number * batch
+                if [zlib.crc32(row) for row in rows] != checksums[first : first + batch].tolist():
+                    return number
+        return most
