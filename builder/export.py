@@ -5,24 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from builder.model_configs import ServingOptions, write_configs
+from builder.records import Records
 from builder.store import Store, TenantFile, written_folder
-from hplm.adapters.bank import Layout, Record, write_bank
 from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
-from hplm.plot.forest import Branch
+from hplm.plot.forest import Branch, place
 from hplm.tenants.snapshot import Snapshot, Tenant
-
-HEAD_SIZES = (16, 64, 256, 1024, 4096)  # few sizes, so that heads of different tenants batch
 
 
 @dataclass(frozen=True)
@@ -49,15 +43,27 @@ def export(store: Store, repository: Path, options: ServingOptions, replace: boo
     with _replaced_folder(version_folder) as folder:
         store.config.save(folder / Backbone.CONFIG)
         for file in (Backbone.TOKENIZER, Backbone.UPPER):
-            _copy(store.folder / file, folder / file)
-        branches = store.branches()
+            copy_file(store.folder / file, folder / file)
+        branches = place(store.table(*branch) for branch in _needed(store, tenants))
         for branch in branches:
             for file in sorted((store.folder / "plot" / branch.folder).iterdir()):
-                _copy(file, folder / Backbone.TABLES / branch.folder / file.name)
+                copy_file(file, folder / Backbone.TABLES / branch.folder / file.name)
         exported = _write_banks(store, tenants, folder / Backbone.BANKS)
         Snapshot(0, branches, exported, _digest(branches, exported)).save(folder / Backbone.TENANTS)
     write_configs(repository, store.config, options)
     return Exported(name, len(tenants), len(branches), repository / name)
+
+
+def _needed(store: Store, tenants: list[TenantFile]) -> list[tuple[str, int]]:
+    """Tables that tenants are pinned to, the newest of each domain, and what they fall back to; the root first."""
+    needed = {(tenant.domain, tenant.domain_version) for tenant in tenants}
+    needed |= {(domain, store.latest(domain)) for domain, _ in store.domains()}
+    for step in list(needed):
+        while step[0] is not None:
+            needed.add(step)
+            meta = store.table(*step).meta
+            step = (meta.parent, meta.parent_version)
+    return [branch for branch in store.domains() if branch in needed]
 
 
 def _refuse_loss(version_folder: Path, tenants: list[TenantFile]) -> None:
@@ -86,57 +92,12 @@ def _replaced_folder(folder: Path) -> Iterator[Path]:
 
 
 def _write_banks(store: Store, tenants: list[TenantFile], folder: Path) -> list[Tenant]:
-    """Records of one layout go to one bank, in order of tenant id; uids number the tenants from 1."""
+    """In order of tenant id; uids number the tenants from 1."""
     folder.mkdir()
-    records: dict[Layout, list[tuple[int, int, Tensor]]] = defaultdict(list)
-    config = store.config
-
-    def add(layout: Layout, uid: int, version: int, layers: list[dict[str, Tensor]]) -> Record:
-        records[layout].append((uid, version, layout.pack(layers)))
-        return Record(layout.file_name, len(records[layout]) - 1, uid, version)
-
-    exported = []
-    for uid, tenant in enumerate(tenants, start=1):
-        adapter, head = store.tenant_weights(tenant)
-        adapter_record = None
-        if adapter is not None:
-            layout = Layout("bottleneck", tenant.rank, config.hidden, config.upper_layers)
-            adapter_record = add(layout, uid, tenant.version, adapter)
-        size = _head_size(tenant)
-        layout = Layout("head", size, config.hidden, 1)
-        head_record = add(layout, uid, tenant.version, [_grown(head, size)])
-        exported.append(
-            Tenant(
-                id=tenant.id,
-                uid=uid,
-                version=tenant.version,
-                domain=tenant.domain,
-                domain_version=tenant.domain_version,
-                task=tenant.task,
-                labels=tuple(tenant.labels),
-                head=head_record,
-                adapter=adapter_record,
-            )
-        )
-    for layout, entries in records.items():
-        write_bank(folder / layout.file_name, layout, entries)
+    records = Records(store)
+    exported = [records.add(tenant, uid) for uid, tenant in enumerate(tenants, start=1)]
+    records.write(folder)
     return exported
-
-
-def _head_size(tenant: TenantFile) -> int:
-    for size in HEAD_SIZES:
-        if len(tenant.labels) <= size:
-            return size
-    raise InvalidInput(f"tenant {tenant.id!r} has {len(tenant.labels)} labels; heads go up to {HEAD_SIZES[-1]}")
-
-
-def _grown(head: dict[str, Tensor], size: int) -> dict[str, Tensor]:
-    """Rows beyond the tenant's labels are zero and never read."""
-    weight = torch.zeros(size, head["weight"].shape[1])
-    bias = torch.zeros(size)
-    weight[: len(head["weight"])] = head["weight"]
-    bias[: len(head["bias"])] = head["bias"]
-    return {"weight": weight, "bias": bias}
 
 
 def _digest(branches: list[Branch], tenants: list[Tenant]) -> str:
@@ -144,7 +105,7 @@ def _digest(branches: list[Branch], tenants: list[Tenant]) -> str:
     return hashlib.sha256(repr((branches, tenants)).encode()).hexdigest()[:16]
 
 
-def _copy(source: Path, target: Path) -> None:
+def copy_file(source: Path, target: Path) -> None:
     """A hard link where the file system allows: nothing that is exported is ever written in place."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -72,30 +72,36 @@ def random_store(
     lower, upper = random_backbone(config, seed)
     store = Store.create(folder, "random weights", config, tokenizer_json(config.vocabulary), lower, upper)
     for number, domain in enumerate(["root", *domains]):
-        _random_table(store, domain, ("root", 1) if number else None, corpus_tokens, seed + number)
+        random_table(store, domain, 1, ("root", 1) if number else None, corpus_tokens, seed + number)
+    for number, tenant in enumerate(tenants):
+        random_tenant(store, tenant, spread, seed + number)
+    return store
+
+
+def random_tenant(store: Store, tenant: TenantFile, spread: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
+    hidden = store.config.hidden
 
     def normal(shape: tuple[int, ...]) -> torch.Tensor:
         return torch.randn(shape, generator=generator) * spread
 
-    for tenant in tenants:
-        shapes = {
-            "down": (tenant.rank, config.hidden),
-            "down_bias": (tenant.rank,),
-            "up": (config.hidden, tenant.rank),
-            "up_bias": (config.hidden,),
-        }
-
-        adapter = [{name: normal(shape) for name, shape in shapes.items()} for _ in range(config.upper_layers)]
-        head = {"weight": normal((len(tenant.labels), config.hidden)), "bias": normal((len(tenant.labels),))}
-        store.save_tenant(tenant, adapter if tenant.rank else None, head, {})
-    return store
+    shapes = {
+        "down": (tenant.rank, hidden),
+        "down_bias": (tenant.rank,),
+        "up": (hidden, tenant.rank),
+        "up_bias": (hidden,),
+    }
+    adapter = [{name: normal(shape) for name, shape in shapes.items()} for _ in range(store.config.upper_layers)]
+    head = {"weight": normal((len(tenant.labels), hidden)), "bias": normal((len(tenant.labels),))}
+    store.save_tenant(tenant, adapter if tenant.rank else None, head, {})
 
 
-def _random_table(store: Store, domain: str, parent: tuple[str, int] | None, corpus_tokens: int, seed: int) -> None:
-    spec = store.table_spec(domain, 1, parent, "fp16", corpus_tokens)
+def random_table(
+    store: Store, domain: str, version: int, parent: tuple[str, int] | None, corpus_tokens: int, seed: int
+) -> None:
+    spec = store.table_spec(domain, version, parent, "fp16", corpus_tokens)
     keys = ranked_keys(random_documents(store.config, corpus_tokens, 64, seed), spec.space, with_unigrams=parent is None)
-    write_table(store.table_folder(domain, 1), spec, keys, random_values(spec, seed))
+    write_table(store.table_folder(domain, version), spec, keys, random_values(spec, seed))
 
 
 def ranked_keys(documents: Sequence[np.ndarray], space: KeySpace, with_unigrams: bool) -> np.ndarray:

@@ -23,7 +23,7 @@ from hplm.model.stacks import UpperStack
 from hplm.model.tokenizer import Tokenizer
 from hplm.plot.forest import Forest
 from hplm.plot.table import Table
-from hplm.tenants.snapshot import Snapshot
+from hplm.tenants.snapshot import LIVE, Snapshot
 from hplm.tenants.state import State
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,6 @@ class Backbone:
     TENANTS = "tenants.json"
     TABLES = "plot"
     BANKS = "adapters"
-    LIVE = "state/"  # how records name banks that lie in the state
 
     def __init__(
         self, folder: Path, state: Path | None = None, prepare: Callable[[Table], None] = lambda table: None
@@ -90,10 +89,10 @@ class Backbone:
         return upper
 
     def bank(self, name: str) -> Bank:
-        if name.startswith(self.LIVE):
+        if name.startswith(LIVE):
             if self.state is None:
                 raise Broken(f"bank {name} lies in a live state, and none was given: start with --state")
-            return Bank(self.state.banks / name.removeprefix(self.LIVE))
+            return Bank(self.state.banks / name.removeprefix(LIVE))
         return Bank(self.folder / self.BANKS / name)
 
     def _newest(self) -> Snapshot:

@@ -17,6 +17,7 @@ from hplm.plot.forest import Branch
 
 FORMAT = 2
 TASKS = ("classify", "tag")
+LIVE = "state/"  # begins the names of banks that lie in the live state
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,9 @@ class Tenant:
     head: Record
     adapter: Record | None
     deadline_us: int = 0  # 0: the backbone's default
+
+    def records(self) -> list[Record]:
+        return [record for record in (self.head, self.adapter) if record is not None]
 
 
 class Snapshot:
@@ -58,8 +62,7 @@ class Snapshot:
 
     def banks(self) -> list[str]:
         """File names of all banks that some tenant has a record in."""
-        records = [r for tenant in self.tenants for r in (tenant.head, tenant.adapter) if r is not None]
-        return sorted({record.bank for record in records})
+        return sorted({record.bank for tenant in self.tenants for record in tenant.records()})
 
     def save(self, path: Path) -> None:
         stored = {
@@ -89,10 +92,10 @@ class Snapshot:
                 f"{path} has format {stored.get('format')!r}, this version of hplm reads {FORMAT}: "
                 "export the repository again"
             )
-        tenants = [_tenant(entry) for entry in stored["tenants"]]
+        tenants = [read_tenant(entry) for entry in stored["tenants"]]
         return cls(stored["generation"], [Branch(**entry) for entry in stored["tables"]], tenants, stored["export"])
 
 
-def _tenant(entry: dict) -> Tenant:
+def read_tenant(entry: dict) -> Tenant:
     adapter = Record(**entry["adapter"]) if entry["adapter"] is not None else None
     return Tenant(**{**entry, "labels": tuple(entry["labels"]), "head": Record(**entry["head"]), "adapter": adapter})

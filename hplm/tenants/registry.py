@@ -1,0 +1,196 @@
+"""Managers' side of a live state: one change at a time, each a new generation, whole or not at all.
+
+A change is written in this order: what it adds (tables, banks), the snapshot, the registry, CURRENT. Cut before the registry
+has it, it never was; cut after, the next manager publishes it. Readers never open the registry, so a locked or broken one
+delays managers and no request.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+
+from hplm.errors import Broken, HplmError
+from hplm.plot.forest import Branch
+from hplm.tenants.snapshot import LIVE, Snapshot, Tenant, read_tenant
+from hplm.tenants.state import State
+
+KEPT_SNAPSHOTS = 16
+PATIENCE = 60.0  # seconds a manager waits for another one
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS audit (generation INTEGER PRIMARY KEY, at TEXT, who TEXT, action TEXT, details TEXT);
+CREATE TABLE IF NOT EXISTS before (tenant TEXT PRIMARY KEY, entry TEXT NOT NULL);
+"""
+
+
+class Busy(HplmError):
+    """Another manager is at work on the same state."""
+
+
+@dataclass
+class Change:
+    """What will exist: a manager edits it, and it becomes the next generation."""
+
+    generation: int
+    tenants: dict[str, Tenant]
+    branches: list[Branch]
+    next_address: int
+    before: dict[str, Tenant]  # of each tenant the version that it can go back to
+    details: dict = field(default_factory=dict)  # for the audit log
+
+    def put(self, tenant: Tenant) -> None:
+        """A new tenant, or its next version; the one before stays known."""
+        if tenant.id in self.tenants:
+            self.before[tenant.id] = self.tenants[tenant.id]
+        self.tenants[tenant.id] = tenant
+
+    def roll_back(self, tenant_id: str) -> Tenant:
+        """Its version before takes over again."""
+        self.tenants[tenant_id] = self.before.pop(tenant_id)
+        return self.tenants[tenant_id]
+
+    def place(self, domain: str, version: int, size: int) -> Branch:
+        """Addresses are never given twice: a ticket on its way may still speak of a table that is gone."""
+        branch = Branch(domain, version, self.next_address)
+        self.branches.append(branch)
+        self.next_address += size
+        return branch
+
+
+class Registry:
+    def __init__(self, state: State, exported: Snapshot, first_free_address: int) -> None:
+        self.state = state
+        self._exported = exported
+        self._first_free_address = first_free_address
+
+    @contextmanager
+    def change(self, action: str) -> Iterator[Change]:
+        """What is done to the change within the block is published when it ends, and nothing if it raises."""
+        with self._opened() as database:
+            snapshot = self._newest(database)
+            change = self._begin(database, snapshot)
+            yield change
+            self._write(database, action, change)
+        with self._opened() as database:
+            self._sweep(self._newest(database), database)
+
+    def current(self) -> Snapshot:
+        """What is published; finishes a change that was cut after it had been decided."""
+        with self._opened() as database:
+            return self._newest(database)
+
+    def audit(self) -> list[dict]:
+        with self._opened() as database:
+            rows = database.execute("SELECT generation, at, who, action, details FROM audit ORDER BY generation").fetchall()
+        names = ("generation", "at", "who", "action")
+        return [{**dict(zip(names, row[:4], strict=True)), **json.loads(row[4])} for row in rows]
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        """A transaction that no other manager can come between."""
+        self.state.snapshots.mkdir(parents=True, exist_ok=True)
+        database = sqlite3.connect(self.state.registry, timeout=PATIENCE, isolation_level=None)
+        try:
+            database.execute("PRAGMA synchronous = FULL")
+            database.execute("BEGIN IMMEDIATE")
+            for statement in SCHEMA.split(";"):
+                database.execute(statement)
+            yield database
+            database.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            if "locked" in str(error):
+                raise Busy(f"another manager has been changing {self.state.folder} for {PATIENCE:.0f} s: try again") from None
+            raise Broken(f"{self.state.registry} cannot be used: {error}") from error
+        except sqlite3.DatabaseError as error:
+            raise Broken(f"{self.state.registry} is broken ({error}): restore the state; what is published goes on") from error
+        finally:
+            database.close()  # without COMMIT nothing has happened
+
+    def _newest(self, database: sqlite3.Connection) -> Snapshot:
+        decided = database.execute("SELECT max(generation) FROM audit").fetchone()[0] or 0
+        published = self.state.current()
+        if published < decided:
+            self._publish(decided)
+        elif published > decided:
+            raise Broken(
+                f"{self.state.folder} serves generation {published} and its registry knows {decided}: restore the state"
+            )
+        if not decided:
+            return self._exported
+        snapshot = self.state.load(decided)
+        if snapshot.export != self._exported.export:
+            raise Broken(f"{self.state.folder} belongs to another export: name its repository, or an empty --state")
+        return snapshot
+
+    def _begin(self, database: sqlite3.Connection, snapshot: Snapshot) -> Change:
+        known = database.execute("SELECT value FROM facts WHERE name = 'next address'").fetchone()
+        before = [read_tenant(json.loads(entry)) for (entry,) in database.execute("SELECT entry FROM before")]
+        return Change(
+            generation=snapshot.generation + 1,
+            tenants={tenant.id: tenant for tenant in snapshot.tenants},
+            branches=list(snapshot.branches),
+            next_address=known[0] if known else self._first_free_address,
+            before={tenant.id: tenant for tenant in before},
+        )
+
+    def _write(self, database: sqlite3.Connection, action: str, change: Change) -> None:
+        """The snapshot first, then the registry's own rows, which the transaction makes one decision of."""
+        tenants = [change.tenants[name] for name in sorted(change.tenants)]
+        snapshot = Snapshot(change.generation, change.branches, tenants, self._exported.export)
+        snapshot.save(self.state.snapshots / str(change.generation))
+        database.execute("DELETE FROM before")
+        entries = [(tenant.id, json.dumps(asdict(tenant))) for tenant in change.before.values()]
+        database.executemany("INSERT INTO before VALUES (?, ?)", entries)
+        database.execute("INSERT OR REPLACE INTO facts VALUES ('next address', ?)", (change.next_address,))
+        at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        row = (change.generation, at, _who(), action, json.dumps(change.details))
+        database.execute("INSERT INTO audit VALUES (?, ?, ?, ?, ?)", row)
+
+    def _sweep(self, snapshot: Snapshot, database: sqlite3.Connection) -> None:
+        """Removes what no generation needs any more, or what a cut change left. Who reads it still has it open."""
+        tables = {branch.folder for branch in snapshot.branches}
+        for folder in self.state.tables.glob("*/*"):
+            if f"{folder.parent.name}/{folder.name}" not in tables:
+                shutil.rmtree(folder)
+        banks = set(snapshot.banks())
+        for (entry,) in database.execute("SELECT entry FROM before"):
+            banks.update(record.bank for record in read_tenant(json.loads(entry)).records())
+        for file in self.state.banks.glob("*"):
+            if LIVE + file.name not in banks:
+                file.unlink()
+        for file in self.state.snapshots.glob("*"):
+            if not file.name.isdecimal() or int(file.name) <= snapshot.generation - KEPT_SNAPSHOTS:
+                file.unlink()
+
+    def _publish(self, generation: int) -> None:
+        fresh = self.state.current_file.with_name("CURRENT.writing")
+        with open(fresh, "w", encoding="utf-8") as file:
+            file.write(f"{generation}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(self.state.current_file)
+        _sync(self.state.folder)
+
+
+def _who() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user need not have a name
+        return f"uid {os.getuid()}"
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

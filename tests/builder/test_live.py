@@ -1,0 +1,271 @@
+"""Domains of a live state: brought, moved to with a canary, rolled back, deleted; cut anywhere, whole or not at all."""
+
+import json
+import multiprocessing
+import sqlite3
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from builder.export import export
+from builder.live import Live
+from builder.model_configs import ServingOptions
+from builder.random_store import random_store, random_table, random_tenant, random_tenants
+from hplm.engine.backbone import Backbone
+from hplm.engine.reference import Reference
+from hplm.errors import Broken, InvalidInput, NoTenant
+from hplm.tenants.registry import Busy, Registry
+from hplm.tenants.snapshot import Snapshot
+from tests.toy import CONFIG, WORDS
+
+TEXT = " ".join(WORDS[:20])
+
+
+@pytest.fixture
+def place(tmp_path):
+    """Ten tenants of a domain, served; the store has a second version of the domain, and eight of them tuned on it."""
+    tenants = random_tenants(10, 4, 3, domains=("bio",))
+    store = random_store(tmp_path / "store", CONFIG, tenants, ("bio",), corpus_tokens=3000, spread=0.3)
+    export(store, tmp_path / "repository", ServingOptions())
+    learn(store, 2, tenants[:8])
+    return store, tmp_path / "repository", tmp_path / "state"
+
+
+def learn(store, version, tenants):
+    random_table(store, "bio", version, ("root", 1), 3000, seed=50 + version)
+    for number, tenant in enumerate(tenants):
+        random_tenant(store, replace(tenant, version=version, domain_version=version), 0.3, seed=90 + number)
+
+
+def served(repository, state):
+    return Backbone(repository / "toy/1", state)
+
+
+def versions(backbone):
+    return {tenant.id: (tenant.version, tenant.domain_version) for tenant in backbone.view.snapshot.tenants}
+
+
+def test_a_canary_goes_first_and_the_rest_follows(place):
+    store, repository, state = place
+    backbone = served(repository, state)
+    live = Live.open(repository, state)
+    first = live.update(store, "bio", share=0.25)
+    assert len(first.moved) == 2 and len(first.waiting) == 6 and first.behind == ["tenant-8", "tenant-9"]
+    assert (first.generation, first.version) == (1, 2)
+    assert backbone.view.snapshot.generation == 0
+    backbone.refresh()
+    assert {name for name, version in versions(backbone).items() if version == (2, 2)} == set(first.moved)
+    second = live.update(store, "bio", share=0.5)
+    assert len(second.moved) == 2 and not set(second.moved) & set(first.moved)
+    rest = live.update(store, "bio")
+    assert sorted(rest.moved + second.moved + first.moved) == [f"tenant-{i}" for i in range(8)]
+    with pytest.raises(InvalidInput, match=r"no tenant waits to move to it; behind are tenant-8, tenant-9"):
+        live.update(store, "bio")
+    backbone.refresh()
+    assert versions(backbone) == {f"tenant-{i}": (2, 2) if i < 8 else (1, 1) for i in range(10)}
+
+
+def test_what_is_answered_is_the_version_s_own(place):
+    store, repository, state = place
+    before = Reference.open(repository / "toy/1").forward(TEXT, "tenant-0")
+    Live.open(repository, state).update(store, "bio")
+    export(store, repository.with_name("fresh"), ServingOptions())
+    fresh = Reference.open(repository.with_name("fresh") / "toy/1").forward(TEXT, "tenant-0")
+    after = Reference.open(repository / "toy/1", state).forward(TEXT, "tenant-0")
+    assert (after == fresh).all() and (after != before).any()
+    stayed = [Reference.open(repository / "toy/1", place).forward(TEXT, "tenant-9") for place in (None, state)]
+    assert (stayed[0] == stayed[1]).all()
+    Live.open(repository, state).roll_back("bio")
+    assert (Reference.open(repository / "toy/1", state).forward(TEXT, "tenant-0") == before).all()
+
+
+def test_rolling_back_takes_those_back_that_had_moved(place):
+    store, repository, state = place
+    live = Live.open(repository, state)
+    moved = live.update(store, "bio", share=0.5).moved
+    back = live.roll_back("bio")
+    assert back.moved == moved and back.version == 1
+    assert set(versions(served(repository, state)).values()) == {(1, 1)}
+    with pytest.raises(InvalidInput, match="no tenant of domain 'bio' has a version to go back to"):
+        live.roll_back("bio")
+    assert live.update(store, "bio").moved == [f"tenant-{i}" for i in range(8)]
+
+
+def test_tables_and_banks_go_when_nobody_stands_on_them(place):
+    store, repository, state = place
+    live = Live.open(repository, state)
+    live.update(store, "bio")
+    for version, tenants in ((3, store.tenants()), (4, store.tenants())):
+        learn(store, version, tenants)
+        removed = live.update(store, "bio").removed
+        assert removed == ([] if version == 3 else ["bio/1", "bio/2"])  # a rollback from 3 may still need 2 and 1
+    assert sorted(path.name for path in live.state.tables.glob("bio/*")) == ["3", "4"]
+    assert {file.name.split("-")[0] for file in live.state.banks.iterdir()} == {"g2", "g3"}
+    backbone = served(repository, state)
+    assert not backbone.view.forest.failures()
+    assert (repository / "toy/1/plot/bio/1").is_dir()  # what was exported is never touched
+
+
+def test_addresses_are_never_given_twice(place):
+    store, repository, state = place
+    live = Live.open(repository, state)
+    bases = {}
+    for version in (2, 3, 4, 5):
+        if version > 2:
+            learn(store, version, store.tenants())
+        live.update(store, "bio")
+        for branch in served(repository, state).view.snapshot.branches:
+            assert bases.setdefault((branch.domain, branch.version), branch.base) == branch.base
+    spans = sorted((base, base + store.table(*branch).size) for branch, base in bases.items())
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+
+
+def test_requests_in_flight_keep_their_view(place):
+    store, repository, state = place
+    backbone = served(repository, state)
+    live = Live.open(repository, state)
+    held = backbone.view
+    old = held.forest.chain("bio", 1).links[0][0]
+    for version in (2, 3, 4):
+        if version > 2:
+            learn(store, version, store.tenants())
+        live.update(store, "bio")
+        backbone.refresh()
+    assert "bio/1" not in {branch.folder for branch in backbone.view.snapshot.branches}
+    assert backbone.view.forest.chain("bio", 1).links[0][0] is old
+    assert backbone.at(0) is held and backbone.at(3) is backbone.view
+
+
+def test_a_domain_is_added_with_its_ancestors_and_deleted_when_nobody_uses_it(place):
+    store, repository, state = place
+    random_table(store, "law", 1, ("bio", 2), 2000, seed=7)
+    live = Live.open(repository, state)
+    live.add(store, "law")
+    backbone = served(repository, state)
+    assert [table.meta.domain for table, _ in backbone.view.forest.chain("law", 1).links] == ["law", "bio", "root"]
+    with pytest.raises(InvalidInput, match="served already"):
+        live.add(store, "law")
+    with pytest.raises(InvalidInput, match=r"in use by domain law version 1, tenant tenant-0, .* and 6 more"):
+        live.delete("bio")
+    with pytest.raises(InvalidInput, match="root: it cannot be deleted"):
+        live.delete("root")
+    live.delete("law")
+    assert not (live.state.tables / "law").is_dir() or not list((live.state.tables / "law").iterdir())
+    with pytest.raises(InvalidInput, match=r"'law' is not served here: known are bio, root"):
+        live.delete("law")
+
+
+def test_another_store_and_another_export_are_refused(place, tmp_path):
+    store, repository, state = place
+    other = random_store(tmp_path / "other", CONFIG, random_tenants(2, 4, 3), ("bio",), corpus_tokens=500, seed=9)
+    with pytest.raises(InvalidInput, match="exported from another store"):
+        Live.open(repository, state).update(other, "bio")
+    Live.open(repository, state).update(store, "bio")
+    export(store, repository, ServingOptions())
+    with pytest.raises(Broken, match="belongs to another export"):
+        served(repository, state)
+    with pytest.raises(Broken, match="belongs to another export"):
+        Live.open(repository, state).update(store, "bio")
+
+
+def test_every_change_is_in_the_audit_log(place):
+    store, repository, state = place
+    live = Live.open(repository, state)
+    live.update(store, "bio", share=0.25)
+    live.roll_back("bio")
+    log = live.registry.audit()
+    assert [(entry["generation"], entry["action"], entry["version"]) for entry in log] == [
+        (1, "domain update", 2),
+        (2, "domain rollback", 1),
+    ]
+    assert log[0]["who"] and log[0]["at"] and log[0]["moved"] == log[1]["moved"]
+
+
+@pytest.mark.parametrize("moment", ["_bring", "_move", "_write", "save", "_publish", "_sweep"])
+def test_a_change_that_is_cut_is_whole_or_never_was(place, monkeypatch, moment):
+    store, repository, state = place
+    live = Live.open(repository, state)
+    owner = {"_bring": Live, "_move": Live, "save": Snapshot}.get(moment, Registry)
+
+    class Cut(BaseException):
+        pass
+
+    def cut(*_):
+        raise Cut
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, moment, cut)
+        with pytest.raises(Cut):
+            live.update(store, "bio")
+    decided = moment in ("_publish", "_sweep")
+    assert live.registry.current().generation == int(decided)
+    backbone = served(repository, state)
+    assert backbone.view.snapshot.generation == int(decided) and not backbone.view.forest.failures()
+    if not decided:
+        live.update(store, "bio")
+    assert versions(served(repository, state))["tenant-0"] == (2, 2)
+    live.roll_back("bio")  # whatever the cut left is swept with the next change
+    known = {branch.folder for branch in served(repository, state).view.snapshot.branches}
+    assert {f"{path.parent.name}/{path.name}" for path in live.state.tables.glob("*/*")} <= known
+
+
+def _manager(store_folder, repository, state, names):
+    from builder.store import Store
+
+    live = Live.open(repository, state)
+    for name in names:
+        live.add(Store(store_folder), name)
+
+
+def test_two_managers_at_once_lose_nothing(place):
+    store, repository, state = place
+    names = [f"d{i}" for i in range(8)]
+    for name in names:
+        random_table(store, name, 1, ("root", 1), 300, seed=3)
+    context = multiprocessing.get_context("fork")
+    managers = [
+        context.Process(target=_manager, args=(store.folder, repository, state, names[half::2])) for half in range(2)
+    ]
+    for manager in managers:
+        manager.start()
+    for manager in managers:
+        manager.join(60)
+        assert manager.exitcode == 0
+    snapshot = served(repository, state).view.snapshot
+    assert snapshot.generation == 8 and {branch.domain for branch in snapshot.branches} == {"root", "bio", *names}
+
+
+def test_a_locked_registry_delays_managers_and_no_reader(place, monkeypatch):
+    store, repository, state = place
+    live = Live.open(repository, state)
+    live.update(store, "bio", share=0.5)
+    monkeypatch.setattr("hplm.tenants.registry.PATIENCE", 0.1)
+    other = sqlite3.connect(live.state.registry, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(Busy, match="another manager"):
+        live.update(store, "bio")
+    assert served(repository, state).view.snapshot.generation == 1
+    other.execute("ROLLBACK")
+    live.state.registry.write_bytes(b"not a database at all" * 100)
+    with pytest.raises(Broken, match=r"registry\.sqlite is broken"):
+        live.update(store, "bio")
+    assert served(repository, state).view.snapshot.generation == 1
+
+
+def test_a_state_that_cannot_be_read_is_named(place):
+    store, repository, state = place
+    live = Live.open(repository, state)
+    live.update(store, "bio")
+    backbone = served(repository, state)
+    live.state.current_file.write_text("seven")
+    with pytest.raises(Broken, match="CURRENT does not hold"):
+        backbone.refresh()
+    assert backbone.view.snapshot.generation == 1  # what is served goes on
+    live.state.current_file.write_text("1")
+    snapshot = live.state.snapshots / "1"
+    snapshot.write_text(json.dumps({**json.loads(snapshot.read_text()), "format": 99}))
+    with pytest.raises(InvalidInput, match="format 99"):
+        served(repository, state)
+    with pytest.raises(NoTenant):
+        backbone.view.snapshot.find("nobody")
