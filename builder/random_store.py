@@ -67,12 +67,13 @@ def random_store(
     corpus_tokens: int = 20_000,
     spread: float = 0.02,
     seed: int = 0,
+    dtype: str = "fp16",
 ) -> Store:
     """Root and `domains` (its children) with the keys of Zipf corpora; every tenant gets an adapter and a head of its own."""
     lower, upper = random_backbone(config, seed)
     store = Store.create(folder, "random weights", config, tokenizer_json(config.vocabulary), lower, upper)
     for number, domain in enumerate(["root", *domains]):
-        random_table(store, domain, 1, ("root", 1) if number else None, corpus_tokens, seed + number)
+        random_table(store, domain, 1, ("root", 1) if number else None, corpus_tokens, seed + number, dtype)
     for number, tenant in enumerate(tenants):
         random_tenant(store, tenant, spread, seed + number)
     return store
@@ -97,9 +98,15 @@ def random_tenant(store: Store, tenant: TenantFile, spread: float, seed: int) ->
 
 
 def random_table(
-    store: Store, domain: str, version: int, parent: tuple[str, int] | None, corpus_tokens: int, seed: int
+    store: Store,
+    domain: str,
+    version: int,
+    parent: tuple[str, int] | None,
+    corpus_tokens: int,
+    seed: int,
+    dtype: str = "fp16",
 ) -> None:
-    spec = store.table_spec(domain, version, parent, "fp16", corpus_tokens)
+    spec = store.table_spec(domain, version, parent, dtype, corpus_tokens)
     keys = ranked_keys(random_documents(store.config, corpus_tokens, 64, seed), spec.space, with_unigrams=parent is None)
     write_table(store.table_folder(domain, version), spec, keys, random_values(spec, seed))
 

@@ -34,10 +34,10 @@ class Toy:
         return self.repository / "toy" / "1"
 
 
-def make_toy(folder: Path, options: ServingOptions | None = None) -> Toy:
+def make_toy(folder: Path, config: BackboneConfig = CONFIG, dtype: str = "fp16") -> Toy:
     # Weights far larger than BERT's: neighbours, slots or tables mixed up must show in the answers.
-    store = random_store(folder / "store", CONFIG, TENANTS, DOMAINS, spread=0.3)
-    export(store, folder / "repository", options or ServingOptions(dtype="fp32", slots=4, batch_tokens=256))
+    store = random_store(folder / "store", config, TENANTS, DOMAINS, spread=0.3, dtype=dtype)
+    export(store, folder / "repository", ServingOptions(dtype="fp32", slots=4, batch_tokens=256))
     return Toy(store, folder / "repository")
 
 

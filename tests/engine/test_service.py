@@ -5,19 +5,23 @@ import shutil
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from builder.random_store import SPECIAL
 from hplm.engine.backbone import Backbone
 from hplm.engine.engine import Engine
 from hplm.engine.lookup import Lookup
 from hplm.engine.reference import Reference
 from hplm.engine.service import Service, Settings
 from hplm.errors import Broken, DeadlineMissed, Draining, InvalidInput, NoTenant, QueueFull
+from hplm.model.windows import Window
+from hplm.plot.table import Table
 from hplm.tenants.ticket import Ticket
 from tests.equality import Comparison
-from tests.toy import TENANTS, WORDS, Toy, random_text
+from tests.toy import CONFIG, TENANTS, WORDS, Toy, make_toy, random_text
 
 PARAMETERS = {
     "device": "cpu", "dtype": "fp32", "threads": "0", "policy": "fcfs",
@@ -84,6 +88,59 @@ def test_mixed_traffic_equals_the_reference(toy, reference, dtype):
         for text, rows in zip(texts, asker.wait(number), strict=True):
             comparison.add(tenant, rows.logits, reference.forward(text, tenant).numpy())
     comparison.assert_equal(dtype)
+    asker.close()
+
+
+@pytest.mark.parametrize(
+    "window, dtype",
+    [(Window(3), "int8"), (Window(3), "bf16"), (Window(5), "fp16"), (Window(2), "int8"), (Window(3, causal=True), "fp16")],
+    ids=str,
+)
+def test_any_window_and_any_storing_equals_the_reference(tmp_path, window, dtype):
+    toy = make_toy(tmp_path, replace(CONFIG, window=window), dtype)
+    reference, asker, rng = Reference.open(toy.folder), Asker(toy.folder, plot_hot="3"), random.Random(3)
+    asked = [(tenant.id, text := random_text(rng), asker.ask(tenant.id, [text])) for tenant in TENANTS for _ in range(4)]
+    comparison = Comparison()
+    for tenant, text, number in asked:
+        comparison.add(tenant, asker.wait(number)[0].logits, reference.forward(text, tenant).numpy())
+    comparison.assert_equal("fp32")
+    asker.close()
+
+
+def test_a_table_with_a_flipped_bit_fails_who_meets_it_by_name_and_no_other(toy, tmp_path, reference):
+    folder = _copy(toy, tmp_path)
+    table = Table(folder / "plot/bio/1")
+    windows = table.space.unpack(table.index.by_row())
+    row = int(np.flatnonzero((windows > len(SPECIAL)).all(1))[0])  # three words
+    words = " ".join(WORDS[token - 1 - len(SPECIAL)] for token in windows[row])
+    values = folder / "plot/bio/1/values"
+    content = np.fromfile(values, dtype=np.uint8)
+    content[(row + 1) * table.meta.row_bytes + 5] ^= 1
+    values.unlink()  # exported files are links to the store's
+    content.tofile(values)
+    asker = Asker(folder)
+    failed = asker.wait(asker.ask("acme", [words]))
+    assert isinstance(failed, Broken)
+    assert f"tenant 'acme': row {row + 1} of table bio/1 does not match its checksum" in str(failed)
+    for tenant in ("beta", "city"):
+        (served,) = asker.wait(asker.ask(tenant, [words]))
+        np.testing.assert_allclose(served.logits, reference.forward(words, tenant), atol=1e-3)
+    mixed = [asker.ask(tenant, [words]) for tenant in ("city", "acme", "beta", "acme", "city")]
+    assert [isinstance(asker.wait(number), Broken) for number in mixed] == [False, True, False, True, False]
+    asker.close()
+
+
+def test_a_truncated_table_fails_its_tenants_by_name_and_no_other(toy, tmp_path, reference):
+    folder = _copy(toy, tmp_path)
+    values = folder / "plot/bio/1/values"
+    shorter = values.read_bytes()[:-2]
+    values.unlink()
+    values.write_bytes(shorter)
+    asker = Asker(folder)
+    with pytest.raises(Broken, match=r"bio/1/values has \d+ bytes where"):
+        asker.ask("acme", [WORDS[0]])
+    (served,) = asker.wait(asker.ask("beta", [WORDS[0]]))
+    np.testing.assert_allclose(served.logits, reference.forward(WORDS[0], "beta"), atol=1e-3)
     asker.close()
 
 

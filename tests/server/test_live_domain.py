@@ -1,0 +1,155 @@
+"""A domain changes under load on a real Triton: every answer is the old version's or the new one's, none is lost."""
+
+import random
+import threading
+import time
+import urllib.request
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from builder.export import export
+from builder.live import Live
+from builder.model_configs import ServingOptions
+from builder.random_store import random_store, random_table, random_tenant, random_tenants
+from hplm.engine.reference import Reference
+from hplm.server import TritonServer
+from tests.equality import Comparison
+from tests.server.stock import Stock
+from tests.toy import CONFIG, random_text
+
+TENANTS = random_tenants(6, 4, 3, domains=("bio",))
+TEXTS = [random_text(random.Random(seed), 40) for seed in range(5)]
+
+
+@pytest.fixture
+def place(tmp_path):
+    store = random_store(tmp_path / "store", CONFIG, TENANTS, ("bio",), corpus_tokens=3000, spread=0.3)
+    export(store, tmp_path / "repository", ServingOptions(dtype="fp32", slots=4, batch_tokens=256, plot_preload=True))
+    return store, tmp_path / "repository", tmp_path / "state"
+
+
+class Load:
+    """Clients that ask without a pause and keep what they are told, errors included."""
+
+    def __init__(self, server, clients=4):
+        self.answers = []
+        self._server = server
+        self._end = threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(clients)]
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._end.set()
+        for thread in self._threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in self._threads)
+
+    def _ask(self, number):
+        rng, stock = random.Random(number), Stock(self._server, ("http", "grpc")[number % 2])
+        while not self._end.is_set():
+            tenant, text = rng.choice(TENANTS).id, rng.choice(TEXTS)
+            try:
+                answer = stock.ask([text], tenant, outputs=("LOGITS", "VERSION"))
+            except Exception as error:
+                answer = error
+            self.answers.append((tenant, text, answer))
+
+    def wait_for(self, seen):
+        """Until some answer from here on is so."""
+        start, deadline = len(self.answers), time.monotonic() + 60
+        while not any(seen(*answer) for answer in self.answers[start:]):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+def version_of(answer):
+    return int(answer["VERSION"][0, 0])
+
+
+def references(place):
+    """By tenant and version: what may be answered."""
+    _, repository, state = place
+    known = {}
+    for where in (None, state):
+        reference = Reference.open(repository / "toy/1", where)
+        for tenant in reference.backbone.view.snapshot.tenants:
+            for text in TEXTS:
+                known[tenant.id, tenant.version, text] = reference.forward(text, tenant.id).numpy()
+    return known
+
+
+def test_old_or_new_never_a_mixture_and_none_fails(place):
+    store, repository, state = place
+    with TritonServer(repository, state=state) as server, Load(server) as load:
+        load.wait_for(lambda tenant, text, answer: True)
+        random_table(store, "bio", 2, ("root", 1), 3000, seed=77)
+        for number, tenant in enumerate(TENANTS):
+            random_tenant(store, replace(tenant, version=2, domain_version=2), 0.3, seed=500 + number)
+        live = Live.open(repository, state)
+        canary = live.update(store, "bio", share=0.34).moved
+        assert len(canary) == 2
+        load.wait_for(lambda tenant, text, answer: tenant in canary and version_of(answer) == 2)
+        load.wait_for(lambda tenant, text, answer: tenant not in canary and version_of(answer) == 1)
+        live.update(store, "bio")
+        load.wait_for(lambda tenant, text, answer: tenant not in canary and version_of(answer) == 2)
+        both = references(place)
+        live.roll_back("bio")
+        load.wait_for(lambda tenant, text, answer: version_of(answer) == 1)
+        live.update(store, "bio")
+        load.wait_for(lambda tenant, text, answer: version_of(answer) == 2)
+    failures = [answer for _, _, answer in load.answers if isinstance(answer, Exception)]
+    assert not failures, failures[:3]
+    comparison = Comparison()
+    for tenant, text, answer in load.answers:
+        version = version_of(answer)
+        comparison.add(f"{tenant} version {version}", answer["LOGITS"][0], both[tenant, version, text])
+    comparison.assert_equal("fp32")
+    for tenant in TENANTS:
+        for text in TEXTS:  # else the comparison could not tell one version from the other
+            assert np.abs(both[tenant.id, 1, text] - both[tenant.id, 2, text]).max() > 0.01
+
+
+def test_a_server_started_on_a_state_serves_its_newest_generation(place):
+    store, repository, state = place
+    random_table(store, "law", 1, ("bio", 1), 1000, seed=5)
+    Live.open(repository, state).add(store, "law")
+    with TritonServer(repository, state=state) as server:
+        assert version_of(Stock(server, "http").ask([TEXTS[0]], TENANTS[0].id)) == 1
+
+
+def test_where_windows_are_found_is_counted(place):
+    store, repository, _ = place
+    chain = Reference.open(repository / "toy/1").backbone.view.forest.chain("bio", 1)
+    with TritonServer(repository) as server:
+        stock = Stock(server, "http")
+        for text in TEXTS:
+            stock.ask([text], TENANTS[0].id)
+        deadline = time.monotonic() + 60
+        tokens = sum(len(text.split()) + 2 for text in TEXTS)
+        while sum((counted := _windows(server)).values()) < tokens:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    expected = {"domain": 0, "root": 0, "2-gram": 0, "1-gram": 0}
+    tokenizer = store.tokenizer()
+    for text in TEXTS:
+        hits = chain.lookup(tokens := tokenizer.encode(text).tokens, np.array([len(tokens)]))
+        for level, link in zip(hits.levels.tolist(), hits.links.tolist(), strict=True):
+            expected[("domain", "root")[link] if level == 0 else f"{3 - level}-gram"] += 1
+    assert counted == expected
+
+
+def _windows(server):
+    with urllib.request.urlopen(f"http://{server.metrics_url}/metrics", timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    found = {}
+    for line in lines:
+        if line.startswith("hplm_plot_windows_total{"):
+            assert 'backbone="toy"' in line and 'domain="bio"' in line
+            found[line.split('level="')[1].split('"')[0]] = int(float(line.rsplit(" ", 1)[1]))
+    return found
