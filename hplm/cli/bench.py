@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
 
 def register(commands: argparse._SubParsersAction) -> None:
@@ -20,6 +21,19 @@ def register(commands: argparse._SubParsersAction) -> None:
     serve.add_argument("--dtype", choices=("auto", "fp32", "bf16"), default="auto")
     serve.add_argument("--json", action="store_true", help="end with one line of JSON")
     serve.set_defaults(run=run_serve)
+    plot = kinds.add_parser("plot", help="lookups, gathering, cold reads and building of a table", description=(
+        "Writes tables of random values with real key statistics, and measures one text on one thread, beside the layers that "
+        "a table replaces. A million keys of width 768 take 8 GB of disk and some minutes."
+    ))  # fmt: skip
+    plot.add_argument("--keys", type=int, default=1_000_000, help="n-grams in the table (default: %(default)s)")
+    plot.add_argument("--hidden", type=int, default=768, help="width of a vector (default: %(default)s)")
+    plot.add_argument("--tokens", type=int, default=128, help="of a text (default: %(default)s)")
+    plot.add_argument("--seconds", type=float, default=3.0, help="for each figure (default: %(default)s)")
+    plot.add_argument("--count-tokens", type=int, default=5_000_000, help="count the n-grams of so many (default: %(default)s)")
+    plot.add_argument("--folder", type=Path, help="on a disk: keep the tables there, and use them again")
+    plot.add_argument("--dtype", choices=("auto", "fp32", "bf16"), default="auto", help="of the layers it is compared with")
+    plot.add_argument("--json", action="store_true", help="end with one line of JSON")
+    plot.set_defaults(run=run_plot)
 
 
 def run_serve(args: argparse.Namespace) -> dict:
@@ -29,4 +43,15 @@ def run_serve(args: argparse.Namespace) -> dict:
     figures = bench_serve(case)
     if not args.json:
         print(json.dumps(figures, indent=2))
+    return figures
+
+
+def run_plot(args: argparse.Namespace) -> dict:
+    from loadtest.bench_plot import bench_plot, table_of
+    from loadtest.plot_tables import Case
+
+    case = Case(args.keys, args.hidden, args.tokens, args.seconds, args.dtype, args.count_tokens)
+    figures = bench_plot(case, args.folder)
+    if not args.json:
+        print(table_of(figures))
     return figures

@@ -1,0 +1,73 @@
+"""Times of short functions that take turns, so that a machine that drifts or is shared slows all of them alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+LEAST_ROUNDS = 3
+TURN = 0.01  # seconds, or one call: in each turn a variant has the CPU's caches and predictions to itself
+APART = 37  # texts between the variants: none finds in the caches what another has just read
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds."""
+
+    median: float
+    least: float
+    p90: float
+    rounds: int
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Timing:
+        times = np.array(seconds) * 1e6
+        return cls(float(np.median(times)), float(times.min()), float(np.percentile(times, 90)), len(times))
+
+
+def alternate(variants: Mapping[str, Callable[[int], object]], seconds: float, warm_up: int = 1) -> dict[str, Timing]:
+    """Calls each variant with the number of a text, `seconds` for each of them in all; the first `warm_up` do not count."""
+
+    def timed(variant: Callable[[int], object]) -> Callable[[int], float]:
+        def run(text: int) -> float:
+            start = time.perf_counter()
+            variant(text)
+            return time.perf_counter() - start
+
+        return run
+
+    return alternate_timed({name: timed(variant) for name, variant in variants.items()}, seconds, warm_up)
+
+
+def alternate_timed(variants: Mapping[str, Callable[[int], float]], seconds: float, warm_up: int = 0) -> dict[str, Timing]:
+    """For variants that look at the clock themselves, since something has to be made ready before each call."""
+    taken: dict[str, list[float]] = {name: [] for name in variants}
+    for text in range(warm_up):
+        for variant in variants.values():
+            variant(text)
+    end = time.perf_counter() + seconds * len(variants)
+    rounds = 0
+    while rounds < LEAST_ROUNDS or time.perf_counter() < end:
+        for number, (name, variant) in enumerate(variants.items()):
+            turn = time.perf_counter() + TURN
+            while True:
+                taken[name].append(variant(len(taken[name]) + APART * number))
+                if time.perf_counter() >= turn:
+                    break
+        rounds += 1
+    return {name: Timing.of(times) for name, times in taken.items()}
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
