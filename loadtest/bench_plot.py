@@ -30,7 +30,7 @@ from hplm.plot.writing import BATCH, write_table
 from loadtest.bench_counting import count_apart
 from loadtest.cold import Cold, can_drop
 from loadtest.plot_tables import TEXTS, VERSION, Case, fresh_texts, tables, write_corpus
-from loadtest.timing import Timing, alternate, threads
+from loadtest.timing import Timing, alternate, cpu_ticks, threads
 
 CPU = torch.device("cpu")
 MORE = 10  # times as many keys, for the index that may not be slower
@@ -57,6 +57,7 @@ def bench_plot(case: Case, folder: Path | None = None) -> dict:
         figures: dict = {}
         spread: dict[str, Timing] = {}
         forests = tables(case, home)
+        ticks, stolen = cpu_ticks()
         with threads(1):
             texts, lengths = fresh_texts(case), np.array([case.tokens])
             chain = forests["fp16"].chain("fp16", VERSION)
@@ -68,6 +69,8 @@ def bench_plot(case: Case, folder: Path | None = None) -> dict:
             spread |= cold | _warm(case, forests, texts, addresses, lengths)
             spread |= _lower_layers(case) | _index(case, Path(scratch))
         figures |= _building(case, Path(scratch))
+        now, stolen_now = cpu_ticks()
+        figures["stolen_share"] = round((stolen_now - stolen) / max(1, now - ticks), 4)
         if case.count_tokens:
             write_corpus(Path(scratch) / "corpus", case)
             figures |= count_apart(Path(scratch) / "corpus", case.vocabulary, Path(scratch) / "counts")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -61,6 +62,12 @@ def alternate_timed(variants: Mapping[str, Callable[[int], float]], seconds: flo
                     break
         rounds += 1
     return {name: Timing.of(times) for name, times in taken.items()}
+
+
+def cpu_ticks() -> tuple[int, int]:
+    """All that have passed on this machine, and those of them that its host gave to others."""
+    ticks = [int(value) for value in Path("/proc/stat").read_text("ascii").splitlines()[0].split()[1:9]]
+    return sum(ticks), ticks[7]
 
 
 @contextmanager
