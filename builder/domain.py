@@ -12,13 +12,14 @@ from builder.counting import add_counts
 from builder.counts import Counts
 from builder.root import save_report
 from builder.store import Store, check_name
-from builder.table import build_table
-from builder.work import Work, some_documents
+from builder.table import build_table, ranked_rows
+from builder.work import Work, some_documents, was_just_finished
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint
 from hplm.plot.table import Table
 
 MIN_TOKENS = 50_000
+NAMED = 20  # users of a domain that a refusal names
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,15 @@ def build_domain(
     Cut anywhere, the same call goes on with what is not done yet.
     """
     check_name("domain", name)
+    parent = (options.parent, store.latest(options.parent))
+    working, plan = store.work_folder(name, 1), {"parent version": parent[1], **asdict(options), **asdict(budget)}
     if any(domain == name for domain, _ in store.domains()):
+        if was_just_finished(working, corpus, plan):
+            return store.table(name, 1)
         raise InvalidInput(
             f"domain {name!r} is in {store.folder} already: add to it with `hplm domain update`, or choose another --name"
         )
-    parent = (options.parent, store.latest(options.parent))
-    work = Work(store.work_folder(name, 1), corpus, {"parent version": parent[1], **asdict(options), **asdict(budget)})
+    work = Work(working, corpus, plan, clear=lambda: store.remove_branch(name, 1))
     if not store.has_lower(name, 1):
         _refuse_little(store, work, name, options)
         _adapt(store, work, parent, (name, 1), options.seed, budget, device)
@@ -56,7 +60,7 @@ def build_domain(
 
 @dataclass(frozen=True)
 class UpdateOptions:
-    keep: float = 1.0
+    keep: float | None = None  # default: the share that the version before has of its n-grams
     dtype: str | None = None  # default: the version's before
     seed: int = 0
 
@@ -69,7 +73,11 @@ def update_domain(
     Without adaptation the lower stack stays, and so do the rows that are there: only new n-grams are computed. With it, the
     lower stack learns on from where it is, and every row is new.
     """
+    plan = {**asdict(options), **asdict(budget)}
     before = store.table(name, store.latest(name))
+    if was_just_finished(store.work_folder(name, before.meta.version), corpus, plan):
+        store.sweep()
+        return before
     version = before.meta.version + 1
     dtype = options.dtype or before.meta.dtype
     parent = (before.meta.parent, before.meta.parent_version) if before.meta.parent is not None else None
@@ -78,7 +86,9 @@ def update_domain(
             "the root's lower stack belongs to the shared upper half: update it with --minutes 0, or build a new root"
         )
     old_counts = Counts(store.counts_folder(name, before.meta.version))
-    work = Work(store.work_folder(name, version), corpus, {**asdict(options), **asdict(budget)})
+    keep = ranked_rows(before, old_counts) / max(1, old_counts.distinct) if options.keep is None else options.keep
+    working = store.work_folder(name, version)
+    work = Work(working, corpus, plan, clear=lambda: store.remove_branch(name, version))
     if not store.has_lower(name, version):
         if budget.empty:
             store.save_lower(name, version, store.lower(name, before.meta.version))
@@ -88,9 +98,9 @@ def update_domain(
     counts = add_counts([old_counts, new_counts], store.counts_folder(name, version))
     spec = store.table_spec(name, version, parent, dtype, counts.tokens)
     known = before if budget.empty and dtype == before.meta.dtype else None
-    table = build_table(store, spec, counts, store.lower(name, version), options.keep, device, work.folder, known)
-    work.close()
+    table = build_table(store, spec, counts, store.lower(name, version), keep, device, work.folder, known)
     store.sweep()
+    work.close()
     return table
 
 
@@ -100,16 +110,17 @@ def delete_domain(store: Store, name: str, version: int | None = None) -> list[i
     if not versions:
         store.latest(name)  # says which there are, if the domain is not
         raise InvalidInput(f"domain {name!r} has no version {version}")
-    users = store.users()
-    standing = sorted(user for found in versions for user in users[name, found])
     if name == "root" and version is None:
         raise InvalidInput("everything falls back to the root: remove the store instead")
-    standing = [user for user in standing if user not in {f"domain {name} version {found}" for found in versions}]
+    users = store.users()
+    standing = sorted(user for found in versions for user in users[name, found])
     if standing:
-        more = f" and {len(standing) - 5} more" if len(standing) > 5 else ""
+        more = f" and {len(standing) - NAMED} more" if len(standing) > NAMED else ""
+        which = f"domain {name!r}" if version is None else f"version {version} of domain {name!r}"
         raise InvalidInput(
-            f"domain {name!r} is in use by {', '.join(standing[:5])}{more}: delete those first, or build them on another domain"
+            f"{which} is in use by {', '.join(standing[:NAMED])}{more}: delete those first, or build them on another domain"
         )
+    store.remove_unfinished(name)
     for found in versions:
         store.remove_branch(name, found)
     return versions

@@ -11,7 +11,7 @@ import torch
 from builder.adaptation.distillation import AdaptationReport, Budget, adapt
 from builder.store import Store, check_name
 from builder.table import build_table
-from builder.work import Work, some_documents
+from builder.work import Work, some_documents, was_just_finished
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
 from hplm.model.tokenizer import Tokenizer
@@ -34,9 +34,12 @@ def build_root(
     model: str, corpus: list[Path], folder: Path, options: RootOptions, budget: Budget, device: torch.device
 ) -> tuple[Store, Table]:
     """Cut anywhere, the same call goes on with what is not done yet: tokens, adaptation, counts, table."""
-    if (folder / "store.json").exists() and ("root", 1) in Store(folder).domains():
+    working, plan = folder / "building" / "root-1", {"model": model, **asdict(options), **asdict(budget)}
+    if (folder / "store.json").exists() and (store := Store(folder)).domains():
+        if was_just_finished(working, corpus, plan):
+            return store, store.table("root", 1)
         raise InvalidInput(f"{folder} holds a finished root already: choose another --store, or remove it")
-    work = Work(folder / "building" / "root-1", corpus, {"model": model, **asdict(options), **asdict(budget)})
+    work = Work(working, corpus, plan, clear=lambda: _clear(folder))
     begun = (folder / "store.json").exists()
     store = Store(folder) if begun else _adapted(model, work, folder, options, budget, device)
     counts = work.count(store, store.tokenizer(), store.counts_folder("root", 1))
@@ -44,6 +47,12 @@ def build_root(
     table = build_table(store, spec, counts, store.lower("root", 1), options.keep, device, work.folder)
     work.close()
     return store, table
+
+
+def _clear(folder: Path) -> None:
+    if (folder / "store.json").exists():
+        Store(folder).remove_branch("root", 1)
+        (folder / "store.json").unlink()
 
 
 def _adapted(

@@ -30,7 +30,7 @@ from hplm.model.stacks import LowerStack, UpperStack
 from hplm.model.tokenizer import Tokenizer
 from hplm.plot.forest import Branch, Forest, place
 from hplm.plot.keys import KeySpace
-from hplm.plot.table import Table, TableSpec
+from hplm.plot.table import Table, TableMeta, TableSpec
 
 FORMAT = 1
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -167,13 +167,17 @@ class Store:
     def table(self, domain: str, version: int) -> Table:
         return Table(self.table_folder(domain, version))
 
+    def meta(self, domain: str, version: int) -> TableMeta:
+        """What a table says of itself, even if the rest of it is broken."""
+        return TableMeta.load(self.table_folder(domain, version) / "meta.json")
+
     def users(self) -> dict[tuple[str, int], list[str]]:
         """Who stands on each branch: tenants in their newest version, and domains whose parent it is."""
         users: dict[tuple[str, int], list[str]] = {branch: [] for branch in self.domains()}
         for tenant in self.tenants():
             users.setdefault((tenant.domain, tenant.domain_version), []).append(f"tenant {tenant.id}")
         for domain, version in self.domains():
-            meta = self.table(domain, version).meta
+            meta = self.meta(domain, version)
             if meta.parent is not None:
                 users.setdefault((meta.parent, meta.parent_version), []).append(f"domain {domain} version {version}")
         return users
@@ -181,17 +185,32 @@ class Store:
     def sweep(self) -> list[tuple[str, int]]:
         """Removes versions that nobody stands on, except the newest and the one before it, which a rollback needs."""
         users = self.users()
-        old = [branch for branch in self.domains() if branch[1] < self.latest(branch[0]) - 1 and not users[branch]]
+        versions: dict[str, list[int]] = {}
+        for domain, version in self.domains():
+            versions.setdefault(domain, []).append(version)
+        old = [(domain, version) for domain, found in versions.items() for version in found[:-2] if not users[domain, version]]
         for branch in old:
             self.remove_branch(*branch)
         return old
 
     def remove_branch(self, domain: str, version: int) -> None:
-        """The table first: what is left is then no branch any more."""
-        _remove_folder(self.table_folder(domain, version))
+        """Finished or in the making. The table last: a removal that was cut leaves a branch, which can be removed again."""
         _remove_folder(self.counts_folder(domain, version))
         for suffix in (".safetensors", ".json"):
             (self.folder / "lower" / f"{domain}-{version}{suffix}").unlink(missing_ok=True)
+        table = self.table_folder(domain, version)
+        _remove_folder(table.with_name(table.name + ".writing"))
+        _remove_folder(table)
+
+    def remove_unfinished(self, domain: str) -> None:
+        """What a cut build of any of its versions left behind: a later one of the same name must not go on with it."""
+        finished = self.domains()
+        for folder in self.folder.glob(f"building/{domain}-*"):
+            version = folder.name.removeprefix(f"{domain}-")
+            if version.isdecimal():
+                if (domain, int(version)) not in finished:
+                    self.remove_branch(domain, int(version))
+                shutil.rmtree(folder)
 
     def branches(self) -> list[Branch]:
         return place(self.table(*domain) for domain in self.domains())
@@ -246,12 +265,14 @@ class Store:
 
 def _remove_folder(folder: Path) -> None:
     """It loses its name first, so that it is whole or gone."""
+    going = folder.with_name(folder.name + ".removed")
+    if going.exists():  # a removal that was cut
+        shutil.rmtree(going)
     if folder.exists():
-        going = folder.with_name(folder.name + ".removed")
         folder.rename(going)
         shutil.rmtree(going)
-        with suppress(OSError):  # others are still in it
-            folder.parent.rmdir()
+    with suppress(OSError):  # others are still in it, or it is gone
+        folder.parent.rmdir()
 
 
 def _save_lower(folder: Path, domain: str, version: int, lower: LowerStack) -> None:

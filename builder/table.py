@@ -46,6 +46,21 @@ def build_table(
         return write_table(folder, spec, keys, values_of, progress=bar.update, known=known, resume=True)
 
 
+def ranked_rows(table: Table, counts: Counts) -> int:
+    """How many of its rows, from the first on, are in the order of its counts: all, but for the tokens a root has besides."""
+    if table.meta.parent is not None:
+        return table.meta.keys
+    keys = table.index.by_row()
+    same = 0
+    for chunk in counts.ranked(len(keys)):
+        rows = keys[same : same + len(chunk)]
+        differs = (chunk[: len(rows)] != rows).any(1)
+        if differs.any():
+            return same + int(differs.argmax())
+        same += len(rows)
+    return same
+
+
 def _ordered_keys(path: Path, space: KeySpace, counts: Counts, number: int, complete: bool) -> np.ndarray:
     """Keys in the order of their rows, in a file: they may be more than memory holds."""
     if not path.exists():

@@ -4,6 +4,16 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from hplm.plot.table import Table
+
+CORPUS = "one document a line, or JSONL with `text`; plain, .gz or .zst"
+DTYPES = ("fp16", "bf16", "int8")
+MIN_TOKENS = 50_000
 
 
 def register(commands: argparse._SubParsersAction) -> None:
@@ -15,16 +25,30 @@ def register(commands: argparse._SubParsersAction) -> None:
     root.add_argument("--lower", type=int, help="lower layers (default: half)")
     root.add_argument("--upper", type=int, help="upper layers (default: the rest)")
     root.add_argument("--window", type=int, default=3, help="tokens in a window (default: %(default)s)")
+    root.add_argument(
+        "--causal", action="store_true", help="a decoder's windows: a token and those before it (default: tokens around it)"
+    )
     domain = _step(steps, "domain", run_domain, "bring the lower half closer to a corpus, build the domain's table")
     domain.add_argument("--name", required=True)
     domain.add_argument("--parent", default="root", help="the branch it falls back to (default: %(default)s)")
+    domain.add_argument(
+        "--min-tokens",
+        type=int,
+        default=MIN_TOKENS,
+        metavar="N",
+        help="refuse a corpus of fewer tokens, which makes no branch worth having (default: %(default)s)",
+    )
     for step, minutes in ((root, 10.0), (domain, 5.0)):
-        step.add_argument("--corpus", type=Path, nargs="+", required=True, help="one document a line, or JSONL with `text`")
+        step.add_argument("--corpus", type=Path, nargs="+", required=True, help=CORPUS)
         step.add_argument(
-            "--keep", type=float, default=1.0, help="share of the corpus's n-grams that get an entry (default: %(default)s)"
+            "--keep",
+            type=float,
+            default=1.0,
+            metavar="SHARE",
+            help="of the corpus's distinct n-grams, the most frequent first, that get an entry (default: %(default)s)",
         )
-        step.add_argument("--dtype", choices=("fp16", "bf16"), default="fp16", help="of the stored values")
-        step.add_argument("--minutes", type=float, default=minutes, help="of adaptation (default: %(default)s)")
+        step.add_argument("--dtype", choices=DTYPES, default="fp16", help="of the stored values (default: %(default)s)")
+        step.add_argument("--minutes", type=float, default=minutes, help="of adaptation; 0: none (default: %(default)s)")
     tenant = _step(steps, "tenant", run_tenant, "train an adapter and a head on labelled data")
     tenant.add_argument("--id", required=True)
     tenant.add_argument("--domain", default="root", help="default: %(default)s")
@@ -48,11 +72,13 @@ def _step(steps: argparse._SubParsersAction, name: str, run: object, text: str) 
 def run_root(args: argparse.Namespace) -> dict:
     from builder.adaptation.distillation import Budget
     from builder.root import RootOptions, build_root
+    from hplm.model.windows import Window
 
-    options = RootOptions(args.name, args.lower, args.upper, args.window, args.keep, args.dtype, args.seed)
+    window = Window(args.window, args.causal)
+    options = RootOptions(args.name, args.lower, args.upper, window, args.keep, args.dtype, args.seed)
     budget = Budget(minutes=args.minutes)
-    store, table = build_root(args.model, args.corpus, args.store, options, budget, _device(args))
-    return _table(args, table, f"root of backbone {store.config.name}")
+    store, table = build_root(args.model, args.corpus, args.store, options, budget, device_of(args))
+    return table_built(args, table, f"root of backbone {store.config.name}")
 
 
 def run_domain(args: argparse.Namespace) -> dict:
@@ -60,9 +86,9 @@ def run_domain(args: argparse.Namespace) -> dict:
     from builder.domain import DomainOptions, build_domain
     from builder.store import Store
 
-    options = DomainOptions(args.parent, args.keep, args.dtype, args.seed)
-    table = build_domain(Store(args.store), args.name, args.corpus, options, Budget(minutes=args.minutes), _device(args))
-    return _table(args, table, f"domain {args.name}")
+    options = DomainOptions(args.parent, args.keep, args.dtype, args.seed, args.min_tokens)
+    table = build_domain(Store(args.store), args.name, args.corpus, options, Budget(minutes=args.minutes), device_of(args))
+    return table_built(args, table, f"domain {args.name}")
 
 
 def run_tenant(args: argparse.Namespace) -> dict:
@@ -80,7 +106,7 @@ def run_tenant(args: argparse.Namespace) -> dict:
         rank=args.rank,
         epochs=args.epochs,
         seed=args.seed,
-        device=_device(args),
+        device=device_of(args),
     )
     dev = store.report(tenant)["dev"]
     if not args.json:
@@ -88,15 +114,23 @@ def run_tenant(args: argparse.Namespace) -> dict:
     return {"tenant": tenant.id, "version": tenant.version, "task": tenant.task, "labels": tenant.labels, "dev": dev}
 
 
-def _device(args: argparse.Namespace) -> object:
+def device_of(args: argparse.Namespace) -> torch.device:
     from hplm.engine.engine import resolve_device
 
     return resolve_device(args.device)
 
 
-def _table(args: argparse.Namespace, table: object, what: str) -> dict:
+def table_built(args: argparse.Namespace, table: Table, what: str) -> dict:
     meta = table.meta
-    megabytes = (meta.value_bytes + 8 * meta.keys) / 1e6
+    megabytes = round(sum(meta.sizes().values()) / 1e6, 3)
     if not args.json:
-        print(f"{what}: {meta.keys:,} n-grams of {meta.corpus_tokens:,} tokens in {megabytes:,.0f} MB")
-    return {"domain": meta.domain, "version": meta.version, "ngrams": meta.keys, "tokens": meta.corpus_tokens, "mb": megabytes}
+        print(f"{what}: {meta.keys:,} n-grams of {meta.corpus_tokens:,} tokens in {megabytes:,.1f} MB")
+    return {
+        "domain": meta.domain,
+        "version": meta.version,
+        "ngrams": meta.keys,
+        "tokens": meta.corpus_tokens,
+        "mb": megabytes,
+        "dtype": meta.dtype,
+        "least_cosine": meta.least_cosine,
+    }

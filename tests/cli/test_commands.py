@@ -47,7 +47,10 @@ def test_export(toy, tmp_path, capsys):
         (["tenant", "list", "--repository", "{tmp}"], "holds no backbone"),
         (["export", "--store", "{tmp}", "--repository", "{tmp}/r"], "is not a store"),
         (["build", "tenant", "--store", "{tmp}", "--id", "a", "--task", "tag", "--train", "x"], "is not a store"),
-        (["build", "root", "--store", "{tmp}/s", "--model", "{tmp}/none", "--corpus", "x"], "cannot read a model"),
+        (
+            ["build", "root", "--store", "{tmp}/s", "--model", "{tmp}/none", "--corpus", "{toy}/toy/config.pbtxt"],
+            "cannot read a model",
+        ),
     ],
 )
 def test_errors_name_the_thing_and_have_no_traceback(toy, tmp_path, capsys, arguments, message):

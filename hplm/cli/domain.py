@@ -1,0 +1,252 @@
+"""`hplm domain`: the branches of a store, as a tree, and what becomes of them."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hplm.cli.build import CORPUS, DTYPES, device_of, table_built
+
+if TYPE_CHECKING:
+    from builder.inspection import Coverage
+
+
+def register(commands: argparse._SubParsersAction) -> None:
+    domain = commands.add_parser("domain", help="list, update, inspect and delete the domains of a store")
+    actions = domain.add_subparsers(dest="action", required=True, metavar="ACTION")
+    _action(actions, "list", run_list, "every branch, as a tree: what it falls back to and who stands on it")
+    _register_update(actions)
+    delete = _action(actions, "delete", run_delete, "remove a domain; refused while tenants or domains stand on it")
+    delete.add_argument("--name", required=True)
+    delete.add_argument("--version", type=int, help="only this one (default: all)")
+    _register_inspect(actions)
+
+
+def _action(actions: argparse._SubParsersAction, name: str, run: object, text: str) -> argparse.ArgumentParser:
+    action = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    action.add_argument("--store", type=Path, required=True, help="folder of what has been built")
+    action.add_argument("--json", action="store_true", help="end with one line of JSON")
+    action.set_defaults(run=run)
+    return action
+
+
+def _register_update(actions: argparse._SubParsersAction) -> None:
+    update = _action(actions, "update", run_update, "add corpus to a domain: its next version, beside the one there is")
+    update.add_argument("--name", required=True)
+    update.add_argument("--corpus", type=Path, nargs="+", required=True, help=CORPUS)
+    update.add_argument(
+        "--keep", type=float, metavar="SHARE", help="of the distinct n-grams, old and new (default: that of the version before)"
+    )
+    update.add_argument("--dtype", choices=DTYPES, help="of the stored values (default: that of the version before)")
+    update.add_argument(
+        "--minutes",
+        type=float,
+        default=0.0,
+        help="of further adaptation, after which every value is new; 0: none, and old values stay (default: %(default)s)",
+    )
+    update.add_argument("--seed", type=int, default=0)
+    update.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+
+
+def _register_inspect(actions: argparse._SubParsersAction) -> None:
+    inspect = _action(actions, "inspect", run_inspect, "sizes, who is behind, frequent n-grams, how much of a text is known")
+    inspect.add_argument("--name", required=True)
+    inspect.add_argument("--version", type=int, help="default: the newest")
+    inspect.add_argument(
+        "--top", type=int, default=20, metavar="N", help="most frequent n-grams of each length (default: %(default)s)"
+    )
+    inspect.add_argument("--text", type=Path, metavar="FILE", help=f"to look up; {CORPUS}")
+    inspect.add_argument(
+        "--keep",
+        type=_shares,
+        metavar="SHARE,...",
+        help="tables of which size to compare on --text (default: 1,0.004,0.001,0 as far as the table tells, and its own)",
+    )
+    inspect.add_argument("--picture", type=Path, metavar="FILE.png", help="draw the coverage of --text against table size")
+
+
+def _shares(text: str) -> list[float]:
+    return [float(part) for part in text.split(",")]
+
+
+def run_list(args: argparse.Namespace) -> dict:
+    from builder.store import Store
+
+    store = Store(args.store)
+    tenants = Counter((tenant.domain, tenant.domain_version) for tenant in store.tenants())
+    rows = []
+    for domain, version in store.domains():
+        meta = store.meta(domain, version)
+        rows.append(
+            {
+                "domain": domain,
+                "version": version,
+                "parent": meta.parent,
+                "parent_version": meta.parent_version,
+                "ngrams": meta.keys,
+                "tokens": meta.corpus_tokens,
+                "mb": round(sum(meta.sizes().values()) / 1e6, 3),
+                "dtype": meta.dtype,
+                "tenants": tenants[domain, version],
+            }
+        )
+    if not args.json:
+        print_tree(rows)
+    return {"domains": rows}
+
+
+def print_tree(rows: list[dict[str, Any]]) -> None:
+    """Each branch below the one it falls back to."""
+    lines = list(_tree(rows, (None, None), 0))
+    width = max((len(name) for name, _ in lines), default=0)
+    for name, row in lines:
+        print(
+            f"{name:<{width}}  {row['ngrams']:>12,} n-grams  {row['tokens']:>14,} tokens  {row['mb']:>10,.1f} MB  "
+            f"{row['dtype']}  {row['tenants']:,} tenants"
+        )
+
+
+def _tree(rows: list[dict[str, Any]], parent: tuple[str | None, int | None], depth: int) -> list[tuple[str, dict[str, Any]]]:
+    lines = []
+    for row in rows:
+        if (row["parent"], row["parent_version"]) == parent:
+            lines.append((f"{'  ' * depth}{row['domain']} {row['version']}", row))
+            lines += _tree(rows, (row["domain"], row["version"]), depth + 1)
+    return lines
+
+
+def run_update(args: argparse.Namespace) -> dict:
+    from builder.adaptation.distillation import Budget
+    from builder.domain import UpdateOptions, update_domain
+    from builder.inspection import behind
+    from builder.store import Store
+
+    store, options = Store(args.store), UpdateOptions(args.keep, args.dtype, args.seed)
+    table = update_domain(store, args.name, args.corpus, options, Budget(minutes=args.minutes), device_of(args))
+    built = table_built(args, table, f"domain {args.name} version {table.meta.version}")
+    left = [tenant.id for tenant in behind(store, args.name)]
+    if left and not args.json:
+        print(f"{len(left):,} tenants stay on the version they were trained on: `hplm domain inspect` names them")
+    return {**built, "behind": left}
+
+
+def run_delete(args: argparse.Namespace) -> dict:
+    from builder.domain import delete_domain
+    from builder.store import Store
+
+    versions = delete_domain(Store(args.store), args.name, args.version)
+    if not args.json:
+        print(f"domain {args.name}: removed version {', '.join(map(str, versions))}")
+    return {"domain": args.name, "removed": versions}
+
+
+def run_inspect(args: argparse.Namespace) -> dict:
+    from builder.inspection import behind, frequent, table_bytes
+    from builder.store import Store
+    from hplm.errors import InvalidInput
+
+    if args.text is None and (args.picture or args.keep):
+        raise InvalidInput("--picture and --keep are about how much of a text is known: give one with --text")
+    store = Store(args.store)
+    newest = store.latest(args.name)
+    version = newest if args.version is None else args.version
+    versions = [found for name, found in store.domains() if name == args.name]
+    if version not in versions:
+        raise InvalidInput(f"domain {args.name!r} has no version {version}: there are {', '.join(map(str, versions))}")
+    table = store.table(args.name, version)
+    meta, sizes = table.meta, table.meta.sizes()
+    late = behind(store, args.name)
+    result: dict[str, Any] = {
+        "domain": args.name,
+        "version": version,
+        "versions": versions,
+        "parent": meta.parent,
+        "parent_version": meta.parent_version,
+        "window": {"n": meta.n, "causal": meta.causal},
+        "ngrams": meta.keys,
+        "tokens": meta.corpus_tokens,
+        "dtype": meta.dtype,
+        "least_cosine": meta.least_cosine,
+        "bytes": {
+            "values": sizes["values"],
+            "index": sum(meta.index.sizes().values()),
+            "checksums": sizes["checksums"],
+            "row": meta.row_bytes,
+            "in_fp16": table_bytes(meta, meta.keys, "fp16"),
+            "in_int8": table_bytes(meta, meta.keys, "int8"),
+        },
+        "users": store.users()[args.name, version],
+        "behind": [{"tenant": tenant.id, "version": tenant.domain_version} for tenant in late],
+        "frequent": {name: [asdict(ngram) for ngram in ngrams] for name, ngrams in frequent(store, table, args.top).items()},
+    }
+    if not args.json:
+        _print_branch(result, newest)
+    if args.text is not None:
+        coverage = _cover(args, store, version)
+        result["coverage"] = asdict(coverage)
+        if not args.json:
+            _print_coverage(coverage, args.text)
+        if args.picture is not None:
+            from builder.picture import draw
+
+            draw(coverage, meta, args.text.name, args.picture)
+            if not args.json:
+                print(f"\npicture: {args.picture}")
+    return result
+
+
+def _cover(args: argparse.Namespace, store: Any, version: int) -> Coverage:
+    from tqdm import tqdm
+
+    from builder.archives import check_file
+    from builder.inspection import cover
+
+    check_file(args.text)
+    with tqdm(total=args.text.stat().st_size, desc="looking the text up", unit="B", unit_scale=True) as bar:
+        return cover(store, args.name, version, args.text, args.keep, bar.update)
+
+
+def _print_branch(result: dict[str, Any], newest: int) -> None:
+    size, window = result["bytes"], result["window"]
+    falls_back = f"falls back to {result['parent']} {result['parent_version']}" if result["parent"] else "a root"
+    versions = ", ".join(map(str, result["versions"]))
+    print(f"{result['domain']} {result['version']} (versions: {versions}), {falls_back}")
+    print(
+        f"  {result['ngrams']:,} n-grams of {result['tokens']:,} tokens, {'causal ' if window['causal'] else ''}windows of "
+        f"{window['n']}, {result['dtype']} (least cosine {result['least_cosine']})"
+    )
+    print(
+        f"  {_mb(sum(size[part] for part in ('values', 'index', 'checksums')))} MB: values {_mb(size['values'])}, "
+        f"index {_mb(size['index'])}, checksums {_mb(size['checksums'])}; {size['row']:,} bytes a row"
+    )
+    print(f"  as fp16 {_mb(size['in_fp16'])} MB, as int8 {_mb(size['in_int8'])} MB")
+    print(f"  standing on it: {', '.join(result['users']) or 'nobody'}")
+    if result["behind"]:
+        names = ", ".join(f"{late['tenant']} (version {late['version']})" for late in result["behind"])
+        print(f"  behind version {newest}: {names}; `hplm build tenant` moves one")
+    for name, ngrams in result["frequent"].items():
+        if ngrams:
+            print(f"\nmost frequent, {name}")
+            for ngram in ngrams:
+                print(f"  {ngram['row']:>10,}  {ngram['words']}")
+
+
+def _print_coverage(coverage: Coverage, text: Path) -> None:
+    print(f"\n{text}: {coverage.tokens:,} tokens{' (the text is longer)' if coverage.cut else ''}, windows found as")
+    for name, share in coverage.levels.items():
+        print(f"  {name:<8} {share:7.2%}")
+    shorter = list(coverage.kept[0].shorter) if coverage.kept else []
+    columns = ["keep", "n-grams", "MB fp16", "MB int8", "here", "above", *shorter]
+    print("\n" + "  ".join(f"{column:>12}" for column in columns))
+    for kept in coverage.kept:
+        cells = [f"{kept.keep:.3%}", f"{kept.ngrams:,}", _mb(kept.fp16_bytes), _mb(kept.int8_bytes)]
+        cells += [f"{share:.2%}" for share in (kept.here, kept.above, *kept.shorter.values())]
+        print("  ".join(f"{cell:>12}" for cell in cells))
+
+
+def _mb(size: int) -> str:
+    megabytes = size / 1e6
+    return f"{megabytes:,.0f}" if megabytes >= 100 else f"{megabytes:.3g}"

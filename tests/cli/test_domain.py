@@ -1,0 +1,180 @@
+"""`hplm domain` and `hplm verify` as a user meets them."""
+
+import json
+import shutil
+
+import pytest
+
+from hplm.adapters.bank import HEADER_BYTES, PAGE, Bank
+from hplm.cli.main import main, parser
+from tests.builder.branches import some_lines
+from tests.builder.test_domain import corpus, rooted, tenant
+
+
+def run(capsys, *arguments):
+    assert main([*map(str, arguments), "--json"]) == 0
+    return json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+
+
+def refused(capsys, *arguments):
+    assert main(list(map(str, arguments))) == 1
+    return capsys.readouterr().err
+
+
+@pytest.fixture
+def grown(tmp_path, capsys):
+    """Root, a domain of two versions with a tenant on the first, and a branch of that domain."""
+    store = rooted(tmp_path)
+    build = ["build", "domain", "--store", store.folder, "--minutes", 0, "--min-tokens", 1]
+    run(capsys, *build, "--name", "bio", "--corpus", corpus(tmp_path, 1), "--keep", 0.5, "--dtype", "int8")
+    tenant(store, "acme", "bio")
+    run(capsys, "domain", "update", "--store", store.folder, "--name", "bio", "--corpus", corpus(tmp_path, 2))
+    run(capsys, *build, "--name", "cells", "--parent", "bio", "--corpus", corpus(tmp_path, 3))
+    return store
+
+
+def test_the_tree(grown, capsys):
+    rows = run(capsys, "domain", "list", "--store", grown.folder)["domains"]
+    assert [(row["domain"], row["version"], row["parent"], row["parent_version"], row["tenants"]) for row in rows] == [
+        ("root", 1, None, None, 0),
+        ("bio", 1, "root", 1, 1),
+        ("bio", 2, "root", 1, 0),
+        ("cells", 1, "bio", 2, 0),
+    ]
+    assert [row["dtype"] for row in rows] == ["fp16", "int8", "int8", "fp16"]
+    assert rows[2]["ngrams"] > rows[1]["ngrams"] and rows[2]["tokens"] > rows[1]["tokens"] and rows[2]["mb"] > rows[1]["mb"]
+    assert main(["domain", "list", "--store", str(grown.folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["root", "bio", "bio", "cells"]
+    assert [len(line) - len(line.lstrip()) for line in lines] == [0, 2, 2, 4]
+
+
+def test_update_says_who_is_behind(grown, capsys, tmp_path):
+    updated = run(capsys, "domain", "update", "--store", grown.folder, "--name", "bio", "--corpus", corpus(tmp_path, 4))
+    assert updated["version"] == 3 and updated["behind"] == ["acme"] and updated["dtype"] == "int8"
+
+
+def test_inspect(grown, capsys, tmp_path):
+    text, picture = tmp_path / "text.txt", tmp_path / "coverage.png"
+    text.write_text("\n".join(some_lines(5, 2) + some_lines(5, 8)), "utf-8")
+    inspect = ["domain", "inspect", "--store", grown.folder, "--name", "bio", "--top", 3]
+    told = run(capsys, *inspect, "--text", text, "--keep", "0.25,0.1,0", "--picture", picture)
+    assert told["version"] == 2 and told["versions"] == [1, 2] and told["users"] == ["domain cells version 1"]
+    assert told["behind"] == [{"tenant": "acme", "version": 1}]
+    assert sum(told["coverage"]["levels"].values()) == pytest.approx(1)
+    assert list(told["coverage"]["levels"]) == ["domain", "root", "2-gram", "1-gram"]
+    for kept in told["coverage"]["kept"]:
+        assert kept["here"] + kept["above"] + sum(kept["shorter"].values()) == pytest.approx(1)
+        assert kept["int8_bytes"] < kept["fp16_bytes"] or not kept["ngrams"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert main([*map(str, inspect), "--version", "1", "--text", str(text)]) == 0
+    out = capsys.readouterr().out
+    assert "tenant acme" in out and "behind version 2: acme (version 1)" in out and "most frequent, 3-gram" in out
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["delete", "--name", "bio"], "in use by domain cells version 1, tenant acme"),
+        (["delete", "--name", "bio", "--version", "1"], "version 1 of domain 'bio' is in use by tenant acme"),
+        (["inspect", "--name", "bio", "--version", "9"], "no version 9: there are 1, 2"),
+        (["inspect", "--name", "law"], "'law' is not in"),
+        (["inspect", "--name", "bio", "--picture", "x.png"], "--text"),
+        (["inspect", "--name", "bio", "--text", "none.txt"], "none.txt does not exist"),
+        (["update", "--name", "bio", "--corpus", "none.txt"], "none.txt does not exist"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(grown, capsys, arguments, message):
+    assert message in refused(capsys, "domain", *arguments, "--store", grown.folder)
+
+
+def test_delete(grown, capsys):
+    assert run(capsys, "domain", "delete", "--store", grown.folder, "--name", "cells") == {"domain": "cells", "removed": [1]}
+    assert run(capsys, "domain", "delete", "--store", grown.folder, "--name", "bio", "--version", 2)["removed"] == [2]
+
+
+def test_a_small_corpus_is_refused_with_the_way_out(grown, capsys, tmp_path):
+    build = ["build", "domain", "--store", grown.folder, "--name", "law", "--corpus", corpus(tmp_path, 5)]
+    assert "--min-tokens" in refused(capsys, *build)
+
+
+@pytest.mark.parametrize("command", ["domain", "domain list", "domain update", "domain delete", "domain inspect", "verify"])
+def test_every_command_explains_itself(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parser().parse_args([*command.split(), "--help"])
+    assert ended.value.code == 0 and f"usage: hplm {command}" in capsys.readouterr().out
+
+
+def flip(path, offset):
+    """Of a copy, because what is exported is a hard link to what was built."""
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 0x10
+    path.unlink()
+    path.write_bytes(content)
+
+
+@pytest.fixture
+def repository(toy, tmp_path):
+    shutil.copytree(toy.repository, tmp_path / "repository")
+    return tmp_path / "repository"
+
+
+def test_verify_passes_what_is_whole(toy, grown, capsys, tmp_path):
+    assert run(capsys, "verify", "--repository", toy.repository)["tables"] == 3
+    assert run(capsys, "verify", "--repository", toy.repository, "--state", tmp_path / "empty")["banks"] > 2
+    assert run(capsys, "verify", "--store", grown.folder)["tables"] == 4
+    assert main(["verify", "--store", str(toy.store.folder)]) == 0
+    assert capsys.readouterr().out.startswith("ok: 3 tables, 0 banks, ")
+
+
+def test_verify_names_everything_that_is_broken(repository, capsys):
+    folder = repository / "toy" / "1"
+    row = json.loads((folder / "plot/bio/1/meta.json").read_text())["hidden"] * 3 * 2
+    for number in (5, 9):
+        flip(folder / "plot/bio/1/values", number * row + 7)
+    flip(folder / "plot/law/1/keys", 3)
+    bank = next((folder / "adapters").glob("bottleneck-r8.bank"))
+    flip(bank, PAGE + Bank(bank).layout.record_bytes + HEADER_BYTES + 1)
+    head = next((folder / "adapters").glob("heads-16.bank"))
+    flip(head, PAGE)  # whose the record is
+    (folder / "upper.safetensors").write_bytes((folder / "upper.safetensors").read_bytes()[:-1])
+    said = refused(capsys, "verify", "--repository", repository)
+    assert "5 broken" in said
+    for message in (
+        f"table {folder}/plot/bio/1: checksum mismatch in rows 5, 9 of values",
+        f"table {folder}/plot/law/1: {folder}/plot/law/1/keys does not match",
+        f"bank {bank}: checksum mismatch in record 1:",
+        "tenant acme: record 0 of bank heads-16.bank",
+        f"file {folder}/upper.safetensors cannot be read",
+    ):
+        assert message in said
+
+
+def test_verify_names_what_is_missing(repository, capsys):
+    folder = repository / "toy" / "1"
+    shutil.rmtree(folder / "plot" / "bio")
+    (folder / "adapters" / "heads-16.bank").unlink()
+    (folder / "tokenizer.json").unlink()
+    said = refused(capsys, "verify", "--repository", repository)
+    assert "3 broken" in said
+    for message in ("table bio/1 is in none of", "heads-16.bank is missing", "tokenizer.json cannot be read"):
+        assert message in said
+
+
+def test_verify_reads_a_store(grown, capsys):
+    table = grown.table_folder("bio", 1)
+    (table / "values").write_bytes((table / "values").read_bytes()[:-1])
+    flip(grown.table_folder("root", 1) / "values", 5000)
+    counts = grown.counts_folder("bio", 2) / "keys-0"
+    counts.write_bytes(counts.read_bytes()[:-8])
+    (grown.tenant_folder("acme", 1) / "head.safetensors").write_bytes(b"")
+    said = refused(capsys, "verify", "--store", grown.folder)
+    assert "4 broken" in said
+    root = grown.table_folder("root", 1)
+    for message in (f"{table / 'values'} has", f"table {root}: checksum", f"counts {counts.parent}", "head.safetensors"):
+        assert message in said
+
+
+def test_verify_needs_something_to_verify(capsys, tmp_path):
+    assert "holds no backbone" in refused(capsys, "verify", "--repository", tmp_path)
+    assert "--state belongs to a --repository" in refused(capsys, "verify", "--store", tmp_path, "--state", tmp_path)
