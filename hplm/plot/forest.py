@@ -6,6 +6,7 @@ Address 0 is the null row of the first table: zeros.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,8 +37,18 @@ class Hits:
     """What a lookup found, for each token."""
 
     addresses: np.ndarray  # int64
-    levels: np.ndarray  # uint8: how often the window had to shrink
-    links: np.ndarray  # uint8: how far up the chain the table is that has it
+    tries: np.ndarray  # int64: how many places were tried before, level by level, in each the links of the chain
+    chain: int  # links
+
+    @property
+    def levels(self) -> np.ndarray:
+        """How often the window had to shrink."""
+        return self.tries // self.chain
+
+    @property
+    def links(self) -> np.ndarray:
+        """How far up the chain the table is that has it."""
+        return self.tries % self.chain
 
 
 class Chain:
@@ -49,22 +60,20 @@ class Chain:
 
     def lookup(self, tokens: np.ndarray, lengths: np.ndarray) -> Hits:
         """First hit wins: the whole window in every table of the chain, then the shorter one, down to the token alone."""
-        whole = self.space.of(tokens, lengths)
-        addresses = np.zeros(len(whole), dtype=np.int64)
-        levels = np.zeros(len(whole), dtype=np.uint8)
-        links = np.zeros(len(whole), dtype=np.uint8)
-        missing = np.arange(len(whole))
-        for level, mask in enumerate(self.space.masks):
-            for link, (table, base) in enumerate(self.links):
-                rows = table.find(whole[missing] & mask)
-                hit = rows.nonzero()[0]
-                found = missing[hit]
-                addresses[found] = rows[hit] + base
-                levels[found], links[found] = level, link
-                if len(hit) == len(missing):
-                    return Hits(addresses, levels, links)
-                missing = missing[rows == 0]
-        raise InvalidInput(f"token {int(tokens[missing[0]])} is in no table of this chain")
+        whole, masks = self.space.of(tokens, lengths), self.space.masks
+        # All levels at once: a search costs more by the call than by the key.
+        keys = (whole & masks[:, None]).reshape(-1, self.space.words)
+        found = np.empty((len(masks), len(self.links), len(whole)), dtype=np.int64)
+        for link, (table, base) in enumerate(self.links):
+            rows = table.find(keys)
+            np.add(rows, base, out=rows, where=rows > 0)
+            found[:, link] = rows.reshape(len(masks), -1)
+        tries = found.reshape(-1, len(whole))  # in the order in which they count
+        first = (tries > 0).argmax(0)
+        addresses = tries[first, np.arange(len(whole))]
+        if not addresses.all():
+            raise InvalidInput(f"token {int(tokens[np.flatnonzero(addresses == 0)[0]])} is in no table of this chain")
+        return Hits(addresses, first, len(self.links))
 
     def holds(self, addresses: np.ndarray) -> bool:
         """Whether every address is a row of this chain's tables: what a reader checks before it trusts a stranger."""
@@ -93,7 +102,7 @@ class Forest:
             known = before._tables.get(branch) if before is not None else None
             self._tables[branch] = known if isinstance(known, Table) else _open(folders, branch, prepare)
         ordered = sorted(self.branches, key=lambda branch: branch.base)
-        self._bases = np.array([branch.base for branch in ordered], dtype=np.int64)
+        self._bases = [branch.base for branch in ordered]
         self._ordered = ordered
 
     def chain(self, domain: str, version: int) -> Chain:
@@ -105,11 +114,14 @@ class Forest:
 
     def tables_of(self, addresses: np.ndarray) -> list[tuple[Table, int]]:
         """The tables that some address lies in, with their bases; addresses are those of opened chains."""
-        numbers = np.unique(self._bases.searchsorted(addresses, "right") - 1).tolist()
+        first, last = (bisect_right(self._bases, address) - 1 for address in (addresses.min(), addresses.max()))
+        numbers = list(range(first, last + 1))
+        if last - first > 1:  # those between need not be met
+            numbers = np.unique(np.searchsorted(self._bases, addresses, "right") - 1).tolist()
         return [(self._opened(self._ordered[number]), self._ordered[number].base) for number in numbers]
 
     def name_of(self, address: int) -> str:
-        branch = self._ordered[int(self._bases.searchsorted(address, "right")) - 1]
+        branch = self._ordered[bisect_right(self._bases, address) - 1]
         return f"row {address - branch.base} of table {branch.folder}"
 
     def failures(self) -> list[HplmError]:

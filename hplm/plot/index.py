@@ -4,7 +4,7 @@
     keys     uint64, keys + padding x words: keys in order of bucket; the padding lets a reader take `longest` from anywhere
     rows     uint32, keys + padding: the row of each of these keys
 
-A bucket holds one key on average, some ten at most, so a lookup reads one place in `starts` and one or two cache lines of
+There are two to four buckets a key and some seven keys in the fullest, so a lookup reads one place in `starts` and one or two cache lines of
 `keys`, however large the table: a bisection would miss the cache once a step.
 """
 
@@ -17,7 +17,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
 from hplm.errors import Broken
 
@@ -38,11 +37,16 @@ class IndexMeta:
     @property
     def bits(self) -> int:
         """Of a bucket's number."""
-        return max(0, self.keys - 1).bit_length()
+        return bits_for(self.keys)
 
     def sizes(self) -> dict[str, int]:
         padded = self.keys + self.longest
         return {"starts": 4 * ((1 << self.bits) + 1), "keys": 8 * padded * self.words, "rows": 4 * padded}
+
+
+def bits_for(keys: int) -> int:
+    """Two to four buckets a key: the fullest, as long as every search, then holds some seven."""
+    return max(0, keys - 1).bit_length() + 1
 
 
 class Index:
@@ -58,18 +62,22 @@ class Index:
         self._keys = _mapped(folder / "keys", "<u8").reshape(-1, meta.words)
         self._rows = _mapped(folder / "rows", "<u4")
         self._count = meta.keys
-        # Read-only view: at each key, the words of as many keys as the fullest bucket holds.
-        self._stretches = sliding_window_view(self._keys, max(1, meta.longest), axis=0) if meta.keys else None
+        self._steps = np.arange(meta.longest)
 
     def find(self, keys: np.ndarray) -> np.ndarray:
         """Row of each key, 0 where there is none."""
         found = np.zeros(len(keys), dtype=np.int64)
-        if self._stretches is None or not len(keys):
+        if not self._count or not len(keys):
             return found
-        at = self._starts.take(_bucket(keys, self._bits))
-        same = self._stretches[at] == keys[:, :, None]
-        which, step = (same[:, 0] if self._words == 1 else same.all(1)).nonzero()
-        found[which] = self._rows.take(at.take(which) + step)
+        places = (self._starts.take(_bucket(keys, self._bits))[:, None] + self._steps).ravel()
+        # Flat, and by the last word alone: it differs most, and further words are looked at where it agrees.
+        same = self._keys[:, -1].take(places).reshape(len(keys), -1) == keys[:, -1:]
+        hits = same.ravel().nonzero()[0]
+        which, places = hits // len(self._steps), places.take(hits)
+        if self._words > 1:
+            whole = (self._keys[places] == keys[which]).all(1)
+            which, places = which[whole], places[whole]
+        found[which] = self._rows.take(places)
         return found
 
     def by_row(self) -> np.ndarray:
@@ -82,7 +90,7 @@ class Index:
 def write_index(folder: Path, keys: np.ndarray) -> IndexMeta:
     """From keys in order of their rows, the first of which is row 1; `keys` may be mapped and larger than memory."""
     count, words = keys.shape
-    bits = max(0, count - 1).bit_length()
+    bits = bits_for(count)
     in_bucket = np.zeros(1 << bits, dtype=np.uint32)
     with open(folder / "keys", "wb") as key_file, open(folder / "rows", "wb") as row_file:
         for part_keys, part_rows in _by_bucket(keys, bits):
@@ -125,7 +133,7 @@ def _bucket(keys: np.ndarray, bits: int) -> np.ndarray:
         mixed *= _ODD
     mixed ^= mixed >> _HALF
     mixed *= _ODD
-    return (mixed >> np.uint64(64 - bits)).view(np.int64) if bits else np.zeros(len(keys), dtype=np.int64)
+    return (mixed >> np.uint64(64 - bits)).view(np.int64)
 
 
 def _mapped(path: Path, dtype: str) -> np.ndarray:

@@ -30,9 +30,8 @@ def count_levels(chain: Chain, found: np.ndarray) -> Counter[str]:
 
 
 def ends(chain: Chain, hits: Hits) -> np.ndarray:
-    """How many lookups ended at each level and link, in the order of `level_names`."""
-    places = hits.levels * np.int64(len(chain.links)) + hits.links
-    return np.bincount(places, minlength=len(chain.space.masks) * len(chain.links))
+    """How many lookups ended at each place, in the order of `level_names`."""
+    return np.bincount(hits.tries, minlength=len(chain.space.masks) * len(chain.links))
 
 
 class Tally:

@@ -57,7 +57,7 @@ def test_an_export_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("builder.export.write_bank", full)
+    monkeypatch.setattr("builder.records.write_bank", full)
     with pytest.raises(OSError, match="No space left"):
         export(store, tmp_path / "repository", ServingOptions())
     assert Path(tmp_path / "repository/toy/1/tenants.json").read_text() == before

@@ -1,0 +1,197 @@
+"""What a record holds: the tensors of a kind of adapter or head, and how they are applied to the rows of a batch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from hplm.adapters.groups import Groups, linear
+from hplm.errors import InvalidInput
+from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV, activation
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+PROJECTIONS = {"query": QKV, "key": QKV, "value": QKV, "attention_out": ATTENTION_OUT, "ffn_in": FFN_IN, "ffn_out": FFN_OUT}
+
+Weights = Mapping[str, Tensor]  # of one layer, slots first
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One kind and size of record. `size` is the rank of an adapter or the number of labels of a head.
+
+    `places` are the projections of a layer that an adapter works on; a head has none.
+    """
+
+    kind: str
+    size: int
+    hidden: int
+    layers: int
+    places: tuple[str, ...] = ()
+    intermediate: int = 0
+    function: str = "relu"  # inside a bottleneck, or between the two layers of a head
+    dtype: str = "fp16"
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise InvalidInput(f"bank kind {self.kind!r} is not known: choose {', '.join(KINDS)}")
+        if self.dtype not in DTYPES:
+            raise InvalidInput(f"bank dtype {self.dtype!r} is not known: choose {', '.join(DTYPES)}")
+        for place in self.places:
+            if place not in PROJECTIONS:
+                raise InvalidInput(f"a layer has no projection {place!r}: choose {', '.join(PROJECTIONS)}")
+
+    @property
+    def shapes(self) -> Shapes:
+        """Tensors of one layer, in the order in which they lie in the record."""
+        return KINDS[self.kind].shapes(self)
+
+    @property
+    def layer_size(self) -> int:
+        return sum(prod(shape) for shape in self.shapes.values())
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.layers * self.layer_size * DTYPES[self.dtype].itemsize
+
+    @property
+    def name(self) -> str:
+        """Of the bank's file: what differs in any way has another."""
+        parts = [self.kind, str(self.size)]
+        if self.places and self.places != KINDS[self.kind].usual_places:
+            parts.append("+".join(self.places))
+        if self.function != "relu":
+            parts.append(self.function)
+        if self.dtype != "fp16":
+            parts.append(self.dtype)
+        return "-".join(parts)
+
+    def empty(self) -> Tensor:
+        return torch.empty(self.layers, self.layer_size, dtype=DTYPES[self.dtype])
+
+    def unpack(self, flat: Tensor) -> list[dict[str, Tensor]]:
+        """layers x layer_size -> for each layer its tensors, as views."""
+        sizes = [prod(shape) for shape in self.shapes.values()]
+        return [
+            {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), layer.split(sizes), strict=True)}
+            for layer in flat
+        ]
+
+    def pack(self, layers: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        flat = self.empty()
+        for target, source in zip(self.unpack(flat), layers, strict=True):
+            for name, tensor in target.items():
+                tensor.copy_(source[name])
+        return flat
+
+    def width(self, place: str) -> tuple[int, int]:
+        """What goes into and comes out of a projection."""
+        wide = self.intermediate
+        return {"ffn_in": (self.hidden, wide), "ffn_out": (wide, self.hidden)}.get(place, (self.hidden, self.hidden))
+
+    def adapt(self, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
+        """What goes on from a place of the layer (`hplm.model.layer`), given what went in and what came out."""
+        return KINDS[self.kind].adapt(self, at, before, after, groups, weights)
+
+    def read(self, x: Tensor, groups: Groups, weights: Weights) -> Tensor:
+        """A head's logits."""
+        return KINDS[self.kind].read(self, x, groups, weights)
+
+
+class Kind(ABC):
+    usual_places: tuple[str, ...] = ()
+
+    @abstractmethod
+    def shapes(self, layout: Layout) -> Shapes: ...
+
+    def adapt(self, layout: Layout, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
+        raise TypeError(f"{layout.kind} is no adapter")
+
+    def read(self, layout: Layout, x: Tensor, groups: Groups, weights: Weights) -> Tensor:
+        raise TypeError(f"{layout.kind} is no head")
+
+
+class Bottleneck(Kind):
+    """h + W_up . f(W_down . h), on what a projection puts out (HMI 3.2.2: after attention)."""
+
+    usual_places = ("attention_out",)
+
+    def shapes(self, layout: Layout) -> Shapes:
+        shapes: Shapes = {}
+        for place in layout.places:
+            _, out = layout.width(place)
+            shapes[f"{place}.down"] = (layout.size, out)
+            shapes[f"{place}.down_bias"] = (layout.size,)
+            shapes[f"{place}.up"] = (out, layout.size)
+            shapes[f"{place}.up_bias"] = (out,)
+        return shapes
+
+    def adapt(self, layout: Layout, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
+        for place in layout.places:
+            if PROJECTIONS[place] == at:
+                inner = linear(groups.spread(after), groups, weights[f"{place}.down"], weights[f"{place}.down_bias"])
+                inner = activation(layout.function)(inner)
+                after = after + groups.collect(linear(inner, groups, weights[f"{place}.up"], weights[f"{place}.up_bias"]))
+        return after
+
+
+class LowRank(Kind):
+    """W . x + B . A . x, on any projection (LoRA); its scale is folded into B."""
+
+    usual_places = ("query", "value")
+
+    def shapes(self, layout: Layout) -> Shapes:
+        shapes: Shapes = {}
+        for place in layout.places:
+            into, out = layout.width(place)
+            shapes[f"{place}.a"] = (layout.size, into)
+            shapes[f"{place}.b"] = (out, layout.size)
+        return shapes
+
+    def adapt(self, layout: Layout, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
+        here = [place for place in layout.places if PROJECTIONS[place] == at]
+        if not here:
+            return after
+        tiles = groups.spread(before)
+
+        def change(place: str) -> Tensor:
+            inner = tiles @ groups.pick(weights[f"{place}.a"]).mT
+            return groups.collect(inner @ groups.pick(weights[f"{place}.b"]).mT)
+
+        if at != QKV:
+            return after + change(here[0])
+        parts = dict(zip(("query", "key", "value"), after.chunk(3, dim=-1), strict=True))
+        return torch.cat([part + change(place) if place in here else part for place, part in parts.items()], dim=-1)
+
+
+class Head(Kind):
+    def shapes(self, layout: Layout) -> Shapes:
+        return {"weight": (layout.size, layout.hidden), "bias": (layout.size,)}
+
+    def read(self, layout: Layout, x: Tensor, groups: Groups, weights: Weights) -> Tensor:
+        return groups.collect(linear(groups.spread(x), groups, weights["weight"], weights["bias"]))
+
+
+class TwoLayerHead(Kind):
+    """W . f(D . x), as imported models often have it."""
+
+    def shapes(self, layout: Layout) -> Shapes:
+        return {
+            "dense": (layout.hidden, layout.hidden),
+            "dense_bias": (layout.hidden,),
+            "weight": (layout.size, layout.hidden),
+            "bias": (layout.size,),
+        }
+
+    def read(self, layout: Layout, x: Tensor, groups: Groups, weights: Weights) -> Tensor:
+        inner = activation(layout.function)(linear(groups.spread(x), groups, weights["dense"], weights["dense_bias"]))
+        return groups.collect(linear(inner, groups, weights["weight"], weights["bias"]))
+
+
+KINDS: dict[str, Kind] = {"bottleneck": Bottleneck(), "lora": LowRank(), "head": Head(), "head2": TwoLayerHead()}
+Adapt = Callable[[str, Tensor, Tensor], Tensor]
