@@ -4,8 +4,8 @@
     keys     uint64, keys + padding x words: keys in order of bucket; the padding lets a reader take `longest` from anywhere
     rows     uint32, keys + padding: the row of each of these keys
 
-There are two to four buckets a key and some seven keys in the fullest, so a lookup reads one place in `starts` and one or two cache lines of
-`keys`, however large the table: a bisection would miss the cache once a step.
+There are two to four buckets a key and some seven keys in the fullest, so a lookup reads one place in `starts` and one or two
+cache lines of `keys`, however large the table: a bisection would miss the cache once a step.
 """
 
 from __future__ import annotations
