@@ -41,6 +41,7 @@ class Live:
     """A repository's backbone and the state it is served with."""
 
     folder: Path  # model_repository/<backbone>/1
+    exported: Snapshot
     state: State
     registry: Registry
 
@@ -52,7 +53,12 @@ class Live:
         tables = folder / Backbone.TABLES
         last = max(exported.branches, key=lambda branch: branch.base)
         free = last.base + TableMeta.load(tables / last.folder / "meta.json").rows
-        return cls(folder, live, Registry(live, exported, free))
+        return cls(folder, exported, live, Registry(live, exported, free))
+
+    def current(self) -> Snapshot:
+        """What readers see now; nothing is written."""
+        generation = self.state.current()
+        return self.state.load(generation) if generation else self.exported
 
     def table(self, domain: str, version: int) -> Table:
         for folder in (self.folder / Backbone.TABLES, self.state.tables):
@@ -154,8 +160,15 @@ class Live:
         """The table and those it falls back to, where they are not here."""
         step: tuple[str | None, int | None] = (name, version)
         here = {(branch.domain, branch.version) for branch in change.branches}
-        while step[0] is not None and step not in here:
+        while step[0] is not None:
             table = store.table(*step)
+            if step in here:
+                if self.table(*step).meta != table.meta:
+                    raise InvalidInput(
+                        f"version {step[1]} of domain {step[0]!r} is served and {store.folder} has another table of that "
+                        "number: build its next version with `hplm domain update --corpus`"
+                    )
+                return
             target = self.state.tables / step[0] / str(step[1])
             if not target.exists():
                 with written_folder(target) as folder:

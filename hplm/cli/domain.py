@@ -1,4 +1,4 @@
-"""`hplm domain`: the branches of a store, as a tree, and what becomes of them."""
+"""`hplm domain`: the branches of a store or of what is served, as a tree, and what becomes of them."""
 
 from __future__ import annotations
 
@@ -9,34 +9,59 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hplm.cli.build import CORPUS, DTYPES, device_of, table_built
+from hplm.cli.served import open_live, served_options
 
 if TYPE_CHECKING:
     from builder.inspection import Coverage
+    from builder.live import Moved
+    from hplm.plot.table import TableMeta
 
 
 def register(commands: argparse._SubParsersAction) -> None:
-    domain = commands.add_parser("domain", help="list, update, inspect and delete the domains of a store")
+    domain = commands.add_parser(
+        "domain",
+        help="list, inspect, add, update, roll back and delete domains, in a store or live",
+        description="With --store: what has been built. With --repository and --state: what is being served.",
+    )
     actions = domain.add_subparsers(dest="action", required=True, metavar="ACTION")
-    _action(actions, "list", run_list, "every branch, as a tree: what it falls back to and who stands on it")
+    listing = _action(actions, "list", run_list, "every branch, as a tree: what it falls back to and who stands on it")
+    served_options(listing)
+    add = _action(actions, "add", run_add, "serve a domain of the store, without a restart", store=True)
+    add.add_argument("--name", required=True)
+    served_options(add, required=True)
     _register_update(actions)
+    text = "tenants of the newest version served go back to the version they came from"
+    rollback = _action(actions, "rollback", run_rollback, text, store=None)
+    rollback.add_argument("--name", required=True)
+    served_options(rollback, required=True)
     delete = _action(actions, "delete", run_delete, "remove a domain; refused while tenants or domains stand on it")
     delete.add_argument("--name", required=True)
-    delete.add_argument("--version", type=int, help="only this one (default: all)")
+    delete.add_argument("--version", type=int, help="only this one of the store's (default: all)")
+    served_options(delete)
     _register_inspect(actions)
 
 
-def _action(actions: argparse._SubParsersAction, name: str, run: object, text: str) -> argparse.ArgumentParser:
+def _action(
+    actions: argparse._SubParsersAction, name: str, run: object, text: str, store: bool | None = False
+) -> argparse.ArgumentParser:
+    """`store`: whether one must be given; None: there is none to give."""
     action = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-    action.add_argument("--store", type=Path, required=True, help="folder of what has been built")
+    if store is not None:
+        action.add_argument("--store", type=Path, required=store, help="folder of what has been built")
     action.add_argument("--json", action="store_true", help="end with one line of JSON")
     action.set_defaults(run=run)
     return action
 
 
 def _register_update(actions: argparse._SubParsersAction) -> None:
-    update = _action(actions, "update", run_update, "add corpus to a domain: its next version, beside the one there is")
+    text = "with --corpus, build a domain's next version; with --repository, serve it, with the tenants that were tuned on it"
+    update = _action(actions, "update", run_update, text, store=True)
     update.add_argument("--name", required=True)
-    update.add_argument("--corpus", type=Path, nargs="+", required=True, help=CORPUS)
+    update.add_argument("--corpus", type=Path, nargs="+", help=f"to add to that of the version before; {CORPUS}")
+    served_options(update)
+    update.add_argument(
+        "--canary", type=float, default=1.0, metavar="SHARE", help="of those tenants, to move first (default: all of them)"
+    )
     update.add_argument(
         "--keep", type=float, metavar="SHARE", help="of the distinct n-grams, old and new (default: that of the version before)"
     )
@@ -52,7 +77,8 @@ def _register_update(actions: argparse._SubParsersAction) -> None:
 
 
 def _register_inspect(actions: argparse._SubParsersAction) -> None:
-    inspect = _action(actions, "inspect", run_inspect, "sizes, who is behind, frequent n-grams, how much of a text is known")
+    text = "sizes, who is behind, frequent n-grams, how much of a text is known"
+    inspect = _action(actions, "inspect", run_inspect, text, store=True)
     inspect.add_argument("--name", required=True)
     inspect.add_argument("--version", type=int, help="default: the newest")
     inspect.add_argument(
@@ -75,27 +101,33 @@ def _shares(text: str) -> list[float]:
 def run_list(args: argparse.Namespace) -> dict:
     from builder.store import Store
 
-    store = Store(args.store)
-    tenants = Counter((tenant.domain, tenant.domain_version) for tenant in store.tenants())
-    rows = []
-    for domain, version in store.domains():
-        meta = store.meta(domain, version)
-        rows.append(
-            {
-                "domain": domain,
-                "version": version,
-                "parent": meta.parent,
-                "parent_version": meta.parent_version,
-                "ngrams": meta.keys,
-                "tokens": meta.corpus_tokens,
-                "mb": round(sum(meta.sizes().values()) / 1e6, 3),
-                "dtype": meta.dtype,
-                "tenants": tenants[domain, version],
-            }
-        )
+    if _is_live(args):
+        live = open_live(args)
+        snapshot = live.current()
+        tenants = Counter((tenant.domain, tenant.domain_version) for tenant in snapshot.tenants)
+        branches = sorted((branch.domain, branch.version) for branch in snapshot.branches)
+        rows = [_row(live.table(*branch).meta, tenants[branch]) for branch in branches]
+    else:
+        store = Store(args.store)
+        tenants = Counter((tenant.domain, tenant.domain_version) for tenant in store.tenants())
+        rows = [_row(store.meta(*branch), tenants[branch]) for branch in store.domains()]
     if not args.json:
         print_tree(rows)
     return {"domains": rows}
+
+
+def _row(meta: TableMeta, tenants: int) -> dict[str, Any]:
+    return {
+        "domain": meta.domain,
+        "version": meta.version,
+        "parent": meta.parent,
+        "parent_version": meta.parent_version,
+        "ngrams": meta.keys,
+        "tokens": meta.corpus_tokens,
+        "mb": round(sum(meta.sizes().values()) / 1e6, 3),
+        "dtype": meta.dtype,
+        "tenants": tenants,
+    }
 
 
 def print_tree(rows: list[dict[str, Any]]) -> None:
@@ -123,7 +155,12 @@ def run_update(args: argparse.Namespace) -> dict:
     from builder.domain import UpdateOptions, update_domain
     from builder.inspection import behind
     from builder.store import Store
+    from hplm.errors import InvalidInput
 
+    if (args.corpus is None) == (args.repository is None):
+        raise InvalidInput("give --corpus to build a version, or --repository and --state to serve it: one of them")
+    if args.corpus is None:
+        return _said(args, open_live(args).update(Store(args.store), args.name, args.canary))
     store, options = Store(args.store), UpdateOptions(args.keep, args.dtype, args.seed)
     table = update_domain(store, args.name, args.corpus, options, Budget(minutes=args.minutes), device_of(args))
     built = table_built(args, table, f"domain {args.name} version {table.meta.version}")
@@ -133,10 +170,42 @@ def run_update(args: argparse.Namespace) -> dict:
     return {**built, "behind": left}
 
 
+def run_add(args: argparse.Namespace) -> dict:
+    from builder.store import Store
+
+    return _said(args, open_live(args).add(Store(args.store), args.name))
+
+
+def run_rollback(args: argparse.Namespace) -> dict:
+    return _said(args, open_live(args).roll_back(args.name))
+
+
+def _is_live(args: argparse.Namespace) -> bool:
+    from hplm.errors import InvalidInput
+
+    if (args.store is None) == (args.repository is None):
+        raise InvalidInput("give --store for what has been built, or --repository for what is served: one of them")
+    return args.repository is not None
+
+
+def _said(args: argparse.Namespace, change: Moved) -> dict:
+    if not args.json:
+        print(f"domain {change.domain}: version {change.version}, generation {change.generation}")
+        for what, names in (("moved", change.moved), ("held back", change.waiting), ("behind", change.behind)):
+            if names:
+                more = f" and {len(names) - 10:,} more" if len(names) > 10 else ""
+                print(f"  {what:<10} {', '.join(names[:10])}{more}")
+        if change.removed:
+            print(f"  removed    {', '.join(change.removed)}: nobody stands on it any more")
+    return asdict(change)
+
+
 def run_delete(args: argparse.Namespace) -> dict:
     from builder.domain import delete_domain
     from builder.store import Store
 
+    if _is_live(args):
+        return _said(args, open_live(args).delete(args.name))
     versions = delete_domain(Store(args.store), args.name, args.version)
     if not args.json:
         print(f"domain {args.name}: removed version {', '.join(map(str, versions))}")

@@ -169,6 +169,16 @@ def test_another_store_and_another_export_are_refused(place, tmp_path):
         Live.open(repository, state).update(store, "bio")
 
 
+def test_another_table_of_the_same_number_is_refused(place):
+    store, repository, state = place
+    live = Live.open(repository, state)
+    live.update(store, "bio", share=0.25)
+    store.remove_branch("bio", 2)
+    random_table(store, "bio", 2, ("root", 1), 3000, seed=1234)
+    with pytest.raises(InvalidInput, match=r"version 2 of domain 'bio' is served and .* has another table of that number"):
+        live.update(store, "bio")
+
+
 def test_every_change_is_in_the_audit_log(place):
     store, repository, state = place
     live = Live.open(repository, state)

@@ -1,0 +1,25 @@
+"""Options of commands about what is being served, and what they name."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from builder.live import Live
+
+
+def served_options(parser: argparse.ArgumentParser, required: bool = False) -> None:
+    parser.add_argument("--repository", type=Path, required=required, metavar="DIR", help="the model repository that is served")
+    parser.add_argument("--state", type=Path, metavar="DIR", help="what `hplm serve --state` was given: changes go there")
+    parser.add_argument("--backbone", help="which of the repository's (default: the only one)")
+
+
+def open_live(args: argparse.Namespace) -> Live:
+    from builder.live import Live
+    from hplm.errors import InvalidInput
+
+    if args.state is None:
+        raise InvalidInput("changes go to the live state: give --state DIR, the folder that `hplm serve --state DIR` was given")
+    return Live.open(args.repository, args.state, args.backbone)
