@@ -113,8 +113,11 @@ def test_both_mount_read_only_and_publish_on_loopback():
     docker, command = docker_run()
     service = compose_service()
     (repository,) = [flag.partition("=")[2] for flag in command if flag.startswith("--model-repository=")]
-    mounts = [docker[docker.index("-v") + 1], *service["volumes"]]
-    assert all(mount.endswith(f"/model_repository:{repository}:ro") for mount in mounts)
+    state = docker[docker.index("-e") + 1].removeprefix("HPLM_STATE=")
+    assert service["environment"]["HPLM_STATE"] == state
+    for mounts in ([word for option, word in pairwise(docker) if option == "-v"], service["volumes"]):
+        for mount, wanted in zip(mounts, (f"/model_repository:{repository}:ro", f"/state:{state}:ro"), strict=True):
+            assert mount.endswith(wanted)
     published = [word for option, word in pairwise(docker) if option == "-p"]
     assert published == service["ports"] == [f"127.0.0.1:{port}:{port}" for port in (8000, 8001, 8002)]
 
