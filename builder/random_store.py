@@ -11,6 +11,7 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from builder.store import Store, TenantFile
+from hplm.adapters.layout import Layout
 from hplm.model.checkpoint import random_backbone
 from hplm.model.config import BackboneConfig
 from hplm.model.windows import ABSENT
@@ -81,20 +82,15 @@ def random_store(
 
 def random_tenant(store: Store, tenant: TenantFile, spread: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    hidden = store.config.hidden
+    adapter, head = tenant.adapter_layout(store.config), tenant.head_layout(store.config)
 
-    def normal(shape: tuple[int, ...]) -> torch.Tensor:
-        return torch.randn(shape, generator=generator) * spread
+    def layers(layout: Layout) -> list[dict[str, torch.Tensor]]:
+        return [
+            {name: torch.randn(shape, generator=generator) * spread for name, shape in layout.shapes.items()}
+            for _ in range(layout.layers)
+        ]
 
-    shapes = {
-        "down": (tenant.rank, hidden),
-        "down_bias": (tenant.rank,),
-        "up": (hidden, tenant.rank),
-        "up_bias": (hidden,),
-    }
-    adapter = [{name: normal(shape) for name, shape in shapes.items()} for _ in range(store.config.upper_layers)]
-    head = {"weight": normal((len(tenant.labels), hidden)), "bias": normal((len(tenant.labels),))}
-    store.save_tenant(tenant, adapter if tenant.rank else None, head, {})
+    store.save_tenant(tenant, layers(adapter) if adapter is not None else None, layers(head)[0], {})
 
 
 def random_table(

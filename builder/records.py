@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from builder.store import Store, TenantFile
-from hplm.adapters.bank import Layout, Record, write_bank
+from hplm.adapters.bank import Record, write_bank
+from hplm.adapters.layout import Layout
 from hplm.errors import InvalidInput
 from hplm.tenants.snapshot import Tenant
 
@@ -31,10 +32,9 @@ class Records:
         adapter, head = self._store.tenant_weights(tenant)
         adapter_record = None
         if adapter is not None:
-            layout = Layout("bottleneck", tenant.rank, config.hidden, config.upper_layers)
-            adapter_record = self._record(layout, uid, tenant.version, adapter, place)
+            adapter_record = self._record(tenant.adapter_layout(config), uid, tenant.version, adapter, place)
         size = _head_size(tenant)
-        layout = Layout("head", size, config.hidden, 1)
+        layout = tenant.head_layout(config, size)
         return Tenant(
             id=tenant.id,
             uid=uid,
@@ -69,8 +69,8 @@ def _head_size(tenant: TenantFile) -> int:
 
 def _grown(head: Mapping[str, Tensor], size: int) -> dict[str, Tensor]:
     """Rows beyond the tenant's labels are zero and never read."""
-    weight = torch.zeros(size, head["weight"].shape[1])
-    bias = torch.zeros(size)
-    weight[: len(head["weight"])] = head["weight"]
-    bias[: len(head["bias"])] = head["bias"]
-    return {"weight": weight, "bias": bias}
+    grown = dict(head)
+    for name in ("weight", "bias"):
+        grown[name] = torch.zeros(size, *head[name].shape[1:])
+        grown[name][: len(head[name])] = head[name]
+    return grown

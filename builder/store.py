@@ -24,6 +24,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from hplm.adapters.layout import Layout, adapter_layout, head_layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack
@@ -46,7 +47,22 @@ class TenantFile:
     domain_version: int
     task: str
     labels: list[str]
-    rank: int
+    rank: int  # of the adapter; 0: a head alone
+    adapter: str = "bottleneck"
+    places: tuple[str, ...] | None = None  # that it works on; None: its kind's usual ones
+    function: str = "relu"  # inside it
+    head_function: str | None = None  # between the layers of a head of two
+
+    def adapter_layout(self, config: BackboneConfig) -> Layout | None:
+        return adapter_layout(config, self.adapter, self.rank, self.places, self.function)
+
+    def head_layout(self, config: BackboneConfig, size: int | None = None) -> Layout:
+        return head_layout(config, size or len(self.labels), self.head_function)
+
+    @classmethod
+    def read(cls, path: Path) -> TenantFile:
+        stored = json.loads(path.read_text("utf-8"))
+        return cls(**{**stored, "places": tuple(stored["places"]) if stored.get("places") else None})
 
 
 def check_name(kind: str, name: str) -> str:
@@ -222,7 +238,7 @@ class Store:
         """The newest version of every tenant, in order of id."""
         newest: dict[str, TenantFile] = {}
         for path in self.folder.glob("tenants/*/*/tenant.json"):
-            tenant = TenantFile(**json.loads(path.read_text("utf-8")))
+            tenant = TenantFile.read(path)
             if tenant.id not in newest or newest[tenant.id].version < tenant.version:
                 newest[tenant.id] = tenant
         return [newest[name] for name in sorted(newest)]
@@ -239,7 +255,7 @@ class Store:
         flat = load_file(folder / "adapter.safetensors")
         layers: list[dict[str, Tensor]] = [{} for _ in range(self.config.upper_layers)]
         for name, tensor in flat.items():
-            layer, part = name.split(".")
+            layer, _, part = name.partition(".")
             layers[int(layer)][part] = tensor
         return layers, head
 
@@ -253,7 +269,7 @@ class Store:
         head: dict[str, Tensor],
         report: dict,
     ) -> None:
-        """Adapter tensors a layer: down (rank x hidden), down_bias, up (hidden x rank), up_bias; head: weight, bias."""
+        """Adapter tensors of each layer and head tensors, named and shaped as their layouts say."""
         with written_folder(self.tenant_folder(tenant.id, tenant.version)) as folder:
             if adapter is not None:
                 flat = {f"{i}.{name}": tensor for i, layer in enumerate(adapter) for name, tensor in layer.items()}

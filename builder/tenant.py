@@ -28,6 +28,8 @@ def build_tenant(
     task: str,
     train_file: Path,
     dev_file: Path | None = None,
+    adapter: str = "bottleneck",
+    places: tuple[str, ...] | None = None,
     rank: int = 32,
     epochs: int = 4,
     seed: int = 0,
@@ -35,7 +37,7 @@ def build_tenant(
     show_progress: bool = True,
 ) -> TenantFile:
     """Trains the tenant, or its next version if it exists, and stores it with its report."""
-    options = TrainingOptions(rank=rank, epochs=epochs, seed=seed)
+    options = TrainingOptions(adapter=adapter, places=places, rank=rank, epochs=epochs, seed=seed)
     device = device or resolve_device("auto")
     check_name("tenant", tenant_id)
     if task not in TASKS:
@@ -63,7 +65,7 @@ def build_tenant(
         store.upper(), store.config, reader, texts, dev_texts, task, len(labels), options, device, show_progress
     )
     tenant = TenantFile(
-        tenant_id, before.version + 1 if before else 1, domain, domain_version, task, labels, rank
+        tenant_id, before.version + 1 if before else 1, domain, domain_version, task, labels, rank, adapter, places
     )
     report = {
         "task": task,
@@ -88,9 +90,9 @@ def evaluate_tenant(
     check_labels(labelled, tenant.labels, f"the training data of tenant {tenant_id!r}")
     reader = Reader(store, tenant.domain, tenant.domain_version)
     texts = reader.read(labelled, tenant.task, tenant.labels, show_progress)
-    adapter, head = store.tenant_weights(tenant)
-    model = TenantModel(store.config, tenant.rank, len(tenant.labels), seed=0)
-    model.load(adapter, head)
+    weights = store.tenant_weights(tenant)
+    model = TenantModel(store.config, tenant.adapter_layout(store.config), tenant.head_layout(store.config), seed=0)
+    model.load(*weights)
     scores = evaluate(store.upper().to(device).eval(), model.to(device), reader, texts, len(tenant.labels), device)
     described = {"tenant": tenant.id, "version": tenant.version, "task": tenant.task}
     return {**described, **_described(labelled, texts), **_rounded(scores)}

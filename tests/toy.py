@@ -20,6 +20,9 @@ TENANTS = [
     TenantFile("city", 1, "law", 1, "classify", [f"topic-{i}" for i in range(20)], 8),
     TenantFile("dune", 1, "bio", 1, "tag", ["O", "A", "B"], 8),
     TenantFile("echo", 1, "root", 1, "classify", ["no", "yes"], 0),  # a head alone, no adapter
+    TenantFile("flux", 1, "law", 1, "classify", ["low", "high"], 4, "lora", head_function="tanh"),
+    TenantFile("gaia", 1, "bio", 1, "tag", ["O", "A"], 2, "lora", ("query", "key", "attention_out", "ffn_in", "ffn_out")),
+    TenantFile("hugo", 1, "root", 1, "classify", ["a", "b", "c"], 4, "bottleneck", ("attention_out", "ffn_out"), "gelu"),
 ]
 WORDS = words(CONFIG.vocabulary)
 

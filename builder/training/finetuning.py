@@ -17,8 +17,8 @@ from tqdm import tqdm
 from builder.packs import packs
 from builder.training.examples import UNREAD, Pack, Reader, Texts
 from builder.training.scores import Scores, score
-from hplm.adapters.bank import DTYPE, Layout
-from hplm.adapters.groups import Groups, bottleneck, head
+from hplm.adapters.groups import Groups
+from hplm.adapters.layout import Layout, adapter_layout, head_layout
 from hplm.errors import HplmError
 from hplm.model.attention import PackedAttention
 from hplm.model.config import BackboneConfig
@@ -30,7 +30,9 @@ PACK_TOKENS = 8192  # bounds memory; what a step learns from is bounded by `batc
 
 @dataclass(frozen=True)
 class TrainingOptions:
+    adapter: str = "bottleneck"
     rank: int = 32  # 0: a head alone
+    places: tuple[str, ...] | None = None  # that the adapter works on; default: the kind's usual ones
     epochs: int = 4  # at most
     patience: int = 2  # epochs without a better dev score before it ends
     learning_rate: float = 2e-3
@@ -43,44 +45,49 @@ class TrainingOptions:
 class TenantModel(nn.Module):
     """What a tenant owns, as a bank with a single slot; the mathematics is that of serving."""
 
-    def __init__(self, config: BackboneConfig, rank: int, labels: int, seed: int) -> None:
+    def __init__(self, config: BackboneConfig, adapter: Layout | None, head: Layout, seed: int) -> None:
         super().__init__()
         self._heads = config.heads
+        self._adapter, self._head = adapter, head
         generator = torch.Generator().manual_seed(seed)
 
-        def slot(layout: Layout, drawn: str) -> nn.ParameterDict:
+        def slot(layout: Layout) -> nn.ParameterDict:
             slot = nn.ParameterDict({name: torch.zeros(1, *shape) for name, shape in layout.shapes.items()})
-            nn.init.normal_(slot[drawn], std=0.02, generator=generator)
+            for name in layout.drawn:
+                nn.init.normal_(slot[name], std=0.02, generator=generator)
             return slot
 
-        layout = Layout("bottleneck", rank, config.hidden, config.upper_layers)
-        # `up` starts at zero: the first step sees the shared layers undisturbed.
-        self.adapters = nn.ModuleList(slot(layout, "down") for _ in range(layout.layers if rank else 0))
-        self.head = slot(Layout("head", labels, config.hidden, 1), "weight")
+        # What is not drawn starts at zero: the first step sees the shared layers undisturbed.
+        self.adapters = nn.ModuleList(slot(adapter) for _ in range(adapter.layers if adapter is not None else 0))
+        self.head = slot(head)
 
     def forward(self, upper: UpperStack, pack: Pack) -> Tensor:
         device = pack.sums.device
         one = Groups(np.zeros(len(pack.sums), dtype=np.int64), device)
-        adapters = [partial(bottleneck, groups=one, weights=weights) for weights in self.adapters] or None
+        adapters = [partial(self._adapt, one, weights) for weights in self.adapters] or None
         hidden = upper(pack.sums, pack.positions, pack.segments, PackedAttention(pack.lengths, self._heads), adapters)
         rows = Groups(np.zeros(len(pack.reading), dtype=np.int64), device)
-        return head(hidden.index_select(0, pack.reading), rows, self.head)
+        return self._head.read(hidden.index_select(0, pack.reading), rows, self.head)
+
+    def _adapt(self, one: Groups, weights: nn.ParameterDict, at: str, before: Tensor, after: Tensor) -> Tensor:
+        return self._adapter.adapt(at, before, after, one, weights)
 
     @torch.no_grad()
     def round_to_storage(self) -> None:
         """To the precision in which banks hold it: what is scored from here on is what will be served."""
-        for parameter in self.parameters():
-            parameter.copy_(parameter.to(DTYPE))
-            if not parameter.isfinite().all():
-                raise HplmError("training diverged: a weight is too large to be stored; use a smaller learning rate")
+        for layout, slots in ((self._adapter, self.adapters), (self._head, [self.head])):
+            for parameter in (parameter for slot in slots for parameter in slot.values()):
+                parameter.copy_(parameter.to(layout.torch_dtype))
+                if not parameter.isfinite().all():
+                    raise HplmError("training diverged: a weight is too large to be stored; use a smaller learning rate")
 
     def stored(self) -> tuple[list[Weights] | None, Weights]:
         """Adapter by layer (None for a head alone) and head, without the slot dimension."""
 
-        def unslotted(slot: nn.ParameterDict) -> Weights:
-            return {name: tensor.detach()[0].to(DTYPE).cpu() for name, tensor in slot.items()}
+        def unslotted(slot: nn.ParameterDict, layout: Layout) -> Weights:
+            return {name: tensor.detach()[0].to(layout.torch_dtype).cpu() for name, tensor in slot.items()}
 
-        return [unslotted(slot) for slot in self.adapters] or None, unslotted(self.head)
+        return [unslotted(slot, self._adapter) for slot in self.adapters] or None, unslotted(self.head, self._head)
 
     @torch.no_grad()
     def load(self, adapter: Sequence[Weights] | None, head: Weights) -> None:
@@ -111,7 +118,8 @@ def train(
     """AdamW on adapter and head; the state with the best dev score is kept."""
     started = time.monotonic()
     upper = upper.to(device).eval().requires_grad_(False)
-    model = TenantModel(config, options.rank, labels, options.seed).to(device)
+    adapter = adapter_layout(config, options.adapter, options.rank, options.places)
+    model = TenantModel(config, adapter, head_layout(config, labels), options.seed).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay)
     rng = np.random.default_rng(options.seed)
     epochs = [list(packs(texts.lengths, PACK_TOKENS, options.batch_texts, rng)) for _ in range(options.epochs)]

@@ -6,8 +6,6 @@ their texts are mixed. A batch of a single slot is one tile and costs no gather.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -57,13 +55,3 @@ class Groups:
 
 def linear(tiles: Tensor, groups: Groups, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.baddbmm(groups.pick(bias).unsqueeze(1), tiles, groups.pick(weight).mT)
-
-
-def bottleneck(x: Tensor, groups: Groups, weights: Mapping[str, Tensor]) -> Tensor:
-    """h + W_up . relu(W_down . h), every row with the weights of its own slot (HMI 3.2.2)."""
-    inner = torch.relu(linear(groups.spread(x), groups, weights["down"], weights["down_bias"]))
-    return x + groups.collect(linear(inner, groups, weights["up"], weights["up_bias"]))
-
-
-def head(x: Tensor, groups: Groups, weights: Mapping[str, Tensor]) -> Tensor:
-    return groups.collect(linear(groups.spread(x), groups, weights["weight"], weights["bias"]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hplm.adapters.groups import Groups, linear
 from hplm.errors import InvalidInput
+from hplm.model.config import BackboneConfig
 from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV, activation
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -52,12 +53,17 @@ class Layout:
         return KINDS[self.kind].shapes(self)
 
     @property
+    def drawn(self) -> list[str]:
+        """Tensors that training starts from random numbers; the others start at zero."""
+        return [name for name in self.shapes if name.endswith(KINDS[self.kind].drawn)]
+
+    @property
     def layer_size(self) -> int:
         return sum(prod(shape) for shape in self.shapes.values())
 
     @property
     def weight_bytes(self) -> int:
-        return self.layers * self.layer_size * DTYPES[self.dtype].itemsize
+        return self.layers * self.layer_size * self.torch_dtype.itemsize
 
     @property
     def name(self) -> str:
@@ -71,8 +77,17 @@ class Layout:
             parts.append(self.dtype)
         return "-".join(parts)
 
-    def empty(self) -> Tensor:
-        return torch.empty(self.layers, self.layer_size, dtype=DTYPES[self.dtype])
+    @property
+    def file_name(self) -> str:
+        return f"{self.name}.bank"
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return DTYPES[self.dtype]
+
+    def empty(self, pin: bool = False) -> Tensor:
+        """Room for one record's weights."""
+        return torch.empty(self.layers, self.layer_size, dtype=self.torch_dtype, pin_memory=pin)
 
     def unpack(self, flat: Tensor) -> list[dict[str, Tensor]]:
         """layers x layer_size -> for each layer its tensors, as views."""
@@ -94,6 +109,9 @@ class Layout:
         wide = self.intermediate
         return {"ffn_in": (self.hidden, wide), "ffn_out": (wide, self.hidden)}.get(place, (self.hidden, self.hidden))
 
+    def touches(self, at: str) -> bool:
+        return any(PROJECTIONS[place] == at for place in self.places)
+
     def adapt(self, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
         """What goes on from a place of the layer (`hplm.model.layer`), given what went in and what came out."""
         return KINDS[self.kind].adapt(self, at, before, after, groups, weights)
@@ -105,6 +123,7 @@ class Layout:
 
 class Kind(ABC):
     usual_places: tuple[str, ...] = ()
+    drawn: tuple[str, ...]  # endings of names
 
     @abstractmethod
     def shapes(self, layout: Layout) -> Shapes: ...
@@ -120,23 +139,24 @@ class Bottleneck(Kind):
     """h + W_up . f(W_down . h), on what a projection puts out (HMI 3.2.2: after attention)."""
 
     usual_places = ("attention_out",)
+    drawn = ("/down",)
 
     def shapes(self, layout: Layout) -> Shapes:
         shapes: Shapes = {}
         for place in layout.places:
             _, out = layout.width(place)
-            shapes[f"{place}.down"] = (layout.size, out)
-            shapes[f"{place}.down_bias"] = (layout.size,)
-            shapes[f"{place}.up"] = (out, layout.size)
-            shapes[f"{place}.up_bias"] = (out,)
+            shapes[f"{place}/down"] = (layout.size, out)
+            shapes[f"{place}/down_bias"] = (layout.size,)
+            shapes[f"{place}/up"] = (out, layout.size)
+            shapes[f"{place}/up_bias"] = (out,)
         return shapes
 
     def adapt(self, layout: Layout, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
         for place in layout.places:
             if PROJECTIONS[place] == at:
-                inner = linear(groups.spread(after), groups, weights[f"{place}.down"], weights[f"{place}.down_bias"])
+                inner = linear(groups.spread(after), groups, weights[f"{place}/down"], weights[f"{place}/down_bias"])
                 inner = activation(layout.function)(inner)
-                after = after + groups.collect(linear(inner, groups, weights[f"{place}.up"], weights[f"{place}.up_bias"]))
+                after = after + groups.collect(linear(inner, groups, weights[f"{place}/up"], weights[f"{place}/up_bias"]))
         return after
 
 
@@ -144,13 +164,14 @@ class LowRank(Kind):
     """W . x + B . A . x, on any projection (LoRA); its scale is folded into B."""
 
     usual_places = ("query", "value")
+    drawn = ("/a",)
 
     def shapes(self, layout: Layout) -> Shapes:
         shapes: Shapes = {}
         for place in layout.places:
             into, out = layout.width(place)
-            shapes[f"{place}.a"] = (layout.size, into)
-            shapes[f"{place}.b"] = (out, layout.size)
+            shapes[f"{place}/a"] = (layout.size, into)
+            shapes[f"{place}/b"] = (out, layout.size)
         return shapes
 
     def adapt(self, layout: Layout, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
@@ -160,8 +181,8 @@ class LowRank(Kind):
         tiles = groups.spread(before)
 
         def change(place: str) -> Tensor:
-            inner = tiles @ groups.pick(weights[f"{place}.a"]).mT
-            return groups.collect(inner @ groups.pick(weights[f"{place}.b"]).mT)
+            inner = tiles @ groups.pick(weights[f"{place}/a"]).mT
+            return groups.collect(inner @ groups.pick(weights[f"{place}/b"]).mT)
 
         if at != QKV:
             return after + change(here[0])
@@ -170,6 +191,8 @@ class LowRank(Kind):
 
 
 class Head(Kind):
+    drawn = ("weight",)
+
     def shapes(self, layout: Layout) -> Shapes:
         return {"weight": (layout.size, layout.hidden), "bias": (layout.size,)}
 
@@ -179,6 +202,8 @@ class Head(Kind):
 
 class TwoLayerHead(Kind):
     """W . f(D . x), as imported models often have it."""
+
+    drawn = ("dense", "weight")
 
     def shapes(self, layout: Layout) -> Shapes:
         return {
@@ -194,4 +219,22 @@ class TwoLayerHead(Kind):
 
 
 KINDS: dict[str, Kind] = {"bottleneck": Bottleneck(), "lora": LowRank(), "head": Head(), "head2": TwoLayerHead()}
-Adapt = Callable[[str, Tensor, Tensor], Tensor]
+
+
+def adapter_layout(
+    config: BackboneConfig, kind: str, rank: int, places: tuple[str, ...] | None = None, function: str = "relu"
+) -> Layout | None:
+    """None for rank 0."""
+    if kind not in KINDS or not KINDS[kind].usual_places:
+        raise InvalidInput(f"adapter kind {kind!r} is not known: choose bottleneck or lora")
+    if not rank:
+        return None
+    places = places or KINDS[kind].usual_places
+    return Layout(kind, rank, config.hidden, config.upper_layers, places, config.intermediate, function)
+
+
+def head_layout(config: BackboneConfig, labels: int, function: str | None = None) -> Layout:
+    """A linear head, or one of two layers with a function between them."""
+    if function is None:
+        return Layout("head", labels, config.hidden, 1)
+    return Layout("head2", labels, config.hidden, 1, function=function)

@@ -10,7 +10,8 @@ from collections import OrderedDict
 import torch
 from torch import Tensor
 
-from hplm.adapters.bank import DTYPE, Bank, Layout, Record
+from hplm.adapters.bank import Bank, Record
+from hplm.adapters.layout import Layout
 from hplm.errors import HplmError
 
 
@@ -23,7 +24,7 @@ class Slots:
 
     def __init__(self, layout: Layout, count: int, device: torch.device, dtype: torch.dtype) -> None:
         self._layout = layout
-        self._arrival = torch.empty(layout.layers, layout.layer_size, dtype=DTYPE, pin_memory=device.type == "cuda")
+        self._arrival = layout.empty(pin=device.type == "cuda")
         self._by_layer = layout.unpack(self._arrival)
         self.layers: list[dict[str, Tensor]] = [
             {name: torch.zeros(count, *shape, device=device, dtype=dtype) for name, shape in layout.shapes.items()}

@@ -55,6 +55,14 @@ def register(commands: argparse._SubParsersAction) -> None:
     tenant.add_argument("--task", choices=("classify", "tag"), required=True)
     tenant.add_argument("--train", type=Path, required=True, help="JSONL")
     tenant.add_argument("--dev", type=Path, help="JSONL (default: a tenth of the training data)")
+    tenant.add_argument("--adapter", choices=("bottleneck", "lora"), default="bottleneck", help="default: %(default)s")
+    tenant.add_argument(
+        "--places",
+        type=lambda text: tuple(text.split(",")),
+        metavar="PLACE,...",
+        help="projections the adapter works on: query, key, value, attention_out, ffn_in, ffn_out "
+        "(default: attention_out; lora: query,value)",
+    )
     tenant.add_argument("--rank", type=int, default=32, help="of the adapter; 0: a head alone (default: %(default)s)")
     tenant.add_argument("--epochs", type=int, default=4, help="at most (default: %(default)s)")
 
@@ -103,6 +111,8 @@ def run_tenant(args: argparse.Namespace) -> dict:
         args.task,
         args.train,
         args.dev,
+        adapter=args.adapter,
+        places=args.places,
         rank=args.rank,
         epochs=args.epochs,
         seed=args.seed,

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hplm.adapters.groups import bottleneck, head
 from hplm.engine.staging import Part, StagedBatch
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
@@ -58,20 +57,24 @@ class Engine:
         return [part.numpy() for part in logits.float().cpu().split(batch.rows_of)]
 
 
-def _adapt(parts: list[Part], layer: int, x: Tensor) -> Tensor:
+def _adapt(parts: list[Part], layer: int, at: str, before: Tensor, after: Tensor) -> Tensor:
     for part in parts:
+        if not part.layout.touches(at):
+            continue
+        weights = part.layers[layer]
         if part.rows is None:
-            x = bottleneck(x, part.groups, part.layers[layer])
+            after = part.layout.adapt(at, before, after, part.groups, weights)
         else:
-            x = x.index_copy(0, part.rows, bottleneck(x.index_select(0, part.rows), part.groups, part.layers[layer]))
-    return x
+            mine = before.index_select(0, part.rows), after.index_select(0, part.rows)
+            after = after.index_copy(0, part.rows, part.layout.adapt(at, *mine, part.groups, weights))
+    return after
 
 
 def _read(x: Tensor, parts: list[Part]) -> Tensor:
     """Rows x the size of the largest head in the batch."""
     if len(parts) == 1:
-        return head(x, parts[0].groups, parts[0].layers[0])
-    results = [head(x.index_select(0, part.rows), part.groups, part.layers[0]) for part in parts]
+        return parts[0].layout.read(x, parts[0].groups, parts[0].layers[0])
+    results = [part.layout.read(x.index_select(0, part.rows), part.groups, part.layers[0]) for part in parts]
     logits = x.new_zeros(len(x), max(result.shape[1] for result in results))
     for part, result in zip(parts, results, strict=True):
         logits[part.rows, : result.shape[1]] = result

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hplm.adapters.layout import Layout
 from hplm.engine.backbone import Backbone
 from hplm.model.layer import activation
 from hplm.model.tokenizer import words_of
@@ -36,21 +37,27 @@ class Reference:
         tenant = self.backbone.view.snapshot.find(tenant_id)
         encoded = self.backbone.tokenizer().encode(text, pair, truncate)
         upper = self.backbone.upper()
-        adapter = self.backbone.bank(tenant.adapter.bank).weights(tenant.adapter) if tenant.adapter else None
+        adapter = adapter_layout = None
+        if tenant.adapter is not None:
+            bank = self.backbone.bank(tenant.adapter.bank)
+            adapter_layout, adapter = bank.layout, bank.weights(tenant.adapter)
 
         x = self.lower_half([int(token) for token in encoded.tokens], tenant)
         x = x + upper.positions.weight[: len(x)] + upper.segments.weight[encoded.segments.astype(np.int64)]
         x = _norm(x, upper.norm)
         for i, layer in enumerate(upper.layers):
-            attended = layer.attention_out(_attention(layer.qkv(x), config.heads))
-            if adapter is not None:
-                own = {name: tensor.float() for name, tensor in adapter[i].items()}
-                inner = torch.relu(attended @ own["down"].T + own["down_bias"])
-                attended = attended + inner @ own["up"].T + own["up_bias"]
-            x = _norm(x + attended, layer.attention_norm)
-            x = _norm(x + layer.ffn_out(activation(config.activation)(layer.ffn_in(x))), layer.ffn_norm)
+            own = Own(adapter_layout, adapter[i] if adapter is not None else {})
+            query, key, value = layer.qkv(x).split(config.hidden, dim=1)
+            query, key, value = own("query", x, query), own("key", x, key), own("value", x, value)
+            seen = _attention(query, key, value, config.heads)
+            x = _norm(x + own("attention_out", seen, layer.attention_out(seen)), layer.attention_norm)
+            inner = activation(config.activation)(own("ffn_in", x, layer.ffn_in(x)))
+            x = _norm(x + own("ffn_out", inner, layer.ffn_out(inner)), layer.ffn_norm)
 
-        (head,) = self.backbone.bank(tenant.head.bank).weights(tenant.head)
+        bank = self.backbone.bank(tenant.head.bank)
+        (head,) = bank.weights(tenant.head)
+        if bank.layout.kind == "head2":
+            x = activation(bank.layout.function)(x @ head["dense"].float().T + head["dense_bias"].float())
         logits = (x @ head["weight"].float().T + head["bias"].float())[:, : len(tenant.labels)]
         if tenant.task == "classify":
             return logits[:1]
@@ -101,11 +108,26 @@ class Reference:
         return self._known[table]
 
 
-def _attention(qkv: Tensor, heads: int) -> Tensor:
-    tokens, width = qkv.shape[0], qkv.shape[1] // 3
-    query, key, value = (
-        part.view(tokens, heads, width // heads).transpose(0, 1) for part in qkv.split(width, dim=1)
-    )
+@dataclass(frozen=True)
+class Own:
+    """What a tenant's adapter makes of one layer's projections."""
+
+    layout: Layout | None
+    weights: dict[str, Tensor]
+
+    def __call__(self, place: str, before: Tensor, after: Tensor) -> Tensor:
+        own = {name.removeprefix(f"{place}/"): t.float() for name, t in self.weights.items() if name.startswith(f"{place}/")}
+        if not own:
+            return after
+        if self.layout.kind == "lora":
+            return after + before @ own["a"].T @ own["b"].T
+        inner = activation(self.layout.function)(after @ own["down"].T + own["down_bias"])
+        return after + inner @ own["up"].T + own["up_bias"]
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
+    tokens, width = query.shape
+    query, key, value = (part.view(tokens, heads, width // heads).transpose(0, 1) for part in (query, key, value))
     scores = query @ key.transpose(1, 2) / (width // heads) ** 0.5
     return (torch.softmax(scores, dim=-1) @ value).transpose(0, 1).reshape(tokens, width)
 

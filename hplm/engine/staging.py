@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hplm.adapters.bank import Bank, Layout, Record
+from hplm.adapters.bank import Bank, Record
 from hplm.adapters.groups import Groups
+from hplm.adapters.layout import Layout
 from hplm.adapters.slots import Slots
 from hplm.engine.backbone import Backbone
 from hplm.engine.request import Work
@@ -31,6 +32,7 @@ Weights = list[dict[str, Tensor]]  # of each layer
 class Part:
     """The rows of a batch that the slots of one layout serve."""
 
+    layout: Layout
     groups: Groups
     layers: Weights
     rows: Tensor | None  # None: all of them
@@ -169,7 +171,7 @@ class Stager:
             slot_of_text = np.array([slot[1] for slot in slots if slot is not None and slot[0] == layout])
             groups = Groups(np.repeat(slot_of_text, lengths[mine]), self._settings.device)
             rows = None if mine.all() else self._index(np.flatnonzero(np.repeat(mine, lengths)))
-            parts.append(Part(groups, self._slots[layout].layers, rows))
+            parts.append(Part(layout, groups, self._slots[layout].layers, rows))
         return parts
 
     def _index(self, numbers: np.ndarray) -> Tensor:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 
+QKV, ATTENTION_OUT, FFN_IN, FFN_OUT = "qkv", "attention_out", "ffn_in", "ffn_out"  # the projections of a layer
+
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-Adapt = Callable[[Tensor], Tensor]
+Adapt = Callable[[str, Tensor, Tensor], Tensor]  # a projection, what went in, what came out -> what goes on
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -19,6 +22,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
     "silu": F.silu,
+    "tanh": torch.tanh,
 }
 
 
@@ -28,15 +32,12 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
     return ACTIVATIONS[name]
 
 
-def unchanged(x: Tensor) -> Tensor:
-    return x
+def unchanged(at: str, before: Tensor, after: Tensor) -> Tensor:
+    return after
 
 
 class Layer(nn.Module):
-    """BERT's post-norm layer over tokens x hidden; attention and adapter are handed in.
-
-    The adapter sits after the attention sub-layer, before the residual (HMI 3.2.2).
-    """
+    """BERT's post-norm layer over tokens x hidden; attention is handed in, and who may change what a projection says."""
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
@@ -49,6 +50,7 @@ class Layer(nn.Module):
         self.activation = activation(config.activation)
 
     def forward(self, x: Tensor, attend: Attend, adapt: Adapt = unchanged) -> Tensor:
-        attended = self.attention_out(attend(*self.qkv(x).chunk(3, dim=-1)))
-        x = self.attention_norm(x + adapt(attended))
-        return self.ffn_norm(x + self.ffn_out(self.activation(self.ffn_in(x))))
+        attended = attend(*adapt(QKV, x, self.qkv(x)).chunk(3, dim=-1))
+        x = self.attention_norm(x + adapt(ATTENTION_OUT, attended, self.attention_out(attended)))
+        inner = self.activation(adapt(FFN_IN, x, self.ffn_in(x)))
+        return self.ffn_norm(x + adapt(FFN_OUT, inner, self.ffn_out(inner)))

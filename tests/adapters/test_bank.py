@@ -1,11 +1,12 @@
 import pytest
 import torch
 
-from hplm.adapters.bank import Bank, Layout, Record, write_bank
+from hplm.adapters.bank import Bank, Record, record_bytes, write_bank, write_record
+from hplm.adapters.layout import Layout
 from hplm.adapters.slots import Slots, SlotsTaken
 from hplm.errors import Broken, InvalidInput
 
-LAYOUT = Layout("bottleneck", 3, 8, 2)
+LAYOUT = Layout("bottleneck", 3, 8, 2, ("attention_out",))
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_another_s_record_is_never_used(bank):
 
 def test_a_corrupt_record_fails_alone(bank):
     data = bytearray(bank.path.read_bytes())
-    data[4096 + LAYOUT.record_bytes + 100] ^= 1
+    data[4096 + record_bytes(LAYOUT) + 100] ^= 1
     bank.path.write_bytes(data)
     fresh = Bank(bank.path)
     with pytest.raises(Broken, match=r"record 1 of .* is corrupt"):
@@ -45,16 +46,28 @@ def test_a_corrupt_record_fails_alone(bank):
     assert fresh.weights(_record(2))
 
 
-def test_a_short_bank_is_refused(bank):
+def test_a_truncated_bank_fails_who_lies_beyond_its_end(bank):
     bank.path.write_bytes(bank.path.read_bytes()[:-1])
-    with pytest.raises(Broken, match="shorter than its 5 records"):
-        Bank(bank.path)
+    short = Bank(bank.path)
+    with pytest.raises(Broken, match=r"record 4 .* does not exist: the bank has 4"):
+        short.weights(_record(4))
+    assert short.weights(_record(3))
     with pytest.raises(Broken, match="missing or empty"):
         Bank(bank.path.with_name("none.bank"))
 
 
+def test_a_bank_grows_and_its_readers_see_it(bank):
+    write_record(bank.path, LAYOUT, 5, 200, 1, torch.full((LAYOUT.layers, LAYOUT.layer_size), 9.0))
+    assert (bank.weights(Record(LAYOUT.file_name, 5, 200, 1))[0]["attention_out/down"] == 9).all()
+    write_record(bank.path, LAYOUT, 2, 201, 1, torch.full((LAYOUT.layers, LAYOUT.layer_size), 8.0))
+    with pytest.raises(Broken, match="another tenant"):
+        bank.weights(_record(2))
+    assert (bank.weights(Record(LAYOUT.file_name, 2, 201, 1))[1]["attention_out/up_bias"] == 8).all()
+    assert (bank.weights(_record(4))[0]["attention_out/down"] == 4).all()
+
+
 def test_a_bank_of_another_format_is_refused(bank):
-    bank.path.write_bytes(bank.path.read_bytes().replace(b'"format": 1', b'"format": 9'))
+    bank.path.write_bytes(bank.path.read_bytes().replace(b'"format": 2', b'"format": 9'))
     with pytest.raises(InvalidInput, match="format 9"):
         Bank(bank.path)
 
@@ -63,7 +76,7 @@ def test_slots_evict_the_least_recently_used_and_never_a_pinned_one(bank):
     slots = Slots(bank.layout, 2, torch.device("cpu"), torch.float32)
 
     def content(slot):
-        return {float(layer["up"][slot].unique()) for layer in slots.layers}
+        return {float(layer["attention_out/up"][slot].unique()) for layer in slots.layers}
 
     first, second = slots.hold(_record(0), bank), slots.hold(_record(1), bank)
     assert content(first) == {0.0} and content(second) == {1.0}

@@ -12,14 +12,14 @@ from hplm.adapters.bank import Bank
 from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
 from hplm.plot.table import Table
-from tests.toy import CONFIG
+from tests.toy import CONFIG, TENANTS
 
 
 def test_three_model_folders_with_what_they_share(toy):
     assert sorted(path.name for path in toy.repository.iterdir()) == ["toy", "toy-lookup", "toy-upper"]
     assert all((folder / "config.pbtxt").exists() and (folder / "1").is_dir() for folder in toy.repository.iterdir())
     backbone = Backbone(toy.folder)
-    assert [tenant.uid for tenant in backbone.view.snapshot.tenants] == [1, 2, 3, 4, 5]
+    assert [tenant.uid for tenant in backbone.view.snapshot.tenants] == list(range(1, len(TENANTS) + 1))
     for branch in backbone.view.snapshot.branches:
         Table(toy.folder / "plot" / branch.folder).verify()
     for tenant in backbone.view.snapshot.tenants:
@@ -29,7 +29,7 @@ def test_three_model_folders_with_what_they_share(toy):
         assert (record["weight"][len(tenant.labels) :] == 0).all()
         if stored is not None:
             weights = Bank(toy.folder / "adapters" / tenant.adapter.bank).weights(tenant.adapter)
-            assert (weights[1]["up"] == stored[1]["up"].half()).all()
+            assert all((weights[1][name] == stored[1][name].half()).all() for name in stored[1])
 
 
 def test_whoever_may_read_the_folder_may_read_all_of_it(toy):

@@ -108,7 +108,7 @@ def test_what_is_scored_is_what_is_served(trained, tmp_path, task):
     labelled = read_labelled(tests[task], task)
     reader = Reader(store, tenant.domain, tenant.domain_version)
     texts = reader.read(labelled, task, tenant.labels, show_progress=False)
-    model = TenantModel(CONFIG, tenant.rank, len(tenant.labels), seed=0)
+    model = TenantModel(CONFIG, tenant.adapter_layout(CONFIG), tenant.head_layout(CONFIG), seed=0)
     model.load(*store.tenant_weights(tenant))
     right = total = 0
     for chosen in packs(texts.lengths, 400, 20):

@@ -133,9 +133,9 @@ def test_verify_names_everything_that_is_broken(repository, capsys):
     for number in (5, 9):
         flip(folder / "plot/bio/1/values", number * row + 7)
     flip(folder / "plot/law/1/keys", 3)
-    bank = next((folder / "adapters").glob("bottleneck-r8.bank"))
+    bank = next((folder / "adapters").glob("bottleneck-8.bank"))
     flip(bank, PAGE + Bank(bank).layout.record_bytes + HEADER_BYTES + 1)
-    head = next((folder / "adapters").glob("heads-16.bank"))
+    head = next((folder / "adapters").glob("head-16.bank"))
     flip(head, PAGE)  # whose the record is
     (folder / "upper.safetensors").write_bytes((folder / "upper.safetensors").read_bytes()[:-1])
     said = refused(capsys, "verify", "--repository", repository)
@@ -144,7 +144,7 @@ def test_verify_names_everything_that_is_broken(repository, capsys):
         f"table {folder}/plot/bio/1: checksum mismatch in rows 5, 9 of values",
         f"table {folder}/plot/law/1: {folder}/plot/law/1/keys does not match",
         f"bank {bank}: checksum mismatch in record 1:",
-        "tenant acme: record 0 of bank heads-16.bank",
+        "tenant acme: record 0 of bank head-16.bank",
         f"file {folder}/upper.safetensors cannot be read",
     ):
         assert message in said
@@ -153,11 +153,11 @@ def test_verify_names_everything_that_is_broken(repository, capsys):
 def test_verify_names_what_is_missing(repository, capsys):
     folder = repository / "toy" / "1"
     shutil.rmtree(folder / "plot" / "bio")
-    (folder / "adapters" / "heads-16.bank").unlink()
+    (folder / "adapters" / "head-16.bank").unlink()
     (folder / "tokenizer.json").unlink()
     said = refused(capsys, "verify", "--repository", repository)
     assert "3 broken" in said
-    for message in ("table bio/1 is in none of", "heads-16.bank is missing", "tokenizer.json cannot be read"):
+    for message in ("table bio/1 is in none of", "head-16.bank is missing", "tokenizer.json cannot be read"):
         assert message in said
 
 

@@ -179,7 +179,7 @@ def _copy(toy: Toy, tmp_path):
 
 def test_a_corrupt_record_fails_its_tenant_and_no_other(toy, tmp_path, reference):
     folder = _copy(toy, tmp_path)
-    bank = folder / "adapters" / "bottleneck-r8.bank"
+    bank = folder / "adapters" / "bottleneck-8.bank"
     data = bytearray(bank.read_bytes())
     data[4096 + 200] ^= 1  # the first record: acme's
     bank.unlink()
@@ -197,7 +197,7 @@ def test_a_corrupt_record_fails_its_tenant_and_no_other(toy, tmp_path, reference
 
 def test_a_bank_that_cannot_be_opened_fails_its_tenants_and_no_other(toy, tmp_path):
     folder = _copy(toy, tmp_path)
-    (folder / "adapters" / "bottleneck-r4.bank").unlink()
+    (folder / "adapters" / "bottleneck-4.bank").unlink()
     asker = Asker(folder)
     broken, fine = asker.ask("beta", [WORDS[0]]), asker.ask("acme", [WORDS[0]])
     assert isinstance(asker.wait(broken), Broken) and not isinstance(asker.wait(fine), Exception)

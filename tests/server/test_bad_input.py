@@ -27,7 +27,7 @@ def repository(toy, tmp_path_factory):
     """The toy's, with acme's adapter record corrupted."""
     folder = tmp_path_factory.mktemp("bad-input")
     export(toy.store, folder, ServingOptions(dtype="fp32"))
-    bank = folder / "toy/1/adapters/bottleneck-r8.bank"
+    bank = folder / "toy/1/adapters/bottleneck-8.bank"
     data = bytearray(bank.read_bytes())
     data[4096 + 200] ^= 1
     bank.unlink()

@@ -4,6 +4,7 @@ import pytest
 
 from hplm.errors import Broken, InvalidInput, NoTenant
 from hplm.tenants.snapshot import Snapshot
+from tests.toy import TENANTS
 
 
 def test_a_snapshot_comes_back_as_it_was(toy, tmp_path):
@@ -11,9 +12,18 @@ def test_a_snapshot_comes_back_as_it_was(toy, tmp_path):
     snapshot.save(tmp_path / "copy.json")
     again = Snapshot.load(tmp_path / "copy.json")
     assert again.tenants == snapshot.tenants and again.branches == snapshot.branches
-    assert [tenant.id for tenant in again.tenants] == ["acme", "beta", "city", "dune", "echo"]
+    assert [tenant.id for tenant in again.tenants] == [tenant.id for tenant in TENANTS]
     assert again.find("echo").adapter is None and again.by_uid(1).id == "acme"
-    assert again.banks() == ["bottleneck-r4.bank", "bottleneck-r8.bank", "heads-16.bank", "heads-64.bank"]
+    assert again.banks() == [
+        "bottleneck-4-attention_out+ffn_out-gelu.bank",
+        "bottleneck-4.bank",
+        "bottleneck-8.bank",
+        "head-16.bank",
+        "head-64.bank",
+        "head2-16-tanh.bank",
+        "lora-2-query+key+attention_out+ffn_in+ffn_out.bank",
+        "lora-4.bank",
+    ]
 
 
 @pytest.mark.parametrize("tenant", [None, "", "ACME", "nobody", 7])

@@ -1,0 +1,102 @@
+"""Every kind of adapter and head against a loop over rows; names, shapes and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from hplm.adapters.groups import Groups
+from hplm.adapters.layout import Layout, adapter_layout, head_layout
+from hplm.errors import InvalidInput
+from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV
+from tests.toy import CONFIG
+
+SLOTS = [0, 1, 0, 3, 3, 3, 2, 3, 1, 0]
+WIDTHS = {QKV: (8, 24), ATTENTION_OUT: (8, 8), FFN_IN: (8, 12), FFN_OUT: (12, 8)}
+EVERY = ("query", "key", "value", "attention_out", "ffn_in", "ffn_out")
+
+
+def drawn(layout, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(4, *shape, generator=generator) for name, shape in layout.shapes.items()}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout("bottleneck", 3, 8, 2, ("attention_out",), 12),
+        Layout("bottleneck", 3, 8, 2, ("attention_out", "ffn_out"), 12, "gelu"),
+        Layout("lora", 2, 8, 2, ("query", "value"), 12),
+        Layout("lora", 2, 8, 2, EVERY, 12),
+    ],
+    ids=lambda layout: layout.name,
+)
+def test_adapters_are_those_of_a_loop_over_rows(layout):
+    weights, groups = drawn(layout), Groups(np.array(SLOTS), torch.device("cpu"))
+    touched = set()
+    for at, (into, out) in WIDTHS.items():
+        before, after = torch.randn(len(SLOTS), into), torch.randn(len(SLOTS), out)
+        got = layout.adapt(at, before, after, groups, weights)
+        for row, slot in enumerate(SLOTS):
+            own = {name: tensor[slot] for name, tensor in weights.items()}
+            expected = after[row].clone()
+            for place in layout.places:
+                part = {"query": slice(0, 8), "key": slice(8, 16), "value": slice(16, 24)}.get(place, slice(None))
+                if at != {"query": QKV, "key": QKV, "value": QKV}.get(place, place):
+                    continue
+                touched.add(at)
+                if layout.kind == "lora":
+                    expected[part] += own[f"{place}/b"] @ own[f"{place}/a"] @ before[row]
+                else:
+                    inner = getattr(F, layout.function)(own[f"{place}/down"] @ expected + own[f"{place}/down_bias"])
+                    expected = expected + own[f"{place}/up"] @ inner + own[f"{place}/up_bias"]
+            assert torch.allclose(got[row], expected, atol=1e-4)
+    assert touched == {at for at in WIDTHS if layout.touches(at)}
+
+
+@pytest.mark.parametrize("function", [None, "tanh", "relu"])
+def test_heads_are_those_of_a_loop_over_rows(function):
+    layout = head_layout(CONFIG, 5, function)
+    weights, x = drawn(layout), torch.randn(len(SLOTS), CONFIG.hidden)
+    got = layout.read(x, Groups(np.array(SLOTS), torch.device("cpu")), weights)
+    for row, slot in enumerate(SLOTS):
+        own, inner = {name: tensor[slot] for name, tensor in weights.items()}, x[row]
+        if function is not None:
+            inner = getattr(torch, function)(own["dense"] @ inner + own["dense_bias"])
+        assert torch.allclose(got[row], own["weight"] @ inner + own["bias"], atol=1e-3)
+
+
+def test_what_differs_has_another_name():
+    layouts = [
+        Layout("bottleneck", 8, 8, 2, ("attention_out",)),
+        Layout("bottleneck", 8, 8, 2, ("ffn_out",)),
+        Layout("bottleneck", 8, 8, 2, ("attention_out",), function="gelu"),
+        Layout("bottleneck", 8, 8, 2, ("attention_out",), dtype="bf16"),
+        Layout("bottleneck", 4, 8, 2, ("attention_out",)),
+        Layout("lora", 8, 8, 2, ("query", "value")),
+        Layout("lora", 8, 8, 2, ("value",)),
+        Layout("head", 16, 8, 1),
+        Layout("head2", 16, 8, 1, function="tanh"),
+    ]
+    assert len({layout.file_name for layout in layouts}) == len(layouts)
+    assert layouts[0].file_name == "bottleneck-8.bank" and layouts[6].file_name == "lora-8-value.bank"
+
+
+def test_what_is_packed_comes_back():
+    for dtype in ("fp16", "bf16"):
+        layout = Layout("lora", 2, 8, 3, EVERY, 12, dtype=dtype)
+        layers = [{name: torch.randn(shape) for name, shape in layout.shapes.items()} for _ in range(3)]
+        for layer, stored in zip(layers, layout.unpack(layout.pack(layers)), strict=True):
+            assert all(torch.equal(layer[name].to(layout.torch_dtype), stored[name]) for name in layer)
+
+
+def test_what_is_not_known_is_refused():
+    with pytest.raises(InvalidInput, match="choose bottleneck, lora, head, head2"):
+        Layout("prefix", 8, 8, 2)
+    with pytest.raises(InvalidInput, match="no projection 'pooler'"):
+        Layout("lora", 8, 8, 2, ("pooler",))
+    with pytest.raises(InvalidInput, match="choose fp16, bf16"):
+        Layout("head", 8, 8, 1, dtype="int4")
+    with pytest.raises(InvalidInput, match="choose bottleneck or lora"):
+        adapter_layout(CONFIG, "head", 8)
+    assert adapter_layout(CONFIG, "lora", 0) is None
