@@ -24,7 +24,7 @@ from torch import Tensor
 from hplm.adapters.layout import Layout
 from hplm.errors import Broken, InvalidInput
 
-FORMAT = 2
+FORMAT = 3
 PAGE = 4096
 HEADER = struct.Struct("<QII")  # uid, version, crc32 of the weights
 HEADER_BYTES = 64  # keeps the weights on cache lines

@@ -1,7 +1,8 @@
 """Which slot applies to which rows of a batch, and linear maps over all of them at once.
 
-Rows that share a slot are cut into tiles of equal length, so that one batched product serves every tenant in the batch however
-their texts are mixed. A batch of a single slot is one tile and costs no gather.
+Rows are cut into tiles of equal length, each of one slot, so that one batched product serves every tenant in the batch however
+their texts are mixed. Where the runs of rows are of equal length already, tiles are views of them; otherwise rows that share a
+slot are gathered and padded.
 """
 
 from __future__ import annotations
@@ -15,43 +16,68 @@ class Groups:
     """Built once a batch from the slot of every row; used in every layer."""
 
     def __init__(self, slots: np.ndarray, device: torch.device) -> None:
-        self.rows = len(slots)
+        self._take: Tensor | None = None  # rows of the tiles, and back; None: rows lie as tiles do
+        self._back: Tensor | None = None
+        starts = np.concatenate(([0], np.flatnonzero(np.diff(slots)) + 1))
+        tile = int(np.gcd.reduce(np.diff(starts, append=len(slots))))
         distinct, counts = np.unique(slots, return_counts=True)
-        self._single = int(distinct[0]) if len(distinct) == 1 else None
-        if self._single is not None:
-            return
-        tile = -(-self.rows // len(distinct))  # the mean: short groups pad to it, long ones take several
+        mean = -(-len(slots) // len(distinct))  # short groups pad to it, long ones take several tiles
+        tiles_of = -(-counts // mean)
+        if len(slots) // tile <= 2 * tiles_of.sum():  # else so many small products cost more than gathering
+            tile_slots = slots[::tile]
+        else:
+            tile_slots = np.repeat(distinct, tiles_of)
+            self._gather(slots, counts, tiles_of, mean, device)
+        self._tiles = len(tile_slots)
+        self._first = int(tile_slots[0])
+        consecutive = bool((np.diff(tile_slots) == 1).all())  # as a single one is; their weights need no copy
+        self._slots = None if consecutive else torch.from_numpy(tile_slots.astype(np.int64)).to(device)
+
+    def _gather(self, slots: np.ndarray, counts: np.ndarray, tiles_of: np.ndarray, tile: int, device: torch.device) -> None:
         order = np.argsort(slots, kind="stable")
-        tiles_of = -(-counts // tile)
         first_tile = np.cumsum(tiles_of) - tiles_of
         first_row = np.cumsum(counts) - counts
-        within = np.arange(self.rows) - np.repeat(first_row, counts)
+        within = np.arange(len(slots)) - np.repeat(first_row, counts)
         home = np.repeat(first_tile, counts) * tile + within
         take = np.zeros(int(tiles_of.sum()) * tile, dtype=np.int64)  # padding repeats row 0 and is dropped again
         take[home] = order
-        back = np.empty(self.rows, dtype=np.int64)
+        back = np.empty(len(slots), dtype=np.int64)
         back[order] = home
-        self._slots = torch.from_numpy(np.repeat(distinct, tiles_of).astype(np.int64)).to(device)
         self._take = torch.from_numpy(take).to(device)
         self._back = torch.from_numpy(back).to(device)
 
+    @property
+    def gathered(self) -> bool:
+        return self._take is not None
+
     def spread(self, x: Tensor) -> Tensor:
         """rows x d -> tiles x rows of a tile x d"""
-        if self._single is not None:
-            return x.unsqueeze(0)
-        return x.index_select(0, self._take).view(len(self._slots), -1, x.shape[-1])
+        if self._take is not None:
+            x = x.index_select(0, self._take)
+        return x.unflatten(0, (self._tiles, -1))
 
     def collect(self, tiles: Tensor) -> Tensor:
-        if self._single is not None:
-            return tiles.squeeze(0)
-        return tiles.flatten(0, 1).index_select(0, self._back)
+        rows = tiles.flatten(0, 1)
+        return rows if self._back is None else rows.index_select(0, self._back)
 
     def pick(self, slots: Tensor) -> Tensor:
         """slots x ... -> tiles x ...: the weights of each tile."""
-        if self._single is not None:
-            return slots[self._single : self._single + 1]
+        if self._slots is None:
+            return slots[self._first : self._first + self._tiles]
         return slots.index_select(0, self._slots)
 
 
 def linear(tiles: Tensor, groups: Groups, weight: Tensor, bias: Tensor) -> Tensor:
-    return torch.baddbmm(groups.pick(bias).unsqueeze(1), tiles, groups.pick(weight).mT)
+    return torch.baddbmm(groups.pick(bias).unsqueeze(1), tiles, groups.pick(weight.mT))
+
+
+def plus(base: Tensor, tiles: Tensor, groups: Groups, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """rows + what a linear map makes of their tiles: in one pass over the rows where they lie as tiles do."""
+    weight = groups.pick(weight.mT)
+    if groups.gathered:
+        change = torch.bmm(tiles, weight) if bias is None else torch.baddbmm(groups.pick(bias).unsqueeze(1), tiles, weight)
+        return base + groups.collect(change)
+    base = groups.spread(base)
+    if bias is None:
+        return groups.collect(torch.baddbmm(base, tiles, weight))
+    return groups.collect((base + groups.pick(bias).unsqueeze(1)).baddbmm_(tiles, weight))

@@ -1,6 +1,7 @@
 """Slots: the bounded set of records that lie on the device, least recently used out first.
 
-Owned by one thread.
+Owned by one thread. `hold` reads a missing record into host memory and promises it a slot; `fill` starts the copies of all that
+was promised, layer by layer, so that a batch computes its first layer while the next one's weights are on their way.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hplm.adapters.bank import Bank, Record
+from hplm.adapters.copying import Copies, Mark
 from hplm.adapters.layout import Layout
 from hplm.errors import HplmError
 
@@ -24,37 +26,59 @@ class Slots:
 
     def __init__(self, layout: Layout, count: int, device: torch.device, dtype: torch.dtype) -> None:
         self._layout = layout
-        self._arrival = layout.empty(pin=device.type == "cuda")
-        self._by_layer = layout.unpack(self._arrival)
-        self.layers: list[dict[str, Tensor]] = [
-            {name: torch.zeros(count, *shape, device=device, dtype=dtype) for name, shape in layout.shapes.items()}
-            for _ in range(layout.layers)
-        ]
+        self._device = device
+        self.layers: list[dict[str, Tensor]] = layout.room(count, device, dtype)
         self._slot_of: OrderedDict[Record, int] = OrderedDict()  # least recently used first
-        self._pins = [0] * (count)
-        self._empty = list(range(count))
+        self._pins = [0] * count
+        self._empty = list(reversed(range(count)))  # low ones first: weights of consecutive slots are used where they lie
+        self._copies = Copies(device)
+        self._arrivals: list[Tensor] = []  # host memory: as much as one batch ever missed
+        self._promised: list[tuple[int, Tensor]] = []
+        self._last: Mark | None = None  # of copies that may still read the arrivals
 
     @property
     def device_bytes(self) -> int:
         return sum(tensor.nbytes for layer in self.layers for tensor in layer.values())
 
     def hold(self, record: Record, bank: Bank) -> int:
-        """The record's slot, filled if need be, and pinned until `release`. Raises Broken if the record is."""
+        """The record's slot, pinned until `release`; the record is in it after `fill`. Raises Broken if the record is."""
         slot = self._slot_of.get(record)
         if slot is None:
-            bank.read(record, self._arrival)
+            arrival = self._arrival()
+            bank.read(record, arrival)
             slot = self._free_slot()
-            for target, source in zip(self.layers, self._by_layer, strict=True):
-                for name, tensor in target.items():
-                    tensor[slot].copy_(source[name])  # blocking: the arrival buffer is used again at once
+            self._promised.append((slot, arrival))
             self._slot_of[record] = slot
         else:
             self._slot_of.move_to_end(record)
         self._pins[slot] += 1
         return slot
 
+    def fill(self) -> list[Mark]:
+        """Starts copying what was promised; a layer of any record held so far may be used after that layer's mark."""
+        marks = []
+        arrived = [(slot, self._layout.unpack(arrival)) for slot, arrival in self._promised]
+        with self._copies.under_way():
+            for number, layer in enumerate(self.layers):
+                for slot, source in arrived:
+                    for name, tensor in source[number].items():
+                        # First as it is, then converted: the other way round the host would convert, and wait.
+                        layer[name][slot].copy_(tensor.to(self._device, non_blocking=True))
+                marks.append(self._copies.mark())
+        self._promised.clear()
+        self._last = marks[-1]
+        return marks
+
     def release(self, slot: int) -> None:
         self._pins[slot] -= 1
+
+    def _arrival(self) -> Tensor:
+        if self._last is not None:
+            self._last.synchronize()
+            self._last = None
+        if len(self._promised) == len(self._arrivals):
+            self._arrivals.append(self._layout.empty(pin=self._device.type == "cuda"))
+        return self._arrivals[len(self._promised)]
 
     def _free_slot(self) -> int:
         if self._empty:

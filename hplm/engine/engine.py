@@ -61,6 +61,7 @@ def _adapt(parts: list[Part], layer: int, at: str, before: Tensor, after: Tensor
     for part in parts:
         if not part.layout.touches(at):
             continue
+        part.arrived[layer].wait()
         weights = part.layers[layer]
         if part.rows is None:
             after = part.layout.adapt(at, before, after, part.groups, weights)
@@ -72,6 +73,8 @@ def _adapt(parts: list[Part], layer: int, at: str, before: Tensor, after: Tensor
 
 def _read(x: Tensor, parts: list[Part]) -> Tensor:
     """Rows x the size of the largest head in the batch."""
+    for part in parts:
+        part.arrived[0].wait()
     if len(parts) == 1:
         return parts[0].layout.read(x, parts[0].groups, parts[0].layers[0])
     results = [part.layout.read(x.index_select(0, part.rows), part.groups, part.layers[0]) for part in parts]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hplm.adapters.bank import Bank, Record
+from hplm.adapters.copying import Mark
 from hplm.adapters.groups import Groups
 from hplm.adapters.layout import Layout
 from hplm.adapters.slots import Slots
@@ -35,6 +36,7 @@ class Part:
     layout: Layout
     groups: Groups
     layers: Weights
+    arrived: list[Mark]  # from when on the weights of each layer are there
     rows: Tensor | None  # None: all of them
 
 
@@ -99,6 +101,11 @@ class Stager:
             self.release(held)
             raise
 
+    @property
+    def device_bytes(self) -> int:
+        """What all slots take, whether they are used or not."""
+        return sum(slots.device_bytes for slots in self._slots.values())
+
     def release(self, held: list[tuple[Slots, int]]) -> None:
         while held:
             slots, slot = held.pop()
@@ -150,6 +157,7 @@ class Stager:
         rows_of = np.array([len(work.spans) for work in works], dtype=np.int64)
         # A row without a token of its own reads the first one; the answer leaves it out again.
         read = [np.maximum(work.spans[:, 0], 0) + start for work, start in zip(works, starts, strict=True)]
+        adapters, heads = self._parts(adapter_slots, lengths), self._parts(head_slots, rows_of)  # first: starts their copies
         return StagedBatch(
             works=works,
             lengths=lengths.tolist(),
@@ -158,8 +166,8 @@ class Stager:
             segments=self._index(np.concatenate([work.segments for work in works])),
             reading=self._index(np.concatenate(read)),
             rows_of=rows_of.tolist(),
-            adapters=self._parts(adapter_slots, lengths),
-            heads=self._parts(head_slots, rows_of),
+            adapters=adapters,
+            heads=heads,
             held=held,
         )
 
@@ -171,7 +179,7 @@ class Stager:
             slot_of_text = np.array([slot[1] for slot in slots if slot is not None and slot[0] == layout])
             groups = Groups(np.repeat(slot_of_text, lengths[mine]), self._settings.device)
             rows = None if mine.all() else self._index(np.flatnonzero(np.repeat(mine, lengths)))
-            parts.append(Part(layout, groups, self._slots[layout].layers, rows))
+            parts.append(Part(layout, groups, self._slots[layout].layers, self._slots[layout].fill(), rows))
         return parts
 
     def _index(self, numbers: np.ndarray) -> Tensor:

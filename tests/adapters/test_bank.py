@@ -3,7 +3,6 @@ import torch
 
 from hplm.adapters.bank import Bank, Record, record_bytes, write_bank, write_record
 from hplm.adapters.layout import Layout
-from hplm.adapters.slots import Slots, SlotsTaken
 from hplm.errors import Broken, InvalidInput
 
 LAYOUT = Layout("bottleneck", 3, 8, 2, ("attention_out",))
@@ -67,31 +66,8 @@ def test_a_bank_grows_and_its_readers_see_it(bank):
 
 
 def test_a_bank_of_another_format_is_refused(bank):
-    bank.path.write_bytes(bank.path.read_bytes().replace(b'"format": 2', b'"format": 9'))
+    bank.path.write_bytes(bank.path.read_bytes().replace(b'"format": 3', b'"format": 9'))
     with pytest.raises(InvalidInput, match="format 9"):
         Bank(bank.path)
 
 
-def test_slots_evict_the_least_recently_used_and_never_a_pinned_one(bank):
-    slots = Slots(bank.layout, 2, torch.device("cpu"), torch.float32)
-
-    def content(slot):
-        return {float(layer["attention_out/up"][slot].unique()) for layer in slots.layers}
-
-    first, second = slots.hold(_record(0), bank), slots.hold(_record(1), bank)
-    assert content(first) == {0.0} and content(second) == {1.0}
-    with pytest.raises(SlotsTaken):
-        slots.hold(_record(2), bank)
-    slots.release(second)
-    assert slots.hold(_record(2), bank) == second and content(second) == {2.0} and content(first) == {0.0}
-    slots.release(first)
-    slots.release(second)
-    assert slots.hold(_record(2), bank) == second  # still there
-    assert slots.hold(_record(1), bank) == first and content(first) == {1.0}
-
-
-def test_a_broken_record_takes_no_slot(bank):
-    slots = Slots(bank.layout, 1, torch.device("cpu"), torch.float32)
-    with pytest.raises(Broken):
-        slots.hold(Record(LAYOUT.file_name, 0, 1, 1), bank)
-    assert slots.hold(_record(4), bank) == 0

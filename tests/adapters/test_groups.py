@@ -20,3 +20,27 @@ def test_every_row_gets_the_weights_of_its_own_slot(slots):
     mapped = groups.collect(linear(groups.spread(x), groups, weight, bias))
     for row, slot in enumerate(slots):
         assert torch.allclose(mapped[row], weight[slot] @ x[row] + bias[slot], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "slots, copies",
+    [
+        ([2, 2, 3, 3, 4, 4], []),
+        ([3, 3, 0, 0, 2, 2], ["weights"]),
+        ([1, 1, 1, 1, 2, 2], ["weights"]),  # three tiles
+        ([1] * 9 + [2], ["rows", "weights"]),
+        ([0, 1, 0, 1, 0, 1, 0, 1], ["rows"]),
+    ],
+    ids=str,
+)
+def test_nothing_is_copied_that_lies_well(slots, copies):
+    weight, x = torch.randn(5, 3, 8), torch.randn(len(slots), 8)
+    groups = Groups(np.array(slots), CPU)
+    copied = {
+        "rows": groups.spread(x).data_ptr() != x.data_ptr(),
+        "weights": groups.pick(weight).untyped_storage().data_ptr() != weight.untyped_storage().data_ptr(),
+    }
+    assert [name for name, happened in copied.items() if happened] == copies
+    mapped = groups.collect(linear(groups.spread(x), groups, weight, torch.zeros(5, 3)))
+    for row, slot in enumerate(slots):
+        assert torch.allclose(mapped[row], weight[slot] @ x[row], atol=1e-5)

@@ -1,0 +1,132 @@
+"""Slots: who goes out, who stays, and that a batch waits for its weights layer by layer."""
+
+import pytest
+import torch
+
+from hplm.adapters.bank import Bank, Record, write_bank
+from hplm.adapters.layout import Layout
+from hplm.adapters.slots import Slots, SlotsTaken
+from hplm.errors import Broken
+
+LAYOUT = Layout("bottleneck", 3, 8, 2, ("attention_out",))
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def bank(tmp_path):
+    """Record i belongs to uid 100 + i, version 7, and holds other numbers than all others."""
+    records = [(100 + i, 7, _numbers(i)) for i in range(5)]
+    write_bank(tmp_path / LAYOUT.file_name, LAYOUT, records)
+    return Bank(tmp_path / LAYOUT.file_name)
+
+
+def _numbers(i):
+    return torch.arange(LAYOUT.layers * LAYOUT.layer_size).view(LAYOUT.layers, -1) * 5.0 % 512 + i
+
+
+def _record(i):
+    return Record(LAYOUT.file_name, i, 100 + i, 7)
+
+
+def _holds(slots, slot, i, bank):
+    own = bank.weights(_record(i))
+    return all(
+        torch.equal(layer[name][slot], tensor.float())
+        for layer, stored in zip(slots.layers, own, strict=True)
+        for name, tensor in stored.items()
+    )
+
+
+def test_slots_evict_the_least_recently_used_and_never_a_pinned_one(bank):
+    slots = Slots(bank.layout, 2, CPU, torch.float32)
+
+    def hold(i):
+        slot = slots.hold(_record(i), bank)
+        slots.fill()
+        assert _holds(slots, slot, i, bank)
+        return slot
+
+    first, second = hold(0), hold(1)
+    with pytest.raises(SlotsTaken):
+        slots.hold(_record(2), bank)
+    slots.release(second)
+    assert hold(2) == second and _holds(slots, first, 0, bank)
+    slots.release(first)
+    slots.release(second)
+    assert hold(2) == second  # still there
+    assert hold(1) == first
+
+
+def test_several_records_of_a_batch_arrive_together(bank):
+    slots = Slots(bank.layout, 4, CPU, torch.float32)
+    held = [slots.hold(_record(i), bank) for i in (3, 1, 3, 4)]
+    slots.fill()
+    assert held[0] == held[2] and len(set(held)) == 3
+    assert all(_holds(slots, slot, i, bank) for slot, i in zip(held, (3, 1, 3, 4), strict=True))
+
+
+def test_what_was_promised_to_a_batch_that_never_came_to_be_arrives_with_the_next(bank):
+    slots = Slots(bank.layout, 2, CPU, torch.float32)
+    lost, kept = slots.hold(_record(0), bank), slots.hold(_record(1), bank)
+    slots.release(lost)
+    slots.release(kept)
+    assert slots.hold(_record(2), bank) == lost and slots.hold(_record(1), bank) == kept
+    slots.fill()
+    assert _holds(slots, lost, 2, bank) and _holds(slots, kept, 1, bank)
+
+
+def test_a_broken_record_takes_no_slot(bank):
+    slots = Slots(bank.layout, 1, CPU, torch.float32)
+    with pytest.raises(Broken):
+        slots.hold(Record(LAYOUT.file_name, 0, 1, 1), bank)
+    assert slots.hold(_record(4), bank) == 0
+    slots.fill()
+    assert _holds(slots, 0, 4, bank)
+
+
+class Watched:
+    """Copies that write down what happens, as a stream of its own would order it."""
+
+    def __init__(self, events):
+        self.events = events
+
+    def __enter__(self):
+        self.events.append("begin")
+
+    def __exit__(self, *exception):
+        self.events.append("end")
+
+    def under_way(self):
+        return self
+
+    def mark(self):
+        number = sum(event.startswith("mark") for event in self.events)
+        self.events.append(f"mark {number}")
+        return Moment(self.events, number)
+
+
+class Moment:
+    def __init__(self, events, number):
+        self.events, self.number = events, number
+
+    def wait(self):
+        self.events.append(f"wait {self.number}")
+
+    def synchronize(self):
+        self.events.append(f"synchronize {self.number}")
+
+
+def test_layers_are_marked_one_by_one_and_arrivals_are_not_overwritten_while_they_are_read(bank, monkeypatch):
+    events = []
+    monkeypatch.setattr("hplm.adapters.slots.Copies", lambda device: Watched(events))
+    slots = Slots(bank.layout, 4, CPU, torch.float32)
+    slots.hold(_record(0), bank)
+    marks = slots.fill()
+    assert len(marks) == LAYOUT.layers and events == ["begin", "mark 0", "mark 1", "end"]
+    slots.hold(_record(0), bank)
+    slots.fill()  # nothing missing, and yet marks: of copies before it
+    assert events[4:] == ["begin", "mark 2", "mark 3", "end"]
+    slots.hold(_record(1), bank)
+    assert events[8:] == ["synchronize 3"]
+    slots.hold(_record(2), bank)
+    assert events[8:] == ["synchronize 3"]
