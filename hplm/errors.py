@@ -1,5 +1,9 @@
 """The errors a user meets. Each names the thing and the way out; `word` is what a machine reads."""
 
+from __future__ import annotations
+
+import re
+
 
 class HplmError(Exception):
     """A condition the user can act on. The command line prints it without a traceback."""
@@ -28,6 +32,12 @@ class QueueFull(HplmError):
     word = "queue_full"
 
 
+class Quota(HplmError):
+    """The tenant's own limit is reached; nothing was done, and the message says when to come again."""
+
+    word = "quota"
+
+
 class DeadlineMissed(HplmError):
     word = "deadline"
 
@@ -40,3 +50,11 @@ class Broken(HplmError):
     """Stored knowledge that does not pass its checks: fails those who need it, by name, and no one else."""
 
     word = "broken"
+
+
+WORDS = {error.word for error in (InvalidInput, NoTenant, QueueFull, Quota, DeadlineMissed, Draining, Broken)}
+
+
+def word_of(message: str) -> str | None:
+    """The machine's word in a message that came over the wire; Triton puts words of its own before ours."""
+    return next((word for word in re.findall(r"\[(\w+)\]", message) if word in WORDS), None)

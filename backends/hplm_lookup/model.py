@@ -16,6 +16,7 @@ from hplm.engine.backbone import Backbone, Watch
 from hplm.engine.lookup import Lookup
 from hplm.errors import HplmError, InvalidInput, NoTenant
 from hplm.plot.levels import Tally
+from hplm.tenants.admission import admit
 from hplm.tenants.ticket import SharedSecret, Ticket
 
 SECONDS_BETWEEN_METRICS = 1.0
@@ -60,7 +61,7 @@ class TritonPythonModel:
     def _resolve(self, request: pb_utils.InferenceRequest, arrival_ns: int) -> list[pb_utils.Tensor]:
         parameters = json.loads(request.parameters() or "{}")
         view = self._backbone.view
-        tenant = view.snapshot.find(parameters.get("tenant"))
+        tenant = admit(view.snapshot, parameters, time.time())
         texts = _texts(request, "TEXT")
         pairs = _texts(request, "TEXT_PAIR")
         if pairs is not None and len(pairs) != len(texts):

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hplm.engine.backbone import Backbone, Watch
+from hplm.engine.answer import Rows
+from hplm.engine.backbone import Backbone, View, Watch
 from hplm.engine.engine import Engine, resolve_device, resolve_dtype
 from hplm.engine.lookup import PAD
 from hplm.engine.pipeline import Pipeline
@@ -22,6 +23,8 @@ from hplm.plot.table import Table
 from hplm.scheduling.policy import policy
 from hplm.scheduling.queue import Queue
 from hplm.scheduling.waiting import Capacity
+from hplm.tenants.quotas import Quotas
+from hplm.tenants.snapshot import Tenant
 from hplm.tenants.ticket import Ticket
 
 log = logging.getLogger(__name__)
@@ -71,6 +74,7 @@ class Service:
         capacity = Capacity(settings.batch_tokens, settings.batch_tokens, settings.slots // 2)
         line = Queue(settings.queue_texts, policy(settings.policy), time.monotonic_ns)
         self._pipeline = Pipeline(line, capacity, stager, engine)
+        self._quotas = Quotas()
         self._watch = Watch(self._backbone)
         log.info("serving %s on %s in %s", self._backbone.config.name, settings.device, settings.dtype)
 
@@ -80,6 +84,32 @@ class Service:
         """Takes a request with a valid ticket, or raises why not; what is taken is answered through `respond`, once."""
         view = self._backbone.at(ticket.generation)
         tenant = view.snapshot.by_uid(ticket.uid)
+        self._quotas.take(tenant)
+        try:
+            self._enter(ticket, view, tenant, addresses, segments, spans, self._giving_back(tenant, respond))
+        except BaseException:
+            self._quotas.give_back(tenant)  # it was not taken, so nobody answers it
+            raise
+
+    def _giving_back(self, tenant: Tenant, respond: Respond) -> Respond:
+        """Before the answer leaves: who waits for it to send the next must not meet the one that is done."""
+
+        def give_back_and_respond(answer: list[Rows] | Exception) -> None:
+            self._quotas.give_back(tenant)
+            respond(answer)
+
+        return give_back_and_respond
+
+    def _enter(
+        self,
+        ticket: Ticket,
+        view: View,
+        tenant: Tenant,
+        addresses: np.ndarray,
+        segments: np.ndarray,
+        spans: np.ndarray,
+        respond: Respond,
+    ) -> None:
         if ticket.top_k and tenant.task != "classify":
             raise InvalidInput(f"top_k is for tenants that classify; tenant {tenant.id!r} has the task {tenant.task!r}")
         chain = view.forest.chain(tenant.domain, tenant.domain_version)

@@ -14,6 +14,7 @@ from pathlib import Path
 from hplm.adapters.bank import Record
 from hplm.errors import Broken, InvalidInput, NoTenant
 from hplm.plot.forest import Branch
+from hplm.tenants.keys import Key
 
 FORMAT = 2
 TASKS = ("classify", "tag")
@@ -34,6 +35,10 @@ class Tenant:
     head: Record
     adapter: Record | None
     deadline_us: int = 0  # 0: the backbone's default
+    keys: tuple[Key, ...] = ()  # none: open to everybody
+    rate: float = 0.0  # requests a second; 0: as many as it likes
+    burst: float = 0.0  # of those, at once; 0: those of a second, at least one
+    in_flight: int = 0  # requests; 0: as many as it likes
 
     def records(self) -> list[Record]:
         return [record for record in (self.head, self.adapter) if record is not None]
@@ -98,4 +103,12 @@ class Snapshot:
 
 def read_tenant(entry: dict) -> Tenant:
     adapter = Record(**entry["adapter"]) if entry["adapter"] is not None else None
-    return Tenant(**{**entry, "labels": tuple(entry["labels"]), "head": Record(**entry["head"]), "adapter": adapter})
+    return Tenant(
+        **{
+            **entry,
+            "labels": tuple(entry["labels"]),
+            "head": Record(**entry["head"]),
+            "adapter": adapter,
+            "keys": tuple(Key(**key) for key in entry.get("keys", ())),
+        }
+    )

@@ -1,0 +1,23 @@
+"""Who may: from the parameters of a request to the tenant that it may use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hplm.errors import NoTenant
+from hplm.tenants.keys import allows, new_key, presented_key
+from hplm.tenants.snapshot import Snapshot, Tenant
+
+_NOBODYS = (new_key()[1],)
+
+
+def admit(snapshot: Snapshot, parameters: Mapping[str, object], now: float) -> Tenant:
+    """The tenant that is named, if the key fits. An unknown one and a refused key read alike, and take alike."""
+    try:
+        tenant = snapshot.find(parameters.get("tenant"))
+    except NoTenant:
+        tenant = None
+    allowed = allows(tenant.keys if tenant is not None else _NOBODYS, presented_key(parameters), now)
+    if tenant is None or not allowed:
+        raise NoTenant
+    return tenant

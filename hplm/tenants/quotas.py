@@ -1,0 +1,92 @@
+"""Quotas: how many requests a second a tenant may send, and how many it may have in flight."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hplm.errors import Quota
+from hplm.tenants.snapshot import Tenant
+
+RETRY_IN_FLIGHT_S = 0.1
+_LOOKED_AT = 2  # accounts a request looks at to forget: more than the one it may open, so that none stay
+
+
+@dataclass
+class _Account:
+    """What is known of a tenant lately: a bucket of requests that fills up at `rate`, and what is in flight."""
+
+    level: float
+    filled_at: float
+    rate: float
+    burst: float
+    in_flight: int = 0
+
+    def fill(self, now: float) -> None:
+        self.level = min(self.burst, self.level + max(0.0, now - self.filled_at) * self.rate)
+        self.filled_at = now
+
+    def is_as_new(self, now: float) -> bool:
+        self.fill(now)
+        return self.in_flight == 0 and (self.rate == 0 or self.level >= self.burst)
+
+
+class Quotas:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._accounts: OrderedDict[int, _Account] = OrderedDict()  # by uid; the first is looked at next
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Tenants that something has to be remembered of."""
+        return len(self._accounts)
+
+    def take(self, tenant: Tenant) -> None:
+        """Counts a request in, or raises why not. What was counted in must be given back once."""
+        with self._lock:
+            now = self._clock()
+            self._forget(now)
+            account = self._account(tenant, now)
+            if tenant.in_flight and account.in_flight >= tenant.in_flight:
+                raise Quota(
+                    f"tenant {tenant.id!r} has {account.in_flight} requests in flight, as many as it may: "
+                    f"retry after {RETRY_IN_FLIGHT_S:g} s"
+                )
+            if tenant.rate:
+                if account.level < 1:
+                    wait = math.ceil((1 - account.level) / tenant.rate * 1000) / 1000
+                    raise Quota(f"tenant {tenant.id!r} may send {tenant.rate:g} requests a second: retry after {wait:.3f} s")
+                account.level -= 1
+            account.in_flight += 1
+
+    def give_back(self, tenant: Tenant) -> None:
+        with self._lock:
+            account = self._accounts[tenant.uid]
+            account.in_flight -= 1
+            if account.is_as_new(self._clock()):
+                del self._accounts[tenant.uid]
+
+    def _account(self, tenant: Tenant, now: float) -> _Account:
+        """With the tenant's present settings, which may have changed since the last request."""
+        burst = max(1.0, tenant.burst or tenant.rate)
+        account = self._accounts.get(tenant.uid)
+        if account is None:
+            account = self._accounts[tenant.uid] = _Account(burst, now, tenant.rate, burst)
+        if (account.rate, account.burst) != (tenant.rate, burst):
+            account.fill(now)
+            account.rate, account.burst = tenant.rate, burst
+            account.level = min(account.level, burst) if tenant.rate else burst
+        account.fill(now)
+        return account
+
+    def _forget(self, now: float) -> None:
+        for _ in range(min(_LOOKED_AT, len(self._accounts))):
+            uid, account = next(iter(self._accounts.items()))
+            if account.is_as_new(now):
+                del self._accounts[uid]
+            else:
+                self._accounts.move_to_end(uid)

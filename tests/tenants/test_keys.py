@@ -1,0 +1,109 @@
+"""Keys: what opens a tenant, what does not, and that nothing tells the two kinds of refusal apart."""
+
+import hashlib
+import hmac
+import json
+from dataclasses import replace
+
+import pytest
+
+from hplm.errors import NoTenant
+from hplm.tenants.admission import admit
+from hplm.tenants.keys import Key, allows, new_key, presented_key
+from hplm.tenants.snapshot import Snapshot
+
+NOW = 1_000_000.0
+
+
+def test_a_secret_is_long_random_recognisable_and_not_stored():
+    made = [new_key() for _ in range(100)]
+    assert len({secret for secret, _ in made}) == len({key.id for _, key in made}) == 100
+    for secret, key in made:
+        assert secret.startswith("hplm_") and len(secret) - len("hplm_") >= 128 / 6
+        assert key.digest == hashlib.sha256(secret.encode()).hexdigest() and key.expires == 0
+        assert secret.removeprefix("hplm_")[:8] not in repr(key)
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "  Bearer "])
+def test_the_scheme_s_case_does_not_matter(scheme):
+    secret, key = new_key()
+    assert allows([key], f"{scheme} {secret}", NOW)
+
+
+def test_what_does_not_open():
+    secret, key = new_key()
+    other, _ = new_key()
+    for header in (None, "", secret, f"Basic {secret}", f"Bearer {other}", f"Bearer {secret}x", f"Bearer {secret[:-1]}",
+                   f"Bearer {secret.upper()}", "Bearer", "Bearer ", f"Bearer {key.digest}", f"Bearer {key.id}",
+                   "Bearer \ud800", "Bearer é"):  # fmt: skip
+        assert not allows([key], header, NOW), header
+
+
+def test_any_of_several_opens_and_an_expired_one_does_not():
+    made = [new_key(), new_key(expires=int(NOW)), new_key(expires=int(NOW) + 1)]
+    keys = [key for _, key in made]
+    assert [allows(keys, f"Bearer {secret}", NOW) for secret, _ in made] == [True, False, True]
+    assert [allows(keys, f"Bearer {secret}", NOW + 1) for secret, _ in made] == [True, False, False]
+
+
+def test_only_expired_keys_are_not_no_keys():
+    _, expired = new_key(expires=1)
+    assert not allows([expired], None, NOW)
+    assert allows([], None, NOW) and allows([], "Bearer whatever", NOW)
+
+
+def test_every_key_is_compared_whichever_fits(monkeypatch):
+    made = [new_key() for _ in range(5)]
+    compared = []
+    same = hmac.compare_digest
+    monkeypatch.setattr("hplm.tenants.keys.hmac.compare_digest", lambda a, b: compared.append(a) or same(a, b))
+    assert allows([key for _, key in made], f"Bearer {made[0][0]}", NOW)
+    assert len(compared) == 5
+
+
+def test_the_header_is_found_in_any_case_and_two_different_ones_are_none():
+    assert presented_key({"tenant": "acme", "AuthoriZation": "Bearer a"}) == "Bearer a"
+    assert presented_key({"Authorization": "Bearer a", "authorization": "Bearer a"}) == "Bearer a"
+    assert presented_key({"Authorization": "Bearer a", "authorization": "Bearer b"}) is None
+    assert presented_key({"authorization": 7}) is None and presented_key({"x-authorization": "Bearer a"}) is None
+
+
+@pytest.fixture
+def snapshot(toy):
+    return Snapshot.load(toy.folder / "tenants.json")
+
+
+def _with(snapshot, tenant_id, **changes):
+    tenants = [replace(t, **changes) if t.id == tenant_id else t for t in snapshot.tenants]
+    return Snapshot(snapshot.generation, snapshot.branches, tenants, snapshot.export)
+
+
+def test_admission(snapshot, monkeypatch):
+    secret, key = new_key()
+    snapshot = _with(snapshot, "acme", keys=(key,))
+    assert admit(snapshot, {"tenant": "acme", "authorization": f"Bearer {secret}"}, NOW).id == "acme"
+    assert admit(snapshot, {"tenant": "beta"}, NOW).id == "beta"
+    checked = []
+    monkeypatch.setattr("hplm.tenants.admission.allows", lambda keys, *rest: checked.append(len(keys)) or allows(keys, *rest))
+    said = set()
+    for parameters in ({}, {"tenant": "nobody"}, {"tenant": 7}, {"tenant": "acme"},
+                       {"tenant": "acme", "authorization": "Bearer wrong"},
+                       {"tenant": "nobody", "authorization": f"Bearer {secret}"}):  # fmt: skip
+        with pytest.raises(NoTenant) as caught:
+            admit(snapshot, parameters, NOW)
+        said.add(caught.value.wire())
+    assert len(said) == 1
+    assert checked == [1] * 6, "an unknown tenant costs the same check as a wrong key"
+
+
+def test_keys_and_quotas_are_stored_and_older_snapshots_have_none(snapshot, toy, tmp_path):
+    keys = (Key("a1", "00" * 32, 0), Key("b2", "11" * 32, 99))
+    _with(snapshot, "acme", keys=keys, rate=2.5, burst=7.0, in_flight=3).save(tmp_path / "new.json")
+    again = Snapshot.load(tmp_path / "new.json").find("acme")
+    assert (again.keys, again.rate, again.burst, again.in_flight) == (keys, 2.5, 7.0, 3)
+    stored = json.loads((toy.folder / "tenants.json").read_text())
+    for entry in stored["tenants"]:
+        for field in ("keys", "rate", "burst", "in_flight"):
+            del entry[field]
+    (tmp_path / "old.json").write_text(json.dumps(stored))
+    assert Snapshot.load(tmp_path / "old.json").tenants == snapshot.tenants

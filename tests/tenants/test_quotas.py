@@ -1,0 +1,226 @@
+"""Quotas, by a clock that a test moves; and in the service, that whatever becomes of a request gives its place back."""
+
+import random
+import re
+import shutil
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from hplm.errors import Broken, DeadlineMissed, InvalidInput, QueueFull, Quota
+from hplm.tenants.quotas import Quotas
+from hplm.tenants.snapshot import Snapshot
+from hplm.tenants.ticket import Ticket
+from tests.engine.test_service import Asker, Gate
+from tests.toy import WORDS
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def quotas(clock):
+    return Quotas(clock)
+
+
+@pytest.fixture
+def acme(toy):
+    return Snapshot.load(toy.folder / "tenants.json").find("acme")
+
+
+def _taken(quotas, tenant, attempts):
+    """How many of the attempts are let in; each is over at once."""
+    taken = 0
+    for _ in range(attempts):
+        try:
+            quotas.take(tenant)
+        except Quota:
+            continue
+        quotas.give_back(tenant)
+        taken += 1
+    return taken
+
+
+def test_no_quota_is_no_limit_and_leaves_nothing_to_remember(quotas, acme):
+    assert _taken(quotas, acme, 1000) == 1000
+    assert len(quotas) == 0
+
+
+@pytest.mark.parametrize(
+    "rate, burst, at_once, in_ten_seconds",
+    [(5, 0, 5, 50), (5, 20, 20, 50), (0.5, 0, 1, 5), (2.5, 0, 2, 25), (5, 0.1, 1, 50)],
+)
+def test_a_burst_at_once_and_then_the_rate(quotas, clock, acme, rate, burst, at_once, in_ten_seconds):
+    tenant = replace(acme, rate=rate, burst=burst)
+    assert _taken(quotas, tenant, 100) == at_once
+    taken = 0
+    for _ in range(1000):
+        clock.now += 0.01
+        taken += _taken(quotas, tenant, 1)
+    assert taken in (in_ten_seconds, in_ten_seconds - 1, in_ten_seconds + 1)
+    clock.now += 3600  # idle time is not saved up
+    assert _taken(quotas, tenant, 100) == at_once
+
+
+@pytest.mark.parametrize("rate", [0.003, 0.5, 7, 333])
+def test_who_comes_again_when_told_is_let_in_and_earlier_not(quotas, clock, acme, rate):
+    tenant = replace(acme, rate=rate, burst=1)
+    quotas.take(tenant)
+    with pytest.raises(Quota) as caught:
+        quotas.take(tenant)
+    assert caught.value.wire().startswith("[quota] tenant 'acme'")
+    hint = float(re.search(r"retry after (\d+\.\d+) s\b", str(caught.value))[1])
+    clock.now += hint - 0.002
+    with pytest.raises(Quota):
+        quotas.take(tenant)
+    clock.now += 0.002
+    quotas.take(tenant)
+
+
+def test_in_flight_is_given_back(quotas, acme):
+    tenant = replace(acme, in_flight=2)
+    quotas.take(tenant)
+    quotas.take(tenant)
+    for _ in range(3):
+        with pytest.raises(Quota, match=r"2 requests in flight.*retry after 0.1 s"):
+            quotas.take(tenant)
+        quotas.give_back(tenant)
+        quotas.take(tenant)
+
+
+def test_a_refused_request_costs_nothing_of_the_rate(quotas, clock, acme):
+    tenant = replace(acme, rate=10, burst=2, in_flight=1)
+    quotas.take(tenant)
+    for _ in range(5):
+        with pytest.raises(Quota, match="in flight"):
+            quotas.take(tenant)
+    quotas.give_back(tenant)
+    quotas.take(tenant)
+
+
+def test_tenants_do_not_share(quotas, acme):
+    one, other = replace(acme, rate=3), replace(acme, uid=77, rate=3)
+    assert _taken(quotas, one, 10) == 3
+    assert _taken(quotas, other, 10) == 3
+
+
+def test_new_settings_apply_to_the_next_request(quotas, clock, acme):
+    assert _taken(quotas, replace(acme, rate=2), 100) == 2
+    assert _taken(quotas, replace(acme, rate=50), 100) == 0  # more a second, but not of the second that has passed
+    clock.now += 1
+    assert _taken(quotas, replace(acme, rate=50), 100) == 50
+    clock.now += 1
+    assert _taken(quotas, replace(acme, rate=2), 100) == 2
+    assert _taken(quotas, acme, 100) == 100
+
+
+def test_a_quota_that_comes_while_requests_are_in_flight_counts_them(quotas, acme):
+    for _ in range(3):
+        quotas.take(acme)
+    with pytest.raises(Quota, match="3 requests in flight"):
+        quotas.take(replace(acme, in_flight=3))
+    for _ in range(3):
+        quotas.give_back(acme)
+    quotas.take(replace(acme, in_flight=3))
+
+
+def test_tenants_that_are_gone_are_forgotten(quotas, clock, acme):
+    """A hundred thousand tenants, ten requests a second: what is remembered is those of the last seconds."""
+    rng, most = random.Random(1), 0
+    stuck = replace(acme, uid=10**7, in_flight=1)
+    quotas.take(stuck)
+    for uid in range(5000):
+        clock.now += 0.1
+        _taken(quotas, replace(acme, uid=uid, rate=rng.choice([0, 1, 5]), burst=rng.choice([0, 10])), 3)
+        most = max(most, len(quotas))
+    assert most < 100
+    assert len(quotas) >= 1
+    with pytest.raises(Quota):
+        quotas.take(stuck)
+
+
+def test_many_threads_at_once_never_exceed_what_is_allowed(quotas, acme):
+    tenant = replace(acme, rate=1000, burst=500, in_flight=8)
+    with ThreadPoolExecutor(16) as pool:
+        taken = sum(pool.map(lambda _: _taken(quotas, tenant, 100), range(16)))
+    assert taken <= 500
+    assert _taken(quotas, replace(acme, in_flight=1), 5) == 5, "something was not given back"
+
+
+@pytest.fixture
+def limited(toy, tmp_path):
+    def make(tenant_id="acme", **changes):
+        folder = shutil.copytree(toy.folder, tmp_path / "1")
+        snapshot = Snapshot.load(folder / "tenants.json")
+        tenants = [replace(tenant, **changes) if tenant.id == tenant_id else tenant for tenant in snapshot.tenants]
+        Snapshot(0, snapshot.branches, tenants, snapshot.export).save(folder / "tenants.json")
+        return folder
+
+    return make
+
+
+def test_the_service_counts_its_own_tenants_and_lets_the_others_be(limited, monkeypatch):
+    with monkeypatch.context() as patched:
+        gate, asker = Gate(patched), Asker(limited(in_flight=2))
+        numbers = [asker.ask("acme", [WORDS[i]]) for i in range(2)]
+        _refused(asker, Quota, "acme", [WORDS[2]])
+        numbers += [asker.ask("beta", [WORDS[i]]) for i in range(5)]
+        gate.opened.set()
+        assert not any(isinstance(asker.wait(number), Exception) for number in numbers)
+    asker.wait(asker.ask("acme", [WORDS[0]]))
+    asker.close()
+
+
+def test_the_rate_holds_in_the_service(limited):
+    asker = Asker(limited(rate=0.001, burst=3))
+    for _ in range(3):
+        asker.wait(asker.ask("acme", [WORDS[0]]))
+    _refused(asker, Quota, "acme", [WORDS[0]])
+    asker.close()
+
+
+def test_a_place_is_given_back_however_the_request_ends(limited, monkeypatch):
+    """One in flight at most: if any way out kept it, the next request would be refused."""
+    asker = Asker(limited("beta", in_flight=1), queue_texts="4")
+    _refused(asker, InvalidInput, "beta", [WORDS[0]], top_k=2)
+    _refused(asker, QueueFull, "beta", [WORDS[0]] * 5)
+    with monkeypatch.context() as patched:
+        Gate(patched, failure=RuntimeError("device lost")).opened.set()
+        assert isinstance(asker.wait(asker.ask("beta", [WORDS[0]] * 3)), Broken)
+    assert isinstance(asker.wait(asker.ask("beta", [WORDS[0]], deadline_ns=1)), DeadlineMissed)
+    assert not isinstance(asker.wait(asker.ask("beta", [WORDS[0]] * 3)), Exception)
+    asker.close()
+
+
+def test_an_answer_that_cannot_be_sent_gives_its_place_back_too(limited):
+    asker = Asker(limited(in_flight=1))
+    view, tried = asker.backbone.view, threading.Event()
+    resolved = asker.lookup.resolve(view, view.snapshot.find("acme"), [WORDS[0]], None, False)
+
+    def nobody_listens(answer):
+        tried.set()
+        raise OSError("nobody listens")
+
+    ticket = Ticket(0, view.snapshot.find("acme").uid, 1, time.monotonic_ns(), 0, 0, 0)
+    asker.service.submit(ticket, resolved.addresses, resolved.segments, resolved.spans, nobody_listens)
+    assert tried.wait(60)
+    assert not isinstance(asker.wait(asker.ask("acme", [WORDS[0]])), Exception)
+    asker.close()
+
+
+def _refused(asker, kind, *args, **kwargs):
+    with pytest.raises(kind):
+        asker.ask(*args, **kwargs)
+    asker.answers.pop()  # it was never taken
