@@ -1,0 +1,1 @@
+"""Tenants from adapters that other libraries trained: `peft` and AdapterHub's `adapters`."""

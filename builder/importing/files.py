@@ -1,0 +1,51 @@
+"""The files of a saved adapter: JSON beside tensors, in safetensors or in PyTorch's own format."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from hplm.errors import InvalidInput
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        stored = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise InvalidInput(f"{path} is missing: --from is the folder that the library's own save function wrote") from None
+    except ValueError as error:
+        raise InvalidInput(f"{path} is not JSON ({error}): save the adapter again") from None
+    if not isinstance(stored, dict):
+        raise InvalidInput(f"{path} holds no JSON object: save the adapter again")
+    return stored
+
+
+def tensor_file(folder: Path, names: Sequence[str]) -> Path:
+    """The first of several names that is there."""
+    for name in names:
+        if (folder / name).exists():
+            return folder / name
+    raise InvalidInput(f"{folder} has neither {' nor '.join(names)}: give --from the folder with the adapter's weights")
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """In fp32. A `.bin` is a pickle: it is read as tensors alone, nothing in it is run."""
+    try:
+        read = load_file if path.suffix == ".safetensors" else _load_pickled
+        tensors = read(path)
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise InvalidInput(f"{path} cannot be read ({first_line}): copy or save it again") from error
+    return {name: tensor.float() for name, tensor in tensors.items()}
+
+
+def _load_pickled(path: Path) -> dict[str, Tensor]:
+    return torch.load(path, map_location="cpu", weights_only=True)

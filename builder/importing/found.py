@@ -1,0 +1,126 @@
+"""What was found in a folder, in one form whoever wrote it: changes by layer of the whole model and projection, and a head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hplm.adapters.layout import KINDS, PROJECTIONS, Layout, adapter_layout
+from hplm.errors import InvalidInput
+from hplm.model.config import BackboneConfig
+
+# Where transformers' BERT keeps the projections of a layer.
+PLACES = {
+    "attention.self.query": "query",
+    "attention.self.key": "key",
+    "attention.self.value": "value",
+    "attention.output.dense": "attention_out",
+    "intermediate.dense": "ffn_in",
+    "output.dense": "ffn_out",
+}
+
+Part = dict[str, Tensor]  # of one projection: a, b of a LoRA; down, down_bias, up, up_bias of a bottleneck
+Changes = dict[int, dict[str, Part]]  # layer -> place -> part
+
+
+@dataclass(frozen=True)
+class FoundAdapter:
+    source: Path  # the file of its tensors
+    library: str
+    base: str | None  # the model it was trained on, as its library names it
+    kind: str
+    function: str  # inside a bottleneck
+    changes: Changes
+    leave_out: str  # how that library is told to leave the lower layers alone
+
+
+@dataclass(frozen=True)
+class FoundHead:
+    source: Path
+    task: str
+    weights: dict[str, Tensor]
+    function: str | None  # between two layers
+    labels: list[str] | None  # None: the files do not say
+
+
+@dataclass(frozen=True)
+class Halves:
+    """The changes, numbered as the halves of a backbone number their layers."""
+
+    lower: Changes = field(default_factory=dict)
+    upper: Changes = field(default_factory=dict)
+
+
+def halves(found: FoundAdapter, config: BackboneConfig) -> Halves:
+    """Layers are numbered over the whole model in the files."""
+    total = config.lower_layers + config.upper_layers
+    beyond = sorted(layer for layer in found.changes if layer >= total)
+    if beyond:
+        raise InvalidInput(
+            f"{found.source} changes layer {beyond[-1]}, but backbone {config.name!r} has {config.lower_layers} lower and "
+            f"{config.upper_layers} upper layers: import into a store that keeps all layers of the model, or train again "
+            f"with {found.leave_out}"
+        )
+    lower = {layer: parts for layer, parts in found.changes.items() if layer < config.lower_layers}
+    upper = {layer - config.lower_layers: parts for layer, parts in found.changes.items() if layer >= config.lower_layers}
+    _check_shapes(found, config)
+    return Halves(lower, upper)
+
+
+def upper_layout(found: FoundAdapter, upper: Changes, config: BackboneConfig) -> Layout | None:
+    """Room for all of it: the largest rank, and every place that any layer changes. None if no upper layer changes."""
+    if not upper:
+        return None
+    used = {place for parts in upper.values() for place in parts}
+    places = tuple(place for place in PROJECTIONS if place in used)
+    rank = max(_rank(part) for parts in upper.values() for part in parts.values())
+    return adapter_layout(config, found.kind, rank, places, found.function)
+
+
+def records(upper: Changes, layout: Layout) -> list[dict[str, Tensor]]:
+    """By layer, padded with zeros to the layout's rank and places, which changes no result."""
+    layers = []
+    for layer in range(layout.layers):
+        record = {name: torch.zeros(shape) for name, shape in layout.shapes.items()}
+        for place, part in upper.get(layer, {}).items():
+            for name, tensor in part.items():
+                record[f"{place}/{name}"][tuple(slice(0, size) for size in tensor.shape)] = tensor
+        layers.append(record)
+    return layers
+
+
+def storable(tensors: Mapping[str, Tensor], layout: Layout, source: Path) -> dict[str, Tensor]:
+    """In the precision in which banks hold them."""
+    rounded = {name: tensor.to(layout.torch_dtype) for name, tensor in tensors.items()}
+    for name, tensor in rounded.items():
+        if not tensor.isfinite().all():
+            raise InvalidInput(f"{source}: a weight of {name} is too large for {layout.dtype}: train again with weight decay")
+    return rounded
+
+
+def _rank(part: Part) -> int:
+    return len(part["a"] if "a" in part else part["down"])
+
+
+def _check_shapes(found: FoundAdapter, config: BackboneConfig) -> None:
+    for layer, parts in found.changes.items():
+        for place, part in parts.items():
+            shapes = adapter_layout(config, found.kind, _rank(part), (place,)).shapes
+            for name, shape in shapes.items():
+                tensor = part.get(name.partition("/")[2])
+                if tensor is None:
+                    raise InvalidInput(f"{found.source} lacks {name} of layer {layer}: save the adapter again")
+                if tuple(tensor.shape) != shape:
+                    raise InvalidInput(
+                        f"{found.source} has {name} of layer {layer} as {tuple(tensor.shape)}, backbone {config.name!r} needs "
+                        f"{shape}: import into a store made from the model that the adapter was trained on"
+                    )
+
+
+def usual(layout: Layout) -> tuple[str, ...] | None:
+    """Its places as `tenant.json` names them."""
+    return None if layout.places == KINDS[layout.kind].usual_places else layout.places

@@ -1,0 +1,108 @@
+"""Heads as our layouts hold them: linear, or of two layers; BERT's pooler becomes the first of two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hplm.adapters.layout import head_layout
+from hplm.errors import InvalidInput
+from hplm.model.config import BackboneConfig
+from hplm.model.layer import ACTIVATIONS
+
+TASK_OF_CLASS = {"BertForSequenceClassification": "classify", "BertForTokenClassification": "tag"}
+
+
+@dataclass(frozen=True)
+class Pooler:
+    """A dense layer and tanh on the first token's hidden state."""
+
+    weight: Tensor
+    bias: Tensor
+
+
+def linear_head(weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
+    return {"weight": weight, "bias": torch.zeros(len(weight)) if bias is None else bias}
+
+
+def pooled_head(pooler: Pooler, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
+    return {"dense": pooler.weight, "dense_bias": pooler.bias, **linear_head(weight, bias)}
+
+
+def base_pooler(model: str, why: Path) -> Pooler:
+    """Of the checkpoint that the store was made from."""
+    from transformers import AutoModel
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    way_out = "save the adapter with its pooler (peft: modules_to_save=['classifier', 'pooler']), or train a head without one"
+    try:
+        loaded, report = AutoModel.from_pretrained(model, output_loading_info=True, dtype=torch.float32)
+    except (OSError, ValueError, RuntimeError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise InvalidInput(
+            f"{why} reads BERT's pooler, and {model!r}, from which the store was made, cannot be loaded ({first_line}): "
+            f"{way_out}"
+        ) from error
+    pooler = getattr(loaded, "pooler", None)
+    if pooler is None or any("pooler" in name for name in report["missing_keys"]):
+        raise InvalidInput(f"{why} reads BERT's pooler, which {model!r} lacks: {way_out}")
+    return Pooler(pooler.dense.weight.detach(), pooler.dense.bias.detach())
+
+
+def known_function(name: str, source: Path, option: str) -> str:
+    """As ours is called; both names of a function mean the same to these libraries."""
+    ours = {"swish": "silu"}.get(name.lower(), name.lower())
+    if ours not in ACTIVATIONS:
+        raise InvalidInput(f"{source}: {option} {name!r} is not supported: train with one of {', '.join(ACTIVATIONS)}")
+    return ours
+
+
+def labels_by_id(stored: Mapping[str, Any], source: Path) -> list[str] | None:
+    """From `label2id` or `id2label`; None if there is neither."""
+    label2id = stored.get("label2id")
+    if not label2id and stored.get("id2label"):
+        label2id = {label: int(number) for number, label in stored["id2label"].items()}
+    if not label2id:
+        return None
+    by_id = {int(number): str(label) for label, number in label2id.items()}
+    if sorted(by_id) != list(range(len(label2id))):
+        raise InvalidInput(f"{source}: label2id does not number its labels 0, 1, 2, ...: give --labels in their order")
+    return [by_id[number] for number in range(len(by_id))]
+
+
+def chosen_labels(given: list[str] | None, found: list[str] | None, rows: int, source: Path) -> list[str]:
+    """Those given, else those that the files name, one a row of the head."""
+    if rows < 2:
+        raise InvalidInput(f"{source} has a single output, as a regression has: tenants classify, train with 2 labels or more")
+    labels = given or found
+    if labels is None:
+        raise InvalidInput(f"{source} does not name the labels of its {rows} outputs: give --labels a,b,... in order of id")
+    if len(labels) != rows:
+        raise InvalidInput(f"{source} has {rows} outputs, and there are {len(labels)} labels: give --labels for each, in order")
+    if len(set(labels)) != len(labels) or not all(labels):
+        raise InvalidInput(f"{source}: the labels {labels} are not all different and not empty: give --labels")
+    return labels
+
+
+def chosen_task(given: str | None, found: str | None, source: Path) -> str:
+    if given and found and given != found:
+        raise InvalidInput(f"{source} is trained to {found}, not to {given}: leave --task out")
+    if not (given or found):
+        raise InvalidInput(f"{source} does not say what it was trained for: give --task classify or --task tag")
+    return given or found
+
+
+def check_head(weights: Mapping[str, Tensor], function: str | None, config: BackboneConfig, source: Path) -> None:
+    for name, shape in head_layout(config, len(weights["weight"]), function).shapes.items():
+        if tuple(weights[name].shape) != shape:
+            raise InvalidInput(
+                f"{source} has {name} of the head as {tuple(weights[name].shape)}, backbone {config.name!r} needs {shape}: "
+                "import into a store made from the model that the head was trained on"
+            )

@@ -1,0 +1,94 @@
+"""What an adapter changes below the split: merged into a lower stack, and tabulated over a corpus as a domain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from builder.domain import MIN_TOKENS
+from builder.importing.found import Changes, FoundAdapter
+from builder.store import Store, check_name
+from builder.table import build_table
+from builder.work import Work, was_just_finished
+from hplm.adapters.layout import PROJECTIONS
+from hplm.errors import InvalidInput
+from hplm.model.layer import QKV
+from hplm.model.stacks import LowerStack
+from hplm.plot.table import Table
+
+STACKED = ("query", "key", "value")  # in one matrix, in this order
+
+
+@dataclass(frozen=True)
+class NewDomain:
+    name: str
+    corpus: list[Path]
+    keep: float = 1.0
+    dtype: str = "fp16"
+    min_tokens: int = MIN_TOKENS
+
+
+@torch.no_grad()
+def merge(lower: LowerStack, changes: Changes) -> None:
+    """W becomes W + B.A. The stack has been adapted to windows since the adapter saw it, so this is an approximation."""
+    for number, parts in changes.items():
+        for place, part in parts.items():
+            weight = getattr(lower.layers[number], PROJECTIONS[place]).weight
+            if PROJECTIONS[place] == QKV:
+                weight = weight.chunk(3)[STACKED.index(place)]
+            weight += part["b"] @ part["a"]
+
+
+def check_mergeable(found: FoundAdapter, lower: Changes, store: Store, new: NewDomain | None) -> None:
+    layers = ", ".join(map(str, sorted(lower)))
+    upper = list(range(store.config.lower_layers, store.config.lower_layers + store.config.upper_layers))
+    train = f"train it with {found.leave_out} so that it changes only layers {upper[0]} to {upper[-1]}"
+    if lower and found.kind != "lora":
+        raise InvalidInput(
+            f"{found.source} has a {found.kind} in lower layers ({layers}), which a domain's tables replace, and it cannot be "
+            f"merged into weights: {train}"
+        )
+    if lower and new is None:
+        raise InvalidInput(
+            f"{found.source} changes lower layers ({layers}), which a domain's tables replace: {train}, or give --as-domain "
+            "NAME --corpus FILE..., which makes its lower part a domain of its own"
+        )
+    if not lower and new is not None:
+        raise InvalidInput(f"{found.source} changes no lower layer, so there is nothing to make a domain of: omit --as-domain")
+
+
+def build_merged(
+    store: Store, parent: tuple[str, int], changes: Changes, found: FoundAdapter, new: NewDomain, device: torch.device
+) -> tuple[Table, Callable[[], None]]:
+    """A child of `parent`, whose lower stack it starts from, and what to call when the tenant on it is stored.
+
+    Cut anywhere before that, the same call goes on.
+    """
+    check_name("domain", new.name)
+    stat = found.source.stat()
+    adapter = [str(found.source.resolve()), stat.st_size, stat.st_mtime_ns]
+    options = {name: value for name, value in asdict(new).items() if name != "corpus"}
+    working, plan = store.work_folder(new.name, 1), {"parent": list(parent), "adapter": adapter, **options}
+    if any(domain == new.name for domain, _ in store.domains()):
+        if was_just_finished(working, new.corpus, plan):
+            return store.table(new.name, 1), lambda: None
+        raise InvalidInput(f"domain {new.name!r} is in {store.folder} already: choose another --as-domain")
+    work = Work(working, new.corpus, plan, clear=lambda: store.remove_branch(new.name, 1))
+    if not store.has_lower(new.name, 1):
+        tokens = work.corpus(store.tokenizer()).tokens
+        if tokens < new.min_tokens:
+            work.close()
+            raise InvalidInput(
+                f"the corpus has {tokens:,} tokens, fewer than {new.min_tokens:,}: most lookups would fall back to "
+                f"{parent[0]!r}, which knows nothing of the adapter. Give more text, or lower --min-tokens"
+            )
+        lower = store.lower(*parent)
+        merge(lower, changes)
+        store.save_lower(new.name, 1, lower)
+    counts = work.count(store, store.tokenizer(), store.counts_folder(new.name, 1))
+    spec = store.table_spec(new.name, 1, parent, new.dtype, counts.tokens)
+    table = build_table(store, spec, counts, store.lower(new.name, 1), new.keep, device, work.folder)
+    return table, work.close

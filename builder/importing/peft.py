@@ -1,0 +1,165 @@
+"""LoRA adapters saved by `peft`: adapter_config.json beside adapter_model.safetensors or .bin."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from builder.importing.files import read_json, read_tensors, tensor_file
+from builder.importing.found import PLACES, Changes, FoundAdapter, FoundHead
+from builder.importing.heads import (
+    TASK_OF_CLASS,
+    Pooler,
+    base_pooler,
+    chosen_task,
+    labels_by_id,
+    linear_head,
+    pooled_head,
+)
+from hplm.errors import InvalidInput
+
+FILES = ("adapter_model.safetensors", "adapter_model.bin")
+TASKS = {"SEQ_CLS": "classify", "TOKEN_CLS": "tag"}
+MODULE = re.compile(rf"(?:bert\.)?encoder\.layer\.(\d+)\.({'|'.join(map(re.escape, PLACES))})")
+POOLER = re.compile(r"(?:bert\.)?pooler\.dense")
+# What cannot be said as W.x + B.A.x over a backbone that all tenants share.
+REFUSED = {
+    "use_dora": "DoRA rescales the shared weights",
+    "lora_bias": "its B has a bias",
+    "fan_in_fan_out": "it is made for transposed weights, which BERT has not",
+    "layer_replication": "it repeats layers",
+    "trainable_token_indices": "it changes word embeddings",
+    "target_parameters": "it changes bare parameters",
+    "use_qalora": "it pools its input",
+    "alora_invocation_tokens": "it works on some tokens only",
+    "arrow_config": "it mixes several adapters",
+    "use_bdlora": "its matrices are block-diagonal",
+    "kasa_config": "it scales each rank",
+    "monteclora_config": "it draws random weights",
+    "megatron_config": "it is split over devices",
+}
+# The other ways to begin subtract something from the shared weights.
+KEPT_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
+
+
+@dataclass
+class _Sorted:
+    """The file's tensors by what they are for."""
+
+    lora: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # module -> A, B
+    saved: dict[str, Tensor] = field(default_factory=dict)  # whole modules
+
+
+def is_peft(config: Mapping[str, Any]) -> bool:
+    return "peft_type" in config
+
+
+def read_peft(folder: Path, model: str, task: str | None) -> tuple[FoundAdapter, FoundHead]:
+    """`model` is the checkpoint whose pooler a classifier reads, if the adapter does not bring its own."""
+    path = folder / "adapter_config.json"
+    config = read_json(path)
+    _check_options(config, path)
+    source = tensor_file(folder, FILES)
+    tensors = _sorted_tensors(read_tensors(source), source)
+    scaled = {module: _scaled(config, module, pair, source) for module, pair in tensors.lora.items()}
+    pooler_changes = {module: scaled.pop(module) for module in list(scaled) if POOLER.fullmatch(module)}
+    changes: Changes = {}
+    for module, part in scaled.items():
+        found = MODULE.fullmatch(module)
+        if found is None:
+            raise InvalidInput(
+                f"{source} changes {module!r}, which is no projection of a BERT layer: train with target_modules among "
+                f"{', '.join(PLACES)}"
+            )
+        changes.setdefault(int(found[1]), {})[PLACES[found[2]]] = part
+    adapter = FoundAdapter(
+        source, "peft LoRA", config.get("base_model_name_or_path"), "lora", "relu", changes, "layers_to_transform=[...]"
+    )
+    return adapter, _head(folder, config, tensors.saved, pooler_changes, source, model, task)
+
+
+def _check_options(config: Mapping[str, Any], path: Path) -> None:
+    if config["peft_type"] != "LORA":
+        raise InvalidInput(f"{path}: peft_type {config['peft_type']!r} is not supported: train with LoraConfig")
+    if config.get("bias", "none") != "none":
+        raise InvalidInput(
+            f"{path}: bias={config['bias']!r} changes biases of the shared layers, which tenants share: train with bias='none'"
+        )
+    for option, reason in REFUSED.items():
+        if config.get(option):
+            raise InvalidInput(f"{path}: {option} is not supported, {reason}: train without it")
+    if config.get("init_lora_weights", True) not in KEPT_BASE:
+        raise InvalidInput(
+            f"{path}: init_lora_weights={config['init_lora_weights']!r} takes its start out of the shared weights: save it "
+            "with peft's path_initial_model_for_weight_conversion, or train with init_lora_weights=True"
+        )
+
+
+def _sorted_tensors(tensors: Mapping[str, Tensor], source: Path) -> _Sorted:
+    result = _Sorted()
+    for key, tensor in tensors.items():
+        name = key.removeprefix("base_model.model.")
+        module, _, part = name.rpartition(".lora_")
+        if not module:
+            result.saved[name] = tensor
+        elif part in ("A.weight", "B.weight"):
+            result.lora.setdefault(module, {})[part[0].lower()] = tensor
+        else:
+            raise InvalidInput(f"{source} has {key!r}, which is no A and no B of a LoRA: train a plain LoRA")
+    return result
+
+
+def _scaled(config: Mapping[str, Any], module: str, pair: dict[str, Tensor], source: Path) -> dict[str, Tensor]:
+    """With the scale in B. A tensor knows its own rank; alpha may be the module's own."""
+    if pair.keys() != {"a", "b"}:
+        raise InvalidInput(f"{source} has only one of A and B of {module!r}: save the adapter again")
+    rank = len(pair["a"])
+    alpha = config["lora_alpha"]
+    for pattern, own in (config.get("alpha_pattern") or {}).items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            alpha = own
+            break
+    scale = alpha / (sqrt(rank) if config.get("use_rslora") else rank)
+    return {"a": pair["a"], "b": pair["b"] * scale}
+
+
+def _head(
+    folder: Path,
+    config: Mapping[str, Any],
+    saved: dict[str, Tensor],
+    pooler_changes: Mapping[str, dict[str, Tensor]],
+    source: Path,
+    model: str,
+    task: str | None,
+) -> FoundHead:
+    path = folder / "adapter_config.json"
+    stated = config.get("task_type")
+    if stated is not None and stated not in TASKS:
+        raise InvalidInput(f"{path}: task_type {stated!r} is not supported: train with SEQ_CLS or TOKEN_CLS")
+    base_class = (config.get("auto_mapping") or {}).get("base_model_class")
+    if base_class is not None and base_class not in TASK_OF_CLASS:
+        raise InvalidInput(f"{path}: base_model_class {base_class!r} is not supported: train with {' or '.join(TASK_OF_CLASS)}")
+    task = chosen_task(task, TASKS.get(stated) or TASK_OF_CLASS.get(base_class), path)
+    pooler_parts = {name.rpartition(".")[2]: saved.pop(name) for name in list(saved) if POOLER.match(name)}
+    weight, bias = saved.pop("classifier.weight", None), saved.pop("classifier.bias", None)
+    if weight is None and not saved:
+        raise InvalidInput(f"{source} has no classifier: train with task_type, or with modules_to_save=['classifier']")
+    if weight is None or saved:
+        raise InvalidInput(
+            f"{source} holds {sorted(saved)[0]!r} whole, which is no part of a BERT classifier: modules_to_save may name "
+            "'classifier' and 'pooler'"
+        )
+    stored = folder / "config.json"
+    labels = labels_by_id(read_json(stored), stored) if stored.exists() else None
+    if task == "tag":
+        return FoundHead(source, task, linear_head(weight, bias), None, labels)
+    pooler = Pooler(**pooler_parts) if pooler_parts.keys() == {"weight", "bias"} else base_pooler(model, source)
+    for change in pooler_changes.values():
+        pooler = Pooler(pooler.weight + change["b"] @ change["a"], pooler.bias)
+    return FoundHead(source, task, pooled_head(pooler, weight, bias), "tanh", labels)

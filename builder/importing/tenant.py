@@ -1,0 +1,131 @@
+"""From a folder that another library wrote to the next version of a tenant in the store."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from builder.data import Labelled, read_labelled
+from builder.importing.adapterhub import is_adapterhub, read_adapterhub
+from builder.importing.files import read_json
+from builder.importing.found import FoundAdapter, FoundHead, halves, records, storable, upper_layout, usual
+from builder.importing.heads import check_head, chosen_labels
+from builder.importing.lower import NewDomain, build_merged, check_mergeable
+from builder.importing.peft import is_peft, read_peft
+from builder.store import Store, TenantFile, check_name
+from builder.training.examples import Reader, check_labels
+from builder.training.finetuning import TenantModel, evaluate
+from hplm.errors import InvalidInput
+
+Weights = tuple[list[dict[str, Tensor]] | None, dict[str, Tensor]]
+APPROXIMATE = (
+    "the adapter was trained on the original layers; here its lower part, if any, is merged into a lower half that was adapted "
+    "to windows, and its upper part reads what the tables hold: --test FILE says what that costs"
+)
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    domain: str = "root"
+    labels: list[str] | None = None  # default: those in the files
+    task: str | None = None  # default: what the files say
+    new_domain: NewDomain | None = None  # of the adapter's lower part
+    test: Path | None = None  # labelled, to score the tenant on
+
+
+def read_folder(folder: Path, model: str, task: str | None) -> tuple[FoundAdapter, FoundHead]:
+    """Whichever library wrote it."""
+    path = folder / "adapter_config.json"
+    config = read_json(path)
+    if is_peft(config):
+        return read_peft(folder, model, task)
+    if is_adapterhub(config):
+        return read_adapterhub(folder, model, task)
+    raise InvalidInput(f"{path} is neither of `peft` nor of `adapters`: save the adapter with one of them")
+
+
+def import_tenant(
+    store: Store, tenant_id: str, folder: Path, options: ImportOptions, device: torch.device, show_progress: bool = True
+) -> tuple[TenantFile, dict[str, Any]]:
+    """The tenant as it is stored, and its report. Everything is checked before anything is built."""
+    check_name("tenant", tenant_id)
+    parent = (options.domain, store.latest(options.domain))
+    adapter, head = read_folder(folder, store.model, options.task)
+    labels = chosen_labels(options.labels, head.labels, len(head.weights["weight"]), head.source)
+    check_head(head.weights, head.function, store.config, head.source)
+    parts = halves(adapter, store.config)
+    check_mergeable(adapter, parts.lower, store, options.new_domain)
+    version = _next_version(store, tenant_id, head.task, labels)
+    labelled = _read_test(options.test, head.task, labels)
+
+    layout = upper_layout(adapter, parts.upper, store.config)
+    tenant = TenantFile(
+        tenant_id, version, *parent, head.task, labels, rank=layout.size if layout else 0, head_function=head.function
+    )
+    stored_adapter = None
+    if layout is not None:
+        tenant = replace(tenant, adapter=layout.kind, places=usual(layout), function=layout.function)
+        stored_adapter = [storable(record, layout, adapter.source) for record in records(parts.upper, layout)]
+    weights = stored_adapter, storable(head.weights, tenant.head_layout(store.config), head.source)
+
+    finish = None
+    report: dict[str, Any] = {
+        "task": head.task,
+        "imported": {
+            "from": str(folder),
+            "library": adapter.library,
+            "trained_on": adapter.base,
+            "store_made_from": store.model,
+        },
+        "note": APPROXIMATE,
+    }
+    if labelled is not None:
+        report["test"] = {f"on {parent[0]}": _score(store, tenant, weights, labelled, device, show_progress)}
+    if options.new_domain is not None:
+        table, finish = build_merged(store, parent, parts.lower, adapter, options.new_domain, device)
+        tenant = replace(tenant, domain=table.meta.domain, domain_version=table.meta.version)
+        megabytes = round(sum(table.meta.sizes().values()) / 1e6, 3)
+        report["merged"] = {"domain": tenant.domain, "layers": sorted(parts.lower), "ngrams": table.meta.keys, "mb": megabytes}
+        if labelled is not None:
+            report["test"][f"on {tenant.domain}"] = _score(store, tenant, weights, labelled, device, show_progress)
+    store.save_tenant(tenant, *weights, report)
+    if finish is not None:
+        finish()
+    return tenant, report
+
+
+def _next_version(store: Store, tenant_id: str, task: str, labels: list[str]) -> int:
+    """An update must not change what clients of the tenant know of it."""
+    before = next((tenant for tenant in store.tenants() if tenant.id == tenant_id), None)
+    if before is None:
+        return 1
+    if before.task != task or set(before.labels) != set(labels):
+        raise InvalidInput(
+            f"tenant {tenant_id!r} has a version {before.version} with task {before.task} and labels {sorted(before.labels)}, "
+            f"and an update keeps both; this one has task {task} and labels {sorted(labels)}: import it under another --id"
+        )
+    return before.version + 1
+
+
+def _read_test(file: Path | None, task: str, labels: list[str]) -> Labelled | None:
+    if file is None:
+        return None
+    labelled = read_labelled(file, task)
+    check_labels(labelled, labels, "the imported head")
+    return labelled
+
+
+def _score(
+    store: Store, tenant: TenantFile, weights: Weights, labelled: Labelled, device: torch.device, show_progress: bool
+) -> dict[str, Any]:
+    reader = Reader(store, tenant.domain, tenant.domain_version)
+    texts = reader.read(labelled, tenant.task, tenant.labels, show_progress)
+    model = TenantModel(store.config, tenant.adapter_layout(store.config), tenant.head_layout(store.config), seed=0)
+    model.load(*weights)
+    scores = evaluate(store.upper().to(device).eval(), model.to(device), reader, texts, len(tenant.labels), device)
+    rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(scores).items()}
+    return {**rounded, "windows_found": texts.found}

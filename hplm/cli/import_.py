@@ -1,0 +1,67 @@
+"""`hplm import`: an adapter that `peft` or AdapterHub's `adapters` saved becomes a tenant of a store."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from hplm.cli.build import CORPUS, DTYPES, MIN_TOKENS, device_of
+from hplm.errors import InvalidInput
+
+
+def register(commands: argparse._SubParsersAction) -> None:
+    text = "make a tenant of an adapter that peft or AdapterHub's adapters saved"
+    command = commands.add_parser("import", help=text, description=text[0].upper() + text[1:] + ".")
+    command.add_argument("--store", type=Path, required=True, help="folder of what has been built")
+    command.add_argument("--id", required=True, help="of the tenant; if it is there, this becomes its next version")
+    command.add_argument("--from", dest="folder", type=Path, required=True, help="adapter_config.json, weights, head")
+    command.add_argument("--domain", default="root", help="that the tenant stands on (default: %(default)s)")
+    command.add_argument(
+        "--labels", type=lambda text: text.split(","), metavar="A,B,...", help="in order of their ids (default: from the files)"
+    )
+    command.add_argument("--task", choices=("classify", "tag"), help="default: from the files")
+    command.add_argument("--test", type=Path, metavar="FILE", help="JSONL to score the tenant on, as it will be served")
+    command.add_argument(
+        "--as-domain",
+        metavar="NAME",
+        help="merge what a LoRA changes in lower layers into a new domain, a child of --domain, tabulated over --corpus",
+    )
+    command.add_argument("--corpus", type=Path, nargs="+", help=f"for --as-domain: {CORPUS}")
+    command.add_argument("--keep", type=float, default=1.0, metavar="SHARE", help="for --as-domain (default: %(default)s)")
+    command.add_argument("--dtype", choices=DTYPES, default="fp16", help="for --as-domain (default: %(default)s)")
+    command.add_argument(
+        "--min-tokens", type=int, default=MIN_TOKENS, metavar="N", help="of --corpus, at least (default: %(default)s)"
+    )
+    command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    command.add_argument("--json", action="store_true", help="end with one line of JSON")
+    command.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> dict:
+    if bool(args.as_domain) != bool(args.corpus):
+        raise InvalidInput("--as-domain NAME and --corpus FILE... go together: give both, or neither")
+    from builder.importing.lower import NewDomain
+    from builder.importing.tenant import ImportOptions, import_tenant
+    from builder.store import Store
+
+    new = NewDomain(args.as_domain, args.corpus, args.keep, args.dtype, args.min_tokens) if args.as_domain else None
+    options = ImportOptions(args.domain, args.labels, args.task, new, args.test)
+    tenant, report = import_tenant(Store(args.store), args.id, args.folder, options, device_of(args))
+    if not args.json:
+        _print(tenant, report)
+    named = {"tenant": tenant.id, "version": tenant.version, "domain": tenant.domain, "domain_version": tenant.domain_version}
+    adapter = {"adapter": tenant.adapter if tenant.rank else None, "rank": tenant.rank, "labels": tenant.labels}
+    return {**named, **adapter, **report}
+
+
+def _print(tenant: object, report: dict) -> None:
+    came = report["imported"]
+    adapter = f"{tenant.adapter} of rank {tenant.rank}" if tenant.rank else "a head alone"
+    print(f"tenant {tenant.id} version {tenant.version}: {adapter}, {len(tenant.labels)} labels, from {came['library']}")
+    print(f"trained on {came['trained_on']}, the store was made from {came['store_made_from']}; {report['note']}")
+    if "merged" in report:
+        merged = report["merged"]
+        layers = ", ".join(map(str, merged["layers"]))
+        print(f"domain {merged['domain']}, lower layers {layers} merged: {merged['ngrams']:,} n-grams, {merged['mb']:,.1f} MB")
+    for where, scores in report.get("test", {}).items():
+        print(f"{where}: {scores['accuracy']:.3f} accuracy, {scores['macro_f1']:.3f} macro-F1 over {scores['rows']} rows")

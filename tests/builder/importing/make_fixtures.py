@@ -1,0 +1,151 @@
+"""Writes the fixtures with the libraries themselves; run from the root of the repository, in an environment of its own:
+
+    pip install torch adapters==1.3.0 peft==0.21.2
+    PYTHONHASHSEED=0 python -m tests.builder.importing.make_fixtures
+
+Beside each adapter, expected.json holds what its library computes: hidden states entering the layers, at the split and at the
+end, and the logits.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import adapters
+import torch
+from adapters import BertAdapterModel, BnConfig, DoubleSeqBnConfig, LoRAConfig, SeqBnConfig
+from peft import LoraConfig, TaskType, get_peft_model
+from transformers import BertForSequenceClassification, BertForTokenClassification
+
+from tests.builder.importing.base import SPLIT, TOKENS, drawn, save_base
+
+FIXTURES = Path(__file__).parent / "fixtures"
+LABELS = {0: "red", 1: "green", 2: "blue"}
+EVERYWHERE = ["query", "key", "value", "attention.output.dense", "intermediate.dense", "output.dense"]
+
+
+def train(model: torch.nn.Module, *marks: str) -> None:
+    """Puts numbers where training would have put some."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if any(mark in name for mark in marks):
+                parameter.copy_(drawn(name, tuple(parameter.shape)))
+
+
+def expect(model: torch.nn.Module, folder: Path) -> None:
+    with torch.no_grad():
+        result = model.eval()(torch.tensor([TOKENS]), output_hidden_states=True)
+
+    def rounded(tensor: torch.Tensor) -> list:
+        return [[round(number, 6) for number in row] for row in tensor.tolist()]
+
+    states = result.hidden_states
+    expected = {
+        "start": rounded(states[0][0]),
+        "split": rounded(states[SPLIT][0]),
+        "end": rounded(states[-1][0]),
+        "logits": rounded(result.logits.view(-1, result.logits.shape[-1])),
+    }
+    (folder / "expected.json").write_text(json.dumps(expected) + "\n", "utf-8")
+
+
+def from_peft(base: str, name: str, kind: type, config: LoraConfig, safe: bool = True) -> None:
+    folder = FIXTURES / name
+    model = get_peft_model(kind.from_pretrained(base, num_labels=len(LABELS)), config)
+    train(model, "lora_", "modules_to_save")
+    model.save_pretrained(folder, safe_serialization=safe)
+    tidy(folder, base)
+    expect(model, folder)
+
+
+def from_adapters(base: str, name: str, config: object, add_head: str | None, safe: bool = False, **head: object) -> None:
+    """With a head of the library's own, or that of a stock class."""
+    folder = FIXTURES / name
+    if add_head:
+        model = BertAdapterModel.from_pretrained(base)
+        getattr(model, f"add_{add_head}_head")("acme", num_labels=len(LABELS), id2label=LABELS, **head)
+    else:
+        label2id = {label: number for number, label in LABELS.items()}
+        model = BertForSequenceClassification.from_pretrained(base, id2label=LABELS, label2id=label2id)
+        adapters.init(model)
+    model.add_adapter("acme", config=config)
+    model.set_active_adapters("acme")
+    train(model, "adapters.acme", "loras.acme", "heads.acme", "classifier")
+    model.save_adapter(str(folder), "acme", with_head=True, use_safetensors=safe)
+    tidy(folder, base)
+    expect(model, folder)
+
+
+def tidy(folder: Path, base: str) -> None:
+    """No folder of the machine that made them."""
+    (folder / "README.md").unlink(missing_ok=True)
+    for path in folder.glob("*.json"):
+        path.write_text(path.read_text("utf-8").replace(base, "tiny-bert"), "utf-8")
+
+
+def main() -> None:
+    shutil.rmtree(FIXTURES, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as base:
+        save_base(Path(base))
+        upper = {"layers_to_transform": [2, 3], "layers_pattern": "layer"}
+        classify = {"task_type": TaskType.SEQ_CLS, "lora_dropout": 0.1}
+        one = BertForSequenceClassification
+        from_peft(base, "peft-everywhere", one, LoraConfig(r=4, lora_alpha=6, target_modules=EVERYWHERE, **classify, **upper))
+        from_peft(
+            base,
+            "peft-pooler",
+            one,
+            LoraConfig(r=3, lora_alpha=2, use_rslora=True, modules_to_save=["pooler"], **classify, **upper),
+        )
+        from_peft(
+            base,
+            "peft-tag-patterns",
+            BertForTokenClassification,
+            LoraConfig(
+                task_type=TaskType.TOKEN_CLS,
+                r=2,
+                lora_alpha=4,
+                target_modules=["query", "output.dense"],
+                rank_pattern={"layer.2.attention.self.query": 5},
+                alpha_pattern={"layer.2.attention.self.query": 1, "3.output.dense": 7},
+                **upper,
+            ),
+            safe=False,
+        )
+        every = [*EVERYWHERE, "pooler.dense"]
+        from_peft(base, "peft-lower", one, LoraConfig(r=2, lora_alpha=3, target_modules=every, **classify))
+        left = {"leave_out": [0, 1]}
+        channels = DoubleSeqBnConfig(reduction_factor=8, scaling="channel", **left)
+        from_adapters(base, "adapters-double", channels, "classification")
+        from_adapters(
+            base,
+            "adapters-learned-scale",
+            BnConfig(
+                mh_adapter=False,
+                output_adapter=True,
+                reduction_factor={"2": 4, "default": 8},
+                non_linearity="gelu",
+                scaling="learned",
+                **left,
+            ),
+            "classification",
+            layers=1,
+            use_pooler=True,
+        )
+        from_adapters(
+            base,
+            "adapters-lora-tag",
+            LoRAConfig(r=4, alpha=6, attn_matrices=["q", "k", "v"], intermediate_lora=True, output_lora=True, **left),
+            "tagging",
+            safe=True,
+        )
+        from_adapters(base, "adapters-stock-head", DoubleSeqBnConfig(reduction_factor=16, scaling=0.5, **left), None)
+        from_adapters(base, "adapters-refused", SeqBnConfig(reduction_factor=16, **left), "classification")
+        from_adapters(base, "adapters-lower", DoubleSeqBnConfig(reduction_factor=16), "tagging")
+
+
+if __name__ == "__main__":
+    main()

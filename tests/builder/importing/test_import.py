@@ -1,0 +1,168 @@
+"""Adapters that `peft` and `adapters` wrote, against the numbers that those libraries computed with them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from builder.export import export
+from builder.importing.found import halves, records, upper_layout
+from builder.importing.lower import NewDomain, merge
+from builder.importing.tenant import ImportOptions, import_tenant, read_folder
+from builder.model_configs import ServingOptions
+from builder.store import Store
+from hplm.engine.reference import Reference
+from hplm.errors import InvalidInput
+from hplm.model.layer import activation
+from tests.builder.branches import CPU, some_lines
+from tests.builder.importing.stores import FIXTURES, LABELS, make_imported_store, through
+from tests.builder.test_domain import corpus
+
+UPPER_ONLY = [
+    "peft-everywhere",
+    "peft-pooler",
+    "peft-tag-patterns",
+    "adapters-double",
+    "adapters-learned-scale",
+    "adapters-lora-tag",
+    "adapters-stock-head",
+]
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory) -> Path:
+    return make_imported_store(tmp_path_factory.mktemp("imported"))
+
+
+@pytest.fixture
+def store(stored, tmp_path) -> Store:
+    return Store(shutil.copytree(stored, tmp_path / "store"))
+
+
+def expected(name: str) -> dict[str, torch.Tensor]:
+    stored = json.loads((FIXTURES / name / "expected.json").read_text())
+    return {part: torch.tensor(numbers) for part, numbers in stored.items()}
+
+
+def upper_half(store: Store, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Last hidden states and logits, from the library's own states at the split on."""
+    adapter, head = read_folder(FIXTURES / name, store.model, None)
+    changes = halves(adapter, store.config).upper
+    layout = upper_layout(adapter, changes, store.config)
+    with torch.no_grad():
+        start = expected(name)["split"]
+        end = through(store.upper().layers, start, store.config, layout, records(changes, layout))
+        read = end if head.task == "tag" else end[:1]
+        if head.function:
+            read = activation(head.function)(read @ head.weights["dense"].T + head.weights["dense_bias"])
+        return end, read @ head.weights["weight"].T + head.weights["bias"]
+
+
+@pytest.mark.parametrize("name", [*UPPER_ONLY, "peft-lower"])
+def test_the_upper_half_is_the_librarys_own(store, name):
+    wanted = expected(name)
+    end, logits = upper_half(store, name)
+    assert (end - wanted["end"]).abs().max() < 1e-4
+    assert logits.shape == wanted["logits"].shape and (logits - wanted["logits"]).abs().max() < 1e-4
+    with torch.no_grad():
+        bare = through(store.upper().layers, wanted["split"], store.config)
+    assert (bare - wanted["end"]).abs().max() > 0.05, "the adapter must matter, or the test shows nothing"
+
+
+def test_the_merged_lower_half_is_the_librarys_own(store):
+    wanted = expected("peft-lower")
+    adapter, _ = read_folder(FIXTURES / "peft-lower", store.model, None)
+    lower = store.lower("root", 1)
+    with torch.no_grad():
+        assert (through(lower.layers, wanted["start"], store.config) - wanted["split"]).abs().max() > 0.05
+        merge(lower, halves(adapter, store.config).lower)
+        assert (through(lower.layers, wanted["start"], store.config) - wanted["split"]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", UPPER_ONLY)
+def test_what_is_stored_is_what_was_read(store, name):
+    options = ImportOptions(labels=LABELS if name.startswith("peft") else None)
+    tenant, report = import_tenant(store, "acme", FIXTURES / name, options, CPU, show_progress=False)
+    assert tenant == store.tenants()[0] and tenant.labels == LABELS and tenant.version == 1
+    adapter, head = read_folder(FIXTURES / name, store.model, None)
+    layout = tenant.adapter_layout(store.config)
+    stored_adapter, stored_head = store.tenant_weights(tenant)
+    for layer, wanted in zip(stored_adapter, records(halves(adapter, store.config).upper, layout), strict=True):
+        assert layer.keys() == wanted.keys() == layout.shapes.keys()
+        assert all(torch.equal(layer[part], wanted[part].half()) for part in wanted)
+    assert stored_head.keys() == tenant.head_layout(store.config).shapes.keys()
+    assert all(torch.equal(stored_head[part], head.weights[part].half()) for part in stored_head)
+    assert report["imported"]["trained_on"] == "tiny-bert" and store.report(tenant) == report
+
+
+def test_another_import_is_the_next_version_and_keeps_the_labels(store):
+    first, again = ImportOptions(labels=LABELS), ImportOptions(labels=["green", "red", "blue"])
+    import_tenant(store, "acme", FIXTURES / "peft-everywhere", first, CPU)
+    assert import_tenant(store, "acme", FIXTURES / "peft-pooler", again, CPU)[0].version == 2
+    with pytest.raises(InvalidInput, match=r"an update keeps both.*another --id"):
+        import_tenant(store, "acme", FIXTURES / "peft-pooler", ImportOptions(labels=["a", "b", "c"]), CPU)
+    with pytest.raises(InvalidInput, match=r"with task classify.*this one has task tag"):
+        import_tenant(store, "acme", FIXTURES / "adapters-lora-tag", ImportOptions(), CPU)
+
+
+def scored(folder: Path) -> Path:
+    file = folder / "test.jsonl"
+    lines = [{"text": text, "label": LABELS[i % 3]} for i, text in enumerate(some_lines(12, seed=5))]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    return file
+
+
+def test_a_lower_part_becomes_a_domain(store, tmp_path):
+    new = NewDomain("acme-lower", [corpus(tmp_path, 1)], min_tokens=1)
+    options = ImportOptions(labels=LABELS, new_domain=new, test=scored(tmp_path))
+    tenant, report = import_tenant(store, "acme", FIXTURES / "peft-lower", options, CPU, show_progress=False)
+    assert (tenant.domain, tenant.domain_version, tenant.rank) == ("acme-lower", 1, 2)
+    table = store.table("acme-lower", 1)
+    assert (table.meta.parent, table.meta.parent_version) == ("root", 1)
+    megabytes = sum(file.stat().st_size for file in store.table_folder("acme-lower", 1).iterdir()) / 1e6
+    assert report["merged"].pop("mb") == pytest.approx(megabytes, rel=0.05)
+    assert report["merged"] == {"domain": "acme-lower", "layers": [0, 1], "ngrams": table.meta.keys}
+    assert set(report["test"]) == {"on root", "on acme-lower"} and report["test"]["on root"]["rows"] == 12
+    assert report["test"]["on acme-lower"]["windows_found"][0] >= report["test"]["on root"]["windows_found"][0]
+    window = torch.tensor(table.space.unpack(table.index.by_row()[:50]).astype(np.int64))
+    with torch.no_grad():
+        merged = store.lower("root", 1)
+        merge(merged, halves(read_folder(FIXTURES / "peft-lower", store.model, None)[0], store.config).lower)
+        wanted, unmerged = merged(window), store.lower("root", 1)(window)
+    rows = torch.stack([table.rows.vectors(i + 1) for i in range(50)])
+    assert (rows - wanted).abs().max() < 0.01 < (rows - unmerged).abs().max()
+    assert not store.work_folder("acme-lower", 1).exists()
+
+
+def test_an_import_that_was_cut_before_its_tenant_was_stored_goes_on(store, tmp_path, monkeypatch):
+    options = ImportOptions(labels=LABELS, new_domain=NewDomain("low", [corpus(tmp_path, 1)], min_tokens=1))
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "save_tenant", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            import_tenant(store, "acme", FIXTURES / "peft-lower", options, CPU, show_progress=False)
+    tenant, _ = import_tenant(store, "acme", FIXTURES / "peft-lower", options, CPU, show_progress=False)
+    assert tenant.domain == "low" and store.domains() == [("root", 1), ("low", 1)]
+    with pytest.raises(InvalidInput, match=r"domain 'low' is in .* already: choose another --as-domain"):
+        import_tenant(store, "acme", FIXTURES / "peft-lower", options, CPU)
+
+
+@pytest.mark.parametrize("name", ["peft-everywhere", "adapters-double"])
+def test_export_writes_it_and_serving_applies_it(store, tmp_path, name):
+    tenant, _ = import_tenant(store, "acme", FIXTURES / name, ImportOptions(labels=LABELS), CPU, show_progress=False)
+    export(store, tmp_path / "repository", ServingOptions(dtype="fp32", slots=4))
+    reference = Reference.open(tmp_path / "repository" / "tiny" / "1")
+    text = some_lines(1, seed=3)[0]
+    tokens = store.tokenizer().encode(text).tokens.tolist()
+    adapter, head = store.tenant_weights(tenant)
+    upper, positions = store.upper(), torch.arange(len(tokens))
+    with torch.no_grad():
+        sums = reference.lower_half(tokens, reference.backbone.view.snapshot.find("acme"))
+        x = upper.enter(sums, positions, torch.zeros_like(positions))
+        floats = [{part: tensor.float() for part, tensor in layer.items()} for layer in adapter]
+        x = through(upper.layers, x, store.config, tenant.adapter_layout(store.config), floats)[:1]
+        x = torch.tanh(x @ head["dense"].float().T + head["dense_bias"].float())
+        wanted = x @ head["weight"].float().T + head["bias"].float()
+    assert torch.allclose(reference.forward(text, "acme"), wanted, atol=1e-3)

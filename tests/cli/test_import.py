@@ -1,0 +1,49 @@
+"""`hplm import` as a user meets it."""
+
+import json
+
+import pytest
+
+from builder.store import Store
+from hplm.cli.main import main
+from tests.builder.branches import some_lines
+from tests.builder.importing.stores import FIXTURES, LABELS, make_imported_store
+from tests.builder.test_domain import corpus
+
+
+@pytest.fixture
+def command(tmp_path):
+    return ["import", "--store", make_imported_store(tmp_path), "--id", "acme", "--device", "cpu", "--from"]
+
+
+def run(*arguments):
+    return main(list(map(str, arguments)))
+
+
+def test_labels_and_task_come_from_the_files(command, capsys):
+    assert run(*command, FIXTURES / "adapters-lora-tag", "--json") == 0
+    answer = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert (answer["tenant"], answer["version"], answer["domain"], answer["task"]) == ("acme", 1, "root", "tag")
+    assert (answer["adapter"], answer["rank"], answer["labels"]) == ("lora", 4, LABELS)
+    assert answer["imported"]["library"] == "adapters lora"
+
+
+def test_a_lora_on_every_layer(command, capsys, tmp_path):
+    given = [*command, FIXTURES / "peft-lower", "--labels", ",".join(LABELS)]
+    assert run(*given) == 1
+    assert "hplm import: " in (refusal := capsys.readouterr().err) and "--as-domain NAME --corpus" in refusal
+    test = tmp_path / "test.jsonl"
+    test.write_text("\n".join(json.dumps({"text": text, "label": "red"}) for text in some_lines(5, seed=5)))
+    domain = ["--as-domain", "low", "--corpus", corpus(tmp_path, 1), "--min-tokens", 1]
+    assert run(*given, *domain, "--test", test) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "tenant acme version 1: lora of rank 2, 3 labels, from peft LoRA"
+    assert "trained on tiny-bert" in lines[1]
+    assert lines[2].startswith("domain low, lower layers 0, 1 merged: ") and lines[2].endswith(" MB")
+    assert [line.split(":")[0] for line in lines[3:]] == ["on root", "on low"] and "accuracy" in lines[4]
+    assert Store(command[2]).tenants()[0].domain == "low"
+
+
+def test_a_domain_needs_a_corpus(command, capsys):
+    assert run(*command, FIXTURES / "peft-lower", "--as-domain", "low") == 1
+    assert "go together" in capsys.readouterr().err
