@@ -10,6 +10,7 @@ from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.tenants.ticket import TICKET_BYTES
 
+ALIAS = "hplm"
 MAX_TEXTS = 1024  # of one request; the queue, not this, is what bounds a batch
 
 
@@ -27,6 +28,7 @@ class ServingOptions:
     deadline_ms: float = 0
     plot_hot: int = 0
     plot_preload: bool = False
+    admin: bool = False  # the model that changes what is served
 
 
 _ENSEMBLE = Template("""\
@@ -138,8 +140,46 @@ parameters { key: "plot_hot"      value { string_value: "$plot_hot" } }      # r
 parameters { key: "plot_preload"  value { string_value: "$plot_preload" } }  # read the tables into memory before serving
 """)
 
+_ALIAS = Template("""\
+# hplm: the same as each backbone's public model, for clients that do not know which backbone their tenant belongs to.
+# One for the whole repository. An instance sends 32 requests on at once; raise `count` when that is too few.
+name: "hplm"
+backend: "hplm_alias"
+max_batch_size: $max_texts
+
+input [
+  { name: "TEXT"       data_type: TYPE_STRING  dims: [ 1 ] },
+  { name: "TEXT_PAIR"  data_type: TYPE_STRING  dims: [ 1 ]  optional: true }
+]
+output [
+  { name: "LABEL"    data_type: TYPE_STRING  dims: [ -1 ] },
+  { name: "SCORE"    data_type: TYPE_FP32    dims: [ -1 ] },
+  { name: "LOGITS"   data_type: TYPE_FP32    dims: [ -1, -1 ] },
+  { name: "SPAN"     data_type: TYPE_INT32   dims: [ -1, 2 ] },
+  { name: "VERSION"  data_type: TYPE_STRING  dims: [ 1 ] }
+]
+
+instance_group [ { kind: KIND_CPU  count: 1 } ]
+""")
+
+_ADMIN = Template("""\
+# $name-admin: changes what is served, by JSON commands, for whoever sends the key in HPLM_ADMIN_KEY (header authorization).
+name: "$name-admin"
+backend: "hplm_admin"
+max_batch_size: 0
+
+input [ { name: "COMMAND"  data_type: TYPE_STRING  dims: [ 1 ] } ]
+output [ { name: "ANSWER"  data_type: TYPE_STRING  dims: [ 1 ] } ]
+
+instance_group [ { kind: KIND_CPU  count: 1 } ]
+
+parameters { key: "backbone"  value { string_value: "$name" } }
+""")
+
 
 def write_configs(repository: Path, config: BackboneConfig, options: ServingOptions) -> None:
+    if config.name == ALIAS:
+        raise InvalidInput(f"backbone {ALIAS!r}: the model that finds a tenant's backbone has this name; build it with another")
     if options.batch_tokens < config.positions:
         raise InvalidInput(f"batch_tokens {options.batch_tokens}: one text alone may have {config.positions}")
     if options.slots < 2:
@@ -148,8 +188,16 @@ def write_configs(repository: Path, config: BackboneConfig, options: ServingOpti
         raise InvalidInput(f"plot_hot {options.plot_hot}: a number of rows, 0 for none")
     flags = {"plot_preload": str(options.plot_preload).lower()}
     values = {**vars(options), **flags, "name": config.name, "max_texts": MAX_TEXTS, "ticket_bytes": TICKET_BYTES}
-    for suffix, template in (("", _ENSEMBLE), ("-lookup", _LOOKUP), ("-upper", _UPPER)):
-        folder = repository / f"{config.name}{suffix}"
+    models = {
+        config.name: _ENSEMBLE,
+        f"{config.name}-lookup": _LOOKUP,
+        f"{config.name}-upper": _UPPER,
+        ALIAS: _ALIAS,
+    }
+    if options.admin:
+        models[f"{config.name}-admin"] = _ADMIN
+    for model, template in models.items():
+        folder = repository / model
         (folder / "1").mkdir(parents=True, exist_ok=True)
         temporary = folder / "config.pbtxt.writing"
         temporary.write_text(template.substitute(values), "utf-8")

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -32,9 +31,9 @@ from hplm.model.tokenizer import Tokenizer
 from hplm.plot.forest import Branch, Forest, place
 from hplm.plot.keys import KeySpace
 from hplm.plot.table import Table, TableMeta, TableSpec
+from hplm.tenants.snapshot import NAME
 
 FORMAT = 1
-NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from builder.counts import Counts
 from builder.store import Store
-from hplm.adapters.bank import HEADER, HEADER_BYTES, PAGE, Bank
+from hplm.adapters.bank import HEADER, HEADER_BYTES, PAGE, Bank, record_bytes
 from hplm.engine.backbone import Backbone
 from hplm.errors import HplmError, InvalidInput
 from hplm.plot.table import Table
@@ -117,7 +117,7 @@ def check_bank(path: Path, progress: Progress) -> Iterator[str]:
     with open(path, "rb") as file:
         file.seek(PAGE)
         for index in range(bank.records):
-            record = file.read(layout.record_bytes)
+            record = file.read(record_bytes(layout))
             checksum = HEADER.unpack_from(record)[2]
             if zlib.crc32(record[HEADER_BYTES : HEADER_BYTES + layout.weight_bytes]) != checksum:
                 wrong.append(index)
@@ -181,7 +181,7 @@ def _promises(folder: Path, live: Any) -> Callable[[Path, Progress], Iterator[st
                     yield f"tenant {tenant.id}: bank {record.bank} has no record {record.index}"
                     continue
                 with open(bank.path, "rb") as file:
-                    file.seek(PAGE + record.index * bank.layout.record_bytes)
+                    file.seek(PAGE + record.index * record_bytes(bank.layout))
                     uid, version, _ = HEADER.unpack(file.read(HEADER.size))
                 if (uid, version) != (record.uid, record.version):
                     yield f"tenant {tenant.id}: record {record.index} of bank {record.bank} is another's, or of another version"

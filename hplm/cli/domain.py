@@ -13,8 +13,8 @@ from hplm.cli.served import open_live, served_options
 
 if TYPE_CHECKING:
     from builder.inspection import Coverage
-    from builder.live import Moved
     from hplm.plot.table import TableMeta
+    from hplm.tenants.manager import DomainChange
 
 
 def register(commands: argparse._SubParsersAction) -> None:
@@ -160,7 +160,7 @@ def run_update(args: argparse.Namespace) -> dict:
     if (args.corpus is None) == (args.repository is None):
         raise InvalidInput("give --corpus to build a version, or --repository and --state to serve it: one of them")
     if args.corpus is None:
-        return _said(args, open_live(args).update(Store(args.store), args.name, args.canary))
+        return _said(args, open_live(args).update_domain(Store(args.store), args.name, args.canary))
     store, options = Store(args.store), UpdateOptions(args.keep, args.dtype, args.seed)
     table = update_domain(store, args.name, args.corpus, options, Budget(minutes=args.minutes), device_of(args))
     built = table_built(args, table, f"domain {args.name} version {table.meta.version}")
@@ -173,11 +173,11 @@ def run_update(args: argparse.Namespace) -> dict:
 def run_add(args: argparse.Namespace) -> dict:
     from builder.store import Store
 
-    return _said(args, open_live(args).add(Store(args.store), args.name))
+    return _said(args, open_live(args).add_domain(Store(args.store), args.name))
 
 
 def run_rollback(args: argparse.Namespace) -> dict:
-    return _said(args, open_live(args).roll_back(args.name))
+    return _said(args, open_live(args).roll_back_domain(args.name))
 
 
 def _is_live(args: argparse.Namespace) -> bool:
@@ -188,7 +188,7 @@ def _is_live(args: argparse.Namespace) -> bool:
     return args.repository is not None
 
 
-def _said(args: argparse.Namespace, change: Moved) -> dict:
+def _said(args: argparse.Namespace, change: DomainChange) -> dict:
     if not args.json:
         print(f"domain {change.domain}: version {change.version}, generation {change.generation}")
         for what, names in (("moved", change.moved), ("held back", change.waiting), ("behind", change.behind)):
@@ -205,7 +205,7 @@ def run_delete(args: argparse.Namespace) -> dict:
     from builder.store import Store
 
     if _is_live(args):
-        return _said(args, open_live(args).delete(args.name))
+        return _said(args, open_live(args).delete_domain(args.name))
     versions = delete_domain(Store(args.store), args.name, args.version)
     if not args.json:
         print(f"domain {args.name}: removed version {', '.join(map(str, versions))}")

@@ -26,6 +26,7 @@ def register(commands: argparse._SubParsersAction) -> None:
         "--hot", type=int, default=0, metavar="N", help="rows of each table locked in memory, or held on the GPU (default: 0)"
     )
     export.add_argument("--preload", action="store_true", help="read the tables into memory before serving")
+    export.add_argument("--admin", action="store_true", help="also the model <backbone>-admin, which changes what is served")
     export.add_argument("--json", action="store_true", help="end with one line of JSON")
     export.set_defaults(run=run)
 
@@ -45,6 +46,7 @@ def run(args: argparse.Namespace) -> dict:
         deadline_ms=args.deadline_ms,
         plot_hot=args.hot,
         plot_preload=args.preload,
+        admin=args.admin,
     )
     exported = export(Store(args.store), args.repository, options, replace=args.replace)
     if not args.json:

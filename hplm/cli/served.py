@@ -10,8 +10,10 @@ if TYPE_CHECKING:
     from builder.live import Live
 
 
-def served_options(parser: argparse.ArgumentParser, required: bool = False) -> None:
-    parser.add_argument("--repository", type=Path, required=required, metavar="DIR", help="the model repository that is served")
+def served_options(parser: argparse.ArgumentParser, required: bool = False, repository: Path | None = None) -> None:
+    default = f" (default: {repository})" if repository is not None else ""
+    text = f"the model repository that is served{default}"
+    parser.add_argument("--repository", type=Path, required=required, default=repository, metavar="DIR", help=text)
     parser.add_argument("--state", type=Path, metavar="DIR", help="what `hplm serve --state` was given: changes go there")
     parser.add_argument("--backbone", help="which of the repository's (default: the only one)")
 

@@ -1,22 +1,61 @@
-"""`hplm tenant`: who is in a repository."""
+"""`hplm tenant`: who is served, and how that changes while it is."""
 
 from __future__ import annotations
 
 import argparse
+import time
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hplm.cli.served import open_live, served_options
+
+if TYPE_CHECKING:
+    from hplm.tenants.manager import TenantChange
+    from hplm.tenants.snapshot import Tenant
 
 
 def register(commands: argparse._SubParsersAction) -> None:
-    tenant = commands.add_parser("tenant", help="list and show the tenants of a repository")
+    tenant = commands.add_parser("tenant", help="list, show, add, update, roll back and delete tenants, their keys and limits")
     actions = tenant.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for name, run, text in (("list", run_list, "one line a tenant"), ("show", run_show, "all there is to know about one")):
-        action = actions.add_parser(name, help=text)
-        if name == "show":
-            action.add_argument("id")
-        action.add_argument("--repository", type=Path, default=Path("model_repository"), help="default: %(default)s")
-        action.add_argument("--backbone", help="only this one's tenants")
-        action.add_argument("--json", action="store_true", help="end with one line of JSON")
-        action.set_defaults(run=run)
+    _action(actions, "list", run_list, "one line a tenant", tenant=False)
+    _action(actions, "show", run_show, "all there is to know about one, but for its secrets")
+    for name, run, text in (
+        ("add", run_add, "serve a tenant of the store, without a restart"),
+        ("update", run_update, "serve the store's newest version of a tenant; requests in flight end on the old one"),
+    ):
+        _action(actions, name, run, text).add_argument("--store", type=Path, required=True, help="where it was built")
+    _action(actions, "rollback", run_rollback, "go back to the version before")
+    _action(actions, "delete", run_delete, "refuse its requests from now on")
+    _register_keys(actions)
+    limit = _action(actions, "limit", run_limit, "how much a tenant may ask, and by when it is answered")
+    limit.add_argument("--rate", type=float, help="requests a second; 0: no limit")
+    limit.add_argument("--burst", type=float, help="requests at once above that rate")
+    limit.add_argument("--in-flight", type=int, help="requests at a time; 0: no limit")
+    limit.add_argument("--deadline-ms", type=float, help="for requests that name none; 0: the backbone's default")
+    _action(actions, "compact", run_compact, "write the state's banks anew, without what nobody uses", tenant=False)
+    _action(actions, "log", run_log, "every change that was made: who, what, when, from which version to which", tenant=False)
+
+
+def _register_keys(actions: argparse._SubParsersAction) -> None:
+    key = actions.add_parser("key", help="add, list and revoke API keys; a tenant without keys is open to everybody")
+    kinds = key.add_subparsers(dest="key_action", required=True, metavar="ACTION")
+    add = _action(kinds, "add", run_key_add, "make a key; its secret is shown once and kept nowhere")
+    add.add_argument("--days", type=float, default=0.0, help="until it expires (default: never)")
+    _action(kinds, "list", run_key_list, "a tenant's keys, without their secrets")
+    _action(kinds, "revoke", run_key_revoke, "refuse a key from now on").add_argument("--key", required=True, metavar="KEY-ID")
+
+
+def _action(
+    actions: argparse._SubParsersAction, name: str, run: object, text: str, tenant: bool = True
+) -> argparse.ArgumentParser:
+    action = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    if tenant:
+        action.add_argument("id")
+    served_options(action, repository=Path("model_repository"))
+    action.add_argument("--json", action="store_true", help="end with one line of JSON")
+    action.set_defaults(run=run)
+    return action
 
 
 def run_list(args: argparse.Namespace) -> dict:
@@ -25,43 +64,148 @@ def run_list(args: argparse.Namespace) -> dict:
             "id": tenant.id,
             "backbone": backbone,
             "domain": tenant.domain,
+            "domain_version": tenant.domain_version,
+            "version": tenant.version,
             "task": tenant.task,
             "labels": list(tenant.labels),
+            "open": not tenant.keys,
         }
         for backbone, tenant in _tenants(args)
     ]
     if not args.json:
-        width = max(len(row["id"]) for row in rows)
+        width = max((len(row["id"]) for row in rows), default=0)
         for row in rows:
-            print(f"{row['id']:<{width}}  {row['backbone']}  {row['domain']}  {row['task']}  {len(row['labels'])} labels")
+            print(
+                f"{row['id']:<{width}}  version {row['version']}  {row['backbone']}  {row['domain']} {row['domain_version']}  "
+                f"{row['task']}  {len(row['labels'])} labels{'' if row['open'] else '  with keys'}"
+            )
     return {"tenants": rows}
 
 
 def run_show(args: argparse.Namespace) -> dict:
-    from dataclasses import asdict
-
-    from hplm.errors import InvalidInput
-
-    found = [(backbone, tenant) for backbone, tenant in _tenants(args) if tenant.id == args.id]
-    if not found:
-        raise InvalidInput(f"tenant {args.id!r} is not in {args.repository}: `hplm tenant list` names those that are")
-    backbone, tenant = found[0]
-    shown = {"backbone": backbone, **asdict(tenant), "labels": list(tenant.labels)}
+    backbone, tenant = _find(args)
+    shown = {"backbone": backbone, **asdict(tenant), "labels": list(tenant.labels), "keys": _keys(tenant)}
     if not args.json:
         for name, value in shown.items():
             print(f"{name:<15} {value}")
     return shown
 
 
-def _tenants(args: argparse.Namespace) -> list:
+def run_add(args: argparse.Namespace) -> dict:
+    from builder.store import Store
+
+    return _said(args, open_live(args).add_from(Store(args.store), args.id))
+
+
+def run_update(args: argparse.Namespace) -> dict:
+    from builder.store import Store
+
+    return _said(args, open_live(args).update_from(Store(args.store), args.id))
+
+
+def run_rollback(args: argparse.Namespace) -> dict:
+    return _said(args, open_live(args).roll_back(args.id))
+
+
+def run_delete(args: argparse.Namespace) -> dict:
+    return _said(args, open_live(args).delete(args.id))
+
+
+def run_key_add(args: argparse.Namespace) -> dict:
+    expires = round(time.time() + 86400 * args.days) if args.days else 0
+    live = open_live(args)
+    secret, key = live.add_key(args.id, expires)
+    if not args.json:
+        print(f"key {key.id} of tenant {args.id}; its secret, which is shown only now:\n{secret}")
+    return {"tenant": args.id, "key": key.id, "secret": secret, "expires": key.expires, "late": live.settle_now()}
+
+
+def run_key_list(args: argparse.Namespace) -> dict:
+    keys = _keys(_find(args)[1])
+    if not args.json:
+        for key in keys:
+            ends = time.strftime("expires %F %T", time.localtime(key["expires"])) if key["expires"] else "does not expire"
+            print(f"{key['id']}  {ends}")
+        if not keys:
+            print("no keys: open to everybody")
+    return {"tenant": args.id, "keys": keys}
+
+
+def run_key_revoke(args: argparse.Namespace) -> dict:
+    live = open_live(args)
+    live.revoke_key(args.id, args.key)
+    if not args.json:
+        print(f"key {args.key} of tenant {args.id} is revoked")
+    return {"tenant": args.id, "revoked": args.key, "late": live.settle_now()}
+
+
+def run_limit(args: argparse.Namespace) -> dict:
+    from hplm.errors import InvalidInput
+
+    wanted = {"rate": args.rate, "burst": args.burst, "in_flight": args.in_flight}
+    if args.deadline_ms is not None:
+        wanted["deadline_us"] = round(1000 * args.deadline_ms)
+    limits = {name: value for name, value in wanted.items() if value is not None}
+    if not limits or any(value < 0 for value in limits.values()):
+        raise InvalidInput("give --rate, --burst, --in-flight or --deadline-ms, none of them negative; 0 takes a limit away")
+    open_live(args).limit(args.id, **limits)
+    if not args.json:
+        print(f"tenant {args.id}: {', '.join(f'{name} {value:g}' for name, value in limits.items())}")
+    return {"tenant": args.id, **limits}
+
+
+def run_compact(args: argparse.Namespace) -> dict:
+    won = open_live(args).compact()
+    if not args.json:
+        print(f"{won / 1e6:,.1f} MB won")
+    return {"bytes": won}
+
+
+def run_log(args: argparse.Namespace) -> dict:
+    changes = open_live(args).registry.audit()
+    if not args.json:
+        for change in changes:
+            rest = {name: value for name, value in change.items() if name not in ("generation", "at", "who", "action")}
+            print(f"{change['generation']:>6}  {change['at']}  {change['who']}  {change['action']}  {rest}")
+    return {"changes": changes}
+
+
+def _said(args: argparse.Namespace, change: TenantChange) -> dict:
+    late = open_live(args).settle(change.generation)
+    if not args.json:
+        versions = f"version {change.before or 'none'} -> {change.after or 'none'}"
+        print(f"tenant {change.tenant}: {versions}, generation {change.generation}")
+        if late:
+            print(f"  not taken after some seconds by {', '.join(late)}: is it alive?")
+    return {**asdict(change), "late": late}
+
+
+def _keys(tenant: Tenant) -> list[dict[str, Any]]:
+    return [{"id": key.id, "expires": key.expires} for key in tenant.keys]
+
+
+def _find(args: argparse.Namespace) -> tuple[str, Tenant]:
+    from hplm.errors import InvalidInput
+
+    for backbone, tenant in _tenants(args):
+        if tenant.id == args.id:
+            return backbone, tenant
+    raise InvalidInput(f"tenant {args.id!r} is not in {args.repository}: `hplm tenant list` names those that are")
+
+
+def _tenants(args: argparse.Namespace) -> list[tuple[str, Tenant]]:
     from hplm.engine.backbone import Backbone
     from hplm.errors import InvalidInput
+    from hplm.tenants.manager import Manager
     from hplm.tenants.snapshot import Snapshot
 
     if not args.repository.is_dir():
         raise InvalidInput(f"{args.repository} is no folder: name the model repository with --repository")
-    pattern = f"{args.backbone or '*'}/1/{Backbone.TENANTS}"
-    paths = sorted(args.repository.glob(pattern))
+    paths = sorted(args.repository.glob(f"{args.backbone or '*'}/1/{Backbone.TENANTS}"))
     if not paths:
         raise InvalidInput(f"{args.repository} holds no backbone{' ' + args.backbone if args.backbone else ''}: export one")
-    return [(path.parent.parent.name, tenant) for path in paths for tenant in Snapshot.load(path).tenants]
+    found = []
+    for path in paths:
+        snapshot = Manager(path.parent, args.state).current() if args.state is not None else Snapshot.load(path)
+        found += [(path.parent.parent.name, tenant) for tenant in snapshot.tenants]
+    return found

@@ -24,7 +24,7 @@ from hplm.model.tokenizer import Tokenizer
 from hplm.plot.forest import Forest
 from hplm.plot.table import Table
 from hplm.tenants.snapshot import LIVE, Snapshot
-from hplm.tenants.state import State
+from hplm.tenants.state import EXPORTED_BANKS, EXPORTED_TABLES, EXPORTED_TENANTS, Reader, State
 
 log = logging.getLogger(__name__)
 REMEMBERED = 16  # generations that a ticket on its way between the two models may still name
@@ -41,9 +41,9 @@ class Backbone:
     CONFIG = "backbone.json"
     TOKENIZER = "tokenizer.json"
     UPPER = "upper.safetensors"
-    TENANTS = "tenants.json"
-    TABLES = "plot"
-    BANKS = "adapters"
+    TENANTS = EXPORTED_TENANTS
+    TABLES = EXPORTED_TABLES
+    BANKS = EXPORTED_BANKS
 
     def __init__(
         self, folder: Path, state: Path | None = None, prepare: Callable[[Table], None] = lambda table: None
@@ -92,7 +92,7 @@ class Backbone:
         if name.startswith(LIVE):
             if self.state is None:
                 raise Broken(f"bank {name} lies in a live state, and none was given: start with --state")
-            return Bank(self.state.banks / name.removeprefix(LIVE))
+            return Bank(self.state.bank(name))
         return Bank(self.folder / self.BANKS / name)
 
     def _newest(self) -> Snapshot:
@@ -125,27 +125,40 @@ class Backbone:
 
 
 class Watch:
-    """Takes new generations as they are published."""
+    """Takes new generations as they are published, and says so to managers where it may write."""
 
     def __init__(self, backbone: Backbone) -> None:
         self._backbone = backbone
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         if backbone.state is not None:
+            self._reader = Reader(backbone.state)
+            self._writable = True
             self._thread.start()
 
     def close(self) -> None:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
+            self._reader.close()
 
     def _run(self) -> None:
         said = ""
         while not self._stop.wait(SECONDS_BETWEEN_LOOKS):
             try:
                 self._backbone.refresh()
+                self._tell()
                 said = ""
             except (HplmError, OSError) as error:  # the generation we have is served on
                 if str(error) != said:
                     said = str(error)
                     log.error("the newest generation cannot be taken: %s", error)
+
+    def _tell(self) -> None:
+        if not self._writable:
+            return
+        try:
+            self._reader.say(self._backbone.view.snapshot.generation)
+        except OSError as error:
+            self._writable = False
+            log.info("managers are not told which generation is served here: %s", error)

@@ -2,16 +2,49 @@
 
     snapshots/<generation>   what exists; never changes once it has its name
     CURRENT                  a generation
+    readers/<name>           the generation that a reader has taken, written again every second; where readers may write
     plot/  adapters/         tables and banks added since the export
     registry.sqlite          managers only
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import secrets
+import socket
+import time
 from pathlib import Path
 
 from hplm.errors import Broken
-from hplm.tenants.snapshot import Snapshot
+from hplm.tenants.snapshot import LIVE, Snapshot
+
+EXPORTED_TENANTS, EXPORTED_TABLES, EXPORTED_BANKS = "tenants.json", "plot", "adapters"  # in the model folder
+ALIVE_SECONDS = 5.0  # a reader that has not written for so long is gone
+UNSEEN_SECONDS = 0.5
+PATIENCE = 10.0
+
+
+class Reader:
+    """Says which generation one process has taken; removed when it ends."""
+
+    def __init__(self, state: State) -> None:
+        self._file = state.readers / f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._said = -1
+        self._at = 0.0
+
+    def say(self, generation: int) -> None:
+        if generation == self._said and time.monotonic() - self._at < 1.0:
+            return
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self._file.with_name(f".{self._file.name}")
+        fresh.write_text(f"{generation}\n", "utf-8")
+        fresh.replace(self._file)
+        self._said, self._at = generation, time.monotonic()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.unlink()
 
 
 class State:
@@ -21,6 +54,7 @@ class State:
         self.banks = folder / "adapters"
         self.snapshots = folder / "snapshots"
         self.current_file = folder / "CURRENT"
+        self.readers = folder / "readers"
         self.registry = folder / "registry.sqlite"
 
     def current(self) -> int:
@@ -31,6 +65,30 @@ class State:
             return 0
         except ValueError:
             raise Broken(f"{self.current_file} does not hold the number of a generation: restore the state") from None
+
+    def bank(self, name: str) -> Path:
+        """By the name that records have."""
+        return self.banks / name.removeprefix(LIVE)
+
+    def wait_for_readers(self, generation: int) -> list[str]:
+        """Until all have taken it; names those that have not in ten seconds. Readers that may not write are given
+        time for two looks."""
+        started = time.monotonic()
+        while True:
+            late = [name for name, taken in self._taken().items() if taken < generation]
+            waited = time.monotonic() - started
+            if (not late and waited >= UNSEEN_SECONDS) or waited >= PATIENCE:
+                return sorted(late)
+            time.sleep(0.05)
+
+    def _taken(self) -> dict[str, int]:
+        """By reader that is alive."""
+        taken = {}
+        for file in self.readers.glob("[!.]*"):
+            with contextlib.suppress(FileNotFoundError, ValueError):  # gone, or just being written
+                if time.time() - file.stat().st_mtime < ALIVE_SECONDS:
+                    taken[file.name] = int(file.read_text("utf-8"))
+        return taken
 
     def load(self, generation: int) -> Snapshot:
         return Snapshot.load(self.snapshots / str(generation))

@@ -50,18 +50,18 @@ def test_a_canary_goes_first_and_the_rest_follows(place):
     store, repository, state = place
     backbone = served(repository, state)
     live = Live.open(repository, state)
-    first = live.update(store, "bio", share=0.25)
+    first = live.update_domain(store, "bio", share=0.25)
     assert len(first.moved) == 2 and len(first.waiting) == 6 and first.behind == ["tenant-8", "tenant-9"]
     assert (first.generation, first.version) == (1, 2)
     assert backbone.view.snapshot.generation == 0
     backbone.refresh()
     assert {name for name, version in versions(backbone).items() if version == (2, 2)} == set(first.moved)
-    second = live.update(store, "bio", share=0.5)
+    second = live.update_domain(store, "bio", share=0.5)
     assert len(second.moved) == 2 and not set(second.moved) & set(first.moved)
-    rest = live.update(store, "bio")
+    rest = live.update_domain(store, "bio")
     assert sorted(rest.moved + second.moved + first.moved) == [f"tenant-{i}" for i in range(8)]
     with pytest.raises(InvalidInput, match=r"no tenant waits to move to it; behind are tenant-8, tenant-9"):
-        live.update(store, "bio")
+        live.update_domain(store, "bio")
     backbone.refresh()
     assert versions(backbone) == {f"tenant-{i}": (2, 2) if i < 8 else (1, 1) for i in range(10)}
 
@@ -69,39 +69,38 @@ def test_a_canary_goes_first_and_the_rest_follows(place):
 def test_what_is_answered_is_the_version_s_own(place):
     store, repository, state = place
     before = Reference.open(repository / "toy/1").forward(TEXT, "tenant-0")
-    Live.open(repository, state).update(store, "bio")
+    Live.open(repository, state).update_domain(store, "bio")
     export(store, repository.with_name("fresh"), ServingOptions())
     fresh = Reference.open(repository.with_name("fresh") / "toy/1").forward(TEXT, "tenant-0")
     after = Reference.open(repository / "toy/1", state).forward(TEXT, "tenant-0")
     assert (after == fresh).all() and (after != before).any()
     stayed = [Reference.open(repository / "toy/1", place).forward(TEXT, "tenant-9") for place in (None, state)]
     assert (stayed[0] == stayed[1]).all()
-    Live.open(repository, state).roll_back("bio")
+    Live.open(repository, state).roll_back_domain("bio")
     assert (Reference.open(repository / "toy/1", state).forward(TEXT, "tenant-0") == before).all()
 
 
 def test_rolling_back_takes_those_back_that_had_moved(place):
     store, repository, state = place
     live = Live.open(repository, state)
-    moved = live.update(store, "bio", share=0.5).moved
-    back = live.roll_back("bio")
+    moved = live.update_domain(store, "bio", share=0.5).moved
+    back = live.roll_back_domain("bio")
     assert back.moved == moved and back.version == 1
     assert set(versions(served(repository, state)).values()) == {(1, 1)}
     with pytest.raises(InvalidInput, match="no tenant of domain 'bio' has a version to go back to"):
-        live.roll_back("bio")
-    assert live.update(store, "bio").moved == [f"tenant-{i}" for i in range(8)]
+        live.roll_back_domain("bio")
+    assert live.update_domain(store, "bio").moved == [f"tenant-{i}" for i in range(8)]
 
 
 def test_tables_and_banks_go_when_nobody_stands_on_them(place):
     store, repository, state = place
     live = Live.open(repository, state)
-    live.update(store, "bio")
+    live.update_domain(store, "bio")
     for version, tenants in ((3, store.tenants()), (4, store.tenants())):
         learn(store, version, tenants)
-        removed = live.update(store, "bio").removed
+        removed = live.update_domain(store, "bio").removed
         assert removed == ([] if version == 3 else ["bio/1", "bio/2"])  # a rollback from 3 may still need 2 and 1
     assert sorted(path.name for path in live.state.tables.glob("bio/*")) == ["3", "4"]
-    assert {file.name.split("-")[0] for file in live.state.banks.iterdir()} == {"g2", "g3"}
     backbone = served(repository, state)
     assert not backbone.view.forest.failures()
     assert (repository / "toy/1/plot/bio/1").is_dir()  # what was exported is never touched
@@ -114,7 +113,7 @@ def test_addresses_are_never_given_twice(place):
     for version in (2, 3, 4, 5):
         if version > 2:
             learn(store, version, store.tenants())
-        live.update(store, "bio")
+        live.update_domain(store, "bio")
         for branch in served(repository, state).view.snapshot.branches:
             assert bases.setdefault((branch.domain, branch.version), branch.base) == branch.base
     spans = sorted((base, base + store.table(*branch).size) for branch, base in bases.items())
@@ -130,7 +129,7 @@ def test_requests_in_flight_keep_their_view(place):
     for version in (2, 3, 4):
         if version > 2:
             learn(store, version, store.tenants())
-        live.update(store, "bio")
+        live.update_domain(store, "bio")
         backbone.refresh()
     assert "bio/1" not in {branch.folder for branch in backbone.view.snapshot.branches}
     assert backbone.view.forest.chain("bio", 1).links[0][0] is old
@@ -141,49 +140,49 @@ def test_a_domain_is_added_with_its_ancestors_and_deleted_when_nobody_uses_it(pl
     store, repository, state = place
     random_table(store, "law", 1, ("bio", 2), 2000, seed=7)
     live = Live.open(repository, state)
-    live.add(store, "law")
+    live.add_domain(store, "law")
     backbone = served(repository, state)
     assert [table.meta.domain for table, _ in backbone.view.forest.chain("law", 1).links] == ["law", "bio", "root"]
     with pytest.raises(InvalidInput, match="served already"):
-        live.add(store, "law")
+        live.add_domain(store, "law")
     with pytest.raises(InvalidInput, match=r"in use by domain law version 1, tenant tenant-0, .* and 6 more"):
-        live.delete("bio")
+        live.delete_domain("bio")
     with pytest.raises(InvalidInput, match="root: it cannot be deleted"):
-        live.delete("root")
-    live.delete("law")
+        live.delete_domain("root")
+    live.delete_domain("law")
     assert not (live.state.tables / "law").is_dir() or not list((live.state.tables / "law").iterdir())
     with pytest.raises(InvalidInput, match=r"'law' is not served here: known are bio, root"):
-        live.delete("law")
+        live.delete_domain("law")
 
 
 def test_another_store_and_another_export_are_refused(place, tmp_path):
     store, repository, state = place
     other = random_store(tmp_path / "other", CONFIG, random_tenants(2, 4, 3), ("bio",), corpus_tokens=500, seed=9)
     with pytest.raises(InvalidInput, match="exported from another store"):
-        Live.open(repository, state).update(other, "bio")
-    Live.open(repository, state).update(store, "bio")
+        Live.open(repository, state).update_domain(other, "bio")
+    Live.open(repository, state).update_domain(store, "bio")
     export(store, repository, ServingOptions())
     with pytest.raises(Broken, match="belongs to another export"):
         served(repository, state)
     with pytest.raises(Broken, match="belongs to another export"):
-        Live.open(repository, state).update(store, "bio")
+        Live.open(repository, state).update_domain(store, "bio")
 
 
 def test_another_table_of_the_same_number_is_refused(place):
     store, repository, state = place
     live = Live.open(repository, state)
-    live.update(store, "bio", share=0.25)
+    live.update_domain(store, "bio", share=0.25)
     store.remove_branch("bio", 2)
     random_table(store, "bio", 2, ("root", 1), 3000, seed=1234)
     with pytest.raises(InvalidInput, match=r"version 2 of domain 'bio' is served and .* has another table of that number"):
-        live.update(store, "bio")
+        live.update_domain(store, "bio")
 
 
 def test_every_change_is_in_the_audit_log(place):
     store, repository, state = place
     live = Live.open(repository, state)
-    live.update(store, "bio", share=0.25)
-    live.roll_back("bio")
+    live.update_domain(store, "bio", share=0.25)
+    live.roll_back_domain("bio")
     log = live.registry.audit()
     assert [(entry["generation"], entry["action"], entry["version"]) for entry in log] == [
         (1, "domain update", 2),
@@ -192,11 +191,11 @@ def test_every_change_is_in_the_audit_log(place):
     assert log[0]["who"] and log[0]["at"] and log[0]["moved"] == log[1]["moved"]
 
 
-@pytest.mark.parametrize("moment", ["_bring", "_move", "_write", "save", "_publish", "_sweep"])
+@pytest.mark.parametrize("moment", ["_bring", "_put", "put_record", "_write", "save", "_publish", "_sweep"])
 def test_a_change_that_is_cut_is_whole_or_never_was(place, monkeypatch, moment):
     store, repository, state = place
     live = Live.open(repository, state)
-    owner = {"_bring": Live, "_move": Live, "save": Snapshot}.get(moment, Registry)
+    owner = {"_bring": Live, "_put": Live, "put_record": Live, "save": Snapshot}.get(moment, Registry)
 
     class Cut(BaseException):
         pass
@@ -207,15 +206,15 @@ def test_a_change_that_is_cut_is_whole_or_never_was(place, monkeypatch, moment):
     with monkeypatch.context() as patch:
         patch.setattr(owner, moment, cut)
         with pytest.raises(Cut):
-            live.update(store, "bio")
+            live.update_domain(store, "bio")
     decided = moment in ("_publish", "_sweep")
     assert live.registry.current().generation == int(decided)
     backbone = served(repository, state)
     assert backbone.view.snapshot.generation == int(decided) and not backbone.view.forest.failures()
     if not decided:
-        live.update(store, "bio")
+        live.update_domain(store, "bio")
     assert versions(served(repository, state))["tenant-0"] == (2, 2)
-    live.roll_back("bio")  # whatever the cut left is swept with the next change
+    live.roll_back_domain("bio")  # whatever the cut left is swept with the next change
     known = {branch.folder for branch in served(repository, state).view.snapshot.branches}
     assert {f"{path.parent.name}/{path.name}" for path in live.state.tables.glob("*/*")} <= known
 
@@ -225,7 +224,7 @@ def _manager(store_folder, repository, state, names):
 
     live = Live.open(repository, state)
     for name in names:
-        live.add(Store(store_folder), name)
+        live.add_domain(Store(store_folder), name)
 
 
 def test_two_managers_at_once_lose_nothing(place):
@@ -249,24 +248,24 @@ def test_two_managers_at_once_lose_nothing(place):
 def test_a_locked_registry_delays_managers_and_no_reader(place, monkeypatch):
     store, repository, state = place
     live = Live.open(repository, state)
-    live.update(store, "bio", share=0.5)
+    live.update_domain(store, "bio", share=0.5)
     monkeypatch.setattr("hplm.tenants.registry.PATIENCE", 0.1)
     other = sqlite3.connect(live.state.registry, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(Busy, match="another manager"):
-        live.update(store, "bio")
+        live.update_domain(store, "bio")
     assert served(repository, state).view.snapshot.generation == 1
     other.execute("ROLLBACK")
     live.state.registry.write_bytes(b"not a database at all" * 100)
     with pytest.raises(Broken, match=r"registry\.sqlite is broken"):
-        live.update(store, "bio")
+        live.update_domain(store, "bio")
     assert served(repository, state).view.snapshot.generation == 1
 
 
 def test_a_state_that_cannot_be_read_is_named(place):
     store, repository, state = place
     live = Live.open(repository, state)
-    live.update(store, "bio")
+    live.update_domain(store, "bio")
     backbone = served(repository, state)
     live.state.current_file.write_text("seven")
     with pytest.raises(Broken, match="CURRENT does not hold"):

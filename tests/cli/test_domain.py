@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from hplm.adapters.bank import HEADER_BYTES, PAGE, Bank
+from hplm.adapters.bank import HEADER_BYTES, PAGE, Bank, record_bytes
 from hplm.cli.main import main, parser
 from tests.builder.branches import some_lines
 from tests.builder.test_domain import corpus, rooted, tenant
@@ -134,7 +134,7 @@ def test_verify_names_everything_that_is_broken(repository, capsys):
         flip(folder / "plot/bio/1/values", number * row + 7)
     flip(folder / "plot/law/1/keys", 3)
     bank = next((folder / "adapters").glob("bottleneck-8.bank"))
-    flip(bank, PAGE + Bank(bank).layout.record_bytes + HEADER_BYTES + 1)
+    flip(bank, PAGE + record_bytes(Bank(bank).layout) + HEADER_BYTES + 1)
     head = next((folder / "adapters").glob("head-16.bank"))
     flip(head, PAGE)  # whose the record is
     (folder / "upper.safetensors").write_bytes((folder / "upper.safetensors").read_bytes()[:-1])

@@ -1,0 +1,46 @@
+"""`hplm backup` and `hplm restore`: a live state as a folder, and back."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from hplm.cli.served import open_live, served_options
+
+
+def register(commands: argparse._SubParsersAction) -> None:
+    backup = commands.add_parser(
+        "backup",
+        help="copy a live state into a folder",
+        description="Copies all that the newest generation needs, while it is served. The repository itself is not in it.",
+    )
+    backup.add_argument("--to", type=Path, required=True, metavar="DIR", help="a folder that is not there yet")
+    restore = commands.add_parser(
+        "restore",
+        help="make a live state from a backup",
+        description="Writes a state that is not there yet. Servers that had it must be started again.",
+    )
+    restore.add_argument("--from", dest="source", type=Path, required=True, metavar="DIR", help="what `hplm backup` wrote")
+    for command, run in ((backup, run_backup), (restore, run_restore)):
+        served_options(command, required=True)
+        command.add_argument("--json", action="store_true", help="end with one line of JSON")
+        command.set_defaults(run=run)
+
+
+def run_backup(args: argparse.Namespace) -> dict:
+    from hplm.tenants.backup import back_up
+
+    manifest = back_up(open_live(args), args.to)
+    if not args.json:
+        print(f"generation {manifest['generation']} is in {args.to}")
+    return manifest
+
+
+def run_restore(args: argparse.Namespace) -> dict:
+    from hplm.tenants.backup import restore
+
+    live = open_live(args)
+    manifest = restore(args.source, live.exported, live.state)
+    if not args.json:
+        print(f"generation {manifest['generation']} is in {live.state.folder}: start the servers again")
+    return manifest

@@ -1,0 +1,76 @@
+"""A copy of a live state, and a state from a copy."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+from pathlib import Path
+
+from hplm.errors import Broken, InvalidInput
+from hplm.tenants.manager import Manager
+from hplm.tenants.registry import needed_banks
+from hplm.tenants.snapshot import Snapshot
+from hplm.tenants.state import State
+
+FORMAT = 1
+MANIFEST = "backup.json"
+
+
+def back_up(manager: Manager, target: Path) -> dict:
+    """Everything that the newest generation needs, as it is between two changes; readers and requests notice nothing."""
+    if target.exists():
+        raise InvalidInput(f"{target} exists: name a folder that does not")
+    writing = target.with_name(f"{target.name}.writing")
+    shutil.rmtree(writing, ignore_errors=True)
+    state = manager.state
+    with manager.registry.frozen() as (snapshot, database):
+        copy = State(writing)
+        copy.snapshots.mkdir(parents=True)
+        with sqlite3.connect(copy.registry) as registry:
+            for line in database.iterdump():
+                if line not in ("BEGIN TRANSACTION;", "COMMIT;"):
+                    registry.execute(line)
+        registry.close()
+        if snapshot.generation:
+            snapshot.save(copy.snapshots / str(snapshot.generation))
+            copy.current_file.write_text(f"{snapshot.generation}\n", "utf-8")
+        for branch in snapshot.branches:
+            if (state.tables / branch.folder).is_dir():
+                shutil.copytree(state.tables / branch.folder, copy.tables / branch.folder)
+        for name in needed_banks(snapshot, database):
+            if state.bank(name).exists():
+                copy.banks.mkdir(exist_ok=True)
+                shutil.copyfile(state.bank(name), copy.bank(name))
+        manifest = {"format": FORMAT, "export": snapshot.export, "generation": snapshot.generation}
+        (writing / MANIFEST).write_text(json.dumps(manifest) + "\n", "utf-8")
+    for file in writing.rglob("*"):
+        if file.is_file():
+            with open(file, "rb") as written:
+                os.fsync(written.fileno())
+    writing.rename(target)
+    return manifest
+
+
+def restore(source: Path, exported: Snapshot, state: State) -> dict:
+    """Into a state that is not there: what is being served is never changed under its readers."""
+    try:
+        manifest = json.loads((source / MANIFEST).read_text("utf-8"))
+    except FileNotFoundError:
+        raise InvalidInput(f"{source} is no backup: {MANIFEST} is missing") from None
+    except ValueError as error:
+        raise Broken(f"{source / MANIFEST} is not JSON: {error}") from None
+    if manifest.get("format") != FORMAT:
+        raise InvalidInput(f"{source} has format {manifest.get('format')!r}, this version of hplm reads {FORMAT}")
+    if manifest["export"] != exported.export:
+        raise InvalidInput(f"{source} belongs to another export: name the repository that it was served with")
+    if state.folder.exists() and any(state.folder.iterdir()):
+        raise InvalidInput(f"{state.folder} holds a state: stop its servers and move it away, or name another --state")
+    writing = state.folder.with_name(f"{state.folder.name}.writing")
+    shutil.rmtree(writing, ignore_errors=True)
+    shutil.copytree(source, writing, ignore=shutil.ignore_patterns(MANIFEST))
+    if state.folder.exists():
+        state.folder.rmdir()
+    writing.rename(state.folder)
+    return manifest

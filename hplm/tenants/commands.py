@@ -1,0 +1,177 @@
+"""Managing from afar: a JSON command in, a JSON answer out. What may be said is what `Manager` can do.
+
+    {"command": "tenant.list"}                  {"command": "tenant.delete", "id": "acme"}
+    {"command": "tenant.add", "id": "acme", "domain": "bio", "domain_version": 1, "task": "classify", "labels": ["no", "yes"],
+     "adapter": {"kind": "bottleneck", "rank": 32}, "tensors": "<a safetensors file, base64>"}
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from hplm.adapters.layout import Layout, adapter_layout, head_layout
+from hplm.errors import InvalidInput
+from hplm.model.config import BackboneConfig
+from hplm.plot.table import Table
+from hplm.tenants.manager import Knowledge, Manager
+from hplm.tenants.snapshot import NAME
+
+LARGEST = 256 << 20  # bytes of a tenant's tensors
+
+
+class Commands:
+    def __init__(self, manager: Manager, config: BackboneConfig) -> None:
+        self._manager = manager
+        self._config = config
+        self._known: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "tenant.list": self._list,
+            "tenant.show": self._show,
+            "tenant.add": lambda given: self._changed(manager.add(_name(given), self._knowledge(given))),
+            "tenant.update": lambda given: self._changed(manager.update(_name(given), self._knowledge(given))),
+            "tenant.rollback": lambda given: self._changed(manager.roll_back(_name(given))),
+            "tenant.delete": lambda given: self._changed(manager.delete(_name(given))),
+            "tenant.compact": lambda given: {"bytes": manager.compact()},
+            "tenant.limit": self._limit,
+            "tenant.key.add": self._add_key,
+            "tenant.key.revoke": self._revoke_key,
+            "domain.list": self._domains,
+            "domain.add": self._add_domain,
+            "domain.rollback": lambda given: self._changed(manager.roll_back_domain(_text(given, "name"))),
+            "domain.delete": lambda given: self._changed(manager.delete_domain(_text(given, "name"))),
+            "log": lambda given: {"changes": manager.registry.audit()},
+        }
+
+    def run(self, command: str) -> str:
+        try:
+            given = json.loads(command)
+        except ValueError as error:
+            raise InvalidInput(f"the command is not JSON: {error}") from None
+        if not isinstance(given, dict) or given.get("command") not in self._known:
+            raise InvalidInput(f"a command is one of {', '.join(self._known)}, as in {{\"command\": \"tenant.list\"}}")
+        return json.dumps(self._known[given["command"]](given))
+
+    def _list(self, given: dict[str, Any]) -> dict[str, Any]:
+        return {"tenants": [{"id": tenant.id, "version": tenant.version} for tenant in self._manager.current().tenants]}
+
+    def _show(self, given: dict[str, Any]) -> dict[str, Any]:
+        tenant = next((tenant for tenant in self._manager.current().tenants if tenant.id == _name(given)), None)
+        if tenant is None:
+            raise InvalidInput(f"tenant {given['id']!r} is not served")
+        keys = [{"id": key.id, "expires": key.expires} for key in tenant.keys]
+        return {**asdict(tenant), "labels": list(tenant.labels), "keys": keys}
+
+    def _changed(self, change: Any) -> dict[str, Any]:
+        """Answers when every reader has taken the change."""
+        return {**asdict(change), "late": self._manager.settle(change.generation)}
+
+    def _limit(self, given: dict[str, Any]) -> dict[str, Any]:
+        limits = {name: given[name] for name in ("rate", "burst", "in_flight", "deadline_us") if name in given}
+        if not limits or any(not isinstance(value, (int, float)) or value < 0 for value in limits.values()):
+            raise InvalidInput("give 'rate', 'burst', 'in_flight' or 'deadline_us', none of them negative")
+        self._manager.limit(_name(given), **limits)
+        return {"tenant": given["id"], **limits, "late": self._manager.settle_now()}
+
+    def _add_key(self, given: dict[str, Any]) -> dict[str, Any]:
+        days = given.get("days", 0)
+        if not isinstance(days, (int, float)) or days < 0:
+            raise InvalidInput(f"'days' is {days!r}: a number, 0 for a key that does not expire")
+        secret, key = self._manager.add_key(_name(given), round(time.time() + 86400 * days) if days else 0)
+        late = self._manager.settle_now()
+        return {"tenant": given["id"], "key": key.id, "secret": secret, "expires": key.expires, "late": late}
+
+    def _revoke_key(self, given: dict[str, Any]) -> dict[str, Any]:
+        self._manager.revoke_key(_name(given), _text(given, "key"))
+        return {"tenant": given["id"], "revoked": given["key"], "late": self._manager.settle_now()}
+
+    def _domains(self, given: dict[str, Any]) -> dict[str, Any]:
+        return {"domains": [{"name": branch.domain, "version": branch.version} for branch in self._manager.current().branches]}
+
+    def _add_domain(self, given: dict[str, Any]) -> dict[str, Any]:
+        """A table is too large for a request: it lies in the state's `inbox/<name>/<version>` already."""
+        name, version = _text(given, "name"), given.get("version", 1)
+        source = self._manager.state.folder / "inbox" / name / str(version)
+        if not NAME.fullmatch(name) or not isinstance(version, int) or not source.is_dir():
+            raise InvalidInput(f"no table {name}/{version} in {source.parent.parent}: copy its folder there first")
+        Table(source).verify()
+        change = self._manager.adopt_domain(name, version, source)
+        shutil.rmtree(source)
+        return self._changed(change)
+
+    def _knowledge(self, given: dict[str, Any]) -> Knowledge:
+        labels = given.get("labels")
+        if not isinstance(labels, list) or not labels or not all(isinstance(label, str) and label for label in labels):
+            raise InvalidInput("'labels' is a list of names, in the order of the logits")
+        tensors = _tensors(given)
+        adapter, layout = given.get("adapter"), None
+        if adapter is not None:
+            if not isinstance(adapter, dict):
+                raise InvalidInput('\'adapter\' is an object, as in {"kind": "bottleneck", "rank": 32}')
+            places = tuple(adapter["places"]) if adapter.get("places") else None
+            rank = adapter.get("rank")
+            if not isinstance(rank, int) or rank < 1:
+                raise InvalidInput(f"'rank' is {rank!r}: a positive whole number")
+            layout = adapter_layout(
+                self._config, adapter.get("kind", "bottleneck"), rank, places, adapter.get("function", "relu")
+            )
+        head = head_layout(self._config, len(labels), given.get("head_function"))
+        return Knowledge(
+            domain=_text(given, "domain"),
+            domain_version=given.get("domain_version", 1),
+            task=_text(given, "task"),
+            labels=tuple(labels),
+            head=(head, _layers(tensors, head, "head")[0]),
+            adapter=(layout, _layers(tensors, layout, "adapter")) if layout is not None else None,
+        )
+
+
+def _layers(tensors: dict[str, Tensor], layout: Layout, part: str) -> list[dict[str, Tensor]]:
+    """Named `head.<tensor>`, or `adapter.<upper layer>.<tensor>`; each of the shape that the layout says."""
+    layers = []
+    for number in range(layout.layers):
+        begin = "head." if part == "head" else f"adapter.{number}."
+        layer = {}
+        for name, shape in layout.shapes.items():
+            tensor = tensors.get(begin + name)
+            if tensor is None or tuple(tensor.shape) != shape:
+                found = "missing" if tensor is None else f"of shape {tuple(tensor.shape)}"
+                raise InvalidInput(f"tensor {begin + name!r} is {found}: {layout.name} needs it of shape {shape}")
+            if not tensor.isfinite().all():
+                raise InvalidInput(f"tensor {begin + name!r} has a number that is none, or infinite")
+            layer[name] = tensor.float()
+        layers.append(layer)
+    return layers
+
+
+def _tensors(given: dict[str, Any]) -> dict[str, Tensor]:
+    text = _text(given, "tensors")
+    if len(text) > LARGEST * 4 // 3:
+        raise InvalidInput(f"'tensors' has {len(text):,} characters: a tenant has {LARGEST:,} bytes at most")
+    try:
+        return load(base64.b64decode(text, validate=True))
+    except (binascii.Error, SafetensorError) as error:
+        raise InvalidInput(f"'tensors' is not a safetensors file in base64: {error}") from None
+
+
+def _name(given: dict[str, Any]) -> str:
+    name = _text(given, "id")
+    if not NAME.fullmatch(name):
+        raise InvalidInput(f"tenant id {name!r}: use 1-64 lower-case letters, digits, '.', '_' and '-', no leading sign")
+    return name
+
+
+def _text(given: dict[str, Any], field: str) -> str:
+    value = given.get(field)
+    if not isinstance(value, str) or not value:
+        raise InvalidInput(f"{given['command']} needs {field!r}, a text")
+    return value

@@ -1,0 +1,324 @@
+"""Tenants of a live state: added, updated, rolled back, deleted, compacted; cut anywhere, whole or not at all."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from builder.export import export
+from builder.live import Live
+from builder.model_configs import ServingOptions
+from builder.random_store import random_store, random_tenant, random_tenants
+from builder.store import Store, TenantFile
+from hplm.adapters.bank import Bank
+from hplm.engine.backbone import Backbone, Watch
+from hplm.engine.reference import Reference
+from hplm.errors import Broken, InvalidInput, NoTenant
+from hplm.tenants.manager import Manager
+from hplm.tenants.registry import Registry
+from hplm.tenants.snapshot import LIVE, Snapshot
+from tests.toy import CONFIG, WORDS
+
+TEXT = " ".join(WORDS[:12])
+
+
+@pytest.fixture
+def place(tmp_path):
+    """Two tenants are served; the store has learned three more, one of them with LoRA and a head of two layers."""
+    store = random_store(tmp_path / "store", CONFIG, random_tenants(2, 4, 3), corpus_tokens=2000, spread=0.3)
+    export(store, tmp_path / "repository", ServingOptions())
+    for number, name in enumerate(("new-a", "new-b")):
+        random_tenant(store, TenantFile(name, 1, "root", 1, "classify", ["x", "y"], 4), 0.3, seed=40 + number)
+    lora = TenantFile("new-c", 1, "root", 1, "tag", ["O", "I"], 2, "lora", ("query", "ffn_in"), head_function="tanh")
+    random_tenant(store, lora, 0.3, seed=50)
+    return store, tmp_path / "repository", tmp_path / "state"
+
+
+def learn(store, name, version, seed):
+    known = next(tenant for tenant in store.tenants() if tenant.id == name)
+    random_tenant(store, replace(known, version=version), 0.3, seed)
+
+
+def answer(place, tenant_id, state=True):
+    _, repository, folder = place
+    return Reference.open(repository / "toy/1", folder if state else None).forward(TEXT, tenant_id)
+
+
+def exported_answer(place, tenant_id):
+    """What the same tenant answers when everything is exported anew."""
+    store, repository, _ = place
+    fresh = repository.with_name("fresh")
+    export(store, fresh, ServingOptions())
+    return Reference.open(fresh / "toy/1").forward(TEXT, tenant_id)
+
+
+@pytest.mark.parametrize("name", ["new-a", "new-c"])
+def test_what_is_added_answers_as_what_is_exported(place, name):
+    store, repository, state = place
+    live = Live.open(repository, state)
+    before = answer(place, "tenant-0")
+    change = live.add_from(store, name)
+    assert (change.generation, change.before, change.after) == (1, None, 1)
+    assert (answer(place, name) == exported_answer(place, name)).all()
+    assert (answer(place, "tenant-0") == before).all()
+    with pytest.raises(InvalidInput, match="served already"):
+        live.add_from(store, name)
+
+
+def test_updates_go_on_from_what_is_served_and_back(place):
+    store, repository, state = place
+    live = Live.open(repository, state)
+    first = answer(place, "tenant-0")
+    learn(store, "tenant-0", 2, seed=60)
+    assert live.update_from(store, "tenant-0").after == 2
+    second = answer(place, "tenant-0")
+    assert (second == exported_answer(place, "tenant-0")).all() and (second != first).any()
+    assert live.roll_back("tenant-0").after == 1 and (answer(place, "tenant-0") == first).all()
+    with pytest.raises(InvalidInput, match="no version before 1"):
+        live.roll_back("tenant-0")
+    learn(store, "tenant-0", 3, seed=61)
+    assert live.update_from(store, "tenant-0").after == 3  # 2 was given to other knowledge
+    random_tenant(store, TenantFile("tenant-0", 4, "root", 1, "classify", ["other"], 4), 0.3, seed=1)
+    with pytest.raises(InvalidInput, match="an update keeps both"):
+        live.update_from(store, "tenant-0")
+
+
+def test_who_is_deleted_is_unknown_and_its_record_rests_before_it_is_used_again(place, monkeypatch):
+    store, repository, state = place
+    live = Live.open(repository, state)
+    for name in ("new-a", "new-b"):
+        live.add_from(store, name)
+    records = {name: served(place).view.snapshot.find(name).adapter.index for name in ("new-a", "new-b")}
+    assert records == {"new-a": 0, "new-b": 1}
+    live.delete("new-a")
+    with pytest.raises(NoTenant):
+        served(place).view.snapshot.find("new-a")
+    live.add_from(store, "new-a")
+    again = served(place).view.snapshot.find("new-a")
+    assert again.adapter.index == 2 and again.uid == 5  # a stranger to whoever still holds the old one
+    live.delete("new-a")
+    monkeypatch.setattr("hplm.tenants.registry.time.time", lambda: time.monotonic() + 10**10)
+    live.add_from(store, "new-a")
+    assert served(place).view.snapshot.find("new-a").adapter.index == 0
+
+
+def served(place):
+    _, repository, state = place
+    return Backbone(repository / "toy/1", state)
+
+
+def test_compacting_wins_back_what_is_gone_and_changes_no_answer(place):
+    store, repository, state = place
+    live = Live.open(repository, state)
+    for name in ("new-a", "new-b", "new-c"):
+        live.add_from(store, name)
+    kept = {name: answer(place, name) for name in ("new-b", "new-c")}
+    live.delete("new-a")
+    secret = Bank(live.state.bank(served(place).view.snapshot.find("new-b").adapter.bank))
+    assert secret.records == 2
+    assert live.compact() > 0
+    for name, expected in kept.items():
+        assert (answer(place, name) == expected).all()
+    tenant = served(place).view.snapshot.find("new-b")
+    assert Bank(live.state.bank(tenant.adapter.bank)).records == 1 and tenant.adapter.index == 0
+    assert live.compact() == 0
+
+
+def test_a_bank_s_name_is_never_given_twice(place):
+    """Readers keep banks open by name: another file of the same name would be read as the old one."""
+    store, repository, state = place
+    live, names = Live.open(repository, state), set()
+    for _ in range(3):
+        live.add_from(store, "new-a")
+        name = served(place).view.snapshot.find("new-a").adapter.bank
+        assert name not in names and name.startswith(LIVE)
+        names.add(name)
+        live.delete("new-a")
+
+
+def test_keys_and_limits_stay_through_versions(place):
+    store, repository, state = place
+    live = Live.open(repository, state)
+    secret, key = live.add_key("tenant-0")
+    live.limit("tenant-0", rate=5.0, deadline_us=1000)
+    learn(store, "tenant-0", 2, seed=60)
+    live.update_from(store, "tenant-0")
+    _, second = live.add_key("tenant-0")
+    live.roll_back("tenant-0")
+    tenant = served(place).view.snapshot.find("tenant-0")
+    assert (tenant.keys, tenant.rate, tenant.deadline_us, tenant.version) == ((key, second), 5.0, 1000, 1)
+    for file in live.state.folder.rglob("*"):
+        assert not file.is_file() or secret.encode() not in file.read_bytes()
+    live.revoke_key("tenant-0", key.id)
+    with pytest.raises(InvalidInput, match=r"last key of tenant 'tenant-0', which would be open"):
+        live.revoke_key("tenant-0", second.id)
+    with pytest.raises(InvalidInput, match=f"has no key '{key.id}': it has {second.id}"):
+        live.revoke_key("tenant-0", key.id)
+    assert [entry["action"] for entry in live.registry.audit()].count("tenant key add") == 2
+
+
+def test_what_cannot_be_served_is_refused(place):
+    store, repository, state = place
+    live = Live.open(repository, state)
+    random_tenant(store, TenantFile("lost", 1, "law", 7, "classify", ["x"], 4), 0.3, seed=1)
+    with pytest.raises(InvalidInput, match="version 7 of domain 'law', which is not served"):
+        live.add_from(store, "lost")
+    with pytest.raises(InvalidInput, match=r"'nobody' is not in .*: known are"):
+        live.add_from(store, "nobody")
+    with pytest.raises(InvalidInput, match="'nobody' is not served"):
+        live.delete("nobody")
+
+
+def test_every_reader_is_waited_for(place):
+    store, repository, state = place
+    live = Live.open(repository, state)
+    backbone = served(place)
+    watch = Watch(backbone)
+    try:
+        for _ in range(100):
+            if any(live.state.readers.glob("[!.]*")):
+                break
+            time.sleep(0.05)
+        change = live.add_from(store, "new-a")
+        assert live.settle(change.generation) == []
+        assert backbone.view.snapshot.generation == change.generation
+        stuck = next(live.state.readers.glob("[!.]*")).with_name("elsewhere-1-abc")
+        stuck.write_text("0\n")
+        monkey = pytest.MonkeyPatch()
+        monkey.setattr("hplm.tenants.state.PATIENCE", 0.6)
+        assert live.settle(change.generation) == ["elsewhere-1-abc"]
+        monkey.undo()
+    finally:
+        watch.close()
+    assert [file.name for file in live.state.readers.glob("[!.]*")] == ["elsewhere-1-abc"]
+
+
+@pytest.mark.skipif(os.getuid() == 0 and not Path("/proc/self/ns/user").exists(), reason="needs user namespaces")
+def test_a_reader_that_may_not_write_sees_the_same(place, monkeypatch):
+    store, repository, state = place
+    monkeypatch.setattr("hplm.tenants.state.Reader.say", _read_only)
+    backbone = served(place)
+    watch = Watch(backbone)
+    try:
+        change = Live.open(repository, state).add_from(store, "new-a")
+        for _ in range(100):
+            if backbone.view.snapshot.generation == change.generation:
+                break
+            time.sleep(0.05)
+        assert backbone.view.snapshot.find("new-a")
+    finally:
+        watch.close()
+
+
+def _read_only(*_):
+    raise PermissionError("read-only file system")
+
+
+MOMENTS = [
+    (Manager, "_put"),
+    (Manager, "put_record"),
+    (Registry, "_write"),
+    (Snapshot, "save"),
+    (Registry, "_publish"),
+    (Registry, "_sweep"),
+]
+
+
+@pytest.mark.parametrize("owner, moment", MOMENTS, ids=lambda part: getattr(part, "__name__", part))
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("action", ["add", "update", "delete"])
+def test_a_model_check_of_every_step(place, monkeypatch, owner, moment, after, action):
+    """Cut before or after any step, there is the old state or the new one; and the next change works."""
+    store, repository, state = place
+    live = Live.open(repository, state)
+    learn(store, "tenant-0", 2, seed=60)
+    old = {name: answer(place, name) for name in ("tenant-0", "tenant-1")}
+
+    class Cut(BaseException):
+        pass
+
+    real = getattr(owner, moment)
+
+    def cut(*arguments, **options):
+        if after:
+            real(*arguments, **options)
+        raise Cut
+
+    def act():
+        return {
+            "add": lambda: live.add_from(store, "new-a"),
+            "update": lambda: live.update_from(store, "tenant-0"),
+            "delete": lambda: live.delete("tenant-0"),
+        }[action]()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, moment, cut)
+        with contextlib.suppress(Cut):
+            act()
+    generation = live.registry.current().generation
+    assert generation in (0, 1)
+    tenants = {tenant.id: tenant.version for tenant in served(place).view.snapshot.tenants}
+    new = {"add": {"new-a": 1, "tenant-0": 1}, "update": {"tenant-0": 2}, "delete": {}}[action] | {"tenant-1": 1}
+    assert tenants == (new if generation else {"tenant-0": 1, "tenant-1": 1})
+    assert (answer(place, "tenant-1") == old["tenant-1"]).all()
+    if not generation:
+        act()
+        assert (answer(place, "tenant-1") == old["tenant-1"]).all()
+    live.add_from(store, "new-c")
+    assert (answer(place, "new-c") == exported_answer(place, "new-c")).all()
+
+
+KILLED = """
+import os, random, signal, sys, threading, time
+from pathlib import Path
+from builder.live import Live
+from builder.store import Store
+store, repository, state, delay = Store(Path(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3]), float(sys.argv[4])
+live = Live.open(repository, state)
+threading.Thread(target=lambda: (time.sleep(delay), os.kill(os.getpid(), signal.SIGKILL)), daemon=True).start()
+while True:
+    live.add_from(store, "new-a")
+    print("added", flush=True)
+    live.delete("new-a")
+    print("deleted", flush=True)
+"""
+
+
+@pytest.mark.parametrize("delay", [0.01, 0.05, 0.15])
+def test_killed_for_real_nothing_acknowledged_is_undone(place, delay):
+    store, repository, state = place
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(store.folder), str(repository), str(state), str(delay)],
+        stdout=subprocess.PIPE,
+        timeout=120,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == -signal.SIGKILL
+    said = done.stdout.decode().split()
+    live = Live.open(repository, state)
+    changes = [entry["action"].removeprefix("tenant ") for entry in live.registry.audit()]
+    assert len(changes) in (len(said), len(said) + 1)
+    assert [word.removesuffix("ed").replace("delet", "delete") for word in said] == changes[: len(said)]
+    tenants = {tenant.id for tenant in served(place).view.snapshot.tenants}
+    assert ("new-a" in tenants) == (len(changes) % 2 == 1)
+    live.add_from(Store(store.folder), "new-b")
+    assert (answer(place, "new-b") == exported_answer(place, "new-b")).all()
+
+
+def test_a_state_of_another_format_is_refused_with_the_way_out(place):
+    store, repository, state = place
+    live = Live.open(repository, state)
+    live.add_from(store, "new-a")
+    snapshot = live.state.snapshots / "1"
+    snapshot.write_text(snapshot.read_text().replace('"format": 2', '"format": 1'))
+    with pytest.raises(InvalidInput, match="format 1, this version of hplm reads 2"):
+        served(place)
+    live.state.registry.unlink()
+    with pytest.raises(Broken, match="serves generation 1 and its registry knows 0: restore the state"):
+        live.add_from(store, "new-b")

@@ -1,0 +1,57 @@
+"""`hplm backup` and `restore`: what comes back answers as what was saved."""
+
+import pytest
+import torch
+
+from builder.export import export
+from builder.live import Live
+from builder.model_configs import ServingOptions
+from builder.random_store import random_store, random_table, random_tenant, random_tenants
+from builder.store import TenantFile
+from hplm.engine.reference import Reference
+from tests.cli.test_domain import refused, run
+from tests.toy import CONFIG, WORDS
+
+
+@pytest.fixture
+def place(tmp_path):
+    store = random_store(tmp_path / "store", CONFIG, random_tenants(2, 4, 3, domains=("bio",)), ("bio",), corpus_tokens=2000)
+    export(store, tmp_path / "repository", ServingOptions())
+    random_table(store, "law", 1, ("bio", 1), 500, seed=3)
+    live = Live.open(tmp_path / "repository", tmp_path / "state")
+    live.add_domain(store, "law")
+    random_tenant(store, TenantFile("acme", 1, "law", 1, "classify", ["x", "y"], 4), 0.3, seed=1)
+    live.add_from(store, "acme")
+    return tmp_path
+
+
+def answers(place, state):
+    reference = Reference.open(place / "repository/toy/1", place / state)
+    return torch.cat([reference.forward(" ".join(WORDS[:9]), name).flatten() for name in ("acme", "tenant-0")])
+
+
+def test_what_comes_back_answers_as_what_was_saved(place, capsys):
+    places = ["--repository", place / "repository", "--state"]
+    before = answers(place, "state")
+    assert run(capsys, "backup", "--to", place / "saved", *places, place / "state")["generation"] == 2
+    live = Live.open(place / "repository", place / "state")
+    live.delete("acme")
+    live.delete_domain("law")
+    assert run(capsys, "restore", "--from", place / "saved", *places, place / "again")["generation"] == 2
+    assert torch.equal(answers(place, "again"), before)
+    assert run(capsys, "verify", *places, place / "again")["banks"] > 2
+    again = Live.open(place / "repository", place / "again")
+    assert [entry["action"] for entry in again.registry.audit()] == ["domain add", "tenant add"]
+    assert again.delete("acme").generation == 3
+
+
+def test_nothing_is_overwritten_and_nothing_is_mixed(place, capsys, tmp_path):
+    places = ["--repository", place / "repository", "--state"]
+    run(capsys, "backup", "--to", place / "saved", *places, place / "state")
+    assert "saved exists" in refused(capsys, "backup", "--to", place / "saved", *places, place / "state")
+    assert "holds a state: stop its servers" in refused(capsys, "restore", "--from", place / "saved", *places, place / "state")
+    assert "is no backup" in refused(capsys, "restore", "--from", place / "store", *places, place / "other")
+    other = random_store(tmp_path / "elsewhere", CONFIG, random_tenants(3, 4, 3), corpus_tokens=500)
+    export(other, tmp_path / "foreign", ServingOptions())
+    strange = ["--repository", tmp_path / "foreign", "--state", place / "other"]
+    assert "belongs to another export" in refused(capsys, "restore", "--from", place / "saved", *strange)

@@ -1,0 +1,158 @@
+"""Managing from afar on a real Triton: a tenant comes, changes, goes, while another one is asked without a pause."""
+
+import base64
+import json
+import threading
+import time
+
+import numpy as np
+import pytest
+import tritonclient.http
+from safetensors.torch import save
+from tritonclient.utils import InferenceServerException
+
+from builder.export import export
+from builder.model_configs import ServingOptions
+from builder.random_store import random_store, random_tenant, random_tenants
+from builder.store import TenantFile
+from hplm.engine.reference import Reference
+from hplm.errors import HplmError
+from hplm.server import TritonServer
+from tests.server.stock import Stock
+from tests.toy import CONFIG, WORDS
+
+KEY = "a secret of the operator"
+TEXT = " ".join(WORDS[:9])
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    store = random_store(tmp_path / "store", CONFIG, random_tenants(2, 4, 3), corpus_tokens=2000, spread=0.3)
+    export(store, tmp_path / "repository", ServingOptions(dtype="fp32", slots=4, batch_tokens=256, admin=True))
+    monkeypatch.setenv("HPLM_ADMIN_KEY", KEY)
+    return store, tmp_path / "repository", tmp_path / "state"
+
+
+class Admin:
+    def __init__(self, server, key=KEY):
+        self._client = tritonclient.http.InferenceServerClient(server.http_url)
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+    def __call__(self, command, **given):
+        tensor = tritonclient.http.InferInput("COMMAND", [1], "BYTES")
+        text = command if not given and command.startswith("{") else json.dumps({"command": command, **given})
+        tensor.set_data_from_numpy(np.array([text.encode()], dtype=object))
+        answer = self._client.infer("toy-admin", [tensor], headers=self._headers)
+        return json.loads(answer.as_numpy("ANSWER")[0])
+
+
+def trained(store, name, version=1, seed=7, labels=("x", "y")):
+    """What a client sends of a tenant that it has trained itself."""
+    tenant = TenantFile(name, version, "root", 1, "classify", list(labels), 4)
+    random_tenant(store, tenant, 0.3, seed)
+    adapter, head = store.tenant_weights(tenant)
+    tensors = {f"head.{key}": value.contiguous() for key, value in head.items()}
+    tensors |= {f"adapter.{i}.{key}": value.contiguous() for i, layer in enumerate(adapter) for key, value in layer.items()}
+    return {
+        "id": name,
+        "domain": "root",
+        "domain_version": 1,
+        "task": "classify",
+        "labels": list(labels),
+        "adapter": {"kind": "bottleneck", "rank": 4},
+        "tensors": base64.b64encode(save(tensors)).decode(),
+    }
+
+
+def test_a_tenant_s_life_under_load(place):
+    store, repository, state = place
+    with TritonServer(repository, state=state) as server:
+        admin, stock, end, failures = Admin(server), Stock(server, "http"), threading.Event(), []
+
+        def neighbour():
+            mine = Stock(server, "grpc")
+            while not end.is_set():
+                try:
+                    mine.ask([TEXT], "tenant-1")
+                except Exception as error:
+                    failures.append(error)
+
+        thread = threading.Thread(target=neighbour)
+        thread.start()
+        try:
+            with pytest.raises(InferenceServerException, match=r"\[no_tenant\]"):
+                stock.ask([TEXT], "acme")
+            added = admin("tenant.add", **trained(store, "acme"))
+            assert (added["after"], added["late"]) == (1, [])
+            first = stock.ask([TEXT], "acme")  # every reader has it: no waiting
+            reference = Reference.open(repository / "toy/1", state)
+            np.testing.assert_allclose(first["LOGITS"][0], reference.forward(TEXT, "acme"), atol=1e-3)
+            assert admin("tenant.update", **trained(store, "acme", 2, seed=8))["after"] == 2
+            second = stock.ask([TEXT], "acme")
+            assert second["VERSION"][0, 0] == b"2" and np.abs(second["LOGITS"] - first["LOGITS"]).max() > 0.01
+            assert admin("tenant.rollback", id="acme")["after"] == 1
+            assert np.allclose(stock.ask([TEXT], "acme")["LOGITS"], first["LOGITS"], atol=1e-5)
+            assert {"id": "acme", "version": 1} in admin("tenant.list")["tenants"]
+            secret = admin("tenant.key.add", id="acme", days=1)
+            assert secret["secret"].startswith("hplm_") and "secret" not in str(admin("tenant.show", id="acme"))
+            with pytest.raises(InferenceServerException, match=r"\[no_tenant\]"):
+                stock.ask([TEXT], "acme")
+            assert admin("tenant.delete", id="acme")["after"] is None
+            with pytest.raises(InferenceServerException, match=r"\[no_tenant\]"):
+                stock.ask([TEXT], "acme")
+            assert admin("tenant.compact")["bytes"] >= 0
+            actions = [change["action"] for change in admin("log")["changes"]]
+            assert actions == [f"tenant {what}" for what in ("add", "update", "rollback", "key add", "delete")] + ["compact"]
+        finally:
+            end.set()
+            thread.join(60)
+        assert not failures, failures[:3]
+
+
+def test_who_may_not_and_what_may_not_be_said(place):
+    store, repository, state = place
+    good = trained(store, "acme")
+    with TritonServer(repository, state=state) as server:
+        for key in (None, "wrong", ""):
+            with pytest.raises(InferenceServerException, match=r"\[no_tenant\]"):
+                Admin(server, key)("tenant.list")
+        admin = Admin(server)
+        for command, given, message in [
+            ("{", {}, "the command is not JSON"),
+            ('{"command": "tenant.explode"}', {}, "a command is one of tenant.list"),
+            ("tenant.delete", {"id": "../x"}, "tenant id '../x'"),
+            ("tenant.delete", {"id": "nobody"}, "'nobody' is not served"),
+            ("tenant.delete", {}, "needs 'id'"),
+            ("tenant.add", {**good, "labels": []}, "'labels' is a list"),
+            ("tenant.add", {**good, "tensors": "!!"}, "not a safetensors file in base64"),
+            ("tenant.add", {**good, "adapter": {"kind": "bottleneck", "rank": 5}}, "adapter.0.attention_out/down' is of shape"),
+            ("tenant.add", {**good, "adapter": {"kind": "magic", "rank": 4}}, "adapter kind 'magic'"),
+            ("tenant.add", {**good, "domain": "law"}, "domain 'law', which is not served"),
+            ("tenant.limit", {"id": "tenant-0", "rate": -1}, "none of them negative"),
+            ("domain.add", {"name": "../../etc", "version": 1}, "no table"),
+            ("domain.delete", {"name": "root"}, "cannot be deleted"),
+        ]:
+            with pytest.raises(InferenceServerException, match=r"\[invalid_input\]") as refused:
+                admin(command, **given)
+            assert message in str(refused.value)
+        assert admin("tenant.list")["tenants"] == [{"id": f"tenant-{i}", "version": 1} for i in range(2)]
+
+
+def test_two_servers_on_one_state_see_the_same(place):
+    store, repository, state = place
+    with TritonServer(repository, state=state) as one, TritonServer(repository, state=state) as other:
+        added = Admin(one)("tenant.add", **trained(store, "acme"))
+        assert added["late"] == []
+        for server in (one, other):
+            assert Stock(server, "http").ask([TEXT], "acme")["VERSION"][0, 0] == b"1"
+        Admin(other)("tenant.delete", id="acme")
+        with pytest.raises(InferenceServerException, match=r"\[no_tenant\]"):
+            Stock(one, "http").ask([TEXT], "acme")
+
+
+def test_without_a_key_or_a_state_it_does_not_start(place, monkeypatch):
+    _, repository, state = place
+    monkeypatch.delenv("HPLM_ADMIN_KEY")
+    started = time.monotonic()
+    with pytest.raises(HplmError, match="HPLM_ADMIN_KEY"), TritonServer(repository, state=state):
+        raise AssertionError(f"started after {time.monotonic() - started} s")
