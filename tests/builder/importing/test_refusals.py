@@ -169,7 +169,7 @@ LAYER = "base_model.model.bert.encoder.layer.2.attention.self.query"
         (lambda t: t.update({f"{LAYER}.lora_A.weight": torch.zeros(4, 48)}), r"as \(4, 48\), backbone 'tiny' needs \(4, 32\)"),
         (lambda t: t.update({f"{LAYER}.lora_magnitude_vector": torch.ones(32)}), "no A and no B"),
         (lambda t: t.update({"base_model.model.bert.embeddings.lora_embedding_A": torch.ones(1)}), "no A and no B"),
-        (lambda t: t.update({f"base_model.model.x.lora_{i}.weight": torch.ones(1, 1) for i in "AB"}), "'x', which is no projection"),
+        (lambda t: t.update({f"base_model.model.x.lora_{i}.weight": torch.ones(1, 1) for i in "AB"}), "'x', which is no"),
         (lambda t: t.update({"base_model.model.bert.embeddings.norm": torch.ones(32)}), "no part of a BERT"),
         (lambda t: [t.pop(f"base_model.model.classifier.{part}") for part in ("weight", "bias")], "has no classifier"),
         (lambda t: t.update({"base_model.model.classifier.weight": torch.ones(3, 48)}), "weight of the head as"),
