@@ -54,10 +54,10 @@ def bench_serve(case: Case) -> dict:
         store = random_store(Path(folder) / "store", SIZES[case.size], random_tenants(case.tenants, case.rank, 4))
         options = ServingOptions(dtype=case.dtype, slots=max(2, 2 * case.tenants), batch_tokens=BATCH_TOKENS)
         backbone = export(store, repository, options).backbone
-        texts = _texts(case)
+        requests = _requests(backbone, texts_of(case), case)
         before = _engine_apart(repository, backbone, case)
         with TritonServer(repository) as server:
-            alone, saturated = _load_server(server.http_url, backbone, texts, case)
+            alone, saturated = load_server(server.http_url, requests, requests, case)
         after = _engine_apart(repository, backbone, case)
     engine_p50 = (before["p50_ms"] + after["p50_ms"]) / 2
     engine_rate = (before["texts_per_s"] + after["texts_per_s"]) / 2
@@ -77,7 +77,7 @@ def bench_serve(case: Case) -> dict:
     }
 
 
-def _texts(case: Case) -> list[str]:
+def texts_of(case: Case) -> list[str]:
     """Words by Zipf's law; with the two special tokens each text has exactly the tokens asked for."""
     generator = np.random.default_rng(7)
     vocabulary = words(SIZES[case.size].vocabulary)
@@ -86,19 +86,22 @@ def _texts(case: Case) -> list[str]:
     return [" ".join(vocabulary[number] for number in row) for row in numbers]
 
 
-def _load_server(url: str, backbone: str, texts: list[str], case: Case) -> tuple[Report, Report]:
-    host, port = url.split(":")
+def _requests(backbone: str, texts: list[str], case: Case) -> list[bytes]:
     width = len(str(case.tenants - 1))
-    requests = [
+    return [
         infer_request(backbone, [text], f"tenant-{i % case.tenants:0{width}d}", outputs=("LABEL", "SCORE"))
         for i, text in enumerate(texts)
     ]
+
+
+def load_server(url: str, requests: list[bytes], warming: list[bytes], case: Case) -> tuple[Report, Report]:
+    """One connection, then all of them."""
+    host, port = url.split(":")
     reports = []
     for connections in (1, case.connections):
-        load = Load(host, int(port), requests, seconds=case.seconds, connections=connections)
-        run_apart(Load(host, int(port), requests, seconds=case.seconds / 4, connections=connections))  # warms up
+        run_apart(Load(host, int(port), warming, seconds=case.seconds / 4, connections=connections))
         print(f"measuring {connections} connections for {case.seconds:.0f} s", file=sys.stderr, flush=True)
-        report = run_apart(load)
+        report = run_apart(Load(host, int(port), requests, seconds=case.seconds, connections=connections))
         if report.succeeded != len(report.statuses) or report.errors:
             raise HplmError(f"the server refused requests of the benchmark: {report.summary()}")
         reports.append(report)
@@ -122,7 +125,7 @@ def measure_engine(folder: Path, case: Case) -> dict:
     stager = Stager(backbone, StagingSettings(max(2, 2 * case.tenants), device, dtype))
     lookup = Lookup(backbone)
     works = []
-    for i, text in enumerate(_texts(case)):
+    for i, text in enumerate(texts_of(case)):
         tenant = backbone.view.snapshot.tenants[i % case.tenants]
         found = lookup.resolve(backbone.view, tenant, [text], None, False)
         request = Request(backbone.view, tenant, 1, 0, lambda answer: None)

@@ -14,7 +14,7 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -95,7 +95,7 @@ def record_bytes(layout: Layout) -> int:
     return -(-(HEADER_BYTES + layout.weight_bytes) // HEADER_BYTES) * HEADER_BYTES
 
 
-def write_bank(path: Path, layout: Layout, records: Sequence[tuple[int, int, Tensor]]) -> None:
+def write_bank(path: Path, layout: Layout, records: Iterable[tuple[int, int, Tensor]]) -> None:
     """Writes a whole bank of (uid, version, layers x layer_size) and gives it its name when it is complete."""
     temporary = path.with_name(path.name + ".writing")
     with open(temporary, "wb") as file:

@@ -71,13 +71,14 @@ def linear(tiles: Tensor, groups: Groups, weight: Tensor, bias: Tensor) -> Tenso
     return torch.baddbmm(groups.pick(bias).unsqueeze(1), tiles, groups.pick(weight.mT))
 
 
-def plus(base: Tensor, tiles: Tensor, groups: Groups, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """rows + what a linear map makes of their tiles: in one pass over the rows where they lie as tiles do."""
+def add(base: Tensor, tiles: Tensor, groups: Groups, weight: Tensor, bias: Tensor | None = None) -> None:
+    """Adds to rows, in place, what a linear map makes of their tiles: large new tensors cost more than small products."""
     weight = groups.pick(weight.mT)
     if groups.gathered:
         change = torch.bmm(tiles, weight) if bias is None else torch.baddbmm(groups.pick(bias).unsqueeze(1), tiles, weight)
-        return base + groups.collect(change)
-    base = groups.spread(base)
-    if bias is None:
-        return groups.collect(torch.baddbmm(base, tiles, weight))
-    return groups.collect((base + groups.pick(bias).unsqueeze(1)).baddbmm_(tiles, weight))
+        base.add_(groups.collect(change))
+        return
+    own = groups.spread(base)
+    if bias is not None:
+        own.add_(groups.pick(bias).unsqueeze(1))
+    own.baddbmm_(tiles, weight)

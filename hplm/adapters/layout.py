@@ -10,7 +10,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from hplm.adapters.groups import Groups, linear, plus
+from hplm.adapters.groups import Groups, add, linear
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV, activation
@@ -123,7 +123,7 @@ class Layout:
         return any(PROJECTIONS[place] == at for place in self.places)
 
     def adapt(self, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
-        """What goes on from a place of the layer (`hplm.model.layer`), given what went in and what came out."""
+        """What goes on from a place of the layer (`hplm.model.layer`), given what went in and what came out, and may be changed."""
         return KINDS[self.kind].adapt(self, at, before, after, groups, weights)
 
     def read(self, x: Tensor, groups: Groups, weights: Weights) -> Tensor:
@@ -173,7 +173,9 @@ class Bottleneck(Kind):
             if PROJECTIONS[place] == at:
                 inner = linear(groups.spread(after), groups, weights[f"{place}/down"], weights[f"{place}/down_bias"])
                 inner = activation(layout.function)(inner)
-                after = plus(after, inner, groups, weights[f"{place}/up"], weights[f"{place}/up_bias"])
+                if torch.is_grad_enabled():
+                    after = after.clone()  # what went into the map is needed once more
+                add(after, inner, groups, weights[f"{place}/up"], weights[f"{place}/up_bias"])
         return after
 
 
@@ -197,14 +199,14 @@ class LowRank(Kind):
             return after
         tiles = groups.spread(before)
 
-        def changed(place: str, part: Tensor) -> Tensor:
+        for place in here:
             inner = torch.bmm(tiles, groups.pick(weights[f"{place}/a"].mT))
-            return plus(part, inner, groups, weights[f"{place}/b"])
-
-        if at != QKV:
-            return changed(here[0], after)
-        parts = dict(zip(("query", "key", "value"), after.chunk(3, dim=-1), strict=True))
-        return torch.cat([changed(place, part) if place in here else part for place, part in parts.items()], dim=-1)
+            part = after
+            if at == QKV:
+                start = ("query", "key", "value").index(place) * layout.hidden
+                part = after[:, start : start + layout.hidden]
+            add(part, inner, groups, weights[f"{place}/b"])
+        return after
 
 
 class Head(Kind):

@@ -15,7 +15,10 @@ def register(commands: argparse._SubParsersAction) -> None:
     ))  # fmt: skip
     serve.add_argument("--size", choices=("bert-base", "minilm"), default="bert-base", help="default: %(default)s")
     serve.add_argument("--tokens", type=int, default=128, help="of a text (default: %(default)s)")
-    serve.add_argument("--tenants", type=int, default=16, help="requests go to them in turn (default: %(default)s)")
+    serve.add_argument(
+        "--tenants", type=_counts, default=[16],
+        help="requests go to them in turn (default: 16); several numbers, 1,10,100, also compare servers with so many tenants",
+    )  # fmt: skip
     serve.add_argument("--seconds", type=float, default=20.0, help="of each measurement (default: %(default)s)")
     serve.add_argument("--connections", type=int, default=64, help="at saturation (default: %(default)s)")
     serve.add_argument("--dtype", choices=("auto", "fp32", "bf16"), default="auto")
@@ -34,13 +37,33 @@ def register(commands: argparse._SubParsersAction) -> None:
     plot.add_argument("--dtype", choices=("auto", "fp32", "bf16"), default="auto", help="of the layers it is compared with")
     plot.add_argument("--json", action="store_true", help="end with one line of JSON")
     plot.set_defaults(run=run_plot)
+    adapters = kinds.add_parser("adapters", help="one layer's adapters for many tenants at once", description=(
+        "Measures the step of one layer for a batch of 1 to 64 tenants, beside a loop over tenants and beside peft."
+    ))  # fmt: skip
+    adapters.add_argument("--hidden", type=int, default=768, help="width of a vector (default: %(default)s)")
+    adapters.add_argument("--rank", type=int, default=32, help="of an adapter (default: %(default)s)")
+    adapters.add_argument("--seconds", type=float, default=1.0, help="for each figure (default: %(default)s)")
+    adapters.add_argument("--json", action="store_true", help="end with one line of JSON")
+    adapters.set_defaults(run=run_adapters)
+
+
+def _counts(given: str) -> list[int]:
+    counts = [int(part) for part in given.split(",")]
+    if min(counts) < 1:
+        raise ValueError(given)
+    return counts
 
 
 def run_serve(args: argparse.Namespace) -> dict:
     from loadtest.bench_serve import Case, bench_serve
 
-    case = Case(args.size, args.tokens, args.tenants, args.seconds, args.connections, args.dtype)
-    figures = bench_serve(case)
+    if len(args.tenants) == 1:
+        figures = bench_serve(Case(args.size, args.tokens, args.tenants[0], args.seconds, args.connections, args.dtype))
+    else:
+        from loadtest.bench_tenants import bench_tenants
+
+        case = Case(args.size, args.tokens, seconds=args.seconds, connections=args.connections, dtype=args.dtype)
+        figures = bench_serve(case) | bench_tenants(case, args.tenants)
     if not args.json:
         print(json.dumps(figures, indent=2))
     return figures
@@ -52,6 +75,15 @@ def run_plot(args: argparse.Namespace) -> dict:
 
     case = Case(args.keys, args.hidden, args.tokens, args.seconds, args.dtype, args.count_tokens)
     figures = bench_plot(case, args.folder)
+    if not args.json:
+        print(table_of(figures))
+    return figures
+
+
+def run_adapters(args: argparse.Namespace) -> dict:
+    from loadtest.bench_adapters import Case, bench_adapters, table_of
+
+    figures = bench_adapters(Case(args.hidden, args.rank, args.seconds))
     if not args.json:
         print(table_of(figures))
     return figures

@@ -21,6 +21,7 @@ def drawn(layout, seed=0):
     return {name: torch.randn(4, *shape, generator=generator) for name, shape in layout.shapes.items()}
 
 
+@pytest.mark.parametrize("slots", [SLOTS, sorted(SLOTS), [2, 2, 3, 3, 0, 0], [1, 1, 2, 2]], ids=str)
 @pytest.mark.parametrize(
     "layout",
     [
@@ -31,13 +32,13 @@ def drawn(layout, seed=0):
     ],
     ids=lambda layout: layout.name,
 )
-def test_adapters_are_those_of_a_loop_over_rows(layout):
-    weights, groups = drawn(layout), Groups(np.array(SLOTS), torch.device("cpu"))
+def test_adapters_are_those_of_a_loop_over_rows(layout, slots):
+    weights, groups = drawn(layout), Groups(np.array(slots), torch.device("cpu"))
     touched = set()
     for at, (into, out) in WIDTHS.items():
-        before, after = torch.randn(len(SLOTS), into), torch.randn(len(SLOTS), out)
-        got = layout.adapt(at, before, after, groups, weights)
-        for row, slot in enumerate(SLOTS):
+        before, after = torch.randn(len(slots), into), torch.randn(len(slots), out)
+        got = layout.adapt(at, before, after.clone(), groups, weights)
+        for row, slot in enumerate(slots):
             own = {name: tensor[slot] for name, tensor in weights.items()}
             expected = after[row].clone()
             for place in layout.places:
@@ -52,6 +53,16 @@ def test_adapters_are_those_of_a_loop_over_rows(layout):
                     expected = expected + own[f"{place}/up"] @ inner + own[f"{place}/up_bias"]
             assert torch.allclose(got[row], expected, atol=1e-4)
     assert touched == {at for at in WIDTHS if layout.touches(at)}
+
+
+def test_an_adapter_can_be_trained_and_leaves_what_went_in():
+    layout, groups = Layout("bottleneck", 3, 8, 1, ("attention_out", "ffn_out"), 12), Groups(np.zeros(5), torch.device("cpu"))
+    weights = {name: tensor[:1].clone().requires_grad_() for name, tensor in drawn(layout).items()}
+    after = torch.randn(5, 8)
+    kept = after.clone()
+    layout.adapt(ATTENTION_OUT, torch.randn(5, 8), after, groups, weights).sum().backward()
+    assert torch.equal(after, kept)
+    assert all((tensor.grad is not None) == name.startswith("attention_out/") for name, tensor in weights.items())
 
 
 @pytest.mark.parametrize("function", [None, "tanh", "relu"])
