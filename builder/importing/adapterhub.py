@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from builder.importing.files import read_json, read_tensors, tensor_file
+from builder.importing.files import read_json, read_tensors, required, tensor_file
 from builder.importing.found import PLACES, Changes, FoundAdapter, FoundHead, Part
 from builder.importing.heads import (
     TASK_OF_CLASS,
@@ -80,11 +80,11 @@ def read_adapterhub(folder: Path, model: str, task: str | None) -> tuple[FoundAd
     function = "relu"
     if architecture == "bottleneck":
         _check(config, BOTTLENECK_OPTIONS, path, "train double_seq_bn, or a BnConfig with original_ln_before=False")
-        function = known_function(config["non_linearity"], path, "non_linearity")
+        function = known_function(required(config, "non_linearity", path), path, "non_linearity")
         changes = _bottlenecks(config, source)
     elif architecture == "lora":
         _check(config, LORA_OPTIONS, path, "train a plain LoRAConfig")
-        changes = _loras(config, source)
+        changes = _loras(required(config, "alpha", path) / required(config, "r", path), source)
     else:
         raise InvalidInput(f"{path}: architecture {architecture!r} is not supported: train a double_seq_bn or a LoRA")
     kind = architecture
@@ -127,15 +127,14 @@ def _scaled(part: Part, fixed: float | str, source: Path) -> Part:
     return {"down": part["down"], "down_bias": part["down_bias"], **scaled}
 
 
-def _loras(config: Mapping[str, Any], source: Path) -> Changes:
+def _loras(scale: float, source: Path) -> Changes:
     changes: Changes = {}
     for name, tensor in read_tensors(source).items():
         found = LORA.fullmatch(name)
         if found is None:
             raise _unknown(source, name)
         part = changes.setdefault(int(found[1]), {}).setdefault(PLACES[found[2]], {})
-        scale = config["alpha"] / config["r"] if found[3] == "B" else 1.0
-        part[found[3].lower()] = tensor * scale
+        part[found[3].lower()] = tensor * scale if found[3] == "B" else tensor
     for layer, parts in changes.items():
         for place, part in parts.items():
             if part.keys() != {"a", "b"}:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,12 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(stored, dict):
         raise InvalidInput(f"{path} holds no JSON object: save the adapter again")
     return stored
+
+
+def required(config: Mapping[str, Any], option: str, path: Path) -> Any:
+    if config.get(option) is None:
+        raise InvalidInput(f"{path} lacks {option}: save the adapter again")
+    return config[option]
 
 
 def tensor_file(folder: Path, names: Sequence[str]) -> Path:

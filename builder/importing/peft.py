@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from builder.importing.files import read_json, read_tensors, tensor_file
+from builder.importing.files import read_json, read_tensors, required, tensor_file
 from builder.importing.found import PLACES, Changes, FoundAdapter, FoundHead
 from builder.importing.heads import (
     TASK_OF_CLASS,
@@ -67,7 +67,8 @@ def read_peft(folder: Path, model: str, task: str | None) -> tuple[FoundAdapter,
     _check_options(config, path)
     source = tensor_file(folder, FILES)
     tensors = _sorted_tensors(read_tensors(source), source)
-    scaled = {module: _scaled(config, module, pair, source) for module, pair in tensors.lora.items()}
+    alpha = required(config, "lora_alpha", path)
+    scaled = {module: _scaled(config, alpha, module, pair, source) for module, pair in tensors.lora.items()}
     pooler_changes = {module: scaled.pop(module) for module in list(scaled) if POOLER.fullmatch(module)}
     changes: Changes = {}
     for module, part in scaled.items():
@@ -115,12 +116,13 @@ def _sorted_tensors(tensors: Mapping[str, Tensor], source: Path) -> _Sorted:
     return result
 
 
-def _scaled(config: Mapping[str, Any], module: str, pair: dict[str, Tensor], source: Path) -> dict[str, Tensor]:
+def _scaled(
+    config: Mapping[str, Any], alpha: float, module: str, pair: dict[str, Tensor], source: Path
+) -> dict[str, Tensor]:
     """With the scale in B. A tensor knows its own rank; alpha may be the module's own."""
     if pair.keys() != {"a", "b"}:
         raise InvalidInput(f"{source} has only one of A and B of {module!r}: save the adapter again")
     rank = len(pair["a"])
-    alpha = config["lora_alpha"]
     for pattern, own in (config.get("alpha_pattern") or {}).items():
         if re.match(rf"(.*\.)?({pattern})$", module):
             alpha = own

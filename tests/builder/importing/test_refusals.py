@@ -59,6 +59,7 @@ def changed(folder: Path, name: str, file: str, *path: str, value: object) -> Pa
         ("trainable_token_indices", [7], "trainable_token_indices is not supported, it changes word embeddings"),
         ("init_lora_weights", "pissa", "init_lora_weights='pissa' takes its start out of the shared weights"),
         ("task_type", "SEQ_2_SEQ_LM", "task_type 'SEQ_2_SEQ_LM' is not supported: train with SEQ_CLS or TOKEN_CLS"),
+        ("lora_alpha", None, "adapter_config.json lacks lora_alpha: save the adapter again"),
         ("task_type", None, "does not say what it was trained for: give --task"),
     ],
 )
@@ -78,6 +79,7 @@ def test_options_of_peft(store, tmp_path, option, value, match):
         ("inv_adapter", "nice", "inv_adapter='nice' is not supported, it changes word embeddings"),
         ("cross_adapter", True, "cross_adapter=True is not supported"),
         ("non_linearity", "leakyrelu", "non_linearity 'leakyrelu' is not supported: train with one of gelu"),
+        ("non_linearity", None, "adapter_config.json lacks non_linearity"),
         ("scaling", "learned", None),
         ("architecture", "union", "architecture 'union' is not supported: train a double_seq_bn or a LoRA"),
     ],
