@@ -14,9 +14,10 @@ import triton_python_backend_utils as pb_utils
 
 from hplm.engine.backbone import Backbone, Watch
 from hplm.engine.lookup import Lookup
-from hplm.errors import HplmError, InvalidInput, NoTenant
+from hplm.errors import HplmError, InvalidInput, NoTenant, Quota
 from hplm.plot.levels import Tally
 from hplm.tenants.admission import admit
+from hplm.tenants.quotas import Quotas
 from hplm.tenants.ticket import SharedSecret, Ticket
 
 SECONDS_BETWEEN_METRICS = 1.0
@@ -32,6 +33,7 @@ class TritonPythonModel:
         self._backbone = Backbone(folder, Path(state) if state else None, lambda table: table.index)
         self._watch = Watch(self._backbone)
         self._lookup = Lookup(self._backbone)
+        self._quotas = Quotas()
         self._tally = Tally()
         self._publishing = threading.Event()  # set to end it
         self._publisher = threading.Thread(target=self._publish, args=(name,), name="metrics", daemon=True)
@@ -50,6 +52,8 @@ class TritonPythonModel:
             return _failure(error, pb_utils.TritonError.INVALID_ARG)
         except NoTenant as error:
             return _failure(error, pb_utils.TritonError.NOT_FOUND)
+        except Quota as error:
+            return _failure(error, pb_utils.TritonError.UNAVAILABLE)
         except HplmError as error:
             return _failure(error, pb_utils.TritonError.INTERNAL)
         except Exception as error:
@@ -62,6 +66,7 @@ class TritonPythonModel:
         parameters = json.loads(request.parameters() or "{}")
         view = self._backbone.view
         tenant = admit(view.snapshot, parameters, time.time())
+        self._quotas.spend(tenant)  # upper counts all of them; what is refused here already costs nobody a look-up
         texts = _texts(request, "TEXT")
         pairs = _texts(request, "TEXT_PAIR")
         if pairs is not None and len(pairs) != len(texts):

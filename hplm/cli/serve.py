@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hplm.errors import HplmError
+
+NAMED = 5
 
 
 def register(commands) -> None:
@@ -46,19 +49,34 @@ def run(args: argparse.Namespace) -> None:
     say(f"tritonserver  {server.installation.binary} ({server.installation.description})")
     say(f"log           {server.log_file}")
     say(f"models        {', '.join(server.models)}: loading")
+    # Beside the start: both take seconds.
+    reading = ThreadPoolExecutor(1).submit(open_tenants, server.repository, args.state)
     try:
         with server:
-            announce(server)
+            announce(server, reading.result())
             code = server.wait()
             raise HplmError(f"tritonserver ended by itself with code {code}; its log says:\n{server.last_words()}")
     except KeyboardInterrupt:
         say("stopped")
 
 
-def announce(server) -> None:
+def open_tenants(repository: Path, state: Path | None) -> list[str]:
+    """Those without keys, which answer everybody."""
+    if not any(repository.glob("*/1/tenants.json")):
+        return []  # models of another kind need nothing of ours read
+    from hplm.tenants.directory import Directory
+
+    snapshots = Directory(repository, state).snapshots()
+    return sorted(tenant.id for snapshot in snapshots for tenant in snapshot.tenants if not tenant.keys)
+
+
+def announce(server, without_keys: list[str]) -> None:
     say(f"HTTP          {server.http_url}")
     say(f"gRPC          {server.grpc_url}")
     say(f"metrics       {server.metrics_url}/metrics")
+    if without_keys:
+        names = ", ".join(without_keys[:NAMED]) + (", ..." if len(without_keys) > NAMED else "")
+        say(f"open          tenants without a key, which answer everybody: {len(without_keys)} ({names})")
     if server.address.startswith("127."):
         say("Ready, for this machine only (loopback); --address 0.0.0.0 lets others in. Ctrl-C or SIGTERM stops it.")
     else:

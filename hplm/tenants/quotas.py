@@ -30,6 +30,14 @@ class _Account:
         self.level = min(self.burst, self.level + max(0.0, now - self.filled_at) * self.rate)
         self.filled_at = now
 
+    def spend(self, tenant: Tenant) -> None:
+        if not tenant.rate:
+            return
+        if self.level < 1:
+            wait = math.ceil((1 - self.level) / tenant.rate * 1000) / 1000
+            raise Quota(f"tenant {tenant.id!r} may send {tenant.rate:g} requests a second: retry after {wait:.3f} s")
+        self.level -= 1
+
     def is_as_new(self, now: float) -> bool:
         self.fill(now)
         return self.in_flight == 0 and (self.rate == 0 or self.level >= self.burst)
@@ -56,12 +64,16 @@ class Quotas:
                     f"tenant {tenant.id!r} has {account.in_flight} requests in flight, as many as it may: "
                     f"retry after {RETRY_IN_FLIGHT_S:g} s"
                 )
-            if tenant.rate:
-                if account.level < 1:
-                    wait = math.ceil((1 - account.level) / tenant.rate * 1000) / 1000
-                    raise Quota(f"tenant {tenant.id!r} may send {tenant.rate:g} requests a second: retry after {wait:.3f} s")
-                account.level -= 1
+            account.spend(tenant)
             account.in_flight += 1
+
+    def spend(self, tenant: Tenant) -> None:
+        """Counts a request against the rate alone, for who does not see it end; nothing is to be given back."""
+        if tenant.rate:
+            with self._lock:
+                now = self._clock()
+                self._forget(now)
+                self._account(tenant, now).spend(tenant)
 
     def give_back(self, tenant: Tenant) -> None:
         with self._lock:

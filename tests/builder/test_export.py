@@ -15,8 +15,8 @@ from hplm.plot.table import Table
 from tests.toy import CONFIG, TENANTS
 
 
-def test_three_model_folders_with_what_they_share(toy):
-    assert sorted(path.name for path in toy.repository.iterdir()) == ["toy", "toy-lookup", "toy-upper"]
+def test_a_backbone_s_three_model_folders_and_the_alias(toy):
+    assert sorted(path.name for path in toy.repository.iterdir()) == ["hplm", "toy", "toy-lookup", "toy-upper"]
     assert all((folder / "config.pbtxt").exists() and (folder / "1").is_dir() for folder in toy.repository.iterdir())
     backbone = Backbone(toy.folder)
     assert [tenant.uid for tenant in backbone.view.snapshot.tenants] == list(range(1, len(TENANTS) + 1))

@@ -30,7 +30,16 @@ class Stock:
         tensor.set_data_from_numpy(values)
         return tensor
 
-    def ask(self, texts, tenant=None, pairs=None, outputs=("LABEL", "SCORE", "LOGITS", "SPAN", "VERSION"), **parameters):
+    def ask(
+        self,
+        texts,
+        tenant=None,
+        pairs=None,
+        outputs=("LABEL", "SCORE", "LOGITS", "SPAN", "VERSION"),
+        model="toy",
+        headers=None,
+        **parameters,
+    ):
         inputs = [
             self.tensor(name, np.array([[v if isinstance(v, bytes) else v.encode()] for v in values], dtype=object))
             for name, values in (("TEXT", texts), ("TEXT_PAIR", pairs))
@@ -40,5 +49,7 @@ class Stock:
         timeout = parameters.pop("timeout", None)
         if tenant is not None:
             parameters["tenant"] = tenant
-        result = self.client.infer("toy", inputs, outputs=wanted, timeout=timeout, parameters=parameters)
+        result = self.client.infer(
+            model, inputs, outputs=wanted, timeout=timeout, parameters=parameters, headers=headers
+        )
         return {name: result.as_numpy(name) for name in outputs}

@@ -110,6 +110,18 @@ def test_a_refused_request_costs_nothing_of_the_rate(quotas, clock, acme):
     quotas.take(tenant)
 
 
+def test_spending_counts_the_rate_alone_and_is_forgotten_too(quotas, clock, acme):
+    tenant = replace(acme, rate=2, in_flight=1)
+    for _ in range(2):
+        quotas.spend(tenant)
+    with pytest.raises(Quota, match=r"retry after 0\.500 s"):
+        quotas.spend(tenant)
+    clock.now += 10
+    quotas.spend(replace(acme, uid=77, rate=1))
+    quotas.spend(acme)
+    assert len(quotas) == 1
+
+
 def test_tenants_do_not_share(quotas, acme):
     one, other = replace(acme, rate=3), replace(acme, uid=77, rate=3)
     assert _taken(quotas, one, 10) == 3

@@ -1,0 +1,101 @@
+"""Triton's side of the alias: sends a request on to its tenant's backbone, and its answer back, as they are.
+
+Headers that Triton forwarded are parameters by now, and go on as such: a client could have sent the same parameters itself.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import triton_python_backend_utils as pb_utils
+
+from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, QueueFull, word_of
+from hplm.tenants.directory import Directory
+
+# Names, not values: the stub adds TritonError to its utilities only after it has imported this file.
+CODES = {"invalid_input": "INVALID_ARG", "no_tenant": "NOT_FOUND", "broken": "INTERNAL"}
+AT_ONCE = 32  # Triton's own pool for such requests has as many threads
+WAITING = 1024
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+        state = os.environ.get("HPLM_STATE")
+        self._directory = Directory(Path(args["model_repository"]).parent, Path(state) if state else None)
+        self._room = threading.BoundedSemaphore(AT_ONCE + WAITING)
+        self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="forward")
+
+    def execute(self, requests: list) -> list[None]:
+        """Takes the requests and returns at once; each is answered later, through its own sender, once."""
+        arrival = time.monotonic()
+        for request in requests:
+            sender = request.get_response_sender()
+            if self._room.acquire(blocking=False):
+                self._pool.submit(self._serve, request, sender, arrival)
+            else:
+                full = QueueFull(f"{WAITING} requests are waiting to be sent on: retry after 0.1 s, or ask the backbone itself")
+                _send(sender, _failure(full.word, full.wire()))
+        return [None] * len(requests)
+
+    def _serve(
+        self, request: pb_utils.InferenceRequest, sender: pb_utils.InferenceResponseSender, arrival: float
+    ) -> None:
+        try:
+            response = self._forward(request, arrival)
+        except HplmError as error:
+            response = _failure(error.word, error.wire())
+        except Exception as error:
+            logging.exception("a request could not be sent on")
+            response = _failure(Broken.word, Broken(f"the request could not be sent on: {error}").wire())
+        finally:
+            self._room.release()
+        _send(sender, response)
+
+    def _forward(self, request: pb_utils.InferenceRequest, arrival: float) -> pb_utils.InferenceResponse:
+        parameters = json.loads(request.parameters() or "{}")
+        backbone, _ = self._directory.find(parameters, time.time())
+        answer = pb_utils.InferenceRequest(
+            request_id=request.request_id(),
+            model_name=backbone,
+            inputs=request.inputs(),
+            requested_output_names=list(request.requested_output_names()),
+            # Triton sends no fractions on; none of the backbone's parameters is one, so as text they are refused as well.
+            parameters={name: str(value) if isinstance(value, float) else value for name, value in parameters.items()},
+            timeout=_left(request.timeout(), arrival),
+        ).exec()
+        if not answer.has_error():
+            return pb_utils.InferenceResponse(answer.output_tensors())
+        message = answer.error().message()  # its code is lost on the way
+        word = word_of(message)
+        if word is None and not pb_utils.is_model_ready(backbone):
+            raise Draining(f"backbone {backbone!r} is being stopped or loaded: send the request again")
+        return _failure(word or Broken.word, message)
+
+    def finalize(self) -> None:
+        self._pool.shutdown(wait=True)
+
+
+def _left(timeout_us: int, arrival: float) -> int:
+    """What is left of the time that the request allows; 0: it allows any."""
+    if not timeout_us:
+        return 0
+    left = timeout_us - round((time.monotonic() - arrival) * 1e6)
+    if left <= 0:
+        raise DeadlineMissed(f"not started within the {timeout_us / 1000:g} ms that the request allowed: allow more")
+    return left
+
+
+def _failure(word: str, message: str) -> pb_utils.InferenceResponse:
+    code = getattr(pb_utils.TritonError, CODES.get(word, "UNAVAILABLE"))
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code))
+
+
+def _send(sender: pb_utils.InferenceResponseSender, response: pb_utils.InferenceResponse) -> None:
+    sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)

@@ -1,0 +1,111 @@
+"""Keys and quotas at the running server: the header opens, everything else is the 404 of an unknown tenant."""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from builder.export import export
+from builder.model_configs import ServingOptions
+from hplm.cli.serve import open_tenants
+from hplm.server import TritonServer
+from hplm.tenants.keys import new_key
+from hplm.tenants.snapshot import Snapshot
+from tests.server.stock import LIBRARIES, Stock
+from tests.server.test_bad_input import STATUS
+from tests.toy import WORDS
+
+SECRETS, KEYS = zip(*(new_key(), new_key(), new_key(expires=int(time.time()) - 1)), strict=True)
+SETTINGS = {
+    "acme": {"keys": KEYS},
+    "city": {"keys": (new_key()[1],)},
+    "flux": {"rate": 0.01, "burst": 3.0},
+}
+
+
+@pytest.fixture(scope="module")
+def repository(toy, tmp_path_factory):
+    repository = tmp_path_factory.mktemp("keys")
+    export(toy.store, repository, ServingOptions(dtype="fp32"))
+    path = repository / "toy/1/tenants.json"
+    stored = Snapshot.load(path)
+    tenants = [replace(tenant, **SETTINGS.get(tenant.id, {})) for tenant in stored.tenants]
+    Snapshot(0, stored.branches, tenants, stored.export).save(path)
+    return repository
+
+
+@pytest.fixture(scope="module")
+def server(repository):
+    with TritonServer(repository) as server:
+        yield server
+
+
+@pytest.fixture(params=LIBRARIES)
+def stock(request, server):
+    stock = Stock(server, request.param)
+    stock.protocol = request.param
+    return stock
+
+
+def _refusal(stock, *args, **kwargs):
+    with pytest.raises(InferenceServerException) as caught:
+        stock.ask(*args, **kwargs)
+    return caught.value.status(), caught.value.message()
+
+
+@pytest.mark.parametrize("model", ["toy", "hplm"])
+@pytest.mark.parametrize("secret", SECRETS[:2], ids=["one", "the other"])
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
+def test_each_key_opens(stock, model, secret, scheme):
+    answer = stock.ask([WORDS[0]], "acme", model=model, headers={"authorization": f"{scheme} {secret}"})
+    assert answer["LABEL"].shape == (1, 1)
+
+
+@pytest.mark.parametrize("model", ["toy", "hplm"])
+def test_the_header_s_own_case_does_not_matter_over_http(server, model):
+    stock = Stock(server, "http")
+    for name in ("Authorization", "AUTHORIZATION", "authorization"):
+        assert stock.ask([WORDS[0]], "acme", model=model, headers={name: f"Bearer {SECRETS[0]}"})["LABEL"].shape == (1, 1)
+
+
+@pytest.mark.parametrize("model", ["toy", "hplm"])
+def test_every_refusal_is_that_of_an_unknown_tenant(stock, model):
+    stranger = _refusal(stock, [WORDS[0]], "nobody", model=model)
+    assert stranger[0] == STATUS[stock.protocol][404] and "[no_tenant] no such tenant, or not yours" in stranger[1]
+    for headers in (
+        None,
+        {"authorization": f"Bearer {SECRETS[2]}"},  # expired
+        {"authorization": f"Bearer {new_key()[0]}"},
+        {"authorization": f"Basic {SECRETS[0]}"},
+        {"authorization": SECRETS[0]},
+        {"authorization": f"Bearer {KEYS[0].digest}"},
+        {"x-authorization": f"Bearer {SECRETS[0]}"},
+    ):
+        assert _refusal(stock, [WORDS[0]], "acme", model=model, headers=headers) == stranger
+        assert _refusal(stock, [""], "acme", model=model, headers=headers, top_k="x") == stranger
+    assert _refusal(stock, [WORDS[0]], "city", model=model, headers={"authorization": f"Bearer {SECRETS[0]}"}) == stranger
+
+
+def test_lookup_gives_nobody_a_ticket_who_has_no_key(stock):
+    text = stock.tensor("TEXT", np.array([[b"x"]], dtype=object))
+    with pytest.raises(InferenceServerException) as caught:
+        stock.client.infer("toy-lookup", [text], parameters={"tenant": "acme"})
+    assert caught.value.status() == STATUS[stock.protocol][404]
+
+
+def test_a_quota_is_a_503_with_the_time_to_wait_and_others_are_served(server):
+    stock = Stock(server, "http")
+    for _ in range(3):
+        stock.ask([WORDS[0]], "flux")
+    for model in ("toy", "hplm"):
+        status, message = _refusal(stock, [WORDS[0]], "flux", model=model)
+        assert status == "503" and "[quota] tenant 'flux' may send 0.01 requests a second: retry after" in message
+    assert _refusal(Stock(server, "grpc"), [WORDS[0]], "flux")[0] == "StatusCode.UNAVAILABLE"
+    assert stock.ask([WORDS[0]], "beta")["LABEL"].shape == (1, 1)
+
+
+def test_tenants_without_keys_are_counted(repository, tmp_path):
+    assert open_tenants(repository, None) == ["beta", "dune", "echo", "flux", "gaia", "hugo"]
+    assert open_tenants(tmp_path, None) == []

@@ -1,0 +1,115 @@
+"""Which backbone a tenant belongs to, while what is served changes."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from hplm.errors import Broken, InvalidInput, NoTenant
+from hplm.tenants.directory import SECONDS_BETWEEN_LOOKS, Directory
+from hplm.tenants.keys import new_key
+from hplm.tenants.snapshot import Snapshot
+from hplm.tenants.state import State
+
+NOW = 1_000_000.0
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Served:
+    """A repository of two backbones, changed as managers do: a snapshot, then CURRENT."""
+
+    def __init__(self, folder, toy):
+        self.repository, self.state, self.clock = folder / "repository", folder / "state", Clock()
+        exported = Snapshot.load(toy.folder / "tenants.json")
+        self.acme = exported.find("acme")
+        self.exported = {}
+        for name, ids in (("one", "acme beta"), ("two", "city dune")):
+            (self.repository / name / "1").mkdir(parents=True)
+            tenants = [tenant for tenant in exported.tenants if tenant.id in ids.split()]
+            self.exported[name] = Snapshot(0, exported.branches, tenants, name)
+            self.exported[name].save(self.repository / name / "1" / "tenants.json")
+        (self.repository / "one-lookup/1").mkdir(parents=True)
+
+    def directory(self):
+        return Directory(self.repository, self.state, self.clock)
+
+    def publish(self, name, generation, tenants, export=None):
+        state = State(self.state / name)
+        state.snapshots.mkdir(parents=True, exist_ok=True)
+        snapshot = Snapshot(generation, self.exported[name].branches, tenants, export or name)
+        snapshot.save(state.snapshots / str(generation))
+        state.current_file.write_text(str(generation))
+
+
+@pytest.fixture
+def served(tmp_path, toy):
+    return Served(tmp_path, toy)
+
+
+def _place(directory, tenant, **parameters):
+    return directory.find({"tenant": tenant, **parameters}, NOW)[0]
+
+
+def test_exported_tenants_are_found_where_they_are(served):
+    for directory in (served.directory(), Directory(served.repository)):
+        assert [_place(directory, tenant) for tenant in ("acme", "beta", "city", "dune")] == ["one", "one", "two", "two"]
+        for stranger in (None, "nobody", "one", 7):
+            with pytest.raises(NoTenant):
+                _place(directory, stranger)
+
+
+def test_an_added_tenant_is_found_at_once_and_a_moved_one_soon(served):
+    directory = served.directory()
+    served.publish("two", 1, [replace(served.acme, id="newcomer")])
+    assert _place(directory, "newcomer") == "two"  # no time has passed
+    served.publish("one", 1, [])
+    served.publish("two", 2, [served.acme])
+    assert _place(directory, "acme") == "one"  # which will answer 404: it is the backbone that knows
+    served.clock.now += SECONDS_BETWEEN_LOOKS
+    assert _place(directory, "acme") == "two"
+    with pytest.raises(NoTenant):
+        _place(directory, "city")
+
+
+def test_keys_decide_among_namesakes(served):
+    (mine, my_key), (theirs, their_key) = new_key(), new_key()
+    served.publish("one", 1, [replace(served.acme, keys=(my_key,))])
+    served.publish("two", 1, [replace(served.acme, keys=(their_key,))])
+    directory = served.directory()
+    assert _place(directory, "acme", Authorization=f"Bearer {mine}") == "one"
+    assert _place(directory, "acme", authorization=f"Bearer {theirs}") == "two"
+    with pytest.raises(NoTenant):
+        _place(directory, "acme")
+    served.publish("two", 2, [replace(served.acme, keys=(my_key, their_key))])
+    served.clock.now += 1
+    with pytest.raises(InvalidInput, match=r"'acme' is known to several backbones.*'one', 'two'"):
+        _place(directory, "acme", authorization=f"Bearer {mine}")
+    with pytest.raises(NoTenant):
+        _place(directory, "acme", authorization="Bearer neither")
+
+
+def test_what_cannot_be_read_leaves_what_was_known(served, caplog):
+    directory = served.directory()
+    served.publish("two", 1, [served.acme])
+    (served.state / "two/snapshots/1").write_text("{")
+    for _ in range(3):
+        served.clock.now += 1
+        assert _place(directory, "city") == "two"
+    assert len([record for record in caplog.records if "backbone two" in record.message]) == 1
+    shutil.rmtree(served.state / "two")
+    served.publish("two", 2, [served.acme])
+    served.publish("one", 1, [])
+    served.clock.now += 1
+    assert _place(directory, "acme") == "two"
+
+
+def test_a_state_of_another_export_is_refused_at_the_start(served):
+    served.publish("one", 1, [served.acme], export="older")
+    with pytest.raises(Broken, match="belongs to another export"):
+        served.directory()
