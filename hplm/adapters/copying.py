@@ -22,6 +22,7 @@ class Copies:
     """Marks are in the order of copies: who waits for one waits for everything copied before it."""
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(device))  # on which the slots are being cleared
@@ -30,7 +31,7 @@ class Copies:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def mark(self) -> Mark:
-        return _Past() if self._stream is None else self._stream.record_event()
+        return _Past() if self._stream is None else _Ahead(self._stream.record_event(), self._device)
 
 
 class _Past:
@@ -39,3 +40,15 @@ class _Past:
 
     def synchronize(self) -> None:
         pass
+
+
+class _Ahead:
+    def __init__(self, event: torch.cuda.Event, device: torch.device) -> None:
+        self._event = event
+        self._device = device
+
+    def wait(self) -> None:
+        torch.cuda.current_stream(self._device).wait_event(self._event)
+
+    def synchronize(self) -> None:
+        self._event.synchronize()

@@ -123,7 +123,7 @@ class Layout:
         return any(PROJECTIONS[place] == at for place in self.places)
 
     def adapt(self, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
-        """What goes on from a place of the layer (`hplm.model.layer`), given what went in and what came out, and may be changed."""
+        """What goes on from a place of the layer (`hplm.model.layer`), given what went in and what came out (may change)."""
         return KINDS[self.kind].adapt(self, at, before, after, groups, weights)
 
     def read(self, x: Tensor, groups: Groups, weights: Weights) -> Tensor:

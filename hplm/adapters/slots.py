@@ -7,6 +7,7 @@ was promised, layer by layer, so that a batch computes its first layer while the
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,6 +22,14 @@ class SlotsTaken(HplmError):
     """Every slot is pinned by a batch in flight: more different records than the batches were promised room for."""
 
 
+@dataclass(frozen=True)
+class Arrival:
+    """Host memory for one record, whole and by layer."""
+
+    flat: Tensor
+    layers: list[dict[str, Tensor]]
+
+
 class Slots:
     """For the records of one layout, whichever banks they lie in."""
 
@@ -32,8 +41,8 @@ class Slots:
         self._pins = [0] * count
         self._empty = list(reversed(range(count)))  # low ones first: weights of consecutive slots are used where they lie
         self._copies = Copies(device)
-        self._arrivals: list[Tensor] = []  # host memory: as much as one batch ever missed
-        self._promised: list[tuple[int, Tensor]] = []
+        self._arrivals: list[Arrival] = []  # host memory: as much as one batch ever missed
+        self._promised: list[tuple[int, Arrival]] = []
         self._last: Mark | None = None  # of copies that may still read the arrivals
 
     @property
@@ -45,7 +54,7 @@ class Slots:
         slot = self._slot_of.get(record)
         if slot is None:
             arrival = self._arrival()
-            bank.read(record, arrival)
+            bank.read(record, arrival.flat)
             slot = self._free_slot()
             self._promised.append((slot, arrival))
             self._slot_of[record] = slot
@@ -57,11 +66,10 @@ class Slots:
     def fill(self) -> list[Mark]:
         """Starts copying what was promised; a layer of any record held so far may be used after that layer's mark."""
         marks = []
-        arrived = [(slot, self._layout.unpack(arrival)) for slot, arrival in self._promised]
         with self._copies.under_way():
             for number, layer in enumerate(self.layers):
-                for slot, source in arrived:
-                    for name, tensor in source[number].items():
+                for slot, arrival in self._promised:
+                    for name, tensor in arrival.layers[number].items():
                         # First as it is, then converted: the other way round the host would convert, and wait.
                         layer[name][slot].copy_(tensor.to(self._device, non_blocking=True))
                 marks.append(self._copies.mark())
@@ -72,12 +80,13 @@ class Slots:
     def release(self, slot: int) -> None:
         self._pins[slot] -= 1
 
-    def _arrival(self) -> Tensor:
+    def _arrival(self) -> Arrival:
         if self._last is not None:
             self._last.synchronize()
             self._last = None
         if len(self._promised) == len(self._arrivals):
-            self._arrivals.append(self._layout.empty(pin=self._device.type == "cuda"))
+            flat = self._layout.empty(pin=self._device.type == "cuda")
+            self._arrivals.append(Arrival(flat, self._layout.unpack(flat)))
         return self._arrivals[len(self._promised)]
 
     def _free_slot(self) -> int:

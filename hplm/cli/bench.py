@@ -48,10 +48,10 @@ def register(commands: argparse._SubParsersAction) -> None:
 
 
 def _counts(given: str) -> list[int]:
-    counts = [int(part) for part in given.split(",")]
-    if min(counts) < 1:
-        raise ValueError(given)
-    return counts
+    parts = given.split(",")
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise argparse.ArgumentTypeError(f"{given!r}: whole numbers above 0, such as 16 or 1,10,100")
+    return [int(part) for part in parts]
 
 
 def run_serve(args: argparse.Namespace) -> dict:

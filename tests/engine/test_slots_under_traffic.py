@@ -57,7 +57,7 @@ def test_a_batch_waits_for_each_layer_before_it_uses_it(tmp_path, monkeypatch):
         for number, layer in enumerate(slots.layers):
             copies = []
             for slot, arrival in slots._promised:
-                for name, tensor in slots._layout.unpack(arrival.clone())[number].items():
+                for name, tensor in slots._layout.unpack(arrival.flat.clone())[number].items():
                     layer[name][slot].fill_(torch.nan)
                     copies.append(lambda target=layer[name][slot], tensor=tensor: target.copy_(tensor))
             marks.append(Late(copies))
