@@ -10,7 +10,7 @@ def register(commands: argparse._SubParsersAction) -> None:
     export = commands.add_parser(
         "export",
         help="write a store as Triton model folders",
-        description="Writes <backbone>, <backbone>-lookup and <backbone>-upper into a model repository.",
+        description="Writes <backbone>, <backbone>-lookup, <backbone>-upper and the alias hplm into a model repository.",
     )
     export.add_argument("--store", type=Path, required=True, help="what `hplm build` made")
     export.add_argument("--repository", type=Path, default=Path("model_repository"), help="default: %(default)s")

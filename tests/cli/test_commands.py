@@ -24,8 +24,11 @@ def test_tenant_list(toy, capsys):
         "id": "acme",
         "backbone": "toy",
         "domain": "bio",
+        "domain_version": 1,
+        "version": 1,
         "task": "classify",
         "labels": ["red", "grün", "blue"],
+        "open": True,
     }
 
 

@@ -195,6 +195,6 @@ def test_bodies_that_are_no_request(server, body):
 def test_a_repository_of_another_format_is_refused_at_start(toy, tmp_path):
     export(toy.store, tmp_path, ServingOptions())
     config = tmp_path / "toy/1/backbone.json"
-    config.write_text(re.sub(r'"format": 1', '"format": 99', config.read_text()))
+    config.write_text(re.sub(r'"format": 2', '"format": 99', config.read_text()))
     with pytest.raises(HplmError, match="format 99, this version of hplm reads 1"):
         TritonServer(tmp_path).start()

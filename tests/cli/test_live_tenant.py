@@ -1,0 +1,73 @@
+"""`hplm tenant` on what is being served, as a user meets it."""
+
+from dataclasses import replace
+
+import pytest
+
+from builder.export import export
+from builder.model_configs import ServingOptions
+from builder.random_store import random_store, random_tenant, random_tenants
+from builder.store import Store, TenantFile
+from hplm.cli.main import main
+from tests.cli.test_domain import refused, run
+from tests.toy import CONFIG
+
+
+@pytest.fixture
+def served(tmp_path):
+    store = random_store(tmp_path / "store", CONFIG, random_tenants(2, 4, 2), corpus_tokens=1000)
+    export(store, tmp_path / "repository", ServingOptions())
+    random_tenant(store, TenantFile("acme", 1, "root", 1, "classify", ["x", "y"], 4), 0.3, seed=1)
+    return ["--store", tmp_path / "store"], ["--repository", tmp_path / "repository", "--state", tmp_path / "state"]
+
+
+def test_a_tenant_s_life(served, capsys, tmp_path):
+    store, places = served
+    assert run(capsys, "tenant", "add", "acme", *store, *places) == {
+        "generation": 1,
+        "tenant": "acme",
+        "before": None,
+        "after": 1,
+        "late": [],
+    }
+    known = Store(tmp_path / "store").tenants()[0]
+    random_tenant(Store(tmp_path / "store"), replace(known, version=2), 0.3, seed=2)
+    assert run(capsys, "tenant", "update", "acme", *store, *places)["after"] == 2
+    assert run(capsys, "tenant", "rollback", "acme", *places)["after"] == 1
+    listed = {tenant["id"]: tenant for tenant in run(capsys, "tenant", "list", *places)["tenants"]}
+    assert sorted(listed) == ["acme", "tenant-0", "tenant-1"] and listed["acme"]["version"] == 1
+    assert sorted(tenant["id"] for tenant in run(capsys, "tenant", "list", *places[:2])["tenants"]) == ["tenant-0", "tenant-1"]
+    assert run(capsys, "tenant", "delete", "acme", *places)["after"] is None
+    assert run(capsys, "tenant", "compact", *places)["bytes"] > 0
+    actions = [change["action"] for change in run(capsys, "tenant", "log", *places)["changes"]]
+    assert actions == ["tenant add", "tenant update", "tenant rollback", "tenant delete", "compact"]
+
+
+def test_keys_are_shown_once_and_limits_are_kept(served, capsys):
+    _, places = served
+    first = run(capsys, "tenant", "key", "add", "tenant-0", "--days", 1, *places)
+    second = run(capsys, "tenant", "key", "add", "tenant-0", *places)
+    assert first["secret"].startswith("hplm_") and first["expires"] > 0 == second["expires"]
+    keys = run(capsys, "tenant", "key", "list", "tenant-0", *places)["keys"]
+    assert [key["id"] for key in keys] == [first["key"], second["key"]]
+    run(capsys, "tenant", "key", "revoke", "tenant-0", "--key", first["key"], *places)
+    assert "is the last key" in refused(capsys, "tenant", "key", "revoke", "tenant-0", "--key", second["key"], *places)
+    run(capsys, "tenant", "limit", "tenant-0", "--rate", 5, "--in-flight", 2, "--deadline-ms", 50, *places)
+    shown = run(capsys, "tenant", "show", "tenant-0", *places)
+    assert (shown["rate"], shown["in_flight"], shown["deadline_us"]) == (5, 2, 50000)
+    for secret in (first["secret"], second["secret"]):
+        assert secret not in str(shown) and main(["tenant", "log", *map(str, places)]) == 0
+        assert secret not in capsys.readouterr().out
+
+
+def test_what_cannot_be_is_refused(served, capsys):
+    store, places = served
+    for arguments, message in [
+        (["add", "nobody", *store, *places], "'nobody' is not in"),
+        (["add", "tenant-0", *store, *places], "served already"),
+        (["delete", "nobody", *places], "is not served"),
+        (["delete", "tenant-0", *places[:2]], "give --state DIR"),
+        (["limit", "tenant-0", *places], "give --rate, --burst"),
+        (["limit", "tenant-0", "--rate", -1, *places], "none of them negative"),
+    ]:
+        assert message in refused(capsys, "tenant", *arguments)
