@@ -59,7 +59,10 @@ def test_the_whole_way(material, tmp_path, capsys):
     assert root["domain"] == "root" and root["ngrams"] > 200
     assert main(["build", "root", "--model", "x", "--corpus", "y", "--store", str(store)]) == 1
     assert "holds a finished root already" in capsys.readouterr().err
-    domain = _run(capsys, "build", "domain", "--store", store, "--name", "goods", "--corpus", corpus, "--minutes", 0.02)
+    domain = _run(
+        capsys, "build", "domain", "--store", store, "--name", "goods", "--corpus", corpus, "--minutes", 0.02,
+        "--min-tokens", 100,
+    )  # fmt: skip
     assert domain["version"] == 1
     for task in ("classify", "tag"):
         built = _run(
