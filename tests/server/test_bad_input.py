@@ -196,5 +196,5 @@ def test_a_repository_of_another_format_is_refused_at_start(toy, tmp_path):
     export(toy.store, tmp_path, ServingOptions())
     config = tmp_path / "toy/1/backbone.json"
     config.write_text(re.sub(r'"format": 2', '"format": 99', config.read_text()))
-    with pytest.raises(HplmError, match="format 99, this version of hplm reads 1"):
+    with pytest.raises(HplmError, match="format 99, this version of hplm reads 2"):
         TritonServer(tmp_path).start()
