@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -60,6 +61,10 @@ def _adapted(
 ) -> Store:
     checkpoint = load_checkpoint(model, options.name, options.lower, options.upper, options.window)
     check_name("backbone", checkpoint.config.name)
+    if checkpoint.skipbert:
+        if not budget.empty:
+            print(f"{model}: a SkipBERT is taken as it was trained, nothing is adapted", file=sys.stderr, flush=True)
+        return Store.create(folder, model, checkpoint.config, checkpoint.tokenizer_json, *split(checkpoint))
     documents = some_documents(
         work.corpus(Tokenizer(checkpoint.tokenizer_json, checkpoint.config.positions)), options.seed
     )

@@ -21,6 +21,7 @@ class Checkpoint:
     total_layers: int
     weights: dict[str, Tensor]  # transformers' BertModel names, without prefix
     tokenizer_json: str
+    skipbert: bool = False  # its halves were trained as such: nothing to adapt, and no whole BERT to learn from
 
 
 def load_checkpoint(
@@ -29,6 +30,8 @@ def load_checkpoint(
     """A folder or a hub name; safetensors or bin; with or without a head or a `bert.` prefix."""
     from transformers import AutoConfig, AutoModel, AutoTokenizer
     from transformers.utils import logging
+
+    from hplm.model.skipbert import SkipBertWeights, is_skipbert, own_split, refuse_disguised, refuse_incomplete
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -41,13 +44,20 @@ def load_checkpoint(
         raise InvalidInput(f"{model!r} is a {source.model_type!r} model; hPLMs are built from 'bert' models")
     if getattr(source, "is_decoder", False):
         raise InvalidInput(f"{model!r} is a decoder; hPLMs are built from encoders")
+    skipbert = is_skipbert(source)
+    if skipbert:
+        lower, upper = own_split(model, source, lower, upper, window)
     try:
-        loaded, report = AutoModel.from_pretrained(
+        loaded, report = (SkipBertWeights if skipbert else AutoModel).from_pretrained(
             model, add_pooling_layer=False, output_loading_info=True, dtype=torch.float32
         )
         tokenizer = AutoTokenizer.from_pretrained(model, use_fast=True)
     except (OSError, ValueError, RuntimeError) as error:
         raise InvalidInput(f"cannot load the weights or tokenizer of {model!r}: {error}") from error
+    if skipbert:
+        refuse_incomplete(model, report["missing_keys"])
+    else:
+        refuse_disguised(model, report["unexpected_keys"])
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise InvalidInput(f"{model!r} lacks {len(missing)} tensors of a BERT, {missing[0]} among them")
@@ -75,7 +85,7 @@ def load_checkpoint(
         mask_id=tokenizer.mask_token_id,
         window=window,
     )
-    return Checkpoint(config, total, dict(loaded.state_dict()), tokenizer.backend_tokenizer.to_str())
+    return Checkpoint(config, total, dict(loaded.state_dict()), tokenizer.backend_tokenizer.to_str(), skipbert)
 
 
 def split(checkpoint: Checkpoint) -> tuple[LowerStack, UpperStack]:
@@ -102,6 +112,10 @@ def split(checkpoint: Checkpoint) -> tuple[LowerStack, UpperStack]:
         _copy_layer(layer, weights, i)
     for i, layer in enumerate(upper.layers):
         _copy_layer(layer, weights, config.lower_layers + i)
+    if checkpoint.skipbert:
+        from hplm.model.skipbert import take_over
+
+        take_over(lower, upper, weights)
     return lower, upper
 
 
@@ -119,6 +133,11 @@ def random_backbone(config: BackboneConfig, seed: int = 0) -> tuple[LowerStack, 
 
 def full_stack(checkpoint: Checkpoint) -> nn.ModuleList:
     """All layers of the original model, in our own layer form: the teacher of the adaptation."""
+    if checkpoint.skipbert:
+        raise InvalidInput(
+            f"{checkpoint.config.name!r} is a SkipBERT: its lower layers never saw whole texts, so nothing can be learnt from "
+            "them that way. Build with --minutes 0: a domain then has its own n-grams and the root's lower layers"
+        )
     config = replace(checkpoint.config, lower_layers=checkpoint.total_layers)
     layers = nn.ModuleList(Layer(config) for _ in range(checkpoint.total_layers))
     for i, layer in enumerate(layers):
