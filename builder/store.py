@@ -51,12 +51,13 @@ class TenantFile:
     places: tuple[str, ...] | None = None  # that it works on; None: its kind's usual ones
     function: str = "relu"  # inside it
     head_function: str | None = None  # between the layers of a head of two
+    dtype: str = "fp16"  # in which adapter and head are stored
 
     def adapter_layout(self, config: BackboneConfig) -> Layout | None:
-        return adapter_layout(config, self.adapter, self.rank, self.places, self.function)
+        return adapter_layout(config, self.adapter, self.rank, self.places, self.function, self.dtype)
 
     def head_layout(self, config: BackboneConfig, size: int | None = None) -> Layout:
-        return head_layout(config, size or len(self.labels), self.head_function)
+        return head_layout(config, size or len(self.labels), self.head_function, self.dtype)
 
     @classmethod
     def read(cls, path: Path) -> TenantFile:

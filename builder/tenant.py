@@ -31,13 +31,14 @@ def build_tenant(
     adapter: str = "bottleneck",
     places: tuple[str, ...] | None = None,
     rank: int = 32,
+    dtype: str = "fp16",
     epochs: int = 4,
     seed: int = 0,
     device: torch.device | None = None,
     show_progress: bool = True,
 ) -> TenantFile:
     """Trains the tenant, or its next version if it exists, and stores it with its report."""
-    options = TrainingOptions(adapter=adapter, places=places, rank=rank, epochs=epochs, seed=seed)
+    options = TrainingOptions(adapter=adapter, places=places, dtype=dtype, rank=rank, epochs=epochs, seed=seed)
     device = device or resolve_device("auto")
     check_name("tenant", tenant_id)
     if task not in TASKS:
@@ -64,8 +65,9 @@ def build_tenant(
     trained = train(
         store.upper(), store.config, reader, texts, dev_texts, task, len(labels), options, device, show_progress
     )
+    version = before.version + 1 if before else 1
     tenant = TenantFile(
-        tenant_id, before.version + 1 if before else 1, domain, domain_version, task, labels, rank, adapter, places
+        tenant_id, version, domain, domain_version, task, labels, rank, adapter, places, dtype=dtype
     )
     report = {
         "task": task,

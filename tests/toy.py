@@ -14,6 +14,7 @@ from hplm.model.config import BackboneConfig
 
 CONFIG = BackboneConfig("toy", 200, 32, 4, 64, 2, 2, 64, 2, "gelu", 1e-12, cls_id=2, sep_id=3, unk_id=1, mask_id=4)
 DOMAINS = ("bio", "law")
+BOTH = ("attention_out", "ffn_out")
 TENANTS = [
     TenantFile("acme", 1, "bio", 1, "classify", ["red", "grün", "blue"], 8),
     TenantFile("beta", 1, "root", 1, "tag", ["O", "PART"], 4),
@@ -22,7 +23,7 @@ TENANTS = [
     TenantFile("echo", 1, "root", 1, "classify", ["no", "yes"], 0),  # a head alone, no adapter
     TenantFile("flux", 1, "law", 1, "classify", ["low", "high"], 4, "lora", head_function="tanh"),
     TenantFile("gaia", 1, "bio", 1, "tag", ["O", "A"], 2, "lora", ("query", "key", "attention_out", "ffn_in", "ffn_out")),
-    TenantFile("hugo", 1, "root", 1, "classify", ["a", "b", "c"], 4, "bottleneck", ("attention_out", "ffn_out"), "gelu"),
+    TenantFile("hugo", 1, "root", 1, "classify", ["a", "b", "c"], 4, "bottleneck", BOTH, "gelu", dtype="bf16"),
 ]
 WORDS = words(CONFIG.vocabulary)
 

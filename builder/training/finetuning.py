@@ -33,6 +33,7 @@ class TrainingOptions:
     adapter: str = "bottleneck"
     rank: int = 32  # 0: a head alone
     places: tuple[str, ...] | None = None  # that the adapter works on; default: the kind's usual ones
+    dtype: str = "fp16"  # in which adapter and head are stored
     epochs: int = 4  # at most
     patience: int = 2  # epochs without a better dev score before it ends
     learning_rate: float = 2e-3
@@ -118,8 +119,8 @@ def train(
     """AdamW on adapter and head; the state with the best dev score is kept."""
     started = time.monotonic()
     upper = upper.to(device).eval().requires_grad_(False)
-    adapter = adapter_layout(config, options.adapter, options.rank, options.places)
-    model = TenantModel(config, adapter, head_layout(config, labels), options.seed).to(device)
+    adapter = adapter_layout(config, options.adapter, options.rank, options.places, dtype=options.dtype)
+    model = TenantModel(config, adapter, head_layout(config, labels, dtype=options.dtype), options.seed).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay)
     rng = np.random.default_rng(options.seed)
     epochs = [list(packs(texts.lengths, PACK_TOKENS, options.batch_texts, rng)) for _ in range(options.epochs)]

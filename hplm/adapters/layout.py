@@ -241,7 +241,12 @@ KINDS: dict[str, Kind] = {"bottleneck": Bottleneck(), "lora": LowRank(), "head":
 
 
 def adapter_layout(
-    config: BackboneConfig, kind: str, rank: int, places: tuple[str, ...] | None = None, function: str = "relu"
+    config: BackboneConfig,
+    kind: str,
+    rank: int,
+    places: tuple[str, ...] | None = None,
+    function: str = "relu",
+    dtype: str = "fp16",
 ) -> Layout | None:
     """None for rank 0."""
     if kind not in KINDS or not KINDS[kind].usual_places:
@@ -249,11 +254,11 @@ def adapter_layout(
     if not rank:
         return None
     places = places or KINDS[kind].usual_places
-    return Layout(kind, rank, config.hidden, config.upper_layers, places, config.intermediate, function)
+    return Layout(kind, rank, config.hidden, config.upper_layers, places, config.intermediate, function, dtype)
 
 
-def head_layout(config: BackboneConfig, labels: int, function: str | None = None) -> Layout:
+def head_layout(config: BackboneConfig, labels: int, function: str | None = None, dtype: str = "fp16") -> Layout:
     """A linear head, or one of two layers with a function between them."""
     if function is None:
-        return Layout("head", labels, config.hidden, 1)
-    return Layout("head2", labels, config.hidden, 1, function=function)
+        return Layout("head", labels, config.hidden, 1, dtype=dtype)
+    return Layout("head2", labels, config.hidden, 1, function=function, dtype=dtype)

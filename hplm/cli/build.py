@@ -63,6 +63,7 @@ def register(commands: argparse._SubParsersAction) -> None:
         help="projections the adapter works on: query, key, value, attention_out, ffn_in, ffn_out "
         "(default: attention_out; lora: query,value)",
     )
+    tenant.add_argument("--dtype", choices=("fp16", "bf16"), default="fp16", help="of what is stored (default: %(default)s)")
     tenant.add_argument("--rank", type=int, default=32, help="of the adapter; 0: a head alone (default: %(default)s)")
     tenant.add_argument("--epochs", type=int, default=4, help="at most (default: %(default)s)")
 
@@ -114,6 +115,7 @@ def run_tenant(args: argparse.Namespace) -> dict:
         adapter=args.adapter,
         places=args.places,
         rank=args.rank,
+        dtype=args.dtype,
         epochs=args.epochs,
         seed=args.seed,
         device=device_of(args),

@@ -31,7 +31,7 @@ def load_checkpoint(
     from transformers import AutoConfig, AutoModel, AutoTokenizer
     from transformers.utils import logging
 
-    from hplm.model.skipbert import SkipBertWeights, is_skipbert, own_split, refuse_disguised, refuse_incomplete
+    from hplm.model.skipbert import ENTRY_EPS, SkipBertWeights, is_skipbert, own_split, refuse_disguised, refuse_incomplete
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -84,6 +84,7 @@ def load_checkpoint(
         unk_id=tokenizer.unk_token_id,
         mask_id=tokenizer.mask_token_id,
         window=window,
+        entry_eps=ENTRY_EPS if skipbert else None,
     )
     return Checkpoint(config, total, dict(loaded.state_dict()), tokenizer.backend_tokenizer.to_str(), skipbert)
 

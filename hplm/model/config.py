@@ -30,6 +30,7 @@ class BackboneConfig:
     unk_id: int
     mask_id: int
     window: Window = TRIGRAMS  # what the lower stack sees at once
+    entry_eps: float | None = None  # of the norm before the upper layers (default: norm_eps)
     format: int = FORMAT
 
     def save(self, path: Path) -> None:

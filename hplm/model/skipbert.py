@@ -2,9 +2,7 @@
 
 What its lower half computes is what ours does: words and their place among three, token type 0 and a norm, the shallow layers
 with absent neighbours masked, a sigmoid gate that all three positions share, the sum of what three windows say; then
-positions and segments of their own, and a norm. One number differs: that last norm always has an epsilon of 1e-5, ours has the
-configuration's, 1e-12 as a rule. That scales what enters the upper layers by 1 + 5e-6 / its variance before the norm, which
-is less than fp16 rounds by as long as that variance is above 0.01; it is near 1 where gates are half open.
+positions and segments of their own, and a norm, whose epsilon alone is its own.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from hplm.model.stacks import LowerStack, UpperStack
 from hplm.model.windows import TRIGRAMS, Window
 
 FULL_LAYERS = "num_full_hidden_layers"  # in its config.json: how many of the layers see the whole text
+ENTRY_EPS = 1e-5  # of the norm before the full layers, whatever the configuration says of the others
 OWN_TENSOR = "position_embeddings2"  # no plain BERT has it
 SHALLOW_DEFAULTS = {"hidden_size": 768, "intermediate_size": 3072}  # of the shallow layers, whatever the others have
 

@@ -47,7 +47,7 @@ class UpperStack(nn.Module):
         super().__init__()
         self.positions = nn.Embedding(config.positions, config.hidden)
         self.segments = nn.Embedding(config.segments, config.hidden)
-        self.norm = nn.LayerNorm(config.hidden, config.norm_eps)
+        self.norm = nn.LayerNorm(config.hidden, config.norm_eps if config.entry_eps is None else config.entry_eps)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.upper_layers))
 
     def enter(self, sums: Tensor, positions: Tensor, segments: Tensor) -> Tensor:

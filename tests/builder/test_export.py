@@ -25,11 +25,11 @@ def test_a_backbone_s_three_model_folders_and_the_alias(toy):
     for tenant in backbone.view.snapshot.tenants:
         stored, head = toy.store.tenant_weights(next(t for t in toy.store.tenants() if t.id == tenant.id))
         record = backbone.bank(tenant.head.bank).weights(tenant.head)[0]
-        assert (record["weight"][: len(tenant.labels)] == head["weight"].half()).all()
+        assert (record["weight"][: len(tenant.labels)] == head["weight"].to(record["weight"].dtype)).all()
         assert (record["weight"][len(tenant.labels) :] == 0).all()
         if stored is not None:
             weights = Bank(toy.folder / "adapters" / tenant.adapter.bank).weights(tenant.adapter)
-            assert all((weights[1][name] == stored[1][name].half()).all() for name in stored[1])
+            assert all((weights[1][name] == stored[1][name].to(weights[1][name].dtype)).all() for name in stored[1])
 
 
 def test_whoever_may_read_the_folder_may_read_all_of_it(toy):

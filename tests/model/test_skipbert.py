@@ -113,7 +113,7 @@ def test_our_halves_say_what_skipbert_says(tmp_path, seed):
     sums = checkpoint.config.window.aggregate(lower(torch.from_numpy(windows)))
     texts = [reference(tensors, *text) for text in zip(ids.split(lengths), segments.split(lengths), strict=True)]
     entered, left = (torch.cat(side) for side in zip(*texts, strict=True))
-    assert torch.allclose(upper.enter(sums, positions, segments), entered, atol=1e-4)
+    assert torch.allclose(upper.enter(sums, positions, segments), entered, atol=1e-5)
     assert torch.allclose(upper(sums, positions, segments, PackedAttention(lengths, HEADS)), left, atol=1e-4)
 
 

@@ -15,9 +15,10 @@ def test_a_snapshot_comes_back_as_it_was(toy, tmp_path):
     assert [tenant.id for tenant in again.tenants] == [tenant.id for tenant in TENANTS]
     assert again.find("echo").adapter is None and again.by_uid(1).id == "acme"
     assert again.banks() == [
-        "bottleneck-4-attention_out+ffn_out-gelu.bank",
+        "bottleneck-4-attention_out+ffn_out-gelu-bf16.bank",
         "bottleneck-4.bank",
         "bottleneck-8.bank",
+        "head-16-bf16.bank",
         "head-16.bank",
         "head-64.bank",
         "head2-16-tanh.bank",
