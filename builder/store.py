@@ -33,7 +33,7 @@ from hplm.plot.keys import KeySpace
 from hplm.plot.table import Table, TableMeta, TableSpec
 from hplm.tenants.snapshot import NAME
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
