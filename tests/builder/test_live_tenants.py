@@ -1,7 +1,6 @@
 """Tenants of a live state: added, updated, rolled back, deleted, compacted; cut anywhere, whole or not at all."""
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -199,7 +198,6 @@ def test_every_reader_is_waited_for(place):
     assert [file.name for file in live.state.readers.glob("[!.]*")] == ["elsewhere-1-abc"]
 
 
-@pytest.mark.skipif(os.getuid() == 0 and not Path("/proc/self/ns/user").exists(), reason="needs user namespaces")
 def test_a_reader_that_may_not_write_sees_the_same(place, monkeypatch):
     store, repository, state = place
     monkeypatch.setattr("hplm.tenants.state.Reader.say", _read_only)
