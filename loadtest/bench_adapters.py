@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hplm.adapters.groups import Groups
 from hplm.adapters.layout import Layout
+from hplm.adapters.tiles import Tiles
 from hplm.model.layer import ATTENTION_OUT, QKV
 from loadtest.timing import Timing, alternate_timed
 
@@ -55,8 +55,8 @@ class Rows:
         return cls(before, after, np.random.default_rng(tenants).permutation(SLOTS)[:tenants])
 
     @property
-    def groups(self) -> Groups:
-        return Groups(np.repeat(self.slots, len(self.before) // len(self.slots)), CPU)
+    def groups(self) -> Tiles:
+        return Tiles(np.repeat(self.slots, len(self.before) // len(self.slots)), CPU)
 
     def of_tenants(self) -> list[tuple[int, slice]]:
         tokens = len(self.before) // len(self.slots)

@@ -17,8 +17,8 @@ from tqdm import tqdm
 from builder.packs import packs
 from builder.training.examples import UNREAD, Pack, Reader, Texts
 from builder.training.scores import Scores, score
-from hplm.adapters.groups import Groups
 from hplm.adapters.layout import Layout, adapter_layout, head_layout
+from hplm.adapters.tiles import Tiles
 from hplm.errors import HplmError
 from hplm.model.attention import PackedAttention
 from hplm.model.config import BackboneConfig
@@ -64,13 +64,13 @@ class TenantModel(nn.Module):
 
     def forward(self, upper: UpperStack, pack: Pack) -> Tensor:
         device = pack.sums.device
-        one = Groups(np.zeros(len(pack.sums), dtype=np.int64), device)
+        one = Tiles(np.zeros(len(pack.sums), dtype=np.int64), device)
         adapters = [partial(self._adapt, one, weights) for weights in self.adapters] or None
         hidden = upper(pack.sums, pack.positions, pack.segments, PackedAttention(pack.lengths, self._heads), adapters)
-        rows = Groups(np.zeros(len(pack.reading), dtype=np.int64), device)
+        rows = Tiles(np.zeros(len(pack.reading), dtype=np.int64), device)
         return self._head.read(hidden.index_select(0, pack.reading), rows, self.head)
 
-    def _adapt(self, one: Groups, weights: nn.ParameterDict, at: str, before: Tensor, after: Tensor) -> Tensor:
+    def _adapt(self, one: Tiles, weights: nn.ParameterDict, at: str, before: Tensor, after: Tensor) -> Tensor:
         return self._adapter.adapt(at, before, after, one, weights)
 
     @torch.no_grad()

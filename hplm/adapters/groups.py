@@ -1,84 +1,26 @@
-"""Which slot applies to which rows of a batch, and linear maps over all of them at once.
-
-Rows are cut into tiles of equal length, each of one slot, so that one batched product serves every tenant in the batch however
-their texts are mixed. Where the runs of rows are of equal length already, tiles are views of them; otherwise rows that share a
-slot are gathered and padded.
-"""
+"""Which slot applies to which rows of a batch, and linear maps over all of them at once."""
 
 from __future__ import annotations
 
-import numpy as np
-import torch
+from abc import ABC, abstractmethod
+
 from torch import Tensor
 
 
-class Groups:
-    """Built once a batch from the slot of every row; used in every layer."""
+class Groups(ABC):
+    """Built once a batch from the slot of every row; used in every layer. Weights are slots x outputs x inputs."""
 
-    def __init__(self, slots: np.ndarray, device: torch.device) -> None:
-        self._take: Tensor | None = None  # rows of the tiles, and back; None: rows lie as tiles do
-        self._back: Tensor | None = None
-        starts = np.concatenate(([0], np.flatnonzero(np.diff(slots)) + 1))
-        tile = int(np.gcd.reduce(np.diff(starts, append=len(slots))))
-        distinct, counts = np.unique(slots, return_counts=True)
-        mean = -(-len(slots) // len(distinct))  # short groups pad to it, long ones take several tiles
-        tiles_of = -(-counts // mean)
-        if len(slots) // tile <= 2 * tiles_of.sum():  # else so many small products cost more than gathering
-            tile_slots = slots[::tile]
-        else:
-            tile_slots = np.repeat(distinct, tiles_of)
-            self._gather(slots, counts, tiles_of, mean, device)
-        self._tiles = len(tile_slots)
-        self._first = int(tile_slots[0])
-        consecutive = bool((np.diff(tile_slots) == 1).all())  # as a single one is; their weights need no copy
-        self._slots = None if consecutive else torch.from_numpy(tile_slots.astype(np.int64)).to(device)
-
-    def _gather(self, slots: np.ndarray, counts: np.ndarray, tiles_of: np.ndarray, tile: int, device: torch.device) -> None:
-        order = np.argsort(slots, kind="stable")
-        first_tile = np.cumsum(tiles_of) - tiles_of
-        first_row = np.cumsum(counts) - counts
-        within = np.arange(len(slots)) - np.repeat(first_row, counts)
-        home = np.repeat(first_tile, counts) * tile + within
-        take = np.zeros(int(tiles_of.sum()) * tile, dtype=np.int64)  # padding repeats row 0 and is dropped again
-        take[home] = order
-        back = np.empty(len(slots), dtype=np.int64)
-        back[order] = home
-        self._take = torch.from_numpy(take).to(device)
-        self._back = torch.from_numpy(back).to(device)
-
-    @property
-    def gathered(self) -> bool:
-        return self._take is not None
-
+    @abstractmethod
     def spread(self, x: Tensor) -> Tensor:
-        """rows x d -> tiles x rows of a tile x d"""
-        if self._take is not None:
-            x = x.index_select(0, self._take)
-        return x.unflatten(0, (self._tiles, -1))
+        """rows x d -> the order and shape in which the maps take them."""
 
-    def collect(self, tiles: Tensor) -> Tensor:
-        rows = tiles.flatten(0, 1)
-        return rows if self._back is None else rows.index_select(0, self._back)
+    @abstractmethod
+    def collect(self, spread: Tensor) -> Tensor:
+        """And back."""
 
-    def pick(self, slots: Tensor) -> Tensor:
-        """slots x ... -> tiles x ...: the weights of each tile."""
-        if self._slots is None:
-            return slots[self._first : self._first + self._tiles]
-        return slots.index_select(0, self._slots)
+    @abstractmethod
+    def linear(self, spread: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
 
-
-def linear(tiles: Tensor, groups: Groups, weight: Tensor, bias: Tensor) -> Tensor:
-    return torch.baddbmm(groups.pick(bias).unsqueeze(1), tiles, groups.pick(weight.mT))
-
-
-def add(base: Tensor, tiles: Tensor, groups: Groups, weight: Tensor, bias: Tensor | None = None) -> None:
-    """Adds to rows, in place, what a linear map makes of their tiles: large new tensors cost more than small products."""
-    weight = groups.pick(weight.mT)
-    if groups.gathered:
-        change = torch.bmm(tiles, weight) if bias is None else torch.baddbmm(groups.pick(bias).unsqueeze(1), tiles, weight)
-        base.add_(groups.collect(change))
-        return
-    own = groups.spread(base)
-    if bias is not None:
-        own.add_(groups.pick(bias).unsqueeze(1))
-    own.baddbmm_(tiles, weight)
+    @abstractmethod
+    def add(self, base: Tensor, spread: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+        """Adds to rows, in place, what a linear map makes of spread ones: large new tensors cost more than small products."""

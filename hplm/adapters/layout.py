@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from hplm.adapters.groups import Groups, add, linear
+from hplm.adapters import runs
+from hplm.adapters.groups import Groups
+from hplm.adapters.tiles import Tiles
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV, activation
@@ -122,6 +125,11 @@ class Layout:
     def touches(self, at: str) -> bool:
         return any(PROJECTIONS[place] == at for place in self.places)
 
+    def group(self, slots: np.ndarray, device: torch.device, dtype: torch.dtype) -> Groups:
+        """Rows by the slot of each, as the device multiplies them fastest."""
+        widths = [width for shape in self.shapes.values() if len(shape) > 1 for width in shape]
+        return runs.Runs(slots, device) if runs.fits(device, dtype, widths) else Tiles(slots, device)
+
     def adapt(self, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
         """What goes on from a place of the layer (`hplm.model.layer`), given what went in and what came out (may change)."""
         return KINDS[self.kind].adapt(self, at, before, after, groups, weights)
@@ -171,11 +179,11 @@ class Bottleneck(Kind):
     def adapt(self, layout: Layout, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
         for place in layout.places:
             if PROJECTIONS[place] == at:
-                inner = linear(groups.spread(after), groups, weights[f"{place}/down"], weights[f"{place}/down_bias"])
+                inner = groups.linear(groups.spread(after), weights[f"{place}/down"], weights[f"{place}/down_bias"])
                 inner = activation(layout.function)(inner)
                 if torch.is_grad_enabled():
                     after = after.clone()  # what went into the map is needed once more
-                add(after, inner, groups, weights[f"{place}/up"], weights[f"{place}/up_bias"])
+                groups.add(after, inner, weights[f"{place}/up"], weights[f"{place}/up_bias"])
         return after
 
 
@@ -197,15 +205,14 @@ class LowRank(Kind):
         here = [place for place in layout.places if PROJECTIONS[place] == at]
         if not here:
             return after
-        tiles = groups.spread(before)
-
+        spread = groups.spread(before)
         for place in here:
-            inner = torch.bmm(tiles, groups.pick(weights[f"{place}/a"].mT))
+            inner = groups.linear(spread, weights[f"{place}/a"])
             part = after
             if at == QKV:
                 start = ("query", "key", "value").index(place) * layout.hidden
                 part = after[:, start : start + layout.hidden]
-            add(part, inner, groups, weights[f"{place}/b"])
+            groups.add(part, inner, weights[f"{place}/b"])
         return after
 
 
@@ -216,7 +223,7 @@ class Head(Kind):
         return {"weight": (layout.size, layout.hidden), "bias": (layout.size,)}
 
     def read(self, layout: Layout, x: Tensor, groups: Groups, weights: Weights) -> Tensor:
-        return groups.collect(linear(groups.spread(x), groups, weights["weight"], weights["bias"]))
+        return groups.collect(groups.linear(groups.spread(x), weights["weight"], weights["bias"]))
 
 
 class TwoLayerHead(Kind):
@@ -233,8 +240,8 @@ class TwoLayerHead(Kind):
         }
 
     def read(self, layout: Layout, x: Tensor, groups: Groups, weights: Weights) -> Tensor:
-        inner = activation(layout.function)(linear(groups.spread(x), groups, weights["dense"], weights["dense_bias"]))
-        return groups.collect(linear(inner, groups, weights["weight"], weights["bias"]))
+        inner = activation(layout.function)(groups.linear(groups.spread(x), weights["dense"], weights["dense_bias"]))
+        return groups.collect(groups.linear(inner, weights["weight"], weights["bias"]))
 
 
 KINDS: dict[str, Kind] = {"bottleneck": Bottleneck(), "lora": LowRank(), "head": Head(), "head2": TwoLayerHead()}

@@ -177,7 +177,7 @@ class Stager:
         for layout in dict.fromkeys(slot[0] for slot in slots if slot is not None):
             mine = np.array([slot is not None and slot[0] == layout for slot in slots])
             slot_of_text = np.array([slot[1] for slot in slots if slot is not None and slot[0] == layout])
-            groups = Groups(np.repeat(slot_of_text, lengths[mine]), self._settings.device)
+            groups = layout.group(np.repeat(slot_of_text, lengths[mine]), self._settings.device, self._settings.dtype)
             rows = None if mine.all() else self._index(np.flatnonzero(np.repeat(mine, lengths)))
             parts.append(Part(layout, groups, self._slots[layout].layers, self._slots[layout].fill(), rows))
         return parts

@@ -2,24 +2,32 @@ import numpy as np
 import pytest
 import torch
 
-from hplm.adapters.groups import Groups, linear
+from hplm.adapters import runs
+from hplm.adapters.layout import Layout
+from hplm.adapters.runs import Runs
+from hplm.adapters.tiles import Tiles
 
 CPU = torch.device("cpu")
 
 
+@pytest.mark.parametrize("kind", [Tiles, Runs])
 @pytest.mark.parametrize(
     "slots",
     [[2], [1] * 9, [0, 1, 0, 3, 3, 3, 3, 3, 3, 3, 1, 0], list(range(4)) * 5, [0] * 50 + [1]],
     ids=["one row", "one slot", "mixed", "interleaved", "skewed"],
 )
-def test_every_row_gets_the_weights_of_its_own_slot(slots):
+def test_every_row_gets_the_weights_of_its_own_slot(slots, kind):
     generator = torch.Generator().manual_seed(0)
-    weight, bias = torch.randn(4, 3, 8, generator=generator), torch.randn(4, 3, generator=generator)
+    weight, bias = torch.randn(4, 4, 8, generator=generator), torch.randn(4, 4, generator=generator)
     x = torch.randn(len(slots), 8, generator=generator)
-    groups = Groups(np.array(slots), CPU)
-    mapped = groups.collect(linear(groups.spread(x), groups, weight, bias))
+    groups = kind(np.array(slots), CPU)
+    spread, base = groups.spread(x), torch.ones(len(slots), 4)
+    mapped = groups.collect(groups.linear(spread, weight, bias))
+    groups.add(base, spread, weight, bias)
     for row, slot in enumerate(slots):
-        assert torch.allclose(mapped[row], weight[slot] @ x[row] + bias[slot], atol=1e-5)
+        own = weight[slot] @ x[row]
+        assert torch.allclose(mapped[row], own + bias[slot], atol=1e-5)
+        assert torch.allclose(base[row], 1 + own + bias[slot], atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -35,12 +43,29 @@ def test_every_row_gets_the_weights_of_its_own_slot(slots):
 )
 def test_nothing_is_copied_that_lies_well(slots, copies):
     weight, x = torch.randn(5, 3, 8), torch.randn(len(slots), 8)
-    groups = Groups(np.array(slots), CPU)
+    groups = Tiles(np.array(slots), CPU)
     copied = {
         "rows": groups.spread(x).data_ptr() != x.data_ptr(),
         "weights": groups.pick(weight).untyped_storage().data_ptr() != weight.untyped_storage().data_ptr(),
     }
     assert [name for name, happened in copied.items() if happened] == copies
-    mapped = groups.collect(linear(groups.spread(x), groups, weight, torch.zeros(5, 3)))
+    mapped = groups.collect(groups.linear(groups.spread(x), weight, torch.zeros(5, 3)))
     for row, slot in enumerate(slots):
         assert torch.allclose(mapped[row], weight[slot] @ x[row], atol=1e-5)
+
+
+def test_runs_are_sorted_only_where_a_slot_comes_back_often():
+    x = torch.randn(12, 8)
+    assert Runs(np.array([2] * 4 + [0] * 5 + [1] * 3), CPU).spread(x) is x
+    assert Runs(np.array([0, 1] * 6), CPU).spread(x) is not x
+
+
+def test_a_grouped_kernel_is_for_the_devices_and_widths_it_takes(monkeypatch):
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert runs.fits(cuda, torch.bfloat16, [768, 32])
+    assert not runs.fits(cuda, torch.bfloat16, [768, 4])  # 8 bytes
+    assert not runs.fits(cuda, torch.float32, [768, 32])
+    assert not runs.fits(CPU, torch.bfloat16, [768, 32])
+    layout = Layout("bottleneck", 32, 768, 1, ("attention_out",))
+    assert isinstance(layout.group(np.zeros(3, dtype=np.int64), CPU, torch.float32), Tiles)

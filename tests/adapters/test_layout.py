@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hplm.adapters.groups import Groups
 from hplm.adapters.layout import Layout, adapter_layout, head_layout
+from hplm.adapters.tiles import Tiles
 from hplm.errors import InvalidInput
 from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV
 from tests.toy import CONFIG
@@ -33,7 +33,7 @@ def drawn(layout, seed=0):
     ids=lambda layout: layout.name,
 )
 def test_adapters_are_those_of_a_loop_over_rows(layout, slots):
-    weights, groups = drawn(layout), Groups(np.array(slots), torch.device("cpu"))
+    weights, groups = drawn(layout), Tiles(np.array(slots), torch.device("cpu"))
     touched = set()
     for at, (into, out) in WIDTHS.items():
         before, after = torch.randn(len(slots), into), torch.randn(len(slots), out)
@@ -56,7 +56,7 @@ def test_adapters_are_those_of_a_loop_over_rows(layout, slots):
 
 
 def test_an_adapter_can_be_trained_and_leaves_what_went_in():
-    layout, groups = Layout("bottleneck", 3, 8, 1, ("attention_out", "ffn_out"), 12), Groups(np.zeros(5), torch.device("cpu"))
+    layout, groups = Layout("bottleneck", 3, 8, 1, ("attention_out", "ffn_out"), 12), Tiles(np.zeros(5), torch.device("cpu"))
     weights = {name: tensor[:1].clone().requires_grad_() for name, tensor in drawn(layout).items()}
     after = torch.randn(5, 8)
     kept = after.clone()
@@ -69,7 +69,7 @@ def test_an_adapter_can_be_trained_and_leaves_what_went_in():
 def test_heads_are_those_of_a_loop_over_rows(function):
     layout = head_layout(CONFIG, 5, function)
     weights, x = drawn(layout), torch.randn(len(SLOTS), CONFIG.hidden)
-    got = layout.read(x, Groups(np.array(SLOTS), torch.device("cpu")), weights)
+    got = layout.read(x, Tiles(np.array(SLOTS), torch.device("cpu")), weights)
     for row, slot in enumerate(SLOTS):
         own, inner = {name: tensor[slot] for name, tensor in weights.items()}, x[row]
         if function is not None:

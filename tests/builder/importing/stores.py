@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 from builder.random_store import tokenizer_json
 from builder.store import Store
-from hplm.adapters.groups import Groups
 from hplm.adapters.layout import Layout
+from hplm.adapters.tiles import Tiles
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import load_checkpoint, split
 from hplm.model.config import BackboneConfig
@@ -45,7 +45,7 @@ def through(
     weights: Sequence[dict[str, Tensor]] = (),
 ) -> Tensor:
     """One sequence's hidden states, from layer to layer."""
-    one = Groups(np.zeros(len(x), dtype=np.int64), CPU)
+    one = Tiles(np.zeros(len(x), dtype=np.int64), CPU)
     attend = PackedAttention([len(x)], config.heads)
     for i, layer in enumerate(layers):
         if layout is None:

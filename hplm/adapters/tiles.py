@@ -1,0 +1,79 @@
+"""Linear maps by batched products: rows cut into tiles of equal length, each of one slot.
+
+One product serves every tenant in the batch however their texts are mixed. Where the runs of rows are of equal length already,
+tiles are views of them; otherwise rows that share a slot are gathered and padded.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hplm.adapters.groups import Groups
+
+
+class Tiles(Groups):
+    def __init__(self, slots: np.ndarray, device: torch.device) -> None:
+        self._take: Tensor | None = None  # rows of the tiles, and back; None: rows lie as tiles do
+        self._back: Tensor | None = None
+        starts = np.concatenate(([0], np.flatnonzero(np.diff(slots)) + 1))
+        tile = int(np.gcd.reduce(np.diff(starts, append=len(slots))))
+        distinct, counts = np.unique(slots, return_counts=True)
+        mean = -(-len(slots) // len(distinct))  # short groups pad to it, long ones take several tiles
+        tiles_of = -(-counts // mean)
+        if len(slots) // tile <= 2 * tiles_of.sum():  # else so many small products cost more than gathering
+            tile_slots = slots[::tile]
+        else:
+            tile_slots = np.repeat(distinct, tiles_of)
+            self._gather(slots, counts, tiles_of, mean, device)
+        self._tiles = len(tile_slots)
+        self._first = int(tile_slots[0])
+        consecutive = bool((np.diff(tile_slots) == 1).all())  # as a single one is; their weights need no copy
+        self._slots = None if consecutive else torch.from_numpy(tile_slots.astype(np.int64)).to(device)
+
+    def _gather(self, slots: np.ndarray, counts: np.ndarray, tiles_of: np.ndarray, tile: int, device: torch.device) -> None:
+        order = np.argsort(slots, kind="stable")
+        first_tile = np.cumsum(tiles_of) - tiles_of
+        first_row = np.cumsum(counts) - counts
+        within = np.arange(len(slots)) - np.repeat(first_row, counts)
+        home = np.repeat(first_tile, counts) * tile + within
+        take = np.zeros(int(tiles_of.sum()) * tile, dtype=np.int64)  # padding repeats row 0 and is dropped again
+        take[home] = order
+        back = np.empty(len(slots), dtype=np.int64)
+        back[order] = home
+        self._take = torch.from_numpy(take).to(device)
+        self._back = torch.from_numpy(back).to(device)
+
+    @property
+    def gathered(self) -> bool:
+        return self._take is not None
+
+    def spread(self, x: Tensor) -> Tensor:
+        """rows x d -> tiles x rows of a tile x d"""
+        if self._take is not None:
+            x = x.index_select(0, self._take)
+        return x.unflatten(0, (self._tiles, -1))
+
+    def collect(self, tiles: Tensor) -> Tensor:
+        rows = tiles.flatten(0, 1)
+        return rows if self._back is None else rows.index_select(0, self._back)
+
+    def pick(self, slots: Tensor) -> Tensor:
+        """slots x ... -> tiles x ...: the weights of each tile."""
+        if self._slots is None:
+            return slots[self._first : self._first + self._tiles]
+        return slots.index_select(0, self._slots)
+
+    def linear(self, tiles: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        weight = self.pick(weight.mT)
+        return torch.bmm(tiles, weight) if bias is None else torch.baddbmm(self.pick(bias).unsqueeze(1), tiles, weight)
+
+    def add(self, base: Tensor, tiles: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+        if self.gathered:
+            base.add_(self.collect(self.linear(tiles, weight, bias)))
+            return
+        own = self.spread(base)
+        if bias is not None:
+            own.add_(self.pick(bias).unsqueeze(1))
+        own.baddbmm_(tiles, self.pick(weight.mT))
