@@ -2,6 +2,8 @@
 
 import base64
 import json
+import shutil
+import subprocess
 import threading
 import time
 
@@ -148,6 +150,46 @@ def test_two_servers_on_one_state_see_the_same(place):
         Admin(other)("tenant.delete", id="acme")
         with pytest.raises(InferenceServerException, match=r"\[no_tenant\]"):
             Stock(one, "http").ask([TEXT], "acme")
+
+
+class OnReadOnlyState(TritonServer):
+    """Sees the state through a mount of its own that nobody can write to, as a replica with a read-only volume does."""
+
+    MOUNT = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && '
+
+    def _command(self, folder):
+        in_its_own_view = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", f'{self.MOUNT} exec "$@"']
+        return [*in_its_own_view, str(self._state), *super()._command(folder)]
+
+
+def _may_mount(folder):
+    """Asks for what the test needs, so that it is left out only where the machine forbids it."""
+    folder.mkdir()
+    shell = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    tried = subprocess.run([*shell, f'{OnReadOnlyState.MOUNT} ! touch "$0/file"', str(folder)], capture_output=True, text=True)
+    return tried.returncode == 0 and "Read-only" in tried.stderr
+
+
+def test_a_server_on_a_read_only_mount_of_the_state_sees_the_same(place, tmp_path):
+    if not _may_mount(tmp_path / "tried"):
+        pytest.skip("this machine lets nobody mount in a namespace of their own")
+    store, repository, state = place
+    text, reader = [TEXT], tmp_path / "reader"
+    shutil.copytree(repository, reader, ignore=shutil.ignore_patterns("toy-admin"))
+    with TritonServer(repository, state=state) as writer:
+        Admin(writer)("tenant.add", **trained(store, "acme"))
+        with OnReadOnlyState(reader, state=state) as replica:
+            stock = Stock(replica, "http")
+            first = stock.ask(text, "acme")
+            assert np.allclose(first["LOGITS"], Stock(writer, "http").ask(text, "acme")["LOGITS"], atol=1e-5)
+            for command, more, version in [("update", trained(store, "acme", 2, seed=8), b"2"), ("rollback", {"id": "acme"}, b"1")]:
+                assert Admin(writer)(f"tenant.{command}", **more)["late"] == []
+                assert stock.ask(text, "acme")["VERSION"][0, 0] == version
+            Admin(writer)("tenant.delete", id="acme")
+            with pytest.raises(InferenceServerException, match=r"\[no_tenant\]"):
+                stock.ask(text, "acme")
+            assert Admin(writer)("tenant.compact")["bytes"] >= 0
+            stock.ask(text, "tenant-0")
 
 
 def test_without_a_key_or_a_state_it_does_not_start(place, monkeypatch):
