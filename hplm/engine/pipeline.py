@@ -1,7 +1,7 @@
 """select -> stage -> compute -> answer, batch k+1 made ready while batch k computes.
 
-Three kinds of thread: one stages (and owns the slots), one computes, a few answer. Whatever fails in any of them is the
-answer to the texts it held; none of them ends before the pipeline does.
+Four kinds of thread: one stages (and owns the slots), one computes, one tells who is too late, a few answer. Whatever fails
+in any of them is the answer to the texts it held; none of them ends before the pipeline does.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from hplm.engine.request import Request, Work
 from hplm.engine.staging import StagedBatch, Stager
 from hplm.errors import Broken, DeadlineMissed, Draining, HplmError
 from hplm.scheduling.queue import Queue
+from hplm.scheduling.scheduler import Batch
 from hplm.scheduling.waiting import Capacity, Waiting
 
 log = logging.getLogger(__name__)
@@ -35,12 +36,13 @@ class Pipeline:
         self._engine = engine
         # A batch is chosen as late as possible: when the one before it starts to compute, so two are in flight at most.
         self._room = threading.Semaphore(1)
-        self._staged: queue.SimpleQueue[StagedBatch | None] = queue.SimpleQueue()
+        self._staged: queue.SimpleQueue[tuple[Batch, StagedBatch] | None] = queue.SimpleQueue()
         self._computed: queue.SimpleQueue[StagedBatch] = queue.SimpleQueue()
         self._answering = ThreadPoolExecutor(ANSWERING_THREADS, thread_name_prefix="answer")
         self._threads = [
             threading.Thread(target=self._stage, name="stage", daemon=True),
             threading.Thread(target=self._compute, name="compute", daemon=True),
+            threading.Thread(target=self._expire, name="expire", daemon=True),
         ]
         for thread in self._threads:
             thread.start()
@@ -49,7 +51,19 @@ class Pipeline:
         """Takes the request, or raises why not; once taken it gets its answer from the pipeline."""
         tenant = request.tenant
         self._line.offer(
-            [Waiting(work.tokens, arrival_ns, deadline_ns, priority, (tenant.uid, tenant.version), work) for work in texts]
+            [
+                Waiting(
+                    tokens=work.tokens,
+                    bytes=work.bytes,
+                    arrival_ns=arrival_ns,
+                    deadline_ns=deadline_ns,
+                    priority=priority,
+                    knowledge=tenant.uid << 32 | tenant.version,
+                    tenant=tenant.uid,
+                    work=work,
+                )
+                for work in texts
+            ]
         )
 
     def close(self, timeout: float) -> None:
@@ -65,19 +79,24 @@ class Pipeline:
     def _stage(self) -> None:
         while True:
             self._room.acquire()
-            turn = self._line.take(self._capacity)
-            if turn is None:
+            batch = self._line.take(self._capacity)
+            if batch is None:
                 self._staged.put(None)
                 return
             self._release_computed()
-            for text in turn.expired:
-                self._answer_with(text.work.request.fail, _expired(text))
-            works = [text.work for text in turn.batch if not text.work.request.answered]
+            works = [text.work for text in batch.texts if not text.work.request.answered]
             staged = self._stage_one(works) if works else None
             if staged is None:
+                self._line.dropped(batch)
                 self._room.release()
             else:
-                self._staged.put(staged)
+                self._staged.put((batch, staged))
+
+    def _expire(self) -> None:
+        """Who is too late hears it at once, whatever the engine is doing."""
+        while (texts := self._line.expired()) is not None:
+            for text in texts:
+                self._answer_with(text.work.request.fail, _expired(text))
 
     def _stage_one(self, works: list[Work]) -> StagedBatch | None:
         try:
@@ -87,13 +106,17 @@ class Pipeline:
             return None
 
     def _compute(self) -> None:
-        while (staged := self._staged.get()) is not None:
+        while (chosen := self._staged.get()) is not None:
+            batch, staged = chosen
             self._room.release()
+            self._line.started(batch)
             try:
                 logits = self._engine.run(staged)
             except Exception as error:
+                self._line.dropped(batch)
                 self._fail(staged.works, "computing", error)
             else:
+                self._line.finished(batch)
                 self._answer(staged.works, logits)
             self._computed.put(staged)
 

@@ -62,3 +62,7 @@ class Work:
     @property
     def tokens(self) -> int:
         return len(self.addresses)
+
+    @property
+    def bytes(self) -> int:
+        return self.addresses.nbytes + self.segments.nbytes + self.spans.nbytes

@@ -22,12 +22,14 @@ from hplm.errors import InvalidInput
 from hplm.plot.table import Table
 from hplm.scheduling.policy import policy
 from hplm.scheduling.queue import Queue
+from hplm.scheduling.scheduler import Limits, Scheduler
 from hplm.scheduling.waiting import Capacity
 from hplm.tenants.quotas import Quotas
 from hplm.tenants.snapshot import Tenant
 from hplm.tenants.ticket import Ticket
 
 log = logging.getLogger(__name__)
+QUEUE_BYTES = 1 << 30  # of what waits
 DRAIN_SECONDS = 20.0  # below Triton's own exit timeout of 30
 
 
@@ -72,7 +74,8 @@ class Service:
         stager = Stager(self._backbone, StagingSettings(settings.slots, settings.device, settings.dtype, resident))
         # Two batches are in flight at most, and both pin their slots.
         capacity = Capacity(settings.batch_tokens, settings.batch_tokens, settings.slots // 2)
-        line = Queue(settings.queue_texts, policy(settings.policy), time.monotonic_ns)
+        limits = Limits(settings.queue_texts, QUEUE_BYTES)
+        line = Queue(Scheduler(policy(settings.policy), limits), time.monotonic_ns)
         self._pipeline = Pipeline(line, capacity, stager, engine)
         self._quotas = Quotas()
         self._watch = Watch(self._backbone)

@@ -1,19 +1,24 @@
-"""A policy chooses the next batch: `select(waiting, now_ns, capacity)`, a list in and a list out."""
+"""A policy chooses the next batch: `select(columns, start_ns, capacity, cost)`, columns in, indexes out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from hplm.errors import InvalidInput
-from hplm.scheduling.waiting import Capacity, Waiting
+from hplm.scheduling.columns import Columns
+from hplm.scheduling.cost import Cost
+from hplm.scheduling.filling import Room, first_come
+from hplm.scheduling.waiting import Capacity
 
 
 class Policy(Protocol):
-    def select(self, waiting: Sequence[Waiting], now_ns: int, capacity: Capacity) -> list[Waiting]:
-        """The next batch out of `waiting`, which is in order of arrival and holds nothing expired.
+    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> np.ndarray:
+        """The indexes of the next batch, which will start to compute at `start_ns`.
 
-        Never empty while something waits, never more than `capacity`, nothing twice.
+        `columns` are in order of arrival, hold nothing expired, and are not to be changed or kept. Never empty while something
+        waits that can be done in time, never more than `capacity` (but for a single text that is larger), nothing twice.
         """
         ...
 
@@ -21,24 +26,13 @@ class Policy(Protocol):
 class FirstComeFirstServed:
     """In order of arrival within a priority; stops at the first text that does not fit, so that nobody is overtaken."""
 
-    def select(self, waiting: Sequence[Waiting], now_ns: int, capacity: Capacity) -> list[Waiting]:
-        return fill(sorted(waiting, key=lambda text: -text.priority), capacity)
+    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> np.ndarray:
+        room = Room(columns, capacity)
+        room.prefix(first_come(columns))
+        return room.taken
 
 
-def fill(ordered: Iterable[Waiting], capacity: Capacity) -> list[Waiting]:
-    """The longest prefix that fits; at least one text, so that the line always moves."""
-    batch: list[Waiting] = []
-    tokens, tenants = 0, set()
-    for text in ordered:
-        tokens += text.tokens
-        tenants.add(text.knowledge)
-        if batch and (tokens > capacity.tokens or len(batch) >= capacity.texts or len(tenants) > capacity.tenants):
-            break
-        batch.append(text)
-    return batch
-
-
-POLICIES: dict[str, Callable[[], Policy]] = {"fcfs": FirstComeFirstServed}
+POLICIES = {"fcfs": FirstComeFirstServed}
 
 
 def policy(name: str) -> Policy:

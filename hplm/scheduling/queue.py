@@ -1,77 +1,94 @@
-"""The line: bounded, emptied of what has expired, cut into batches by a policy."""
+"""The line as threads see it: one scheduler behind one lock, and calls that wait for something to do."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from hplm.errors import Draining, QueueFull
-from hplm.scheduling.policy import Policy
+from hplm.scheduling.columns import NEVER
+from hplm.scheduling.scheduler import Batch, Scheduler
 from hplm.scheduling.waiting import Capacity, Waiting
 
 
-@dataclass(frozen=True)
-class Turn:
-    """What came out of the line at once: a batch to run, and texts whose time has passed."""
-
-    batch: list[Waiting]
-    expired: list[Waiting]
-
-
 class Queue:
-    def __init__(self, limit: int, policy: Policy, now_ns: Callable[[], int]) -> None:
-        self.limit = limit  # texts
-        self._policy = policy
+    def __init__(self, scheduler: Scheduler, now_ns: Callable[[], int]) -> None:
+        self._scheduler = scheduler
         self._now_ns = now_ns
-        self._waiting: list[Waiting] = []
-        self._closed = False
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._to_do = threading.Condition(lock)  # for who takes batches
+        self._expiring = threading.Condition(lock)  # for who takes what has expired
+        self._wake_ns = NEVER  # until when the latter sleeps
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._scheduler)
 
     def offer(self, texts: Sequence[Waiting]) -> None:
-        """All of them or none."""
-        with self._changed:
-            if self._closed:
-                raise Draining("the server is shutting down: send the request to another replica, or again later")
-            if len(self._waiting) + len(texts) > self.limit:
-                raise QueueFull(
-                    f"{len(self._waiting)} texts are waiting and {len(texts)} more do not fit the limit of {self.limit}: "
-                    "retry after 0.1 s, or send fewer texts a request"
-                )
-            self._waiting.extend(texts)
-            self._changed.notify()
+        """The texts of one request: all of them or none."""
+        with self._to_do:
+            self._scheduler.offer(texts, self._now_ns())
+            self._to_do.notify()
+            self._look_at_expiry()
 
-    def take(self, capacity: Capacity) -> Turn | None:
-        """Waits for something to do. None once the queue is closed and empty."""
-        with self._changed:
+    def take(self, capacity: Capacity) -> Batch | None:
+        """Waits for a batch to run. None once the queue is closed and empty."""
+        with self._to_do:
             while True:
                 now = self._now_ns()
-                expired = [text for text in self._waiting if text.expired(now)]
-                if expired:
-                    self._waiting = [text for text in self._waiting if not text.expired(now)]
-                batch = self._policy.select(self._waiting, now, capacity) if self._waiting else []
+                wait_ns = self._scheduler.choose_at(now) - now
+                batch = self._scheduler.choose(capacity, now) if wait_ns <= 0 else None
                 if batch:
-                    chosen = set(map(id, batch))
-                    self._waiting = [text for text in self._waiting if id(text) not in chosen]
-                if batch or expired:
-                    return Turn(batch, expired)
-                if self._closed:
+                    self._look_at_expiry()
+                    return batch
+                if self._scheduler.draining and not len(self._scheduler):
                     return None
-                self._changed.wait()
+                self._to_do.wait(wait_ns / 1e9 if wait_ns > 0 else None)
+
+    def expired(self) -> list[Waiting] | None:
+        """Waits for texts that can no longer be answered in time, and are out of the line. None once it is closed and empty."""
+        with self._expiring:
+            while True:
+                now = self._now_ns()
+                late = self._scheduler.expired(now)
+                if late:
+                    self._to_do.notify()
+                    return late
+                if self._scheduler.draining and not len(self._scheduler):
+                    return None
+                self._wake_ns = self._scheduler.next_expiry()
+                self._expiring.wait(None if self._wake_ns == NEVER else max(0, self._wake_ns - now) / 1e9)
+
+    def started(self, batch: Batch) -> None:
+        with self._to_do:
+            self._scheduler.started(batch, self._now_ns())
+            self._look_at_expiry()
+
+    def finished(self, batch: Batch, adapters: int = 0) -> None:
+        with self._to_do:
+            self._scheduler.finished(batch, self._now_ns(), adapters)
+            self._to_do.notify()
+            self._look_at_expiry()
+
+    def dropped(self, batch: Batch) -> None:
+        with self._to_do:
+            self._scheduler.dropped(batch)
+            self._to_do.notify()
+            self._look_at_expiry()
 
     def close(self) -> None:
         """Nothing more comes in; what waits is still served."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        with self._to_do:
+            self._scheduler.close()
+            self._to_do.notify_all()
+            self._expiring.notify_all()
 
     def abandon(self) -> list[Waiting]:
         """Closes the line and hands over whatever still stands in it."""
-        self.close()
-        with self._changed:
-            left, self._waiting = self._waiting, []
-            self._changed.notify_all()
+        with self._to_do:
+            left = self._scheduler.abandon()
+            self.close()
             return left
+
+    def _look_at_expiry(self) -> None:
+        """Wakes who takes what has expired, if it would sleep too long, or for ever."""
+        if self._scheduler.next_expiry() < self._wake_ns or self._scheduler.draining:
+            self._expiring.notify()

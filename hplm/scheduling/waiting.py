@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Waiting:
-    """One text in line. Times are nanoseconds of the clock the queue is read with."""
+    """One text in line. Times are nanoseconds of the clock the line is read with."""
 
     tokens: int
+    bytes: int = 0  # what it keeps in memory while it waits
     arrival_ns: int
-    deadline_ns: int  # 0: none
-    priority: int  # higher goes first, where a policy looks at it
-    knowledge: Hashable  # texts that share it share device slots: their tenant and version
-    work: Any  # the engine's business
-
-    def expired(self, now_ns: int) -> bool:
-        return 0 < self.deadline_ns <= now_ns
+    deadline_ns: int = 0  # 0: none
+    priority: int = 0  # higher goes first, where a policy looks at it
+    knowledge: int = 0  # texts that share it share device slots: their tenant and version
+    tenant: int = 0  # whose share of the engine it takes
+    work: Any = None  # the engine's business
 
 
 @dataclass(frozen=True)
@@ -28,4 +26,4 @@ class Capacity:
 
     tokens: int
     texts: int
-    tenants: int
+    tenants: int  # device slots: as many different `knowledge` may share a batch

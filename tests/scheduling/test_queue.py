@@ -1,12 +1,11 @@
 import threading
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from hplm.errors import Draining, InvalidInput, QueueFull
-from hplm.scheduling.policy import FirstComeFirstServed, policy
+from hplm.errors import Draining, QueueFull
+from hplm.scheduling.policy import policy
 from hplm.scheduling.queue import Queue
+from hplm.scheduling.scheduler import Limits, Scheduler
 from hplm.scheduling.waiting import Capacity, Waiting
 
 ROOM = Capacity(tokens=100, texts=10, tenants=3)
@@ -20,46 +19,20 @@ class Clock:
         return self.now
 
 
-def _text(tokens=10, deadline=0, priority=0, tenant="t", arrival=0):
-    return Waiting(tokens, arrival, deadline, priority, tenant, None)
+def _text(tokens=10, deadline=0, size=1):
+    return Waiting(tokens=tokens, bytes=size, arrival_ns=0, deadline_ns=deadline)
 
 
-def _queue(limit=100):
+def _queue(limit=100, size=1000):
     clock = Clock()
-    return Queue(limit, FirstComeFirstServed(), clock), clock
+    return Queue(Scheduler(policy("fcfs"), Limits(limit, size)), clock), clock
 
 
-texts = st.builds(
-    _text, tokens=st.integers(1, 120), priority=st.sampled_from([0, 0, 1, -3]), tenant=st.sampled_from("abcde")
-)
-
-
-@given(waiting=st.lists(texts, max_size=40), name=st.sampled_from(["fcfs"]))
-def test_any_policy_serves_everything_once_and_within_capacity(waiting, name):
-    chooses, left = policy(name), list(waiting)
-    while left:
-        batch = chooses.select(left, 0, ROOM)
-        assert batch and len(batch) == len(set(map(id, batch))) and all(any(t is w for w in left) for t in batch)
-        if len(batch) > 1:
-            assert sum(t.tokens for t in batch) <= ROOM.tokens and len(batch) <= ROOM.texts
-            assert len({t.knowledge for t in batch}) <= ROOM.tenants
-        left = [text for text in left if not any(text is t for t in batch)]
-
-
-@given(waiting=st.lists(texts, min_size=1, max_size=40))
-def test_first_come_first_served_overtakes_nobody_of_equal_priority(waiting):
-    served, left = [], list(waiting)
-    while left:
-        batch = FirstComeFirstServed().select(left, 0, ROOM)
-        served += batch
-        left = [text for text in left if not any(text is t for t in batch)]
-    expected = sorted(waiting, key=lambda text: -text.priority)
-    assert [id(text) for text in served] == [id(text) for text in expected]
-
-
-def test_an_unknown_policy_is_named():
-    with pytest.raises(InvalidInput, match="'lifo'"):
-        policy("lifo")
+def _in_a_thread(call):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(call()), daemon=True)
+    thread.start()
+    return thread, results
 
 
 def test_a_request_enters_whole_or_not_at_all():
@@ -71,34 +44,65 @@ def test_a_request_enters_whole_or_not_at_all():
     assert len(queue) == 3
 
 
-def test_what_has_expired_comes_out_as_expired():
+def test_the_line_is_bounded_in_bytes_too():
+    queue, _ = _queue(size=10)
+    queue.offer([_text(size=6)])
+    with pytest.raises(QueueFull, match="6 bytes are waiting and 5 more"):
+        queue.offer([_text(size=2), _text(size=3)])
+    assert queue.take(ROOM)
+    queue.offer([_text(size=10)])
+
+
+def test_what_has_expired_comes_out_as_expired_and_is_not_run():
     queue, clock = _queue()
     late, timeless, later = _text(deadline=5), _text(), _text(deadline=50)
-    queue.offer([late, timeless, later])
+    for text in (late, timeless, later):
+        queue.offer([text])
     clock.now = 5
-    turn = queue.take(ROOM)
-    assert turn.expired == [late] and turn.batch == [timeless, later]
+    assert queue.take(ROOM).texts == [timeless, later]
+    assert queue.expired() == [late]
+
+
+def test_the_other_texts_of_a_request_go_with_the_one_that_has_expired():
+    queue, clock = _queue()
+    request, other = [_text(deadline=50), _text(deadline=5)], _text(deadline=50)
+    queue.offer(request)
+    queue.offer([other])
+    clock.now = 5
+    assert queue.expired() == request and queue.take(ROOM).texts == [other]
 
 
 def test_taking_waits_for_something_to_come():
     queue, _ = _queue()
-    turns = []
-    taker = threading.Thread(target=lambda: turns.append(queue.take(ROOM)))
-    taker.start()
+    taker, batches = _in_a_thread(lambda: queue.take(ROOM))
     text = _text()
     queue.offer([text])
     taker.join(10)
-    assert turns[0].batch == [text]
+    assert batches[0].texts == [text]
+
+
+def test_what_expires_is_handed_over_while_nobody_takes_batches():
+    queue, clock = _queue()
+    waiter, expired = _in_a_thread(queue.expired)
+    queue.offer([_text()])
+    late = _text(deadline=5)
+    clock.now = 5
+    queue.offer([late])
+    waiter.join(10)
+    assert expired == [[late]]
 
 
 def test_a_closed_queue_serves_what_it_holds_and_takes_nothing_more():
     queue, _ = _queue()
     queue.offer([_text()])
+    waiter, expired = _in_a_thread(queue.expired)
     queue.close()
     with pytest.raises(Draining):
         queue.offer([_text()])
-    assert len(queue.take(ROOM).batch) == 1
+    assert len(queue.take(ROOM).texts) == 1
     assert queue.take(ROOM) is None
+    waiter.join(10)
+    assert expired == [None]
 
 
 def test_abandoning_hands_over_what_still_waits():
@@ -106,4 +110,4 @@ def test_abandoning_hands_over_what_still_waits():
     texts = [_text(), _text()]
     queue.offer(texts)
     assert queue.abandon() == texts
-    assert queue.take(ROOM) is None
+    assert queue.take(ROOM) is None and queue.expired() is None

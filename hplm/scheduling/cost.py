@@ -1,0 +1,74 @@
+"""How long a batch takes, learnt from the batches that ran: time against tokens, texts and adapters to load."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+# The shape believed before anything has run: a batch, a token, a text, an adapter, in nanoseconds. Its scale is that of
+# what has been observed; where the observed batches are all alike, its proportions remain.
+SHAPE = np.array([1e6, 20e3, 10e3, 100e3])
+FORGETTING = 0.99  # a batch: half of the memory is of the last 70
+BELIEF = 0.05  # the weight of the shape: of a twentieth of one batch
+OUTLIER = 3.0  # mean deviations: what lies further off counts as much as if it lay there
+LEARNING = 0.05  # of the deviation
+
+
+Numbers = np.ndarray | float
+
+
+class Cost(Protocol):
+    """What policies and admission ask."""
+
+    def predict(self, tokens: Numbers, texts: Numbers = 1, adapters: Numbers = 0) -> Numbers:
+        """Nanoseconds of a batch."""
+        ...
+
+
+class CostModel:
+    """Weighted least squares with forgetting and no negative terms; errors count relative to the batch's time."""
+
+    def __init__(self) -> None:
+        self.terms = SHAPE.copy()
+        self.deviation = 0.1  # mean, relative
+        self.observed = 0
+        self._squares = np.zeros((4, 4))
+        self._products = np.zeros(4)
+        self._took, self._believed = 0.0, 0.0
+
+    def predict(self, tokens: Numbers, texts: Numbers = 1, adapters: Numbers = 0) -> Numbers:
+        batch, token, text, adapter = self.terms
+        return batch + token * tokens + text * texts + adapter * adapters
+
+    def observe(self, tokens: int, texts: int, adapters: int, took_ns: int) -> None:
+        features = np.array([1.0, tokens, texts, adapters])
+        expected = float(features @ self.terms)
+        error = abs(took_ns - expected) / expected
+        weight = 1.0
+        if self.observed >= 8:  # the first batches of a process are slow, and shall be forgotten, not believed
+            weight = min(1.0, OUTLIER * self.deviation / max(error, 1e-9))
+            # Even an outlier moves the deviation, so that a machine that has become slower is believed after some batches.
+            self.deviation += LEARNING * (min(error, 2 * OUTLIER * self.deviation) - self.deviation)
+            self.deviation = max(self.deviation, 1e-3)
+        self.observed += 1
+        forget = min(FORGETTING, 1 - 1 / (1 + self.observed))
+        scaled = features / took_ns
+        self._squares = forget * self._squares + weight * np.outer(scaled, scaled)
+        self._products = forget * self._products + weight * scaled
+        self._took = forget * self._took + weight
+        self._believed = forget * self._believed + weight * float(features @ SHAPE) / took_ns
+        self._solve()
+
+    def _solve(self) -> None:
+        shape = SHAPE * (self._took / self._believed)
+        squares = self._squares + np.diag(BELIEF / shape**2)
+        products = self._products + BELIEF / shape
+        kept = np.arange(4)
+        while True:  # a term that would be below zero is none: at worst one is left
+            terms = np.linalg.solve(squares[np.ix_(kept, kept)], products[kept])
+            if (terms >= 0).all():
+                break
+            kept = kept[terms > 0]
+        self.terms = np.zeros(4)
+        self.terms[kept] = terms

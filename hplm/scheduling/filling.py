@@ -1,0 +1,90 @@
+"""Texts in an order into a batch with limited room: tokens, texts, and device slots."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hplm.scheduling.columns import Columns
+from hplm.scheduling.waiting import Capacity
+
+
+class Room:
+    """What is left of a batch while texts are put into it. A first text goes in whatever its length, or it never would."""
+
+    def __init__(self, columns: Columns, capacity: Capacity) -> None:
+        self._columns = columns
+        self.tokens = capacity.tokens
+        self.texts = capacity.texts
+        self.tenants = capacity.tenants
+        self._inside = np.zeros(columns.knowledges, bool)  # whose slots the batch has
+        self._taken: list[np.ndarray] = []
+
+    @property
+    def taken(self) -> np.ndarray:
+        """In the order in which they went in."""
+        return np.concatenate(self._taken) if self._taken else np.empty(0, np.int64)
+
+    @property
+    def full(self) -> bool:
+        return self.tokens <= 0 or self.texts <= 0
+
+    def prefix(self, ordered: np.ndarray, limit: int | None = None) -> np.ndarray:
+        """Puts the longest prefix in that fits, of not more tokens than `limit`; returns it."""
+        if self.full or not len(ordered):
+            return ordered[:0]
+        ordered = ordered[: self.texts]
+        sums = np.cumsum(self._columns.tokens[ordered])
+        count = int(np.searchsorted(sums, self.tokens if limit is None else min(limit, self.tokens), side="right"))
+        if not count and not self._taken and limit is None:
+            count = 1
+        count = self._with_slots(ordered[:count])
+        if count:
+            self._take(ordered[:count], int(sums[count - 1]))
+        return ordered[:count]
+
+    def greedily(self, ordered: np.ndarray, limit: int | None = None) -> None:
+        """Puts in, one after the other, whatever still fits: what does not is skipped."""
+        tokens = self._columns.tokens
+        left = self.tokens if limit is None else min(limit, self.tokens)
+        if not self._taken and limit is None and len(ordered):
+            ordered = self._after(ordered, self.prefix(ordered))
+            left = self.tokens
+        while left > 0 and self.texts > 0 and len(ordered):
+            fits = tokens[ordered] <= left
+            if self.tenants <= 0:
+                fits &= self._inside[self._columns.knowledge[ordered]]
+            ordered = ordered[fits]
+            before = self.tokens
+            went_in = self.prefix(ordered, left)
+            left -= before - self.tokens
+            # What stopped the prefix does not fit now, and room only shrinks.
+            ordered = ordered[len(went_in) + 1 :]
+
+    @staticmethod
+    def _after(ordered: np.ndarray, went_in: np.ndarray) -> np.ndarray:
+        return ordered[len(went_in) + 1 :] if len(went_in) < len(ordered) else ordered[:0]
+
+    def _with_slots(self, ordered: np.ndarray) -> int:
+        """How many of these the slots allow."""
+        new = self._columns.knowledge[ordered]
+        positions = np.flatnonzero(~self._inside[new])
+        _, first = np.unique(new[positions], return_index=True)
+        if len(first) <= self.tenants:
+            return len(ordered)
+        return int(positions[np.sort(first)[self.tenants]])
+
+    def _take(self, chosen: np.ndarray, tokens: int) -> None:
+        knowledge = self._columns.knowledge[chosen]
+        new = np.unique(knowledge[~self._inside[knowledge]])
+        self._inside[new] = True
+        self.tenants -= len(new)
+        self.tokens -= tokens
+        self.texts -= len(chosen)
+        self._taken.append(chosen)
+
+
+def first_come(columns: Columns) -> np.ndarray:
+    """Everything, highest priority first, then in order of arrival at the line."""
+    if not len(columns) or columns.priority[0] == columns.priority.max() == columns.priority.min():
+        return np.arange(len(columns))
+    return np.argsort(-columns.priority, kind="stable")

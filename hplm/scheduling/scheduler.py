@@ -1,0 +1,158 @@
+"""What the server and the simulator drive alike: what waits, what runs, what goes next. Without threads or a clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hplm.errors import Draining, QueueFull
+from hplm.scheduling.columns import NEVER, Columns
+from hplm.scheduling.cost import CostModel
+from hplm.scheduling.policy import Policy
+from hplm.scheduling.waiting import Capacity, Waiting
+
+LEARNING = 0.1  # of the time from choice to start, and of the share of adapters that had to be loaded
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of what waits."""
+
+    texts: int
+    bytes: int
+
+
+@dataclass(eq=False)
+class Batch:
+    """What was chosen to run together, and what is known of its time."""
+
+    texts: list[Waiting]
+    tokens: int
+    knowledges: int
+    chosen_ns: int
+    expected_ns: float  # how long it will compute
+    alone: bool  # chosen when nothing else ran, so that nothing hid its staging
+    started_ns: int | None = None
+
+
+class Scheduler:
+    def __init__(self, policy: Policy, limits: Limits, commit_ns: int | None = None) -> None:
+        """`commit_ns`: how long before the engine is free the next batch is chosen; None: as soon as it is asked for."""
+        self.limits = limits
+        self.columns = Columns()
+        self.cost = CostModel()
+        self._policy = policy
+        self._commit_ns = commit_ns
+        self._running: deque[Batch] = deque()  # chosen and not finished, in order
+        self._gone: list[Waiting] = []  # too late, and not yet fetched by who tells them
+        self._bytes = 0
+        self._staging_ns = 0.0  # from choice to start, with an idle engine
+        self._loaded = 0.0  # adapters copied for each different one in a batch
+        self._draining = False
+
+    def __len__(self) -> int:
+        return len(self.columns) + len(self._gone)
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    def offer(self, texts: Sequence[Waiting], now_ns: int) -> None:
+        """The texts of one request: all of them or none."""
+        if self._draining:
+            raise Draining("the server is shutting down: send the request to another replica, or again later")
+        size = sum(text.bytes for text in texts)
+        if len(self.columns) + len(texts) > self.limits.texts:
+            raise QueueFull(
+                f"{len(self.columns)} texts are waiting and {len(texts)} more do not fit the limit of {self.limits.texts}: "
+                "retry after 0.1 s, or send fewer texts a request"
+            )
+        if self._bytes + size > self.limits.bytes:
+            raise QueueFull(
+                f"{self._bytes} bytes are waiting and {size} more do not fit the limit of {self.limits.bytes}: "
+                "retry after 0.1 s, or send fewer or shorter texts a request"
+            )
+        self.columns.add(texts)
+        self._bytes += size
+
+    def close(self) -> None:
+        """Nothing more comes in; what waits is still served."""
+        self._draining = True
+
+    def choose_at(self, now_ns: int) -> int:
+        """When the next batch is to be chosen."""
+        if self._commit_ns is None or not self._running:
+            return now_ns
+        return max(now_ns, int(self._free_at(now_ns) - self._staging_ns - self._commit_ns))
+
+    def choose(self, capacity: Capacity, now_ns: int) -> Batch | None:
+        """The next batch; None if nothing is to be run now."""
+        self._put_aside(now_ns)
+        if not len(self.columns):
+            return None
+        indexes = self._policy.select(self.columns, self._start_at(now_ns), capacity, self.cost)
+        if not len(indexes):
+            return None
+        tokens = int(self.columns.tokens[indexes].sum())
+        knowledges = len(np.unique(self.columns.knowledge[indexes]))
+        expected = float(self.cost.predict(tokens, len(indexes), knowledges * self._loaded))
+        batch = Batch(self._remove(indexes), tokens, knowledges, now_ns, expected, alone=not self._running)
+        self._running.append(batch)
+        return batch
+
+    def started(self, batch: Batch, now_ns: int) -> None:
+        """The engine has it."""
+        batch.started_ns = now_ns
+        if batch.alone:
+            self._staging_ns += LEARNING * (now_ns - batch.chosen_ns - self._staging_ns)
+
+    def finished(self, batch: Batch, now_ns: int, adapters: int = 0) -> None:
+        """The engine is done with it; `adapters` had to be loaded for it."""
+        self._running.remove(batch)
+        self._loaded += LEARNING * (adapters / batch.knowledges - self._loaded)
+        self.cost.observe(batch.tokens, len(batch.texts), adapters, now_ns - batch.started_ns)
+
+    def dropped(self, batch: Batch) -> None:
+        """It will not run, or failed: nothing is to be learnt from it."""
+        self._running.remove(batch)
+
+    def expired(self, now_ns: int) -> list[Waiting]:
+        """Hands over what can no longer be answered in time, and the other texts of its request with it."""
+        self._put_aside(now_ns)
+        gone, self._gone = self._gone, []
+        return gone
+
+    def next_expiry(self) -> int:
+        """When `expired` will have something, if nothing changes until then; NEVER if nothing has a deadline."""
+        if self._gone:
+            return 0
+        return int(self.columns.deadline.min()) if len(self.columns) else NEVER
+
+    def abandon(self) -> list[Waiting]:
+        """Hands over everything."""
+        gone, self._gone = self._gone, []
+        return gone + self._remove(np.arange(len(self.columns)))
+
+    def _put_aside(self, now_ns: int) -> None:
+        late = self.columns.deadline <= now_ns
+        if late.any():
+            self._gone += self._remove(np.flatnonzero(np.isin(self.columns.request, self.columns.request[late])))
+
+    def _free_at(self, now_ns: int) -> float:
+        """When the engine will have computed all that was chosen."""
+        free = float(now_ns)
+        for batch in self._running:
+            started = free if batch.started_ns is None else batch.started_ns
+            free = max(now_ns, started + batch.expected_ns)
+        return free
+
+    def _start_at(self, now_ns: int) -> int:
+        """When a batch that is chosen now will start to compute."""
+        return int(max(self._free_at(now_ns), now_ns + self._staging_ns))
+
+    def _remove(self, indexes: np.ndarray) -> list[Waiting]:
+        self._bytes -= int(self.columns.bytes[indexes].sum())
+        return self.columns.remove(indexes)

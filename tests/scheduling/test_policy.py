@@ -1,0 +1,61 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hplm.errors import InvalidInput
+from hplm.scheduling.columns import Columns
+from hplm.scheduling.cost import CostModel
+from hplm.scheduling.policy import policy
+from hplm.scheduling.waiting import Capacity, Waiting
+
+ROOM = Capacity(tokens=100, texts=10, tenants=3)
+COST = CostModel()
+
+waiting = st.lists(
+    st.builds(
+        Waiting,
+        tokens=st.integers(1, 120), arrival_ns=st.just(0), deadline_ns=st.sampled_from([0, 10**6, 10**7, 10**8]),
+        priority=st.sampled_from([0, 0, 1, -3]), knowledge=st.integers(-2, 3), tenant=st.integers(0, 2),
+    ),
+    min_size=1, max_size=40,
+)  # fmt: skip
+
+
+def serve(chooses, waiting):
+    """Batch after batch until nothing waits, each checked."""
+    columns = Columns(waiting)
+    while len(columns):
+        indexes = chooses.select(columns, 0, ROOM, COST)
+        assert len(indexes) and len(set(indexes.tolist())) == len(indexes)
+        batch = columns.remove(indexes)
+        if len(batch) > 1:
+            assert sum(text.tokens for text in batch) <= ROOM.tokens and len(batch) <= ROOM.texts
+            assert len({text.knowledge for text in batch}) <= ROOM.tenants
+        yield batch
+
+
+@given(waiting=waiting, name=st.sampled_from(["fcfs"]))
+def test_any_policy_serves_everything_once_and_within_capacity(waiting, name):
+    served = [id(text) for batch in serve(policy(name), waiting) for text in batch]
+    assert sorted(served) == sorted(map(id, waiting))
+
+
+@given(waiting=waiting)
+def test_first_come_first_served_overtakes_nobody_of_equal_priority(waiting):
+    served = [id(text) for batch in serve(policy("fcfs"), waiting) for text in batch]
+    assert served == [id(text) for text in sorted(waiting, key=lambda text: -text.priority)]
+
+
+def test_an_unknown_policy_is_named():
+    with pytest.raises(InvalidInput, match="'lifo'"):
+        policy("lifo")
+
+
+def test_columns_grow_and_close_their_gaps():
+    texts = [Waiting(tokens=i + 1, arrival_ns=i, knowledge=i % 7, tenant=i % 3) for i in range(3000)]
+    columns = Columns(texts)
+    out = columns.remove(np.array([5, 2999, 0]))
+    assert out == [texts[5], texts[2999], texts[0]]
+    assert columns.tokens.tolist() == [text.tokens for text in columns.texts] and len(columns) == 2997
+    assert columns.knowledges == 7 and columns.tenants == 3
