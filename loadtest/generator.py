@@ -37,9 +37,10 @@ CONNECT_TIMEOUT = 2.0  # seconds
 class Generator:
     def __init__(self, load: Load) -> None:
         self.load = load
-        self.is_open = load.rate is not None
-        self.period = 1.0 / load.rate if load.rate is not None else 0.0
-        self.planned = min(load.count, math.ceil(load.seconds * load.rate)) if load.rate is not None else load.count
+        due = load.due
+        self.is_open = due is not None
+        self.due = due.tolist() if due is not None else []
+        self.planned = len(self.due) if self.is_open else load.count
         self.sent = 0
         self.lag = 0.0
         self.lost = 0
@@ -75,7 +76,7 @@ class Generator:
             may_send = now < send_until and self.sent < self.planned and bool(self.idle)
             if not (self.busy or may_send):
                 break
-            pause = max(0.0, self.start + self.sent * self.period - now) if may_send else LONGEST_PAUSE
+            pause = max(0.0, self._due(now) - now) if may_send else LONGEST_PAUSE
             for key, events in self._ready(min(pause, LONGEST_PAUSE)):
                 self._serve(key.fileobj, events)
             if now >= next_look:
@@ -86,12 +87,11 @@ class Generator:
 
     def _send_due(self) -> None:
         while self.idle and self.sent < self.planned:
-            now = due = time.perf_counter()
-            if self.is_open:
-                due = self.start + self.sent * self.period
-                if due > now:
-                    return
-                self.lag = max(self.lag, now - due)
+            now = time.perf_counter()
+            due = self._due(now)
+            if due > now:
+                return
+            self.lag = max(self.lag, now - due)
             connection = self.idle.popleft()
             self.busy.add(connection)
             connection.begin(self.sent, self.load.requests[self.sent % len(self.load.requests)], due, now)
@@ -101,6 +101,10 @@ class Generator:
                     self.selector.modify(connection, READ | WRITE)
             except OSError:
                 self._fail(connection, "reset")
+
+    def _due(self, now: float) -> float:
+        """When the next request is to go."""
+        return self.start + self.due[self.sent] if self.is_open else now
 
     def _ready(self, pause: float) -> list[tuple[selectors.SelectorKey, int]]:
         if self.is_open:

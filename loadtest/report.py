@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,8 +17,8 @@ class Load:
     """What to send, where to, how hard, and when to stop: after `seconds` or `count`, whichever comes first.
 
     Without a rate the loop is closed: each connection sends its next request when the last one is answered, so the
-    server sets the pace. With a rate it is open: request i is due i / rate seconds after the start, whether the server
-    keeps up or not; one that finds no idle connection waits for it, and its latency counts the wait.
+    server sets the pace. With a rate it is open: request i is due i / rate seconds after the start, or at `arrivals[i]`, whether
+    the server keeps up or not; one that finds no idle connection waits for it, and its latency counts the wait.
     """
 
     host: str
@@ -27,6 +28,7 @@ class Load:
     count: int = 1_000_000
     connections: int = 1
     rate: float | None = None  # requests a second
+    arrivals: np.ndarray | None = None  # seconds after the start, ascending: an open loop of just these
     patience: float = 30.0  # seconds that an answer may take, and the whole load beyond `seconds`
     keep_bodies: bool = False
 
@@ -34,6 +36,17 @@ class Load:
         limits = (self.seconds, self.count, self.connections, self.patience, 1.0 if self.rate is None else self.rate)
         if not self.requests or not all(0 < limit < float("inf") for limit in limits):
             raise ValueError("a load needs requests, and limits that are finite and above 0")
+        if self.rate is not None and self.arrivals is not None:
+            raise ValueError("a load has a rate or arrivals, not both")
+
+    @property
+    def due(self) -> np.ndarray | None:
+        """When each request of an open loop is due, in seconds after the start."""
+        if self.arrivals is not None:
+            return self.arrivals[: np.searchsorted(self.arrivals, self.seconds)][: self.count]
+        if self.rate is not None:
+            return np.arange(min(self.count, math.ceil(self.seconds * self.rate))) / self.rate
+        return None
 
 
 @dataclass

@@ -146,6 +146,16 @@ def test_an_open_loop_counts_the_wait_for_a_slow_server() -> None:
     assert report.lag_s >= 0.019 * 19 - 0.019
 
 
+def test_an_open_loop_follows_the_arrivals_it_is_given() -> None:
+    arrivals = np.array([0.0, 0.01, 0.011, 0.2, 5.0])  # the last is due after the end
+    with SmallServer() as server:
+        report = loaded(server, requests=numbered(5), arrivals=arrivals, seconds=1.0)
+    assert server.bodies == [str(number).encode() for number in range(4)]
+    assert report.wall_s >= 0.2
+    with pytest.raises(ValueError, match="not both"):
+        Load("127.0.0.1", 1, numbered(1), rate=1.0, arrivals=arrivals)
+
+
 def test_an_open_loop_ends_after_its_time() -> None:
     with SmallServer() as server:
         report = loaded(server, seconds=0.25, rate=80.0, connections=2)
