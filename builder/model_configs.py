@@ -136,6 +136,7 @@ parameters { key: "device"        value { string_value: "$device" } }        # a
 parameters { key: "dtype"         value { string_value: "$dtype" } }         # auto: bf16 where the hardware has it, else fp32
 parameters { key: "threads"       value { string_value: "$threads" } }       # 0: all cores (CPU only)
 parameters { key: "policy"        value { string_value: "$policy" } }        # which texts make the next batch
+parameters { key: "packing"       value { string_value: "packed" } }         # or naive, turbo, concat, slotted: docs/benchmarks.md
 parameters { key: "batch_tokens"  value { string_value: "$batch_tokens" } }  # at most this many tokens a batch
 parameters { key: "queue_texts"   value { string_value: "$queue_texts" } }   # more than these are refused: [queue_full]
 parameters { key: "slots"         value { string_value: "$slots" } }         # tenants on the device; a batch takes half of them

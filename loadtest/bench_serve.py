@@ -121,7 +121,7 @@ def measure_engine(folder: Path, case: Case) -> dict:
     backbone = Backbone(folder)
     device = resolve_device("auto")
     dtype = resolve_dtype(case.dtype, device)
-    engine = Engine(backbone.upper(), backbone.config.heads, device, dtype)
+    engine = Engine(backbone.upper(), device, dtype)
     stager = Stager(backbone, StagingSettings(max(2, 2 * case.tenants), device, dtype))
     lookup = Lookup(backbone)
     works = []

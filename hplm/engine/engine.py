@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hplm.engine.staging import Part, StagedBatch
+from hplm.engine.staging import Part, Sheet, StagedBatch
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.stacks import UpperStack
 
+MEASURED = 3  # times; what other work on the machine takes is not to count
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -40,21 +42,44 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 class Engine:
-    def __init__(self, upper: UpperStack, heads: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, upper: UpperStack, device: torch.device, dtype: torch.dtype) -> None:
         self._upper = upper.to(device=device, dtype=dtype).eval()
-        self._heads = heads
         self.device = device
         self.dtype = dtype
 
     @torch.inference_mode()
     def run(self, batch: StagedBatch) -> list[np.ndarray]:
         """Logits of each text: its answer rows x the size of its head, fp32."""
-        layers = len(self._upper.layers)
-        adapters = [partial(_adapt, batch.adapters, layer) for layer in range(layers)]
-        attend = PackedAttention(batch.lengths, self._heads)
-        hidden = self._upper(batch.sums, batch.positions, batch.segments, attend, adapters)
-        logits = _read(hidden.index_select(0, batch.reading), batch.heads)
-        return [part.numpy() for part in logits.float().cpu().split(batch.rows_of)]
+        computed = [self._compute(sheet) for sheet in batch.sheets]  # all are on their way before one is waited for
+        by_text: dict[int, np.ndarray] = {}
+        for sheet, logits in zip(batch.sheets, computed, strict=True):
+            parts = logits.float().cpu().split(sheet.rows_of)
+            by_text.update((text, part.numpy()) for text, part in zip(sheet.texts, parts, strict=True))
+        return [by_text[text] for text in range(len(batch.works))]
+
+    def _compute(self, sheet: Sheet) -> Tensor:
+        adapters = [partial(_adapt, sheet.adapters, layer) for layer in range(len(self._upper.layers))]
+        hidden = self._upper(sheet.sums, sheet.positions, sheet.segments, sheet.attend, adapters)
+        return _read(hidden.index_select(0, sheet.reading), sheet.heads)
+
+    @torch.inference_mode()
+    def seconds(self, texts: int, tokens: int) -> float:
+        """How long the shared layers take for so many texts of such a length: the best of a few times."""
+        generator = torch.Generator().manual_seed(texts)
+        x = torch.randn(texts * tokens, self._upper.norm.weight.numel(), generator=generator).to(self.device, self.dtype)
+        attend = PackedAttention([tokens] * texts, self._upper.heads)
+        taken = []
+        for _ in range(MEASURED + 1):
+            self._wait()
+            begin = time.perf_counter()
+            self._upper.through(x, attend)
+            self._wait()
+            taken.append(time.perf_counter() - begin)
+        return min(taken[1:])  # the first one warms up
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
 
 def _adapt(parts: list[Part], layer: int, at: str, before: Tensor, after: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from hplm.engine.answer import Rows
 from hplm.engine.backbone import Backbone, View, Watch
 from hplm.engine.engine import Engine, resolve_device, resolve_dtype
 from hplm.engine.lookup import PAD
+from hplm.engine.packing import read_packing
 from hplm.engine.pipeline import Pipeline
 from hplm.engine.request import Request, Respond, Work
 from hplm.engine.staging import Stager, StagingSettings
@@ -39,6 +40,7 @@ class Settings:
     dtype: torch.dtype
     threads: int
     policy: str
+    packing: str
     batch_tokens: int
     queue_texts: int
     slots: int
@@ -54,6 +56,7 @@ class Settings:
             dtype=resolve_dtype(parameters["dtype"], device),
             threads=_positive(parameters, "threads", least=0),
             policy=parameters["policy"],
+            packing=parameters["packing"],
             batch_tokens=_positive(parameters, "batch_tokens"),
             queue_texts=_positive(parameters, "queue_texts"),
             slots=_positive(parameters, "slots", least=2),
@@ -69,9 +72,10 @@ class Service:
         self._settings = settings
         self._backbone = Backbone(folder, state, self._prepare)
         self._positions = self._backbone.config.positions
-        engine = Engine(self._backbone.upper(), self._backbone.config.heads, settings.device, settings.dtype)
+        engine = Engine(self._backbone.upper(), settings.device, settings.dtype)
         resident = settings.plot_hot if self._on_accelerator else 0
-        stager = Stager(self._backbone, StagingSettings(settings.slots, settings.device, settings.dtype, resident))
+        packing = read_packing(settings.packing, engine.seconds)
+        stager = Stager(self._backbone, StagingSettings(settings.slots, settings.device, settings.dtype, resident, packing))
         # Two batches are in flight at most, and both pin their slots.
         capacity = Capacity(settings.batch_tokens, settings.batch_tokens, settings.slots // 2)
         limits = Limits(settings.queue_texts, QUEUE_BYTES)

@@ -1,7 +1,7 @@
 """Staging: making a chosen batch ready, so that the engine only computes.
 
-Rows become vectors in the packed batch, adapters and heads get slots, index tensors get to the device. Runs for batch k+1 while
-batch k computes, in the one thread that owns the slots.
+Rows become vectors where the packing puts them, adapters and heads get slots, index tensors get to the device. Runs for batch
+k+1 while batch k computes, in the one thread that owns the slots.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from hplm.adapters.groups import Groups
 from hplm.adapters.layout import Layout
 from hplm.adapters.slots import Slots
 from hplm.engine.backbone import Backbone
+from hplm.engine.packing import Arrangement, Packed, Packing
 from hplm.engine.request import Work
 from hplm.errors import Broken, HplmError
+from hplm.model.layer import Attend
 from hplm.plot.gathering import Gatherer
 
 log = logging.getLogger(__name__)
@@ -40,10 +42,12 @@ class Part:
     rows: Tensor | None  # None: all of them
 
 
-@dataclass
-class StagedBatch:
-    works: list[Work]  # longest first: texts of equal length lie together
-    lengths: list[int]
+@dataclass(frozen=True)
+class Sheet:
+    """The texts of a batch that are computed in one tensor."""
+
+    texts: list[int]  # which of the batch
+    attend: Attend
     sums: Tensor
     positions: Tensor
     segments: Tensor
@@ -51,6 +55,12 @@ class StagedBatch:
     rows_of: list[int]  # answer rows of each text
     adapters: list[Part]
     heads: list[Part]
+
+
+@dataclass
+class StagedBatch:
+    works: list[Work]
+    sheets: list[Sheet]
     held: list[tuple[Slots, int]] = field(default_factory=list)
 
 
@@ -60,6 +70,7 @@ class StagingSettings:
     device: torch.device
     dtype: torch.dtype
     resident_rows: int = 0  # of each table, on the device
+    packing: Packing = field(default_factory=Packed)
 
 
 class Stager:
@@ -82,7 +93,7 @@ class Stager:
         head_slots: list[tuple[Layout, int]] = []
         kept: list[Work] = []
         try:
-            for work in self._readable(sorted(works, key=lambda work: -work.tokens), broken):
+            for work in self._readable(works, broken):
                 tenant = work.request.tenant
                 try:
                     adapter = self._hold(tenant.adapter, held) if tenant.adapter is not None else None
@@ -96,7 +107,7 @@ class Stager:
             if not kept:
                 self.release(held)
                 return None
-            return self._pack(kept, adapter_slots, head_slots, held)
+            return StagedBatch(kept, self._sheets(kept, adapter_slots, head_slots), held)
         except BaseException:
             self.release(held)
             raise
@@ -111,7 +122,7 @@ class Stager:
             slots, slot = held.pop()
             slots.release(slot)
 
-    def _readable(self, works: list[Work], broken: Callable[[Work, Broken], None]) -> list[Work]:
+    def _readable(self, works: Sequence[Work], broken: Callable[[Work, Broken], None]) -> Sequence[Work]:
         """Those whose rows, in memory from here on, match their checksums."""
         forest = self._backbone.view.forest
         bad = self._gatherer.broken(forest, np.concatenate([work.addresses for work in works]))
@@ -144,42 +155,72 @@ class Stager:
             self._slots[layout] = Slots(layout, self._settings.slots, self._settings.device, self._settings.dtype)
         return self._slots[layout]
 
-    def _pack(
+    def _sheets(
+        self, works: list[Work], adapter_slots: list[tuple[Layout, int] | None], head_slots: list[tuple[Layout, int]]
+    ) -> list[Sheet]:
+        layouts = dict.fromkeys(slot[0] for slot in (*adapter_slots, *head_slots) if slot is not None)
+        arrived = {layout: self._slots[layout].fill() for layout in layouts}  # first: the copies take their time
+        lengths = np.array([work.tokens for work in works], dtype=np.int64)
+        return [
+            self._sheet(
+                arrangement,
+                [works[text] for text in arrangement.texts],
+                [adapter_slots[text] for text in arrangement.texts],
+                [head_slots[text] for text in arrangement.texts],
+                arrived,
+            )
+            for arrangement in self._settings.packing.arrange(lengths)
+        ]
+
+    def _sheet(
         self,
+        arrangement: Arrangement,
         works: list[Work],
         adapter_slots: list[tuple[Layout, int] | None],
         head_slots: list[tuple[Layout, int]],
-        held: list[tuple[Slots, int]],
-    ) -> StagedBatch:
-        lengths = np.array([work.tokens for work in works], dtype=np.int64)
-        starts = np.cumsum(lengths) - lengths
-        addresses = np.concatenate([work.addresses for work in works])
-        rows_of = np.array([len(work.spans) for work in works], dtype=np.int64)
+        arrived: dict[Layout, list[Mark]],
+    ) -> Sheet:
+        lengths, starts, rooms = arrangement.lengths, arrangement.starts, arrangement.rooms
+        offsets = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        home = np.repeat(starts, lengths) + offsets  # where each token lies
+        padded = arrangement.rows > len(home)
+
+        def lay(numbers: np.ndarray) -> Tensor:
+            if not padded:
+                return self._index(numbers)
+            whole = np.zeros(arrangement.rows, dtype=np.int64)
+            whole[home] = numbers
+            return self._index(whole)
+
+        sums = self._gatherer.sums(self._backbone.view.forest, np.concatenate([work.addresses for work in works]), lengths)
+        if padded:
+            sums = sums.new_zeros(arrangement.rows, sums.shape[1]).index_copy_(0, self._index(home), sums)
         # A row without a token of its own reads the first one; the answer leaves it out again.
         read = [np.maximum(work.spans[:, 0], 0) + start for work, start in zip(works, starts, strict=True)]
-        adapters, heads = self._parts(adapter_slots, lengths), self._parts(head_slots, rows_of)  # first: starts their copies
-        return StagedBatch(
-            works=works,
-            lengths=lengths.tolist(),
-            sums=self._gatherer.sums(self._backbone.view.forest, addresses, lengths),
-            positions=self._index(np.arange(int(lengths.sum())) - np.repeat(starts, lengths)),
-            segments=self._index(np.concatenate([work.segments for work in works])),
+        rows_of = np.array([len(work.spans) for work in works], dtype=np.int64)
+        return Sheet(
+            texts=arrangement.texts.tolist(),
+            attend=arrangement.attention(self._backbone.config.heads, self._settings.device, self._settings.dtype),
+            sums=sums,
+            positions=lay(offsets),
+            segments=lay(np.concatenate([work.segments for work in works])),
             reading=self._index(np.concatenate(read)),
             rows_of=rows_of.tolist(),
-            adapters=adapters,
-            heads=heads,
-            held=held,
+            adapters=self._parts(adapter_slots, rooms, arrived),
+            heads=self._parts(head_slots, rows_of, arrived),
         )
 
-    def _parts(self, slots: Sequence[tuple[Layout, int] | None], lengths: np.ndarray) -> list[Part]:
-        """Rows by layout; `lengths` says how many rows each text has."""
+    def _parts(
+        self, slots: Sequence[tuple[Layout, int] | None], counts: np.ndarray, arrived: dict[Layout, list[Mark]]
+    ) -> list[Part]:
+        """Rows by layout; `counts` says how many rows each text has."""
         parts = []
         for layout in dict.fromkeys(slot[0] for slot in slots if slot is not None):
             mine = np.array([slot is not None and slot[0] == layout for slot in slots])
             slot_of_text = np.array([slot[1] for slot in slots if slot is not None and slot[0] == layout])
-            groups = layout.group(np.repeat(slot_of_text, lengths[mine]), self._settings.device, self._settings.dtype)
-            rows = None if mine.all() else self._index(np.flatnonzero(np.repeat(mine, lengths)))
-            parts.append(Part(layout, groups, self._slots[layout].layers, self._slots[layout].fill(), rows))
+            groups = layout.group(np.repeat(slot_of_text, counts[mine]), self._settings.device, self._settings.dtype)
+            rows = None if mine.all() else self._index(np.flatnonzero(np.repeat(mine, counts)))
+            parts.append(Part(layout, groups, self._slots[layout].layers, arrived[layout], rows))
         return parts
 
     def _index(self, numbers: np.ndarray) -> Tensor:

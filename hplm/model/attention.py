@@ -1,43 +1,90 @@
-"""Attention over packed tokens: texts lie end to end in one tensor, and no text sees another.
-
-Sequences of one length are computed together; the caller orders a batch by length, so there are as many kernel calls as
-distinct lengths, no padding and no score that crosses a boundary.
-"""
+"""Attention over texts that lie end to end in one tensor of tokens x hidden; no text sees another."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+CPU = torch.device("cpu")
+
 
 class PackedAttention:
-    """Self-attention inside each of the sequences that `lengths` cuts the packed tokens into."""
+    """Self-attention inside each of the sequences that `lengths` cuts the packed tokens into: no padding, no crossing score.
 
-    def __init__(self, lengths: Sequence[int], heads: int) -> None:
+    Sequences of one length that lie together are computed together. Where the device has a kernel for sequences of any length,
+    16-bit numbers on CUDA, that is one call; else as many as there are lengths.
+    """
+
+    def __init__(self, lengths: Sequence[int], heads: int, device: torch.device = CPU) -> None:
         self.heads = heads
         self.runs = [(length, sum(1 for _ in run)) for length, run in groupby(lengths)]
+        self._ends: Tensor | None = None
+        if device.type == "cuda" and len(self.runs) > 1:
+            self._ends = torch.tensor([0, *np.cumsum(lengths).tolist()], dtype=torch.int32).to(device, non_blocking=True)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         if len(self.runs) == 1:
-            return self._run(query, key, value, *self.runs[0])
+            length, count = self.runs[0]
+            return rows_attend(query, key, value, count, length, self.heads)
+        if self._ends is not None and query.dtype in (torch.bfloat16, torch.float16):
+            return self._any_length(query, key, value, self._ends)
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         start = 0
         for length, count in self.runs:
             part = slice(start, start + length * count)
-            out[part] = self._run(query[part], key[part], value[part], length, count)
+            out[part] = rows_attend(query[part], key[part], value[part], count, length, self.heads)
             start = part.stop
         return out
 
-    def _run(self, query: Tensor, key: Tensor, value: Tensor, length: int, count: int) -> Tensor:
-        def split(x: Tensor) -> Tensor:  # tokens x hidden -> sequences x heads x tokens x head
-            return x.unflatten(0, (count, length)).unflatten(2, (self.heads, -1)).transpose(1, 2)
+    def _any_length(self, query: Tensor, key: Tensor, value: Tensor, ends: Tensor) -> Tensor:
+        from torch.nn.attention.varlen import varlen_attn  # initialises CUDA's kernels
 
-        attended = scaled_dot_product_attention(split(query), split(key), split(value))
-        return attended.transpose(1, 2).reshape(count * length, -1)
+        longest = max(length for length, _ in self.runs)
+        query, key, value = (x.unflatten(1, (self.heads, -1)) for x in (query, key, value))
+        return varlen_attn(query, key, value, ends, ends, longest, longest).flatten(1)
+
+
+class RowAttention:
+    """The same over rows of equal width, some texts and their padding in each: scores that must not count are masked.
+
+    `rooms` says how far each text and the padding behind it reach. Padding attends to its text, so that nothing becomes NaN.
+    """
+
+    def __init__(
+        self, lengths: np.ndarray, rooms: np.ndarray, width: int, heads: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.heads = heads
+        self.width = width
+        self.rows = int(rooms.sum()) // width
+        self.mask: Tensor | None = None
+        within = np.arange(self.rows * width) - np.repeat(np.cumsum(rooms) - rooms, rooms)
+        sees = (within < np.repeat(lengths, rooms)).reshape(self.rows, 1, width)  # rows x from x to
+        if len(lengths) > self.rows:
+            owner = np.repeat(np.arange(len(rooms)), rooms).reshape(self.rows, width)
+            sees = sees & (owner[:, :, None] == owner[:, None, :])
+        if not sees.all():
+            hidden = torch.from_numpy(~sees[:, None]).to(device)
+            self.mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return rows_attend(query, key, value, self.rows, self.width, self.heads, self.mask)
+
+
+def rows_attend(
+    query: Tensor, key: Tensor, value: Tensor, count: int, length: int, heads: int, mask: Tensor | None = None
+) -> Tensor:
+    """Attention inside each of `count` sequences of one length."""
+
+    def split(x: Tensor) -> Tensor:  # tokens x hidden -> sequences x heads x tokens x head
+        return x.unflatten(0, (count, length)).unflatten(2, (heads, -1)).transpose(1, 2)
+
+    attended = scaled_dot_product_attention(split(query), split(key), split(value), mask)
+    return attended.transpose(1, 2).reshape(count * length, -1)
 
 
 class WindowAttention:

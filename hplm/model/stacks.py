@@ -45,6 +45,7 @@ class UpperStack(nn.Module):
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
+        self.heads = config.heads
         self.positions = nn.Embedding(config.positions, config.hidden)
         self.segments = nn.Embedding(config.segments, config.hidden)
         self.norm = nn.LayerNorm(config.hidden, config.norm_eps if config.entry_eps is None else config.entry_eps)
@@ -57,7 +58,9 @@ class UpperStack(nn.Module):
         self, sums: Tensor, positions: Tensor, segments: Tensor, attend: Attend, adapters: Sequence[Adapt] | None = None
     ) -> Tensor:
         """Packed tokens x hidden in and out; `adapters` holds one function a layer."""
-        x = self.enter(sums, positions, segments)
+        return self.through(self.enter(sums, positions, segments), attend, adapters)
+
+    def through(self, x: Tensor, attend: Attend, adapters: Sequence[Adapt] | None = None) -> Tensor:
         for i, layer in enumerate(self.layers):
             x = layer(x, attend, adapters[i] if adapters is not None else unchanged)
         return x

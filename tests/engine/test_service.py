@@ -24,7 +24,7 @@ from tests.equality import Comparison
 from tests.toy import CONFIG, TENANTS, WORDS, Toy, make_toy, random_text
 
 PARAMETERS = {
-    "device": "cpu", "dtype": "fp32", "threads": "0", "policy": "fcfs",
+    "device": "cpu", "dtype": "fp32", "threads": "0", "policy": "fcfs", "packing": "packed",
     "batch_tokens": "256", "queue_texts": "4000", "slots": "4", "plot_hot": "0", "plot_preload": "false",
 }  # fmt: skip
 

@@ -1,0 +1,165 @@
+"""Packings: how the texts of a batch lie in the tensors that the shared layers see. All give the same answers.
+
+`naive` pads every text to the longest. `turbo` cuts the batch, longest first, into groups and pads each (TurboTransformers).
+`concat` puts several texts end to end into rows and masks what crosses a boundary (TCB 4.1), `slotted` computes no scores
+between the slots of a row (TCB 4.2). `packed` has no padding and no score that crosses a boundary.
+
+Parameters follow the name: `concat:rows=64,length=400`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from hplm.engine.turbo import Cost, cheapest_cuts
+from hplm.errors import InvalidInput
+from hplm.model.attention import PackedAttention, RowAttention
+from hplm.model.layer import Attend
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """One tensor: texts end to end, behind each the padding that belongs to it."""
+
+    texts: np.ndarray  # which of the batch, in the order in which they lie
+    lengths: np.ndarray  # tokens of each
+    rooms: np.ndarray  # what each takes, padding included
+    width: int | None = None  # of the rows that attention sees, whole texts in each; None: every text by itself
+
+    @property
+    def rows(self) -> int:
+        return int(self.rooms.sum())
+
+    @property
+    def starts(self) -> np.ndarray:
+        return np.cumsum(self.rooms) - self.rooms
+
+    def attention(self, heads: int, device: torch.device, dtype: torch.dtype) -> Attend:
+        if self.width is None:
+            return PackedAttention(self.lengths.tolist(), heads, device)
+        return RowAttention(self.lengths, self.rooms, self.width, heads, device, dtype)
+
+
+class Packing(Protocol):
+    def arrange(self, lengths: np.ndarray) -> list[Arrangement]:
+        """Every text in one of them, once."""
+        ...
+
+
+@dataclass(frozen=True)
+class Packed:
+    """One row, cumulative lengths; texts of one length lie together, which is what attention on a CPU wants."""
+
+    def arrange(self, lengths: np.ndarray) -> list[Arrangement]:
+        return [_packed(_longest_first(lengths), lengths)]
+
+
+@dataclass(frozen=True)
+class Naive:
+    def arrange(self, lengths: np.ndarray) -> list[Arrangement]:
+        return [_padded(np.arange(len(lengths)), lengths)]
+
+
+@dataclass(frozen=True)
+class Turbo:
+    cost: Cost  # seconds of so many texts of such a length
+
+    def arrange(self, lengths: np.ndarray) -> list[Arrangement]:
+        order = _longest_first(lengths)
+        return [_padded(group, lengths) for group in np.split(order, cheapest_cuts(lengths[order], self.cost))]
+
+
+@dataclass(frozen=True)
+class Concat:
+    """`rows` (B) of `length` (L) tokens a tensor. A text longer than that lies apart, without padding."""
+
+    rows: int = 64
+    length: int = 512
+
+    def arrange(self, lengths: np.ndarray) -> list[Arrangement]:
+        return _boxed(lengths, self.length, self.rows)
+
+
+@dataclass(frozen=True)
+class Slotted:
+    """As `concat`, each row cut into slots of `slot` (z) tokens; 0: of the batch's longest text that fits a row."""
+
+    rows: int = 64
+    length: int = 512
+    slot: int = 0
+
+    def arrange(self, lengths: np.ndarray) -> list[Arrangement]:
+        fitting = lengths[lengths <= self.length]
+        slot = min(self.slot, self.length) or (int(fitting.max()) if len(fitting) else self.length)
+        return _boxed(lengths, slot, self.rows * (self.length // slot))
+
+
+PACKINGS: dict[str, type] = {"packed": Packed, "naive": Naive, "turbo": Turbo, "concat": Concat, "slotted": Slotted}
+
+
+def read_packing(given: str, measure: Callable[[int, int], float]) -> Packing:
+    """From a model's parameter; `measure` says how many seconds so many texts of such a length take."""
+    name, _, options = given.partition(":")
+    if name not in PACKINGS:
+        raise InvalidInput(f"packing {name!r} is not known: choose one of {', '.join(PACKINGS)}")
+    kind = PACKINGS[name]
+    if kind is Turbo:
+        if options:
+            raise InvalidInput(f"packing {given!r}: turbo takes no options")
+        return Turbo(Cost.measured(measure))
+    known = [field.name for field in fields(kind)]
+    chosen = {}
+    for option in options.split(",") if options else []:
+        key, _, value = option.partition("=")
+        if key not in known or not value.isdecimal() or not (int(value) or key == "slot"):
+            allowed = f"whole numbers for {', '.join(known)}" if known else "no options"
+            raise InvalidInput(f"packing {given!r}: {option!r} is not one of its options; {name} takes {allowed}")
+        chosen[key] = int(value)
+    return kind(**chosen)
+
+
+def _longest_first(lengths: np.ndarray) -> np.ndarray:
+    return np.argsort(-lengths, kind="stable")
+
+
+def _packed(texts: np.ndarray, lengths: np.ndarray) -> Arrangement:
+    return Arrangement(texts, lengths[texts], lengths[texts])
+
+
+def _padded(texts: np.ndarray, lengths: np.ndarray) -> Arrangement:
+    mine = lengths[texts]
+    width = int(mine.max())
+    return Arrangement(texts, mine, np.full(len(texts), width), width)
+
+
+def _boxed(lengths: np.ndarray, size: int, boxes: int) -> list[Arrangement]:
+    """Texts into boxes of `size` tokens, so many boxes a tensor; those that are longer into a tensor without padding."""
+    order = _longest_first(lengths)
+    large, order = order[lengths[order] > size], order[lengths[order] <= size]
+    box = _first_fit(lengths[order], size)
+    arrangements = [_packed(large, lengths)] if len(large) else []
+    for first in range(0, int(box.max(initial=-1)) + 1, boxes):
+        here = (box >= first) & (box < first + boxes)
+        by_box = np.argsort(box[here], kind="stable")
+        texts, of = order[here][by_box], box[here][by_box] - first
+        filled = np.bincount(of, lengths[texts]).astype(np.int64)
+        width = int(filled.max())
+        rooms = lengths[texts].copy()
+        rooms[np.flatnonzero(np.diff(of, append=-1))] += width - filled  # the last text of a box takes what is left of it
+        arrangements.append(Arrangement(texts, lengths[texts], rooms, width))
+    return arrangements
+
+
+def _first_fit(lengths: np.ndarray, size: int) -> np.ndarray:
+    """The box of each text; given longest first, at most 11/9 of the fewest boxes that would do."""
+    free = np.full(len(lengths), size)
+    box = np.empty(len(lengths), dtype=np.int64)
+    for text, length in enumerate(lengths.tolist()):
+        box[text] = int((free >= length).argmax())
+        free[box[text]] -= length
+    return box

@@ -1,0 +1,176 @@
+"""Every packing gives the reference's answers, and loses, invents or duplicates no text."""
+
+import random
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hplm.engine.engine import Engine
+from hplm.engine.lookup import Lookup
+from hplm.engine.packing import Concat, Naive, Packed, Slotted, Turbo, read_packing
+from hplm.engine.request import Request, Work
+from hplm.engine.staging import Stager, StagingSettings
+from hplm.engine.turbo import Cost, cheapest_cuts
+from hplm.errors import InvalidInput
+from tests.equality import Comparison
+from tests.toy import TENANTS, WORDS, random_text
+
+CPU = torch.device("cpu")
+POOL = 4  # texts of each tenant: short, longer, and as long as the backbone takes
+whole = st.integers
+
+
+@st.composite
+def costs(draw):
+    call, token, score = draw(st.floats(0, 50)), draw(st.floats(0.1, 2)), draw(st.floats(0, 0.1))
+    return Cost.measured(lambda count, width: call + count * width * (token + score * width))
+
+
+packings = st.one_of(
+    st.just(Packed()),
+    st.just(Naive()),
+    st.builds(Turbo, costs()),
+    st.builds(Concat, rows=whole(1, 4), length=whole(1, 80)),
+    st.builds(Slotted, rows=whole(1, 4), length=whole(1, 80), slot=whole(0, 80)),
+)
+
+
+class Kitchen:
+    """Staging and engine without a line or threads, and what the reference says about a pool of texts."""
+
+    def __init__(self, toy, reference):
+        self.backbone, self.reference = reference.backbone, reference
+        self.engine = Engine(self.backbone.upper(), CPU, torch.float32)
+        self.lookup = Lookup(self.backbone)
+        rng = random.Random(11)
+        self.texts = [WORDS[0], random_text(rng, 5), random_text(rng), " ".join(rng.choices(WORDS, k=60))]
+
+    @cache  # noqa: B019
+    def work(self, tenant_number, text_number):
+        view, tenant = self.backbone.view, self.backbone.view.snapshot.find(TENANTS[tenant_number].id)
+        found = self.lookup.resolve(view, tenant, [self.texts[text_number]], None, True)
+        return Work(Request(view, tenant, 1, 0, lambda answer: None), 0, found.addresses[0], found.segments[0], found.spans[0])
+
+    @cache  # noqa: B019
+    def expected(self, tenant_number, text_number):
+        return self.reference.forward(self.texts[text_number], TENANTS[tenant_number].id, truncate=True).numpy()
+
+    def serve(self, packing, orders):
+        stager = Stager(self.backbone, StagingSettings(16, CPU, torch.float32, packing=packing))
+        works = [self.work(*order) for order in orders]
+        batch = stager.stage(works, broken=lambda work, error: pytest.fail(str(error)))
+        assert batch.works == works
+        return batch, self.engine.run(batch)
+
+
+@pytest.fixture(scope="module")
+def kitchen(toy, reference):
+    return Kitchen(toy, reference)
+
+
+@given(packing=packings, orders=st.lists(st.tuples(whole(0, len(TENANTS) - 1), whole(0, POOL - 1)), min_size=1, max_size=20))
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_packing_gives_the_reference_answers(kitchen, packing, orders):
+    _, served = kitchen.serve(packing, orders)
+    comparison = Comparison()
+    for (tenant, text), logits in zip(orders, served, strict=True):
+        work, expected = kitchen.work(tenant, text), kitchen.expected(tenant, text)
+        labels = len(TENANTS[tenant].labels)
+        readable = work.spans[:, 0] >= 0
+        comparison.add(TENANTS[tenant].id, logits[readable, :labels], expected[readable])
+    comparison.assert_equal("fp32")
+
+
+def test_each_packing_lays_a_batch_as_it_says(kitchen):
+    orders = [(number % len(TENANTS), number % POOL) for number in range(16)]
+
+    def rows(packing):
+        batch, _ = kitchen.serve(packing, orders)
+        return [len(sheet.sums) for sheet in batch.sheets]
+
+    lengths = [kitchen.work(*order).tokens for order in orders]
+    longest, tokens = max(lengths), sum(lengths)
+    assert rows(Packed()) == [tokens]
+    assert rows(Naive()) == [longest * len(orders)]
+    assert sum(rows(Turbo(Cost.measured(lambda count, width: count * width)))) == tokens  # no price for a call
+    assert rows(Turbo(Cost.measured(lambda count, width: 1e9 + count * width))) == [longest * len(orders)]
+    assert len(rows(Concat(rows=1, length=2 * longest))) > 1
+
+
+@given(packing=packings, lengths=st.lists(whole(1, 64), min_size=1, max_size=40))
+@settings(deadline=None)
+def test_every_text_has_room_once(packing, lengths):
+    lengths = np.array(lengths)
+    arrangements = packing.arrange(lengths)
+    assert sorted(np.concatenate([a.texts for a in arrangements]).tolist()) == list(range(len(lengths)))
+    for arrangement in arrangements:
+        assert (arrangement.lengths == lengths[arrangement.texts]).all()
+        assert (arrangement.rooms >= arrangement.lengths).all()
+        if arrangement.width is not None:  # no text lies across the end of a row
+            begin, end = arrangement.starts, arrangement.starts + arrangement.lengths - 1
+            assert (begin // arrangement.width == end // arrangement.width).all()
+            assert arrangement.rows % arrangement.width == 0
+
+
+@given(lengths=st.lists(whole(1, 64), min_size=1, max_size=60), rows=whole(1, 4), length=whole(1, 64), slot=whole(1, 64))
+def test_rows_and_slots_are_no_larger_than_asked_for(lengths, rows, length, slot):
+    lengths = np.array(lengths)
+    for packing, box in ((Concat(rows, length), length), (Slotted(rows, length, slot), min(slot, length))):
+        for arrangement in packing.arrange(lengths):
+            if arrangement.width is None:
+                assert (arrangement.lengths > box).all()
+            else:
+                assert arrangement.width <= box
+                assert arrangement.rows <= rows * length
+
+
+@given(lengths=st.lists(whole(1, 130), min_size=1, max_size=9), cost=costs())
+def test_the_programme_finds_the_cheapest_cuts(lengths, cost):
+    lengths = np.array(sorted(lengths, reverse=True))
+
+    def total(cuts):
+        edges = [0, *cuts, len(lengths)]
+        return sum(float(cost.of(np.array(end - start), lengths[start])) for start, end in pairwise(edges))
+
+    @cache
+    def best(start):
+        if start == len(lengths):
+            return 0.0
+        ends = range(start + 1, len(lengths) + 1)
+        return min(float(cost.of(np.array(end - start), lengths[start])) + best(end) for end in ends)
+
+    assert total(cheapest_cuts(lengths, cost).tolist()) == pytest.approx(best(0))
+
+
+def test_a_cost_is_what_was_measured_and_goes_on_beyond_it():
+    cost = Cost.measured(lambda count, width: 5 + 2 * count * width)
+    for count, width in ((1, 4), (16, 48), (10, 33), (64, 200), (200, 2)):
+        assert cost.of(np.array([count]), np.array([width]))[0] == pytest.approx(5 + 2 * count * width)
+
+
+def test_a_packing_is_chosen_by_name():
+    assert read_packing("packed", None) == Packed()
+    assert read_packing("concat:rows=10,length=400", None) == Concat(10, 400)
+    assert read_packing("slotted:slot=0", None) == Slotted(slot=0)
+    assert read_packing("turbo", lambda count, width: float(count)).cost.of(np.array([7]), np.array([9])) == pytest.approx(7)
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ("dense", "'dense' is not known: choose one of packed, naive"),
+        ("packed:rows=2", "packed takes no options"),
+        ("turbo:rows=2", "turbo takes no options"),
+        ("concat:rows=0", "'rows=0' is not one of its options; concat takes whole numbers for rows, length"),
+        ("concat:slot=9", "'slot=9' is not"),
+        ("slotted:rows", "'rows' is not"),
+    ],
+)
+def test_what_is_no_packing_is_refused_by_name(given, message):
+    with pytest.raises(InvalidInput, match=message):
+        read_packing(given, None)
