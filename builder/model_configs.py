@@ -70,6 +70,7 @@ ensemble_scheduling {
       input_map  { key: "SEGMENTS"  value: "segments" }
       input_map  { key: "SPANS"     value: "spans" }
       input_map  { key: "TICKET"    value: "ticket" }
+      input_map  { key: "TEXT_PAIR" value: "TEXT_PAIR" }
       output_map { key: "LABEL"     value: "LABEL" }
       output_map { key: "SCORE"     value: "SCORE" }
       output_map { key: "LOGITS"    value: "LOGITS" }
@@ -117,7 +118,9 @@ input [
   { name: "SEGMENTS"  data_type: TYPE_UINT8  dims: [ -1 ]     allow_ragged_batch: true },
   { name: "SPANS"     data_type: TYPE_INT32  dims: [ -1, 3 ]  allow_ragged_batch: true },
   # Any shape, and optional: a request that comes without lookup's ticket is to be told 404, and nothing else.
-  { name: "TICKET"    data_type: TYPE_UINT8  dims: [ -1 ]     allow_ragged_batch: true  optional: true }
+  { name: "TICKET"    data_type: TYPE_UINT8  dims: [ -1 ]     allow_ragged_batch: true  optional: true },
+  # For tenants that answer with a piece of it; upper knows no other text.
+  { name: "TEXT_PAIR" data_type: TYPE_STRING  dims: [ 1 ]     allow_ragged_batch: true  optional: true }
 ]
 output [
   { name: "LABEL"    data_type: TYPE_STRING  dims: [ -1 ] },

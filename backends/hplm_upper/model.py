@@ -49,7 +49,7 @@ class TritonPythonModel:
         ticket = Ticket.read(signed[0].tobytes() if signed is not None else b"", self._secret)
         addresses, segments, spans = (_input(request, name) for name in ("ROWS", "SEGMENTS", "SPANS"))
         respond = partial(_respond, sender, set(request.requested_output_names()), ticket.version)
-        self._service.submit(ticket, addresses, segments, spans, respond)
+        self._service.submit(ticket, addresses, segments, spans, respond, _passages(request))
 
     def finalize(self) -> None:
         self._service.close()
@@ -61,6 +61,12 @@ def _input(request: pb_utils.InferenceRequest, name: str) -> np.ndarray | None:
         return None
     # The tensor's memory is Triton's and goes back when the request is answered: what is kept must be a copy.
     return torch.from_dlpack(tensor.to_dlpack()).numpy().copy()
+
+
+def _passages(request: pb_utils.InferenceRequest) -> list[str] | None:
+    """Lookup has seen them: they are UTF-8."""
+    tensor = pb_utils.get_input_tensor_by_name(request, "TEXT_PAIR")
+    return None if tensor is None else [raw.decode("utf-8", "replace") for raw in tensor.as_numpy().reshape(-1)]
 
 
 def _respond(sender: pb_utils.InferenceResponseSender, wanted: set[str], version: int, result: list[Rows] | Exception) -> None:

@@ -34,14 +34,14 @@ class Lookup:
     def resolve(
         self, view: View, tenant: Tenant, texts: Sequence[str], pairs: Sequence[str] | None, truncate: bool
     ) -> Resolved:
-        encoded = [
-            self._encode(i, len(texts), text, pairs[i] if pairs is not None else None, truncate)
+        read = [
+            self._read(i, len(texts), tenant.task, text, pairs[i] if pairs is not None else None, truncate)
             for i, text in enumerate(texts)
         ]
+        encoded, spans = [text for text, _ in read], [rows for _, rows in read]
         lengths = np.array([len(text.tokens) for text in encoded])
         tokens = np.concatenate([text.tokens for text in encoded])
         hits = view.forest.chain(tenant.domain, tenant.domain_version).lookup(tokens, lengths)
-        spans = [_spans(tenant.task, text, e) for text, e in zip(texts, encoded, strict=True)]
         segments = np.concatenate([text.segments for text in encoded])
         rows = np.array([len(s) for s in spans])
         return Resolved(
@@ -51,21 +51,34 @@ class Lookup:
             hits=hits,
         )
 
-    def _encode(self, index: int, count: int, text: str, pair: str | None, truncate: bool) -> Encoded:
+    def _read(
+        self, index: int, count: int, task: str, text: str, pair: str | None, truncate: bool
+    ) -> tuple[Encoded, np.ndarray]:
         try:
             if len(text) > LONGEST_TEXT or (pair is not None and len(pair) > LONGEST_TEXT):
                 raise InvalidInput(f"more than {LONGEST_TEXT} characters: send the part that matters")
-            return self._tokenizer.encode(text, pair, truncate)
+            encoded = self._tokenizer.encode(text, pair, truncate)
+            return encoded, rows_read(task, text, pair, encoded)
         except InvalidInput as error:
             raise InvalidInput(f"text {index + 1} of {count}: {error}") from None
 
 
-def _spans(task: str, text: str, encoded: Encoded) -> np.ndarray:
-    """What each answer row reads and speaks of: the whole text for `classify`, a word a row for `tag`."""
-    if task == "classify":
-        return np.array([[0, 0, len(text)]], dtype=np.int32)
-    words = words_of(text)
-    return np.column_stack([first_tokens(encoded, words), np.array(words, dtype=np.int32)])
+def rows_read(task: str, text: str, pair: str | None, encoded: Encoded) -> np.ndarray:
+    """The tokens that a head reads (PAD: a word without one), and the code points each speaks of: rows x 3, int32.
+
+    A word a row for `tag`; for `span` every token of the passage, which is the pair; one row for all others.
+    """
+    if task == "tag":
+        words = words_of(text)
+        return np.column_stack([first_tokens(encoded, words), np.array(words, dtype=np.int32)])
+    if task == "span":
+        if pair is None:
+            raise InvalidInput("the tenant finds answers in a passage: send the question as TEXT, the passage as TEXT_PAIR")
+        tokens = np.flatnonzero(~encoded.special & (encoded.segments == 1)).astype(np.int32)
+        if not len(tokens):
+            raise InvalidInput("the passage holds no token that the model can read")
+        return np.column_stack([tokens, encoded.offsets[tokens]])
+    return np.array([[0, 0, len(text)]], dtype=np.int32)
 
 
 def _rectangle(flat: np.ndarray, lengths: np.ndarray, fill: int) -> np.ndarray:

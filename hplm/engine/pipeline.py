@@ -160,7 +160,8 @@ def _answer_texts(pairs: list[tuple[Work, np.ndarray]]) -> None:
         request = work.request
         try:
             labels = request.tenant.labels
-            request.done(work.index, answer(logits[:, : len(labels)], work.spans, labels, request.top_k))
+            own = logits[:, : len(labels)]
+            request.done(work.index, answer(request.tenant.task, own, work.spans, labels, request.top_k, work.passage))
         except Exception as error:
             log.exception("answering failed")
             request.fail(Broken(f"answering failed: {error}"))

@@ -14,11 +14,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hplm.adapters.layout import Layout
+from hplm.engine.answer import HOLDS, LONGEST_ANSWER
 from hplm.engine.backbone import Backbone
 from hplm.model.layer import activation
 from hplm.model.tokenizer import words_of
 from hplm.plot.table import Table
 from hplm.tenants.snapshot import Tenant
+
+
+@dataclass(frozen=True)
+class Reading:
+    labels: list[str]
+    spans: list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,8 @@ class Reference:
 
     @torch.no_grad()
     def forward(self, text: str, tenant_id: str, pair: str | None = None, truncate: bool = False) -> Tensor:
-        """Logits, one row an answer row, fp32; NaN for a word the tokenizer has no token for."""
+        """Logits, one row an answer row, fp32; NaN for a word the tokenizer has no token for. For `span` a row for each token
+        of the passage."""
         config = self.backbone.config
         tenant = self.backbone.view.snapshot.find(tenant_id)
         encoded = self.backbone.tokenizer().encode(text, pair, truncate)
@@ -59,7 +67,9 @@ class Reference:
         if bank.layout.kind == "head2":
             x = activation(bank.layout.function)(x @ head["dense"].float().T + head["dense_bias"].float())
         logits = (x @ head["weight"].float().T + head["bias"].float())[:, : len(tenant.labels)]
-        if tenant.task == "classify":
+        if tenant.task == "span":
+            return logits[[i for i in range(len(logits)) if encoded.segments[i] == 1 and not encoded.special[i]]]
+        if tenant.task != "tag":
             return logits[:1]
         rows = []
         for start, stop in words_of(text):
@@ -70,6 +80,26 @@ class Reference:
             ]
             rows.append(logits[own_tokens[0]] if own_tokens else torch.full_like(logits[0], torch.nan))
         return torch.stack(rows)
+
+    @torch.no_grad()
+    def answer(self, text: str, tenant_id: str, pair: str | None = None, truncate: bool = False) -> Reading:
+        """What a client is told, by the definitions."""
+        tenant = self.backbone.view.snapshot.find(tenant_id)
+        logits = self.forward(text, tenant_id, pair, truncate)
+        if tenant.task == "regress":
+            return Reading([f"{float(logits[0, 0]):.6g}"], [(0, len(text))])
+        if tenant.task == "multilabel":
+            held = [i for i in logits[0].argsort(descending=True).tolist() if torch.sigmoid(logits[0, i]) >= HOLDS]
+            return Reading([tenant.labels[i] for i in held], [(0, len(text))] * len(held))
+        if tenant.task == "span":
+            encoded = self.backbone.tokenizer().encode(text, pair, truncate)
+            tokens = [i for i in range(len(encoded.tokens)) if encoded.segments[i] == 1 and not encoded.special[i]]
+            pairs = [(i, j) for i in range(len(tokens)) for j in range(i, min(i + LONGEST_ANSWER, len(tokens)))]
+            first, last = max(pairs, key=lambda ends: float(logits[ends[0], 0] + logits[ends[1], 1]))
+            start, stop = int(encoded.offsets[tokens[first]][0]), int(encoded.offsets[tokens[last]][1])
+            return Reading([pair[start:stop]], [(start, stop)])
+        labels = ["" if row.isnan().any() else tenant.labels[int(row.argmax())] for row in logits]
+        return Reading(labels, words_of(text) if tenant.task == "tag" else [(0, len(text))])
 
     def lower_half(self, tokens: list[int], tenant: Tenant) -> Tensor:
         """Each token's stored vectors in the windows that cover it, summed; a causal window speaks of its last token alone."""

@@ -58,6 +58,7 @@ class Work:
     addresses: np.ndarray  # int64, one a token
     segments: np.ndarray  # uint8
     spans: np.ndarray  # rows x 3, int32: token to read (-1: none), first and last code point it speaks of
+    passage: str = ""  # that the code points of `span` are counted in
 
     @property
     def tokens(self) -> int:

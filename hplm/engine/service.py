@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,14 +86,23 @@ class Service:
         log.info("serving %s on %s in %s", self._backbone.config.name, settings.device, settings.dtype)
 
     def submit(
-        self, ticket: Ticket, addresses: np.ndarray, segments: np.ndarray, spans: np.ndarray, respond: Respond
+        self,
+        ticket: Ticket,
+        addresses: np.ndarray,
+        segments: np.ndarray,
+        spans: np.ndarray,
+        respond: Respond,
+        passages: Sequence[str] | None = None,
     ) -> None:
-        """Takes a request with a valid ticket, or raises why not; what is taken is answered through `respond`, once."""
+        """Takes a request with a valid ticket, or raises why not; what is taken is answered through `respond`, once.
+
+        `passages` are the texts' second segments, from which a tenant of the task `span` answers.
+        """
         view = self._backbone.at(ticket.generation)
         tenant = view.snapshot.by_uid(ticket.uid)
         self._quotas.take(tenant)
         try:
-            self._enter(ticket, view, tenant, addresses, segments, spans, self._giving_back(tenant, respond))
+            self._enter(ticket, view, tenant, addresses, segments, spans, self._giving_back(tenant, respond), passages)
         except BaseException:
             self._quotas.give_back(tenant)  # it was not taken, so nobody answers it
             raise
@@ -116,16 +125,21 @@ class Service:
         segments: np.ndarray,
         spans: np.ndarray,
         respond: Respond,
+        passages: Sequence[str] | None,
     ) -> None:
         if ticket.top_k and tenant.task != "classify":
             raise InvalidInput(f"top_k is for tenants that classify; tenant {tenant.id!r} has the task {tenant.task!r}")
         chain = view.forest.chain(tenant.domain, tenant.domain_version)
         request = Request(view, tenant, len(addresses), min(ticket.top_k, len(tenant.labels)), respond)
+        if tenant.task != "span":
+            passages = [""] * len(addresses)
+        elif passages is None or len(passages) != len(addresses):
+            raise InvalidInput("TEXT_PAIR is not what the lookup model was sent: it holds the passage of each text")
         works = []
         for i in range(len(addresses)):
             length = _used(addresses[i])
             rows = _used(spans[i, :, 1])
-            work = Work(request, i, addresses[i, :length], segments[i, :length], spans[i, :rows])
+            work = Work(request, i, addresses[i, :length], segments[i, :length], spans[i, :rows], passages[i])
             if not (
                 1 <= length <= self._positions
                 and chain.holds(work.addresses)

@@ -18,7 +18,7 @@ from hplm.plot.forest import Branch
 from hplm.tenants.keys import Key
 
 FORMAT = 2
-TASKS = ("classify", "tag")
+TASKS = ("classify", "multilabel", "tag", "regress", "span")
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")  # of tenants, domains and backbones
 LIVE = "state/"  # begins the names of banks that lie in the live state
 

@@ -1,0 +1,86 @@
+"""Every task through lookup, service and engine, several of them in a batch: what the reference says, by its slow way."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+
+from hplm.engine.lookup import Lookup
+from hplm.engine.reference import Reference
+from hplm.engine.service import Service, Settings
+from hplm.errors import InvalidInput
+from hplm.tenants.ticket import Ticket
+from tests.engine.test_service import PARAMETERS
+from tests.tasks import TENANTS, expected_logits, make_tasks, question, same_labels
+from tests.toy import WORDS
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    return make_tasks(tmp_path_factory.mktemp("tasks"))
+
+
+@pytest.fixture(scope="module")
+def reference(tasks):
+    return Reference.open(tasks.folder)
+
+
+@pytest.fixture
+def service(tasks):
+    service = Service(tasks.folder, Settings.read(PARAMETERS))
+    yield service
+    service.close()
+
+
+def ask(service, reference, tenant_id, texts, pairs, respond, passages=None, truncate=False):
+    view = reference.backbone.view
+    tenant = view.snapshot.find(tenant_id)
+    resolved = Lookup(reference.backbone).resolve(view, tenant, texts, pairs, truncate)
+    ticket = Ticket(0, tenant.uid, tenant.version, time.monotonic_ns(), 0, 0, 0)
+    service.submit(ticket, resolved.addresses, resolved.segments, resolved.spans, respond, passages or pairs)
+
+
+def test_every_task_in_mixed_batches_equals_the_reference(service, reference):
+    rng, asked, answers = random.Random(5), [], {}
+    for number in range(60):
+        tenant = TENANTS[number % len(TENANTS)]
+        texts, pairs = zip(*(question(rng, tenant.task) for _ in range(rng.choice([1, 1, 3]))), strict=True)
+        pairs = None if pairs[0] is None else list(pairs)
+        asked.append((tenant, texts, pairs))
+        ask(service, reference, tenant.id, list(texts), pairs, lambda rows, number=number: answers.update({number: rows}))
+    service.close()
+    several = set()
+    for number, (tenant, texts, pairs) in enumerate(asked):
+        for i, rows in enumerate(answers[number]):
+            pair = pairs[i] if pairs else None
+            expected = reference.answer(texts[i], tenant.id, pair)
+            assert same_labels(tenant.task, rows.labels, expected.labels)
+            assert [tuple(span) for span in rows.spans.tolist()] == expected.spans
+            logits = expected_logits(reference, tenant, texts[i], pair, rows.spans.tolist())
+            np.testing.assert_allclose(rows.logits, logits, atol=1e-3)
+            several.add((tenant.task, len(rows.labels)))
+    assert {count for task, count in several if task == "multilabel"} >= {2, 3}  # the labels do vary
+
+
+def test_a_passage_is_asked_for_and_must_be_readable(service, reference):
+    with pytest.raises(InvalidInput, match=r"text 1 of 1: .*the question as TEXT, the passage as TEXT_PAIR"):
+        ask(service, reference, "find", [WORDS[0]], None, print)
+    with pytest.raises(InvalidInput, match=r"text 1 of 1: the passage holds no token"):
+        ask(service, reference, "find", [WORDS[0]], ["\u200b"], print)
+    resolved = Lookup(reference.backbone).resolve(
+        reference.backbone.view, reference.backbone.view.snapshot.find("find"), [WORDS[0]], [WORDS[1]], False
+    )
+    tenant = reference.backbone.view.snapshot.find("find")
+    ticket = Ticket(0, tenant.uid, tenant.version, time.monotonic_ns(), 0, 0, 0)
+    with pytest.raises(InvalidInput, match="TEXT_PAIR is not what the lookup model was sent"):
+        service.submit(ticket, resolved.addresses, resolved.segments, resolved.spans, print)
+
+
+def test_a_passage_that_is_too_long_is_cut_at_its_end(service, reference):
+    answers, passage = [], " ".join(WORDS[:150])
+    ask(service, reference, "find", [WORDS[3]], [passage], answers.append, truncate=True)
+    service.close()
+    ((rows,),) = answers
+    assert rows.labels == reference.answer(WORDS[3], "find", passage, truncate=True).labels
+    assert rows.labels[0] and passage.startswith(rows.labels[0], rows.spans[0, 0])

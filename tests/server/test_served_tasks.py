@@ -1,0 +1,58 @@
+"""A real Triton answers every task as the reference does: labels that hold, a number, a piece of a passage."""
+
+import random
+
+import numpy as np
+import pytest
+
+from hplm.engine.reference import Reference
+from hplm.server import TritonServer
+from hplm_client import HplmClient
+from tests.server.stock import Stock
+from tests.tasks import TENANTS, expected_logits, make_tasks, question, same_labels
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    return make_tasks(tmp_path_factory.mktemp("tasks"))
+
+
+@pytest.fixture(scope="module")
+def server(tasks):
+    with TritonServer(tasks.repository) as server:
+        yield server
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_every_task_equals_the_reference(server, tasks, protocol):
+    stock, reference, rng = Stock(server, protocol), Reference.open(tasks.folder), random.Random(protocol)
+    for tenant in TENANTS:
+        for count in (1, 1, 4):
+            texts, pairs = zip(*(question(rng, tenant.task) for _ in range(count)), strict=True)
+            answer = stock.ask(texts, tenant.id, pairs if pairs[0] is not None else None)
+            for i, (text, pair) in enumerate(zip(texts, pairs, strict=True)):
+                expected = reference.answer(text, tenant.id, pair)
+                rows = len(expected.labels)
+                labels = [label.decode() for label in answer["LABEL"][i, :rows]]
+                assert same_labels(tenant.task, labels, expected.labels)
+                assert answer["SPAN"][i, :rows].tolist() == [list(span) for span in expected.spans]
+                assert (answer["LABEL"][i, rows:] == b"").all() and (answer["SPAN"][i, rows:] == -1).all()
+                logits = expected_logits(reference, tenant, text, pair, expected.spans)
+                np.testing.assert_allclose(answer["LOGITS"][i, : len(logits)], logits, atol=1e-3)
+                assert np.isnan(answer["LOGITS"][i, len(logits) :]).all()
+
+
+def test_the_client_reads_every_task(server, tasks):
+    rng, reference = random.Random(3), Reference.open(tasks.folder)
+    with HplmClient(server.http_url) as client:
+        text, pair = question(rng, "span")
+        answer = client.infer(text, tenant="find", pair=pair)
+        assert answer.label == pair[slice(*answer.rows[0].span)] == reference.answer(text, "find", pair).labels[0]
+        value = client.infer(text, tenant="mark", logits=True).rows[0]
+        assert value.logits == pytest.approx([float(value.label)], rel=1e-4)
+        assert len(client.infer_batch([text, pair], tenant="many")) == 2
+
+
+def test_a_passage_that_is_missing_is_asked_for(server):
+    with pytest.raises(Exception, match=r"\[invalid_input\].*the passage as TEXT_PAIR"):
+        Stock(server, "grpc").ask(["w"], "find")
