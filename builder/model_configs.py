@@ -21,9 +21,13 @@ class ServingOptions:
     dtype: str = "auto"
     device: str = "auto"
     policy: str = "fcfs"
+    packing: str = "packed"
+    overlap: str = "pipelined"
+    commit_ms: str = "earliest"
     slots: int = 256
     batch_tokens: int = 4096
     queue_texts: int = 8192
+    queue_mb: int = 1024
     threads: int = 0
     deadline_ms: float = 0
     plot_hot: int = 0
@@ -139,9 +143,12 @@ parameters { key: "device"        value { string_value: "$device" } }        # a
 parameters { key: "dtype"         value { string_value: "$dtype" } }         # auto: bf16 where the hardware has it, else fp32
 parameters { key: "threads"       value { string_value: "$threads" } }       # 0: all cores (CPU only)
 parameters { key: "policy"        value { string_value: "$policy" } }        # which texts make the next batch
-parameters { key: "packing"       value { string_value: "packed" } }         # or naive, turbo, concat, slotted: docs/benchmarks.md
+parameters { key: "packing"       value { string_value: "$packing" } }       # or naive, turbo, concat, slotted
+parameters { key: "commit_ms"     value { string_value: "$commit_ms" } }     # choose a batch so long ahead, or earliest
+parameters { key: "overlap"       value { string_value: "$overlap" } }       # what is made ready while a batch computes: all
 parameters { key: "batch_tokens"  value { string_value: "$batch_tokens" } }  # at most this many tokens a batch
 parameters { key: "queue_texts"   value { string_value: "$queue_texts" } }   # more than these are refused: [queue_full]
+parameters { key: "queue_mb"      value { string_value: "$queue_mb" } }      # nor may they take more memory than this
 parameters { key: "slots"         value { string_value: "$slots" } }         # tenants on the device; a batch takes half of them
 parameters { key: "plot_hot"      value { string_value: "$plot_hot" } }      # rows a table locked in memory; CUDA: on device
 parameters { key: "plot_preload"  value { string_value: "$plot_preload" } }  # read the tables into memory before serving

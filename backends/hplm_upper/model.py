@@ -13,7 +13,8 @@ import torch
 import triton_python_backend_utils as pb_utils
 
 from hplm.engine.answer import Rows, fill
-from hplm.engine.service import Service, Settings
+from hplm.engine.service import Service
+from hplm.engine.settings import Settings
 from hplm.errors import Broken, HplmError
 from hplm.tenants.ticket import SharedSecret, Ticket
 

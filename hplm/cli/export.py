@@ -19,6 +19,8 @@ def register(commands: argparse._SubParsersAction) -> None:
     export.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     export.add_argument("--threads", type=int, default=0, help="CPU threads of the engine; 0: all cores")
     export.add_argument("--slots", type=int, default=256, help="tenants held on the device (default: %(default)s)")
+    export.add_argument("--policy", default="fcfs", help="which texts make the next batch (default: %(default)s; docs/scheduling.md)")
+    export.add_argument("--packing", default="packed", help="naive, turbo, concat, slotted or packed (default: %(default)s)")
     export.add_argument("--batch-tokens", type=int, default=4096, help="tokens in a batch (default: %(default)s)")
     export.add_argument("--queue-texts", type=int, default=8192, help="texts that may wait (default: %(default)s)")
     export.add_argument("--deadline-ms", type=float, default=0, help="for requests that name none; 0: no deadline")
@@ -27,13 +29,22 @@ def register(commands: argparse._SubParsersAction) -> None:
     )
     export.add_argument("--preload", action="store_true", help="read the tables into memory before serving")
     export.add_argument("--admin", action="store_true", help="also the model <backbone>-admin, which changes what is served")
+    export.add_argument(
+        "--scheme", default="hplm", metavar="NAME",
+        help="serve the same tenants in another way, to compare with: adapter, plot, shared, dedicated, dedicated_inprocess "
+        "or compressed (docs/loadtest.md); default: %(default)s",
+    )  # fmt: skip
+    export.add_argument(
+        "--resident", type=int, default=20, metavar="N",
+        help="models held in memory by a scheme that does not share them (default: %(default)s)",
+    )  # fmt: skip
     export.add_argument("--json", action="store_true", help="end with one line of JSON")
     export.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> dict:
-    from builder.export import export
     from builder.model_configs import ServingOptions
+    from builder.schemes.export import export_scheme
     from builder.store import Store
 
     options = ServingOptions(
@@ -41,6 +52,8 @@ def run(args: argparse.Namespace) -> dict:
         device=args.device,
         threads=args.threads,
         slots=args.slots,
+        policy=args.policy,
+        packing=args.packing,
         batch_tokens=args.batch_tokens,
         queue_texts=args.queue_texts,
         deadline_ms=args.deadline_ms,
@@ -48,11 +61,12 @@ def run(args: argparse.Namespace) -> dict:
         plot_preload=args.preload,
         admin=args.admin,
     )
-    exported = export(Store(args.store), args.repository, options, replace=args.replace)
+    exported = export_scheme(Store(args.store), args.repository, options, args.scheme, args.resident, replace=args.replace)
     if not args.json:
         print(f"exported backbone {exported.backbone}: {exported.tenants} tenants, {exported.tables} tables")
         print(f"next: hplm serve --repository {args.repository}")
     return {
+        "scheme": args.scheme,
         "backbone": exported.backbone,
         "tenants": exported.tenants,
         "tables": exported.tables,

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import numpy as np
 
@@ -34,7 +35,8 @@ class Pipeline:
         self._capacity = capacity
         self._stager = stager
         self._engine = engine
-        # A batch is chosen as late as possible: when the one before it starts to compute, so two are in flight at most.
+        self._overlap = stager.overlap
+        # Two batches are in flight at most: one is not chosen before the one before it starts to compute.
         self._room = threading.Semaphore(1)
         self._staged: queue.SimpleQueue[tuple[Batch, StagedBatch] | None] = queue.SimpleQueue()
         self._computed: queue.SimpleQueue[StagedBatch] = queue.SimpleQueue()
@@ -108,10 +110,9 @@ class Pipeline:
     def _compute(self) -> None:
         while (chosen := self._staged.get()) is not None:
             batch, staged = chosen
-            self._room.release()
             self._line.started(batch)
             try:
-                logits = self._engine.run(staged)
+                logits = self._run(staged)
             except Exception as error:
                 self._line.dropped(batch)
                 self._fail(staged.works, "computing", error)
@@ -119,6 +120,14 @@ class Pipeline:
                 self._line.finished(batch)
                 self._answer(staged.works, logits)
             self._computed.put(staged)
+
+    def _run(self, staged: StagedBatch) -> list[np.ndarray]:
+        with ExitStack() as next_batch:
+            next_batch.callback(self._room.release)
+            self._stager.finish(staged)
+            if self._overlap.staging:
+                next_batch.close()  # it may be chosen and staged while this one computes
+            return self._engine.run(staged)
 
     def _release_computed(self) -> None:
         while True:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +12,12 @@ import torch
 
 from hplm.engine.answer import Rows
 from hplm.engine.backbone import Backbone, View, Watch
-from hplm.engine.engine import Engine, resolve_device, resolve_dtype
+from hplm.engine.engine import Engine
 from hplm.engine.lookup import PAD
 from hplm.engine.packing import read_packing
 from hplm.engine.pipeline import Pipeline
 from hplm.engine.request import Request, Respond, Work
+from hplm.engine.settings import Settings
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.errors import InvalidInput
 from hplm.plot.table import Table
@@ -30,39 +30,7 @@ from hplm.tenants.snapshot import Tenant
 from hplm.tenants.ticket import Ticket
 
 log = logging.getLogger(__name__)
-QUEUE_BYTES = 1 << 30  # of what waits
 DRAIN_SECONDS = 20.0  # below Triton's own exit timeout of 30
-
-
-@dataclass(frozen=True)
-class Settings:
-    device: torch.device
-    dtype: torch.dtype
-    threads: int
-    policy: str
-    packing: str
-    batch_tokens: int
-    queue_texts: int
-    slots: int
-    plot_hot: int
-    plot_preload: bool
-
-    @classmethod
-    def read(cls, parameters: Mapping[str, str]) -> Settings:
-        """From the parameters of a `config.pbtxt`."""
-        device = resolve_device(parameters["device"])
-        return cls(
-            device=device,
-            dtype=resolve_dtype(parameters["dtype"], device),
-            threads=_positive(parameters, "threads", least=0),
-            policy=parameters["policy"],
-            packing=parameters["packing"],
-            batch_tokens=_positive(parameters, "batch_tokens"),
-            queue_texts=_positive(parameters, "queue_texts"),
-            slots=_positive(parameters, "slots", least=2),
-            plot_hot=_positive(parameters, "plot_hot", least=0),
-            plot_preload=_yes_or_no(parameters, "plot_preload"),
-        )
 
 
 class Service:
@@ -73,14 +41,19 @@ class Service:
         self._backbone = Backbone(folder, state, self._prepare)
         self._positions = self._backbone.config.positions
         engine = Engine(self._backbone.upper(), settings.device, settings.dtype)
-        resident = settings.plot_hot if self._on_accelerator else 0
-        packing = read_packing(settings.packing, engine.seconds)
-        stager = Stager(self._backbone, StagingSettings(settings.slots, settings.device, settings.dtype, resident, packing))
+        staging = StagingSettings(
+            settings.slots,
+            settings.device,
+            settings.dtype,
+            resident_rows=settings.plot_hot if self._on_accelerator else 0,
+            packing=read_packing(settings.packing, engine.seconds),
+            overlap=settings.overlap,
+        )
         # Two batches are in flight at most, and both pin their slots.
         capacity = Capacity(settings.batch_tokens, settings.batch_tokens, settings.slots // 2)
-        limits = Limits(settings.queue_texts, QUEUE_BYTES)
-        line = Queue(Scheduler(policy(settings.policy), limits), time.monotonic_ns)
-        self._pipeline = Pipeline(line, capacity, stager, engine)
+        limits = Limits(settings.queue_texts, settings.queue_bytes)
+        line = Queue(Scheduler(policy(settings.policy), limits, settings.commit_ns), time.monotonic_ns)
+        self._pipeline = Pipeline(line, capacity, Stager(self._backbone, staging), engine)
         self._quotas = Quotas()
         self._watch = Watch(self._backbone)
         log.info("serving %s on %s in %s", self._backbone.config.name, settings.device, settings.dtype)
@@ -171,20 +144,3 @@ class Service:
 def _used(row: np.ndarray) -> int:
     """How much of a row is not padding."""
     return int((row != PAD).sum())
-
-
-def _yes_or_no(parameters: Mapping[str, str], name: str) -> bool:
-    value = parameters[name].lower()
-    if value not in ("true", "false"):
-        raise InvalidInput(f"parameter {name!r} is {parameters[name]!r}: true or false")
-    return value == "true"
-
-
-def _positive(parameters: Mapping[str, str], name: str, least: int = 1) -> int:
-    try:
-        value = int(parameters[name])
-    except ValueError:
-        value = least - 1
-    if value < least:
-        raise InvalidInput(f"parameter {name!r} is {parameters[name]!r}: a whole number of at least {least}")
-    return value

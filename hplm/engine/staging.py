@@ -20,10 +20,12 @@ from hplm.adapters.groups import Groups
 from hplm.adapters.layout import Layout
 from hplm.adapters.slots import Slots
 from hplm.engine.backbone import Backbone
+from hplm.engine.overlap import Overlap
 from hplm.engine.packing import Arrangement, Packed, Packing
 from hplm.engine.request import Work
 from hplm.errors import Broken, HplmError
 from hplm.model.layer import Attend
+from hplm.plot.forest import Forest
 from hplm.plot.gathering import Gatherer
 
 log = logging.getLogger(__name__)
@@ -42,25 +44,30 @@ class Part:
     rows: Tensor | None  # None: all of them
 
 
-@dataclass(frozen=True)
+@dataclass
 class Sheet:
     """The texts of a batch that are computed in one tensor."""
 
     texts: list[int]  # which of the batch
+    addresses: np.ndarray  # of all of them, end to end
+    lengths: np.ndarray
+    homes: Tensor | None  # where in the tensor each token lies; None: as they come
     attend: Attend
-    sums: Tensor
     positions: Tensor
     segments: Tensor
     reading: Tensor  # index of the token that each answer row reads
     rows_of: list[int]  # answer rows of each text
     adapters: list[Part]
     heads: list[Part]
+    sums: Tensor | None = None  # once they are retrieved
 
 
 @dataclass
 class StagedBatch:
     works: list[Work]
+    forest: Forest
     sheets: list[Sheet]
+    arrived: dict[Layout, list[Mark]]  # what the parts of its sheets wait for; empty until it is swapped in
     held: list[tuple[Slots, int]] = field(default_factory=list)
 
 
@@ -71,6 +78,7 @@ class StagingSettings:
     dtype: torch.dtype
     resident_rows: int = 0  # of each table, on the device
     packing: Packing = field(default_factory=Packed)
+    overlap: Overlap = field(default_factory=Overlap)
 
 
 class Stager:
@@ -87,13 +95,47 @@ class Stager:
                 log.error("%s", error)
 
     def stage(self, works: Sequence[Work], broken: Callable[[Work, Broken], None]) -> StagedBatch | None:
-        """Ready to run; a text whose stored knowledge is broken is handed to `broken` and left out."""
+        """All that is done ahead; a text whose stored knowledge is broken is handed to `broken` and left out."""
+        batch = self._prepare(works, broken)
+        if batch is not None:
+            try:
+                self._bring(batch, ahead=True)
+            except BaseException:
+                self.release(batch.held)
+                raise
+        return batch
+
+    def finish(self, batch: StagedBatch) -> None:
+        """What is left to do when the engine is free; no batch may be staged meanwhile."""
+        self._bring(batch, ahead=False)
+        if not self.overlap.by_layer:
+            for marks in batch.arrived.values():
+                marks[-1].synchronize()
+
+    @property
+    def overlap(self) -> Overlap:
+        return self._settings.overlap
+
+    def _bring(self, batch: StagedBatch, ahead: bool) -> None:
+        if self.overlap.swapping == ahead:  # first: its copies take their time
+            for layout, marks in batch.arrived.items():
+                marks += self._slots[layout].fill()
+        if self.overlap.retrieval == ahead:
+            for sheet in batch.sheets:
+                sums = self._gatherer.sums(batch.forest, sheet.addresses, sheet.lengths)
+                if sheet.homes is not None:
+                    sums = sums.new_zeros(len(sheet.positions), sums.shape[1]).index_copy_(0, sheet.homes, sums)
+                sheet.sums = sums
+
+    def _prepare(self, works: Sequence[Work], broken: Callable[[Work, Broken], None]) -> StagedBatch | None:
+        """Slots, places and indexes, for adapters and vectors that are yet to come."""
         held: list[tuple[Slots, int]] = []
         adapter_slots: list[tuple[Layout, int] | None] = []
         head_slots: list[tuple[Layout, int]] = []
         kept: list[Work] = []
         try:
-            for work in self._readable(works, broken):
+            forest = self._backbone.view.forest
+            for work in self._readable(forest, works, broken):
                 tenant = work.request.tenant
                 try:
                     adapter = self._hold(tenant.adapter, held) if tenant.adapter is not None else None
@@ -107,7 +149,9 @@ class Stager:
             if not kept:
                 self.release(held)
                 return None
-            return StagedBatch(kept, self._sheets(kept, adapter_slots, head_slots), held)
+            layouts = dict.fromkeys(slot[0] for slot in (*adapter_slots, *head_slots) if slot is not None)
+            arrived: dict[Layout, list[Mark]] = {layout: [] for layout in layouts}
+            return StagedBatch(kept, forest, self._sheets(kept, adapter_slots, head_slots, arrived), arrived, held)
         except BaseException:
             self.release(held)
             raise
@@ -122,9 +166,8 @@ class Stager:
             slots, slot = held.pop()
             slots.release(slot)
 
-    def _readable(self, works: Sequence[Work], broken: Callable[[Work, Broken], None]) -> Sequence[Work]:
+    def _readable(self, forest: Forest, works: Sequence[Work], broken: Callable[[Work, Broken], None]) -> Sequence[Work]:
         """Those whose rows, in memory from here on, match their checksums."""
-        forest = self._backbone.view.forest
         bad = self._gatherer.broken(forest, np.concatenate([work.addresses for work in works]))
         if not len(bad):
             return works
@@ -156,10 +199,12 @@ class Stager:
         return self._slots[layout]
 
     def _sheets(
-        self, works: list[Work], adapter_slots: list[tuple[Layout, int] | None], head_slots: list[tuple[Layout, int]]
+        self,
+        works: list[Work],
+        adapter_slots: list[tuple[Layout, int] | None],
+        head_slots: list[tuple[Layout, int]],
+        arrived: dict[Layout, list[Mark]],
     ) -> list[Sheet]:
-        layouts = dict.fromkeys(slot[0] for slot in (*adapter_slots, *head_slots) if slot is not None)
-        arrived = {layout: self._slots[layout].fill() for layout in layouts}  # first: the copies take their time
         lengths = np.array([work.tokens for work in works], dtype=np.int64)
         return [
             self._sheet(
@@ -192,16 +237,15 @@ class Stager:
             whole[home] = numbers
             return self._index(whole)
 
-        sums = self._gatherer.sums(self._backbone.view.forest, np.concatenate([work.addresses for work in works]), lengths)
-        if padded:
-            sums = sums.new_zeros(arrangement.rows, sums.shape[1]).index_copy_(0, self._index(home), sums)
         # A row without a token of its own reads the first one; the answer leaves it out again.
         read = [np.maximum(work.spans[:, 0], 0) + start for work, start in zip(works, starts, strict=True)]
         rows_of = np.array([len(work.spans) for work in works], dtype=np.int64)
         return Sheet(
             texts=arrangement.texts.tolist(),
             attend=arrangement.attention(self._backbone.config.heads, self._settings.device, self._settings.dtype),
-            sums=sums,
+            addresses=np.concatenate([work.addresses for work in works]),
+            lengths=lengths,
+            homes=self._index(home) if padded else None,
             positions=lay(offsets),
             segments=lay(np.concatenate([work.segments for work in works])),
             reading=self._index(np.concatenate(read)),

@@ -15,17 +15,20 @@ from hplm.engine.backbone import Backbone
 from hplm.engine.engine import Engine
 from hplm.engine.lookup import Lookup
 from hplm.engine.reference import Reference
-from hplm.engine.service import Service, Settings
+from hplm.engine.overlap import OVERLAPS
+from hplm.engine.service import Service
+from hplm.engine.settings import Settings
 from hplm.errors import Broken, DeadlineMissed, Draining, InvalidInput, NoTenant, QueueFull
 from hplm.model.windows import Window
+from hplm.plot.gathering import Gatherer
 from hplm.plot.table import Table
 from hplm.tenants.ticket import Ticket
 from tests.equality import Comparison
 from tests.toy import CONFIG, TENANTS, WORDS, Toy, make_toy, random_text
 
 PARAMETERS = {
-    "device": "cpu", "dtype": "fp32", "threads": "0", "policy": "fcfs", "packing": "packed",
-    "batch_tokens": "256", "queue_texts": "4000", "slots": "4", "plot_hot": "0", "plot_preload": "false",
+    "device": "cpu", "dtype": "fp32", "threads": "0", "policy": "fcfs", "packing": "packed", "commit_ms": "earliest",
+    "overlap": "pipelined", "batch_tokens": "256", "queue_texts": "4000", "queue_mb": "100", "slots": "4", "plot_hot": "0", "plot_preload": "false",
 }  # fmt: skip
 
 
@@ -74,10 +77,20 @@ def asker(toy):
     asker.close()
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_mixed_traffic_equals_the_reference(toy, reference, dtype):
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"dtype": "fp32"},
+        {"dtype": "bf16"},
+        {"packing": "turbo"},
+        {"packing": "slotted:rows=3,length=40", "commit_ms": "0.5"},
+        *({"overlap": overlap} for overlap in OVERLAPS if overlap != "pipelined"),
+    ],
+    ids=lambda chosen: " ".join(chosen.values()),
+)
+def test_mixed_traffic_equals_the_reference(toy, reference, chosen):
     """More tenants than half the slots, both tasks, two ranks, two head sizes, one to sixty words, one to five texts."""
-    asker, rng = Asker(toy.folder, dtype=dtype), random.Random(1)
+    asker, rng = Asker(toy.folder, **chosen), random.Random(1)
     asked = []
     for _ in range(120):
         tenant = rng.choice(TENANTS).id
@@ -87,8 +100,33 @@ def test_mixed_traffic_equals_the_reference(toy, reference, dtype):
     for tenant, texts, number in asked:
         for text, rows in zip(texts, asker.wait(number), strict=True):
             comparison.add(tenant, rows.logits, reference.forward(text, tenant).numpy())
-    comparison.assert_equal(dtype)
+    comparison.assert_equal(chosen.get("dtype", "fp32"))
     asker.close()
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_what_fails_late_is_answered_and_the_next_batch_runs(toy, monkeypatch, overlap):
+    asker = Asker(toy.folder, overlap=overlap)
+    with monkeypatch.context() as broken:
+        broken.setattr(Gatherer, "sums", lambda *_: (_ for _ in ()).throw(OSError("the disk is gone")))
+        assert "the disk is gone" in str(asker.wait(asker.ask("acme", [WORDS[0]])))
+    (rows,) = asker.wait(asker.ask("acme", [WORDS[0]]))
+    assert rows.labels
+    asker.close()
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [("commit_ms", "soon"), ("commit_ms", "-1"), ("commit_ms", "nan"), ("overlap", "none"), ("queue_mb", "0"), ("slots", "1")],
+)
+def test_a_parameter_that_makes_no_sense_is_refused_by_name(name, value):
+    with pytest.raises(InvalidInput, match=f"{name}.*{value}"):
+        Settings.read({**PARAMETERS, name: value})
+
+
+def test_a_repository_without_a_parameter_is_to_be_exported_again():
+    with pytest.raises(InvalidInput, match="'packing' is missing in config.pbtxt: export the repository again"):
+        Settings.read({name: value for name, value in PARAMETERS.items() if name != "packing"})
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import pytest
 
 from hplm.engine.lookup import Lookup
 from hplm.engine.reference import Reference
-from hplm.engine.service import Service, Settings
+from hplm.engine.service import Service
+from hplm.engine.settings import Settings
 from hplm.errors import InvalidInput
 from hplm.tenants.ticket import Ticket
 from tests.engine.test_service import PARAMETERS

@@ -1,0 +1,86 @@
+"""What an operator chooses of an upper half: the parameters of its `config.pbtxt`, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from hplm.engine.engine import resolve_device, resolve_dtype
+from hplm.engine.overlap import Overlap, read_overlap
+from hplm.errors import InvalidInput
+
+EARLIEST = "earliest"
+
+
+@dataclass(frozen=True)
+class Settings:
+    device: torch.device
+    dtype: torch.dtype
+    threads: int
+    policy: str
+    packing: str
+    batch_tokens: int
+    queue_texts: int
+    queue_bytes: int
+    commit_ns: int | None  # how long before the engine is free a batch is chosen; None: when the one before it starts
+    overlap: Overlap
+    slots: int
+    plot_hot: int
+    plot_preload: bool
+
+    @classmethod
+    def read(cls, parameters: Mapping[str, str]) -> Settings:
+        """From the parameters of a `config.pbtxt`."""
+        parameters = _Parameters(parameters)
+        device = resolve_device(parameters["device"])
+        return cls(
+            device=device,
+            dtype=resolve_dtype(parameters["dtype"], device),
+            threads=_positive(parameters, "threads", least=0),
+            policy=parameters["policy"],
+            packing=parameters["packing"],
+            batch_tokens=_positive(parameters, "batch_tokens"),
+            queue_texts=_positive(parameters, "queue_texts"),
+            queue_bytes=_positive(parameters, "queue_mb") * 10**6,
+            commit_ns=_commit_ns(parameters["commit_ms"]),
+            overlap=read_overlap(parameters["overlap"]),
+            slots=_positive(parameters, "slots", least=2),
+            plot_hot=_positive(parameters, "plot_hot", least=0),
+            plot_preload=_yes_or_no(parameters, "plot_preload"),
+        )
+
+
+class _Parameters(dict[str, str]):
+    def __missing__(self, name: str) -> str:
+        raise InvalidInput(f"parameter {name!r} is missing in config.pbtxt: export the repository again")
+
+
+def _commit_ns(given: str) -> int | None:
+    if given == EARLIEST:
+        return None
+    try:
+        value = float(given)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise InvalidInput(f"parameter 'commit_ms' is {given!r}: milliseconds, or {EARLIEST}")
+    return round(value * 1e6)
+
+
+def _yes_or_no(parameters: Mapping[str, str], name: str) -> bool:
+    value = parameters[name].lower()
+    if value not in ("true", "false"):
+        raise InvalidInput(f"parameter {name!r} is {parameters[name]!r}: true or false")
+    return value == "true"
+
+
+def _positive(parameters: Mapping[str, str], name: str, least: int = 1) -> int:
+    try:
+        value = int(parameters[name])
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise InvalidInput(f"parameter {name!r} is {parameters[name]!r}: a whole number of at least {least}")
+    return value
