@@ -17,8 +17,8 @@ class Load:
     """What to send, where to, how hard, and when to stop: after `seconds` or `count`, whichever comes first.
 
     Without a rate the loop is closed: each connection sends its next request when the last one is answered, so the
-    server sets the pace. With a rate it is open: request i is due i / rate seconds after the start, or at `arrivals[i]`, whether
-    the server keeps up or not; one that finds no idle connection waits for it, and its latency counts the wait.
+    server sets the pace. With a rate it is open: request i is due i / rate seconds after the start (or at `arrivals[i]`), be
+    the server late or not; one that finds no idle connection waits for it, and its latency counts the wait.
     """
 
     host: str
