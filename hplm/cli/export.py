@@ -19,7 +19,7 @@ def register(commands: argparse._SubParsersAction) -> None:
     export.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     export.add_argument("--threads", type=int, default=0, help="CPU threads of the engine; 0: all cores")
     export.add_argument("--slots", type=int, default=256, help="tenants held on the device (default: %(default)s)")
-    export.add_argument("--policy", default="fcfs", help="what makes the next batch, see docs/scheduling.md (default: %(default)s)")
+    export.add_argument("--policy", default="fcfs", help="what makes the next batch (default: %(default)s)")
     export.add_argument("--packing", default="packed", help="naive, turbo, concat, slotted or packed (default: %(default)s)")
     export.add_argument("--batch-tokens", type=int, default=4096, help="tokens in a batch (default: %(default)s)")
     export.add_argument("--queue-texts", type=int, default=8192, help="texts that may wait (default: %(default)s)")
