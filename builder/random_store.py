@@ -19,6 +19,7 @@ from hplm.plot.keys import KeySpace, first_of_each, order
 from hplm.plot.table import TableSpec
 from hplm.plot.writing import write_table
 
+RANDOM = "random weights"  # in place of a model's name
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 MINILM = BackboneConfig("minilm", 30522, 384, 12, 1536, 3, 3, 512, 2, "gelu", 1e-12, 2, 3, 1, 4)
@@ -72,7 +73,7 @@ def random_store(
 ) -> Store:
     """Root and `domains` (its children) with the keys of Zipf corpora; every tenant gets an adapter and a head of its own."""
     lower, upper = random_backbone(config, seed)
-    store = Store.create(folder, "random weights", config, tokenizer_json(config.vocabulary), lower, upper)
+    store = Store.create(folder, RANDOM, config, tokenizer_json(config.vocabulary), lower, upper)
     for number, domain in enumerate(["root", *domains]):
         random_table(store, domain, 1, ("root", 1) if number else None, corpus_tokens, seed + number, dtype)
     for number, tenant in enumerate(tenants):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 # Triton compares this header with the secret it was started with before it answers a restricted API.
 # Over gRPC the header's name begins with `triton-grpc-protocol-`.
 SECRET_HEADER = "hplm-admin"
@@ -14,12 +16,12 @@ _RESTRICTED = "shared-memory,model-repository,logging,trace"
 _KEY_HEADER = "(?i)^authorization$"
 
 
-def contract_flags(secret: str) -> list[str]:
+def contract_flags(secret: str, load: Sequence[str] = ("*",)) -> list[str]:
     return [
         # Explicit, though it loads everything as the default mode would: only in this mode can a model be loaded again,
         # which is how a dead stub is revived and a new backbone joins, and unloaded, which is how we drain.
         "--model-control-mode=explicit",
-        "--load-model=*",
+        *(f"--load-model={model}" for model in load),
         # Our configurations are complete; completing them would start each Python model once more, only to ask it.
         "--disable-auto-complete-config",
         f"--http-header-forward-pattern={_KEY_HEADER}",

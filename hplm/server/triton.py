@@ -28,7 +28,9 @@ _ATTEMPTS = 3  # a chosen port may be taken before Triton listens on it
 
 
 class TritonServer:
-    """Serves every model of a repository. Port 0 is any free one; without `log_file` the log goes when the server does."""
+    """Serves every model of a repository, or begins with those in `load`. Port 0 is any free one; without `log_file` the log
+    goes when the server does.
+    """
 
     def __init__(
         self,
@@ -41,6 +43,7 @@ class TritonServer:
         log_file: Path | None = None,
         state: Path | None = None,
         extra_args: Sequence[str] = (),
+        load: Sequence[str] = ("*",),
     ) -> None:
         self.repository = Path(repository).resolve()
         self.models = model_names(self.repository)
@@ -51,6 +54,7 @@ class TritonServer:
         self._backends = Path(backends).resolve() if backends else find_backends()
         self._state = Path(state).resolve() if state else None
         self._extra_args = tuple(extra_args)
+        self._load = tuple(load)
         self._wanted = self._ports = Ports(http_port, grpc_port, metrics_port)
         # The id names the server in /v2 and its regions in /dev/shm, so that we know both for ours.
         self._id = f"hplm-{secrets.token_hex(6)}"
@@ -175,7 +179,7 @@ class TritonServer:
             f"--grpc-address={self.address}",
             f"--metrics-address={self.address}",
             *(f"{flag}={port}" for flag, port in self._ports.items()),
-            *contract_flags(self._secret),
+            *contract_flags(self._secret, self._load),
             *self._extra_args,
         ]
 

@@ -1,0 +1,98 @@
+"""Triton's side of a baseline: whole models, one a tenant. Triton's batcher owns the queue, as it does for any plain model."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import torch
+import triton_python_backend_utils as pb_utils
+
+from hplm.baselines.models import Question, WholeModels
+from hplm.engine.answer import fill
+from hplm.engine.engine import resolve_device, resolve_dtype
+from hplm.errors import Broken, HplmError, InvalidInput
+
+# Names, not values: the stub adds TritonError to its utilities only after it has imported this file.
+CODES = {"invalid_input": "INVALID_ARG", "no_tenant": "NOT_FOUND", "broken": "INTERNAL"}
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+        parameters = {key: value["string_value"] for key, value in json.loads(args["model_config"])["parameters"].items()}
+        if int(parameters["threads"]):
+            torch.set_num_threads(int(parameters["threads"]))
+        device = resolve_device(parameters["device"])
+        self._models = WholeModels(
+            Path(args["model_repository"]) / args["model_version"],
+            room=int(parameters["resident"]),
+            batch_tokens=int(parameters["batch_tokens"]),
+            device=device,
+            dtype=resolve_dtype(parameters["dtype"], device),
+        )
+
+    def execute(self, requests: list) -> list[None]:
+        """Each is answered as soon as its own model has run; what arrives meanwhile waits in Triton and makes the next call."""
+        waiting: dict[Question, tuple] = {}
+        for request in requests:
+            sender, wanted = request.get_response_sender(), set(request.requested_output_names())
+            try:
+                waiting[self._read(request)] = sender, wanted
+            except HplmError as error:
+                _send(sender, error=error)
+            except Exception as error:
+                logging.exception("a request could not be read")
+                _send(sender, error=Broken(f"the request could not be read: {error}"))
+        try:
+            for question, result in self._models.answer(list(waiting)):
+                sender, wanted = waiting.pop(question)
+                if isinstance(result, HplmError):
+                    _send(sender, error=result)
+                else:
+                    _send(sender, tensors=_tensors(result, wanted, question.tenant.version))
+        except Exception as error:
+            logging.exception("a batch failed")
+            for sender, _ in waiting.values():
+                _send(sender, error=Broken(f"the batch failed: {error}"))
+        return [None] * len(requests)
+
+    def _read(self, request: pb_utils.InferenceRequest) -> Question:
+        parameters = json.loads(request.parameters() or "{}")
+        return self._models.question(parameters, _texts(request, "TEXT"), _texts(request, "TEXT_PAIR"))
+
+
+def _texts(request: pb_utils.InferenceRequest, name: str) -> list[str] | None:
+    tensor = pb_utils.get_input_tensor_by_name(request, name)
+    if tensor is None:
+        return None
+    try:
+        return [raw.decode("utf-8") for raw in tensor.as_numpy().reshape(-1)]
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{name} is not UTF-8 ({error.reason} at byte {error.start})") from None
+
+
+def _tensors(rows: list, wanted: set[str], version: int) -> list:
+    filled = fill(rows)
+    strings = {"LABEL": filled.labels, "VERSION": np.full((len(rows), 1), str(version))}
+    numbers = {"SCORE": filled.scores, "LOGITS": filled.logits, "SPAN": filled.spans}
+    return [
+        pb_utils.Tensor(name, np.char.encode(values.astype(str), "utf-8").astype(object))
+        for name, values in strings.items()
+        if name in wanted
+    ] + [
+        pb_utils.Tensor.from_dlpack(name, torch.from_numpy(values).__dlpack__())
+        for name, values in numbers.items()
+        if name in wanted
+    ]
+
+
+def _send(sender: pb_utils.InferenceResponseSender, tensors: list | None = None, error: HplmError | None = None) -> None:
+    if error is None:
+        response = pb_utils.InferenceResponse(tensors)
+    else:
+        code = getattr(pb_utils.TritonError, CODES.get(error.word, "UNAVAILABLE"))
+        response = pb_utils.InferenceResponse(error=pb_utils.TritonError(error.wire(), code))
+    sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)

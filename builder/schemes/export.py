@@ -1,0 +1,96 @@
+"""`hplm export --scheme`: the same tenants, served in another way, under the same name and with the same inputs and outputs.
+
+    hplm                  this project: tables, shared upper layers, adapters
+    adapter               no tables: all layers computed, shared, with adapters
+    plot                  no adapters: tables, and the upper half for each tenant
+    shared                one BERT, a head for each tenant
+    dedicated             one BERT a tenant, each a Triton model of its own, `<backbone>-<tenant>`
+    dedicated_inprocess   the same BERTs behind one Triton model, which holds some of them and reads the wanted one in
+    compressed            as dedicated_inprocess, with half of the layers
+
+Where a store has only adapters, the body is the pretrained one: speed and memory are those of the scheme, answers are not.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from builder.export import Exported, export
+from builder.model_configs import ServingOptions
+from builder.schemes.flat import flat_store
+from builder.schemes.pretrained import pretrained
+from builder.schemes.whole import WholeFolder
+from builder.store import Store
+from hplm.errors import InvalidInput
+
+FLAT = ("adapter", "shared")
+WHOLE = ("plot", "dedicated", "dedicated_inprocess", "compressed")
+SCHEMES = ("hplm", *FLAT, *WHOLE)
+NOTES = {
+    "adapter": "All layers are the pretrained ones; adapters are the trained ones in the upper half, zero below it.",
+    "shared": "All layers are the pretrained ones; heads were trained for other bodies.",
+    "plot": "Every tenant's upper half is the shared one, a copy each; heads were trained with adapters.",
+    "dedicated": "Every tenant's body is the pretrained one, a copy each; heads were trained for other bodies.",
+    "dedicated_inprocess": "Every tenant's body is the pretrained one, a copy each; heads were trained for other bodies.",
+    "compressed": "Half of the pretrained layers, a copy each, not distilled; heads were trained for other bodies.",
+}
+
+
+def export_scheme(
+    store: Store, repository: Path, options: ServingOptions, scheme: str, resident: int = 20, replace: bool = False
+) -> Exported:
+    """`resident`: models that a scheme without sharing holds in memory at once."""
+    if scheme not in SCHEMES:
+        raise InvalidInput(f"scheme {scheme!r} is not known: choose {', '.join(SCHEMES)}")
+    if resident < 1:
+        raise InvalidInput(f"resident {resident}: at least one model must be held to run it")
+    _refuse_mixture(repository, store.config.name, scheme)
+    if scheme == "hplm":
+        return export(store, repository, options, replace)
+    if scheme in FLAT:
+        return _export_flat(store, repository, options, scheme, replace)
+    return _export_whole(store, repository, options, scheme, resident)
+
+
+def _export_flat(store: Store, repository: Path, options: ServingOptions, scheme: str, replace: bool) -> Exported:
+    repository.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".scheme-", dir=repository) as scratch:  # beside it, so that links can be made
+        flat = flat_store(store, Path(scratch) / "store", pretrained(store), with_adapters=scheme == "adapter")
+        exported = export(flat, repository, options, replace)
+    config = repository / exported.backbone / "config.pbtxt"
+    with open(config, "a", encoding="utf-8") as file:
+        file.write(f'\n# A baseline: {NOTES[scheme]}\nparameters {{ key: "scheme"  value {{ string_value: "{scheme}" }} }}\n')
+    return exported
+
+
+def _export_whole(store: Store, repository: Path, options: ServingOptions, scheme: str, resident: int) -> Exported:
+    tenants, name = store.tenants(), store.config.name
+    if not tenants:
+        raise InvalidInput(f"{store.folder} has no tenants to export: build one with `hplm build tenant`")
+    tables = store.branches() if scheme == "plot" else []
+    if scheme == "plot":
+        config, upper, words = store.config, store.upper(), None
+    else:
+        whole = pretrained(store)
+        if scheme == "compressed":
+            whole = whole.shorter(max(1, whole.config.upper_layers // 2))
+        config, upper, words = whole.config, whole.upper, whole.lower.words.weight
+    folder = WholeFolder(store, config, scheme, NOTES[scheme], options)
+    groups = {f"{name}-{tenant.id}": [tenant] for tenant in tenants} if scheme == "dedicated" else {name: tenants}
+    for model, mine in groups.items():
+        shutil.rmtree(repository / model, ignore_errors=True)
+        folder.write(repository / model, mine, upper, words, resident, tables)
+    return Exported(name, len(tenants), len(tables), repository / next(iter(groups)))
+
+
+def _refuse_mixture(repository: Path, name: str, scheme: str) -> None:
+    for config in sorted([*repository.glob(f"{name}/config.pbtxt"), *repository.glob(f"{name}-*/config.pbtxt")]):
+        found = re.search(r'key: "scheme"\s+value \{ string_value: "(\w+)"', config.read_text("utf-8"))
+        served = found[1] if found else "hplm"
+        if served != scheme and config.parent.name.split(f"{name}-")[-1] not in ("lookup", "upper", "admin"):
+            raise InvalidInput(
+                f"{config.parent} serves scheme {served!r} of backbone {name!r}: export {scheme!r} into another --repository"
+            )

@@ -1,0 +1,103 @@
+"""What is a tenant's own in a scheme without sharing: all layers above the words, or above the tables."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from hplm.errors import Broken
+from hplm.model.attention import PackedAttention
+from hplm.model.config import BackboneConfig
+from hplm.model.layer import activation
+from hplm.model.stacks import UpperStack
+
+STORED = torch.float32  # in files; a slot may compute in another
+
+
+class Body(nn.Module):
+    """With words of its own a whole BERT; without, what stands on the sums that tables give."""
+
+    def __init__(self, config: BackboneConfig, own_words: bool) -> None:
+        super().__init__()
+        self.words = nn.Embedding(config.vocabulary, config.hidden) if own_words else None
+        self.upper = UpperStack(config)
+
+    def forward(self, ground: Tensor, segments: Tensor, lengths: Sequence[int]) -> Tensor:
+        """`ground`: token ids, or sums of tables; texts end to end. Tokens x hidden."""
+        sums = ground if self.words is None else self.words(ground)
+        positions = torch.cat([torch.arange(length, device=sums.device) for length in lengths])
+        return self.upper(sums, positions, segments, PackedAttention(lengths, self.upper.heads, sums.device))
+
+
+@dataclass(frozen=True)
+class BodyFile:
+    """Where the numbers of each tensor lie in a safetensors file of one dtype."""
+
+    start: int  # of the numbers
+    count: int
+    places: dict[str, tuple[tuple[int, ...], int, int]]  # shape, first and last number
+
+    @classmethod
+    def of(cls, path: Path) -> BodyFile:
+        with open(path, "rb") as file:
+            (size,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(size))
+        header.pop("__metadata__", None)
+        if any(tensor["dtype"] != "F32" for tensor in header.values()):
+            raise Broken(f"{path} holds other numbers than fp32: export the scheme again")
+        width = STORED.itemsize
+        places = {
+            name: (tuple(tensor["shape"]), tensor["data_offsets"][0] // width, tensor["data_offsets"][1] // width)
+            for name, tensor in header.items()
+        }
+        return cls(8 + size, max(stop for _, _, stop in places.values()), places)
+
+
+class Slot:
+    """Room for one body, taken at once and kept; who comes next is read over who was there.
+
+    One read from the file into place is all that a change of models costs: no allocation, no second copy, no new process.
+    """
+
+    def __init__(self, config: BackboneConfig, file: BodyFile, device: torch.device, dtype: torch.dtype) -> None:
+        self._file = file
+        self._flat = torch.zeros(file.count, device=device, dtype=dtype)
+        direct = device.type == "cpu" and dtype == STORED
+        self._read = self._flat if direct else torch.empty(file.count, dtype=STORED, pin_memory=device.type == "cuda")
+        with torch.device("meta"):
+            self.body = Body(config, "words.weight" in file.places)
+        views = {name: self._flat[first:stop].view(shape) for name, (shape, first, stop) in file.places.items()}
+        self.body.load_state_dict(views, assign=True)
+        self.body.eval().requires_grad_(False)
+        self.head: dict[str, Tensor] = {}
+
+    @property
+    def bytes(self) -> int:
+        return self._flat.numel() * self._flat.element_size()
+
+    def fill(self, body: Path, head: Path) -> None:
+        room = memoryview(self._read.numpy().view(np.uint8))
+        with open(body, "rb", buffering=0) as file:
+            file.seek(self._file.start)
+            read = 0
+            while read < len(room):
+                got = file.readinto(room[read:])
+                if not got:
+                    raise Broken(f"{body} ends too early: export the scheme again")
+                read += got
+        if self._read is not self._flat:
+            self._flat.copy_(self._read)
+        self.head = {name: tensor.to(self._flat) for name, tensor in load_file(head).items()}
+
+    def logits(self, x: Tensor, function: str | None) -> Tensor:
+        if function is not None:
+            x = activation(function)(x @ self.head["dense"].T + self.head["dense_bias"])
+        return x @ self.head["weight"].T + self.head["bias"]
