@@ -45,6 +45,27 @@ def register(commands: argparse._SubParsersAction) -> None:
     adapters.add_argument("--seconds", type=float, default=1.0, help="for each figure (default: %(default)s)")
     adapters.add_argument("--json", action="store_true", help="end with one line of JSON")
     adapters.set_defaults(run=run_adapters)
+    pipeline = kinds.add_parser("pipeline", help="making a batch ready while another computes", description=(
+        "Saturates the upper half, without a server, in each way of overlapping staging and computing; more tenants than slots."
+    ))  # fmt: skip
+    pipeline.add_argument("--size", choices=("bert-base", "minilm"), default="minilm", help="default: %(default)s")
+    pipeline.add_argument("--tokens", type=int, default=32, help="of a text (default: %(default)s)")
+    pipeline.add_argument("--seconds", type=float, default=10.0, help="of each variant (default: %(default)s)")
+    pipeline.add_argument("--dtype", choices=("auto", "fp32", "bf16"), default="auto")
+    pipeline.add_argument("--json", action="store_true", help="end with one line of JSON")
+    pipeline.set_defaults(run=run_pipeline)
+    overload = kinds.add_parser("overload", help="a server that is asked for more than it can do", description=(
+        "Offers a real server a multiple of its capacity with deadlines of some batch times: what is answered in time, what is "
+        "refused, and how soon."
+    ))  # fmt: skip
+    overload.add_argument("--size", choices=("bert-base", "minilm"), default="bert-base", help="default: %(default)s")
+    overload.add_argument("--tokens", type=int, default=128, help="of a text (default: %(default)s)")
+    overload.add_argument("--batch-texts", type=int, default=8, help="of a batch (default: %(default)s)")
+    overload.add_argument("--overload", type=float, default=3.0, help="times the capacity (default: %(default)s)")
+    overload.add_argument("--policy", default=None, help="default: what is exported by default")
+    overload.add_argument("--seconds", type=float, default=60.0, help="of the overload (default: %(default)s)")
+    overload.add_argument("--json", action="store_true", help="end with one line of JSON")
+    overload.set_defaults(run=run_overload)
 
 
 def _counts(given: str) -> list[int]:
@@ -86,4 +107,23 @@ def run_adapters(args: argparse.Namespace) -> dict:
     figures = bench_adapters(Case(args.hidden, args.rank, args.seconds))
     if not args.json:
         print(table_of(figures))
+    return figures
+
+
+def run_pipeline(args: argparse.Namespace) -> dict:
+    from loadtest.bench_pipeline import Case, bench_pipeline, table_of
+
+    figures = bench_pipeline(Case(args.size, args.tokens, seconds=args.seconds, dtype=args.dtype))
+    if not args.json:
+        print(table_of(figures))
+    return figures
+
+
+def run_overload(args: argparse.Namespace) -> dict:
+    from loadtest.bench_overload import Case, bench_overload
+
+    case = Case(args.size, args.tokens, args.batch_texts, overload=args.overload, seconds=args.seconds, policy=args.policy)
+    figures = bench_overload(case)
+    if not args.json:
+        print(json.dumps(figures, indent=2))
     return figures

@@ -1,0 +1,166 @@
+"""Far more than a server can do: what it takes on, what of that it answers in time, and how soon it says no.
+
+Texts of one length with random deadlines arrive as a Poisson process at a multiple of the capacity that a closed loop has just
+shown. `admitted` are requests that were not refused on arrival.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from builder.export import export
+from builder.model_configs import ServingOptions
+from builder.random_store import random_store, random_tenants
+from hplm.errors import HplmError
+from hplm.server import TritonServer
+from loadtest.bench_serve import SIZES, texts_of
+from loadtest.bench_serve import Case as Serve
+from loadtest.encode import infer_request
+from loadtest.generator import run_apart
+from loadtest.processes import memory_of
+from loadtest.report import Load, Report
+
+MOST_CONNECTIONS = 512
+LOOKS = 8  # at the server's memory
+REFUSED = b"is expected to be answered"  # in the message of a request refused on arrival
+ON_TIME, GOODPUT, REFUSAL_MS = 0.90, 0.90, 20.0  # targets
+MB = 1e6
+
+
+@dataclass(frozen=True)
+class Case:
+    size: str = "bert-base"
+    tokens: int = 128
+    batch_texts: int = 8
+    tenants: int = 16
+    overload: float = 3.0  # times the capacity
+    deadlines: tuple[float, float] = (2.0, 12.0)  # in batch times, uniform between
+    seconds: float = 60.0
+    policy: str | None = None
+    dtype: str = "auto"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Offered:
+    """Requests of an open loop."""
+
+    arrivals: np.ndarray  # seconds
+    deadlines: np.ndarray  # seconds after the arrival
+
+
+def bench_overload(case: Case) -> dict:
+    serve = Serve(case.size, case.tokens, case.tenants, case.seconds, connections=4 * case.batch_texts, dtype=case.dtype)
+    with tempfile.TemporaryDirectory(prefix="hplm-bench-") as folder:
+        repository = Path(folder) / "repository"
+        store = random_store(Path(folder) / "store", SIZES[case.size], random_tenants(case.tenants, 32, 4))
+        options = ServingOptions(
+            dtype=case.dtype,
+            **({} if case.policy is None else {"policy": case.policy}),
+            slots=max(2, 2 * case.tenants),
+            batch_tokens=case.batch_texts * case.tokens,
+        )
+        backbone = export(store, repository, options).backbone
+        with TritonServer(repository) as server:
+            capacity = _capacity(server, backbone, serve)
+            offered = _offer(case, capacity)
+            print(f"capacity {capacity:.1f} requests a s; offering {case.overload} times it", file=sys.stderr, flush=True)
+            report, memory = _overload(server, backbone, serve, case, offered)
+    return figures(report, offered, capacity, case) | {
+        "memory_mb": [round(look / MB) for look in memory],
+        "memory_growth": round(memory[-1] / memory[LOOKS // 4], 3),
+        "case": asdict(case),
+    }
+
+
+def figures(report: Report, offered: Offered, capacity: float, case: Case) -> dict:
+    served = report.statuses == 200
+    refused = np.array([REFUSED in body for body in report.bodies], dtype=bool)
+    on_time = served & (report.latencies <= offered.deadlines[report.numbers])
+    admitted = int((~refused).sum()) + report.errors.total()
+    span = offered.arrivals[-1] - offered.arrivals[0]
+    return {
+        "capacity_req_per_s": round(capacity, 2),
+        "offered_req_per_s": round(len(offered.arrivals) / span, 2),
+        "batch_ms": round(case.batch_texts / capacity * 1e3, 1),
+        "on_time_of_admitted": round(float(on_time.sum()) / max(1, admitted), 4),
+        "goodput_of_capacity": round(float(on_time.sum()) / report.wall_s / capacity, 4),
+        "on_time_of_offered": round(float(on_time.sum()) / len(offered.arrivals), 4),
+        "refused": int(refused.sum()),
+        "dropped_later": int((~served & ~refused).sum()),
+        "late": int((served & ~on_time).sum()),
+        "unanswered": report.errors.total(),
+        "refusal_p50_ms": _percentile_ms(report.latencies[refused], 50),
+        "refusal_p99_ms": _percentile_ms(report.latencies[refused], 99),
+        "targets": {"on_time_of_admitted": ON_TIME, "goodput_of_capacity": GOODPUT, "refusal_p99_ms": REFUSAL_MS},
+    }
+
+
+def _percentile_ms(latencies: np.ndarray, percent: float) -> float | None:
+    return round(float(np.percentile(latencies, percent)) * 1e3, 2) if len(latencies) else None
+
+
+def _capacity(server: TritonServer, backbone: str, serve: Serve) -> float:
+    host, port = server.http_url.split(":")
+    requests = _requests(backbone, serve, None)
+    report = run_apart(Load(host, int(port), requests, seconds=serve.seconds / 6, connections=serve.connections))  # warms up
+    report = run_apart(Load(host, int(port), requests, seconds=serve.seconds / 3, connections=serve.connections))
+    if report.succeeded != len(report.statuses):
+        raise HplmError(f"the server refused requests of the benchmark: {report.summary()}")
+    return report.req_per_s
+
+
+def _offer(case: Case, capacity: float) -> Offered:
+    generator = np.random.default_rng(case.seed)
+    count = round(case.seconds * case.overload * capacity)
+    batch = case.batch_texts / capacity
+    return Offered(
+        np.cumsum(generator.exponential(1 / (case.overload * capacity), count)),
+        generator.uniform(case.deadlines[0] * batch, case.deadlines[1] * batch, count),
+    )
+
+
+def _requests(backbone: str, serve: Serve, deadlines: np.ndarray | None) -> list[bytes]:
+    texts, width = texts_of(serve), len(str(serve.tenants - 1))
+    timeouts = [{}] * len(texts) if deadlines is None else [{"timeout": round(float(one) * 1e6)} for one in deadlines]
+    return [
+        infer_request(
+            backbone, [texts[i % len(texts)]], f"tenant-{i % serve.tenants:0{width}d}", outputs=("LABEL",), parameters=timeout
+        )
+        for i, timeout in enumerate(timeouts)
+    ]
+
+
+def _overload(
+    server: TritonServer, backbone: str, serve: Serve, case: Case, offered: Offered
+) -> tuple[Report, list[int]]:
+    host, port = server.http_url.split(":")
+    load = Load(
+        host,
+        int(port),
+        _requests(backbone, serve, offered.deadlines),
+        seconds=float(offered.arrivals[-1]) + 1.0,
+        connections=MOST_CONNECTIONS,
+        arrivals=offered.arrivals,
+        keep_bodies=True,
+    )
+    memory: list[int] = []
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(case.seconds / LOOKS):
+            memory.append(memory_of(server.pid).private)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        return run_apart(load), memory
+    finally:
+        over.set()
+        looking.join()

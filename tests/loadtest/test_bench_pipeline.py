@@ -1,0 +1,34 @@
+"""The pipeline's benchmark, small: every variant answers, and failures are not taken for answers."""
+
+from dataclasses import replace
+
+import pytest
+
+from hplm.engine.engine import Engine
+from hplm.engine.overlap import OVERLAPS
+from hplm.errors import Broken
+from loadtest import bench_pipeline
+from loadtest.bench_pipeline import Case, table_of
+from loadtest.bench_serve import SIZES
+from tests.toy import CONFIG
+
+CASE = Case("toy", tokens=8, batch_texts=4, tenants=12, slots=8, seconds=0.5, rank=4)
+
+
+@pytest.fixture(autouse=True)
+def toy_size(monkeypatch):
+    monkeypatch.setitem(SIZES, "toy", replace(CONFIG, positions=32))
+    monkeypatch.setattr(bench_pipeline, "ROUNDS", 1)
+
+
+def test_every_variant_is_measured():
+    figures = bench_pipeline.bench_pipeline(CASE)
+    assert all(figures[name] > 0 for name in (*OVERLAPS, "commit_0_ms"))
+    assert 0 < figures["staging_share"] < 1
+    assert len(table_of(figures).splitlines()) == len(OVERLAPS) + 2
+
+
+def test_an_error_is_no_answer(monkeypatch):
+    monkeypatch.setattr(Engine, "run", lambda *_: (_ for _ in ()).throw(OSError("no")))
+    with pytest.raises(Broken, match="no"):
+        bench_pipeline.bench_pipeline(CASE)
