@@ -132,6 +132,6 @@ def test_containers_are_given_longer_to_stop_than_triton_takes():
 def test_every_backend_is_copied_to_where_triton_looks():
     targets = {source: copy.target for copy in dockerfile_copies() for source in copy.sources}
     ours = [backend.parent.name for backend in ROOT.glob("backends/*/model.py")]
-    assert sorted(ours) == ["hplm_admin", "hplm_alias", "hplm_lookup", "hplm_upper"]
+    assert sorted(ours) == ["hplm_admin", "hplm_alias", "hplm_lookup", "hplm_upper", "hplm_whole"]
     for backend in ours:
         assert targets[f"backends/{backend}"] == f"/opt/tritonserver/backends/{backend}"
