@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hplm.engine.memory import keep_freed_memory
 from hplm.engine.staging import Part, Sheet, StagedBatch
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
@@ -43,7 +44,13 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 
 class Engine:
     def __init__(self, upper: UpperStack, device: torch.device, dtype: torch.dtype) -> None:
-        self._upper = upper.to(device=device, dtype=dtype).eval()
+        self._upper = upper.to(device=device, dtype=dtype).eval().requires_grad_(False)
+        if device.type == "cpu":
+            keep_freed_memory()
+            for module in self._upper.modules():
+                if isinstance(module, torch.nn.Linear):
+                    # Inputs x outputs in memory: small products run up to three times as fast, large ones as before.
+                    module.weight.data = module.weight.data.t().contiguous().t()
         self.device = device
         self.dtype = dtype
 

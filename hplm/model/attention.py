@@ -81,7 +81,7 @@ def rows_attend(
     """Attention inside each of `count` sequences of one length."""
 
     def split(x: Tensor) -> Tensor:  # tokens x hidden -> sequences x heads x tokens x head
-        return x.unflatten(0, (count, length)).unflatten(2, (heads, -1)).transpose(1, 2)
+        return x.view(count, length, heads, -1).transpose(1, 2)
 
     attended = scaled_dot_product_attention(split(query), split(key), split(value), mask)
     return attended.transpose(1, 2).reshape(count * length, -1)
