@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from pathlib import Path
 
@@ -14,13 +13,18 @@ import triton_python_backend_utils as pb_utils
 
 from hplm.engine.backbone import Backbone, Watch
 from hplm.engine.lookup import Lookup
-from hplm.errors import HplmError, InvalidInput, NoTenant, Quota
+from hplm.errors import Broken, HplmError, InvalidInput
+from hplm.metrics import names
+from hplm.metrics.meter import Meter
+from hplm.metrics.publisher import Publisher
 from hplm.plot.levels import Tally
 from hplm.tenants.admission import admit
 from hplm.tenants.quotas import Quotas
 from hplm.tenants.ticket import SharedSecret, Ticket
 
-SECONDS_BETWEEN_METRICS = 1.0
+# Names, not values: the stub adds TritonError to its utilities only after it has imported this file.
+CODES = {"invalid_input": "INVALID_ARG", "no_tenant": "NOT_FOUND", "quota": "UNAVAILABLE"}
+PASSED_ON = "passed_on"
 
 
 class TritonPythonModel:
@@ -35,9 +39,8 @@ class TritonPythonModel:
         self._lookup = Lookup(self._backbone)
         self._quotas = Quotas()
         self._tally = Tally()
-        self._publishing = threading.Event()  # set to end it
-        self._publisher = threading.Thread(target=self._publish, args=(name,), name="metrics", daemon=True)
-        self._publisher.start()
+        self._meter = Meter()
+        self._publisher = Publisher(pb_utils.MetricFamily, self._meter, name, before=self._count_windows)
         self._secret = SharedSecret(name, os.getppid()).value
         self._deadline_us = round(float(parameters["deadline_ms"]) * 1000)
 
@@ -46,21 +49,17 @@ class TritonPythonModel:
         return [self._answer(request, arrival) for request in requests]
 
     def _answer(self, request: pb_utils.InferenceRequest, arrival_ns: int) -> pb_utils.InferenceResponse:
+        start = time.perf_counter()
         try:
-            return pb_utils.InferenceResponse(self._resolve(request, arrival_ns))
-        except InvalidInput as error:
-            return _failure(error, pb_utils.TritonError.INVALID_ARG)
-        except NoTenant as error:
-            return _failure(error, pb_utils.TritonError.NOT_FOUND)
-        except Quota as error:
-            return _failure(error, pb_utils.TritonError.UNAVAILABLE)
+            response, outcome = pb_utils.InferenceResponse(self._resolve(request, arrival_ns)), PASSED_ON
         except HplmError as error:
-            return _failure(error, pb_utils.TritonError.INTERNAL)
+            response, outcome = _failure(error), error.word
         except Exception as error:
             pb_utils.Logger.log_error(f"lookup failed: {error!r}")
-            return pb_utils.InferenceResponse(
-                error=pb_utils.TritonError(f"[broken] lookup failed: {error}", pb_utils.TritonError.INTERNAL)
-            )
+            response, outcome = _failure(Broken(f"lookup failed: {error}")), Broken.word
+        self._meter.add(names.LOOKUPS, 1, outcome)
+        self._meter.add(names.LOOKUP_SECONDS, time.perf_counter() - start)
+        return response
 
     def _resolve(self, request: pb_utils.InferenceRequest, arrival_ns: int) -> list[pb_utils.Tensor]:
         parameters = json.loads(request.parameters() or "{}")
@@ -71,6 +70,9 @@ class TritonPythonModel:
         pairs = _texts(request, "TEXT_PAIR")
         if pairs is not None and len(pairs) != len(texts):
             raise InvalidInput(f"TEXT has {len(texts)} texts and TEXT_PAIR {len(pairs)}: send one pair for each")
+        # Not `priority`: Triton keeps that word for itself and hands it to no Python model.
+        priority = _whole_number(parameters, "hplm_priority", -(2**31), 2**31 - 1)
+        top_k = _whole_number(parameters, "top_k", 0, 2**16 - 1)
         resolved = self._lookup.resolve(view, tenant, texts, pairs, _flag(parameters, "truncate"))
         self._tally.add(tenant.domain, view.forest.chain(tenant.domain, tenant.domain_version), resolved.hits)
         timeout_us = request.timeout() or tenant.deadline_us or self._deadline_us
@@ -80,9 +82,8 @@ class TritonPythonModel:
             version=tenant.version,
             arrival_ns=arrival_ns,
             deadline_ns=arrival_ns + timeout_us * 1000 if timeout_us else 0,
-            # Not `priority`: Triton keeps that word for itself and hands it to no Python model.
-            priority=_whole_number(parameters, "hplm_priority", -(2**31), 2**31 - 1),
-            top_k=_whole_number(parameters, "top_k", 0, 2**16 - 1),
+            priority=priority,
+            top_k=top_k,
         )
         signed = np.frombuffer(ticket.sign(self._secret), dtype=np.uint8)
         tensors = {
@@ -96,26 +97,12 @@ class TritonPythonModel:
         ]
 
     def finalize(self) -> None:
-        self._publishing.set()
-        self._publisher.join()
+        self._publisher.close()
         self._watch.close()
 
-    def _publish(self, backbone: str) -> None:
-        """Counters are a round trip each to the server process: they go there once a second, not once a request."""
-        family = pb_utils.MetricFamily(
-            name="hplm_plot_windows_total",
-            description="n-gram windows looked up, by where they were found",
-            kind=pb_utils.MetricFamily.COUNTER,
-        )
-        counters: dict[tuple[str, str], pb_utils.Metric] = {}
-        ending = False
-        while not ending:
-            ending = self._publishing.wait(SECONDS_BETWEEN_METRICS)
-            for (domain, level), count in self._tally.take().items():
-                if (domain, level) not in counters:
-                    labels = {"backbone": backbone, "domain": domain, "level": level}
-                    counters[domain, level] = family.Metric(labels=labels)
-                counters[domain, level].increment(count)
+    def _count_windows(self) -> None:
+        for (domain, level), count in self._tally.take().items():
+            self._meter.add(names.WINDOWS, count, domain, level)
 
 
 def _texts(request: pb_utils.InferenceRequest, name: str) -> list[str] | None:
@@ -145,5 +132,6 @@ def _whole_number(parameters: dict, name: str, low: int, high: int) -> int:
     return value
 
 
-def _failure(error: HplmError, code: int) -> pb_utils.InferenceResponse:
+def _failure(error: HplmError) -> pb_utils.InferenceResponse:
+    code = getattr(pb_utils.TritonError, CODES.get(error.word, "INTERNAL"))
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(error.wire(), code))

@@ -16,6 +16,7 @@ from hplm.engine.answer import Rows, fill
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.errors import Broken, HplmError
+from hplm.metrics.publisher import Publisher
 from hplm.tenants.ticket import SharedSecret, Ticket
 
 # Names, not values: the stub adds TritonError to its utilities only after it has imported this file.
@@ -30,6 +31,10 @@ class TritonPythonModel:
         state = os.environ.get("HPLM_STATE")
         folder = Path(args["model_repository"]).parent / name / "1"
         self._service = Service(folder, Settings.read(parameters), Path(state) if state else None)
+        instruments = self._service.instruments
+        self._publisher = Publisher(
+            pb_utils.MetricFamily, instruments.meter, name, before=self._service.look, keeps=instruments.keeps
+        )
         self._secret = SharedSecret(name, os.getppid()).value
 
     def execute(self, requests: list) -> list[None]:
@@ -54,6 +59,7 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         self._service.close()
+        self._publisher.close()
 
 
 def _input(request: pb_utils.InferenceRequest, name: str) -> np.ndarray | None:

@@ -44,10 +44,15 @@ class Slots:
         self._arrivals: list[Arrival] = []  # host memory: as much as one batch ever missed
         self._promised: list[tuple[int, Arrival]] = []
         self._last: Mark | None = None  # of copies that may still read the arrivals
+        self.hits = self.misses = 0
 
     @property
     def device_bytes(self) -> int:
         return sum(tensor.nbytes for layer in self.layers for tensor in layer.values())
+
+    @property
+    def used(self) -> int:
+        return len(self._slot_of)
 
     def hold(self, record: Record, bank: Bank) -> int:
         """The record's slot, pinned until `release`; the record is in it after `fill`. Raises Broken if the record is."""
@@ -58,8 +63,10 @@ class Slots:
             slot = self._free_slot()
             self._promised.append((slot, arrival))
             self._slot_of[record] = slot
+            self.misses += 1
         else:
             self._slot_of.move_to_end(record)
+            self.hits += 1
         self._pins[slot] += 1
         return slot
 

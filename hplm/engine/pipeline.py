@@ -18,6 +18,7 @@ import numpy as np
 
 from hplm.engine.answer import answer
 from hplm.engine.engine import Engine
+from hplm.engine.instruments import Instruments
 from hplm.engine.request import Request, Work
 from hplm.engine.staging import StagedBatch, Stager
 from hplm.errors import Broken, DeadlineMissed, Draining, HplmError
@@ -30,11 +31,14 @@ ANSWERING_THREADS = 4  # sending is a round trip to the server process: one thre
 
 
 class Pipeline:
-    def __init__(self, line: Queue, capacity: Capacity, stager: Stager, engine: Engine) -> None:
+    def __init__(
+        self, line: Queue, capacity: Capacity, stager: Stager, engine: Engine, instruments: Instruments
+    ) -> None:
         self._line = line
         self._capacity = capacity
         self._stager = stager
         self._engine = engine
+        self._instruments = instruments
         self._overlap = stager.overlap
         # Two batches are in flight at most: one is not chosen before the one before it starts to compute.
         self._room = threading.Semaphore(1)
@@ -111,14 +115,16 @@ class Pipeline:
         while (chosen := self._staged.get()) is not None:
             batch, staged = chosen
             self._line.started(batch)
+            self._instruments.started(batch)
             try:
                 logits = self._run(staged)
             except Exception as error:
                 self._line.dropped(batch)
                 self._fail(staged.works, "computing", error)
             else:
-                self._line.finished(batch)
+                self._line.finished(batch, staged.brought)
                 self._answer(staged.works, logits)
+                self._instruments.computed(staged)
             self._computed.put(staged)
 
     def _run(self, staged: StagedBatch) -> list[np.ndarray]:
@@ -127,7 +133,8 @@ class Pipeline:
             self._stager.finish(staged)
             if self._overlap.staging:
                 next_batch.close()  # it may be chosen and staged while this one computes
-            return self._engine.run(staged)
+            with staged.timed("compute"):
+                return self._engine.run(staged)
 
     def _release_computed(self) -> None:
         while True:

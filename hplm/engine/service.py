@@ -13,6 +13,7 @@ import torch
 from hplm.engine.answer import Rows
 from hplm.engine.backbone import Backbone, View, Watch
 from hplm.engine.engine import Engine
+from hplm.engine.instruments import Instruments
 from hplm.engine.lookup import PAD
 from hplm.engine.packing import read_packing
 from hplm.engine.pipeline import Pipeline
@@ -53,7 +54,9 @@ class Service:
         capacity = Capacity(settings.batch_tokens, settings.batch_tokens, settings.slots // 2)
         limits = Limits(settings.queue_texts, settings.queue_bytes)
         line = Queue(Scheduler(policy(settings.policy), limits, settings.commit_ns), time.monotonic_ns)
-        self._pipeline = Pipeline(line, capacity, Stager(self._backbone, staging), engine)
+        self._line, self._stager = line, Stager(self._backbone, staging)
+        self.instruments = Instruments()
+        self._pipeline = Pipeline(line, capacity, self._stager, engine, self.instruments)
         self._quotas = Quotas()
         self._watch = Watch(self._backbone)
         log.info("serving %s on %s in %s", self._backbone.config.name, settings.device, settings.dtype)
@@ -73,21 +76,26 @@ class Service:
         """
         view = self._backbone.at(ticket.generation)
         tenant = view.snapshot.by_uid(ticket.uid)
-        self._quotas.take(tenant)
         try:
-            self._enter(ticket, view, tenant, addresses, segments, spans, self._giving_back(tenant, respond), passages)
-        except BaseException:
-            self._quotas.give_back(tenant)  # it was not taken, so nobody answers it
+            self._quotas.take(tenant)
+            try:
+                self._enter(ticket, view, tenant, addresses, segments, spans, self._leaving(tenant, ticket, respond), passages)
+            except BaseException:
+                self._quotas.give_back(tenant)  # it was not taken, so nobody answers it
+                raise
+        except Exception as error:
+            self.instruments.refused(tenant, error)
             raise
 
-    def _giving_back(self, tenant: Tenant, respond: Respond) -> Respond:
+    def _leaving(self, tenant: Tenant, ticket: Ticket, respond: Respond) -> Respond:
         """Before the answer leaves: who waits for it to send the next must not meet the one that is done."""
 
-        def give_back_and_respond(answer: list[Rows] | Exception) -> None:
+        def leave(answer: list[Rows] | Exception) -> None:
             self._quotas.give_back(tenant)
+            self.instruments.answered(tenant, answer, ticket.deadline_ns)
             respond(answer)
 
-        return give_back_and_respond
+        return leave
 
     def _enter(
         self,
@@ -123,6 +131,10 @@ class Service:
                 raise InvalidInput("ROWS, SEGMENTS or SPANS are not what the lookup model made for this ticket")
             works.append(work)
         self._pipeline.submit(request, works, ticket.arrival_ns, ticket.deadline_ns, ticket.priority)
+
+    def look(self) -> None:
+        """Brings the instruments up to date."""
+        self.instruments.look(self._line, self._stager)
 
     def close(self) -> None:
         self._watch.close()

@@ -7,7 +7,9 @@ k+1 while batch k computes, in the one thread that owns the slots.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -68,7 +70,15 @@ class StagedBatch:
     forest: Forest
     sheets: list[Sheet]
     arrived: dict[Layout, list[Mark]]  # what the parts of its sheets wait for; empty until it is swapped in
-    held: list[tuple[Slots, int]] = field(default_factory=list)
+    held: list[tuple[Slots, int]]
+    brought: int = 0  # adapters and heads that had to be
+    seconds: dict[str, float] = field(default_factory=dict)  # that each stage took
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[stage] = time.perf_counter() - start
 
 
 @dataclass(frozen=True)
@@ -96,8 +106,11 @@ class Stager:
 
     def stage(self, works: Sequence[Work], broken: Callable[[Work, Broken], None]) -> StagedBatch | None:
         """All that is done ahead; a text whose stored knowledge is broken is handed to `broken` and left out."""
+        start, missed = time.perf_counter(), self._misses()
         batch = self._prepare(works, broken)
         if batch is not None:
+            batch.seconds["prepare"] = time.perf_counter() - start
+            batch.brought = self._misses() - missed
             try:
                 self._bring(batch, ahead=True)
             except BaseException:
@@ -118,14 +131,19 @@ class Stager:
 
     def _bring(self, batch: StagedBatch, ahead: bool) -> None:
         if self.overlap.swapping == ahead:  # first: its copies take their time
-            for layout, marks in batch.arrived.items():
-                marks += self._slots[layout].fill()
+            with batch.timed("swap"):
+                for layout, marks in batch.arrived.items():
+                    marks += self._slots[layout].fill()
         if self.overlap.retrieval == ahead:
-            for sheet in batch.sheets:
-                sums = self._gatherer.sums(batch.forest, sheet.addresses, sheet.lengths)
-                if sheet.homes is not None:
-                    sums = sums.new_zeros(len(sheet.positions), sums.shape[1]).index_copy_(0, sheet.homes, sums)
-                sheet.sums = sums
+            with batch.timed("retrieve"):
+                for sheet in batch.sheets:
+                    self._retrieve(batch.forest, sheet)
+
+    def _retrieve(self, forest: Forest, sheet: Sheet) -> None:
+        sums = self._gatherer.sums(forest, sheet.addresses, sheet.lengths)
+        if sheet.homes is not None:
+            sums = sums.new_zeros(len(sheet.positions), sums.shape[1]).index_copy_(0, sheet.homes, sums)
+        sheet.sums = sums
 
     def _prepare(self, works: Sequence[Work], broken: Callable[[Work, Broken], None]) -> StagedBatch | None:
         """Slots, places and indexes, for adapters and vectors that are yet to come."""
@@ -155,6 +173,13 @@ class Stager:
         except BaseException:
             self.release(held)
             raise
+
+    def slots(self) -> dict[Layout, Slots]:
+        """By layout; only to be looked at by other threads."""
+        return dict(self._slots)
+
+    def _misses(self) -> int:
+        return sum(slots.misses for slots in self._slots.values())
 
     @property
     def device_bytes(self) -> int:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
+TERMS = ("batch", "token", "text", "adapter")
 # The shape believed before anything has run: a batch, a token, a text, an adapter, in nanoseconds. Its scale is that of
 # what has been observed; where the observed batches are all alike, its proportions remain.
 SHAPE = np.array([1e6, 20e3, 10e3, 100e3])

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from hplm.scheduling.columns import NEVER
+from hplm.scheduling.cost import TERMS
 from hplm.scheduling.scheduler import Batch, Scheduler
 from hplm.scheduling.waiting import Capacity, Waiting
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Of the line, at one moment."""
+
+    texts: int
+    bytes: int
+    cost: dict[str, float]  # nanoseconds that the cost model believes in, by term
 
 
 class Queue:
@@ -21,6 +32,11 @@ class Queue:
 
     def __len__(self) -> int:
         return len(self._scheduler)
+
+    def levels(self) -> Levels:
+        with self._to_do:
+            cost = dict(zip(TERMS, self._scheduler.cost.terms.tolist(), strict=True))
+            return Levels(len(self._scheduler), self._scheduler.bytes, cost)
 
     def offer(self, texts: Sequence[Waiting]) -> None:
         """The texts of one request: all of them or none."""

@@ -57,6 +57,11 @@ class Scheduler:
         return len(self.columns) + len(self._gone)
 
     @property
+    def bytes(self) -> int:
+        """That waiting texts keep in memory."""
+        return self._bytes
+
+    @property
     def draining(self) -> bool:
         return self._draining
 

@@ -1,0 +1,55 @@
+"""Adds up what several threads tell it; taken now and then by whoever publishes it."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+
+from hplm.metrics.names import COUNTER, GAUGE, Histogram, Metric
+
+Series = tuple[Metric, tuple[str, ...]]  # a metric and the values of its labels, in their order
+
+
+class Meter:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[Series] = Counter()
+        self._levels: dict[Series, float] = {}
+
+    def add(self, metric: Metric, amount: float = 1, *labels: str) -> None:
+        series = _series(metric, COUNTER, labels)
+        with self._lock:
+            self._counts[series] += amount
+
+    def set(self, metric: Metric, value: float, *labels: str) -> None:
+        series = _series(metric, GAUGE, labels)
+        with self._lock:
+            self._levels[series] = value
+
+    def observe(self, histogram: Histogram, values: Iterable[float]) -> None:
+        """Buckets count what is at most as large as their bound, as Prometheus wants it."""
+        observed = np.fromiter(values, dtype=float)
+        if not len(observed):
+            return
+        bucket, total, number = histogram.parts
+        below = np.searchsorted(np.sort(observed), histogram.bounds, side="right")
+        with self._lock:
+            for bound, count in zip(histogram.bounds, below.tolist(), strict=True):
+                self._counts[bucket, (f"{bound:g}",)] += count
+            self._counts[bucket, ("+Inf",)] += len(observed)
+            self._counts[total, ()] += float(observed.sum())
+            self._counts[number, ()] += len(observed)
+
+    def take(self) -> tuple[Counter[Series], dict[Series, float]]:
+        """What was counted since the last time, and the levels as they are."""
+        with self._lock:
+            counts, self._counts = self._counts, Counter()
+            return counts, dict(self._levels)
+
+
+def _series(metric: Metric, kind: str, labels: tuple[str, ...]) -> Series:
+    assert metric.kind == kind and len(labels) == len(metric.labels), metric
+    return metric, labels

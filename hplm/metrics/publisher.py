@@ -1,0 +1,72 @@
+"""Brings what a meter has added up to the server process: a round trip each, so once a second and not once a request."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from hplm.metrics.meter import Meter, Series
+from hplm.metrics.names import COUNTER, Metric
+
+log = logging.getLogger(__name__)
+SECONDS = 1.0
+
+
+class Publisher:
+    """`family` is Triton's MetricFamily; `before` is called each time, for levels that have to be looked up; a series that
+    `keeps` does not want ends.
+    """
+
+    def __init__(
+        self,
+        family: Any,
+        meter: Meter,
+        backbone: str,
+        before: Callable[[], None] = lambda: None,
+        keeps: Callable[[Series], bool] = lambda series: True,
+    ) -> None:
+        self._family = family
+        self._meter = meter
+        self._backbone = backbone
+        self._before = before
+        self._keeps = keeps
+        self._families: dict[Metric, Any] = {}
+        self._metrics: dict[Series, Any] = {}
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """The last counts are published, too."""
+        self._ending.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        ending = False
+        while not ending:
+            ending = self._ending.wait(SECONDS)
+            try:
+                self._publish()
+            except Exception:
+                log.exception("metrics could not be published")
+
+    def _publish(self) -> None:
+        self._before()
+        counts, levels = self._meter.take()
+        for series, count in counts.items():
+            self._metric(series).increment(count)
+        for series, level in levels.items():
+            self._metric(series).set(level)
+        self._metrics = {series: metric for series, metric in self._metrics.items() if self._keeps(series)}
+
+    def _metric(self, series: Series) -> Any:
+        if series not in self._metrics:
+            metric, values = series
+            if metric not in self._families:
+                kind = self._family.COUNTER if metric.kind == COUNTER else self._family.GAUGE
+                self._families[metric] = self._family(name=metric.name, description=metric.description, kind=kind)
+            labels = {"backbone": self._backbone, **dict(zip(metric.labels, values, strict=True))}
+            self._metrics[series] = self._families[metric].Metric(labels=labels)
+        return self._metrics[series]

@@ -1,0 +1,121 @@
+"""Counting, publishing, and whose series are shown."""
+
+import threading
+
+import pytest
+
+from hplm.metrics import names
+from hplm.metrics.busiest import OTHERS, Busiest
+from hplm.metrics.meter import Meter
+from hplm.metrics.names import COUNTER, GAUGE, METRICS, Histogram, Metric
+from hplm.metrics.publisher import Publisher
+
+SEEN, LEVEL = Metric("seen_total", COUNTER, "what was seen", ("kind",)), Metric("level", GAUGE, "how high")
+
+
+class Family:
+    """Triton's MetricFamily, as far as it is used."""
+
+    COUNTER, GAUGE = "c", "g"
+    all: dict
+
+    def __init__(self, name, description, kind):
+        assert name not in self.all, "a family is made once"
+        self.name, self.kind, self.series = name, kind, {}
+        self.all[name] = self
+
+    def Metric(self, labels):
+        return Series(self, labels)
+
+
+class Series:
+    def __init__(self, family, labels):
+        self.family, self.value = family, 0
+        family.series[tuple(labels.items())] = self
+
+    def increment(self, value):
+        assert self.family.kind == "c"
+        self.value += value
+
+    def set(self, value):
+        assert self.family.kind == "g"
+        self.value = value
+
+
+@pytest.fixture
+def family():
+    return type("Fresh", (Family,), {"all": {}})
+
+
+def test_what_is_counted_is_taken_once_and_levels_stay():
+    meter = Meter()
+    threads = [threading.Thread(target=lambda: [meter.add(SEEN, 1, "a") for _ in range(1000)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    meter.add(SEEN, 2.5, "b")
+    meter.set(LEVEL, 7)
+    assert meter.take() == ({(SEEN, ("a",)): 4000, (SEEN, ("b",)): 2.5}, {(LEVEL, ()): 7})
+    assert meter.take() == ({}, {(LEVEL, ()): 7})
+
+
+def test_a_histogram_counts_each_value_in_every_bucket_that_holds_it():
+    meter, times = Meter(), Histogram("times", "how long", (0.1, 1.0))
+    meter.observe(times, [0.1, 0.05, 0.5, 3.0])
+    meter.observe(times, [])
+    bucket, total, count = times.parts
+    counts, _ = meter.take()
+    assert {labels[0]: value for (metric, labels), value in counts.items() if metric == bucket} == {"0.1": 2, "1": 3, "+Inf": 4}
+    assert counts[total, ()] == pytest.approx(3.65)
+    assert counts[count, ()] == 4
+
+
+def test_the_last_counts_are_published_and_a_series_that_is_not_kept_ends(family):
+    meter, looked = Meter(), []
+    publisher = Publisher(
+        family, meter, "toy", before=lambda: looked.append(1), keeps=lambda series: series[1] != ("gone",)
+    )
+    meter.add(SEEN, 3, "a")
+    meter.add(SEEN, 1, "gone")
+    meter.set(LEVEL, 2)
+    publisher.close()
+    assert looked
+    assert family.all["seen_total"].series[("backbone", "toy"), ("kind", "a")].value == 3
+    assert family.all["level"].series[(("backbone", "toy"),)].value == 2
+    assert set(publisher._metrics) == {(SEEN, ("a",)), (LEVEL, ())}
+
+
+def test_what_cannot_be_published_once_does_not_end_it(family, monkeypatch):
+    meter, failed = Meter(), threading.Event()
+
+    def before():
+        if not failed.is_set():
+            failed.set()
+            raise OSError("the server is busy")
+
+    monkeypatch.setattr("hplm.metrics.publisher.SECONDS", 0.01)
+    publisher = Publisher(family, meter, "toy", before)
+    assert failed.wait(10)
+    meter.set(LEVEL, 1)
+    publisher.close()
+    assert family.all["level"].series[(("backbone", "toy"),)].value == 1
+
+
+def test_names_are_shown_for_those_who_ask_most():
+    busiest = Busiest(2)
+    assert [busiest.name(tenant) for tenant in "aabbbcccc"] == ["a", "a", "b", "b", "b"] + [OTHERS] * 4
+    assert busiest.choose() == {"b", "c"}
+    assert [busiest.name(tenant) for tenant in "abc"] == [OTHERS, "b", "c"]
+    for _ in range(5):
+        busiest.choose()
+    assert not busiest._asked, "who does not ask is forgotten"
+
+
+def test_every_metric_has_a_name_of_its_own_that_says_its_kind():
+    found = [metric.name for metric in METRICS]
+    assert len(found) == len(set(found))
+    assert names.WAIT_SECONDS.parts[0] in METRICS
+    for metric in METRICS:
+        assert metric.name.startswith("hplm_")
+        assert (metric.kind == COUNTER) == metric.name.endswith(("_total", "_bucket", "_sum", "_count"))

@@ -1,0 +1,78 @@
+"""What `/metrics` says after known traffic is exactly what was sent."""
+
+import re
+import time
+import urllib.request
+from collections import Counter
+
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from hplm.metrics.names import METRICS
+from hplm.server import TritonServer
+from tests.server.stock import Stock
+from tests.toy import WORDS
+
+LINE = re.compile(r"^(\w+)\{(.*)\} (\S+)$")
+LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+class Scraped:
+    def __init__(self, server):
+        with urllib.request.urlopen(f"http://{server.metrics_url}/metrics", timeout=10) as response:
+            lines = response.read().decode().splitlines()
+        self.series = {}
+        for line in lines:
+            if line.startswith("hplm_"):
+                name, labels, value = LINE.match(line).groups()
+                self.series[name, tuple(sorted(LABEL.findall(labels)))] = float(value)
+
+    def of(self, name, **labels):
+        wanted = set(labels.items())
+        return sum(value for (found, own), value in self.series.items() if found == name and wanted <= set(own))
+
+
+def test_counts_are_what_was_sent(toy):
+    with TritonServer(toy.repository) as server:
+        stock = Stock(server, "grpc")
+        sent, texts, tokens = Counter(), 0, 0
+        for number, (tenant, several) in enumerate([("acme", 1), ("beta", 3), ("city", 2), ("acme", 4)] * 3):
+            stock.ask([" ".join(WORDS[: 3 + i]) for i in range(several)], tenant, timeout=60_000_000 if number % 2 else None)
+            sent[tenant] += 1
+            texts += several
+            tokens += sum(5 + i for i in range(several))
+        with pytest.raises(InferenceServerException, match=r"\[no_tenant\]"):
+            stock.ask([WORDS[0]], "nobody")
+        with pytest.raises(InferenceServerException, match=r"\[deadline\]"):
+            stock.ask([WORDS[0]], "beta", timeout=1)
+        with pytest.raises(InferenceServerException, match=r"\[invalid_input\]"):
+            stock.ask([WORDS[0]] * 2, "beta", top_k=-1)
+        deadline = time.monotonic() + 10
+        while (scraped := Scraped(server)).of("hplm_lookup_requests_total") < 15 and time.monotonic() < deadline:
+            time.sleep(0.2)
+        time.sleep(1.1)  # upper publishes on its own
+        scraped = Scraped(server)
+    lookups, requests = "hplm_lookup_requests_total", "hplm_requests_total"
+    assert scraped.of(lookups, outcome="passed_on") == 13
+    assert scraped.of(lookups, outcome="no_tenant") == scraped.of(lookups, outcome="invalid_input") == 1
+    assert scraped.of(lookups) == 15
+    assert scraped.of(requests, outcome="answered") == scraped.of(requests, outcome="on_time") == 6
+    assert scraped.of(requests, outcome="deadline") == 1
+    assert scraped.of(requests) == 13
+    for tenant, count in sent.items():
+        refused = tenant == "beta"
+        assert scraped.of("hplm_tenant_requests_total", tenant=tenant) == count + refused
+    assert scraped.of("hplm_batch_texts_total") == scraped.of("hplm_wait_seconds_count") == texts
+    assert scraped.of("hplm_batch_tokens_total") == tokens
+    assert scraped.of("hplm_batch_padding_total") == 0
+    assert 0 < scraped.of("hplm_batches_total") <= 12
+    assert scraped.of("hplm_wait_seconds_bucket", le="+Inf") == texts
+    assert scraped.of("hplm_slack_seconds_count") == sum([3, 4] * 3)
+    assert scraped.of("hplm_slot_misses_total") == scraped.of("hplm_slots_used") > 0
+    assert scraped.of("hplm_slot_hits_total") + scraped.of("hplm_slot_misses_total") >= 2 * 12
+    assert scraped.of("hplm_plot_windows_total") == tokens + 3  # one window a token, also of the one that came too late
+    assert scraped.of("hplm_cost_seconds", term="token") > 0
+    assert {stage for (name, own), _ in scraped.series.items() if name == "hplm_stage_seconds_total" for key, stage in own
+            if key == "stage"} >= {"prepare", "swap", "retrieve", "compute"}  # fmt: skip
+    shown = {name for name, _ in scraped.series}
+    assert shown == {metric.name for metric in METRICS}, "nothing is shown that is not documented, or the other way round"
