@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,14 @@ from hplm.model.tokenizer import words_of
 
 @dataclass(frozen=True)
 class Example:
-    """One line of a labelled file: one label for `classify`, one a word for `tag`."""
+    """One line of a labelled file."""
 
     line: int
     text: str
-    pair: str | None
-    labels: tuple[str, ...]
+    pair: str | None = None
+    labels: tuple[str, ...] = ()  # one for `classify`, those that hold for `multilabel`, one a word for `tag`
+    value: float = 0.0  # for `regress`
+    answers: tuple[tuple[int, int], ...] = ()  # for `span`: code points of the pair; one to learn from, all of them right
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,8 @@ class Labelled:
 
 
 def read_labelled(path: Path, task: str) -> Labelled:
-    read = {"classify": _classified, "tag": _tagged}[task]
-    examples = []
-    for number, line in _lines(path):
-        where = f"{path}:{number}"
-        entry = _object(line, where)
-        text, pair, labels = read(entry, where)
-        examples.append(Example(number, text, pair, labels))
+    read = {"classify": _classified, "multilabel": _labelled, "tag": _tagged, "regress": _valued, "span": _answered}[task]
+    examples = [read(_object(line, f"{path}:{number}"), f"{path}:{number}", number) for number, line in _lines(path)]
     if not examples:
         raise InvalidInput(f"{path} is empty: it needs one JSON object a line")
     return Labelled(path, examples)
@@ -125,12 +123,55 @@ def _label(label: object, where: str) -> str:
     return _encodable(label, where)
 
 
-def _classified(entry: dict, where: str) -> tuple[str, str | None, tuple[str, ...]]:
+def _list(entry: dict, key: str, where: str) -> list:
+    values = _field(entry, key, where)
+    if not isinstance(values, list):
+        raise InvalidInput(f"{where}: {key!r} is not a list but a {type(values).__name__}")
+    return values
+
+
+def _texts(entry: dict, where: str) -> tuple[str, str | None]:
     pair = _text(entry, "text_pair", where) if entry.get("text_pair") is not None else None
-    return _text(entry, "text", where), pair, (_label(_field(entry, "label", where), where),)
+    return _text(entry, "text", where), pair
 
 
-def _tagged(entry: dict, where: str) -> tuple[str, None, tuple[str, ...]]:
+def _classified(entry: dict, where: str, line: int) -> Example:
+    return Example(line, *_texts(entry, where), labels=(_label(_field(entry, "label", where), where),))
+
+
+def _labelled(entry: dict, where: str, line: int) -> Example:
+    labels = [_label(label, where) for label in _list(entry, "labels", where)]
+    return Example(line, *_texts(entry, where), labels=tuple(dict.fromkeys(labels)))
+
+
+def _valued(entry: dict, where: str, line: int) -> Example:
+    value = _field(entry, "label", where)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise InvalidInput(f"{where}: label {value!r} is not a number")
+    return Example(line, *_texts(entry, where), value=float(value))
+
+
+def _answered(entry: dict, where: str, line: int) -> Example:
+    """As SQuAD has it: `answers` holds the right ones, each as a text and where in the passage it starts."""
+    passage, given = _text(entry, "text_pair", where), _field(entry, "answers", where)
+    if not isinstance(given, dict):
+        raise InvalidInput(f"{where}: 'answers' is not an object with 'text' and 'answer_start' but a {type(given).__name__}")
+    texts, starts = _list(given, "text", where), _list(given, "answer_start", where)
+    if len(texts) != len(starts):
+        raise InvalidInput(f"{where}: {len(texts)} answers but {len(starts)} starts")
+    if not texts:
+        raise InvalidInput(f"{where}: no answer: a question that the passage does not answer cannot be learned from")
+    spans = []
+    for answer, start in zip(texts, starts, strict=True):
+        if not isinstance(answer, str) or not answer.strip():
+            raise InvalidInput(f"{where}: answer {answer!r} is not a text")
+        if not isinstance(start, int) or start < 0 or passage[start : start + len(answer)] != answer:
+            raise InvalidInput(f"{where}: the passage does not have {answer[:40]!r} at character {start!r}")
+        spans.append((start, start + len(answer)))
+    return Example(line, _text(entry, "text", where), passage, answers=tuple(spans))
+
+
+def _tagged(entry: dict, where: str, line: int) -> Example:
     """The words with single spaces between them are the text: so a client must send it to get a row a token."""
     tokens, tags = _field(entry, "tokens", where), _field(entry, "tags", where)
     if not isinstance(tokens, list) or not isinstance(tags, list):
@@ -143,4 +184,4 @@ def _tagged(entry: dict, where: str) -> tuple[str, None, tuple[str, ...]]:
         if not isinstance(token, str) or words_of(token) != [(0, len(token))]:
             raise InvalidInput(f"{where}: token {number}, {token!r}, is not one word without white space")
         _encodable(token, where)
-    return " ".join(tokens), None, tuple(_label(tag, where) for tag in tags)
+    return Example(line, " ".join(tokens), labels=tuple(_label(tag, where) for tag in tags))

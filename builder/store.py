@@ -5,7 +5,7 @@
     lower/<domain>-<version>.safetensors        the lower stack behind a table, for building more
     plot/<domain>/<version>/                    the table
     counts/<domain>/<version>/                  how often each n-gram occurs, for the next version
-    tenants/<id>/<version>/                     tenant.json  adapter.safetensors  head.safetensors  report.json
+    tenants/<id>/<version>/                     tenant.json  adapter.safetensors  head.safetensors  report.json  training.png
 
 Everything is written under a temporary name and renamed, so what has its name is complete.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -268,8 +268,9 @@ class Store:
         adapter: list[dict[str, Tensor]] | None,
         head: dict[str, Tensor],
         report: dict,
+        draw: Callable[[Path], object] | None = None,
     ) -> None:
-        """Adapter tensors of each layer and head tensors, named and shaped as their layouts say."""
+        """Adapter tensors of each layer and head tensors, named and shaped as their layouts say; `draw` makes a picture."""
         with written_folder(self.tenant_folder(tenant.id, tenant.version)) as folder:
             if adapter is not None:
                 flat = {f"{i}.{name}": tensor for i, layer in enumerate(adapter) for name, tensor in layer.items()}
@@ -277,6 +278,8 @@ class Store:
             _save(head, folder / "head.safetensors")
             (folder / "tenant.json").write_text(json.dumps(asdict(tenant), indent=2) + "\n", "utf-8")
             (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", "utf-8")
+            if draw is not None:
+                draw(folder / "training.png")
 
 
 def _remove_folder(folder: Path) -> None:

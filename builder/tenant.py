@@ -2,23 +2,70 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import sys
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from builder.archives import check_file
 from builder.data import Labelled, read_labelled
+from builder.growing import write_json
 from builder.store import Store, TenantFile, check_name
+from builder.training.bodies import PlotBody
 from builder.training.examples import Reader, Texts, check_labels, labels_of, split_off
-from builder.training.finetuning import TenantModel, TrainingOptions, evaluate, train
-from builder.training.scores import Scores
+from builder.training.finetuning import Ground, Trained, TrainingOptions, train
+from builder.training.grid import points, train_grid
+from builder.training.picture import draw_training
 from hplm.engine.engine import resolve_device
 from hplm.errors import InvalidInput
 from hplm.tenants.snapshot import TASKS
 
 DEV_SHARE = 0.1
+UNEVEN = 20  # times as many texts of one label as of another are worth a word
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a tenant learns from: enough to open it again, in this process or in another."""
+
+    store: Path
+    domain: str
+    domain_version: int
+    task: str
+    train: Path
+    dev: Path | None
+    seed: int
+
+    def read(self) -> tuple[Labelled, Labelled, list[str]]:
+        """Training part, dev part, and what the head's rows stand for."""
+        given = read_labelled(self.train, self.task)
+        labels = labels_of(given, self.task)
+        if self.dev is None:
+            return *split_off(given, DEV_SHARE, self.seed), labels
+        dev = read_labelled(self.dev, self.task)
+        check_labels(dev, labels, str(self.train))
+        return given, dev, labels
+
+    def open(self, device: torch.device, show_progress: bool = False) -> tuple[Ground, PlotBody]:
+        store = Store(self.store)
+        training, dev, labels = self.read()
+        reader = Reader(store, self.domain, self.domain_version)
+        texts, dev_texts = (reader.read(part, self.task, labels, show_progress) for part in (training, dev))
+        ground = Ground(store.config, reader, texts, dev_texts, self.task, labels, device)
+        return ground, PlotBody(store.upper(), store.config.heads)
+
+    def plan(self) -> dict[str, Any]:
+        files = [path for path in (self.train, self.dev) if path is not None]
+        for path in files:
+            check_file(path)
+        stamps = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
+        return {"domain": self.domain, "domain_version": self.domain_version, "task": self.task, "files": stamps}
 
 
 def build_tenant(
@@ -28,76 +75,88 @@ def build_tenant(
     task: str,
     train_file: Path,
     dev_file: Path | None = None,
-    adapter: str = "bottleneck",
-    places: tuple[str, ...] | None = None,
-    rank: int = 32,
-    dtype: str = "fp16",
-    epochs: int = 4,
-    seed: int = 0,
+    grid: bool = False,
     device: torch.device | None = None,
     show_progress: bool = True,
+    **training: Any,
 ) -> TenantFile:
-    """Trains the tenant, or its next version if it exists, and stores it with its report."""
-    options = TrainingOptions(adapter=adapter, places=places, dtype=dtype, rank=rank, epochs=epochs, seed=seed)
-    device = device or resolve_device("auto")
+    """Trains the tenant, or its next version if it exists, and stores it with its report; `training`: `TrainingOptions`.
+
+    Cut anywhere, the same call goes on where it was, to the same bytes.
+    """
     check_name("tenant", tenant_id)
     if task not in TASKS:
-        raise InvalidInput(f"task {task!r} is not known: choose {' or '.join(TASKS)}")
-    if rank < 0:
-        raise InvalidInput(f"rank {rank}: a positive number, or 0 for a head without adapter")
-    if epochs < 1:
-        raise InvalidInput(f"epochs {epochs}: at least 1")
-    domain_version = store.latest(domain)
-
-    given = read_labelled(train_file, task)
-    labels = labels_of(given)
+        raise InvalidInput(f"task {task!r} is not known: choose {', '.join(TASKS)}")
+    options = TrainingOptions(**training)
+    device = device or resolve_device("auto")
+    material = Material(store.folder, domain, store.latest(domain), task, train_file, dev_file, options.seed)
+    plan = {**material.plan(), **asdict(options), "grid": grid}
+    given, dev, labels = material.read()
     before = next((tenant for tenant in store.tenants() if tenant.id == tenant_id), None)
     if before is not None:
         _check_same_answers(before, task, labels)
-    if dev_file is None:
-        training, dev = split_off(given, DEV_SHARE, seed)
-    else:
-        training, dev = given, read_labelled(dev_file, task)
-        check_labels(dev, labels, str(train_file))
-
-    reader = Reader(store, domain, domain_version)
-    texts, dev_texts = (reader.read(part, task, labels, show_progress) for part in (training, dev))
-    trained = train(
-        store.upper(), store.config, reader, texts, dev_texts, task, len(labels), options, device, show_progress
-    )
     version = before.version + 1 if before else 1
+
+    working = _working(store, tenant_id, {"version": version, **plan})
+    tried = []
+    if grid:
+        opened = partial(material.open, device)
+        trained, tried = train_grid(opened, points(options), working, device, show_progress)
+        ground = opened()[0]
+    else:
+        ground, body = material.open(device, show_progress)
+        trained = train(body, ground, options, working / "training.pt", show_progress)
     tenant = TenantFile(
-        tenant_id, version, domain, domain_version, task, labels, rank, adapter, places, dtype=dtype
-    )
-    report = {
-        "task": task,
-        "training": _described(training, texts),
-        "dev": {**_described(dev, dev_texts), **_rounded(trained.scores)},
-        **trained.report,
-    }
-    store.save_tenant(tenant, *trained.model.stored(), report)
+        tenant_id, version, domain, material.domain_version, task, labels, options.rank, options.adapter, options.places,
+        dtype=options.dtype,
+    )  # fmt: skip
+    report = _report(material, (given, ground.texts), (dev, ground.dev), trained)
+    if tried:
+        report["grid"] = [point.described() for point in tried]
+    title = f"{tenant_id} version {version}: {task} on {domain}"
+    store.save_tenant(tenant, *trained.model.stored(), report, partial(draw_training, report, title))
+    shutil.rmtree(working)
     return tenant
 
 
-def evaluate_tenant(
-    store: Store, tenant_id: str, file: Path, device: torch.device | None = None, show_progress: bool = True
+def _report(
+    material: Material, training: tuple[Labelled, Texts], dev: tuple[Labelled, Texts], trained: Trained
 ) -> dict[str, Any]:
-    """What the newest version of a tenant scores on a labelled file."""
-    device = device or resolve_device("auto")
-    tenant = next((tenant for tenant in store.tenants() if tenant.id == tenant_id), None)
-    if tenant is None:
-        known = ", ".join(tenant.id for tenant in store.tenants()[:10]) or "none yet"
-        raise InvalidInput(f"tenant {tenant_id!r} is not in {store.folder}: known are {known}")
-    labelled = read_labelled(file, tenant.task)
-    check_labels(labelled, tenant.labels, f"the training data of tenant {tenant_id!r}")
-    reader = Reader(store, tenant.domain, tenant.domain_version)
-    texts = reader.read(labelled, tenant.task, tenant.labels, show_progress)
-    weights = store.tenant_weights(tenant)
-    model = TenantModel(store.config, tenant.adapter_layout(store.config), tenant.head_layout(store.config), seed=0)
-    model.load(*weights)
-    scores = evaluate(store.upper().to(device).eval(), model.to(device), reader, texts, len(tenant.labels), device)
-    described = {"tenant": tenant.id, "version": tenant.version, "task": tenant.task}
-    return {**described, **_described(labelled, texts), **_rounded(scores)}
+    counts = Counter(label for example in training[0].examples for label in example.labels)
+    uneven = max(counts.values()) / min(counts.values()) if counts else 1.0
+    return {
+        "task": material.task,
+        "dev_given": material.dev is not None,
+        "training": _described(*training),
+        "dev": {**_described(*dev), **trained.scores.described()},
+        "imbalance": round(uneven, 1),
+        **trained.report,
+    }
+
+
+def warnings_of(report: dict[str, Any]) -> list[str]:
+    """What in a tenant's report its owner should know before its scores are trusted."""
+    said, counts = [], report["training"]["label_counts"]
+    if report["imbalance"] >= UNEVEN:
+        most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
+        said.append(f"labels are uneven: {most!r} {counts[most]:,} times, {least!r} {counts[least]:,}; look at macro_f1 too")
+    if cut := report["training"]["texts_cut"]:
+        said.append(f"{cut:,} of {report['training']['texts']:,} texts are longer than the model takes and were cut")
+    return said
+
+
+def _working(store: Store, tenant_id: str, plan: dict[str, Any]) -> Path:
+    """Where a training keeps how far it has come. What another one left behind is of no use to this one."""
+    folder = store.folder / "building" / "tenants" / tenant_id
+    file = folder / "plan.json"
+    plan = json.loads(json.dumps(plan))
+    if file.exists() and json.loads(file.read_text("utf-8")) != plan:
+        print(f"tenant {tenant_id}: a training that was cut had other data or options; this one begins anew", file=sys.stderr)
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not file.exists():
+        write_json(file, plan)
+    return folder
 
 
 def _check_same_answers(before: TenantFile, task: str, labels: list[str]) -> None:
@@ -125,7 +184,3 @@ def _described(labelled: Labelled, texts: Texts) -> dict[str, Any]:
         "label_counts": dict(sorted(counts.items())),
         "windows_found": texts.found,
     }
-
-
-def _rounded(scores: Scores) -> dict[str, Any]:
-    return {name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(scores).items()}

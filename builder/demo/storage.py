@@ -22,10 +22,11 @@ from builder.counts import Counts
 from builder.data import read_labelled
 from builder.demo.__main__ import EPOCHS, data_of
 from builder.demo.data import DemoTenant
+from builder.evaluation.tenant import evaluate_tenant
 from builder.export import copy_file
 from builder.store import Store
 from builder.table import build_table
-from builder.tenant import build_tenant, evaluate_tenant
+from builder.tenant import build_tenant
 from hplm.engine.engine import resolve_device
 from hplm.errors import HplmError, InvalidInput
 from hplm.plot.levels import Tally
@@ -152,7 +153,7 @@ def _accuracy(store: Store, name: str, tenant: DemoTenant) -> float:
     own = f"{tenant.id}.{name}"
     if all(known.id != own for known in store.tenants()):
         build_tenant(store, own, name, tenant.task, tenant.train, tenant.dev, epochs=EPOCHS)
-    return evaluate_tenant(store, own, tenant.test)["accuracy"]
+    return evaluate_tenant(store, own, tenant.test).scores.values["accuracy"]
 
 
 if __name__ == "__main__":

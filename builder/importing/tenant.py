@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ from builder.importing.heads import check_head, chosen_labels
 from builder.importing.lower import NewDomain, build_merged, check_mergeable
 from builder.importing.peft import is_peft, read_peft
 from builder.store import Store, TenantFile, check_name
+from builder.training.bodies import PlotBody
 from builder.training.examples import Reader, check_labels
-from builder.training.finetuning import TenantModel, evaluate
+from builder.training.finetuning import Ground, evaluate
+from builder.training.model import TenantModel
 from hplm.errors import InvalidInput
 
 Weights = tuple[list[dict[str, Tensor]] | None, dict[str, Tensor]]
@@ -124,8 +126,9 @@ def _score(
 ) -> dict[str, Any]:
     reader = Reader(store, tenant.domain, tenant.domain_version)
     texts = reader.read(labelled, tenant.task, tenant.labels, show_progress)
-    model = TenantModel(store.config, tenant.adapter_layout(store.config), tenant.head_layout(store.config), seed=0)
+    model = TenantModel(tenant.adapter_layout(store.config), tenant.head_layout(store.config), seed=0)
     model.load(*weights)
-    scores = evaluate(store.upper().to(device).eval(), model.to(device), reader, texts, len(tenant.labels), device)
-    rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(scores).items()}
-    return {**rounded, "windows_found": texts.found}
+    ground = Ground(store.config, reader, texts, texts, tenant.task, tenant.labels, device)
+    body = PlotBody(store.upper().to(device).eval(), store.config.heads)
+    scores, _ = evaluate(body, model.to(device), ground, texts)
+    return {**scores.described(), "windows_found": texts.found}

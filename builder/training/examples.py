@@ -14,21 +14,30 @@ from tqdm import tqdm
 from builder.data import Example, Labelled
 from builder.packs import positions_of
 from builder.store import Store
+from builder.training.objectives import targets_of
+from hplm.engine.lookup import rows_read
 from hplm.errors import Broken, InvalidInput
-from hplm.model.tokenizer import Encoded, first_tokens, words_of
+from hplm.model.tokenizer import Encoded
 from hplm.plot.gathering import Gatherer
 
-UNREAD = -1  # of a row whose word has no token: never learned from, always counted as wrong
+FARTHEST_MEAN = 100.0  # standard deviations from 0
+LARGEST_VALUE = 10_000.0
 
 
 @dataclass(frozen=True)
 class Text:
     """One labelled text, looked up."""
 
+    example: Example
+    tokens: np.ndarray
     addresses: np.ndarray  # one a token
     segments: np.ndarray
-    reading: np.ndarray  # for each answer row the token to read, or UNREAD
-    targets: np.ndarray  # for each answer row the number of its label
+    spans: np.ndarray  # answer rows x 3: the token to read, or UNREAD, and the code points it speaks of
+    targets: np.ndarray  # as the task's loss wants them
+
+    @property
+    def reading(self) -> np.ndarray:
+        return self.spans[:, 0]
 
 
 @dataclass(frozen=True)
@@ -43,12 +52,14 @@ class Texts:
 class Pack:
     """Some of the texts end to end, on the device."""
 
-    sums: Tensor
+    sums: Tensor | None  # what the tables say; None for who computes the lower layers
+    tokens: Tensor
     positions: Tensor
     segments: Tensor
     lengths: list[int]
     reading: Tensor
-    targets: Tensor  # UNREAD where there is nothing to read
+    rows_of: list[int]  # how many of the rows each text has
+    targets: Tensor
 
 
 class Reader:
@@ -65,64 +76,83 @@ class Reader:
         texts, levels, cut = [], np.zeros(len(self._chain.space.masks), dtype=np.int64), 0
         bar = tqdm(labelled.examples, desc=f"looking up {labelled.path.name}", unit="text", disable=not show_progress)
         for example in bar:
-            targets = np.array([number_of[label] for label in example.labels], dtype=np.int64)
-            encoded, shortened = self._encode(example, f"{labelled.path}:{example.line}")
+            encoded, spans, shortened = self._encode(task, example, f"{labelled.path}:{example.line}")
             hits = self._chain.lookup(encoded.tokens, np.array([len(encoded.tokens)]))
             levels += np.bincount(hits.levels, minlength=len(levels))
             cut += shortened
-            texts.append(Text(hits.addresses, encoded.segments, _reading(task, example.text, encoded), targets))
+            targets = targets_of(task, example, spans, number_of)
+            texts.append(Text(example, encoded.tokens, hits.addresses, encoded.segments, spans, targets))
         lengths = np.array([len(text.addresses) for text in texts], dtype=np.int64)
         return Texts(texts, lengths, cut, [round(share, 4) for share in (levels / levels.sum()).tolist()])
 
-    def pack(self, texts: Texts, chosen: np.ndarray, device: torch.device) -> Pack:
+    def pack(self, texts: Texts, chosen: np.ndarray, device: torch.device, with_sums: bool = True) -> Pack:
         members = [texts.texts[i] for i in chosen]
         lengths = texts.lengths[chosen]
-        reading = [text.reading for text in members]
-        starts = np.repeat(np.cumsum(lengths) - lengths, [len(rows) for rows in reading])
-        rows = np.concatenate(reading)
-        targets = np.where(rows == UNREAD, UNREAD, np.concatenate([text.targets for text in members]))
-        addresses = np.concatenate([text.addresses for text in members])
-        if len(self._gatherer.broken(self._forest, addresses)):
-            raise Broken("a table is corrupt: `hplm verify --store` says which")
+        rows_of = [len(text.spans) for text in members]
+        starts = np.repeat(np.cumsum(lengths) - lengths, rows_of)
+        rows = np.concatenate([text.reading for text in members])
 
         def index(numbers: np.ndarray) -> Tensor:
             return torch.from_numpy(numbers.astype(np.int64)).to(device)
 
         return Pack(
-            sums=self._gatherer.sums(self._forest, addresses, lengths).to(device),
+            sums=self._sums(members, lengths).to(device) if with_sums else None,
+            tokens=index(np.concatenate([text.tokens for text in members])),
             positions=index(positions_of(lengths)),
             segments=index(np.concatenate([text.segments for text in members])),
             lengths=lengths.tolist(),
             reading=index(np.maximum(rows, 0) + starts),
-            targets=index(targets),
+            rows_of=rows_of,
+            targets=torch.from_numpy(np.concatenate([text.targets for text in members])).to(device),
         )
 
-    def _encode(self, example: Example, where: str) -> tuple[Encoded, bool]:
+    def _sums(self, members: Sequence[Text], lengths: np.ndarray) -> Tensor:
+        addresses = np.concatenate([text.addresses for text in members])
+        if len(self._gatherer.broken(self._forest, addresses)):
+            raise Broken("a table is corrupt: `hplm verify --store` says which")
+        return self._gatherer.sums(self._forest, addresses, lengths)
+
+    def _encode(self, task: str, example: Example, where: str) -> tuple[Encoded, np.ndarray, bool]:
         try:
             encoded = self._tokenizer.encode(example.text, example.pair, truncate=True)
+            spans = rows_read(task, example.text, example.pair, encoded)
         except InvalidInput as error:
             raise InvalidInput(f"{where}: {error}") from None
         if len(encoded.tokens) < self._tokenizer.positions:
-            return encoded, False
+            return encoded, spans, False
         try:
             self._tokenizer.encode(example.text, example.pair)
         except InvalidInput:
-            return encoded, True
-        return encoded, False
+            return encoded, spans, True
+        return encoded, spans, False
 
 
-def _reading(task: str, text: str, encoded: Encoded) -> np.ndarray:
-    """The token that each answer row reads: the first of the text for `classify`, a word's first for `tag`."""
-    if task == "classify":
-        return np.zeros(1, dtype=np.int64)
-    return first_tokens(encoded, words_of(text)).astype(np.int64)
-
-
-def labels_of(labelled: Labelled) -> list[str]:
+def labels_of(labelled: Labelled, task: str) -> list[str]:
+    """What the rows of the tenant's head stand for; refuses what nothing can be learned from."""
+    if task == "span":
+        return ["start", "end"]
+    if task == "regress":
+        check_values(labelled)
+        return ["value"]
     labels = sorted({label for example in labelled.examples for label in example.labels})
-    if len(labels) == 1:
+    if task == "multilabel":
+        if not labels:
+            raise InvalidInput(f"{labelled.path}: no text has a label: there is nothing to learn")
+    elif len(labels) == 1:
         raise InvalidInput(f"{labelled.path}: every label is {labels[0]!r}: there is nothing to tell apart")
     return labels
+
+
+def check_values(labelled: Labelled) -> None:
+    values = np.array([example.value for example in labelled.examples])
+    mean, spread = float(values.mean()), float(values.std())
+    if not spread:
+        raise InvalidInput(f"{labelled.path}: every value is {mean:g}: there is nothing to tell apart")
+    if abs(mean) > FARTHEST_MEAN * spread or float(np.abs(values).max()) > LARGEST_VALUE:
+        raise InvalidInput(
+            f"{labelled.path}: values around {mean:g} that differ by {spread:g} cannot be told apart in the 16 bits in "
+            f"which heads are stored: subtract their mean, or scale them below {LARGEST_VALUE:,.0f}"
+        )
 
 
 def check_labels(labelled: Labelled, labels: Sequence[str], source: str) -> None:

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from tqdm import tqdm
 
 from builder.packs import packs
-from builder.training.examples import UNREAD, Pack, Reader, Texts
+from builder.savepoint import Savepoint
+from builder.training.bodies import Body
+from builder.training.examples import Pack, Reader, Texts
+from builder.training.model import TenantModel
+from builder.training.objectives import loss_of
 from builder.training.scores import Scores, score
-from hplm.adapters.layout import Layout, adapter_layout, head_layout
-from hplm.adapters.tiles import Tiles
-from hplm.errors import HplmError
-from hplm.model.attention import PackedAttention
+from hplm.adapters.layout import adapter_layout, head_layout
+from hplm.engine.answer import answer
+from hplm.errors import HplmError, InvalidInput
 from hplm.model.config import BackboneConfig
-from hplm.model.stacks import UpperStack
 
-Weights = dict[str, Tensor]
 PACK_TOKENS = 8192  # bounds memory; what a step learns from is bounded by `batch_texts`
 
 
@@ -37,147 +37,179 @@ class TrainingOptions:
     epochs: int = 4  # at most
     patience: int = 2  # epochs without a better dev score before it ends
     learning_rate: float = 2e-3
+    body_rate: float = 0.0  # of what is shared otherwise: only baselines tune it
     weight_decay: float = 0.01
     warm_up: float = 0.1  # share of the steps
     batch_texts: int = 8
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if self.rank < 0:
+            raise InvalidInput(f"rank {self.rank}: a positive number, or 0 for a head without adapter")
+        for name in ("epochs", "patience", "batch_texts"):
+            if getattr(self, name) < 1:
+                raise InvalidInput(f"{name} {getattr(self, name)}: at least 1")
+        if self.learning_rate <= 0:
+            raise InvalidInput(f"learning rate {self.learning_rate}: above 0")
 
-class TenantModel(nn.Module):
-    """What a tenant owns, as a bank with a single slot; the mathematics is that of serving."""
 
-    def __init__(self, config: BackboneConfig, adapter: Layout | None, head: Layout, seed: int) -> None:
-        super().__init__()
-        self._heads = config.heads
-        self._adapter, self._head = adapter, head
-        generator = torch.Generator().manual_seed(seed)
+@dataclass(frozen=True)
+class Ground:
+    """What is learned from, and what is learned: the same for every way of learning it."""
 
-        def slot(layout: Layout) -> nn.ParameterDict:
-            slot = nn.ParameterDict({name: torch.zeros(1, *shape) for name, shape in layout.shapes.items()})
-            for name in layout.drawn:
-                nn.init.normal_(slot[name], std=0.02, generator=generator)
-            return slot
-
-        # What is not drawn starts at zero: the first step sees the shared layers undisturbed.
-        self.adapters = nn.ModuleList(slot(adapter) for _ in range(adapter.layers if adapter is not None else 0))
-        self.head = slot(head)
-
-    def forward(self, upper: UpperStack, pack: Pack) -> Tensor:
-        device = pack.sums.device
-        one = Tiles(np.zeros(len(pack.sums), dtype=np.int64), device)
-        adapters = [partial(self._adapt, one, weights) for weights in self.adapters] or None
-        hidden = upper(pack.sums, pack.positions, pack.segments, PackedAttention(pack.lengths, self._heads), adapters)
-        rows = Tiles(np.zeros(len(pack.reading), dtype=np.int64), device)
-        return self._head.read(hidden.index_select(0, pack.reading), rows, self.head)
-
-    def _adapt(self, one: Tiles, weights: nn.ParameterDict, at: str, before: Tensor, after: Tensor) -> Tensor:
-        return self._adapter.adapt(at, before, after, one, weights)
-
-    @torch.no_grad()
-    def round_to_storage(self) -> None:
-        """To the precision in which banks hold it: what is scored from here on is what will be served."""
-        for layout, slots in ((self._adapter, self.adapters), (self._head, [self.head])):
-            for parameter in (parameter for slot in slots for parameter in slot.values()):
-                parameter.copy_(parameter.to(layout.torch_dtype))
-                if not parameter.isfinite().all():
-                    raise HplmError("training diverged: a weight is too large to be stored; use a smaller learning rate")
-
-    def stored(self) -> tuple[list[Weights] | None, Weights]:
-        """Adapter by layer (None for a head alone) and head, without the slot dimension."""
-
-        def unslotted(slot: nn.ParameterDict, layout: Layout) -> Weights:
-            return {name: tensor.detach()[0].to(layout.torch_dtype).cpu() for name, tensor in slot.items()}
-
-        return [unslotted(slot, self._adapter) for slot in self.adapters] or None, unslotted(self.head, self._head)
-
-    @torch.no_grad()
-    def load(self, adapter: Sequence[Weights] | None, head: Weights) -> None:
-        for slot, weights in zip([*self.adapters, self.head], [*(adapter or ()), head], strict=True):
-            for name, parameter in slot.items():
-                parameter[0].copy_(weights[name])
+    config: BackboneConfig
+    reader: Reader
+    texts: Texts
+    dev: Texts
+    task: str
+    labels: list[str]
+    device: torch.device
 
 
 @dataclass(frozen=True)
 class Trained:
+    body: Body
     model: TenantModel
     scores: Scores  # on dev, as served
     report: dict[str, Any]
 
 
+@dataclass
+class _Course:
+    """How far a training has come, beside its weights: what a savepoint holds of it."""
+
+    step: int = 0
+    best: float = -math.inf
+    best_loss: float = math.inf
+    best_epoch: int = 0
+    loss_sum: float = 0.0  # of the epoch that runs
+    seconds: float = 0.0  # of the runs before this one
+    history: list[dict[str, float]] = field(default_factory=list)
+
+
+def tenant_model(config: BackboneConfig, labels: int, options: TrainingOptions) -> TenantModel:
+    adapter = adapter_layout(config, options.adapter, options.rank, options.places, dtype=options.dtype)
+    return TenantModel(adapter, head_layout(config, labels, dtype=options.dtype), options.seed)
+
+
 def train(
-    upper: UpperStack,
-    config: BackboneConfig,
-    reader: Reader,
-    texts: Texts,
-    dev: Texts,
-    task: str,
-    labels: int,
+    body: Body,
+    ground: Ground,
     options: TrainingOptions,
-    device: torch.device,
+    saved: Path | None = None,
     show_progress: bool = True,
 ) -> Trained:
-    """AdamW on adapter and head; the state with the best dev score is kept."""
-    started = time.monotonic()
-    upper = upper.to(device).eval().requires_grad_(False)
-    adapter = adapter_layout(config, options.adapter, options.rank, options.places, dtype=options.dtype)
-    model = TenantModel(config, adapter, head_layout(config, labels, dtype=options.dtype), options.seed).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay)
-    rng = np.random.default_rng(options.seed)
-    epochs = [list(packs(texts.lengths, PACK_TOKENS, options.batch_texts, rng)) for _ in range(options.epochs)]
-    steps = sum(len(epoch) for epoch in epochs)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_warm_up_then_decay, steps, options.warm_up))
-    best, best_epoch, best_state = -1.0, 0, {}
-    loss = torch.zeros((), device=device)
+    """AdamW on adapter and head, and on the body if it has a rate; the state with the best dev score is kept.
 
-    with tqdm(total=steps, desc="training", unit="step", disable=not show_progress) as bar:
+    Cut anywhere, the same call with the same `saved` goes on from there, and ends with the same numbers.
+    """
+    body = body.to(ground.device).eval().requires_grad_(bool(options.body_rate))
+    model = tenant_model(ground.config, len(ground.labels), options).to(ground.device)
+    if ground.task == "regress":
+        values = np.array([text.example.value for text in ground.texts.texts])
+        model.mean, model.spread = float(values.mean()), float(values.std())
+    learner = nn.ModuleDict({"model": model, "body": body} if options.body_rate else {"model": model})
+    groups = [{"params": list(model.parameters()), "peak": options.learning_rate}]
+    if options.body_rate:
+        groups.append({"params": list(body.parameters()), "peak": options.body_rate})
+    optimizer = torch.optim.AdamW(groups, weight_decay=options.weight_decay)
+    rng = np.random.default_rng(options.seed)
+    epochs = [list(packs(ground.texts.lengths, PACK_TOKENS, options.batch_texts, rng)) for _ in range(options.epochs)]
+    total = sum(len(epoch) for epoch in epochs)
+
+    started, savepoint, course, best_state = time.monotonic(), Savepoint(saved), _Course(), {}
+    if (state := savepoint.load()) is not None:
+        learner.load_state_dict(state["learner"])
+        optimizer.load_state_dict(state["optimizer"])
+        course, best_state = _Course(**state["course"]), state["best"]
+
+    def save() -> None:
+        seconds = course.seconds + time.monotonic() - started
+        savepoint.save(
+            {
+                "learner": learner.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "course": asdict(course) | {"seconds": seconds},
+                "best": best_state,
+            }
+        )
+
+    first = 0
+    with tqdm(total=total, initial=course.step, desc="training", unit="step", disable=not show_progress) as bar:
         for epoch, chosen in enumerate(epochs, start=1):
-            for some in chosen:
-                pack = reader.pack(texts, some, device)
-                loss = F.cross_entropy(model(upper, pack), pack.targets, ignore_index=UNREAD, reduction="sum")
-                loss = loss / max(1, int((pack.targets != UNREAD).sum()))
+            for some in chosen[max(0, course.step - first) :]:
+                for group in optimizer.param_groups:
+                    group["lr"] = group["peak"] * _warm_up_then_decay(total, options.warm_up, course.step)
+                pack = ground.reader.pack(ground.texts, some, ground.device, body.reads_tables)
+                loss = _loss(model(body, pack), pack, ground.task, model.spread)
                 optimizer.zero_grad()
                 loss.backward()
-                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                nn.utils.clip_grad_norm_(learner.parameters(), 1.0)
                 optimizer.step()
-                schedule.step()
+                course.step += 1
+                course.loss_sum += loss.item()
                 bar.update()
-            reached = _dev_score(task, evaluate(upper, model, reader, dev, labels, device))
-            bar.set_postfix(epoch=epoch, loss=f"{loss.item():.3f}", dev=f"{reached:.3f}")
-            if reached > best:
-                best, best_epoch = reached, epoch
-                best_state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-            elif epoch - best_epoch >= options.patience:
+                bar.set_postfix_str(_said(loss.item(), course))
+                if savepoint.due:
+                    save()
+            first += len(chosen)
+            if len(course.history) < epoch:
+                scores, dev_loss = evaluate(body, model, ground, ground.dev)
+                mean_loss = course.loss_sum / len(chosen)
+                if not math.isfinite(mean_loss):
+                    raise HplmError("training diverged: the loss is not a number any more; use a smaller --learning-rate")
+                course.history.append({"epoch": epoch, "loss": mean_loss, "dev_loss": dev_loss, "dev": scores.main})
+                course.loss_sum = 0.0
+                if (scores.main, -dev_loss) > (course.best, -course.best_loss):
+                    course.best, course.best_loss, course.best_epoch = scores.main, dev_loss, epoch
+                    best_state = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
+                bar.set_postfix_str(_said(mean_loss, course))
+                save()
+            if epoch - course.best_epoch >= options.patience:
                 break
 
-    model.load_state_dict(best_state)
+    learner.load_state_dict(best_state)
     model.round_to_storage()
     report = {
         **asdict(options),
-        "epochs_run": epoch,
-        "best_epoch": best_epoch,
-        "seconds": round(time.monotonic() - started, 1),
+        "epochs_run": len(course.history),
+        "best_epoch": course.best_epoch,
+        "history": [{name: round(value, 5) for name, value in entry.items()} for entry in course.history],
+        "seconds": round(course.seconds + time.monotonic() - started, 1),
     }
-    return Trained(model, evaluate(upper, model, reader, dev, labels, device), report)
+    return Trained(body, model, evaluate(body, model, ground, ground.dev)[0], report)
+
+
+def evaluate(body: Body, model: TenantModel, ground: Ground, texts: Texts) -> tuple[Scores, float]:
+    """The scores, and the mean loss."""
+    answers, loss = answers_to(body, model, ground, texts)
+    return score(ground.task, ground.labels, [text.example for text in texts.texts], answers), loss
 
 
 @torch.inference_mode()
-def evaluate(
-    upper: UpperStack, model: TenantModel, reader: Reader, texts: Texts, labels: int, device: torch.device
-) -> Scores:
-    targets = [text.targets for text in texts.texts]
-    answers: list[np.ndarray] = [np.empty(0)] * len(targets)
-    for some in packs(texts.lengths, PACK_TOKENS, len(targets)):
-        pack = reader.pack(texts, some, device)
-        answered = model(upper, pack).argmax(1).masked_fill(pack.targets == UNREAD, UNREAD).cpu().numpy()
-        cuts = np.cumsum([len(targets[i]) for i in some])[:-1]
-        for i, rows in zip(some, np.split(answered, cuts), strict=True):
-            answers[i] = rows
-    return score(np.concatenate(targets), np.concatenate(answers), labels)
+def answers_to(body: Body, model: TenantModel, ground: Ground, texts: Texts) -> tuple[list[list[str]], float]:
+    """What a client would be answered, text by text, and the mean loss."""
+    answers: list[list[str]] = [[]] * len(texts.texts)
+    total = learned = 0.0
+    for some in packs(texts.lengths, PACK_TOKENS, len(answers)):
+        pack = ground.reader.pack(texts, some, ground.device, body.reads_tables)
+        logits = model(body, pack)
+        loss, count = loss_of(ground.task, logits, pack.targets, pack.rows_of, model.spread)
+        total, learned = total + float(loss), learned + count
+        for i, own in zip(some, np.split(logits.float().cpu().numpy(), np.cumsum(pack.rows_of)[:-1]), strict=True):
+            text = texts.texts[i]
+            answers[i] = answer(ground.task, own, text.spans, ground.labels, passage=text.example.pair or "").labels
+    return answers, total / max(1, learned)
 
 
-def _dev_score(task: str, scores: Scores) -> float:
-    """Most words are of one label, so their accuracy hides the others."""
-    return scores.accuracy if task == "classify" else scores.macro_f1
+def _loss(logits: Tensor, pack: Pack, task: str, spread: float) -> Tensor:
+    loss, learned = loss_of(task, logits, pack.targets, pack.rows_of, spread)
+    return loss / max(1, learned)
+
+
+def _said(loss: float, course: _Course) -> str:
+    dev = f", dev {course.history[-1]['dev']:.3f} (best {course.best:.3f})" if course.history else ""
+    return f"loss {loss:.3f}{dev}"
 
 
 def _warm_up_then_decay(steps: int, warm_up: float, step: int) -> float:

@@ -1,30 +1,136 @@
-"""How good answers are: accuracy, macro-F1, and what the most frequent label alone would score."""
+"""How good answers are. They are judged as clients get them, label by label, wherever they come from."""
 
 from __future__ import annotations
 
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+
+from builder.data import Example
+
+Labels = Sequence[str]  # of the rows of one text; for `regress` the value, for `span` the answer
+BIO = re.compile(r"[BI]-.+|O")
 
 
 @dataclass(frozen=True)
 class Scores:
-    rows: int  # texts for `classify`, words for `tag`
-    accuracy: float
-    macro_f1: float  # over the labels that occur, or are answered
-    majority_share: float
+    rows: int  # texts, for `tag` words
+    metric: str  # the one that decides
+    values: dict[str, float]
+
+    @property
+    def main(self) -> float:
+        return self.values[self.metric]
+
+    def described(self) -> dict[str, Any]:
+        return {"rows": self.rows, "metric": self.metric, **{name: round(value, 4) for name, value in self.values.items()}}
 
 
-def score(targets: np.ndarray, answers: np.ndarray, labels: int) -> Scores:
-    """Numbers of labels, row by row; an answer that is no label (negative) is wrong."""
-    counts = np.bincount(targets, minlength=labels)
-    answered = np.bincount(answers[answers >= 0], minlength=labels)
-    right = np.bincount(targets[targets == answers], minlength=labels)
-    concerned = counts + answered > 0
-    f1 = 2 * right[concerned] / (counts + answered)[concerned]
+def score(task: str, labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> Scores:
+    if task == "multilabel":
+        return _multilabel(labels, [example.labels for example in examples], answers)
+    if task == "regress":
+        return _regress([example.value for example in examples], [float(answer[0]) for answer in answers])
+    if task == "span":
+        return _span(examples, [answer[0] for answer in answers])
+    wanted = [label for example in examples for label in example.labels]
+    values = _labels(labels, wanted, [label for answer in answers for label in answer])
+    if task == "classify":
+        return Scores(len(wanted), "accuracy", values)
+    if is_bio(labels):
+        values["entity_f1"] = _entity_f1([list(example.labels) for example in examples], answers)
+        return Scores(len(wanted), "entity_f1", values)
+    return Scores(len(wanted), "macro_f1", values)  # most words are of one label, so their accuracy hides the others
+
+
+def is_bio(labels: Labels) -> bool:
+    """Whether words are tagged as the beginnings and insides of entities."""
+    return all(BIO.fullmatch(label) for label in labels) and any(label.startswith("B-") for label in labels)
+
+
+def confusion(labels: Labels, wanted: Labels, answered: Labels) -> np.ndarray:
+    """Labels x labels and one column more, for words without an answer."""
+    number_of = {label: number for number, label in enumerate(labels)}
+    pairs = np.zeros((len(labels), len(labels) + 1), dtype=np.int64)
+    numbers = [number_of[label] for label in wanted], [number_of.get(label, len(labels)) for label in answered]
+    np.add.at(pairs, numbers, 1)
+    return pairs
+
+
+def _labels(labels: Labels, wanted: Labels, answered: Labels) -> dict[str, float]:
+    """macro-F1 is over the labels that occur, or are answered."""
+    pairs = confusion(labels, wanted, answered)
+    right, counts, said = pairs.diagonal(), pairs.sum(1), pairs.sum(0)[:-1]
+    return {
+        "accuracy": float(right.sum() / len(wanted)),
+        "macro_f1": float(_f1(right, counts + said).mean()),
+        "majority_share": float(counts.max() / len(wanted)),
+    }
+
+
+def _multilabel(labels: Labels, wanted: Sequence[Labels], answered: Sequence[Labels]) -> Scores:
+    holds, said = (np.array([[label in text for label in labels] for text in texts]) for texts in (wanted, answered))
+    right, total = (holds & said).sum(0), holds.sum(0) + said.sum(0)
     return Scores(
-        rows=len(targets),
-        accuracy=float((targets == answers).mean()),
-        macro_f1=float(f1.mean()),
-        majority_share=float(counts.max() / len(targets)),
+        len(wanted),
+        "micro_f1",
+        {
+            "micro_f1": float(2 * right.sum() / max(1, total.sum())),
+            "macro_f1": float(_f1(right, total).mean()) if total.any() else 0.0,
+            "exact": float((holds == said).all(1).mean()),
+        },
     )
+
+
+def _f1(right: np.ndarray, total: np.ndarray) -> np.ndarray:
+    return 2 * right[total > 0] / total[total > 0]
+
+
+def _regress(wanted: Sequence[float], answered: Sequence[float]) -> Scores:
+    from scipy.stats import pearsonr, spearmanr
+
+    varied = len(set(wanted)) > 1 and len(set(answered)) > 1  # else no correlation is defined, and nothing was learned
+    return Scores(
+        len(wanted),
+        "pearson",
+        {
+            "pearson": float(pearsonr(wanted, answered).statistic) if varied else 0.0,
+            "spearman": float(spearmanr(wanted, answered).statistic) if varied else 0.0,
+            "rmse": float(np.sqrt(np.mean((np.array(wanted) - np.array(answered)) ** 2))),
+        },
+    )
+
+
+def _entity_f1(wanted: Sequence[Labels], answered: Sequence[Labels]) -> float:
+    """As conlleval counts: an entity is right if both its ends and its kind are. A word without an answer is outside of any."""
+    from seqeval.metrics import f1_score
+
+    outside = [[label or "O" for label in text] for text in answered]
+    return float(f1_score([list(text) for text in wanted], outside, zero_division=0))
+
+
+def _span(examples: Sequence[Example], answered: Labels) -> Scores:
+    """SQuAD's exact match and F1: against the right answer that fits best, without articles and punctuation."""
+    exact, f1 = [], []
+    for example, answer in zip(examples, answered, strict=True):
+        right = [_words(example.pair[start:stop]) for start, stop in example.answers]
+        exact.append(max(float(words == _words(answer)) for words in right))
+        f1.append(max(_overlap(words, _words(answer)) for words in right))
+    return Scores(len(examples), "f1", {"exact_match": float(np.mean(exact)), "f1": float(np.mean(f1))})
+
+
+def _words(text: str) -> list[str]:
+    bare = "".join(character for character in text.lower() if character not in string.punctuation)
+    return re.sub(r"\b(a|an|the)\b", " ", bare).split()
+
+
+def _overlap(wanted: list[str], answered: list[str]) -> float:
+    if not wanted or not answered:
+        return float(wanted == answered)
+    common = sum((Counter(wanted) & Counter(answered)).values())
+    return 2 * common / (len(wanted) + len(answered))

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 CORPUS = "one document a line, or JSONL with `text`; plain, .gz or .zst"
 DTYPES = ("fp16", "bf16", "int8")
 MIN_TOKENS = 50_000
+TASKS = ("classify", "multilabel", "tag", "regress", "span")
 
 
 def register(commands: argparse._SubParsersAction) -> None:
@@ -52,7 +53,7 @@ def register(commands: argparse._SubParsersAction) -> None:
     tenant = _step(steps, "tenant", run_tenant, "train an adapter and a head on labelled data")
     tenant.add_argument("--id", required=True)
     tenant.add_argument("--domain", default="root", help="default: %(default)s")
-    tenant.add_argument("--task", choices=("classify", "tag"), required=True)
+    tenant.add_argument("--task", choices=TASKS, required=True)
     tenant.add_argument("--train", type=Path, required=True, help="JSONL")
     tenant.add_argument("--dev", type=Path, help="JSONL (default: a tenth of the training data)")
     tenant.add_argument("--adapter", choices=("bottleneck", "lora"), default="bottleneck", help="default: %(default)s")
@@ -66,6 +67,14 @@ def register(commands: argparse._SubParsersAction) -> None:
     tenant.add_argument("--dtype", choices=("fp16", "bf16"), default="fp16", help="of what is stored (default: %(default)s)")
     tenant.add_argument("--rank", type=int, default=32, help="of the adapter; 0: a head alone (default: %(default)s)")
     tenant.add_argument("--epochs", type=int, default=4, help="at most (default: %(default)s)")
+    tenant.add_argument(
+        "--patience", type=int, default=2, metavar="N", help="epochs without a better dev score (default: %(default)s)"
+    )
+    tenant.add_argument("--learning-rate", type=float, default=2e-3, metavar="RATE", help="default: %(default)s")
+    tenant.add_argument("--batch-texts", type=int, default=8, metavar="N", help="of a step (default: %(default)s)")
+    tenant.add_argument(
+        "--grid", action="store_true", help="try half, once and twice the rate with 8 and with 32 texts a step, keep the best"
+    )
 
 
 def _step(steps: argparse._SubParsersAction, name: str, run: object, text: str) -> argparse.ArgumentParser:
@@ -102,7 +111,7 @@ def run_domain(args: argparse.Namespace) -> dict:
 
 def run_tenant(args: argparse.Namespace) -> dict:
     from builder.store import Store
-    from builder.tenant import build_tenant
+    from builder.tenant import build_tenant, warnings_of
 
     store = Store(args.store)
     tenant = build_tenant(
@@ -112,17 +121,26 @@ def run_tenant(args: argparse.Namespace) -> dict:
         args.task,
         args.train,
         args.dev,
+        grid=args.grid,
+        device=device_of(args),
         adapter=args.adapter,
         places=args.places,
         rank=args.rank,
         dtype=args.dtype,
         epochs=args.epochs,
+        patience=args.patience,
+        learning_rate=args.learning_rate,
+        batch_texts=args.batch_texts,
         seed=args.seed,
-        device=device_of(args),
     )
-    dev = store.report(tenant)["dev"]
+    report = store.report(tenant)
+    dev = report["dev"]
     if not args.json:
-        print(f"tenant {tenant.id} version {tenant.version}: {dev['accuracy']:.3f} on {dev['texts']} dev texts")
+        for warning in warnings_of(report):
+            print(warning)
+        metric = dev["metric"]
+        print(f"tenant {tenant.id} version {tenant.version}: {metric} {dev[metric]:.3f} on {dev['texts']} dev texts")
+        print(f"how it was trained: {store.tenant_folder(tenant.id, tenant.version)}/report.json, training.png")
     return {"tenant": tenant.id, "version": tenant.version, "task": tenant.task, "labels": tenant.labels, "dev": dev}
 
 

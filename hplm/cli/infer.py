@@ -65,6 +65,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def table(answer: Answer, text: str | None) -> str:
     """Aligned columns. Of a pair only the tenant's task knows which of the two the spans speak of: no excerpts then."""
+    if not answer.rows:
+        return "no label holds"
     lines = [("LABEL", "SCORE", "SPAN", "TEXT" if text is not None else "")]
     for row in answer.rows:
         start, end = row.span

@@ -12,7 +12,7 @@ from hplm.errors import HplmError
 
 # Each module registers its commands with `register(commands)`; a command sets `run=function(args) -> dict | None`.
 # Heavy imports belong inside the run functions, so that `hplm --help` answers at once.
-GROUPS = ("build", "import_", "export", "serve", "tenant", "domain", "verify", "backup", "infer", "bench")
+GROUPS = ("build", "import_", "export", "serve", "tenant", "domain", "verify", "backup", "infer", "evaluate", "bench")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -83,3 +83,43 @@ def test_a_corpus_is_lines_or_jsonl(tmp_path):
 def test_a_broken_corpus_is_named_by_file_and_line(tmp_path, name, content, message):
     with pytest.raises(InvalidInput, match=message):
         list(read_corpus([write(tmp_path, content, name)]))
+
+
+SQUAD = {"text": "who?", "text_pair": "the old man", "answers": {"text": ["old man", "man"], "answer_start": [4, 8]}}
+
+
+def read_one(tmp_path, task, entry):
+    path = tmp_path / "one.jsonl"
+    path.write_text(json.dumps(entry))
+    (example,) = read_labelled(path, task).examples
+    return example
+
+
+def test_every_task_has_its_form(tmp_path):
+    several = read_one(tmp_path, "multilabel", {"text": "a", "labels": ["x", 2, "x"]})
+    assert several.labels == ("x", "2") and several.pair is None
+    assert read_one(tmp_path, "multilabel", {"text": "a", "labels": []}).labels == ()
+    valued = read_one(tmp_path, "regress", {"text": "a", "text_pair": "b", "label": 3})
+    assert valued.value == 3.0 and valued.pair == "b"
+    assert read_one(tmp_path, "span", SQUAD).answers == ((4, 11), (8, 11))
+
+
+@pytest.mark.parametrize(
+    "task, entry, message",
+    [
+        ("multilabel", {"text": "a", "labels": "x"}, "'labels' is not a list but a str"),
+        ("multilabel", {"text": "a", "label": "x"}, "no key 'labels'"),
+        ("regress", {"text": "a", "label": "3"}, "label '3' is not a number"),
+        ("regress", {"text": "a", "label": True}, "label True is not a number"),
+        ("regress", {"text": "a", "label": float("nan")}, "label nan is not a number"),
+        ("span", {**SQUAD, "text_pair": ""}, "'text_pair' is empty"),
+        ("span", {**SQUAD, "answers": ["old"]}, "'answers' is not an object"),
+        ("span", {**SQUAD, "answers": {"text": [], "answer_start": []}}, "no answer: a question that the passage"),
+        ("span", {**SQUAD, "answers": {"text": ["old"], "answer_start": [3]}}, "does not have 'old' at character 3"),
+        ("span", {**SQUAD, "answers": {"text": ["old"], "answer_start": []}}, "1 answers but 0 starts"),
+        ("span", {**SQUAD, "answers": {"text": [""], "answer_start": [0]}}, "answer '' is not a text"),
+    ],
+)
+def test_what_does_not_fit_its_task_is_refused(tmp_path, task, entry, message):
+    with pytest.raises(InvalidInput, match=rf"one\.jsonl:1: .*{message}"):
+        read_one(tmp_path, task, entry)

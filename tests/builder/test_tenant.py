@@ -8,20 +8,25 @@ import pytest
 import torch
 
 from builder.data import read_labelled
+from builder.evaluation.tenant import evaluate_tenant
 from builder.export import export
 from builder.model_configs import ServingOptions
 from builder.packs import packs
 from builder.random_store import tokenizer_json
 from builder.store import Store
-from builder.tenant import build_tenant, evaluate_tenant
-from builder.training.examples import UNREAD, Reader
-from builder.training.finetuning import TenantModel
+from builder.tenant import build_tenant, warnings_of
+from builder.training.bodies import PlotBody
+from builder.training.examples import Reader
+from builder.training.model import TenantModel
+from builder.training.objectives import UNREAD
 from hplm.engine.reference import Reference
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import random_backbone
 from tests.builder.branches import build, some_lines
+from tests.tasks import same_labels
 from tests.toy import CONFIG, WORDS
 
+pytest.importorskip("seqeval", reason="comes with the extra 'build'")
 CPU = torch.device("cpu")
 PARTS = WORDS[:8]
 
@@ -40,7 +45,60 @@ def tagged(rng):
     return {"tokens": tokens, "tags": ["PART" if word in PARTS else "O" for word in tokens]}
 
 
+def entities(rng):
+    """Some words begin an entity, others go on with one."""
+    tokens, tags = [], []
+    for _ in range(rng.randint(2, 6)):
+        inside = rng.random() < 0.5
+        for number in range(rng.randint(1, 3)):
+            tokens.append(rng.choice((PARTS[4:] if number else PARTS[:4]) if inside else WORDS[20:]))
+            tags.append(("I-P" if number else "B-P") if inside else "O")
+    return {"tokens": tokens, "tags": tags}
+
+
+def many(rng):
+    """Each of three words that occurs is a label."""
+    present = [i for i in range(3) if rng.random() < 0.5]
+    words = rng.choices(WORDS[50:], k=rng.randint(2, 6)) + [WORDS[i] for i in present]
+    rng.shuffle(words)
+    return {"text": " ".join(words), "labels": [f"has-{i}" for i in present]}
+
+
+def valued(rng):
+    """The share of words that are of the first eight, far from 0 and 1."""
+    words = [rng.choice(PARTS if rng.random() < 0.5 else WORDS[50:]) for _ in range(6)]
+    return {"text": " ".join(words), "label": 40 + sum(word in PARTS for word in words)}
+
+
+def paired(rng):
+    """Which of two words the pair holds."""
+    texts = [rng.choices(WORDS[50:], k=rng.randint(1, 4)) for _ in range(2)]
+    number = rng.randint(0, 1)
+    texts[1].insert(rng.randint(0, 1), WORDS[number])
+    return {"text": " ".join(texts[0]), "text_pair": " ".join(texts[1]), "label": ["no", "yes"][number]}
+
+
+def asked(rng):
+    """The answer is the run of words of the first eight."""
+    passage = rng.choices(WORDS[50:], k=rng.randint(4, 12))
+    answer = rng.choices(PARTS, k=rng.randint(1, 3))
+    at = rng.randrange(len(passage))
+    text = " ".join(passage[:at] + answer + passage[at:])
+    start = len(" ".join(passage[:at])) + bool(at)
+    answers = {"text": [" ".join(answer)], "answer_start": [start]}
+    return {"text": rng.choice(WORDS[20:]), "text_pair": text, "answers": answers}
+
+
 MAKERS = {"classify": classified, "tag": tagged}
+TASKS = {
+    "classify": ("classify", classified, "accuracy", 0.7),
+    "pair": ("classify", paired, "accuracy", 0.7),
+    "tag": ("tag", tagged, "macro_f1", 0.7),
+    "bio": ("tag", entities, "entity_f1", 0.5),
+    "multilabel": ("multilabel", many, "micro_f1", 0.65),
+    "regress": ("regress", valued, "pearson", 0.55),
+    "span": ("span", asked, "f1", 0.6),
+}
 
 
 def write(path, examples):
@@ -79,48 +137,57 @@ def trained(tmp_path_factory):
     """A store with a tenant of each task, and the file each is tested on."""
     folder = tmp_path_factory.mktemp("trained")
     store, tests = make_store(folder / "store"), {}
-    for task in MAKERS:
-        train, dev = made(folder, task, 500, 1), made(folder, task, 100, 2)
-        learn(store, task, train, dev, tenant=task, epochs=8)
-        tests[task] = made(folder, task, 100, 3)
+    for name, (task, maker, _, _) in TASKS.items():
+        rng = random.Random(name)
+        train, dev, tests[name] = (
+            write(folder / f"{name}-{part}.jsonl", [maker(rng) for _ in range(count)])
+            for part, count in (("train", 360), ("dev", 60), ("test", 60))
+        )
+        learn(store, task, train, dev, tenant=name, epochs=6)
     return store, tests
 
 
-@pytest.mark.parametrize("task", ["classify", "tag"])
-def test_training_beats_the_majority(trained, task):
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_is_learned(trained, name):
     store, tests = trained
-    scores = evaluate_tenant(store, task, tests[task], CPU, show_progress=False)
-    assert scores["accuracy"] > scores["majority_share"] + 0.1
-    assert scores["macro_f1"] > 0.6
-    report = next(store.report(tenant) for tenant in store.tenants() if tenant.id == task)
-    assert report["dev"]["accuracy"] > report["dev"]["majority_share"] + 0.1
-    assert set(report["training"]["label_counts"]) == ({"left", "right"} if task == "classify" else {"O", "PART"})
-    assert report["training"]["texts"] == 500 and report["seed"] == 0
+    task, _, metric, least = TASKS[name]
+    scores = evaluate_tenant(store, name, tests[name], CPU, show_progress=False).scores
+    assert scores.metric == metric and scores.main > least
+    report = next(store.report(tenant) for tenant in store.tenants() if tenant.id == name)
+    assert report["task"] == task and report["dev"][metric] > least
+    assert report["training"]["texts"] == 360 and report["seed"] == 0
+    assert [entry["epoch"] for entry in report["history"]] == list(range(1, report["epochs_run"] + 1))
+    best = max(report["history"], key=lambda entry: (entry["dev"], -entry["dev_loss"]))
+    assert report["best_epoch"] == best["epoch"]
+    assert (store.tenant_folder(name, 1) / "training.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("task", ["classify", "tag"])
-def test_what_is_scored_is_what_is_served(trained, tmp_path, task):
-    """Packed training-side logits of the stored weights against the reference's, text by text."""
+def test_the_majority_is_beaten(trained):
+    store, tests = trained
+    for name in ("classify", "tag"):
+        values = evaluate_tenant(store, name, tests[name], CPU, show_progress=False).scores.values
+        assert values["accuracy"] > values["majority_share"] + 0.1
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_what_is_scored_is_what_is_served(trained, tmp_path, name):
+    """Answers and logits of the stored weights, computed in packs, against the reference's, text by text."""
     store, tests = trained
     export(store, tmp_path / "repository", ServingOptions(dtype="fp32"))
     reference = Reference.open(tmp_path / "repository" / CONFIG.name / "1")
-    tenant = next(tenant for tenant in store.tenants() if tenant.id == task)
-    labelled = read_labelled(tests[task], task)
-    reader = Reader(store, tenant.domain, tenant.domain_version)
-    texts = reader.read(labelled, task, tenant.labels, show_progress=False)
-    model = TenantModel(CONFIG, tenant.adapter_layout(CONFIG), tenant.head_layout(CONFIG), seed=0)
+    evaluation = evaluate_tenant(store, name, tests[name], CPU, show_progress=False)
+    tenant, examples = evaluation.tenant, evaluation.labelled.examples
+    model = TenantModel(tenant.adapter_layout(CONFIG), tenant.head_layout(CONFIG), seed=0)
     model.load(*store.tenant_weights(tenant))
-    right = total = 0
-    for chosen in packs(texts.lengths, 400, 20):
-        pack = reader.pack(texts, chosen, CPU)
+    reader = Reader(store, tenant.domain, tenant.domain_version)
+    for chosen in packs(evaluation.texts.lengths, 400, 20):
+        pack = reader.pack(evaluation.texts, chosen, CPU)
         with torch.inference_mode():
-            logits = model(store.upper().eval(), pack)
-        expected = torch.cat([reference.forward(labelled.examples[i].text, task) for i in chosen])
+            logits = model(PlotBody(store.upper().eval(), CONFIG.heads), pack)
+        expected = torch.cat([reference.forward(examples[i].text, name, examples[i].pair) for i in chosen])
         assert torch.allclose(logits, expected, atol=1e-3)
-        right += int((expected.argmax(1) == pack.targets).sum())
-        total += len(expected)
-    scores = evaluate_tenant(store, task, tests[task], CPU, show_progress=False)
-    assert scores["accuracy"] == pytest.approx(right / total, abs=1e-4)
+    for example, answered in zip(examples, evaluation.answers, strict=True):
+        assert same_labels(tenant.task, answered, reference.answer(example.text, name, example.pair).labels)
 
 
 def test_the_same_seed_gives_the_same_bytes(store, tmp_path):
@@ -181,6 +248,47 @@ def test_what_cannot_be_trained_is_refused(store, tmp_path):
         learn(store, "guess", few)
 
 
+def test_values_that_cannot_be_stored_or_told_apart_are_refused(store, tmp_path):
+    same = write(tmp_path / "same.jsonl", [{"text": "a", "label": 2}] * 3)
+    with pytest.raises(InvalidInput, match=r"same\.jsonl: every value is 2"):
+        learn(store, "regress", same)
+    far = write(tmp_path / "far.jsonl", [{"text": "a", "label": 2000 + i} for i in range(5)])
+    with pytest.raises(InvalidInput, match=r"far\.jsonl: values around 2002 .* subtract their mean"):
+        learn(store, "regress", far)
+    none = write(tmp_path / "none.jsonl", [{"text": "a", "labels": []}] * 3)
+    with pytest.raises(InvalidInput, match=r"none\.jsonl: no text has a label"):
+        learn(store, "multilabel", none)
+
+
+def test_options_that_make_no_sense_are_named(store, tmp_path):
+    train = made(tmp_path, "classify", 20, 1)
+    for option, value in (("epochs", 0), ("patience", 0), ("batch_texts", 0), ("learning_rate", 0.0)):
+        with pytest.raises(InvalidInput, match=f"{option.replace('_', '[ _]')} {value}: (at least|above)"):
+            learn(store, "classify", train, **{option: value})
+
+
+def test_an_answer_beyond_the_cut_is_not_learned_from(store, tmp_path):
+    passage = " ".join(WORDS[30:40] * 12)
+    examples = [
+        {"text": WORDS[0], "text_pair": passage, "answers": {"text": [answer], "answer_start": [passage.index(answer)]}}
+        for answer in (" ".join(WORDS[31:33]), WORDS[39])
+    ]
+    last = len(passage) - len(WORDS[39])
+    examples[1]["answers"]["answer_start"] = [last]
+    path = write(tmp_path / "long.jsonl", examples)
+    texts = Reader(store, "root", 1).read(read_labelled(path, "span"), "span", ["start", "end"], show_progress=False)
+    assert texts.cut == 2 and [text.targets.tolist() for text in texts.texts] == [[1, 2], [UNREAD, UNREAD]]
+
+
+def test_uneven_labels_are_reported(store, tmp_path):
+    rng = random.Random(0)
+    examples = [{"text": " ".join(rng.choices(WORDS, k=4)), "label": "rare" if i % 30 == 0 else "often"} for i in range(90)]
+    report = store.report(learn(store, "classify", write(tmp_path / "u.jsonl", examples), epochs=1))
+    assert report["imbalance"] > 20
+    assert "labels are uneven: 'often'" in warnings_of(report)[0]
+    assert warnings_of({**report, "imbalance": 2.0}) == []
+
+
 def test_long_texts_are_cut_and_counted(store, tmp_path):
     rng = random.Random(0)
     examples = [classified(rng) for _ in range(40)]
@@ -200,4 +308,4 @@ def test_a_word_without_a_token_is_never_right(store, tmp_path):
     assert texts.texts[0].reading.tolist() == [1, UNREAD, 2]
     assert reader.pack(texts, np.array([0]), CPU).targets.tolist() == [1, UNREAD, 0]
     learn(store, "tag", made(tmp_path, "tag", 200, 1), epochs=1)
-    assert evaluate_tenant(store, "acme", path, CPU, show_progress=False)["accuracy"] <= 0.6667
+    assert evaluate_tenant(store, "acme", path, CPU, show_progress=False).scores.values["accuracy"] <= 0.6667

@@ -1,19 +1,64 @@
-import numpy as np
+"""Scores by hand; those of libraries only where we decide what they are given."""
+
 import pytest
 
-from builder.training.scores import score
+from builder.data import Example
+from builder.training.scores import confusion, is_bio, score
 
 
-def test_scores_are_those_of_the_definitions():
-    targets = np.array([0, 0, 0, 0, 1, 1, 2, 2])
-    answers = np.array([0, 0, 0, 1, 1, -1, 0, 2])
-    scores = score(targets, answers, labels=5)
-    f1 = [2 * 3 / (4 + 4), 2 * 1 / (2 + 2), 2 * 1 / (2 + 1)]  # labels 3 and 4 neither occur nor are answered
-    assert scores.rows == 8
-    assert scores.accuracy == pytest.approx(5 / 8)
-    assert scores.macro_f1 == pytest.approx(np.mean(f1))
-    assert scores.majority_share == pytest.approx(0.5)
+def classified(labels):
+    return [Example(number, "text", labels=(label,)) for number, label in enumerate(labels)]
+
+
+def test_scores_of_labels_are_those_of_the_definitions():
+    scores = score("classify", list("abcde"), classified("aaaabbcc"), [[label] for label in [*"aaabb", "", "a", "c"]])
+    f1 = [2 * 3 / (4 + 4), 2 * 1 / (2 + 2), 2 * 1 / (2 + 1)]  # d and e neither occur nor are answered
+    assert scores.rows == 8 and scores.metric == "accuracy"
+    assert scores.main == pytest.approx(5 / 8)
+    assert scores.values["macro_f1"] == pytest.approx(sum(f1) / 3)
+    assert scores.values["majority_share"] == pytest.approx(0.5)
 
 
 def test_an_answer_that_never_occurs_costs_macro_f1():
-    assert score(np.array([0, 0]), np.array([0, 1]), labels=2).macro_f1 == pytest.approx(np.mean([2 / 3, 0]))
+    assert score("classify", ["a", "b"], classified("aa"), [["a"], ["b"]]).values["macro_f1"] == pytest.approx(1 / 3)
+
+
+def test_confusion_counts_words_without_an_answer_by_themselves():
+    assert confusion(["a", "b"], ["a", "a", "b"], ["b", "", "b"]).tolist() == [[0, 1, 1], [0, 1, 0]]
+
+
+def test_entities_are_right_if_both_ends_and_the_kind_are():
+    pytest.importorskip("seqeval", reason="comes with the extra 'build'")
+    wanted = [Example(1, "a b c d", labels=("B-X", "I-X", "O", "B-Y")), Example(2, "a b", labels=("O", "B-X"))]
+    labels = ["B-X", "B-Y", "I-X", "O"]
+    answered = [["B-X", "I-X", "O", "B-X"], ["O", ""]]  # one of three right, two said
+    scores = score("tag", labels, wanted, answered)
+    assert scores.metric == "entity_f1" and scores.main == pytest.approx(2 * 1 / (3 + 2))
+    assert score("tag", labels, wanted[1:], [["O", "O"]]).main == 0
+    assert is_bio(labels) and not is_bio(["O", "PART"]) and not is_bio(["O", "I-X"])
+
+
+def test_labels_that_hold_are_counted_one_by_one():
+    examples = [Example(1, "t", labels=("a", "b")), Example(2, "t", labels=()), Example(3, "t", labels=("c",))]
+    scores = score("multilabel", ["a", "b", "c"], examples, [["a"], [], ["c", "a"]])
+    assert scores.metric == "micro_f1" and scores.main == pytest.approx(2 * 2 / (3 + 3))
+    assert scores.values["exact"] == pytest.approx(1 / 3)
+    assert scores.values["macro_f1"] == pytest.approx((2 / 3 + 0 + 1) / 3)
+
+
+def test_values_correlate_or_do_not():
+    pytest.importorskip("scipy", reason="comes with the extra 'build'")
+    examples = [Example(number, "t", value=value) for number, value in enumerate([1.0, 2.0, 4.0])]
+    scores = score("regress", ["value"], examples, [["1"], ["4"], ["16"]])
+    assert scores.values["spearman"] == pytest.approx(1) and 0.9 < scores.main < 1
+    assert scores.values["rmse"] == pytest.approx((148 / 3) ** 0.5)
+    assert score("regress", ["value"], examples, [["3"]] * 3).main == 0
+
+
+def test_spans_are_compared_without_articles_and_punctuation():
+    example = Example(1, "who?", "It was the old man, of course.", answers=((7, 18), (11, 18)))
+    exact = score("span", [], [example], [["an Old man."]])
+    assert exact.metric == "f1" and exact.values == {"exact_match": 1.0, "f1": 1.0}
+    partly = score("span", [], [example], [["man of course"]])
+    assert partly.values == {"exact_match": 0.0, "f1": pytest.approx(2 * 1 / (2 + 3))}
+    assert score("span", [], [example], [["It"]]).main == 0

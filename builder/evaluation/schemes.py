@@ -1,0 +1,90 @@
+"""HMI's Table 3 for one tenant: other ways of making a model for its task, trained on the same data with the same budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from builder.data import read_labelled
+from builder.evaluation.tenant import Evaluation
+from builder.store import Store
+from builder.tenant import Material
+from builder.training.bodies import Body, PlotBody, WholeBody
+from builder.training.finetuning import TrainingOptions, evaluate, train
+from builder.training.scores import Scores
+from hplm.errors import InvalidInput
+from hplm.model.checkpoint import load_checkpoint
+
+HEAD_RATE = 1e-3  # of a head that stands alone, or above a body that learns
+
+
+@dataclass(frozen=True)
+class Scheme:
+    says: str
+    whole: bool  # the original BERT, its lower layers computed; else the domain's tables
+    body_rate: float = 0.0
+    adapter: bool = False
+
+
+SCHEMES = {
+    "dedicated": Scheme("all weights of the original BERT tuned", whole=True, body_rate=5e-5),
+    "shared": Scheme("the original BERT untouched, a head alone", whole=True),
+    "adapter": Scheme("adapter and head on the original BERT, no tables", whole=True, adapter=True),
+    "plot": Scheme("tables below, the whole upper half tuned", whole=False, body_rate=1e-4),
+}
+
+
+def score_schemes(
+    store: Store,
+    evaluation: Evaluation,
+    names: Sequence[str],
+    device: torch.device,
+    train_file: Path | None = None,
+    dev_file: Path | None = None,
+    show_progress: bool = True,
+) -> dict[str, Scores]:
+    """Data and budget are those that the tenant's own report names; files that were moved since are given anew."""
+    tenant, report = evaluation.tenant, store.report(evaluation.tenant)
+    if "training" not in report:
+        raise InvalidInput(f"tenant {tenant.id!r} was imported, not trained here: there is no training to compare with")
+    train_file = train_file or Path(report["training"]["file"])
+    if dev_file is None and report["dev_given"]:
+        dev_file = Path(report["dev"]["file"])
+    for file in (train_file, dev_file):
+        if file is not None and not file.exists():
+            raise InvalidInput(f"{file}, which tenant {tenant.id!r} was trained with, is gone: name it with --train or --dev")
+    known = TrainingOptions.__dataclass_fields__
+    own = {name: value for name, value in report.items() if name in known}
+    options = TrainingOptions(**own | {"places": tuple(own["places"]) if own["places"] else None})
+    material = Material(store.folder, tenant.domain, tenant.domain_version, tenant.task, train_file, dev_file, options.seed)
+    ground, _ = material.open(device, show_progress)
+    if ground.labels != tenant.labels:
+        raise InvalidInput(f"{train_file} has other labels than tenant {tenant.id!r}: the tenant was not trained with it")
+    texts = ground.reader.read(read_labelled(evaluation.labelled.path, tenant.task), tenant.task, tenant.labels, False)
+    scores = {}
+    for name in names:
+        trained = train(_body(store, SCHEMES[name]), ground, _options(SCHEMES[name], options), show_progress=show_progress)
+        scores[name] = evaluate(trained.body, trained.model, ground, texts)[0]
+    return scores
+
+
+def check_names(names: Sequence[str]) -> None:
+    for name in names:
+        if name not in SCHEMES:
+            raise InvalidInput(f"--against {name!r} is not known: choose from {', '.join(SCHEMES)}")
+
+
+def _body(store: Store, scheme: Scheme) -> Body:
+    config = store.config
+    if not scheme.whole:
+        return PlotBody(store.upper(), config.heads)
+    return WholeBody(load_checkpoint(store.model, config.name, config.lower_layers, config.upper_layers, config.window))
+
+
+def _options(scheme: Scheme, own: TrainingOptions) -> TrainingOptions:
+    if scheme.adapter:
+        return own
+    return replace(own, rank=0, learning_rate=HEAD_RATE, body_rate=scheme.body_rate)

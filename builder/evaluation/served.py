@@ -1,0 +1,49 @@
+"""The same questions, asked of a running server as any client asks them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tqdm import tqdm
+
+from builder.evaluation.tenant import Evaluation
+from builder.training.scores import Scores, score
+from hplm.errors import HplmError, InvalidInput
+from hplm_client import HplmClient, HplmClientError
+
+TEXTS_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class Server:
+    url: str
+    protocol: str = "http"
+    backbone: str | None = None
+    key: str | None = None
+
+
+def score_served(server: Server, evaluation: Evaluation, show_progress: bool = True) -> Scores:
+    tenant, examples = evaluation.tenant, evaluation.labelled.examples
+    answers: list[list[str]] = [[]] * len(examples)
+    # One request holds texts with a pair, or texts without.
+    kinds = [[i for i, example in enumerate(examples) if (example.pair is not None) is paired] for paired in (False, True)]
+    requests = [kind[start : start + TEXTS_AT_ONCE] for kind in kinds for start in range(0, len(kind), TEXTS_AT_ONCE)]
+    try:
+        with HplmClient(server.url, server.protocol, server.backbone, server.key) as client:
+            for some in tqdm(requests, desc="asking", unit="request", disable=not show_progress):
+                pairs = [examples[i].pair for i in some] if examples[some[0]].pair is not None else None
+                told = client.infer_batch([examples[i].text for i in some], tenant=tenant.id, pairs=pairs, truncate=True)
+                for i, answer in zip(some, told, strict=True):
+                    _check_version(tenant.id, tenant.version, answer.version)
+                    answers[i] = list(answer.labels)
+    except HplmClientError as error:
+        raise HplmError(str(error)) from error
+    return score(tenant.task, tenant.labels, examples, answers)
+
+
+def _check_version(tenant_id: str, here: int, there: str) -> None:
+    if there != str(here):
+        raise InvalidInput(
+            f"the server answers with version {there} of tenant {tenant_id!r}, the store's newest is {here}: "
+            "`hplm tenant update` it, or export again"
+        )

@@ -1,0 +1,66 @@
+"""What the newest version of a tenant answers to a labelled file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from builder.data import Labelled, read_labelled
+from builder.store import Store, TenantFile
+from builder.training.bodies import PlotBody
+from builder.training.examples import Reader, Texts, check_labels
+from builder.training.finetuning import Ground, answers_to
+from builder.training.model import TenantModel
+from builder.training.scores import Scores, score
+from hplm.engine.engine import resolve_device
+from hplm.errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    tenant: TenantFile
+    labelled: Labelled
+    texts: Texts
+    answers: list[list[str]]
+    scores: Scores
+
+    def described(self) -> dict[str, Any]:
+        tenant = self.tenant
+        return {
+            "tenant": tenant.id,
+            "version": tenant.version,
+            "task": tenant.task,
+            "file": str(self.labelled.path),
+            "texts": len(self.texts.texts),
+            "texts_cut": self.texts.cut,
+            "windows_found": self.texts.found,
+            **self.scores.described(),
+        }
+
+
+def evaluate_tenant(
+    store: Store, tenant_id: str, file: Path, device: torch.device | None = None, show_progress: bool = True
+) -> Evaluation:
+    device = device or resolve_device("auto")
+    tenant = find_tenant(store, tenant_id)
+    labelled = read_labelled(file, tenant.task)
+    check_labels(labelled, tenant.labels, f"the training data of tenant {tenant_id!r}")
+    reader = Reader(store, tenant.domain, tenant.domain_version)
+    texts = reader.read(labelled, tenant.task, tenant.labels, show_progress)
+    model = TenantModel(tenant.adapter_layout(store.config), tenant.head_layout(store.config), seed=0)
+    model.load(*store.tenant_weights(tenant))
+    ground = Ground(store.config, reader, texts, texts, tenant.task, tenant.labels, device)
+    body = PlotBody(store.upper().to(device).eval(), store.config.heads)
+    answers, _ = answers_to(body, model.to(device), ground, texts)
+    return Evaluation(tenant, labelled, texts, answers, score(tenant.task, tenant.labels, labelled.examples, answers))
+
+
+def find_tenant(store: Store, tenant_id: str) -> TenantFile:
+    tenant = next((tenant for tenant in store.tenants() if tenant.id == tenant_id), None)
+    if tenant is None:
+        known = ", ".join(tenant.id for tenant in store.tenants()[:10]) or "none yet"
+        raise InvalidInput(f"tenant {tenant_id!r} is not in {store.folder}: known are {known}")
+    return tenant

@@ -1,0 +1,89 @@
+"""A small grid over learning rate and batch size: every point a training of its own, side by side where there is room."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from builder.savepoint import Savepoint
+from builder.training.bodies import PlotBody
+from builder.training.finetuning import Ground, Trained, TrainingOptions, tenant_model, train
+from builder.training.scores import Scores
+
+FACTORS = (0.5, 1.0, 2.0)  # of the learning rate that was asked for
+BATCHES = (8, 32)  # texts
+BYTES_EACH = 2 << 30  # of memory, that a training takes at most
+
+Opened = Callable[[], tuple[Ground, PlotBody]]  # can be sent to another process, which opens there what it learns from
+
+
+@dataclass(frozen=True)
+class Tried:
+    options: TrainingOptions
+    dev: float
+
+    def described(self) -> dict[str, Any]:
+        return {"learning_rate": self.options.learning_rate, "batch_texts": self.options.batch_texts, "dev": round(self.dev, 4)}
+
+
+def points(options: TrainingOptions) -> list[TrainingOptions]:
+    return [
+        replace(options, learning_rate=factor * options.learning_rate, batch_texts=batch)
+        for factor, batch in product(FACTORS, BATCHES)
+    ]
+
+
+def train_grid(
+    opened: Opened, options: Sequence[TrainingOptions], folder: Path, device: torch.device, show_progress: bool
+) -> tuple[Trained, list[Tried]]:
+    """The best of them on dev, the first of equals. What `folder` holds of finished ones is not done again."""
+    workers = 1 if device.type != "cpu" else room(len(options))
+    threads = max(1, torch.get_num_threads() // workers)
+    files = [folder / f"point-{number}" for number in range(len(options))]
+    jobs = [partial(_try, opened, point, file, threads) for point, file in zip(options, files, strict=True)]
+    bar = partial(tqdm, total=len(jobs), desc=f"training, {workers} at a time", unit="training", disable=not show_progress)
+    if workers == 1:
+        for job in bar(jobs):
+            job()
+    else:
+        with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+            for done in bar([pool.submit(job) for job in jobs]):
+                done.result()
+    results = [Savepoint(file.with_suffix(".done")).load() for file in files]
+    tried = [Tried(point, result["main"]) for point, result in zip(options, results, strict=True)]
+    best = max(range(len(tried)), key=lambda number: (tried[number].dev, -number))
+    return _trained(*opened(), options[best], results[best]), tried
+
+
+def room(wanted: int) -> int:
+    """How many trainings fit on this machine at a time."""
+    memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // BYTES_EACH
+    return max(1, min(wanted, len(os.sched_getaffinity(0)), memory))
+
+
+def _try(opened: Opened, options: TrainingOptions, file: Path, threads: int) -> None:
+    done = Savepoint(file.with_suffix(".done"))
+    if done.load() is not None:
+        return
+    torch.set_num_threads(threads)
+    ground, body = opened()
+    trained = train(body, ground, options, file.with_suffix(".pt"), show_progress=False)
+    scores = trained.scores
+    described = {"rows": scores.rows, "metric": scores.metric, "values": scores.values, "report": trained.report}
+    done.save({"model": trained.model.state_dict(), "main": scores.main, **described})
+
+
+def _trained(ground: Ground, body: PlotBody, options: TrainingOptions, result: dict[str, Any]) -> Trained:
+    model = tenant_model(ground.config, len(ground.labels), options)
+    model.load_state_dict(result["model"])
+    return Trained(body, model, Scores(result["rows"], result["metric"], result["values"]), result["report"])

@@ -1,0 +1,73 @@
+"""What a tenant owns, as a bank with a single slot; the mathematics is that of serving."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from builder.training.bodies import Body
+from builder.training.examples import Pack
+from hplm.adapters.layout import Layout
+from hplm.adapters.tiles import Tiles
+from hplm.errors import HplmError
+
+Weights = dict[str, Tensor]
+
+
+class TenantModel(nn.Module):
+    def __init__(self, adapter: Layout | None, head: Layout, seed: int) -> None:
+        super().__init__()
+        self._adapter, self._head = adapter, head
+        self.mean, self.spread = 0.0, 1.0  # of values: a head learns in their terms, and `round_to_storage` folds them in
+        generator = torch.Generator().manual_seed(seed)
+
+        def slot(layout: Layout) -> nn.ParameterDict:
+            slot = nn.ParameterDict({name: torch.zeros(1, *shape) for name, shape in layout.shapes.items()})
+            for name in layout.drawn:
+                nn.init.normal_(slot[name], std=0.02, generator=generator)
+            return slot
+
+        # What is not drawn starts at zero: the first step sees the shared layers undisturbed.
+        self.adapters = nn.ModuleList(slot(adapter) for _ in range(adapter.layers if adapter is not None else 0))
+        self.head = slot(head)
+
+    def forward(self, body: Body, pack: Pack) -> Tensor:
+        device = pack.tokens.device
+        one = Tiles(np.zeros(len(pack.tokens), dtype=np.int64), device)
+        adapters = [partial(self._adapt, one, weights) for weights in self.adapters] or None
+        hidden = body(pack, adapters)
+        rows = Tiles(np.zeros(len(pack.reading), dtype=np.int64), device)
+        return self._head.read(hidden.index_select(0, pack.reading), rows, self.head) * self.spread + self.mean
+
+    def _adapt(self, one: Tiles, weights: nn.ParameterDict, at: str, before: Tensor, after: Tensor) -> Tensor:
+        return self._adapter.adapt(at, before, after, one, weights)
+
+    @torch.no_grad()
+    def round_to_storage(self) -> None:
+        """To the precision in which banks hold it: what is scored from here on is what will be served."""
+        self.head["weight"].mul_(self.spread)
+        self.head["bias"].mul_(self.spread).add_(self.mean)
+        self.mean, self.spread = 0.0, 1.0
+        for layout, slots in ((self._adapter, self.adapters), (self._head, [self.head])):
+            for parameter in (parameter for slot in slots for parameter in slot.values()):
+                parameter.copy_(parameter.to(layout.torch_dtype))
+                if not parameter.isfinite().all():
+                    raise HplmError("training diverged: a weight is too large to be stored; use a smaller learning rate")
+
+    def stored(self) -> tuple[list[Weights] | None, Weights]:
+        """Adapter by layer (None for a head alone) and head, without the slot dimension."""
+
+        def unslotted(slot: nn.ParameterDict, layout: Layout) -> Weights:
+            return {name: tensor.detach()[0].to(layout.torch_dtype).cpu() for name, tensor in slot.items()}
+
+        return [unslotted(slot, self._adapter) for slot in self.adapters] or None, unslotted(self.head, self._head)
+
+    @torch.no_grad()
+    def load(self, adapter: Sequence[Weights] | None, head: Weights) -> None:
+        for slot, weights in zip([*self.adapters, self.head], [*(adapter or ()), head], strict=True):
+            for name, parameter in slot.items():
+                parameter[0].copy_(weights[name])

@@ -1,0 +1,81 @@
+"""`hplm evaluate`: what a tenant scores, here and as served, and beside what else could be made for its task."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from builder.training.scores import Scores
+
+AGAINST = ("dedicated", "shared", "adapter", "plot")
+
+
+def register(commands: argparse._SubParsersAction) -> None:
+    command = commands.add_parser("evaluate", help="score a tenant on labelled data, as served too, and beside baselines")
+    command.add_argument("--store", type=Path, required=True, help="folder of what has been built")
+    command.add_argument("--id", required=True, help="of the tenant")
+    command.add_argument("--test", type=Path, required=True, help="JSONL, in the form that the tenant was trained with")
+    command.add_argument("--url", metavar="HOST:PORT", help="ask the server there as well")
+    command.add_argument("--protocol", choices=("http", "grpc"), default="http", help="of --url (default: %(default)s)")
+    command.add_argument("--backbone", metavar="NAME", help="of --url (default: the store's)")
+    command.add_argument("--key", metavar="KEY", help="API key for --url; default: $HPLM_API_KEY, which `ps` does not show")
+    command.add_argument(
+        "--against",
+        type=lambda text: tuple(text.split(",")),
+        default=(),
+        metavar="SCHEME,...",
+        help="train these on the tenant's data with its budget: dedicated (all weights of the original BERT), shared (a head "
+        "alone), adapter (adapter and head on the original BERT), plot (the whole upper half on the tables)",
+    )
+    command.add_argument("--train", type=Path, help="for --against, where the training data are now")
+    command.add_argument("--dev", type=Path, help="for --against, where the dev data are now")
+    command.add_argument("--picture", type=Path, metavar="FILE", help="of which labels are taken for which; .png, .svg, .pdf")
+    command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    command.add_argument("--json", action="store_true", help="end with one line of JSON")
+    command.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    from builder.evaluation.schemes import check_names, score_schemes
+    from builder.evaluation.tenant import evaluate_tenant
+    from builder.store import Store
+    from hplm.cli.build import device_of
+
+    store, device = Store(args.store), device_of(args)
+    check_names(args.against)
+    evaluation = evaluate_tenant(store, args.id, args.test, device)
+    if args.picture is not None:
+        from builder.evaluation.picture import draw_confusion
+
+        draw_confusion(evaluation, args.picture)
+    scores: dict[str, Scores | None] = {"hplm": evaluation.scores, **dict.fromkeys(AGAINST), "served": None}
+    if args.url is not None:
+        from builder.evaluation.served import Server, score_served
+
+        key = args.key or os.environ.get("HPLM_API_KEY")
+        scores["served"] = score_served(Server(args.url, args.protocol, args.backbone or store.config.name, key), evaluation)
+    scores |= score_schemes(store, evaluation, args.against, device, args.train, args.dev) if args.against else {}
+    if not args.json:
+        print(f"{args.id} version {evaluation.tenant.version} on {evaluation.scores.rows:,} rows of {args.test}")
+        print(table(scores))
+    metric = evaluation.scores.metric
+    return {
+        "tenant": args.id,
+        "metric": metric,
+        **{name: round(own.main, 4) if own is not None else None for name, own in scores.items()},
+        "scores": {name: own.described() for name, own in scores.items() if own is not None},
+    }
+
+
+def table(scores: dict[str, Scores | None]) -> str:
+    """A line a scheme, the metric that decides first."""
+    known = {name: own for name, own in scores.items() if own is not None}
+    first = next(iter(known.values()))
+    columns = [first.metric, *(name for name in first.values if name != first.metric)]
+    lines = [f"{'':<10}" + "".join(f"{column:>16}" for column in columns)]
+    for name, own in known.items():
+        lines.append(f"{name:<10}" + "".join(f"{own.values[column]:>16.4f}" for column in columns))
+    return "\n".join(lines)

@@ -1,0 +1,83 @@
+"""What hPLMs are compared with: the whole BERT is the original, and each scheme tunes what it says and nothing else."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, BertConfig, BertModel, PreTrainedTokenizerFast
+
+from builder.data import read_labelled
+from builder.evaluation.schemes import SCHEMES, _body, _options
+from builder.random_store import tokenizer_json
+from builder.store import Store
+from builder.training.examples import Reader
+from builder.training.finetuning import Ground, TrainingOptions, train
+from hplm.model.checkpoint import load_checkpoint, split
+from tests.builder.branches import build, some_lines
+from tests.builder.test_tenant import classified, paired, write
+from tests.toy import CONFIG
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("schemes")
+    (folder / "made.json").write_text(tokenizer_json(CONFIG.vocabulary))
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=CONFIG.vocabulary, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=64,
+        max_position_embeddings=64, initializer_range=0.2,
+    )  # fmt: skip
+    BertModel(config).save_pretrained(folder / "bert")
+    PreTrainedTokenizerFast(tokenizer_file=str(folder / "made.json"), **special).save_pretrained(folder / "bert")
+    checkpoint = load_checkpoint(str(folder / "bert"), "tiny")
+    config, tokenizer = checkpoint.config, checkpoint.tokenizer_json
+    store = Store.create(folder / "store", str(folder / "bert"), config, tokenizer, *split(checkpoint))
+    build(store, folder, "root", some_lines(200, seed=1))
+    return store
+
+
+@pytest.fixture
+def ground(store, tmp_path):
+    rng, labels = random.Random(0), ["left", "right"]
+    path = write(tmp_path / "data.jsonl", [classified(rng) for _ in range(40)])
+    reader = Reader(store, "root", 1)
+    texts = reader.read(read_labelled(path, "classify"), "classify", labels, show_progress=False)
+    return Ground(store.config, reader, texts, texts, "classify", labels, CPU)
+
+
+def test_the_whole_body_is_the_original_model(store, tmp_path):
+    rng = random.Random(1)
+    path = write(tmp_path / "pairs.jsonl", [paired(rng) for _ in range(4)])
+    reader = Reader(store, "root", 1)
+    texts = reader.read(read_labelled(path, "classify"), "classify", ["no", "yes"], show_progress=False)
+    body = _body(store, SCHEMES["dedicated"]).eval()
+    stock = AutoModel.from_pretrained(store.model, add_pooling_layer=False).eval()
+    pack = reader.pack(texts, np.argsort(texts.lengths), CPU, with_sums=False)
+    with torch.no_grad():
+        ours, start = body(pack, None), 0
+        for length in pack.lengths:
+            part = slice(start, start + length)
+            theirs = stock(pack.tokens[None, part], token_type_ids=pack.segments[None, part]).last_hidden_state[0]
+            assert torch.allclose(ours[part], theirs, atol=1e-4)
+            start += length
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_scheme_tunes_what_it_says(store, ground, name):
+    own = TrainingOptions(epochs=1, rank=4)
+    scheme, body = SCHEMES[name], _body(store, SCHEMES[name])
+    before = {key: tensor.clone() for key, tensor in body.state_dict().items()}
+    trained = train(body, ground, _options(scheme, own), show_progress=False)
+    changed = {key for key, tensor in trained.body.state_dict().items() if not torch.equal(tensor, before[key])}
+    assert bool(changed) == (name in ("dedicated", "plot"))
+    if name == "dedicated":
+        assert {"layers.0.qkv.weight", "layers.3.ffn_out.weight", "words.weight"} <= changed
+    assert len(trained.model.adapters) == (store.config.upper_layers if name == "adapter" else 0)
+    if name == "adapter":
+        assert any(float(slot["attention_out/up"].detach().abs().max()) > 0 for slot in trained.model.adapters)
+    assert json.dumps(trained.report)

@@ -1,0 +1,128 @@
+"""A training that is killed goes on where it was, to the same bytes, and a grid does no point twice."""
+
+import json
+import multiprocessing
+import os
+import signal
+
+import pytest
+import torch
+
+from builder import savepoint
+from builder.training import grid
+from builder.training.finetuning import TrainingOptions
+from tests.builder.test_tenant import learn, made, make_store
+
+FILES = ("adapter.safetensors", "head.safetensors", "tenant.json")
+
+
+@pytest.fixture
+def store(tmp_path):
+    return make_store(tmp_path / "store")
+
+
+def trained(store, train, tenant, **options):
+    learn(store, "classify", train, tenant=tenant, epochs=3, **options)
+    folder = store.tenant_folder(tenant, 1)
+    report = json.loads((folder / "report.json").read_text())
+    return [(folder / name).read_bytes().replace(tenant.encode(), b"") for name in FILES], report
+
+
+def killed(store, train, tenant, at_save):
+    """In a process of its own, which dies as it has written a savepoint and before it can say so."""
+
+    def work():
+        savepoint.SECONDS_BETWEEN, saves, replace = 0.0, 0, os.replace
+
+        def dying(source, target):
+            nonlocal saves
+            if str(target).endswith("training.pt"):
+                saves += 1
+                if saves == at_save:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            replace(source, target)
+
+        os.replace = dying
+        trained(store, train, tenant)
+
+    child = multiprocessing.get_context("fork").Process(target=work)
+    child.start()
+    child.join(120)
+    assert child.exitcode == -signal.SIGKILL
+
+
+def test_a_killed_training_ends_with_the_same_bytes(store, tmp_path, monkeypatch):
+    train = made(tmp_path, "classify", 60, 1)
+    undisturbed, report = trained(store, train, "whole")
+    steps, load = [], savepoint.Savepoint.load
+
+    def told(self):
+        state = load(self)
+        steps.append(state["course"]["step"] if state is not None else 0)
+        return state
+
+    monkeypatch.setattr(savepoint.Savepoint, "load", told)
+    for number, at_save in enumerate((1, 4, 9, 18)):
+        tenant = f"cut-{number}"
+        killed(store, train, tenant, at_save)
+        assert not store.tenant_folder(tenant, 1).exists()
+        again, its_report = trained(store, train, tenant)
+        assert again == undisturbed
+        assert its_report["history"] == report["history"] and its_report["best_epoch"] == report["best_epoch"]
+        assert not (store.folder / "building" / "tenants" / tenant).exists()
+    assert steps[0] == 0 and steps == sorted(steps) and steps[-1] > 10  # they did go on
+
+
+def test_other_data_or_options_begin_anew(store, tmp_path, capsys):
+    train = made(tmp_path, "classify", 60, 1)
+    undisturbed, _ = trained(store, train, "whole", seed=7)
+    killed(store, train, "cut", 6)
+    again, _ = trained(store, train, "cut", seed=7)
+    assert again == undisturbed
+    assert "tenant cut: a training that was cut had other data or options; this one begins anew" in capsys.readouterr().err
+
+
+def test_the_best_point_of_a_grid_is_kept_and_none_is_done_twice(store, tmp_path, monkeypatch):
+    train, trainings = made(tmp_path, "classify", 80, 1), []
+    monkeypatch.setattr(grid, "room", lambda wanted: 1)
+    learned = grid.train
+
+    def counted(body, ground, options, *rest, **more):
+        if len(trainings) == 4:
+            trainings.append(None)
+            raise KeyboardInterrupt
+        trainings.append(options)
+        return learned(body, ground, options, *rest, **more)
+
+    monkeypatch.setattr(grid, "train", counted)
+    with pytest.raises(KeyboardInterrupt):
+        trained(store, train, "acme", grid=True)
+    _, report = trained(store, train, "acme", grid=True)
+    done = [options for options in trainings if options is not None]
+    assert len(done) == len(set(done)) == 6
+    tried = report["grid"]
+    assert {(point["learning_rate"], point["batch_texts"]) for point in tried} == {
+        (rate, batch) for rate in (1e-3, 2e-3, 4e-3) for batch in (8, 32)
+    }
+    best = max(tried, key=lambda point: point["dev"])
+    assert (report["learning_rate"], report["batch_texts"]) == (best["learning_rate"], best["batch_texts"])
+    assert report["dev"]["accuracy"] == best["dev"]
+
+
+def test_points_side_by_side_are_the_same_as_one_after_the_other(store, tmp_path, monkeypatch):
+    train = made(tmp_path, "classify", 60, 1)
+    monkeypatch.setattr(grid, "FACTORS", (1.0,))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    results = []
+    for tenant, workers in (("one", 1), ("two", 2)):
+        monkeypatch.setattr(grid, "room", lambda wanted, workers=workers: workers)
+        results.append(trained(store, train, tenant, grid=True))
+    torch.set_num_threads(threads)
+    assert results[0][0] == results[1][0] and results[0][1]["grid"] == results[1][1]["grid"]
+
+
+def test_there_is_room_for_one_at_least():
+    assert 1 <= grid.room(1000) <= len(os.sched_getaffinity(0))
+    assert grid.room(1) == 1
+    assert [point.batch_texts for point in grid.points(TrainingOptions())] == [8, 32] * 3

@@ -1,0 +1,86 @@
+"""`hplm evaluate`: a tenant's score here, as served, and beside baselines trained on the same data."""
+
+import json
+
+import pytest
+
+from builder.store import Store
+from hplm.cli.main import main
+from hplm.server import TritonServer
+from tests.cli.test_whole_way import material  # noqa: F401
+
+KEYS = {"tenant", "metric", "hplm", "dedicated", "shared", "adapter", "plot", "served"}
+
+
+def run(capsys, *arguments):
+    assert main([*map(str, arguments), "--json"]) == 0
+    return json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def built(material, tmp_path_factory):  # noqa: F811
+    folder = tmp_path_factory.mktemp("built")
+    store, corpus = folder / "store", material / "corpus.txt"
+    commands = [
+        ["build", "root", "--model", material / "bert", "--name", "tiny", "--corpus", corpus, "--minutes", 0.02],
+        *(
+            ["build", "tenant", "--id", task, "--task", task, "--train", material / f"{task}.train.jsonl", "--rank", 4]
+            for task in ("classify", "tag")
+        ),
+    ]
+    for command in commands:
+        assert main([*map(str, command), "--store", str(store)]) == 0
+    assert main(["export", "--store", str(store), "--repository", str(folder / "repository")]) == 0
+    return folder
+
+
+def test_baselines_learn_from_the_same_data(built, material, capsys, tmp_path):  # noqa: F811
+    arguments = ["evaluate", "--store", built / "store", "--id", "classify", "--test", material / "classify.dev.jsonl"]
+    found = run(capsys, *arguments, "--against", "dedicated,shared,adapter,plot", "--picture", tmp_path / "confusion.png")
+    assert found.keys() == KEYS | {"scores"} and found["metric"] == "accuracy" and found["served"] is None
+    assert all(0 <= found[name] <= 1 for name in KEYS - {"tenant", "metric", "served"})
+    assert found["scores"]["dedicated"]["accuracy"] == found["dedicated"] and found["scores"]["hplm"]["rows"] == 60
+    assert (tmp_path / "confusion.png").read_bytes().startswith(b"\x89PNG")
+    alone = run(capsys, *arguments)
+    assert alone["hplm"] == found["hplm"] and alone["dedicated"] is None
+
+
+def test_what_is_served_scores_the_same(built, material, capsys):  # noqa: F811
+    with TritonServer(built / "repository") as server:
+        for tenant in ("classify", "tag"):
+            test = material / f"{tenant}.dev.jsonl"
+            command = ["evaluate", "--store", built / "store", "--id", tenant, "--test", test]
+            for url in (["--url", server.http_url], ["--url", server.grpc_url, "--protocol", "grpc"]):
+                found = run(capsys, *command, *url)
+                assert found["served"] == pytest.approx(found["hplm"], abs=1e-3)
+        assert main([*map(str, command), "--url", server.http_url]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in lines[-2:]] == ["hplm", "served"]
+        train = material / "tag.train.jsonl"
+        again = ["build", "tenant", "--id", "tag", "--task", "tag", "--train", train, "--epochs", "1"]
+        run(capsys, *again, "--store", built / "store")
+        assert main([*map(str, command), "--url", server.http_url]) == 1
+        assert "the server answers with version 1 of tenant 'tag', the store's newest is 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (["--against", "bigger"], "--against 'bigger' is not known: choose from dedicated"),
+        (["--against", "plot", "--train", "gone.jsonl"], "gone.jsonl, which tenant 'classify' was trained with, is gone"),
+        (["--url", "127.0.0.1:1"], "127.0.0.1:1"),
+    ],
+)
+def test_what_cannot_be_compared_is_named(built, material, capsys, changes, message):  # noqa: F811
+    command = ["evaluate", "--store", built / "store", "--id", "classify", "--test", material / "classify.dev.jsonl"]
+    assert main([*map(str, command), *changes]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_other_data_than_the_tenants_are_refused(built, material, capsys, tmp_path):  # noqa: F811
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(json.dumps({"text": "w", "label": label}) + "\n" for label in ("up", "down") * 20))
+    command = ["evaluate", "--store", built / "store", "--id", "classify", "--test", material / "classify.dev.jsonl"]
+    assert main([*map(str, command), "--against", "shared", "--train", str(other)]) == 1
+    assert "has other labels than tenant 'classify'" in capsys.readouterr().err
+    assert Store(built / "store").tenants()[0].version == 1
