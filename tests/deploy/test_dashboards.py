@@ -1,0 +1,54 @@
+"""Dashboards and alerts name metrics, labels and outcomes that exist."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hplm.errors import WORDS
+from hplm.metrics.names import METRICS
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+DASHBOARD = json.loads((DEPLOY / "grafana/hplm.json").read_text("utf-8"))
+RULES = yaml.safe_load((DEPLOY / "prometheus/alerts.yaml").read_text("utf-8"))["groups"][0]["rules"]
+EXPRESSIONS = {rule["alert"]: rule["expr"] for rule in RULES} | {
+    f"{panel['title']} {target['refId']}": target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]
+}
+LABELS = {metric.name: {"backbone", *metric.labels} for metric in METRICS}
+TRITON = {"nv_inference_request_success": {"model", "version"}}
+OUTCOMES = {"answered", "on_time", "late", "passed_on", *WORDS}
+SELECTOR = re.compile(r"\b((?:hplm|nv)_\w+)(?:\{([^}]*)\})?")
+MATCHER = re.compile(r'(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"')
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS.values(), ids=EXPRESSIONS)
+def test_what_is_asked_for_exists(expression):
+    found = SELECTOR.findall(expression)
+    assert found
+    for name, matchers in found:
+        labels = (LABELS | TRITON)[name]
+        for label, value in MATCHER.findall(matchers):
+            assert label in labels, f"{name} has no label {label}"
+            if label == "outcome":
+                assert set(value.split("|")) <= OUTCOMES, value
+    for grouping in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", expression):
+        known = set().union(*((LABELS | TRITON)[name] for name, _ in found), {"le"})
+        assert {label.strip() for label in grouping.split(",")} <= known
+    assert expression.count("(") == expression.count(")")
+
+
+def test_every_alert_is_explained_to_operators():
+    text = (DEPLOY.parent / "docs/operating.md").read_text("utf-8")
+    for rule in RULES:
+        assert f"### {rule['alert']}" in text
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert rule["annotations"]["summary"]
+
+
+def test_panels_do_not_lie_on_each_other_and_are_explained_by_their_titles():
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in DASHBOARD["panels"]]
+    assert len(set(places)) == len(places)
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(places)
+    assert all(panel["title"] for panel in DASHBOARD["panels"])
