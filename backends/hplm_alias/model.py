@@ -22,6 +22,7 @@ from hplm.tenants.directory import Directory
 CODES = {"invalid_input": "INVALID_ARG", "no_tenant": "NOT_FOUND", "broken": "INTERNAL"}
 AT_ONCE = 32  # Triton's own pool for such requests has as many threads
 WAITING = 1024
+A_WHILE = 0.01  # seconds; asking whether the client is still there is a round trip to the server process
 
 
 class TritonPythonModel:
@@ -48,7 +49,10 @@ class TritonPythonModel:
         self, request: pb_utils.InferenceRequest, sender: pb_utils.InferenceResponseSender, arrival: float
     ) -> None:
         try:
-            response = self._forward(request, arrival)
+            if time.monotonic() - arrival > A_WHILE and request.is_cancelled():
+                response = _cancelled()
+            else:
+                response = self._forward(request, arrival)
         except HplmError as error:
             response = _failure(error.word, error.wire())
         except Exception as error:
@@ -95,6 +99,11 @@ def _left(timeout_us: int, arrival: float) -> int:
 def _failure(word: str, message: str) -> pb_utils.InferenceResponse:
     code = getattr(pb_utils.TritonError, CODES.get(word, "UNAVAILABLE"))
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code))
+
+
+def _cancelled() -> pb_utils.InferenceResponse:
+    """Nobody reads it."""
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError("the client has gone", pb_utils.TritonError.CANCELLED))
 
 
 def _send(sender: pb_utils.InferenceResponseSender, response: pb_utils.InferenceResponse) -> None:

@@ -1,6 +1,9 @@
 """The model `hplm` before two backbones: whatever it is asked, it answers as the tenant's backbone does."""
 
+import queue
 import random
+import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -129,3 +132,29 @@ def test_no_backbone_takes_the_alias_s_name(tmp_path):
     store = random_store(tmp_path / "store", replace(CONFIG, name=ALIAS), TENANTS, DOMAINS)
     with pytest.raises(InvalidInput, match="'hplm'"):
         export(store, tmp_path / "repository", ServingOptions())
+
+
+def test_what_a_client_takes_back_while_it_waits_is_not_computed(server):
+    client = LIBRARIES["grpc"].InferenceServerClient(server.grpc_url)
+    stock = Stock(server, "grpc")
+    texts = stock.tensor("TEXT", np.array([[" ".join(WORDS[:30]).encode()]] * 200, dtype=object))
+    before, answered = _looked_up(server), queue.SimpleQueue()
+
+    def answer(result, error):
+        answered.put(error)
+
+    calls = [
+        client.async_infer(ALIAS, [texts], callback=answer, parameters={"tenant": "acme"}) for _ in range(300)
+    ]
+    for call in calls[100:]:
+        call.cancel()
+    errors = [answered.get(timeout=120) for _ in calls]
+    assert sum(error is None for error in errors) >= 100
+    time.sleep(2.2)  # metrics are a second old at most
+    assert 100 <= _looked_up(server) - before < 300
+
+
+def _looked_up(server):
+    with urllib.request.urlopen(f"http://{server.metrics_url}/metrics", timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("hplm_lookup_requests_total{"))
