@@ -75,8 +75,8 @@ def multiply(folder: Path, count: int) -> Snapshot:
     for name, layout in layouts.items():
         write_bank(folder / Backbone.BANKS / name, layout, tqdm(_records(layout, count), name, count))
 
-    def at(record: Record, number: int) -> Record:
-        return replace(record, index=number, uid=number + 1)
+    def at(record: Record | None, number: int) -> Record | None:
+        return replace(record, index=number, uid=number + 1) if record is not None else None
 
     tenants = [
         replace(first, id=tenant_id(number), uid=number + 1, head=at(first.head, number), adapter=at(first.adapter, number))

@@ -32,6 +32,7 @@ class TritonPythonModel:
             batch_tokens=int(parameters["batch_tokens"]),
             device=device,
             dtype=resolve_dtype(parameters["dtype"], device),
+            keep_pages=parameters["page_cache"] == "true",
         )
 
     def execute(self, requests: list) -> list[None]:

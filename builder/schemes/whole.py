@@ -45,6 +45,7 @@ parameters { key: "dtype"         value { string_value: "$dtype" } }         # a
 parameters { key: "threads"       value { string_value: "$threads" } }       # 0: all cores (CPU only)
 parameters { key: "batch_tokens"  value { string_value: "$batch_tokens" } }  # at most this many tokens a batch
 parameters { key: "resident"      value { string_value: "$resident" } }      # models held at once; others are read in over them
+parameters { key: "page_cache"    value { string_value: "true" } }           # false: what is not held comes from the disk
 """)
 
 

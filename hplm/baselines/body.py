@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -83,7 +84,8 @@ class Slot:
     def bytes(self) -> int:
         return self._flat.numel() * self._flat.element_size()
 
-    def fill(self, body: Path, head: Path) -> None:
+    def fill(self, body: Path, head: Path, keep_pages: bool = True) -> None:
+        """Without `keep_pages`, memory holds nothing but the slots: the next read of this file comes from the disk."""
         room = memoryview(self._read.numpy().view(np.uint8))
         with open(body, "rb", buffering=0) as file:
             file.seek(self._file.start)
@@ -93,6 +95,8 @@ class Slot:
                 if not got:
                     raise Broken(f"{body} ends too early: export the scheme again")
                 read += got
+            if not keep_pages:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         if self._read is not self._flat:
             self._flat.copy_(self._read)
         self.head = {name: tensor.to(self._flat) for name, tensor in load_file(head).items()}

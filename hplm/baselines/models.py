@@ -73,11 +73,21 @@ Answered = tuple[Question, "list[Rows] | HplmError"]
 
 
 class WholeModels:
-    def __init__(self, folder: Path, room: int, batch_tokens: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        room: int,
+        batch_tokens: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        keep_pages: bool = True,
+    ) -> None:
+        """`keep_pages`: what is read may stay in the system's page cache, beyond the memory that `room` stands for."""
         self.config = BackboneConfig.load(folder / "backbone.json")
         self._whole = WholeConfig.load(folder)
         self._folder = folder
         self._batch_tokens = batch_tokens
+        self._keep_pages = keep_pages
         self._device = device
         self._tenants = {tenant.id: tenant for tenant in self._whole.tenants}
         self._tokenizer = Tokenizer((folder / "tokenizer.json").read_text("utf-8"), self.config.positions)
@@ -178,7 +188,8 @@ class WholeModels:
         if slot is None:
             slot = self._free.pop() if self._free else self._held.popitem(last=False)[1]
             try:
-                slot.fill(self._body(tenant), self._folder / "heads" / f"{tenant.weights}.safetensors")
+                head = self._folder / "heads" / f"{tenant.weights}.safetensors"
+                slot.fill(self._body(tenant), head, self._keep_pages)
             except (HplmError, OSError):
                 self._free.append(slot)
                 raise

@@ -1,0 +1,33 @@
+"""What a figure was measured on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import torch
+
+
+def machine() -> dict[str, str | int | float]:
+    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    cpu = next((line.split(":", 1)[1] for line in lines if line.startswith("model name")), platform.machine())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    described: dict[str, str | int | float] = {
+        "cpu": " ".join(cpu.split()),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(memory, 1),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    if torch.cuda.is_available():
+        described["gpu"] = torch.cuda.get_device_name()
+    return described
+
+
+def in_words(described: dict[str, str | int | float]) -> str:
+    gpu = described.get("gpu", "no GPU")
+    return (
+        f"{described['cpu']}, {described['cores']} cores, {described['memory_gib']} GiB of memory, {gpu}; "
+        f"torch {described['torch']}, Python {described['python']}"
+    )

@@ -1,0 +1,67 @@
+"""The comparison, small: schemes on a real Triton, cut, and gone on with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hplm.errors import InvalidInput
+from loadtest import compare as compare_module
+from loadtest.compare import Case, run, table
+from loadtest.results import Results
+from loadtest.schemes import DISK, Setup, cost_of, export_compared
+from tests.toy import CONFIG
+
+SMALL = Setup(CONFIG, tenants=5, budget=2, batch_tokens=64, dtype="fp32", rank=4)
+SCHEMES = ("hplm", "plot", "dedicated", DISK)  # that each works as such is tested where they are exported
+CASE = Case("saturate", SMALL, (1, 5), SCHEMES, "12", seconds=0.5, connections=3, patience=60.0)
+
+
+def test_schemes_answer_on_the_same_triton_and_nothing_is_measured_twice(tmp_path: Path, monkeypatch) -> None:
+    first = run(replace(CASE, schemes=("hplm", "dedicated")), tmp_path / "results", tmp_path / "work")
+    figures = run(CASE, tmp_path / "results", tmp_path / "work")
+    assert set(figures["schemes"]) == set(SCHEMES)
+    for scheme, rates in figures["schemes"].items():
+        assert set(rates) == {"1", "5"} and all(rate > 0 for rate in rates.values()), scheme
+    assert figures["schemes"]["hplm"] == first["schemes"]["hplm"]  # not measured again
+    results = Results(tmp_path / "results" / "toy-saturate")
+    assert results.get("dedicated", 5)["loads"] > 0 and results.get("dedicated", 1)["loads"] == 0
+    for _, _, measured in results.all():
+        assert set(measured["by_status"]) == {"200"} and not measured["errors"] and measured["private_mb"] > 0
+    assert figures["ratios"]["hplm_to_inprocess_from_disk"] > 0 and "hplm_to_dedicated" in table(figures)
+    monkeypatch.setattr(compare_module, "export_compared", lambda *_: pytest.fail("measured again"))
+    assert run(CASE, tmp_path / "results", tmp_path / "work") == figures
+    with pytest.raises(InvalidInput, match="another seconds"):
+        run(replace(CASE, seconds=2.0), tmp_path / "results", tmp_path / "work")
+
+
+def test_an_open_scenario_reports_response_times(tmp_path: Path) -> None:
+    case = replace(CASE, scenario="burst", tenants=(3,), schemes=("hplm", "dedicated_inprocess"), seconds=2.0)
+    run(case, tmp_path)
+    for _, _, measured in Results(tmp_path / "toy-burst").all():
+        # One user more every 0.05 s, and after 1.2 s each once more.
+        assert measured["offered"] == 40 + 16 == measured["succeeded"]
+        assert len(measured["latency_ms"]) == 101 and np.all(np.diff(measured["latency_ms"]) >= 0)
+
+
+def test_what_a_model_takes(tmp_path: Path) -> None:
+    costs = {scheme: cost_of(export_compared(tmp_path, scheme, SMALL)) for scheme in ("hplm", "shared", "dedicated", "plot")}
+    parameters = 4 * (4 * 32 * 32 + 4 * 32 + 2 * 32 * 64 + 64 + 32 + 4 * 32) + (200 + 64 + 2) * 32 + 2 * 32
+    assert costs["dedicated"].each == pytest.approx(4 * parameters / 1e6, rel=0.1)  # and a header
+    assert costs["plot"].each < costs["dedicated"].each and costs["plot"].mapped == costs["hplm"].mapped > 0
+    assert costs["hplm"].each == 0 and costs["hplm"].swapped < costs["dedicated"].swapped / 10
+    assert costs["shared"].shared > costs["hplm"].shared and costs["shared"].swapped < costs["hplm"].swapped
+    assert costs["hplm"].models_in_16_gb > 10 * costs["dedicated"].models_in_16_gb
+
+
+def test_results_are_written_whole_and_in_order(tmp_path: Path) -> None:
+    results = Results.open(tmp_path, {"seconds": 1})
+    for tenants in (100, 2, 30):
+        results.put("dedicated_inprocess", tenants, {"req_per_s": tenants})
+    assert [(scheme, tenants) for scheme, tenants, _ in results.all()] == [("dedicated_inprocess", n) for n in (2, 30, 100)]
+    assert results.get("dedicated", 2) is None
+    assert json.loads((tmp_path / "settings.json").read_text()) == {"seconds": 1}
