@@ -10,7 +10,17 @@ from hplm.scheduling.waiting import Waiting
 
 NEVER = np.iinfo(np.int64).max  # the deadline of what has none
 FIRST_ROOM = 1024
-TOKENS, BYTES, ARRIVAL, DEADLINE, PRIORITY, KNOWLEDGE, TENANT, REQUEST = range(8)
+# The narrower, the faster: a batch leaves, and all that waits behind it moves up.
+WIDTHS = {
+    "tokens": np.int32,
+    "arrival": np.int64,
+    "deadline": np.int64,
+    "priority": np.int32,
+    "knowledge": np.int32,
+    "tenant": np.int32,
+    "request": np.int64,
+    "place": np.int32,
+}
 
 
 class Numbers:
@@ -25,6 +35,9 @@ class Numbers:
     def __len__(self) -> int:
         """All numbers in use are below it."""
         return len(self._value)
+
+    def number_of(self, value: int) -> int | None:
+        return self._number.get(value)
 
     def take(self, value: int) -> int:
         number = self._number.get(value)
@@ -53,55 +66,49 @@ class Columns:
 
     def __init__(self, texts: Sequence[Waiting] = ()) -> None:
         self._length = 0
-        self._numbers = np.empty((8, FIRST_ROOM), np.int64)
-        self._texts = np.empty(FIRST_ROOM, object)
+        self._columns = {name: np.empty(FIRST_ROOM, width) for name, width in WIDTHS.items()}
+        self._texts: list[Waiting | None] = []  # these do not move; `place` says where they are
+        self._free: list[int] = []
         self._knowledges, self._tenants = Numbers(), Numbers()
         self._requests = 0
-        self.add(texts)
+        for text in texts:
+            self.add([text])
 
     def __len__(self) -> int:
         return self._length
 
     @property
     def tokens(self) -> np.ndarray:
-        return self._numbers[TOKENS, : self._length]
-
-    @property
-    def bytes(self) -> np.ndarray:
-        return self._numbers[BYTES, : self._length]
+        return self._columns["tokens"][: self._length]
 
     @property
     def arrival(self) -> np.ndarray:
         """Nanoseconds."""
-        return self._numbers[ARRIVAL, : self._length]
+        return self._columns["arrival"][: self._length]
 
     @property
     def deadline(self) -> np.ndarray:
         """Nanoseconds; NEVER for none."""
-        return self._numbers[DEADLINE, : self._length]
+        return self._columns["deadline"][: self._length]
 
     @property
     def priority(self) -> np.ndarray:
-        return self._numbers[PRIORITY, : self._length]
+        return self._columns["priority"][: self._length]
 
     @property
     def knowledge(self) -> np.ndarray:
         """Small numbers, below `knowledges`."""
-        return self._numbers[KNOWLEDGE, : self._length]
+        return self._columns["knowledge"][: self._length]
 
     @property
     def tenant(self) -> np.ndarray:
         """Small numbers, below `tenants`."""
-        return self._numbers[TENANT, : self._length]
+        return self._columns["tenant"][: self._length]
 
     @property
     def request(self) -> np.ndarray:
-        """Texts with the same number came together."""
-        return self._numbers[REQUEST, : self._length]
-
-    @property
-    def texts(self) -> np.ndarray:
-        return self._texts[: self._length]
+        """Texts with the same number came together; later ones have higher numbers."""
+        return self._columns["request"][: self._length]
 
     @property
     def knowledges(self) -> int:
@@ -111,37 +118,67 @@ class Columns:
     def tenants(self) -> int:
         return len(self._tenants)
 
+    def number_of(self, tenant: int) -> int | None:
+        """The number of a tenant of which something waits."""
+        return self._tenants.number_of(tenant)
+
+    def text(self, index: int) -> Waiting:
+        return self._texts[self._columns["place"][index]]
+
     def add(self, texts: Sequence[Waiting]) -> None:
         """The texts of one request."""
         end = self._length + len(texts)
-        while end > len(self._texts):
-            self._numbers = np.concatenate([self._numbers, np.empty_like(self._numbers)], axis=1)
-            self._texts = np.concatenate([self._texts, np.empty_like(self._texts)])
+        while end > len(self._columns["tokens"]):
+            self._columns = {name: np.concatenate([column, np.empty_like(column)]) for name, column in self._columns.items()}
         self._requests += 1
         for i, text in enumerate(texts, self._length):
-            self._numbers[:, i] = (
+            row = (
                 text.tokens,
-                text.bytes,
                 text.arrival_ns,
                 text.deadline_ns or NEVER,
                 text.priority,
                 self._knowledges.take(text.knowledge),
                 self._tenants.take(text.tenant),
                 self._requests,
+                self._put(text),
             )
-            self._texts[i] = text
+            for column, value in zip(self._columns.values(), row, strict=True):
+                column[i] = value
         self._length = end
 
     def remove(self, indexes: np.ndarray) -> list[Waiting]:
         """Takes these out, and hands them over in the order given."""
-        out = self._texts[indexes].tolist()
+        if not len(indexes):
+            return []
+        places = self._columns["place"][indexes].tolist()
+        out = [self._texts[place] for place in places]
+        for place in places:
+            self._texts[place] = None
+        self._free += places
         self._knowledges.give_back(self.knowledge[indexes].tolist())
         self._tenants.give_back(self.tenant[indexes].tolist())
         stays = np.ones(self._length, bool)
         stays[indexes] = False
-        kept = np.flatnonzero(stays)
-        self._numbers[:, : len(kept)] = self._numbers.take(kept, axis=1)
-        self._texts[: len(kept)] = self._texts.take(kept)
-        self._texts[len(kept) : self._length] = None
-        self._length = len(kept)
+        first = int(stays.argmin())  # what is before the first gap stays where it is
+        kept = np.flatnonzero(stays[first:])
+        end = first + len(kept)
+        for column in self._columns.values():
+            column[first:end] = column[first : self._length].take(kept)
+        self._length = end
         return out
+
+    def whole_requests(self, indexes: np.ndarray) -> np.ndarray:
+        """These and the other texts of their requests; texts of a request stand side by side."""
+        mine = self.request[indexes]
+        starts, ends = np.searchsorted(self.request, mine, side="left"), np.searchsorted(self.request, mine, side="right")
+        if ((ends - starts) == 1).all():
+            return indexes
+        return np.unique(np.concatenate([np.arange(start, end) for start, end in zip(starts, ends, strict=True)]))
+
+    def _put(self, text: Waiting) -> int:
+        if self._free:
+            place = self._free.pop()
+            self._texts[place] = text
+            return place
+        self._texts.append(text)
+        return len(self._texts) - 1

@@ -70,7 +70,7 @@ class Queue:
                     return late
                 if self._scheduler.draining and not len(self._scheduler):
                     return None
-                self._wake_ns = self._scheduler.next_expiry()
+                self._wake_ns = self._scheduler.next_expiry(now)
                 self._expiring.wait(None if self._wake_ns == NEVER else max(0, self._wake_ns - now) / 1e9)
 
     def started(self, batch: Batch) -> None:
@@ -86,7 +86,7 @@ class Queue:
 
     def dropped(self, batch: Batch) -> None:
         with self._to_do:
-            self._scheduler.dropped(batch)
+            self._scheduler.dropped(batch, self._now_ns())
             self._to_do.notify()
             self._look_at_expiry()
 
@@ -106,5 +106,5 @@ class Queue:
 
     def _look_at_expiry(self) -> None:
         """Wakes who takes what has expired, if it would sleep too long, or for ever."""
-        if self._scheduler.next_expiry() < self._wake_ns or self._scheduler.draining:
+        if self._scheduler.next_expiry(self._now_ns()) < self._wake_ns or self._scheduler.draining:
             self._expiring.notify()

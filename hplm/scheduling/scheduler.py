@@ -9,11 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from hplm.errors import Draining, QueueFull
+from hplm.scheduling.admission import Admission
 from hplm.scheduling.columns import NEVER, Columns
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policy import Policy
 from hplm.scheduling.waiting import Capacity, Waiting
 
+BELIEVED = 8  # batches, before nothing is given up because of a prediction: a process begins slowly
 LEARNING = 0.1  # of the time from choice to start, and of the share of adapters that had to be loaded
 
 
@@ -39,13 +41,25 @@ class Batch:
 
 
 class Scheduler:
-    def __init__(self, policy: Policy, limits: Limits, commit_ns: int | None = None) -> None:
-        """`commit_ns`: how long before the engine is free the next batch is chosen; None: as soon as it is asked for."""
+    def __init__(
+        self,
+        policy: Policy,
+        limits: Limits,
+        admission: bool = False,
+        commit_ns: int | None = None,
+        answering_ns: int = 0,
+    ) -> None:
+        """`commit_ns`: how long before the engine is free the next batch is chosen; None: as soon as it is asked for.
+
+        `answering_ns`: what passes from computed to the client. `admission`: refuse, and give up, what cannot be in time.
+        """
         self.limits = limits
         self.columns = Columns()
         self.cost = CostModel()
         self._policy = policy
+        self._admission = Admission(self.cost) if admission else None
         self._commit_ns = commit_ns
+        self._answering_ns = answering_ns
         self._running: deque[Batch] = deque()  # chosen and not finished, in order
         self._gone: list[Waiting] = []  # too late, and not yet fetched by who tells them
         self._bytes = 0
@@ -80,6 +94,8 @@ class Scheduler:
                 f"{self._bytes} bytes are waiting and {size} more do not fit the limit of {self.limits.bytes}: "
                 "retry after 0.1 s, or send fewer or shorter texts a request"
             )
+        if self._admission:
+            self._admission.check(texts, self.columns, now_ns)
         self.columns.add(texts)
         self._bytes += size
 
@@ -98,7 +114,8 @@ class Scheduler:
         self._put_aside(now_ns)
         if not len(self.columns):
             return None
-        indexes = self._policy.select(self.columns, self._start_at(now_ns), capacity, self.cost)
+        # Policies compare deadlines with the end of computing: what passes after it counts as passing before.
+        indexes = self._policy.select(self.columns, self._start_at(now_ns) + self._answering_ns, capacity, self.cost)
         if not len(indexes):
             return None
         tokens = int(self.columns.tokens[indexes].sum())
@@ -106,6 +123,9 @@ class Scheduler:
         expected = float(self.cost.predict(tokens, len(indexes), knowledges * self._loaded))
         batch = Batch(self._remove(indexes), tokens, knowledges, now_ns, expected, alone=not self._running)
         self._running.append(batch)
+        if self._admission:
+            self._admission.chosen(tokens, len(batch.texts), knowledges * self._loaded, is_full=len(self.columns) > 0)
+            self._recount(now_ns)
         return batch
 
     def started(self, batch: Batch, now_ns: int) -> None:
@@ -119,10 +139,17 @@ class Scheduler:
         self._running.remove(batch)
         self._loaded += LEARNING * (adapters / batch.knowledges - self._loaded)
         self.cost.observe(batch.tokens, len(batch.texts), adapters, now_ns - batch.started_ns)
+        if self._admission:
+            with_deadline = [text.deadline_ns for text in batch.texts if text.deadline_ns]
+            late = sum(deadline < now_ns + self._answering_ns for deadline in with_deadline)
+            self._admission.done(len(with_deadline) - late, late, now_ns)
+            self._recount(now_ns)
 
-    def dropped(self, batch: Batch) -> None:
+    def dropped(self, batch: Batch, now_ns: int) -> None:
         """It will not run, or failed: nothing is to be learnt from it."""
         self._running.remove(batch)
+        if self._admission:
+            self._recount(now_ns)
 
     def expired(self, now_ns: int) -> list[Waiting]:
         """Hands over what can no longer be answered in time, and the other texts of its request with it."""
@@ -130,11 +157,12 @@ class Scheduler:
         gone, self._gone = self._gone, []
         return gone
 
-    def next_expiry(self) -> int:
+    def next_expiry(self, now_ns: int) -> int:
         """When `expired` will have something, if nothing changes until then; NEVER if nothing has a deadline."""
         if self._gone:
-            return 0
-        return int(self.columns.deadline.min()) if len(self.columns) else NEVER
+            return now_ns
+        last = int(self._last_start().min()) if len(self.columns) else NEVER
+        return now_ns if self._predicts and last <= self._start_at(now_ns) else last
 
     def abandon(self) -> list[Waiting]:
         """Hands over everything."""
@@ -142,9 +170,29 @@ class Scheduler:
         return gone + self._remove(np.arange(len(self.columns)))
 
     def _put_aside(self, now_ns: int) -> None:
-        late = self.columns.deadline <= now_ns
-        if late.any():
-            self._gone += self._remove(np.flatnonzero(np.isin(self.columns.request, self.columns.request[late])))
+        late = np.flatnonzero(self._last_start() <= (self._start_at(now_ns) if self._predicts else now_ns))
+        if len(late):
+            gone = self._remove(self.columns.whole_requests(late))
+            self._gone += gone
+            if self._admission:
+                self._admission.done(0, len(gone), now_ns)
+                self._recount(now_ns)
+
+    @property
+    def _predicts(self) -> bool:
+        """Whether something may be given up before its deadline has passed."""
+        return self._admission is not None and self.cost.observed >= BELIEVED
+
+    def _last_start(self) -> np.ndarray:
+        """Of each text, when a batch must start for it to be in time, even alone; without admission nothing is predicted."""
+        deadline = self.columns.deadline
+        if not self._predicts:
+            return deadline
+        needed = self._answering_ns + self.cost.predict(self.columns.tokens, 1, self._loaded)
+        return np.where(deadline == NEVER, NEVER, deadline - needed.astype(np.int64))
+
+    def _recount(self, now_ns: int) -> None:
+        self._admission.count(self.columns, self._start_at(now_ns) + self._answering_ns)
 
     def _free_at(self, now_ns: int) -> float:
         """When the engine will have computed all that was chosen."""
@@ -159,5 +207,6 @@ class Scheduler:
         return int(max(self._free_at(now_ns), now_ns + self._staging_ns))
 
     def _remove(self, indexes: np.ndarray) -> list[Waiting]:
-        self._bytes -= int(self.columns.bytes[indexes].sum())
-        return self.columns.remove(indexes)
+        texts = self.columns.remove(indexes)
+        self._bytes -= sum(text.bytes for text in texts)
+        return texts

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hplm.errors import InvalidInput
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
-from hplm.scheduling.policy import policy
+from hplm.scheduling.policy import OURS, policy
 from hplm.scheduling.waiting import Capacity, Waiting
 
 ROOM = Capacity(tokens=100, texts=10, tenants=3)
@@ -35,7 +35,7 @@ def serve(chooses, waiting):
         yield batch
 
 
-@given(waiting=waiting, name=st.sampled_from(["fcfs"]))
+@given(waiting=waiting, name=st.sampled_from([*OURS, "das:rows=3", "slotted_das:row_tokens=40"]))
 def test_any_policy_serves_everything_once_and_within_capacity(waiting, name):
     served = [id(text) for batch in serve(policy(name), waiting) for text in batch]
     assert sorted(served) == sorted(map(id, waiting))
@@ -57,5 +57,5 @@ def test_columns_grow_and_close_their_gaps():
     columns = Columns(texts)
     out = columns.remove(np.array([5, 2999, 0]))
     assert out == [texts[5], texts[2999], texts[0]]
-    assert columns.tokens.tolist() == [text.tokens for text in columns.texts] and len(columns) == 2997
+    assert columns.tokens.tolist() == [text.tokens for text in [columns.text(i) for i in range(len(columns))]] and len(columns) == 2997
     assert columns.knowledges == 7 and columns.tenants == 3

@@ -1,0 +1,114 @@
+"""Who is let in: a request that cannot be answered in time is told so at once, with the time that it would take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+import numpy as np
+
+from hplm.errors import DeadlineMissed
+from hplm.scheduling.columns import Columns
+from hplm.scheduling.cost import CostModel
+from hplm.scheduling.sharing import fair_share
+from hplm.scheduling.waiting import Waiting
+
+BATCHES = 64  # looked ahead
+LEARNING = 0.1  # of what a full batch holds
+FIRST = 8  # batches believed by nobody: a process begins slowly
+STALE_NS = 10**9  # without a batch for so long, a guess is tried rather than believed, or it would never be corrected
+MISSED = 0.03  # of those let in: the share at which the room that is promised neither grows nor shrinks
+CORRECTION = 0.05
+LEAST_PROMISED = 0.5
+
+
+class Admission:
+    """Counts the tokens that are due with each of the coming batches, and promises no more than they hold.
+
+    Those let in are so many that all are answered in time if the most urgent go first, which is what the default policy does
+    with them. What the count does not see, it learns: if too many of those let in are late, less is promised.
+    """
+
+    def __init__(self, cost: CostModel) -> None:
+        self._cost = cost
+        self._full: np.ndarray | None = None  # tokens, texts, adapters of a batch that left others waiting
+        self._promised = 1.0  # of that
+        self._start_ns = 0
+        self._batch_ns = 1.0
+        self._waiting = 0  # tokens
+        self._due = np.zeros(BATCHES + 1)  # tokens due with a batch or one before it
+        self._learnt_ns = 0
+
+    def chosen(self, tokens: int, texts: int, adapters: float, is_full: bool) -> None:
+        """What a batch turned out to hold."""
+        if is_full:
+            held = np.array([tokens, texts, adapters], float)
+            self._full = held if self._full is None else self._full + LEARNING * (held - self._full)
+
+    def done(self, on_time: int, late: int, now_ns: int) -> None:
+        """What became of some that were let in."""
+        self._learnt_ns = now_ns
+        if on_time + late:
+            missed = late / (on_time + late)
+            self._promised = min(1.0, max(LEAST_PROMISED, self._promised + CORRECTION * (MISSED - missed)))
+
+    def count(self, columns: Columns, start_ns: int) -> None:
+        """Anew, because a batch has left or another time is expected: the next starts at `start_ns`."""
+        self._start_ns = start_ns
+        self._waiting = int(columns.tokens.sum())
+        if self._full is None:
+            return
+        self._batch_ns = max(1.0, float(self._cost.predict(*self._full)))
+        due = np.clip((columns.deadline - start_ns) * (1 / self._batch_ns), 0, BATCHES).astype(np.int64)
+        self._due = np.cumsum(np.bincount(due, columns.tokens, minlength=BATCHES + 1))
+
+    def check(self, texts: Sequence[Waiting], columns: Columns, now_ns: int) -> None:
+        """Raises if this request cannot be answered in time together with what has been promised; else counts it."""
+        deadline = min((text.deadline_ns for text in texts if text.deadline_ns), default=0)
+        tokens = sum(text.tokens for text in texts)
+        if deadline and self._is_known(columns, now_ns):
+            done_ns = self._done_at(texts[0], tokens, len(texts), deadline, columns, now_ns)
+            if done_ns > deadline:
+                raise DeadlineMissed(
+                    f"it would take {(done_ns - texts[0].arrival_ns) / 1e6:.0f} ms, and the request allowed "
+                    f"{(deadline - texts[0].arrival_ns) / 1e6:g} ms: allow more, send fewer, or ask another replica"
+                )
+        self._waiting += tokens
+        if deadline:
+            self._due[self._due_of(deadline) :] += tokens
+
+    def _is_known(self, columns: Columns, now_ns: int) -> bool:
+        return self._cost.observed >= FIRST and (len(columns) > 0 or now_ns - self._learnt_ns < STALE_NS)
+
+    def _due_of(self, deadline: int) -> int:
+        return int(min(max((deadline - self._start_ns) / self._batch_ns, 0), BATCHES))
+
+    def _done_at(self, text: Waiting, tokens: int, texts: int, deadline: int, columns: Columns, now_ns: int) -> float:
+        start = max(self._start_ns, now_ns)
+        if self._full is None or self._waiting + tokens <= self._full[0]:
+            return start + float(self._cost.predict(self._waiting + tokens, len(columns) + texts))
+        room = self._promised * self._full[0]
+        due = self._due_of(deadline)
+        batches = np.arange(due, BATCHES + 1)
+        if due and (self._due[due:] + tokens <= room * batches).all():
+            return deadline
+        ahead = min(self._due[due], self._ahead(text, tokens, deadline, columns))
+        needed = ceil((ahead + tokens) / room)
+        if needed <= due and ahead < self._due[due]:
+            return deadline
+        # Refused: those with earlier deadlines go first, and those with later ones have a promise too.
+        return start + max(needed, due + 1) * self._batch_ns
+
+    def _ahead(self, text: Waiting, tokens: int, deadline: int, columns: Columns) -> float:
+        """Tokens that go first where not everything is promised: nobody of lower priority, and nobody's above a fair share."""
+        first = (columns.deadline <= deadline) & (columns.priority >= text.priority)
+        ahead = columns.tokens[first].sum()
+        if columns.tenants < 2 and columns.number_of(text.tenant) is not None:
+            return float(ahead)
+        mine = columns.number_of(text.tenant)
+        demand = np.bincount(columns.tenant, columns.tokens, minlength=columns.tenants + 1)
+        demand[len(demand) - 1 if mine is None else mine] += tokens
+        share = fair_share(demand, self._promised * self._full[0])
+        own = 0 if mine is None else columns.tokens[first & (columns.tenant == mine)].sum()
+        within = own + tokens <= share * self._due_of(deadline)
+        return float(own) if within else float(ahead)

@@ -1,0 +1,107 @@
+"""Who arrives when, of what length, with what deadline: drawn, or as it was recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hplm.errors import InvalidInput
+from hplm.scheduling.waiting import Waiting
+
+SECOND, MILLISECOND = 10**9, 10**6
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of texts: normal and clipped, as TCB draws them."""
+
+    mean: float = 20.0
+    variance: float = 20.0
+    least: int = 3
+    most: int = 100
+
+    def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        drawn = rng.normal(self.mean, self.variance**0.5, count)
+        return np.clip(np.rint(drawn), self.least, self.most).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """Columns, in order of time."""
+
+    at_ns: np.ndarray
+    tokens: np.ndarray
+    allowed_ns: np.ndarray  # from arrival to deadline; 0: none
+    tenant: np.ndarray
+    priority: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.at_ns)
+
+    def waiting(self, i: int) -> Waiting:
+        at, allowed, tenant = int(self.at_ns[i]), int(self.allowed_ns[i]), int(self.tenant[i])
+        return Waiting(
+            tokens=int(self.tokens[i]),
+            arrival_ns=at,
+            deadline_ns=at + allowed if allowed else 0,
+            priority=int(self.priority[i]),
+            knowledge=tenant,
+            tenant=tenant,
+            work=i,
+        )
+
+    @classmethod
+    def together(cls, streams: Sequence[Arrivals]) -> Arrivals:
+        at = np.concatenate([stream.at_ns for stream in streams])
+        order = np.argsort(at, kind="stable")
+        names = ("at_ns", "tokens", "allowed_ns", "tenant", "priority")
+        return cls(*(np.concatenate([getattr(stream, name) for stream in streams])[order] for name in names))
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A load: texts a second, for so long. `cv` is the coefficient of variation of the gaps (Gamma); 1 is Poisson."""
+
+    rate: float
+    seconds: float
+    lengths: Lengths = Lengths()
+    allowed_ms: tuple[float, float] = (50.0, 300.0)  # uniform; (0, 0): no deadline
+    cv: float = 1.0
+    tenants: Sequence[int] = (0,)  # each text is of one of them
+    priority: int = 0
+
+    def draw(self, seed: int) -> Arrivals:
+        rng = np.random.default_rng(seed)
+        count = int(self.rate * self.seconds)
+        shape = 1 / self.cv**2
+        gaps = rng.gamma(shape, 1 / (shape * self.rate), count)
+        return Arrivals(
+            at_ns=(np.cumsum(gaps) * SECOND).astype(np.int64),
+            tokens=self.lengths.draw(count, rng),
+            allowed_ns=(rng.uniform(*self.allowed_ms, count) * MILLISECOND).astype(np.int64),
+            tenant=rng.choice(np.asarray(self.tenants), count),
+            priority=np.full(count, self.priority),
+        )
+
+
+def read_trace(path: Path) -> Arrivals:
+    """JSONL: `arrival` in seconds, `tokens`, and if there are any `deadline_ms` (from arrival), `tenant`, `priority`."""
+    tenants: dict[str, int] = {}
+    rows = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            row = json.loads(line)
+            tenant = tenants.setdefault(str(row.get("tenant", "")), len(tenants))
+            allowed = int(row.get("deadline_ms", 0) * MILLISECOND)
+            rows.append((int(row["arrival"] * SECOND), int(row["tokens"]), allowed, tenant, int(row.get("priority", 0))))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InvalidInput(f"{path}, line {number}: not a recorded arrival ({error!r}): see docs/scheduling.md") from error
+    if not rows:
+        raise InvalidInput(f"{path} holds no arrivals")
+    columns = np.array(rows, dtype=np.int64)
+    columns[:, 0] -= columns[:, 0].min()
+    return Arrivals(*columns[np.argsort(columns[:, 0], kind="stable")].T)

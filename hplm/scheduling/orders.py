@@ -1,0 +1,59 @@
+"""The simple policies: an order, and a batch filled from its front. Higher priority always goes first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hplm.scheduling.columns import Columns
+from hplm.scheduling.cost import Cost
+from hplm.scheduling.filling import Room, by_priority, first_come, shortest_first
+from hplm.scheduling.policy import positive
+from hplm.scheduling.waiting import Capacity
+
+
+class FirstComeFirstServed:
+    """In order of arrival; stops at the first text that does not fit, so that nobody is overtaken."""
+
+    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> np.ndarray:
+        room = Room(columns, capacity)
+        room.prefix(first_come(columns))
+        return room.taken
+
+
+class ShortestJobFirst:
+    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> np.ndarray:
+        room = Room(columns, capacity)
+        room.greedily(by_priority(columns, shortest_first(columns)))
+        return room.taken
+
+
+class EarliestDeadlineFirst:
+    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> np.ndarray:
+        room = Room(columns, capacity)
+        room.greedily(by_priority(columns, np.argsort(columns.deadline, kind="stable")))
+        return room.taken
+
+
+@dataclass
+class LengthAware:
+    """Student Parallelism's buffer (section 3.4, B.4.2): texts of a bin of lengths join the element of whoever came first.
+
+    The buffer finds a newcomer's element by its bin; here the head of the line is found, and its bin gathered in one
+    comparison: the same elements, without a second account of what waits.
+    """
+
+    bin: int = 8  # tokens
+    texts: int = 0  # of an element; 0: as many as a batch may have
+
+    def __post_init__(self) -> None:
+        positive(bin=self.bin, texts=self.texts or 1)
+
+    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> np.ndarray:
+        head = int(first_come(columns)[0])
+        bins = (columns.tokens - 1) // self.bin
+        element = np.flatnonzero((bins == bins[head]) & (columns.priority == columns.priority[head]))
+        room = Room(columns, capacity)
+        room.prefix(element[: self.texts or len(element)])
+        return room.taken

@@ -1,0 +1,41 @@
+"""Max-min fair shares: whoever wants less than an equal share gets it, and the others share what that leaves."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hplm.scheduling.columns import Columns
+
+CHUNK = 1024  # texts looked at together: the first ones nearly always fill a batch
+
+
+def fair_share(demand: np.ndarray, room: float) -> float:
+    """What a tenant may have of the room at most; infinite if all can have all they want."""
+    demand = np.sort(demand[demand > 0])
+    levels = (room - np.cumsum(demand) + demand) / (len(demand) - np.arange(len(demand)))
+    wants_more = demand > levels
+    return float(levels[np.argmax(wants_more)]) if wants_more.any() else np.inf
+
+
+def fair_first(columns: Columns, ordered: np.ndarray, room: int) -> np.ndarray:
+    """The same texts, those first that are within their tenant's fair share of the room."""
+    demand = np.bincount(columns.tenant, columns.tokens, minlength=columns.tenants)
+    share = fair_share(demand, room)
+    used = np.zeros(columns.tenants, np.int64)
+    within = np.zeros(len(ordered), bool)
+    for start in range(0, len(ordered), CHUNK):
+        chunk = ordered[start : start + CHUNK]
+        tenant, tokens = columns.tenant[chunk], columns.tokens[chunk]
+        by_tenant = np.argsort(tenant.astype(np.uint16), kind="stable")
+        sums = np.cumsum(tokens[by_tenant])
+        first = np.flatnonzero(np.diff(tenant[by_tenant], prepend=-1))
+        whose = tenant[by_tenant][first]
+        counts = np.diff(first, append=len(sums))
+        sums += np.repeat(used[whose] - sums[first] + tokens[by_tenant][first], counts)
+        fits = sums <= share
+        fits[first[used[whose] == 0]] = True  # a first text goes in whatever its length, or long ones never would
+        within[start + by_tenant] = fits
+        used[whose] = sums[first + counts - 1]
+        if (used >= np.minimum(demand, share)).all():
+            break
+    return np.concatenate([ordered[within], ordered[~within]])
