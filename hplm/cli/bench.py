@@ -45,6 +45,15 @@ def register(commands: argparse._SubParsersAction) -> None:
     adapters.add_argument("--seconds", type=float, default=1.0, help="for each figure (default: %(default)s)")
     adapters.add_argument("--json", action="store_true", help="end with one line of JSON")
     adapters.set_defaults(run=run_adapters)
+    engine = kinds.add_parser("engine", help="packings, and how far the engine is from bare matrix products", description=(
+        "Measures the shared upper layers on texts of mixed lengths: five packings beside texts of one length, a batch of one "
+        "beside plain layers, equal lengths beside bare matrix products, and sweeps over slots and batch sizes."
+    ))  # fmt: skip
+    engine.add_argument("--size", choices=("minilm", "bert-base", "both"), default="both", help="default: %(default)s")
+    engine.add_argument("--seconds", type=float, default=3.0, help="for each figure (default: %(default)s)")
+    engine.add_argument("--dtype", choices=("auto", "fp32", "bf16"), default="auto")
+    engine.add_argument("--json", action="store_true", help="end with one line of JSON")
+    engine.set_defaults(run=run_engine)
     pipeline = kinds.add_parser("pipeline", help="making a batch ready while another computes", description=(
         "Saturates the upper half, without a server, in each way of overlapping staging and computing; more tenants than slots."
     ))  # fmt: skip
@@ -105,6 +114,15 @@ def run_adapters(args: argparse.Namespace) -> dict:
     from loadtest.bench_adapters import Case, bench_adapters, table_of
 
     figures = bench_adapters(Case(args.hidden, args.rank, args.seconds))
+    if not args.json:
+        print(table_of(figures))
+    return figures
+
+
+def run_engine(args: argparse.Namespace) -> dict:
+    from loadtest.bench_engine import SIZES, Case, bench_engine, table_of
+
+    figures = bench_engine(Case(tuple(SIZES) if args.size == "both" else (args.size,), args.seconds, args.dtype))
     if not args.json:
         print(table_of(figures))
     return figures

@@ -1,6 +1,9 @@
+from itertools import pairwise
+
+import numpy as np
 import torch
 
-from hplm.model.attention import PackedAttention, WindowAttention
+from hplm.model.attention import CPU, PackedAttention, RowAttention, WindowAttention
 
 
 def _plain(query, key, value, heads):
@@ -28,3 +31,30 @@ def test_absent_tokens_are_not_attended_to():
         real = present[window]
         mine = [x.view(3, 3, 8)[window][real] for x in (query, key, value)]
         assert torch.allclose(out[window][real], _plain(*mine, heads), atol=1e-6)
+
+
+def test_texts_and_their_padding_share_rows():
+    """Two rows of eight: a text of three and one of four, then one of eight; the last place of the first row is padding."""
+    lengths, rooms, heads = np.array([3, 4, 8]), np.array([3, 5, 8]), 2
+    whole = torch.randn(3, 16, 8, generator=torch.Generator().manual_seed(3))
+    out = RowAttention(lengths, rooms, 8, heads, CPU, torch.float32)(*whole)
+    assert not out.isnan().any()
+    for start, length in zip((0, 3, 8), lengths.tolist(), strict=True):
+        part = slice(start, start + length)
+        assert torch.allclose(out[part], _plain(*whole[:, part], heads), atol=1e-6)
+
+
+def test_a_kernel_for_any_length_is_given_texts_by_their_ends(monkeypatch):
+    """What CUDA would be asked, answered text by text."""
+    lengths, heads = [5, 3, 1], 2
+    whole = torch.randn(3, 9, 8, generator=torch.Generator().manual_seed(4)).bfloat16()
+
+    def varlen(query, key, value, ends, ends_of_keys, longest, longest_key):
+        assert ends.dtype == torch.int32 and ends is ends_of_keys and longest == longest_key == 5
+        parts = [torch.stack([query, key, value])[:, start:stop].flatten(2) for start, stop in pairwise(ends.tolist())]
+        return torch.cat([_plain(*part, heads) for part in parts]).unflatten(1, (heads, -1))
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
+    attention = PackedAttention(lengths, heads)
+    attention._ends = torch.tensor([0, 5, 8, 9], dtype=torch.int32)
+    assert torch.allclose(attention(*whole), PackedAttention(lengths, heads)(*whole), atol=0.05)
