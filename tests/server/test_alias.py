@@ -143,15 +143,14 @@ def test_what_a_client_takes_back_while_it_waits_is_not_computed(server):
     def answer(result, error):
         answered.put(error)
 
-    calls = [
-        client.async_infer(ALIAS, [texts], callback=answer, parameters={"tenant": "acme"}) for _ in range(300)
-    ]
-    for call in calls[100:]:
+    calls = [client.async_infer(ALIAS, [texts], callback=answer, parameters={"tenant": "acme"}) for _ in range(160)]
+    time.sleep(1)  # all are with the alias by now, and most wait there
+    for call in calls[60:]:
         call.cancel()
     errors = [answered.get(timeout=120) for _ in calls]
-    assert sum(error is None for error in errors) >= 100
+    assert sum(error is None for error in errors) >= 60
     time.sleep(2.2)  # metrics are a second old at most
-    assert 100 <= _looked_up(server) - before < 300
+    assert 60 <= _looked_up(server) - before <= 60 + 32, "those that were sent on when they were taken back"
 
 
 def _looked_up(server):
