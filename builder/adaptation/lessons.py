@@ -39,6 +39,21 @@ class Lesson:
         return len(self.positions)
 
 
+class Windows:
+    """The distinct windows of packed texts, and which of them each token has: frequent n-grams are computed once."""
+
+    def __init__(self, config: BackboneConfig) -> None:
+        self.space = KeySpace(config.vocabulary, config.window)
+
+    def whole(self, tokens: np.ndarray, lengths: np.ndarray) -> tuple[Tensor, Tensor]:
+        return self.shrunk(tokens, lengths, np.zeros(len(tokens), dtype=np.int64))
+
+    def shrunk(self, tokens: np.ndarray, lengths: np.ndarray, levels: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Each window at a level of the fallback."""
+        keys, window_of = _distinct(self.space.of(tokens, lengths) & self.space.masks[levels])
+        return torch.from_numpy(self.space.unpack(keys).astype(np.int64)), torch.from_numpy(window_of)
+
+
 class Lessons:
     def __init__(self, config: BackboneConfig, teacher: Teacher, device: torch.device) -> None:
         self._config = config

@@ -1,4 +1,7 @@
-"""What stands under a head: the road of an hPLM, which begins at the tables, and the whole BERT that it is compared with."""
+"""What stands under a head: the road of an hPLM, which begins at the tables, and the whole BERT that it is compared with.
+
+Both say something of the tokens that the head reads, and compute no more of the last layer than that takes.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from torch import Tensor, nn
 from builder.training.examples import Pack
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import Checkpoint, full_stack
-from hplm.model.layer import Adapt, unchanged
-from hplm.model.stacks import UpperStack
+from hplm.model.layer import Adapt
+from hplm.model.stacks import UpperStack, through
 
 
 class PlotBody(nn.Module):
@@ -26,7 +29,11 @@ class PlotBody(nn.Module):
         self._heads = heads
 
     def forward(self, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
-        return self.upper(pack.sums, pack.positions, pack.segments, PackedAttention(pack.lengths, self._heads), adapters)
+        return self.from_sums(pack.sums, pack, adapters)
+
+    def from_sums(self, sums: Tensor, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
+        attend = PackedAttention(pack.lengths, self._heads, sums.device)
+        return self.upper(sums, pack.positions, pack.segments, attend, adapters, pack.reading)
 
 
 class WholeBody(nn.Module):
@@ -49,15 +56,11 @@ class WholeBody(nn.Module):
     def forward(self, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
         frozen = not self.words.weight.requires_grad
         lower = len(self.layers) - self._upper
-        attend = PackedAttention(pack.lengths, self._heads)
+        attend = PackedAttention(pack.lengths, self._heads, pack.tokens.device)
         with torch.no_grad() if frozen else nullcontext():
             x = self.words(pack.tokens) + self.positions(pack.positions) + self.segments(pack.segments)
-            x = self.norm(x)
-            for layer in self.layers[:lower]:
-                x = layer(x, attend)
-        for i, layer in enumerate(self.layers[lower:]):
-            x = layer(x, attend, adapters[i] if adapters is not None else unchanged)
-        return x
+            x = through(self.layers[:lower], self.norm(x), attend)
+        return through(self.layers[lower:], x, attend, adapters, pack.reading)
 
 
 Body = PlotBody | WholeBody

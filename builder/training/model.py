@@ -14,6 +14,7 @@ from builder.training.examples import Pack
 from hplm.adapters.layout import Layout
 from hplm.adapters.tiles import Tiles
 from hplm.errors import HplmError
+from hplm.model.layer import QKV, Adapt
 
 Weights = dict[str, Tensor]
 
@@ -37,14 +38,18 @@ class TenantModel(nn.Module):
 
     def forward(self, body: Body, pack: Pack) -> Tensor:
         device = pack.tokens.device
-        one = Tiles(np.zeros(len(pack.tokens), dtype=np.int64), device)
-        adapters = [partial(self._adapt, one, weights) for weights in self.adapters] or None
-        hidden = body(pack, adapters)
-        rows = Tiles(np.zeros(len(pack.reading), dtype=np.int64), device)
-        return self._head.read(hidden.index_select(0, pack.reading), rows, self.head) * self.spread + self.mean
+        every = Tiles(np.zeros(len(pack.tokens), dtype=np.int64), device)
+        read = Tiles(np.zeros(len(pack.reading), dtype=np.int64), device)
+        hidden = body(pack, self._adapters(every, read) or None)
+        return self._head.read(hidden, read, self.head) * self.spread + self.mean
 
-    def _adapt(self, one: Tiles, weights: nn.ParameterDict, at: str, before: Tensor, after: Tensor) -> Tensor:
-        return self._adapter.adapt(at, before, after, one, weights)
+    def _adapters(self, every: Tiles, read: Tiles) -> list[Adapt]:
+        """After attention the last layer sees only the rows that the head reads."""
+
+        def adapt(last: bool, weights: nn.ParameterDict, at: str, before: Tensor, after: Tensor) -> Tensor:
+            return self._adapter.adapt(at, before, after, read if last and at != QKV else every, weights)
+
+        return [partial(adapt, i == len(self.adapters) - 1, weights) for i, weights in enumerate(self.adapters)]
 
     @torch.no_grad()
     def round_to_storage(self) -> None:

@@ -75,6 +75,16 @@ def register(commands: argparse._SubParsersAction) -> None:
     overload.add_argument("--seconds", type=float, default=60.0, help="of the overload (default: %(default)s)")
     overload.add_argument("--json", action="store_true", help="end with one line of JSON")
     overload.set_defaults(run=run_overload)
+    training = kinds.add_parser("training", help="a step of fine-tuning from the tables", description=(
+        "Measures a step of adapter training that reads the tables, beside one that computes the lower layers, of the original "
+        "BERT and on the tables' windows. Random weights."
+    ))  # fmt: skip
+    training.add_argument("--size", choices=("bert-base", "minilm"), default="minilm", help="default: %(default)s")
+    training.add_argument("--tokens", type=int, default=64, help="of a text (default: %(default)s)")
+    training.add_argument("--texts", type=int, default=8, help="of a step (default: %(default)s)")
+    training.add_argument("--seconds", type=float, default=10.0, help="for each figure (default: %(default)s)")
+    training.add_argument("--json", action="store_true", help="end with one line of JSON")
+    training.set_defaults(run=run_training)
 
 
 def _counts(given: str) -> list[int]:
@@ -144,4 +154,13 @@ def run_overload(args: argparse.Namespace) -> dict:
     figures = bench_overload(case)
     if not args.json:
         print(json.dumps(figures, indent=2))
+    return figures
+
+
+def run_training(args: argparse.Namespace) -> dict:
+    from loadtest.bench_training import Case, bench_training, table_of
+
+    figures = bench_training(Case(args.size, args.tokens, args.texts, args.seconds))
+    if not args.json:
+        print(table_of(figures))
     return figures

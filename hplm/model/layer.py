@@ -49,8 +49,11 @@ class Layer(nn.Module):
         self.ffn_norm = nn.LayerNorm(config.hidden, config.norm_eps)
         self.activation = activation(config.activation)
 
-    def forward(self, x: Tensor, attend: Attend, adapt: Adapt = unchanged) -> Tensor:
+    def forward(self, x: Tensor, attend: Attend, adapt: Adapt = unchanged, rows: Tensor | None = None) -> Tensor:
+        """`rows`: the only tokens that are asked for; all are attended to, and what comes after is computed for these alone."""
         attended = attend(*adapt(QKV, x, self.qkv(x)).chunk(3, dim=-1))
+        if rows is not None:
+            x, attended = x.index_select(0, rows), attended.index_select(0, rows)
         # Added in place: what a projection says is needed by nobody else, not even backwards, and a new tensor costs more.
         x = self.attention_norm(adapt(ATTENTION_OUT, attended, self.attention_out(attended)).add_(x))
         inner = self.activation(adapt(FFN_IN, x, self.ffn_in(x)))

@@ -55,12 +55,27 @@ class UpperStack(nn.Module):
         return self.norm(sums + self.positions(positions) + self.segments(segments))
 
     def forward(
-        self, sums: Tensor, positions: Tensor, segments: Tensor, attend: Attend, adapters: Sequence[Adapt] | None = None
+        self,
+        sums: Tensor,
+        positions: Tensor,
+        segments: Tensor,
+        attend: Attend,
+        adapters: Sequence[Adapt] | None = None,
+        rows: Tensor | None = None,
     ) -> Tensor:
-        """Packed tokens x hidden in and out; `adapters` holds one function a layer."""
-        return self.through(self.enter(sums, positions, segments), attend, adapters)
+        """Packed tokens x hidden in and out; `adapters`: one function a layer; `rows`: the only tokens that are asked for."""
+        return self.through(self.enter(sums, positions, segments), attend, adapters, rows)
 
-    def through(self, x: Tensor, attend: Attend, adapters: Sequence[Adapt] | None = None) -> Tensor:
-        for i, layer in enumerate(self.layers):
-            x = layer(x, attend, adapters[i] if adapters is not None else unchanged)
-        return x
+    def through(
+        self, x: Tensor, attend: Attend, adapters: Sequence[Adapt] | None = None, rows: Tensor | None = None
+    ) -> Tensor:
+        return through(self.layers, x, attend, adapters, rows)
+
+
+def through(
+    layers: Sequence[Layer], x: Tensor, attend: Attend, adapters: Sequence[Adapt] | None = None, rows: Tensor | None = None
+) -> Tensor:
+    for i, layer in enumerate(layers):
+        adapt = adapters[i] if adapters is not None else unchanged
+        x = layer(x, attend, adapt, rows if i == len(layers) - 1 else None)
+    return x
