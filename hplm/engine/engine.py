@@ -13,6 +13,7 @@ from hplm.engine.memory import keep_freed_memory
 from hplm.engine.staging import Part, Sheet, StagedBatch
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
+from hplm.model.layer import QKV
 from hplm.model.stacks import UpperStack
 
 MEASURED = 3  # times; what other work on the machine takes is not to count
@@ -65,9 +66,10 @@ class Engine:
         return [by_text[text] for text in range(len(batch.works))]
 
     def _compute(self, sheet: Sheet) -> Tensor:
-        adapters = [partial(_adapt, sheet.adapters, layer) for layer in range(len(self._upper.layers))]
-        hidden = self._upper(sheet.sums, sheet.positions, sheet.segments, sheet.attend, adapters)
-        return _read(hidden.index_select(0, sheet.reading), sheet.heads)
+        last = len(self._upper.layers) - 1
+        adapters = [partial(_adapt, sheet.adapters, layer) for layer in range(last)] + [partial(_adapt_last, sheet, last)]
+        read = self._upper(sheet.sums, sheet.positions, sheet.segments, sheet.attend, adapters, sheet.reading)
+        return _read(read, sheet.heads)
 
     @torch.inference_mode()
     def seconds(self, texts: int, tokens: int) -> float:
@@ -101,6 +103,11 @@ def _adapt(parts: list[Part], layer: int, at: str, before: Tensor, after: Tensor
             mine = before.index_select(0, part.rows), after.index_select(0, part.rows)
             after = after.index_copy(0, part.rows, part.layout.adapt(at, *mine, part.groups, weights))
     return after
+
+
+def _adapt_last(sheet: Sheet, layer: int, at: str, before: Tensor, after: Tensor) -> Tensor:
+    """After its attention the last layer goes on with those tokens alone that an answer reads."""
+    return _adapt(sheet.adapters if at == QKV else sheet.reading_adapters, layer, at, before, after)
 
 
 def _read(x: Tensor, parts: list[Part]) -> Tensor:

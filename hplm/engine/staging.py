@@ -60,6 +60,7 @@ class Sheet:
     reading: Tensor  # index of the token that each answer row reads
     rows_of: list[int]  # answer rows of each text
     adapters: list[Part]
+    reading_adapters: list[Part]  # the same, over answer rows alone
     heads: list[Part]
     sums: Tensor | None = None  # once they are retrieved
 
@@ -276,6 +277,7 @@ class Stager:
             reading=self._index(np.concatenate(read)),
             rows_of=rows_of.tolist(),
             adapters=self._parts(adapter_slots, rooms, arrived),
+            reading_adapters=self._parts(adapter_slots, rows_of, arrived),
             heads=self._parts(head_slots, rows_of, arrived),
         )
 
