@@ -1,0 +1,175 @@
+"""Load for a served repository, from Locust's web page or without it:
+
+    locust -f loadtest/locustfile.py --headless -H http://127.0.0.1:8000 --repository model_repository -u 50 -r 50 Poisson
+
+Pick one scenario or several by name: Steady, Burst, Poisson, Gamma, Replay. docs/loadtest.md says what each option means.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import gevent
+from gevent.event import Event
+from locust import events
+from locust.env import Environment
+from locust.runners import LocalRunner
+from locust.stats import CSV_STATS_INTERVAL_SEC
+
+from hplm.errors import HplmError, InvalidInput
+from loadtest.outcomes import Outcomes
+from loadtest.scenarios import Burst, Field, Gamma, Poisson, Replay, Scenario, Steady, Tenant
+from loadtest.texts import Texts, read_texts, standard_library
+from loadtest.traffic import lengths_of
+
+__all__ = ["Burst", "Gamma", "Poisson", "Replay", "Steady"]  # what Locust finds here
+
+log = logging.getLogger(__name__)
+LOOKS = 0.2  # seconds between looks for the end
+
+
+@events.init_command_line_parser.add_listener
+def add_options(parser: argparse.ArgumentParser) -> None:
+    def add(name: str, default: object, text: str, **more: object) -> None:
+        parser.add_argument(name, default=default, help=text, include_in_web_ui=True, **more)
+
+    add("--repository", "", "what is served, on this machine: its tenants and its tokenizer are read")
+    add("--backbone", "", "whom to ask (default: the only one in the repository, or on the server)")
+    add("--tenant-ids", "", "comma-separated, instead of all in the repository")
+    add("--protocol", "http", "http or grpc", choices=("http", "grpc"))
+    add("--grpc", "", "HOST:PORT of gRPC (default: the next port after --host's)")
+    add("--rate", 20.0, "requests a second of Poisson and Gamma", type=float)
+    add("--duration", 30.0, "seconds of Poisson and Gamma", type=float)
+    add("--cv", 3.0, "coefficient of variation of Gamma's gaps", type=float)
+    add("--period", 20.0, "seconds between a tenant's requests in Steady", type=float)
+    add("--zipf", 0.0, "skew over tenants: 0 uniform, 1 the k-th asks 1/k as often as the first", type=float)
+    add("--lengths", "normal:20,20", "tokens: a number, normal:MEAN,VARIANCE, or real: texts as they are")
+    add("--deadline", "0", "ms, or LOW-HIGH, uniform between; 0: none")
+    add("--texts", "", "file of texts, one a line or JSONL (default: the standard library's docstrings)")
+    add("--trace", "", "JSONL for Replay")
+    add("--patience", 30.0, "seconds that an answer without a deadline may take", type=float)
+    add("--seed", 0, "of what is drawn", type=int)
+    parser.add_argument("--api-key", default="", help="sent as authorization: Bearer KEY", is_secret=True)
+    parser.add_argument("--outcomes", default="", help="JSON file for what became of the requests", include_in_web_ui=False)
+
+
+@events.init.add_listener
+def set_up(environment: Environment, **_: object) -> None:
+    """Each start plans anew; without a web page what cannot work is said before anything starts."""
+    if not isinstance(environment.runner, LocalRunner):
+        sys.exit("these scenarios are planned as a whole: start Locust without --master, --worker and --processes")
+    outcomes = Outcomes()
+    if environment.web_ui:
+        environment.web_ui.app.add_url_rule("/outcomes", "outcomes", outcomes.summary)
+    elif problem := _problem(environment, outcomes):
+        sys.exit(problem)
+
+    def begin(environment: Environment, **_: object) -> None:
+        outcomes.clear()
+        if problem := _problem(environment, outcomes):
+            log.error("%s", problem)
+            gevent.spawn(environment.runner.stop)
+
+    environment.events.test_start.add_listener(begin)
+    environment.events.spawning_complete.add_listener(lambda **_: _start_clocks(environment))
+    environment.events.quitting.add_listener(lambda **_: _report(environment, outcomes))
+
+
+def _problem(environment: Environment, outcomes: Outcomes) -> str | None:
+    """Makes the plans, or says why not."""
+    try:
+        _plan(environment, outcomes)
+    except (HplmError, OSError) as error:
+        return str(error)
+    return None
+
+
+def _plan(environment: Environment, outcomes: Outcomes) -> None:
+    options = _checked(environment.parsed_options, environment.host)
+    tenants, tokenizer = _tenants(options)
+    texts = Texts(read_texts([Path(options.texts)]) if options.texts else standard_library(), tokenizer)
+    Scenario.field = Field(options, tenants, texts, outcomes, Event())
+    if options.protocol == "grpc":
+        import grpc.experimental.gevent
+
+        grpc.experimental.gevent.init_gevent()
+    for scenario in _chosen(environment):
+        scenario.prepare()
+
+
+def _chosen(environment: Environment) -> list[type[Scenario]]:
+    return [scenario for scenario in environment.user_classes if issubclass(scenario, Scenario)]
+
+
+def _checked(given: argparse.Namespace, host: str | None) -> argparse.Namespace:
+    options = argparse.Namespace(**vars(given))
+    url = urlsplit(host or given.host or "")
+    if url.scheme != "http" or not url.hostname or not url.port:
+        raise InvalidInput(f"--host {host!r}: where Triton's HTTP is, http://HOST:PORT")
+    options.address = {"http": f"{url.hostname}:{url.port}", "grpc": given.grpc or f"{url.hostname}:{url.port + 1}"}
+    options.lengths = None if given.lengths == "real" else lengths_of(given.lengths)
+    low, _, high = given.deadline.partition("-")
+    try:
+        options.deadline_ms = (float(low), float(high or low))
+    except ValueError:
+        raise InvalidInput(f"--deadline {given.deadline!r}: milliseconds, or LOW-HIGH") from None
+    for name in ("rate", "duration", "cv", "period", "patience"):
+        if getattr(given, name) <= 0:
+            raise InvalidInput(f"--{name} {getattr(given, name)}: above 0")
+    options.api_key, options.trace = given.api_key or None, given.trace or None
+    return options
+
+
+def _tenants(options: argparse.Namespace) -> tuple[list[Tenant], Path | None]:
+    """And the tokenizer, where the repository is at hand."""
+    named = [Tenant(name) for name in options.tenant_ids.split(",") if name]
+    if not options.repository:
+        if not named:
+            raise InvalidInput("whom to ask? Give --repository DIR for all tenants in it, or --tenant-ids a,b,c")
+        options.backbone = options.backbone or None
+        return named, None
+    found = sorted(Path(options.repository).glob(f"{options.backbone or '*'}/1/tenants.json"))
+    if len(found) != 1:
+        names = ", ".join(path.parent.parent.name for path in found) or "none"
+        raise InvalidInput(f"--repository {options.repository} has these backbones: {names}; name one of them with --backbone")
+    options.backbone = found[0].parent.parent.name
+    known = {entry["id"]: Tenant(entry["id"], entry["task"]) for entry in json.loads(found[0].read_text("utf-8"))["tenants"]}
+    if missing := [tenant.id for tenant in named if tenant.id not in known]:
+        raise InvalidInput(f"--tenant-ids: {missing[0]!r} is not in {options.repository}: it has {', '.join(list(known)[:5])}")
+    return [known[tenant.id] for tenant in named] or list(known.values()), found[0].with_name("tokenizer.json")
+
+
+def _start_clocks(environment: Environment) -> None:
+    now = time.time()
+    for scenario in _chosen(environment):
+        scenario.plan.started = now
+    Scenario.field.begun.set()
+    gevent.spawn(_end_when_done, environment)
+
+
+def _end_when_done(environment: Environment) -> None:
+    """Headless, the run ends with its last answer; on the web page it waits for the next start."""
+    scenarios = _chosen(environment)
+    while environment.runner.state == "running":
+        if all(scenario.plan.done for scenario in scenarios):
+            if environment.web_ui:
+                environment.runner.stop()
+            else:
+                gevent.sleep(2 * CSV_STATS_INTERVAL_SEC)  # or the last rows would be missing from the files
+                environment.runner.quit()
+            return
+        gevent.sleep(LOOKS)
+
+
+def _report(environment: Environment, outcomes: Outcomes) -> None:
+    if not outcomes.counts:
+        return
+    print(outcomes.table(), file=sys.stderr)
+    if environment.parsed_options.outcomes:
+        Path(environment.parsed_options.outcomes).write_text(json.dumps(outcomes.summary(), indent=1) + "\n", "utf-8")

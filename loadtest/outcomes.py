@@ -1,0 +1,53 @@
+"""What became of requests, as a user counts: answered by the deadline, answered late, refused and why, or failed."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+ON_TIME, LATE, UNSENT = "on_time", "late", "unsent"
+
+
+class NotOnTime(Exception):
+    """Shown by Locust in its table of failures: one kind a line, whatever the message says besides."""
+
+    def __init__(self, outcome: str, explanation: str) -> None:
+        super().__init__(f"[{outcome}] {explanation}")
+
+
+@dataclass
+class Outcomes:
+    """Of each scenario. A request whose sender was not ready when it was due is later by as much: latency counts from due."""
+
+    counts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    latest_ms: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # that a request was sent after it was due
+
+    def add(self, scenario: str, outcome: str, lag_ms: float) -> None:
+        self.counts[scenario][outcome] += 1
+        self.latest_ms[scenario] = max(self.latest_ms[scenario], lag_ms)
+
+    def clear(self) -> None:
+        self.counts.clear()
+        self.latest_ms.clear()
+
+    def summary(self) -> dict[str, dict]:
+        figures = {}
+        for scenario, counts in self.counts.items():
+            total = counts.total()
+            figures[scenario] = {
+                "requests": total,
+                "on_time": counts[ON_TIME],
+                "on_time_share": round(counts[ON_TIME] / total, 4),
+                "late": counts[LATE],
+                "not_on_time": {name: count for name, count in sorted(counts.items()) if name not in (ON_TIME, LATE)},
+                "sender_lag_ms": round(self.latest_ms[scenario], 1),
+            }
+        return figures
+
+    def table(self) -> str:
+        lines = [f"{'scenario':20}{'requests':>10}{'on time':>10}{'late':>8}{'sent late by':>14}  refused or failed"]
+        for scenario, one in self.summary().items():
+            others = ", ".join(f"{name} {count}" for name, count in one["not_on_time"].items()) or "-"
+            lag = f"{one['sender_lag_ms']:.0f} ms"
+            lines.append(f"{scenario:20}{one['requests']:>10}{one['on_time_share']:>10.1%}{one['late']:>8}{lag:>14}  {others}")
+        return "\n".join(lines)

@@ -1,0 +1,46 @@
+"""A recorded trace as requests: what `hplm.scheduling` reads, with tenants by name, and texts if it has any."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hplm.errors import InvalidInput
+from hplm.scheduling.arrivals import MILLISECOND, SECOND, Arrivals
+
+
+@dataclass(frozen=True)
+class Recorded:
+    arrivals: Arrivals
+    texts: list[str | None]
+
+
+def read_recorded(path: Path, tenants: Sequence[str]) -> Recorded:
+    """JSONL: `arrival` in seconds, `tokens` or `text`, and if there are any `deadline_ms`, `tenant`, `priority`.
+
+    Tenants that the server has keep their names; others become some of those, each always the same.
+    """
+    known = {name: number for number, name in enumerate(tenants)}
+    strangers: dict[str, int] = {}
+    rows, texts = [], []
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        try:
+            row = json.loads(line)
+            name, text = str(row.get("tenant", "")), row.get("text")
+            tenant = known[name] if name in known else strangers.setdefault(name, len(strangers) % len(tenants))
+            tokens = int(row["tokens"]) if text is None else int(row.get("tokens", len(text.split()) + 2))
+            allowed = int(row.get("deadline_ms", 0) * MILLISECOND)
+            rows.append((int(row["arrival"] * SECOND), tokens, allowed, tenant, int(row.get("priority", 0))))
+            texts.append(text)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InvalidInput(f"{path}, line {number}: not a recorded request ({error!r}): see docs/loadtest.md") from None
+    if not rows:
+        raise InvalidInput(f"{path} holds no requests")
+    columns = np.array(rows, dtype=np.int64)
+    columns[:, 0] -= columns[:, 0].min()
+    order = np.argsort(columns[:, 0], kind="stable")
+    return Recorded(Arrivals(*columns[order].T), [texts[i] for i in order.tolist()])

@@ -1,0 +1,197 @@
+"""Locust's users: each scenario is a class, its requests are planned before the clock starts, and latency counts from due.
+
+Users are only hands: whoever is free takes the next request of the plan and sends it when it is due. So a server that is slow
+does not slow the load down, as long as there are enough of them; what is sent late for want of hands is late by that much.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from argparse import Namespace
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import gevent
+from gevent.event import Event
+from locust import User, task
+from locust.exception import StopUser
+
+from hplm.errors import InvalidInput
+from hplm.scheduling.arrivals import MILLISECOND, SECOND, Arrivals
+from hplm_client import HplmClient, HplmClientError
+from loadtest.outcomes import LATE, ON_TIME, UNSENT, NotOnTime, Outcomes
+from loadtest.recorded import read_recorded
+from loadtest.texts import Texts
+from loadtest.traffic import Mix, burst, gamma, steady
+
+
+@dataclass(frozen=True)
+class Tenant:
+    id: str
+    task: str = "classify"
+
+
+@dataclass
+class Plan:
+    """The requests of one scenario."""
+
+    arrivals: Arrivals
+    texts: list[str]
+    started: float = 0.0
+    next: int = 0
+    answered: int = 0
+
+    def take(self) -> int | None:
+        if self.next == len(self.arrivals):
+            return None
+        self.next += 1
+        return self.next - 1
+
+    @property
+    def done(self) -> bool:
+        return self.answered == len(self.arrivals)
+
+
+@dataclass
+class Field:
+    """What all scenarios of a run share."""
+
+    options: Namespace
+    tenants: list[Tenant]
+    texts: Texts
+    outcomes: Outcomes
+    begun: Event  # set when all users are there: the clock of every plan starts
+
+
+class Scenario(User):
+    abstract = True
+    field: ClassVar[Field]
+    plan: ClassVar[Plan]
+
+    @classmethod
+    @abstractmethod
+    def arrivals(cls, options: Namespace, mix: Mix) -> Arrivals:
+        """All that is to be sent."""
+
+    @classmethod
+    def prepare(cls) -> None:
+        """A plan of its own for each scenario; the texts are made now, not when they are due."""
+        field, options = cls.field, cls.field.options
+        mix = Mix(len(field.tenants), options.zipf, options.lengths or Mix.lengths, options.deadline_ms)
+        arrivals = cls.arrivals(options, mix)
+        cls.plan = Plan(arrivals, cls.texts_of(arrivals))
+
+    @classmethod
+    def texts_of(cls, arrivals: Arrivals) -> list[str]:
+        texts = cls.field.texts
+        if cls.field.options.lengths is None:
+            return [texts.whole(number) for number in range(len(arrivals))]
+        return [texts.of(tokens, number) for number, tokens in enumerate(arrivals.tokens.tolist())]
+
+    def on_start(self) -> None:
+        options = self.field.options
+        self.client = HplmClient(
+            options.address[options.protocol], options.protocol, options.backbone, options.api_key, options.patience, retries=0
+        )
+        self.field.begun.wait()
+
+    def on_stop(self) -> None:
+        self.client.close()
+
+    @task
+    def send_next(self) -> None:
+        number = self.plan.take()
+        if number is None:
+            raise StopUser
+        due = self.plan.started + int(self.plan.arrivals.at_ns[number]) / SECOND
+        gevent.sleep(max(0.0, due - time.time()))
+        try:
+            self._send(number, due)
+        finally:
+            self.plan.answered += 1
+
+    def _send(self, number: int, due: float) -> None:
+        tenant = self.field.tenants[int(self.plan.arrivals.tenant[number]) % len(self.field.tenants)]
+        allowed_ms = int(self.plan.arrivals.allowed_ns[number]) / MILLISECOND
+        lag_ms = max(0.0, (time.time() - due) * 1e3)
+        failure: Exception | None = None
+        outcome = ON_TIME
+        try:
+            if allowed_ms and lag_ms >= allowed_ms:
+                outcome = UNSENT
+                failure = NotOnTime(UNSENT, "no user was free before the deadline: start more")
+            else:
+                self._ask(self.plan.texts[number], tenant, allowed_ms - lag_ms if allowed_ms else None)
+        except HplmClientError as error:
+            outcome = error.word or type(error).__name__
+            failure = NotOnTime(outcome, type(error).__name__)
+        took_ms = (time.time() - due) * 1e3
+        if failure is None and allowed_ms and took_ms > allowed_ms:
+            outcome, failure = LATE, NotOnTime(LATE, "answered after the deadline")
+        self.field.outcomes.add(type(self).__name__, outcome, lag_ms)
+        self.environment.events.request.fire(
+            request_type=self.field.options.protocol.upper(),
+            name=type(self).__name__,
+            response_time=took_ms,
+            response_length=0,
+            exception=failure,
+            context={"tenant": tenant.id, "outcome": outcome},
+            start_time=due,
+        )
+
+    def _ask(self, text: str, tenant: Tenant, deadline_ms: float | None) -> None:
+        question, passage = ("What is it about?", text) if tenant.task == "span" else (text, None)
+        self.client.infer(question, tenant=tenant.id, pair=passage, deadline_ms=deadline_ms, truncate=True)
+
+
+class Steady(Scenario):
+    """Every tenant asks once in `--period` seconds (HMI 7.4: 20), 100 times."""
+
+    @classmethod
+    def arrivals(cls, options: Namespace, mix: Mix) -> Arrivals:
+        return steady(mix, options.seed, options.period)
+
+
+class Burst(Scenario):
+    """250 users, one more every 0.05 s, each with a request every 1.2 s, 50 of them (HMI 7.4)."""
+
+    @classmethod
+    def arrivals(cls, options: Namespace, mix: Mix) -> Arrivals:
+        return burst(mix, options.seed)
+
+
+class Poisson(Scenario):
+    """`--rate` requests a second for `--duration` seconds, whatever becomes of them."""
+
+    @classmethod
+    def arrivals(cls, options: Namespace, mix: Mix) -> Arrivals:
+        return gamma(mix, options.rate, options.duration, 1.0, options.seed)
+
+
+class Gamma(Scenario):
+    """As Poisson, with `--cv` as the coefficient of variation of the gaps: above 1 they come in bursts."""
+
+    @classmethod
+    def arrivals(cls, options: Namespace, mix: Mix) -> Arrivals:
+        return gamma(mix, options.rate, options.duration, options.cv, options.seed)
+
+
+class Replay(Scenario):
+    """A recorded trace (`--trace`): its times, tenants, deadlines, and texts or their lengths."""
+
+    @classmethod
+    def prepare(cls) -> None:
+        field = cls.field
+        if field.options.trace is None:
+            raise InvalidInput("Replay needs --trace FILE: JSONL with arrival, tokens or text, deadline_ms, tenant")
+        known = [tenant.id for tenant in field.tenants]
+        recorded = read_recorded(Path(field.options.trace), known)
+        lengths = recorded.arrivals.tokens.tolist()
+        texts = [
+            text if text is not None else field.texts.of(tokens, number)
+            for number, (text, tokens) in enumerate(zip(recorded.texts, lengths, strict=True))
+        ]
+        cls.plan = Plan(recorded.arrivals, texts)
+

@@ -1,0 +1,137 @@
+"""Locust as a user starts it, against a real Triton with the toy's tenants."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from csv import DictReader
+from pathlib import Path
+from urllib.error import URLError
+from urllib.parse import urlencode
+from urllib.request import urlopen
+
+import pytest
+
+from builder.export import export
+from builder.model_configs import ServingOptions
+from hplm.server import TritonServer
+from tests.toy import Toy
+
+LOCUSTFILE = Path(__file__).parents[2] / "loadtest" / "locustfile.py"
+
+
+@pytest.fixture(scope="module")
+def served(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    repository = tmp_path_factory.mktemp("locust") / "repository"
+    export(toy.store, repository, ServingOptions(dtype="fp32", threads=1))
+    with TritonServer(repository) as server:
+        yield server
+
+
+def command(server: TritonServer, *options: str) -> list[str]:
+    return [
+        sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "-H", f"http://{server.http_url}", "--grpc", server.grpc_url,
+        "--repository", str(server.repository), *options,
+    ]  # fmt: skip
+
+
+def headless(server: TritonServer, folder: Path, *options: str) -> tuple[dict, subprocess.CompletedProcess]:
+    done = subprocess.run(
+        command(server, "--headless", "--only-summary", "--outcomes", "outcomes.json", *options),
+        cwd=folder, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    path = folder / "outcomes.json"
+    return json.loads(path.read_text()) if path.exists() else {}, done
+
+
+def test_scenarios_side_by_side_with_files_for_a_report(served, tmp_path) -> None:
+    options = ("-u", "24", "-r", "24", "--rate", "30", "--duration", "3", "--csv", "run", "--html", "run.html")
+    outcomes, done = headless(served, tmp_path, *options, "Poisson", "Gamma", "--zipf", "1", "--lengths", "normal:20,20,3,60")
+    assert done.returncode == 0, done.stderr
+    assert set(outcomes) == {"Poisson", "Gamma"}
+    assert outcomes["Poisson"]["on_time"] == outcomes["Poisson"]["requests"] > 50
+    assert "on time" in done.stderr and "Poisson" in (tmp_path / "run.html").read_text()
+    with open(tmp_path / "run_stats.csv") as file:
+        rows = {row["Name"]: row for row in DictReader(file)}
+    assert int(rows["Poisson"]["Request Count"]) == outcomes["Poisson"]["requests"]
+
+
+def test_a_trace_over_grpc_with_deadlines_that_cannot_be_kept(served, tmp_path) -> None:
+    rows = [
+        {"arrival": i / 50, "tokens": 12, "tenant": ["acme", "beta"][i % 2], "deadline_ms": 0.05 if i % 3 else 20_000}
+        for i in range(60)
+    ]
+    (tmp_path / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ("-u", "10", "-r", "10", "--protocol", "grpc", "--trace", "trace.jsonl", "--csv", "run", "Replay")
+    outcomes, done = headless(served, tmp_path, *options)
+    replay = outcomes["Replay"]
+    assert (replay["requests"], replay["on_time"]) == (60, 20), done.stderr
+    assert replay["late"] + sum(replay["not_on_time"].values()) == 40
+    assert done.returncode == 1  # Locust's sign that some requests failed
+    with open(tmp_path / "run_failures.csv") as file:
+        failures = [row["Error"] for row in DictReader(file)]
+    assert failures and all("[" in error for error in failures)  # by the word in brackets, one line each
+
+
+def test_refusals_are_told_by_their_word(served, tmp_path) -> None:
+    options = ("-u", "4", "--tenant-ids", "nobody", "--repository", "", "--duration", "1")
+    outcomes, _ = headless(served, tmp_path, *options, "Poisson")
+    assert set(outcomes["Poisson"]["not_on_time"]) == {"no_tenant"} and outcomes["Poisson"]["on_time_share"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--repository", "/nowhere", "Poisson"), "has these backbones: none"),
+        (("--repository", "", "Poisson"), "whom to ask"),
+        (("--tenant-ids", "nobody", "Poisson"), "'nobody' is not in"),
+        (("--deadline", "soon", "Poisson"), "--deadline 'soon'"),
+        (("Replay",), "Replay needs --trace"),
+        (("--processes", "2", "Poisson"), "without --master"),
+    ],
+)
+def test_what_cannot_work_is_said_at_once(served, tmp_path, options, said) -> None:
+    outcomes, done = headless(served, tmp_path, *options)
+    assert done.returncode != 0 and said in done.stderr + done.stdout and not outcomes
+
+
+def test_from_the_web_page(served, tmp_path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with subprocess.Popen(
+        command(served, "--web-host", "127.0.0.1", "--web-port", str(port), "Poisson"),
+        cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    ) as locust:  # fmt: skip
+        try:
+            page = f"http://127.0.0.1:{port}"
+            _wait_for(lambda: "--zipf" in _get(page) or "zipf" in _get(page))
+            form = urlencode({"user_count": 8, "spawn_rate": 8, "host": f"http://{served.http_url}", "rate": 20, "duration": 2})
+            assert json.loads(_get(f"{page}/swarm", form.encode()))["success"]
+            _wait_for(lambda: json.loads(_get(f"{page}/outcomes")).get("Poisson", {}).get("requests", 0) > 20)
+            _wait_for(lambda: json.loads(_get(f"{page}/stats/requests"))["state"] == "stopped")
+            assert json.loads(_get(f"{page}/outcomes"))["Poisson"]["on_time_share"] == 1.0
+        finally:
+            os.kill(locust.pid, signal.SIGTERM)
+
+
+def _get(url: str, body: bytes | None = None) -> str:
+    with urlopen(url, body, timeout=10) as answer:
+        return answer.read().decode()
+
+
+def _wait_for(holds, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            if holds():
+                return
+        except URLError:
+            pass  # does not listen yet
+        assert time.monotonic() < end
+        time.sleep(0.2)

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hplm.errors import InvalidInput
+from hplm.scheduling.arrivals import SECOND, read_trace
+from loadtest.recorded import read_recorded
+from loadtest.texts import Texts, read_texts, standard_library
+from loadtest.traffic import Mix, burst, fixed, gamma, lengths_of, steady, texts_for, until
+from tests.toy import WORDS
+
+
+def seconds(arrivals) -> np.ndarray:
+    return arrivals.at_ns / SECOND
+
+
+def test_steady_tenants_ask_once_a_period_each_at_its_own_moment() -> None:
+    arrivals = steady(Mix(50))
+    assert len(arrivals) == 50 * 100 and (np.diff(arrivals.at_ns) >= 0).all()
+    for tenant in (0, 49):
+        own = seconds(arrivals)[arrivals.tenant == tenant]
+        assert len(own) == 100 and np.allclose(np.diff(own), 20)
+    assert len(np.unique(seconds(arrivals)[:50].round(3))) > 40  # not all at once
+
+
+def test_the_burst_is_the_paper_s() -> None:
+    arrivals = burst(Mix(10))
+    assert len(arrivals) == 12_500 and seconds(arrivals)[-1] == pytest.approx(249 * 0.05 + 49 * 1.2)
+    first = seconds(arrivals)[seconds(arrivals) < 1.19]
+    assert np.allclose(np.diff(first), 0.05)
+    assert set(arrivals.tenant) <= set(range(10)) and len(set(arrivals.tenant)) == 10
+
+
+@pytest.mark.parametrize("cv", [0.5, 1.0, 3.0])
+def test_gaps_have_the_rate_and_the_variation_asked_for(cv) -> None:
+    arrivals = gamma(Mix(), rate=100, seconds=200, cv=cv, seed=2)
+    gaps = np.diff(seconds(arrivals))
+    assert 1 / gaps.mean() == pytest.approx(100, rel=0.1)
+    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.1)
+    assert 190 < seconds(arrivals)[-1] < 200
+
+
+def test_zipf_lengths_deadlines_and_ends() -> None:
+    arrivals = gamma(Mix(20, 1.0, lengths_of("normal:20,100"), (50, 150)), rate=1000, seconds=20)
+    counts = np.bincount(arrivals.tenant, minlength=20)
+    assert counts[0] / counts[4] == pytest.approx(5, rel=0.2)
+    assert arrivals.tokens.mean() == pytest.approx(20, abs=0.5) and arrivals.tokens.std() == pytest.approx(10, rel=0.1)
+    assert arrivals.allowed_ns.min() >= 50e6 and arrivals.allowed_ns.max() <= 150e6
+    cut = until(arrivals, 5.0)
+    assert seconds(cut)[-1] < 5 and len(cut.tokens) == len(cut) == (seconds(arrivals) < 5).sum()
+    assert set(Mix(lengths=fixed(128)).draw(np.zeros(5), None, np.random.default_rng()).tokens) == {128}
+    assert lengths_of("normal:20,100,5,512").most == 512
+
+
+@pytest.mark.parametrize("nonsense", ["", "many", "normal:20", "normal:20,-1", "normal:20,20,9", "uniform:1,2"])
+def test_lengths_that_are_none(nonsense) -> None:
+    with pytest.raises(InvalidInput, match="lengths"):
+        lengths_of(nonsense)
+
+
+def test_texts_have_the_tokens_asked_for(toy) -> None:
+    tokenizer = toy.store.tokenizer()
+    for text, length in zip(texts_for([3, 12, 60], WORDS), [3, 12, 60], strict=True):
+        assert len(tokenizer.encode(text).tokens) == length
+
+
+def test_real_texts_are_cut_to_lengths(toy) -> None:
+    found = standard_library()
+    assert len(found) > 300 and all(len(text.split()) >= 3 for text in found)
+    tokenizer = toy.store.tokenizer()
+    texts = Texts([" ".join(WORDS[i : i + 9]) for i in range(0, 180, 9)], toy.folder / "tokenizer.json")
+    cut = [texts.of(20, number) for number in range(12)]
+    assert {len(tokenizer.encode(text).tokens) for text in cut} == {20} and len(set(cut)) > 8
+    assert len(Texts(found).of(30, 5).split()) == 28 and Texts(found).whole(1) == found[1]
+
+
+def test_texts_of_one_s_own(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n\ntwo words\n")
+    (tmp_path / "b.jsonl").write_text('{"text": "three"}\n')
+    assert read_texts([tmp_path / "a.txt", tmp_path / "b.jsonl"]) == ["one", "two words", "three"]
+    (tmp_path / "b.jsonl").write_text('{"text": "three"}\nfour\n')
+    with pytest.raises(InvalidInput, match=r"b\.jsonl, line 2"):
+        read_texts([tmp_path / "b.jsonl"])
+
+
+def test_a_trace_keeps_known_tenants_and_gives_others_one_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    rows = [
+        {"arrival": 12.5, "tokens": 9, "tenant": "x", "deadline_ms": 80},
+        {"arrival": 10.0, "text": "some words here", "tenant": "beta"},
+        {"arrival": 11.0, "tokens": 7, "tenant": "x"},
+        {"arrival": 13.0, "tokens": 7, "tenant": "y"},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recorded = read_recorded(path, ["acme", "beta"])
+    assert seconds(recorded.arrivals).tolist() == [0, 1, 2.5, 3]
+    assert recorded.texts == ["some words here", None, None, None] and recorded.arrivals.tokens.tolist() == [5, 7, 9, 7]
+    assert recorded.arrivals.tenant.tolist() == [1, 0, 0, 1] and recorded.arrivals.allowed_ns[2] == 80e6
+    path.write_text('{"arrival": 1}\n')
+    with pytest.raises(InvalidInput, match=r"trace\.jsonl, line 1"):
+        read_recorded(path, ["acme"])
+
+
+def test_the_simulator_reads_the_same_traces(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    rows = [{"arrival": i / 7, "tokens": 5 + i, "deadline_ms": 50, "tenant": "a"} for i in range(9)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    mine, theirs = read_recorded(path, ["a"]).arrivals, read_trace(path)
+    assert all(np.array_equal(getattr(mine, name), getattr(theirs, name)) for name in vars(mine))
