@@ -8,6 +8,7 @@ from string import Template
 
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
+from hplm.scheduling import policy
 from hplm.tenants.ticket import TICKET_BYTES
 
 ALIAS = "hplm"
@@ -20,7 +21,8 @@ class ServingOptions:
 
     dtype: str = "auto"
     device: str = "auto"
-    policy: str = "fcfs"
+    policy: str = policy.DEFAULT
+    admission: bool = True
     packing: str = "packed"
     overlap: str = "pipelined"
     commit_ms: str = "earliest"
@@ -143,6 +145,7 @@ parameters { key: "device"        value { string_value: "$device" } }        # a
 parameters { key: "dtype"         value { string_value: "$dtype" } }         # auto: bf16 where the hardware has it, else fp32
 parameters { key: "threads"       value { string_value: "$threads" } }       # 0: all cores (CPU only)
 parameters { key: "policy"        value { string_value: "$policy" } }        # which texts make the next batch
+parameters { key: "admission"     value { string_value: "$admission" } }     # refuse at once what cannot be answered in time
 parameters { key: "packing"       value { string_value: "$packing" } }       # or naive, turbo, concat, slotted
 parameters { key: "commit_ms"     value { string_value: "$commit_ms" } }     # choose a batch so long ahead, or earliest
 parameters { key: "overlap"       value { string_value: "$overlap" } }       # what is made ready while a batch computes: all
@@ -190,7 +193,7 @@ def write_configs(repository: Path, config: BackboneConfig, options: ServingOpti
         raise InvalidInput(f"slots {options.slots}: at least 2, one for the batch that runs and one for the next")
     if options.plot_hot < 0:
         raise InvalidInput(f"plot_hot {options.plot_hot}: a number of rows, 0 for none")
-    flags = {"plot_preload": str(options.plot_preload).lower()}
+    flags = {name: str(value).lower() for name, value in vars(options).items() if isinstance(value, bool)}
     values = {**vars(options), **flags, "name": config.name, "max_texts": MAX_TEXTS, "ticket_bytes": TICKET_BYTES}
     values["public_tensors"] = _PUBLIC_TENSORS
     models = {

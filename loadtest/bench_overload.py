@@ -28,7 +28,7 @@ from loadtest.report import Load, Report
 
 MOST_CONNECTIONS = 512
 LOOKS = 8  # at the server's memory
-REFUSED = b"is expected to be answered"  # in the message of a request refused on arrival
+REFUSED = b"it would take"  # in the message of a request refused on arrival
 ON_TIME, GOODPUT, REFUSAL_MS = 0.90, 0.90, 20.0  # targets
 MB = 1e6
 

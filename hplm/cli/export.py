@@ -19,7 +19,8 @@ def register(commands: argparse._SubParsersAction) -> None:
     export.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     export.add_argument("--threads", type=int, default=0, help="CPU threads of the engine; 0: all cores")
     export.add_argument("--slots", type=int, default=256, help="tenants held on the device (default: %(default)s)")
-    export.add_argument("--policy", default="fcfs", help="what makes the next batch (default: %(default)s)")
+    export.add_argument("--policy", default="timely", help="what makes the next batch (default: %(default)s)")
+    export.add_argument("--no-admission", action="store_true", help="also take on what cannot be answered in time")
     export.add_argument("--packing", default="packed", help="naive, turbo, concat, slotted or packed (default: %(default)s)")
     export.add_argument("--batch-tokens", type=int, default=4096, help="tokens in a batch (default: %(default)s)")
     export.add_argument("--queue-texts", type=int, default=8192, help="texts that may wait (default: %(default)s)")
@@ -53,6 +54,7 @@ def run(args: argparse.Namespace) -> dict:
         threads=args.threads,
         slots=args.slots,
         policy=args.policy,
+        admission=not args.no_admission,
         packing=args.packing,
         batch_tokens=args.batch_tokens,
         queue_texts=args.queue_texts,

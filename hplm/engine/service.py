@@ -31,6 +31,7 @@ from hplm.tenants.snapshot import Tenant
 from hplm.tenants.ticket import Ticket
 
 log = logging.getLogger(__name__)
+ANSWERING_NS = 2_000_000  # from computed to the client: the way back through the server
 DRAIN_SECONDS = 20.0  # below Triton's own exit timeout of 30
 
 
@@ -53,7 +54,10 @@ class Service:
         # Two batches are in flight at most, and both pin their slots.
         capacity = Capacity(settings.batch_tokens, settings.batch_tokens, settings.slots // 2)
         limits = Limits(settings.queue_texts, settings.queue_bytes)
-        line = Queue(Scheduler(policy(settings.policy), limits, settings.commit_ns), time.monotonic_ns)
+        scheduler = Scheduler(
+            policy(settings.policy), limits, settings.admission, commit_ns=settings.commit_ns, answering_ns=ANSWERING_NS
+        )
+        line = Queue(scheduler, time.monotonic_ns)
         self._line, self._stager = line, Stager(self._backbone, staging)
         self.instruments = Instruments()
         self._pipeline = Pipeline(line, capacity, self._stager, engine, self.instruments)

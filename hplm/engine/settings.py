@@ -20,6 +20,7 @@ class Settings:
     dtype: torch.dtype
     threads: int
     policy: str
+    admission: bool
     packing: str
     batch_tokens: int
     queue_texts: int
@@ -40,6 +41,7 @@ class Settings:
             dtype=resolve_dtype(parameters["dtype"], device),
             threads=_positive(parameters, "threads", least=0),
             policy=parameters["policy"],
+            admission=_yes_or_no(parameters, "admission"),
             packing=parameters["packing"],
             batch_tokens=_positive(parameters, "batch_tokens"),
             queue_texts=_positive(parameters, "queue_texts"),

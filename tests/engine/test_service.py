@@ -27,9 +27,9 @@ from tests.equality import Comparison
 from tests.toy import CONFIG, TENANTS, WORDS, Toy, make_toy, random_text
 
 PARAMETERS = {
-    "device": "cpu", "dtype": "fp32", "threads": "0", "policy": "fcfs", "packing": "packed", "commit_ms": "earliest",
-    "overlap": "pipelined", "batch_tokens": "256", "queue_texts": "4000", "queue_mb": "100", "slots": "4",
-    "plot_hot": "0", "plot_preload": "false",
+    "device": "cpu", "dtype": "fp32", "threads": "0", "policy": "timely", "admission": "true", "packing": "packed",
+    "commit_ms": "earliest", "overlap": "pipelined", "batch_tokens": "256", "queue_texts": "4000", "queue_mb": "100",
+    "slots": "4", "plot_hot": "0", "plot_preload": "false",
 }  # fmt: skip
 
 
@@ -83,8 +83,8 @@ def asker(toy):
     [
         {"dtype": "fp32"},
         {"dtype": "bf16"},
-        {"packing": "turbo"},
-        {"packing": "slotted:rows=3,length=40", "commit_ms": "0.5"},
+        {"packing": "turbo", "policy": "das", "admission": "false"},
+        {"packing": "slotted:rows=3,length=40", "commit_ms": "0.5", "policy": "slotted_das"},
         *({"overlap": overlap} for overlap in OVERLAPS if overlap != "pipelined"),
     ],
     ids=lambda chosen: " ".join(chosen.values()),
