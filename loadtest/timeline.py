@@ -1,0 +1,71 @@
+"""What each thread did when: as a trace for Chrome or Perfetto, and as a picture (HMI's Fig. 17)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hplm.errors import InvalidInput
+
+MICRO = 1e6
+
+
+@dataclass(frozen=True)
+class Span:
+    thread: str
+    name: str  # its first word is the kind: what has one kind has one colour
+    start: float  # seconds, of any clock
+    end: float
+
+    @property
+    def kind(self) -> str:
+        return self.name.split()[0]
+
+
+def read_spans(path: Path) -> list[Span]:
+    """JSON: a list of [thread, name, start, end]."""
+    try:
+        rows = json.loads(path.read_text("utf-8"))
+        spans = [Span(str(thread), str(name), float(start), float(end)) for thread, name, start, end in rows]
+    except (ValueError, TypeError) as error:
+        raise InvalidInput(f"{path}: not a list of [thread, name, start, end] ({error})") from None
+    if not spans or any(span.end < span.start or not span.name.strip() for span in spans):
+        raise InvalidInput(f"{path}: a timeline needs spans with a name that end after they start")
+    return spans
+
+
+def threads_of(spans: Iterable[Span]) -> list[str]:
+    """In the order in which each first does something."""
+    return list(dict.fromkeys(span.thread for span in sorted(spans, key=lambda span: span.start)))
+
+
+def chrome_trace(spans: Sequence[Span]) -> dict:
+    """The format that chrome://tracing and ui.perfetto.dev open."""
+    begin = min(span.start for span in spans)
+    numbers = {thread: number for number, thread in enumerate(threads_of(spans), 1)}
+    named = [
+        {"ph": "M", "pid": 1, "tid": number, "name": "thread_name", "args": {"name": thread}}
+        for thread, number in numbers.items()
+    ]
+    done = [
+        {
+            "ph": "X",
+            "pid": 1,
+            "tid": numbers[span.thread],
+            "name": span.name,
+            "cat": span.kind,
+            "ts": round((span.start - begin) * MICRO, 3),
+            "dur": round((span.end - span.start) * MICRO, 3),
+        }
+        for span in spans
+    ]
+    return {"traceEvents": named + done, "displayTimeUnit": "ms"}
+
+
+def window(spans: Sequence[Span], most: int = 60) -> list[Span]:
+    """So many consecutive ones from the middle, where a pipeline runs full: more cannot be told apart in a picture."""
+    ordered = sorted(spans, key=lambda span: span.start)
+    first = max(0, (len(ordered) - most) // 2)
+    return ordered[first : first + most]
