@@ -86,6 +86,8 @@ def register(commands: argparse._SubParsersAction) -> None:
     training.add_argument("--json", action="store_true", help="end with one line of JSON")
     training.set_defaults(run=run_training)
 
+    _schedule(kinds)
+
 
 def _counts(given: str) -> list[int]:
     parts = given.split(",")
@@ -106,6 +108,46 @@ def run_serve(args: argparse.Namespace) -> dict:
         figures = bench_serve(case) | bench_tenants(case, args.tenants)
     if not args.json:
         print(json.dumps(figures, indent=2))
+    return figures
+
+
+def _schedule(kinds: argparse._SubParsersAction) -> None:
+    schedule = kinds.add_parser("schedule", help="policies against each other, on a virtual clock", description=(
+        "Simulates the server's own scheduler: utility (TCB's: 1 / length of each text started in time) and the share of texts "
+        "answered in time, for every policy and rate. With --trace, replays arrivals recorded from a server instead."
+    ))  # fmt: skip
+    schedule.add_argument("--seconds", type=float, default=3.0, help="simulated, a rate and policy (default: %(default)s)")
+    schedule.add_argument("--cv", type=float, default=1.0, help="of the gaps between arrivals, Gamma; 1 is Poisson")
+    schedule.add_argument("--deadlines-ms", type=float, nargs=2, default=(50.0, 300.0), metavar=("LEAST", "MOST"))
+    schedule.add_argument("--picture", type=Path, help="draw it here (.png, .svg, .pdf)")
+    schedule.add_argument("--trace", type=Path, help="JSONL of arrival (s), tokens, deadline_ms, tenant")
+    schedule.add_argument(
+        "--cost", type=float, nargs=3, metavar=("BATCH", "TOKEN", "TEXT"), default=(3e6, 21e3, 0.0),
+        help="with --trace: nanoseconds, as the server's cost model has learnt them (default: %(default)s)",
+    )  # fmt: skip
+    schedule.add_argument("--policy", default="timely", help="with --trace (default: %(default)s)")
+    schedule.add_argument("--batch-tokens", type=int, default=1280, help="with --trace (default: %(default)s)")
+    schedule.add_argument("--commit-ms", type=float, help="with --trace: how early a batch is chosen (default: a batch ahead)")
+    schedule.add_argument("--admission", action="store_true", help="with --trace: refuse what cannot be in time")
+    schedule.add_argument("--json", action="store_true", help="end with one line of JSON")
+    schedule.set_defaults(run=run_schedule)
+
+
+def run_schedule(args: argparse.Namespace) -> dict:
+    from loadtest.bench_schedule import Case, bench_schedule, replay, table_of
+
+    if args.trace:
+        figures = replay(args.trace, tuple(args.cost), args.policy, args.batch_tokens, args.commit_ms, args.admission)
+        if not args.json:
+            print(json.dumps(figures, indent=2))
+        return figures
+    figures = bench_schedule(Case(args.seconds, allowed_ms=tuple(args.deadlines_ms), cv=args.cv))
+    if args.picture:
+        from loadtest.schedule_picture import draw
+
+        draw(figures, args.picture)
+    if not args.json:
+        print(table_of(figures))
     return figures
 
 

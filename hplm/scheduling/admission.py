@@ -17,6 +17,7 @@ BATCHES = 64  # looked ahead
 LEARNING = 0.1  # of what a full batch holds
 FIRST = 8  # batches believed by nobody: a process begins slowly
 STALE_NS = 10**9  # without a batch for so long, a guess is tried rather than believed, or it would never be corrected
+CAUTION = 2.0  # mean deviations that a batch may take longer than predicted
 MISSED = 0.03  # of those let in: the share at which the room that is promised neither grows nor shrinks
 CORRECTION = 0.05
 LEAST_PROMISED = 0.5
@@ -54,7 +55,7 @@ class Admission:
 
     def count(self, columns: Columns, start_ns: int) -> None:
         """Anew, because a batch has left or another time is expected: the next starts at `start_ns`."""
-        self._start_ns = start_ns
+        self._start_ns = start_ns + int(CAUTION * self._cost.deviation * self._batch_ns)
         self._waiting = int(columns.tokens.sum())
         if self._full is None:
             return
@@ -85,14 +86,14 @@ class Admission:
 
     def _done_at(self, text: Waiting, tokens: int, texts: int, deadline: int, columns: Columns, now_ns: int) -> float:
         start = max(self._start_ns, now_ns)
-        if self._full is None or self._waiting + tokens <= self._full[0]:
+        room = np.inf if self._full is None else self._promised * self._full[0]
+        if self._waiting + tokens <= room:
             return start + float(self._cost.predict(self._waiting + tokens, len(columns) + texts))
-        room = self._promised * self._full[0]
         due = self._due_of(deadline)
         batches = np.arange(due, BATCHES + 1)
         if due and (self._due[due:] + tokens <= room * batches).all():
             return deadline
-        ahead = min(self._due[due], self._ahead(text, tokens, deadline, columns))
+        ahead = self._ahead(text, tokens, deadline, columns)
         needed = ceil((ahead + tokens) / room)
         if needed <= due and ahead < self._due[due]:
             return deadline
@@ -101,7 +102,7 @@ class Admission:
 
     def _ahead(self, text: Waiting, tokens: int, deadline: int, columns: Columns) -> float:
         """Tokens that go first where not everything is promised: nobody of lower priority, and nobody's above a fair share."""
-        first = (columns.deadline <= deadline) & (columns.priority >= text.priority)
+        first = (columns.deadline <= deadline) & (columns.priority >= text.priority) & (columns.tokens <= text.tokens)
         ahead = columns.tokens[first].sum()
         if columns.tenants < 2 and columns.number_of(text.tenant) is not None:
             return float(ahead)

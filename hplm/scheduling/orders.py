@@ -22,10 +22,18 @@ class FirstComeFirstServed:
         return room.taken
 
 
+@dataclass
 class ShortestJobFirst:
+    in_time: int = 0  # 1: what cannot be answered in time goes last
+
     def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> np.ndarray:
+        ordered = shortest_first(columns)
+        if self.in_time:
+            tokens = min(capacity.tokens, int(columns.tokens.sum()))
+            late = columns.deadline < start_ns + float(cost.predict(tokens, len(columns) * tokens / columns.tokens.sum()))
+            ordered = ordered[np.argsort(late[ordered], kind="stable")]
         room = Room(columns, capacity)
-        room.greedily(by_priority(columns, shortest_first(columns)))
+        room.greedily(by_priority(columns, ordered))
         return room.taken
 
 

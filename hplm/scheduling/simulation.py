@@ -54,16 +54,19 @@ class Outcome:
         return self.answered_ns <= self.deadline_ns
 
     @property
+    def answered(self) -> np.ndarray:
+        return self.fate == ANSWERED
+
+    @property
     def utility(self) -> float:
         """Of all there was: 1 / length of each text that was scheduled."""
         value = 1 / self.arrivals.tokens
         return float(value[self.scheduled].sum() / value.sum())
 
     def p99_ms(self) -> float | None:
-        answered = self.fate == ANSWERED
-        if not answered.any():
+        if not self.answered.any():
             return None
-        return float(np.percentile((self.answered_ns - self.arrivals.at_ns)[answered], 99)) / 1e6
+        return float(np.percentile((self.answered_ns - self.arrivals.at_ns)[self.answered], 99)) / 1e6
 
 
 class Simulation:
