@@ -34,6 +34,7 @@ class ServingOptions:
     deadline_ms: float = 0
     plot_hot: int = 0
     plot_preload: bool = False
+    journal: str = ""
     admin: bool = False  # the model that changes what is served
 
 
@@ -155,6 +156,7 @@ parameters { key: "queue_mb"      value { string_value: "$queue_mb" } }      # n
 parameters { key: "slots"         value { string_value: "$slots" } }         # tenants on the device; a batch takes half of them
 parameters { key: "plot_hot"      value { string_value: "$plot_hot" } }      # rows a table locked in memory; CUDA: on device
 parameters { key: "plot_preload"  value { string_value: "$plot_preload" } }  # read the tables into memory before serving
+parameters { key: "journal"       value { string_value: "$journal" } }       # a file for a line a request and batch, or log
 """)
 
 _ALIAS = Template("""\

@@ -25,7 +25,7 @@ from hplm.engine.backbone import Backbone
 from hplm.engine.engine import Engine
 from hplm.engine.lookup import Lookup
 from hplm.engine.overlap import OVERLAPS
-from hplm.engine.request import Request, Work
+from hplm.engine.request import LookedUp, Request, Work
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.engine.staging import Stager, StagingSettings
@@ -80,7 +80,7 @@ class Traffic:
         def send() -> None:
             tenant, looked_up = self._asked[next(numbers) % len(self._asked)]
             ticket = Ticket(generation, tenant.uid, tenant.version, time.monotonic_ns(), 0, 0, 0)
-            service.submit(ticket, looked_up.addresses, looked_up.segments, looked_up.spans, answered)
+            service.submit(LookedUp(ticket, looked_up.addresses, looked_up.segments, looked_up.spans), answered)
 
         def answered(answer: list | Exception) -> None:
             if isinstance(answer, Exception):

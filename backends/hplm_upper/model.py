@@ -13,6 +13,7 @@ import torch
 import triton_python_backend_utils as pb_utils
 
 from hplm.engine.answer import Rows, fill
+from hplm.engine.request import LookedUp
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.errors import Broken, HplmError
@@ -54,8 +55,9 @@ class TritonPythonModel:
         signed = _input(request, "TICKET")
         ticket = Ticket.read(signed[0].tobytes() if signed is not None else b"", self._secret)
         addresses, segments, spans = (_input(request, name) for name in ("ROWS", "SEGMENTS", "SPANS"))
+        looked_up = LookedUp(ticket, addresses, segments, spans, _passages(request), request.request_id())
         respond = partial(_respond, sender, set(request.requested_output_names()), ticket.version)
-        self._service.submit(ticket, addresses, segments, spans, respond, _passages(request))
+        self._service.submit(looked_up, respond)
 
     def finalize(self) -> None:
         self._service.close()

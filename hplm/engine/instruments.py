@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 
 from hplm.adapters.layout import Layout
+from hplm.engine.journal import Journal
+from hplm.engine.request import Trip
 from hplm.engine.staging import StagedBatch, Stager
 from hplm.errors import Broken, HplmError
 from hplm.metrics import names
@@ -19,39 +21,53 @@ SECONDS_BETWEEN_CHOICES = 30.0
 
 
 class Instruments:
-    def __init__(self) -> None:
+    def __init__(self, journal: Journal) -> None:
         self.meter = Meter()
+        self._journal = journal
+        self._batches = 0
         self._busiest = Busiest(BUSIEST)
         self._named: frozenset[str] | None = None  # None: whoever came first
         self._chosen_at = time.monotonic()
         self._seen: dict[Layout, tuple[int, int]] = {}  # hits and misses already counted
 
-    def refused(self, tenant: Tenant, error: Exception) -> None:
-        self._request(tenant, _reason(error))
-
-    def answered(self, tenant: Tenant, answer: object, deadline_ns: int) -> None:
-        if isinstance(answer, Exception):
-            self._request(tenant, _reason(answer))
-        elif not deadline_ns:
-            self._request(tenant, "answered")
-        else:
-            self._request(tenant, "on_time" if time.monotonic_ns() <= deadline_ns else "late")
-
-    def started(self, batch: Batch) -> None:
+    def left(self, trip: Trip, tenant: Tenant, answer: object) -> None:
+        """A request, answered or refused; once each."""
         now = time.monotonic_ns()
+        if isinstance(answer, Exception):
+            outcome = answer.word if isinstance(answer, HplmError) else Broken.word
+        elif not trip.deadline_ns:
+            outcome = "answered"
+        else:
+            outcome = "on_time" if now <= trip.deadline_ns else "late"
+        self.meter.add(names.REQUESTS, 1, tenant.domain, outcome)
+        self.meter.add(names.TENANT_REQUESTS, 1, self._busiest.name(tenant.id), outcome)
+        self._journal.request(trip, tenant.id, tenant.version, outcome, now)
+
+    def started(self, batch: Batch, staged: StagedBatch) -> None:
+        now = time.monotonic_ns()
+        self._batches += 1
+        for work in staged.works:
+            trip = work.request.trip
+            trip.started_ns = trip.started_ns or now
+            trip.batch = self._batches
         self.meter.observe(names.WAIT_SECONDS, ((now - text.arrival_ns) / 1e9 for text in batch.texts))
         self.meter.observe(
             names.SLACK_SECONDS, ((text.deadline_ns - now) / 1e9 for text in batch.texts if text.deadline_ns)
         )
 
     def computed(self, staged: StagedBatch) -> None:
+        """Before its requests are answered."""
+        now = time.monotonic_ns()
+        for work in staged.works:
+            work.request.trip.computed_ns = now
         tokens = sum(work.tokens for work in staged.works)
         self.meter.add(names.BATCHES)
         self.meter.add(names.BATCH_TEXTS, len(staged.works))
         self.meter.add(names.BATCH_TOKENS, tokens)
         self.meter.add(names.BATCH_PADDING, sum(len(sheet.positions) for sheet in staged.sheets) - tokens)
-        for stage, seconds in staged.seconds.items():
-            self.meter.add(names.STAGE_SECONDS, seconds, stage)
+        for stage, (start, end) in staged.stages.items():
+            self.meter.add(names.STAGE_SECONDS, (end - start) / 1e9, stage)
+        self._journal.batch(self._batches, staged)
 
     def look(self, line: Queue, stager: Stager) -> None:
         """At what has a level, and at counts that others keep."""
@@ -74,10 +90,5 @@ class Instruments:
         metric, labels = series
         return metric is not names.TENANT_REQUESTS or self._named is None or labels[0] in (OTHERS, *self._named)
 
-    def _request(self, tenant: Tenant, outcome: str) -> None:
-        self.meter.add(names.REQUESTS, 1, tenant.domain, outcome)
-        self.meter.add(names.TENANT_REQUESTS, 1, self._busiest.name(tenant.id), outcome)
-
-
-def _reason(error: Exception) -> str:
-    return error.word if isinstance(error, HplmError) else Broken.word
+    def close(self) -> None:
+        self._journal.close()

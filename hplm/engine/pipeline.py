@@ -115,7 +115,7 @@ class Pipeline:
         while (chosen := self._staged.get()) is not None:
             batch, staged = chosen
             self._line.started(batch)
-            self._instruments.started(batch)
+            self._instruments.started(batch, staged)
             try:
                 logits = self._run(staged)
             except Exception as error:
@@ -123,8 +123,8 @@ class Pipeline:
                 self._fail(staged.works, "computing", error)
             else:
                 self._line.finished(batch, staged.brought)
-                self._answer(staged.works, logits)
                 self._instruments.computed(staged)
+                self._answer(staged.works, logits)
             self._computed.put(staged)
 
     def _run(self, staged: StagedBatch) -> list[np.ndarray]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,16 +11,47 @@ import numpy as np
 from hplm.engine.answer import Rows
 from hplm.engine.backbone import View
 from hplm.tenants.snapshot import Tenant
+from hplm.tenants.ticket import Ticket
 
 Respond = Callable[["list[Rows] | Exception"], None]
+
+
+@dataclass(frozen=True)
+class LookedUp:
+    """A request as it comes from lookup."""
+
+    ticket: Ticket
+    addresses: np.ndarray  # texts x tokens, int64, padded with -1
+    segments: np.ndarray
+    spans: np.ndarray  # texts x rows x 3, padded with -1
+    passages: Sequence[str] | None = None  # the texts' second segments, from which a tenant of the task `span` answers
+    id: str = ""  # as the client called it
+
+
+@dataclass
+class Trip:
+    """When a request was where, in nanoseconds of the monotonic clock; 0: not there yet."""
+
+    id: str
+    arrival_ns: int
+    deadline_ns: int  # 0: none
+    taken_ns: int
+    texts: int
+    tokens: int = 0
+    started_ns: int = 0  # its first batch
+    computed_ns: int = 0  # its last one
+    batch: int = 0  # the number of the last one
 
 
 class Request:
     """Waits for all its texts; answers when the last is done, or fails with the first that fails."""
 
-    def __init__(self, view: View, tenant: Tenant, texts: int, top_k: int, respond: Respond) -> None:
+    def __init__(
+        self, view: View, tenant: Tenant, texts: int, top_k: int, respond: Respond, trip: Trip | None = None
+    ) -> None:
         self.view = view  # held, so that what it consists of stays until the request is answered
         self.tenant = tenant
+        self.trip = trip or Trip(id="", arrival_ns=0, deadline_ns=0, taken_ns=0, texts=texts)
         self.top_k = top_k
         self._respond = respond
         self._rows: list[Rows | None] = [None] * texts

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from hplm.engine.answer import Rows
-from hplm.engine.backbone import Backbone, View, Watch
+from hplm.engine.backbone import Backbone, Watch
 from hplm.engine.engine import Engine
 from hplm.engine.instruments import Instruments
+from hplm.engine.journal import Journal
 from hplm.engine.lookup import PAD
 from hplm.engine.packing import read_packing
 from hplm.engine.pipeline import Pipeline
-from hplm.engine.request import Request, Respond, Work
+from hplm.engine.request import LookedUp, Request, Respond, Trip, Work
 from hplm.engine.settings import Settings
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.errors import InvalidInput
@@ -27,8 +27,6 @@ from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Limits, Scheduler
 from hplm.scheduling.waiting import Capacity
 from hplm.tenants.quotas import Quotas
-from hplm.tenants.snapshot import Tenant
-from hplm.tenants.ticket import Ticket
 
 log = logging.getLogger(__name__)
 ANSWERING_NS = 2_000_000  # from computed to the client: the way back through the server
@@ -59,72 +57,56 @@ class Service:
         )
         line = Queue(scheduler, time.monotonic_ns)
         self._line, self._stager = line, Stager(self._backbone, staging)
-        self.instruments = Instruments()
+        self.instruments = Instruments(Journal(settings.journal))
         self._pipeline = Pipeline(line, capacity, self._stager, engine, self.instruments)
         self._quotas = Quotas()
         self._watch = Watch(self._backbone)
         log.info("serving %s on %s in %s", self._backbone.config.name, settings.device, settings.dtype)
 
-    def submit(
-        self,
-        ticket: Ticket,
-        addresses: np.ndarray,
-        segments: np.ndarray,
-        spans: np.ndarray,
-        respond: Respond,
-        passages: Sequence[str] | None = None,
-    ) -> None:
-        """Takes a request with a valid ticket, or raises why not; what is taken is answered through `respond`, once.
-
-        `passages` are the texts' second segments, from which a tenant of the task `span` answers.
-        """
+    def submit(self, looked_up: LookedUp, respond: Respond) -> None:
+        """Takes a request with a valid ticket, or raises why not; what is taken is answered through `respond`, once."""
+        ticket = looked_up.ticket
         view = self._backbone.at(ticket.generation)
         tenant = view.snapshot.by_uid(ticket.uid)
+        trip = Trip(looked_up.id, ticket.arrival_ns, ticket.deadline_ns, time.monotonic_ns(), len(looked_up.addresses))
+
+        def leave(answer: list[Rows] | Exception) -> None:
+            # Before the answer leaves: who waits for it to send the next must not meet the one that is done.
+            self._quotas.give_back(tenant)
+            self.instruments.left(trip, tenant, answer)
+            respond(answer)
+
         try:
             self._quotas.take(tenant)
             try:
-                self._enter(ticket, view, tenant, addresses, segments, spans, self._leaving(tenant, ticket, respond), passages)
+                top_k = min(ticket.top_k, len(tenant.labels))
+                request = Request(view, tenant, trip.texts, top_k, leave, trip)
+                works = self._works(request, looked_up)
+                trip.tokens = sum(work.tokens for work in works)
+                self._pipeline.submit(request, works, ticket.arrival_ns, ticket.deadline_ns, ticket.priority)
             except BaseException:
                 self._quotas.give_back(tenant)  # it was not taken, so nobody answers it
                 raise
         except Exception as error:
-            self.instruments.refused(tenant, error)
+            self.instruments.left(trip, tenant, error)
             raise
 
-    def _leaving(self, tenant: Tenant, ticket: Ticket, respond: Respond) -> Respond:
-        """Before the answer leaves: who waits for it to send the next must not meet the one that is done."""
-
-        def leave(answer: list[Rows] | Exception) -> None:
-            self._quotas.give_back(tenant)
-            self.instruments.answered(tenant, answer, ticket.deadline_ns)
-            respond(answer)
-
-        return leave
-
-    def _enter(
-        self,
-        ticket: Ticket,
-        view: View,
-        tenant: Tenant,
-        addresses: np.ndarray,
-        segments: np.ndarray,
-        spans: np.ndarray,
-        respond: Respond,
-        passages: Sequence[str] | None,
-    ) -> None:
-        if ticket.top_k and tenant.task != "classify":
+    def _works(self, request: Request, looked_up: LookedUp) -> list[Work]:
+        """Checked: tickets are signed, what came beside them is not."""
+        tenant, passages = request.tenant, looked_up.passages
+        if looked_up.ticket.top_k and tenant.task != "classify":
             raise InvalidInput(f"top_k is for tenants that classify; tenant {tenant.id!r} has the task {tenant.task!r}")
-        chain = view.forest.chain(tenant.domain, tenant.domain_version)
-        request = Request(view, tenant, len(addresses), min(ticket.top_k, len(tenant.labels)), respond)
         if tenant.task != "span":
-            passages = [""] * len(addresses)
-        elif passages is None or len(passages) != len(addresses):
+            passages = [""] * len(looked_up.addresses)
+        elif passages is None or len(passages) != len(looked_up.addresses):
             raise InvalidInput("TEXT_PAIR is not what the lookup model was sent: it holds the passage of each text")
+        chain = request.view.forest.chain(tenant.domain, tenant.domain_version)
         works = []
-        for i in range(len(addresses)):
-            length = _used(addresses[i])
-            rows = _used(spans[i, :, 1])
-            work = Work(request, i, addresses[i, :length], segments[i, :length], spans[i, :rows], passages[i])
+        for i, (addresses, segments, spans) in enumerate(
+            zip(looked_up.addresses, looked_up.segments, looked_up.spans, strict=True)
+        ):
+            length, rows = _used(addresses), _used(spans[:, 1])
+            work = Work(request, i, addresses[:length], segments[:length], spans[:rows], passages[i])
             if not (
                 1 <= length <= self._positions
                 and chain.holds(work.addresses)
@@ -134,7 +116,7 @@ class Service:
             ):
                 raise InvalidInput("ROWS, SEGMENTS or SPANS are not what the lookup model made for this ticket")
             works.append(work)
-        self._pipeline.submit(request, works, ticket.arrival_ns, ticket.deadline_ns, ticket.priority)
+        return works
 
     def look(self) -> None:
         """Brings the instruments up to date."""
@@ -143,6 +125,7 @@ class Service:
     def close(self) -> None:
         self._watch.close()
         self._pipeline.close(DRAIN_SECONDS)
+        self.instruments.close()
 
     @property
     def _on_accelerator(self) -> bool:

@@ -30,6 +30,7 @@ class Settings:
     slots: int
     plot_hot: int
     plot_preload: bool
+    journal: str
 
     @classmethod
     def read(cls, parameters: Mapping[str, str]) -> Settings:
@@ -51,6 +52,7 @@ class Settings:
             slots=_positive(parameters, "slots", least=2),
             plot_hot=_positive(parameters, "plot_hot", least=0),
             plot_preload=_yes_or_no(parameters, "plot_preload"),
+            journal=parameters["journal"],
         )
 
 

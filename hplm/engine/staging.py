@@ -73,13 +73,13 @@ class StagedBatch:
     arrived: dict[Layout, list[Mark]]  # what the parts of its sheets wait for; empty until it is swapped in
     held: list[tuple[Slots, int]]
     brought: int = 0  # adapters and heads that had to be
-    seconds: dict[str, float] = field(default_factory=dict)  # that each stage took
+    stages: dict[str, tuple[int, int]] = field(default_factory=dict)  # when each began and ended, in nanoseconds
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        start = time.perf_counter()
+        start = time.monotonic_ns()
         yield
-        self.seconds[stage] = time.perf_counter() - start
+        self.stages[stage] = start, time.monotonic_ns()
 
 
 @dataclass(frozen=True)
@@ -107,10 +107,10 @@ class Stager:
 
     def stage(self, works: Sequence[Work], broken: Callable[[Work, Broken], None]) -> StagedBatch | None:
         """All that is done ahead; a text whose stored knowledge is broken is handed to `broken` and left out."""
-        start, missed = time.perf_counter(), self._misses()
+        start, missed = time.monotonic_ns(), self._misses()
         batch = self._prepare(works, broken)
         if batch is not None:
-            batch.seconds["prepare"] = time.perf_counter() - start
+            batch.stages["prepare"] = start, time.monotonic_ns()
             batch.brought = self._misses() - missed
             try:
                 self._bring(batch, ahead=True)

@@ -1,5 +1,6 @@
 """The whole upper half without a server: mixed traffic equals the reference, and every request gets exactly one answer."""
 
+import json
 import random
 import shutil
 import threading
@@ -16,6 +17,7 @@ from hplm.engine.engine import Engine
 from hplm.engine.lookup import Lookup
 from hplm.engine.overlap import OVERLAPS
 from hplm.engine.reference import Reference
+from hplm.engine.request import LookedUp
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.errors import Broken, DeadlineMissed, Draining, InvalidInput, NoTenant, QueueFull
@@ -29,7 +31,7 @@ from tests.toy import CONFIG, TENANTS, WORDS, Toy, make_toy, random_text
 PARAMETERS = {
     "device": "cpu", "dtype": "fp32", "threads": "0", "policy": "timely", "admission": "true", "packing": "packed",
     "commit_ms": "earliest", "overlap": "pipelined", "batch_tokens": "256", "queue_texts": "4000", "queue_mb": "100",
-    "slots": "4", "plot_hot": "0", "plot_preload": "false",
+    "journal": "", "slots": "4", "plot_hot": "0", "plot_preload": "false",
 }  # fmt: skip
 
 
@@ -58,7 +60,8 @@ class Asker:
         ticket = Ticket(
             view.snapshot.generation, tenant.uid, tenant.version, time.monotonic_ns(), deadline_ns, 0, top_k
         )
-        self.service.submit(ticket, resolved.addresses, resolved.segments, resolved.spans, respond)
+        found = LookedUp(ticket, resolved.addresses, resolved.segments, resolved.spans, id=f"request {number}")
+        self.service.submit(found, respond)
         return number
 
     def wait(self, number):
@@ -103,6 +106,37 @@ def test_mixed_traffic_equals_the_reference(toy, reference, chosen):
             comparison.add(tenant, rows.logits, reference.forward(text, tenant).numpy())
     comparison.assert_equal(chosen.get("dtype", "fp32"))
     asker.close()
+
+
+def test_a_request_can_be_followed_from_its_arrival_to_its_answer(toy, tmp_path):
+    file = tmp_path / "journal.jsonl"
+    asker = Asker(toy.folder, journal=str(file))
+    text = " ".join(WORDS[:5])
+    numbers = [asker.ask("acme", [text, text]), asker.ask("beta", [text], deadline_ns=time.monotonic_ns() + 10**11)]
+    for number in numbers:
+        asker.wait(number)
+    late = asker.ask("city", [text], deadline_ns=1)
+    asker.wait(late)
+    asker.close()
+    entries = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    requests = {entry["request"]: entry for entry in entries if "request" in entry}
+    batches = {entry["batch"]: entry for entry in entries if "request" not in entry}
+    assert [requests[f"request {i}"]["outcome"] for i in (*numbers, late)] == ["answered", "on_time", "deadline"]
+    for i in numbers:
+        one = requests[f"request {i}"]
+        stages = batches[one["batch"]]["stages"]
+        assert one["arrived"] <= one["taken"] <= one["started"] <= stages["compute"][0] <= stages["compute"][1]
+        assert stages["compute"][1] <= one["computed"] <= one["answered"]
+    first, never = requests["request 0"], requests[f"request {late}"]
+    assert (first["tenant"], first["texts"], first["tokens"]) == ("acme", 2, 14)
+    assert never["started"] == never["batch"] == 0
+    assert sum(batch["texts"] for batch in batches.values()) == 3
+    assert text not in file.read_text("utf-8")
+
+
+def test_a_journal_that_cannot_be_written_is_named(toy, tmp_path):
+    with pytest.raises(InvalidInput, match=r"'journal' is .*no/where.*name a file"):
+        Asker(toy.folder, journal=str(tmp_path / "no/where"))
 
 
 @pytest.mark.parametrize("overlap", OVERLAPS)
@@ -343,10 +377,10 @@ def test_what_does_not_come_from_lookup_is_refused(asker):
         (np.tile(good.addresses, 20), np.tile(good.segments, 20), good.spans),
     ]:
         with pytest.raises(InvalidInput, match="not what the lookup model made"):
-            asker.service.submit(ticket, addresses, segments, spans, lambda answer: None)
+            asker.service.submit(LookedUp(ticket, addresses, segments, spans), lambda answer: None)
     with pytest.raises(NoTenant):
         stranger = Ticket(0, 999, 1, time.monotonic_ns(), 0, 0, 0)
-        asker.service.submit(stranger, good.addresses, good.segments, good.spans, lambda answer: None)
+        asker.service.submit(LookedUp(stranger, good.addresses, good.segments, good.spans), lambda answer: None)
 
 
 def test_the_reference_is_deterministic(toy, reference):

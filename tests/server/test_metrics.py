@@ -1,13 +1,17 @@
 """What `/metrics` says after known traffic is exactly what was sent."""
 
+import json
 import re
 import time
 import urllib.request
 from collections import Counter
 
+import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
+from builder.export import export
+from builder.model_configs import ServingOptions
 from hplm.metrics.names import METRICS
 from hplm.server import TritonServer
 from tests.server.stock import Stock
@@ -76,3 +80,17 @@ def test_counts_are_what_was_sent(toy):
             if key == "stage"} >= {"prepare", "swap", "retrieve", "compute"}  # fmt: skip
     shown = {name for name, _ in scraped.series}
     assert shown == {metric.name for metric in METRICS}, "nothing is shown that is not documented, or the other way round"
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_request_is_found_in_the_journal_by_the_id_the_client_gave_it(toy, tmp_path, protocol):
+    journal = tmp_path / "journal.jsonl"
+    export(toy.store, tmp_path / "repository", ServingOptions(dtype="fp32", slots=4, batch_tokens=256, journal=str(journal)))
+    with TritonServer(tmp_path / "repository") as server:
+        stock = Stock(server, protocol)
+        text = stock.tensor("TEXT", np.array([[WORDS[0].encode()]], dtype=object))
+        stock.client.infer("toy", [text], request_id="ours-17", parameters={"tenant": "acme"})
+        stock.client.infer("hplm", [text], request_id="ours-18", parameters={"tenant": "beta"})
+    found = {entry["request"]: entry for entry in map(json.loads, journal.read_text("utf-8").splitlines()) if "request" in entry}
+    assert {name: entry["tenant"] for name, entry in found.items()} == {"ours-17": "acme", "ours-18": "beta"}
+    assert WORDS[0] not in journal.read_text("utf-8")
