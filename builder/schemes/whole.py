@@ -12,6 +12,7 @@ from safetensors.torch import save
 from builder.export import copy_file
 from builder.model_configs import MAX_TEXTS, ServingOptions
 from builder.store import Store, TenantFile, written_folder
+from hplm.baselines.body import Body, weights_of_linear
 from hplm.baselines.models import WholeConfig, WholeTenant
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import UpperStack
@@ -82,7 +83,7 @@ class WholeFolder:
             for tenant in tenants:
                 body = folder / "bodies" / f"{tenant.id}.safetensors"
                 if first is None:
-                    body.write_bytes(_body_bytes(upper, words))
+                    body.write_bytes(_body_bytes(self._config, upper, words))
                 else:
                     copy_file(first, body)
                 first = first or body
@@ -115,8 +116,11 @@ class WholeFolder:
         )
 
 
-def _body_bytes(upper: UpperStack, words: torch.Tensor | None) -> bytes:
-    body = {f"upper.{name}": tensor for name, tensor in upper.state_dict().items()}
+def _body_bytes(config: BackboneConfig, upper: UpperStack, words: torch.Tensor | None) -> bytes:
+    weights = {f"upper.{name}": tensor for name, tensor in upper.state_dict().items()}
     if words is not None:
-        body["words.weight"] = words
-    return save({name: tensor.detach().float().contiguous() for name, tensor in body.items()})
+        weights["words.weight"] = words
+    with torch.device("meta"):
+        turned = weights_of_linear(Body(config, words is not None))
+    weights = {name: tensor.t() if name in turned else tensor for name, tensor in weights.items()}
+    return save({name: tensor.detach().float().contiguous() for name, tensor in weights.items()})

@@ -22,6 +22,7 @@ from torch import Tensor
 from hplm.baselines.body import BodyFile, Slot
 from hplm.engine.answer import Rows, answer
 from hplm.engine.lookup import rows_read
+from hplm.engine.memory import keep_freed_memory
 from hplm.errors import Broken, HplmError, InvalidInput, NoTenant
 from hplm.model.config import BackboneConfig
 from hplm.model.tokenizer import Encoded, Tokenizer
@@ -83,6 +84,8 @@ class WholeModels:
         keep_pages: bool = True,
     ) -> None:
         """`keep_pages`: what is read may stay in the system's page cache, beyond the memory that `room` stands for."""
+        if device.type == "cpu":
+            keep_freed_memory()
         self.config = BackboneConfig.load(folder / "backbone.json")
         self._whole = WholeConfig.load(folder)
         self._folder = folder
@@ -160,12 +163,12 @@ class WholeModels:
         lengths = [len(text.tokens) for text in encoded]
         tenant = batch[0].tenant
         segments = torch.from_numpy(np.concatenate([text.segments for text in encoded]).astype(np.int64)).to(self._device)
-        hidden = slot.body(self._ground(tenant, encoded, lengths), segments, lengths)
         starts = np.cumsum(lengths) - lengths
         spans = [question.spans[number] for question, number in texts]
         reading = np.concatenate([np.maximum(rows[:, 0], 0) + start for rows, start in zip(spans, starts, strict=True)])
-        chosen = hidden.index_select(0, torch.from_numpy(reading.astype(np.int64)).to(self._device))
-        logits = slot.logits(chosen, tenant.head_function).float().cpu().split([len(rows) for rows in spans])
+        asked = torch.from_numpy(reading.astype(np.int64)).to(self._device)
+        hidden = slot.body(self._ground(tenant, encoded, lengths), segments, lengths, asked)
+        logits = slot.logits(hidden, tenant.head_function).float().cpu().split([len(rows) for rows in spans])
         answers: dict[Question, list[Rows]] = {question: [None] * len(question.encoded) for question in batch}
         for (question, number), rows, own in zip(texts, spans, logits, strict=True):
             answers[question][number] = answer(
