@@ -7,6 +7,7 @@ the rest, one process a model.
 from __future__ import annotations
 
 import http.client
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -158,7 +159,7 @@ def _handler(swapper: Swapper) -> type[BaseHTTPRequestHandler]:
             try:
                 status, fields, content = swapper.forward(self.triton, self.path, body, headers)
             except (HplmError, OSError, http.client.HTTPException) as error:
-                status, fields, content = 503, {}, f'{{"error":"{type(error).__name__}"}}'.encode()
+                status, fields, content = 503, {}, json.dumps({"error": f"{type(error).__name__}: {error}"}).encode()
                 self.triton.close()
             self.send_response(status)
             for field, value in {**fields, "Content-Length": str(len(content))}.items():
