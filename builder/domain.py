@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from builder.adaptation.distillation import Budget, adapt
+from builder.adaptation.distillation import adapt
+from builder.adaptation.learning import Budget
+from builder.adaptation.masked import MaskedHead, further_pretrain, given_head
 from builder.counting import add_counts
 from builder.counts import Counts
 from builder.root import save_report
@@ -16,6 +19,7 @@ from builder.table import build_table, ranked_rows
 from builder.work import Work, some_documents, was_just_finished
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint
+from hplm.model.stacks import LowerStack
 from hplm.plot.table import Table
 
 MIN_TOKENS = 50_000
@@ -28,6 +32,7 @@ class DomainOptions:
     keep: float = 1.0
     dtype: str = "fp16"
     seed: int = 0
+    learn: str = "masked"  # how the lower layers learn the corpus
     min_tokens: int = MIN_TOKENS
 
 
@@ -50,7 +55,7 @@ def build_domain(
     work = Work(working, corpus, plan, clear=lambda: store.remove_branch(name, 1))
     if not store.has_lower(name, 1):
         _refuse_little(store, work, name, options)
-        _adapt(store, work, parent, (name, 1), options.seed, budget, device)
+        _adapt(store, work, parent, (name, 1), options, budget, device)
     counts = work.count(store, store.tokenizer(), store.counts_folder(name, 1))
     spec = store.table_spec(name, 1, parent, options.dtype, counts.tokens)
     table = build_table(store, spec, counts, store.lower(name, 1), options.keep, device, work.folder)
@@ -63,6 +68,7 @@ class UpdateOptions:
     keep: float | None = None  # default: the share that the version before has of its n-grams
     dtype: str | None = None  # default: the version's before
     seed: int = 0
+    learn: str = "masked"
 
 
 def update_domain(
@@ -93,7 +99,7 @@ def update_domain(
         if budget.empty:
             store.save_lower(name, version, store.lower(name, before.meta.version))
         else:
-            _adapt(store, work, (name, before.meta.version), (name, version), options.seed, budget, device)
+            _adapt(store, work, (name, before.meta.version), (name, version), options, budget, device)
     new_counts = work.count(store, store.tokenizer(), work.folder / "counts")
     counts = add_counts([old_counts, new_counts], store.counts_folder(name, version))
     spec = store.table_spec(name, version, parent, dtype, counts.tokens)
@@ -142,16 +148,62 @@ def _adapt(
     work: Work,
     start: tuple[str, int],
     branch: tuple[str, int],
-    seed: int,
+    options: DomainOptions | UpdateOptions,
     budget: Budget,
     device: torch.device,
 ) -> None:
     """The lower stack of `branch`, from that of `start`."""
-    config = store.config
+    if options.learn not in LEARN:
+        raise InvalidInput(f"--learn {options.learn!r} is not known: choose {' or '.join(LEARN)}")
     lower = store.lower(*start)
     if not budget.empty:
-        teacher = load_checkpoint(store.model, config.name, config.lower_layers, config.upper_layers, config.window)
-        documents = some_documents(work.corpus(store.tokenizer()), seed)
-        report = adapt(teacher, lower, store.upper(), documents, budget, seed, train_upper=False, device=device)
-        save_report(store.folder, *branch, report)
+        documents = some_documents(work.corpus(store.tokenizer()), options.seed)
+        saved = work.folder / "adaptation.pt"
+        LEARN[options.learn](store, start, branch, lower, documents, budget, options.seed, device, saved)
     store.save_lower(*branch, lower)
+
+
+def _masked(
+    store: Store,
+    start: tuple[str, int],
+    branch: tuple[str, int],
+    lower: LowerStack,
+    documents: list[np.ndarray],
+    budget: Budget,
+    seed: int,
+    device: torch.device,
+    saved: Path,
+) -> None:
+    """The head goes on with the branch, so that an update need not make one anew."""
+    config, head, head_is = store.config, MaskedHead(store.config), "the branch's"
+    weights = store.masked_head(*start)
+    if weights is not None:
+        head.load_state_dict(weights)
+    else:
+        head, head_is = given_head(store.model, config), "the checkpoint's"
+    head, report = further_pretrain(
+        config, lower, store.upper(), head, head_is, documents, budget, seed, device, saved=saved
+    )
+    store.save_masked_head(*branch, head.state_dict())
+    save_report(store.folder, *branch, {"learn": "masked", **asdict(report)})
+
+
+def _distil(
+    store: Store,
+    start: tuple[str, int],
+    branch: tuple[str, int],
+    lower: LowerStack,
+    documents: list[np.ndarray],
+    budget: Budget,
+    seed: int,
+    device: torch.device,
+    saved: Path,
+) -> None:
+    config = store.config
+    teacher = load_checkpoint(store.model, config.name, config.lower_layers, config.upper_layers, config.window)
+    report = adapt(teacher, lower, store.upper(), documents, budget, seed, train_upper=False, device=device, saved=saved)
+    save_report(store.folder, *branch, {"learn": "distil", **asdict(report)})
+
+
+# masked: guesses words of the corpus (HMI's further pretraining). distil: says of the corpus what the original model says.
+LEARN = {"masked": _masked, "distil": _distil}

@@ -6,10 +6,12 @@ import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from builder.adaptation.distillation import AdaptationReport, Budget, adapt
+from builder.adaptation.distillation import adapt
+from builder.adaptation.learning import Budget
 from builder.store import Store, check_name
 from builder.table import build_table
 from builder.work import Work, some_documents, was_just_finished
@@ -69,12 +71,15 @@ def _adapted(
         work.corpus(Tokenizer(checkpoint.tokenizer_json, checkpoint.config.positions)), options.seed
     )
     lower, upper = split(checkpoint)
-    report = adapt(checkpoint, lower, upper, documents, budget, options.seed, train_upper=True, device=device)
-    save_report(folder, "root", 1, report)
+    saved = work.folder / "adaptation.pt"
+    report = adapt(
+        checkpoint, lower, upper, documents, budget, options.seed, train_upper=True, device=device, saved=saved
+    )
+    save_report(folder, "root", 1, asdict(report))
     return Store.create(folder, model, checkpoint.config, checkpoint.tokenizer_json, lower, upper)
 
 
-def save_report(store_folder: Path, domain: str, version: int, report: AdaptationReport) -> None:
+def save_report(store_folder: Path, domain: str, version: int, report: dict[str, Any]) -> None:
     path = store_folder / "lower" / f"{domain}-{version}.json"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(asdict(report), indent=2) + "\n", "utf-8")
+    path.write_text(json.dumps(report, indent=2) + "\n", "utf-8")

@@ -3,6 +3,7 @@
     store.json                      format, and where the original model came from
     backbone.json  tokenizer.json  upper.safetensors
     lower/<domain>-<version>.safetensors        the lower stack behind a table, for building more
+    lower/<domain>-<version>.head.safetensors   what guesses masked words above it
     plot/<domain>/<version>/                    the table
     counts/<domain>/<version>/                  how often each n-gram occurs, for the next version
     tenants/<id>/<version>/                     tenant.json  adapter.safetensors  head.safetensors  report.json  training.png
@@ -137,6 +138,19 @@ class Store:
     def save_lower(self, domain: str, version: int, lower: LowerStack) -> None:
         _save_lower(self.folder, domain, version, lower)
 
+    def masked_head(self, domain: str, version: int) -> dict[str, Tensor] | None:
+        """What guesses masked words above the branch's lower stack; None where none was made."""
+        path = self.folder / "lower" / f"{domain}-{version}.head.safetensors"
+        return load_file(path) if path.exists() else None
+
+    def save_masked_head(self, domain: str, version: int, weights: dict[str, Tensor]) -> None:
+        """Before the lower stack, which makes the branch's learning complete."""
+        target = self.folder / "lower" / f"{domain}-{version}.head.safetensors"
+        target.parent.mkdir(exist_ok=True)
+        temporary = target.with_suffix(".writing")
+        _save(weights, temporary)
+        temporary.rename(target)
+
     def table_folder(self, domain: str, version: int) -> Path:
         return self.folder / "plot" / domain / str(version)
 
@@ -212,7 +226,7 @@ class Store:
     def remove_branch(self, domain: str, version: int) -> None:
         """Finished or in the making. The table last: a removal that was cut leaves a branch, which can be removed again."""
         _remove_folder(self.counts_folder(domain, version))
-        for suffix in (".safetensors", ".json"):
+        for suffix in (".safetensors", ".json", ".head.safetensors"):
             (self.folder / "lower" / f"{domain}-{version}{suffix}").unlink(missing_ok=True)
         table = self.table_folder(domain, version)
         _remove_folder(table.with_name(table.name + ".writing"))

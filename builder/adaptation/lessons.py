@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 import torch
@@ -24,19 +25,25 @@ SHRINKING = 0.5
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """Texts end to end, their distinct windows, and what the teacher makes of them."""
+class Windowed:
+    """Texts end to end, as their distinct windows."""
 
     windows: Tensor  # distinct ones x n: frequent n-grams are computed once
     window_of: Tensor  # which of them each token has
     positions: Tensor
     lengths: list[int]
-    at_split: Tensor
-    at_end: Tensor
 
     @property
     def tokens(self) -> int:
         return len(self.positions)
+
+
+@dataclass(frozen=True)
+class Lesson(Windowed):
+    """And what the teacher makes of them."""
+
+    at_split: Tensor
+    at_end: Tensor
 
 
 class Windows:
@@ -54,54 +61,80 @@ class Windows:
         return torch.from_numpy(self.space.unpack(keys).astype(np.int64)), torch.from_numpy(window_of)
 
 
-class Lessons:
-    def __init__(self, config: BackboneConfig, teacher: Teacher, device: torch.device) -> None:
+class Reading:
+    """Documents in packs, again and again, in an order by chance: the n-th pack is the same whenever it is asked for."""
+
+    def __init__(self, config: BackboneConfig, documents: Sequence[np.ndarray], seed: int) -> None:
         self._config = config
-        self._teacher = teacher
-        self._device = device
-        self._space = KeySpace(config.vocabulary, config.window)
-        self._levels = config.window.levels()
-        shares = SHRINKING ** np.arange(len(self._levels))
-        self._shares = shares / shares.sum()
+        self._documents = documents
+        self._seed = seed
 
-    def endless(self, documents: Sequence[np.ndarray], rng: np.random.Generator) -> Iterator[Lesson]:
-        lengths = np.array([len(document) for document in documents])
-        number = 0
-        while True:
-            for chosen in packs(lengths, PACK_TOKENS, len(documents), rng):
-                yield self.lesson([documents[i] for i in chosen], rng)
-                number += 1
-                if number % LONG_EVERY == 0:
-                    yield self.lesson(self._long_texts(documents, rng), rng)
+    def starting(self, number: int) -> Iterator[tuple[list[np.ndarray], np.random.Generator]]:
+        """From the `number`-th pack on; with each the chance that belongs to it."""
+        lengths = np.array([len(document) for document in self._documents])
+        place = passed = 0
+        for epoch in count():
+            for chosen in packs(lengths, PACK_TOKENS, len(lengths), np.random.default_rng([self._seed, epoch])):
+                place += 1
+                for long in (False, True)[: 2 if place % LONG_EVERY == 0 else 1]:
+                    if passed >= number:
+                        chance = np.random.default_rng([self._seed, place, long])
+                        yield (self._long_texts(chance) if long else [self._documents[i] for i in chosen]), chance
+                    passed += 1
 
-    def once(self, documents: Sequence[np.ndarray], rng: np.random.Generator) -> list[Lesson]:
-        lengths = np.array([len(document) for document in documents])
-        return [self.lesson([documents[i] for i in chosen], rng) for chosen in packs(lengths, PACK_TOKENS, len(documents))]
-
-    def lesson(self, texts: list[np.ndarray], rng: np.random.Generator) -> Lesson:
-        lengths = np.array([len(text) for text in texts])
-        tokens = np.concatenate(texts)
-        chosen = rng.choice(len(self._levels), size=len(tokens), p=self._shares)
-        keys, window_of = _distinct(self._space.of(tokens, lengths) & self._space.masks[chosen])
-        positions = self._index(positions_of(lengths))
-        at_split, at_end = self._teacher(self._index(tokens), positions, lengths.tolist())
-        distinct = self._index(self._space.unpack(keys))
-        return Lesson(distinct, self._index(window_of), positions, lengths.tolist(), at_split, at_end)
-
-    def _long_texts(self, documents: Sequence[np.ndarray], rng: np.random.Generator) -> list[np.ndarray]:
+    def _long_texts(self, chance: np.random.Generator) -> list[np.ndarray]:
         """Documents run together, up to the last position."""
         longest = self._config.positions
         texts = []
         for _ in range(max(1, PACK_TOKENS // longest)):
             inner: list[np.ndarray] = []
             while sum(map(len, inner)) < longest - 2:
-                inner.append(documents[rng.integers(len(documents))][1:-1])
+                inner.append(self._documents[chance.integers(len(self._documents))][1:-1])
             body = np.concatenate(inner)[: longest - 2]
             texts.append(np.concatenate([[self._config.cls_id], body, [self._config.sep_id]]).astype(np.int32))
         return texts
 
-    def _index(self, numbers: np.ndarray) -> Tensor:
-        return torch.from_numpy(numbers.astype(np.int64)).to(self._device)
+
+class Shrinking:
+    """How windows are found: most whole, some as what they shrink to."""
+
+    def __init__(self, config: BackboneConfig, device: torch.device) -> None:
+        self._windows = Windows(config)
+        self._device = device
+        shares = SHRINKING ** np.arange(len(config.window.levels()))
+        self._shares = shares / shares.sum()
+
+    def __call__(self, tokens: np.ndarray, lengths: np.ndarray, chance: np.random.Generator) -> tuple[Tensor, Tensor]:
+        levels = chance.choice(len(self._shares), size=len(tokens), p=self._shares)
+        distinct, window_of = self._windows.shrunk(tokens, lengths, levels)
+        return distinct.to(self._device), window_of.to(self._device)
+
+
+class Lessons:
+    def __init__(self, config: BackboneConfig, teacher: Teacher, device: torch.device) -> None:
+        self._teacher = teacher
+        self._device = device
+        self._windows = Shrinking(config, device)
+
+    def once(self, documents: Sequence[np.ndarray], rng: np.random.Generator) -> list[Lesson]:
+        return [self.lesson(texts, rng) for texts in in_packs(documents)]
+
+    def lesson(self, texts: list[np.ndarray], rng: np.random.Generator) -> Lesson:
+        lengths = np.array([len(text) for text in texts])
+        tokens = np.concatenate(texts)
+        distinct, window_of = self._windows(tokens, lengths, rng)
+        positions = index_of(positions_of(lengths), self._device)
+        at_split, at_end = self._teacher(index_of(tokens, self._device), positions, lengths.tolist())
+        return Lesson(distinct, window_of, positions, lengths.tolist(), at_split, at_end)
+
+
+def in_packs(documents: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
+    lengths = np.array([len(document) for document in documents])
+    return [[documents[i] for i in chosen] for chosen in packs(lengths, PACK_TOKENS, len(documents))]
+
+
+def index_of(numbers: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(numbers.astype(np.int64)).to(device)
 
 
 def _distinct(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -120,14 +153,12 @@ class Student(nn.Module):
         super().__init__()
         self.lower, self.upper = lower, upper
 
-    def sums(self, lesson: Lesson) -> Tensor:
+    def sums(self, lesson: Windowed) -> Tensor:
         return self.lower.window.aggregate(self.lower(lesson.windows).index_select(0, lesson.window_of))
 
-    def forward(self, lesson: Lesson) -> tuple[Tensor, Tensor]:
+    def forward(self, lesson: Windowed) -> tuple[Tensor, Tensor]:
         """Hidden states where the model is split, and at the end."""
         segments = torch.zeros_like(lesson.positions)
-        attend = PackedAttention(lesson.lengths, self.lower.heads)
-        x = entered = self.upper.enter(self.sums(lesson), lesson.positions, segments)
-        for layer in self.upper.layers:
-            x = layer(x, attend)
-        return entered, x
+        attend = PackedAttention(lesson.lengths, self.lower.heads, lesson.positions.device)
+        entered = self.upper.enter(self.sums(lesson), lesson.positions, segments)
+        return entered, self.upper.through(entered, attend)

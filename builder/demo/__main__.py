@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from builder.adaptation.distillation import Budget
+from builder.adaptation.learning import Budget
 from builder.demo.data import DemoData, DemoDomain, DemoTenant, write_demo_data
 from builder.demo.exam import Mark, examine
 from builder.domain import DomainOptions, build_domain
@@ -102,7 +102,8 @@ def _store(folder: Path, model: str, data: DemoData, minutes: float, domain_minu
         _say(f"root: adapting the lower half of {Path(model).name} to three-token windows, {minutes:g} minutes")
         build_root(model, corpora, folder, RootOptions(name=BACKBONE, keep=ROOT_KEEP), Budget(minutes=minutes), device)
     store = Store(folder)
-    options = DomainOptions(keep=DOMAIN_KEEP)
+    # Guessing words needs longer than the demo has, and MiniLM comes without a head that could.
+    options = DomainOptions(keep=DOMAIN_KEEP, learn="distil")
     for domain in data.domains:
         if not store.table_folder(domain.name, 1).exists():
             _say(f"domain {domain.name}: {domain.documents} documents of {', '.join(domain.packages[:6])} ...")

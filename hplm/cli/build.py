@@ -39,6 +39,7 @@ def register(commands: argparse._SubParsersAction) -> None:
         metavar="N",
         help="refuse a corpus of fewer tokens, which makes no branch worth having (default: %(default)s)",
     )
+    learn_option(domain)
     for step, minutes in ((root, 10.0), (domain, 5.0)):
         step.add_argument("--corpus", type=Path, nargs="+", required=True, help=CORPUS)
         step.add_argument(
@@ -77,6 +78,16 @@ def register(commands: argparse._SubParsersAction) -> None:
     )
 
 
+def learn_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--learn",
+        choices=("masked", "distil"),
+        default="masked",
+        help="how the lower layers learn the corpus: they guess masked words of it, or say of it what the original model says "
+        "(default: %(default)s)",
+    )
+
+
 def _step(steps: argparse._SubParsersAction, name: str, run: object, text: str) -> argparse.ArgumentParser:
     step = steps.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     step.add_argument("--store", type=Path, required=True, help="folder of what has been built")
@@ -88,7 +99,7 @@ def _step(steps: argparse._SubParsersAction, name: str, run: object, text: str) 
 
 
 def run_root(args: argparse.Namespace) -> dict:
-    from builder.adaptation.distillation import Budget
+    from builder.adaptation.learning import Budget
     from builder.root import RootOptions, build_root
     from hplm.model.windows import Window
 
@@ -100,11 +111,11 @@ def run_root(args: argparse.Namespace) -> dict:
 
 
 def run_domain(args: argparse.Namespace) -> dict:
-    from builder.adaptation.distillation import Budget
+    from builder.adaptation.learning import Budget
     from builder.domain import DomainOptions, build_domain
     from builder.store import Store
 
-    options = DomainOptions(args.parent, args.keep, args.dtype, args.seed, args.min_tokens)
+    options = DomainOptions(args.parent, args.keep, args.dtype, args.seed, args.learn, args.min_tokens)
     table = build_domain(Store(args.store), args.name, args.corpus, options, Budget(minutes=args.minutes), device_of(args))
     return table_built(args, table, f"domain {args.name}")
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hplm.cli.build import CORPUS, DTYPES, device_of, table_built
+from hplm.cli.build import CORPUS, DTYPES, device_of, learn_option, table_built
 from hplm.cli.served import open_live, served_options
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def _register_update(actions: argparse._SubParsersAction) -> None:
         default=0.0,
         help="of further adaptation, after which every value is new; 0: none, and old values stay (default: %(default)s)",
     )
+    learn_option(update)
     update.add_argument("--seed", type=int, default=0)
     update.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
 
@@ -151,7 +152,7 @@ def _tree(rows: list[dict[str, Any]], parent: tuple[str | None, int | None], dep
 
 
 def run_update(args: argparse.Namespace) -> dict:
-    from builder.adaptation.distillation import Budget
+    from builder.adaptation.learning import Budget
     from builder.domain import UpdateOptions, update_domain
     from builder.inspection import behind
     from builder.store import Store
@@ -161,7 +162,7 @@ def run_update(args: argparse.Namespace) -> dict:
         raise InvalidInput("give --corpus to build a version, or --repository and --state to serve it: one of them")
     if args.corpus is None:
         return _said(args, open_live(args).update_domain(Store(args.store), args.name, args.canary))
-    store, options = Store(args.store), UpdateOptions(args.keep, args.dtype, args.seed)
+    store, options = Store(args.store), UpdateOptions(args.keep, args.dtype, args.seed, args.learn)
     table = update_domain(store, args.name, args.corpus, options, Budget(minutes=args.minutes), device_of(args))
     built = table_built(args, table, f"domain {args.name} version {table.meta.version}")
     left = [tenant.id for tenant in behind(store, args.name)]

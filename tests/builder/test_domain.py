@@ -10,7 +10,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 import hplm.cli.build
 from builder import domain as domains
-from builder.adaptation.distillation import Budget
+from builder.adaptation.learning import Budget
 from builder.domain import DomainOptions, UpdateOptions, build_domain, delete_domain, update_domain
 from builder.random_store import tokenizer_json
 from builder.root import RootOptions, build_root

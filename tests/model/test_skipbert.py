@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import gelu, layer_norm, linear
 from transformers import BertConfig, BertModel
 
-from builder.adaptation.distillation import Budget
+from builder.adaptation.learning import Budget
 from builder.adaptation.teacher import Teacher
 from builder.random_store import SPECIAL, words
 from builder.root import RootOptions, build_root

@@ -5,7 +5,8 @@ import pytest
 import torch
 from transformers import AutoModel, BertConfig, BertModel, PreTrainedTokenizerFast
 
-from builder.adaptation.distillation import Budget, adapt
+from builder.adaptation.distillation import adapt
+from builder.adaptation.learning import Budget
 from builder.adaptation.lessons import Lessons, Student
 from builder.adaptation.teacher import Teacher
 from builder.random_store import random_documents, tokenizer_json

@@ -1,0 +1,148 @@
+"""The loop of an adaptation: a budget, a schedule, and a savepoint to go on from."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from builder.savepoint import Savepoint
+from hplm.errors import InvalidInput
+
+WARM_UP = 0.1
+GRADIENT_NORM = 1.0
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long to adapt: minutes, or steps, which give the same result every time."""
+
+    minutes: float | None = None
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.minutes is None) == (self.steps is None):
+            raise InvalidInput("a budget is given in minutes or in steps, one of them")
+        if (self.minutes or 0) < 0 or (self.steps or 0) < 0:
+            raise InvalidInput("a budget is not negative")
+
+    @property
+    def empty(self) -> bool:
+        return not self.minutes and not self.steps
+
+    def part(self, share: float) -> Budget:
+        if self.steps is not None:
+            return Budget(steps=round(share * self.steps))
+        return Budget(minutes=share * self.minutes)
+
+    def used(self, steps: int, seconds: float) -> float:
+        """Which share of it."""
+        if self.empty:
+            return 1.0
+        return steps / self.steps if self.steps is not None else seconds / (60 * self.minutes)
+
+
+@dataclass
+class Course:
+    """How far a phase has come, beside its weights."""
+
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    losses: list[float] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)  # what was found before the first step, or on the way
+
+    @property
+    def first_loss(self) -> float:
+        """Mean of the first tenth; 0 without steps."""
+        return _mean(self.losses[: max(1, len(self.losses) // 10)])
+
+    @property
+    def last_loss(self) -> float:
+        return _mean(self.losses[-max(1, len(self.losses) // 10) :])
+
+
+@dataclass(frozen=True)
+class Group:
+    peak: float  # of the learning rate
+    parameters: Mapping[str, nn.Parameter]
+
+
+class Learning:
+    """One phase: what of `module` is in `groups` learns, everything else is left alone."""
+
+    def __init__(self, module: nn.Module, groups: list[Group], budget: Budget, savepoint: Savepoint) -> None:
+        module.requires_grad_(False)
+        self._parameters = {name: parameter for group in groups for name, parameter in group.parameters.items()}
+        for parameter in self._parameters.values():
+            parameter.requires_grad_(True)
+        self._optimizer = torch.optim.AdamW(
+            [{"peak": group.peak, "params": list(group.parameters.values())} for group in groups],
+            weight_decay=0.01, betas=(0.9, 0.98), fused=True,
+        )  # fmt: skip
+        self._budget = budget
+        self._savepoint = savepoint
+        self.course = Course()
+        self.begun = False
+        if (state := savepoint.load()) is not None:
+            self.begun = True
+            self.course = Course(**state["course"])
+            self._optimizer.load_state_dict(state["optimizer"])
+            self.put(state["parameters"])
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+
+    @torch.no_grad()
+    def put(self, weights: Mapping[str, Tensor]) -> None:
+        for name, parameter in self._parameters.items():
+            parameter.copy_(weights[name])
+
+    def run(
+        self,
+        title: str,
+        losses: Callable[[int], Callable[[], tuple[Tensor, int]]],
+        show_progress: bool,
+        between: Callable[[float], None] | None = None,
+    ) -> Course:
+        """`losses(n)`: the function that gives the loss of the n-th step and those that follow, with the tokens each read.
+        `between` is told after each step which share of the budget is used."""
+        course, budget, following = self.course, self._budget, losses(self.course.steps)
+        with tqdm(total=100, desc=title, unit="%", disable=not show_progress, bar_format="{l_bar}{bar}| {postfix}") as bar:
+            before, started = course.seconds, time.monotonic()
+            while (share := budget.used(course.steps, course.seconds)) < 1:
+                for group in self._optimizer.param_groups:
+                    group["lr"] = group["peak"] * min(1.0, (share + 1e-3) / WARM_UP) * (1 + math.cos(math.pi * share)) / 2
+                loss, tokens = following()
+                self._optimizer.zero_grad()
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(self._parameters.values(), GRADIENT_NORM)
+                self._optimizer.step()
+                course.steps += 1
+                course.tokens += tokens
+                course.losses.append(loss.item())
+                course.seconds = before + time.monotonic() - started
+                share = budget.used(course.steps, course.seconds)
+                if between is not None:
+                    between(share)
+                bar.n = min(100, round(100 * share))
+                left = max(0.0, course.seconds * (1 / share - 1))
+                bar.set_postfix_str(f"step {course.steps}, loss {course.losses[-1]:.3f}, {left:.0f} s left")
+                if self._savepoint.due:
+                    self.save()
+        self.save()
+        return course
+
+    def save(self) -> None:
+        state = {"parameters": self.weights(), "optimizer": self._optimizer.state_dict(), "course": asdict(self.course)}
+        self._savepoint.save(state)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,231 @@
+"""Further pretraining of a domain: its lower layers learn to guess masked words of its corpus (HMI 5.1, observation O1).
+
+Masked texts go through windows as served ones do; the upper layers and the head that guesses are left alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from builder.adaptation.distillation import lower_groups, split_documents
+from builder.adaptation.learning import Budget, Group, Learning
+from builder.adaptation.lessons import Reading, Shrinking, Student, Windowed, in_packs, index_of
+from builder.packs import positions_of
+from builder.savepoint import Savepoint
+from hplm.engine.engine import resolve_dtype
+from hplm.errors import InvalidInput
+from hplm.model.config import BackboneConfig
+from hplm.model.layer import activation
+from hplm.model.stacks import LowerStack, UpperStack
+
+MASKED = 0.15  # of the words are guessed; of these
+AS_MASK, AS_RANDOM = 0.8, 0.1  # are hidden and replaced, the others stand as they are
+HEAD_SHARE = 0.2  # of the budget, for a head that has to be made
+HEAD_RATE = 1e-3
+LEARNING_RATE = 1e-4  # of the lower layers: they know much already
+EXAMS = 10  # over the budget; the state that guesses best is kept
+
+
+class MaskedHead(nn.Module):
+    """BERT's own: a projection, a norm, and the word vectors, with a bias for each."""
+
+    def __init__(self, config: BackboneConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden, config.hidden)
+        self.norm = nn.LayerNorm(config.hidden, config.norm_eps)
+        self.bias = nn.Parameter(torch.zeros(config.vocabulary))
+        self.activation = activation(config.activation)
+        with torch.no_grad():  # the words as the upper layers say them, until it is fitted
+            self.dense.weight.copy_(torch.eye(config.hidden))
+            self.dense.bias.zero_()
+
+    def forward(self, hidden: Tensor, words: Tensor) -> Tensor:
+        return self.norm(self.activation(self.dense(hidden))) @ words.T + self.bias
+
+
+@dataclass(frozen=True)
+class MaskedLesson(Windowed):
+    guessed: Tensor  # which of the tokens
+    words: Tensor  # that stood there
+
+
+@dataclass(frozen=True)
+class Guessing:
+    """On held-out texts: the mean loss of a guess, and how many are right."""
+
+    loss: float
+    right: float
+
+
+@dataclass(frozen=True)
+class MaskedReport:
+    documents: int
+    head: str  # the checkpoint's own, the branch's, or made here
+    at_start: Guessing  # with the head that the lower layers then learn under
+    at_end: Guessing  # of the state that is kept
+    kept_at: float  # share of the budget
+    history: list[dict[str, float]]
+    first_loss: float
+    last_loss: float
+    steps: int
+    head_steps: int
+    tokens: int
+    seconds: float
+    seed: int
+
+
+def given_head(model: str, config: BackboneConfig) -> MaskedHead | None:
+    """That of the original checkpoint, if it was saved with it."""
+    from transformers import AutoModelForMaskedLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        found, report = AutoModelForMaskedLM.from_pretrained(model, output_loading_info=True, dtype=torch.float32)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InvalidInput(f"cannot read the original model {model!r} for its head: {error}") from error
+    if any(name.startswith("cls.") for name in report["missing_keys"]):
+        return None
+    predictions, head = found.cls.predictions, MaskedHead(config)
+    with torch.no_grad():
+        for name, own in (("dense", predictions.transform.dense), ("norm", predictions.transform.LayerNorm)):
+            getattr(head, name).load_state_dict(own.state_dict())
+        head.bias.copy_(predictions.bias)
+    return head
+
+
+class MaskedLessons:
+    def __init__(self, config: BackboneConfig, device: torch.device) -> None:
+        self._config = config
+        self._device = device
+        self._windows = Shrinking(config, device)
+
+    def lesson(self, texts: list[np.ndarray], chance: np.random.Generator) -> MaskedLesson:
+        lengths = np.array([len(text) for text in texts])
+        words = np.concatenate(texts)
+        special = np.isin(words, (self._config.cls_id, self._config.sep_id))
+        guessed = np.flatnonzero(~special & (chance.random(len(words)) < MASKED))
+        if not len(guessed):
+            guessed = np.flatnonzero(~special)[:1]
+        fate, seen = chance.random(len(guessed)), words.copy()
+        seen[guessed[fate < AS_MASK]] = self._config.mask_id
+        replaced = guessed[(fate >= AS_MASK) & (fate < AS_MASK + AS_RANDOM)]
+        seen[replaced] = chance.integers(self._config.vocabulary, size=len(replaced))
+        windows, window_of = self._windows(seen, lengths, chance)
+        positions = index_of(positions_of(lengths), self._device)
+        chosen, wanted = index_of(guessed, self._device), index_of(words[guessed], self._device)
+        return MaskedLesson(windows, window_of, positions, lengths.tolist(), chosen, wanted)
+
+
+def further_pretrain(
+    config: BackboneConfig,
+    lower: LowerStack,
+    upper: UpperStack,
+    head: MaskedHead | None,
+    head_is: str,
+    documents: Sequence[np.ndarray],
+    budget: Budget,
+    seed: int,
+    device: torch.device,
+    show_progress: bool = True,
+    saved: Path | None = None,
+) -> tuple[MaskedHead, MaskedReport]:
+    """Changes `lower` in place. Without a head one is made and fitted first. Cut anywhere, the same call goes on."""
+    started = time.monotonic()
+    held_out, training = split_documents(documents, seed)
+    lessons, reading = MaskedLessons(config, device), Reading(config, training, seed)
+    exam = [lessons.lesson(texts, np.random.default_rng([seed, number])) for number, texts in enumerate(in_packs(held_out))]
+    guesser = _Guesser(Student(lower, upper), head or MaskedHead(config)).to(device)
+    half_precision = torch.autocast(device.type, torch.bfloat16, resolve_dtype("auto", device) == torch.bfloat16)
+
+    def losses(number: int) -> Callable[[], tuple[Tensor, int]]:
+        stream = reading.starting(number)
+
+        def loss() -> tuple[Tensor, int]:
+            lesson = lessons.lesson(*next(stream))
+            with half_precision:
+                guesses = guesser(lesson)
+            return F.cross_entropy(guesses.float(), lesson.words), lesson.tokens
+
+        return loss
+
+    head_steps, main = 0, budget
+    if head is None:
+        whole = {f"head.{name}": parameter for name, parameter in guesser.head.named_parameters()}
+        path = saved.with_name(f"{saved.stem}-head{saved.suffix}") if saved is not None else None
+        fitting = Learning(guesser, [Group(HEAD_RATE, whole)], budget.part(HEAD_SHARE), Savepoint(path))
+        head_steps = fitting.run("fitting a head", losses, show_progress).steps
+        main = budget.part(1 - HEAD_SHARE)
+    learning = Learning(guesser, _below(lower), main, Savepoint(saved))
+    facts = learning.course.facts
+    if not learning.begun:
+        facts |= {"start": _examined(guesser, exam), "exams": [], "kept_at": 0.0, "best": learning.weights()}
+    best = facts["start"] if not facts["exams"] else min([facts["start"], *facts["exams"]], key=lambda found: found["loss"])
+
+    def between(share: float) -> None:
+        nonlocal best
+        if share < 1 and len(facts["exams"]) + 1 > share * EXAMS:
+            return
+        found = _examined(guesser, exam) | {"share": round(min(share, 1.0), 3)}
+        facts["exams"].append(found)
+        if found["loss"] < best["loss"]:
+            best, facts["kept_at"], facts["best"] = found, found["share"], learning.weights()
+
+    course = learning.run("pretraining", losses, show_progress, between)
+    learning.put(facts["best"])
+    lower.requires_grad_(True)
+    upper.requires_grad_(True)
+    report = MaskedReport(
+        documents=len(documents),
+        head=head_is if head is not None else "made here",
+        at_start=Guessing(facts["start"]["loss"], facts["start"]["right"]),
+        at_end=Guessing(best["loss"], best["right"]),
+        kept_at=facts["kept_at"],
+        history=facts["exams"],
+        first_loss=course.first_loss,
+        last_loss=course.last_loss,
+        steps=course.steps,
+        head_steps=head_steps,
+        tokens=course.tokens,
+        seconds=round(time.monotonic() - started, 1),
+        seed=seed,
+    )
+    return guesser.head, report
+
+
+class _Guesser(nn.Module):
+    def __init__(self, student: Student, head: MaskedHead) -> None:
+        super().__init__()
+        self.student, self.head = student, head
+
+    def forward(self, lesson: MaskedLesson) -> Tensor:
+        _, hidden = self.student(lesson)
+        return self.head(hidden.index_select(0, lesson.guessed), self.student.lower.words.weight)
+
+
+def _below(lower: LowerStack) -> list[Group]:
+    return [
+        Group(group.peak, {f"student.{name}": parameter for name, parameter in group.parameters.items()})
+        for group in lower_groups(lower, LEARNING_RATE)
+    ]
+
+
+@torch.no_grad()
+def _examined(guesser: _Guesser, exam: Sequence[MaskedLesson]) -> dict[str, Any]:
+    loss = right = total = 0.0
+    for lesson in exam:
+        guesses = guesser(lesson).float()
+        loss += float(F.cross_entropy(guesses, lesson.words, reduction="sum"))
+        right += int((guesses.argmax(1) == lesson.words).sum())
+        total += len(lesson.words)
+    return {"loss": round(loss / total, 4), "right": round(right / total, 4)}

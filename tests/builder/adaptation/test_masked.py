@@ -1,0 +1,143 @@
+"""Further pretraining: words are masked as BERT masks them, the lower layers alone learn, and the best state is kept."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
+
+from builder.adaptation import masked
+from builder.adaptation.learning import Budget
+from builder.adaptation.masked import MaskedLessons, further_pretrain, given_head
+from builder.domain import DomainOptions, UpdateOptions, build_domain, update_domain
+from builder.random_store import random_documents, tokenizer_json
+from builder.root import RootOptions, build_root
+from builder.store import Store
+from hplm.errors import InvalidInput
+from hplm.model.checkpoint import load_checkpoint, split
+from tests.builder.branches import some_lines
+
+CPU = torch.device("cpu")
+VOCABULARY = 90
+
+
+def save(folder, model):
+    (folder / "made.json").write_text(tokenizer_json(VOCABULARY))
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    config = BertConfig(
+        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=64,
+        max_position_embeddings=40, initializer_range=0.15,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = BertForMaskedLM(config) if model == "with head" else BertForMaskedLM(config).bert
+    model.save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_file=str(folder / "made.json"), **special).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["with head", "without"])
+def model(request, tmp_path_factory):
+    return save(tmp_path_factory.mktemp("model"), request.param), request.param == "with head"
+
+
+def chained(config, tokens, length, seed):
+    """Each word says which one follows: there is something to guess from."""
+    documents = random_documents(config, tokens, length, seed)
+    for document in documents:
+        for place in range(2, length - 1):
+            document[place] = 5 + (document[place - 1] * 7 + 3) % (VOCABULARY - 5)
+    return documents
+
+
+def run(checkpoint, documents, budget, head=None, seed=0, saved=None, start=None):
+    lower, upper = start or split(checkpoint)
+    found = further_pretrain(
+        checkpoint.config, lower, upper, head, "given", documents, budget, seed, CPU, show_progress=False, saved=saved
+    )
+    return lower, upper, *found
+
+
+def test_words_are_masked_as_bert_masks_them(model):
+    config = load_checkpoint(str(model[0])).config
+    documents = random_documents(config, 40_000, 20, seed=2)
+    lesson = MaskedLessons(config, CPU).lesson(documents, np.random.default_rng(0))
+    words = np.concatenate(documents)
+    centres = lesson.windows[lesson.window_of][:, 1].numpy() - 1
+    guessed = np.zeros(len(words), dtype=bool)
+    guessed[lesson.guessed.numpy()] = True
+    inner = ~np.isin(words, (config.cls_id, config.sep_id))
+    assert not (guessed & ~inner).any() and guessed[inner].mean() == pytest.approx(0.15, abs=0.01)
+    assert (lesson.words.numpy() == words[guessed]).all() and (centres[~guessed] == words[~guessed]).all()
+    hidden, same = centres[guessed] == config.mask_id, centres[guessed] == words[guessed]
+    assert hidden.mean() == pytest.approx(0.8, abs=0.02) and same.mean() == pytest.approx(0.1, abs=0.02)
+
+
+def test_the_checkpoints_head_is_its_own(model):
+    folder, has_head = model
+    checkpoint = load_checkpoint(str(folder))
+    head = given_head(str(folder), checkpoint.config)
+    assert (head is not None) == has_head
+    if has_head:
+        stock = AutoModelForMaskedLM.from_pretrained(folder)
+        hidden = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            words = checkpoint.weights["embeddings.word_embeddings.weight"]
+            assert torch.allclose(head(hidden, words), stock.cls(hidden), atol=1e-5)
+
+
+def test_guesses_become_better_and_only_the_lower_layers_change(model):
+    folder, _ = model
+    checkpoint = load_checkpoint(str(folder))
+    documents = chained(checkpoint.config, 8000, 16, seed=1)
+    head = given_head(str(folder), checkpoint.config)
+    before_lower, before_upper = (stack.state_dict() for stack in split(checkpoint))
+    lower, upper, _, report = run(checkpoint, documents, Budget(steps=60), head)
+    assert report.at_end.loss < report.at_start.loss
+    assert report.at_end.loss == min(exam["loss"] for exam in report.history)
+    assert (report.head, report.head_steps) == (("given", 0) if head is not None else ("made here", 12))
+    assert len(report.history) == masked.EXAMS and report.kept_at > 0
+    assert all(torch.equal(tensor, upper.state_dict()[name]) for name, tensor in before_upper.items())
+    assert torch.equal(before_lower["words.weight"], lower.state_dict()["words.weight"])
+    assert not torch.equal(before_lower["layers.0.qkv.weight"], lower.state_dict()["layers.0.qkv.weight"])
+    assert json.dumps(report.history)
+
+
+def test_what_makes_guesses_worse_is_not_kept(model, monkeypatch):
+    checkpoint = load_checkpoint(str(model[0]))
+    documents = chained(checkpoint.config, 4000, 16, seed=1)
+    head = given_head(str(model[0]), checkpoint.config) or masked.MaskedHead(checkpoint.config)
+    losses = iter(range(100))
+    monkeypatch.setattr(masked, "_examined", lambda guesser, exam: {"loss": float(next(losses)), "right": 0.0})
+    before = split(checkpoint)[0].state_dict()
+    lower, _, _, report = run(checkpoint, documents, Budget(steps=10), head)
+    assert report.kept_at == 0 and report.at_end == report.at_start and report.steps == 10
+    assert all(torch.equal(tensor, lower.state_dict()[name]) for name, tensor in before.items())
+
+
+def corpus(folder, seed):
+    path = folder / f"corpus-{seed}.txt"
+    path.write_text("\n".join(line.replace("水", "") for line in some_lines(60, seed)), "utf-8")
+    return path
+
+
+def test_an_update_goes_on_from_the_branch_with_its_head(model, tmp_path):
+    folder, has_head = model
+    store, _ = build_root(
+        str(folder), [corpus(tmp_path, 0)], tmp_path / "store", RootOptions(name="tiny"), Budget(steps=2), CPU
+    )
+    build_domain(store, "bio", [corpus(tmp_path, 1)], DomainOptions(min_tokens=1), Budget(steps=10), CPU)
+    report = json.loads((store.folder / "lower" / "bio-1.json").read_text())
+    assert report["learn"] == "masked" and report["head"] == ("the checkpoint's" if has_head else "made here")
+    update_domain(store, "bio", [corpus(tmp_path, 2)], UpdateOptions(), Budget(steps=10), CPU)
+    report = json.loads((store.folder / "lower" / "bio-2.json").read_text())
+    assert report["head"] == "the branch's" and report["head_steps"] == 0
+    first, second = store.masked_head("bio", 1), store.masked_head("bio", 2)
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+    build_domain(store, "law", [corpus(tmp_path, 1)], DomainOptions(min_tokens=1, learn="distil"), Budget(steps=2), CPU)
+    assert json.loads((store.folder / "lower" / "law-1.json").read_text())["learn"] == "distil"
+    assert store.masked_head("law", 1) is None
+    with pytest.raises(InvalidInput, match="--learn 'guess' is not known: choose masked or distil"):
+        build_domain(store, "new", [corpus(tmp_path, 1)], DomainOptions(min_tokens=1, learn="guess"), Budget(steps=2), CPU)
+    Store(store.folder).remove_branch("bio", 2)
+    assert not list((store.folder / "lower").glob("bio-2*"))
