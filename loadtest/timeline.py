@@ -36,6 +36,27 @@ def read_spans(path: Path) -> list[Span]:
     return spans
 
 
+THREADS = {"prepare": "staging", "swap": "staging", "retrieve": "staging", "compute": "engine"}
+
+
+def read_journal(path: Path) -> list[Span]:
+    """What `<backbone>-upper` writes when its parameter `journal` names a file: stages of batches, and their answers."""
+    spans: list[Span] = []
+    answers: dict[int, list[tuple[float, float]]] = {}
+    for line in path.read_text("utf-8").splitlines():
+        entry = json.loads(line)
+        if "stages" in entry:
+            spans += [
+                Span(THREADS[stage], f"{stage} {entry['batch']}", start, end) for stage, (start, end) in entry["stages"].items()
+            ]
+        elif entry["computed"]:
+            answers.setdefault(entry["batch"], []).append((entry["computed"], entry["answered"]))
+    for batch, times in answers.items():
+        starts, ends = zip(*times, strict=True)
+        spans.append(Span("answering", f"answer {batch}", min(starts), max(ends)))
+    return spans
+
+
 def threads_of(spans: Iterable[Span]) -> list[str]:
     """In the order in which each first does something."""
     return list(dict.fromkeys(span.thread for span in sorted(spans, key=lambda span: span.start)))

@@ -14,7 +14,7 @@ from loadtest.figures import make_report
 from loadtest.machine import in_words, machine
 from loadtest.results import Results
 from loadtest.schemes import COMPARED
-from loadtest.timeline import Span, chrome_trace, read_spans, threads_of, window
+from loadtest.timeline import Span, chrome_trace, read_journal, read_spans, threads_of, window
 
 SETTINGS = {
     "setup": {"size": "minilm", "budget": 20}, "lengths": "128", "seconds": 15.0, "connections": 16, "patience": 60.0,
@@ -109,3 +109,19 @@ def test_a_timeline_that_is_none(tmp_path, nonsense) -> None:
 def test_this_machine_in_words() -> None:
     assert re.search(r".+, \d+ cores, [\d.]+ GiB of memory, .+; torch \S+, Python \S+", in_words(machine()))
     assert Span("t", "stage 3", 0, 1).kind == "stage"
+
+
+def test_a_server_s_journal_is_a_timeline(tmp_path) -> None:
+    entries = [
+        {"batch": 7, "texts": 2, "stages": {"prepare": [1.0, 1.1], "swap": [1.1, 1.2], "compute": [1.3, 2]}},
+        {"request": "a", "computed": 2.0, "answered": 2.1, "batch": 7},
+        {"request": "b", "computed": 2.0, "answered": 2.3, "batch": 7},
+        {"request": "c", "computed": 0, "answered": 2.3, "batch": 0},  # refused
+    ]
+    (tmp_path / "journal.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    assert read_journal(tmp_path / "journal.jsonl") == [
+        Span("staging", "prepare 7", 1.0, 1.1),
+        Span("staging", "swap 7", 1.1, 1.2),
+        Span("engine", "compute 7", 1.3, 2),
+        Span("answering", "answer 7", 2.0, 2.3),
+    ]
