@@ -11,7 +11,7 @@ TERMS = ("batch", "token", "text", "adapter")
 # what has been observed; where the observed batches are all alike, its proportions remain.
 SHAPE = np.array([1e6, 20e3, 10e3, 100e3])
 FORGETTING = 0.99  # a batch: half of the memory is of the last 70
-BELIEF = 0.05  # the weight of the shape: of a twentieth of one batch
+BELIEF = 0.01  # the weight of the shape: of a hundredth of one batch
 OUTLIER = 3.0  # mean deviations: what lies further off counts as much as if it lay there
 LEARNING = 0.05  # of the deviation
 

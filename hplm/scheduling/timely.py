@@ -19,14 +19,14 @@ from hplm.scheduling.waiting import Capacity
 class Timely:
     """Plans some batches ahead, as Moore and Hodgson do for one machine: what does not fit is dropped, the longest first.
 
-    The next batch is what is most urgent in the plan, within the tenants' fair shares; a small part of it is for those whom the
-    plan passes over.
+    The next batch is what is most urgent in the plan, within the tenants' fair shares. A small part of it is for what has
+    waited longest, so that nobody is passed over for more batches than that part needs for what came before.
     """
 
     horizon: int = 8  # batches planned
     newcomers: float = 0.5  # of every later batch, left to what is still to come
     late: float = 2.0  # so many times as long counts what can be started, but not answered, in time
-    reserve: float = 0.01  # of the tokens, for what the plan passes over, in order of arrival
+    reserve: float = 0.01  # of the tokens, for what has waited longest and can be in time
     _credit: float = field(default=0.0, repr=False)  # tokens of the reserve not yet used
 
     def __post_init__(self) -> None:
@@ -41,15 +41,16 @@ class Timely:
         planned = self._plan(columns.tokens[best_first], np.maximum(due[best_first], 1), capacity.tokens)
         plan = best_first[: len(planned)][planned]
         plan = by_priority(columns, plan[np.argsort(due[plan], kind="stable")])
-        is_passed_over = np.ones(len(columns), bool)
-        is_passed_over[plan] = False
-
         room = Room(columns, capacity)
         self._credit = min(self._credit + self.reserve * capacity.tokens, max(capacity.tokens, columns.tokens.max()))
-        room.prefix(np.flatnonzero(is_passed_over & (due > 0)), int(self._credit))
+        room.prefix(np.flatnonzero(due), int(self._credit))
         self._credit -= capacity.tokens - room.tokens
-        is_passed_over[room.taken] = False
-        ordered = np.concatenate([plan, best_first[is_passed_over[best_first]]])
+
+        behind = np.ones(len(columns), bool)
+        behind[plan] = behind[room.taken] = False
+        if len(room.taken):
+            plan = plan[~np.isin(plan, room.taken)]
+        ordered = np.concatenate([plan, best_first[behind[best_first]]])
         if columns.tenants > 1:
             ordered = fair_first(columns, ordered, room.tokens)
         room.greedily(ordered)

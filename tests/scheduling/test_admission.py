@@ -1,0 +1,93 @@
+import pytest
+
+from hplm.errors import DeadlineMissed
+from hplm.scheduling.policy import policy
+from hplm.scheduling.scheduler import Limits, Scheduler
+from hplm.scheduling.waiting import Capacity, Waiting
+
+ROOM = Capacity(tokens=100, texts=100, tenants=100)
+FULL = 10_000_000  # a batch of ten texts of ten tokens
+
+
+def _text(deadline, tenant=0, tokens=10, now=0):
+    return Waiting(tokens=tokens, arrival_ns=now, deadline_ns=deadline, tenant=tenant, knowledge=tenant)
+
+
+def _busy(waiting):
+    """A scheduler that knows its engine, with a batch that has just started and `waiting` full batches more, due in time."""
+    scheduler, now = Scheduler(policy("timely"), Limits(1000, 10**6), admission=True), 0
+    for _ in range(30):
+        for _ in range(11):  # one is left over: batches are known to be full
+            scheduler.offer([_text(0, now=now)], now)
+        batch = scheduler.choose(ROOM, now)
+        scheduler.started(batch, now)
+        now += FULL
+        scheduler.finished(batch, now)
+        scheduler.abandon()
+    for _ in range(11):
+        scheduler.offer([_text(0, now=now)], now)
+    scheduler.started(scheduler.choose(ROOM, now), now)
+    scheduler.abandon()
+    for _ in range(10 * waiting):
+        scheduler.offer([_text(now + 20 * FULL, now=now)], now)
+    return scheduler, now
+
+
+def test_who_cannot_make_it_is_told_how_long_it_would_take():
+    scheduler, now = _busy(waiting=1)
+    with pytest.raises(DeadlineMissed, match=r"would take 2\d ms.* allowed 15 ms"):
+        scheduler.offer([_text(now + 15_000_000, now=now)], now)
+    scheduler.offer([_text(now + 5 * FULL, now=now)], now)
+
+
+def test_a_request_enters_whole_or_not_at_all():
+    scheduler, now = _busy(waiting=1)
+    before = len(scheduler)
+    with pytest.raises(DeadlineMissed):
+        scheduler.offer([_text(now + 8 * FULL, now=now), _text(now + FULL, now=now)], now)
+    assert len(scheduler) == before
+
+
+def test_no_more_is_promised_than_fits():
+    scheduler, now = _busy(waiting=0)
+    admitted = 0
+    for _ in range(100):
+        try:
+            scheduler.offer([_text(now + 4 * FULL + FULL // 2, now=now)], now)
+            admitted += 1
+        except DeadlineMissed:
+            pass
+    assert 20 <= admitted <= 30  # the batch that runs, then three
+
+
+def test_a_tenant_within_its_share_is_let_in_beside_one_that_has_filled_the_line():
+    scheduler, now = _busy(waiting=0)
+    for _ in range(100):
+        try:
+            scheduler.offer([_text(now + 4 * FULL, tenant=1, now=now)], now)
+        except DeadlineMissed:
+            break
+    with pytest.raises(DeadlineMissed):
+        scheduler.offer([_text(now + 4 * FULL, tenant=1, now=now)], now)
+    scheduler.offer([_text(now + 4 * FULL, tenant=2, now=now)], now)
+
+
+def test_what_has_no_deadline_is_never_refused_for_time():
+    scheduler, now = _busy(waiting=10)
+    scheduler.offer([_text(0, now=now)], now)
+
+
+def test_what_can_no_longer_make_it_is_given_up_before_its_deadline():
+    scheduler, now = _busy(waiting=0)
+    text = _text(now + 3 * FULL, now=now)
+    scheduler.offer([text], now)
+    assert scheduler.expired(now) == []
+    late = scheduler.next_expiry(now)
+    assert now < late < text.deadline_ns
+    assert scheduler.expired(late) == [text]
+
+
+def test_nothing_is_refused_by_a_guess_before_anything_has_run():
+    scheduler = Scheduler(policy("timely"), Limits(1000, 10**6), admission=True)
+    scheduler.offer([_text(1000, now=0)], 0)
+    assert len(scheduler) == 1

@@ -1,0 +1,60 @@
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hplm.scheduling.cost import CostModel
+
+
+def _observe(model, count, took, rng, adapters=lambda rng: int(rng.integers(0, 8))):
+    for _ in range(count):
+        tokens, texts, loads = int(rng.integers(20, 1280)), int(rng.integers(1, 64)), adapters(rng)
+        model.observe(tokens, texts, loads, int(took(tokens, texts, loads)))
+
+
+def _truth(tokens, texts, adapters):
+    return 2e6 + 30e3 * tokens + 50e3 * texts + 400e3 * adapters
+
+
+def test_it_learns_what_a_batch_a_token_a_text_and_an_adapter_take():
+    model, rng = CostModel(), np.random.default_rng(0)
+    _observe(model, 200, lambda *of: _truth(*of) * rng.normal(1, 0.05), rng)
+    for of in ((1280, 64, 0), (128, 1, 1), (600, 5, 8)):
+        assert abs(model.predict(*of) / _truth(*of) - 1) < 0.1
+
+
+def test_it_believes_neither_the_first_slow_batches_nor_outliers():
+    model, rng = CostModel(), np.random.default_rng(1)
+    _observe(model, 3, lambda *of: 20 * _truth(*of), rng)
+    _observe(model, 150, lambda *of: _truth(*of) * (30 if rng.random() < 0.03 else 1), rng)
+    assert abs(model.predict(1280, 64, 0) / _truth(1280, 64, 0) - 1) < 0.1
+
+
+def test_a_machine_that_has_become_slower_is_believed_after_some_batches():
+    model, rng = CostModel(), np.random.default_rng(2)
+    _observe(model, 200, _truth, rng)
+    _observe(model, 400, lambda *of: 3 * _truth(*of), rng)
+    assert abs(model.predict(1280, 64, 0) / (3 * _truth(1280, 64, 0)) - 1) < 0.1
+
+
+def test_batches_all_alike_teach_their_time():
+    model = CostModel()
+    for _ in range(50):
+        model.observe(1024, 8, 0, 33_000_000)
+    assert abs(model.predict(1024, 8, 0) / 33e6 - 1) < 0.02
+    assert 0 < model.predict(128, 1, 0) < 33e6
+
+
+@settings(deadline=None)
+@given(
+    batches=st.lists(
+        st.tuples(st.integers(1, 2000), st.integers(1, 64), st.integers(0, 8), st.integers(1000, 10**9)),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_no_term_is_ever_below_zero(batches):
+    model = CostModel()
+    for batch in batches:
+        model.observe(*batch)
+        assert (model.terms >= 0).all() and np.isfinite(model.terms).all()
+        assert model.predict(100, 2, 1) > 0

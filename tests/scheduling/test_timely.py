@@ -1,0 +1,114 @@
+from math import ceil
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hplm.scheduling.columns import Columns
+from hplm.scheduling.cost import CostModel
+from hplm.scheduling.sharing import fair_share
+from hplm.scheduling.timely import Timely
+from hplm.scheduling.waiting import Capacity, Waiting
+
+ROOM = Capacity(tokens=200, texts=200, tenants=200)
+COST = CostModel()
+
+
+def _text(tokens=10, deadline=0, priority=0, tenant=0, name=None):
+    return Waiting(
+        tokens=tokens, arrival_ns=0, deadline_ns=deadline, priority=priority, knowledge=tenant, tenant=tenant, work=name
+    )
+
+
+def _batch(texts, chooses=None, capacity=ROOM, start=0):
+    columns = Columns(texts)
+    return columns.remove((chooses or Timely()).select(columns, start, capacity, COST))
+
+
+def _batch_ns(tokens, texts):
+    return int(COST.predict(tokens, texts))
+
+
+def test_what_is_most_urgent_goes_first_if_all_can_be_done_in_time():
+    full = _batch_ns(200, 20)
+    relaxed, urgent = [_text(deadline=5 * full) for _ in range(20)], [_text(deadline=2 * full) for _ in range(20)]
+    assert set(_batch(relaxed + urgent)) == set(urgent)
+
+
+def test_the_longest_is_dropped_if_not_all_can_be_done_in_time():
+    full = _batch_ns(200, 14)
+    long_texts, short = (
+        [_text(50, deadline=2 * full - 1) for _ in range(4)],
+        [_text(10, deadline=2 * full - 1) for _ in range(20)],
+    )
+    assert set(_batch(long_texts + short)) == set(short)
+
+
+def test_no_room_is_left_for_the_late_while_there_is_something_to_save():
+    full = _batch_ns(200, 20)
+    late, in_time = [_text(deadline=full // 2) for _ in range(20)], [_text(15, deadline=full + full // 2) for _ in range(13)]
+    assert set(in_time) <= set(_batch(late + in_time))
+
+
+def test_higher_priority_goes_first():
+    low, high = [_text(5, deadline=10**9) for _ in range(40)], [_text(20, priority=1) for _ in range(10)]
+    assert set(_batch(low + high)) == set(high)
+
+
+@given(demands=st.lists(st.integers(1, 1000), min_size=1, max_size=20), room=st.integers(1, 5000))
+def test_shares_are_max_min_fair(demands, room):
+    demands = np.array(demands, float)
+    share = fair_share(demands, room)
+    if demands.sum() <= room:
+        assert share == np.inf
+    else:
+        assert np.isclose(np.minimum(demands, share).sum(), room)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    counts=st.lists(st.integers(1, 60), min_size=2, max_size=6),
+    lengths=st.lists(st.integers(1, 40), min_size=6, max_size=6),
+)
+def test_while_others_wait_nobody_gets_more_than_a_fair_share(counts, lengths):
+    texts = [_text(lengths[tenant], tenant=tenant) for tenant, count in enumerate(counts) for _ in range(count)]
+    batch = _batch(texts, Timely(reserve=0.0))
+    demand = np.array([lengths[tenant] * count for tenant, count in enumerate(counts)], float)
+    share = fair_share(demand, ROOM.tokens)
+    got = np.bincount([text.tenant for text in batch], [text.tokens for text in batch], minlength=len(counts))
+    left_waiting = got < demand
+    for tenant in np.flatnonzero(got > share + lengths[int(np.argmax(lengths))]):
+        # Only what is left of the room after the shares, where no text of another fits, goes to somebody twice.
+        others = [length for other, length in enumerate(lengths[: len(counts)]) if other != tenant and left_waiting[other]]
+        assert (
+            all(got[other] + lengths[other] > share for other in np.flatnonzero(left_waiting) if other != tenant) or not others
+        )
+    for tenant in np.flatnonzero(left_waiting):
+        assert got[tenant] >= min(demand[tenant], share) - max(lengths) or got[tenant] > 0
+
+
+@settings(deadline=None, max_examples=30)
+@given(ahead=st.lists(st.integers(20, 60), max_size=6), own=st.integers(20, 200), tokens=st.integers(1, 5))
+def test_a_long_text_is_passed_over_no_longer_than_the_reserve_takes(ahead, own, tokens):
+    """Short ones without end: what waits before it, and it, are served from the reserve in this many batches at most."""
+    chooses = Timely(reserve=0.05)
+    passed_over = [_text(length) for length in [*ahead, own]]
+    columns = Columns(passed_over)
+    bound = ceil(sum(text.tokens for text in passed_over) / (0.05 * ROOM.tokens)) + 1
+    for _ in range(bound):
+        for _ in range(300 - len(columns)):
+            columns.add([_text(tokens)])
+        if passed_over[-1] in columns.remove(chooses.select(columns, 0, ROOM, COST)):
+            return
+    raise AssertionError(f"still passed over after {bound} batches")
+
+
+def test_what_has_no_deadline_is_not_starved_by_what_has():
+    chooses, columns, full = Timely(), Columns([_text(name="patient")]), _batch_ns(200, 20)
+    for batch in range(10):
+        for _ in range(60):
+            columns.add([_text(10, deadline=(batch + 3) * full)])
+        served = columns.remove(chooses.select(columns, batch * full, ROOM, COST))
+        if any(text.work == "patient" for text in served):
+            return
+    raise AssertionError("still waits")
