@@ -17,6 +17,7 @@ from hplm.model.layer import QKV
 from hplm.model.stacks import UpperStack
 
 MEASURED = 3  # times; what other work on the machine takes is not to count
+CACHE_LINE = 16  # numbers of 32 bits
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -48,10 +49,10 @@ class Engine:
         self._upper = upper.to(device=device, dtype=dtype).eval().requires_grad_(False)
         if device.type == "cpu":
             keep_freed_memory()
-            for module in self._upper.modules():
-                if isinstance(module, torch.nn.Linear):
-                    # Inputs x outputs in memory: small products run up to three times as fast, large ones as before.
-                    module.weight.data = module.weight.data.t().contiguous().t()
+            if dtype is torch.float32:  # 16-bit products lay weights as they want them
+                for module in self._upper.modules():
+                    if isinstance(module, torch.nn.Linear):
+                        module.weight.data = _laid(module.weight.data)
         self.device = device
         self.dtype = dtype
 
@@ -89,6 +90,15 @@ class Engine:
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def _laid(weight: Tensor) -> Tensor:
+    """The same, inputs x outputs in memory: a short text alone runs up to a quarter faster, large batches as before.
+
+    A cache line more than a row has, because rows a multiple of 4 KB apart would fall on the same places of the cache.
+    """
+    outputs, inputs = weight.shape
+    return weight.new_empty(inputs, outputs + CACHE_LINE)[:, :outputs].copy_(weight.t()).t()
 
 
 def _adapt(parts: list[Part], layer: int, at: str, before: Tensor, after: Tensor) -> Tensor:
