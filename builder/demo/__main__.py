@@ -45,7 +45,7 @@ def main() -> int:
     args = parser.parse_args()
     start = time.monotonic()
     try:
-        model = args.model or str(_minilm())
+        model = args.model or str(minilm())
         folder = args.folder / _fingerprint(model, args.minutes, args.domain_minutes)
         data = _data(folder / "data")
         store = _store(folder / "store", model, data, args.minutes, args.domain_minutes)
@@ -61,7 +61,7 @@ def main() -> int:
     return 0
 
 
-def _minilm() -> Path:
+def minilm() -> Path:
     try:
         files = importlib.metadata.files(MODEL_PACKAGE.replace("_", "-"))
     except importlib.metadata.PackageNotFoundError:

@@ -13,7 +13,7 @@ from builder.evaluation.tenant import Evaluation
 from builder.store import Store
 from builder.tenant import Material
 from builder.training.bodies import Body, PlotBody, WholeBody
-from builder.training.finetuning import TrainingOptions, evaluate, train
+from builder.training.finetuning import Ground, Trained, TrainingOptions, evaluate, train
 from builder.training.scores import Scores
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint
@@ -66,9 +66,17 @@ def score_schemes(
     texts = ground.reader.read(read_labelled(evaluation.labelled.path, tenant.task), tenant.task, tenant.labels, False)
     scores = {}
     for name in names:
-        trained = train(_body(store, SCHEMES[name]), ground, _options(SCHEMES[name], options), show_progress=show_progress)
+        trained = train_scheme(store, ground, name, options, show_progress)
         scores[name] = evaluate(trained.body, trained.model, ground, texts)[0]
     return scores
+
+
+def train_scheme(store: Store, ground: Ground, name: str, own: TrainingOptions, show_progress: bool = True) -> Trained:
+    """One of SCHEMES, or `hplm`: with the options of an hPLM, where they apply."""
+    if name == "hplm":
+        return train(PlotBody(store.upper(), store.config.heads), ground, own, show_progress=show_progress)
+    scheme = SCHEMES[name]
+    return train(_body(store, scheme), ground, _options(scheme, own), show_progress=show_progress)
 
 
 def check_names(names: Sequence[str]) -> None:
