@@ -55,6 +55,7 @@ def bench_schedule(case: Case) -> dict:
         "rates_var20": by_variance[20],
         "overhead_share": overheads["default"],
         "overheads": overheads,
+        "overhead_share_of_1000": _overhead(DEFAULT, 1000),
         "packings": {f"var{variance}": _by_packing(case, variance) for variance in VARIANCES},
         "fairness": _fairness(case),
         "admission": _admission(case),
@@ -187,10 +188,10 @@ def _commit(case: Case) -> dict[str, float]:
     }
 
 
-def _overhead(given: str) -> float:
-    """Choosing among ten thousand, their removal from the line included, as a share of the time of the batch chosen."""
-    load = Stream(WAITING, 1.0, Lengths(MEAN, 100), tenants=range(16)).draw(0)
-    waiting = [load.waiting(i) for i in range(WAITING)]
+def _overhead(given: str, count: int = WAITING) -> float:
+    """Choosing among so many, the removal included: the least of some, as a share of the time of the batch chosen."""
+    load = Stream(count, 1.0, Lengths(MEAN, 100), tenants=range(16)).draw(0)
+    waiting = [load.waiting(i) for i in range(count)]
     cost = CostModel()
     for _ in range(20):
         cost.observe(TOKENS, TOKENS // MEAN, 0, int(BATCH_NS))

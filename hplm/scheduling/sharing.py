@@ -19,6 +19,8 @@ def fair_share(demand: np.ndarray, room: float) -> float:
 
 def fair_first(columns: Columns, ordered: np.ndarray, room: int) -> np.ndarray:
     """The same texts, those first that are within their tenant's fair share of the room."""
+    if not len(ordered):
+        return ordered
     demand = np.bincount(columns.tenant, columns.tokens, minlength=columns.tenants)
     share = fair_share(demand, room)
     used = np.zeros(columns.tenants, np.int64)
@@ -38,4 +40,5 @@ def fair_first(columns: Columns, ordered: np.ndarray, room: int) -> np.ndarray:
         used[whose] = sums[first + counts - 1]
         if (used >= np.minimum(demand, share)).all():
             break
-    return np.concatenate([ordered[within], ordered[~within]])
+    seen, within = ordered[: start + CHUNK], within[: start + CHUNK]
+    return np.concatenate([seen[within], seen[~within], ordered[start + CHUNK :]])

@@ -35,25 +35,32 @@ class Timely:
             raise InvalidInput("policy options newcomers and reserve are shares: from 0 to 1")
 
     def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> np.ndarray:
-        due = self._due(columns, start_ns, capacity, cost)
-        weight = np.where(due > 0, columns.tokens, self.late * columns.tokens)
+        tokens, due = columns.tokens, self._due(columns, start_ns, capacity, cost)
+        weight = np.where(due > 0, tokens, self.late * tokens)
         best_first = by_priority(columns, np.argsort(np.minimum(weight, LONGEST).astype(np.uint16), kind="stable"))
-        planned = self._plan(columns.tokens[best_first], np.maximum(due[best_first], 1), capacity.tokens)
-        plan = best_first[: len(planned)][planned]
+        limits = capacity.tokens * (1 + np.arange(self.horizon) * (1 - self.newcomers))
+        if self._all_in_time(tokens, due, capacity.tokens):
+            head, tail, planned = best_first, best_first[:0], np.ones(len(best_first), bool)
+        else:
+            # What comes after more than fits could be planned only because most of that is not, and is not looked at.
+            count = int(np.searchsorted(np.cumsum(tokens[best_first]), limits[-1])) + 1
+            head, tail = best_first[:count], best_first[count:]
+            planned = self._plan(tokens[head], np.maximum(due[head], 1), limits)
+        plan = head[planned]
         plan = by_priority(columns, plan[np.argsort(due[plan], kind="stable")])
+        ordered = np.concatenate([plan, head[~planned]])
+
         room = Room(columns, capacity)
-        self._credit = min(self._credit + self.reserve * capacity.tokens, max(capacity.tokens, columns.tokens.max()))
+        self._credit = min(self._credit + self.reserve * capacity.tokens, max(capacity.tokens, tokens.max()))
         room.prefix(np.flatnonzero(due), int(self._credit))
         self._credit -= capacity.tokens - room.tokens
-
-        behind = np.ones(len(columns), bool)
-        behind[plan] = behind[room.taken] = False
         if len(room.taken):
-            plan = plan[~np.isin(plan, room.taken)]
-        ordered = np.concatenate([plan, best_first[behind[best_first]]])
+            ordered, tail = ordered[~np.isin(ordered, room.taken)], tail[~np.isin(tail, room.taken)]
         if columns.tenants > 1:
-            ordered = fair_first(columns, ordered, room.tokens)
+            ordered, tail = fair_first(columns, np.concatenate([ordered, tail]), room.tokens), tail[:0]
         room.greedily(ordered)
+        if not len(room.taken) or room.tokens >= tokens[head].max():
+            room.greedily(tail)
         return room.taken
 
     def _due(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> np.ndarray:
@@ -63,18 +70,16 @@ class Timely:
         batch_ns = max(1.0, float(cost.predict(tokens * share, len(columns) * share)))
         return np.clip((columns.deadline - start_ns) * (1 / batch_ns), 0, self.horizon).astype(np.uint8)
 
-    def _plan(self, tokens: np.ndarray, due: np.ndarray, room: int) -> np.ndarray:
+    def _all_in_time(self, tokens: np.ndarray, due: np.ndarray, room: int) -> bool:
+        """Whether nothing need be dropped, as where admission has seen to it."""
+        due_by = np.cumsum(np.bincount(due, tokens, minlength=self.horizon + 1))
+        return not due_by[0] and bool((due_by[1:-1] <= room * np.arange(1, self.horizon)).all())
+
+    @staticmethod
+    def _plan(tokens: np.ndarray, due: np.ndarray, limits: np.ndarray) -> np.ndarray:
         """Which of the texts, best first, get into a batch that is in time, all of them together."""
-        batches = np.arange(1, self.horizon + 1)
-        due_by = np.cumsum(np.bincount(due, tokens, minlength=self.horizon + 1))[1:]
-        if (due_by <= room * batches)[:-1].all():
-            return np.ones(len(tokens), bool)  # nobody need be dropped, as where admission has seen to it
-        limits = room * (1 + (batches - 1) * (1 - self.newcomers))
-        # What comes after more than fits is looked at by nobody: it could be in the plan only because most of that is not.
-        count = min(len(tokens), int(np.searchsorted(np.cumsum(tokens), limits[-1])) + 1)
-        tokens, due = tokens[:count], due[:count]
-        planned, left = np.zeros(count, bool), np.arange(count)
-        for batch, limit in zip(batches, limits, strict=True):
+        planned, left = np.zeros(len(tokens), bool), np.arange(len(tokens))
+        for batch, limit in enumerate(limits, 1):
             until = due <= batch
             sums = np.cumsum(tokens * until)
             if len(sums) and sums[-1] > limit:

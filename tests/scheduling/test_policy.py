@@ -57,5 +57,8 @@ def test_columns_grow_and_close_their_gaps():
     columns = Columns(texts)
     out = columns.remove(np.array([5, 2999, 0]))
     assert out == [texts[5], texts[2999], texts[0]]
-    assert columns.tokens.tolist() == [text.tokens for text in [columns.text(i) for i in range(len(columns))]] and len(columns) == 2997
+    assert (
+        columns.tokens.tolist() == [text.tokens for text in [columns.text(i) for i in range(len(columns))]]
+        and len(columns) == 2997
+    )
     assert columns.knowledges == 7 and columns.tenants == 3

@@ -1,0 +1,48 @@
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from hplm.errors import InvalidInput
+from hplm.scheduling.columns import Columns
+from hplm.scheduling.cost import CostModel
+from hplm.scheduling.policy import policy
+from hplm.scheduling.waiting import Capacity, Waiting
+
+DOCS = Path(__file__).parents[2] / "docs" / "scheduling.md"
+
+
+def _example(name):
+    """The file of that name in the documentation."""
+    return re.search(rf"`{re.escape(name)}`:\n\n```\w+\n(.*?)```", DOCS.read_text(), re.DOTALL).group(1)
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """The documentation's example package, as pip leaves it: a module, and what its metadata says."""
+    (tmp_path / "longest_first.py").write_text(_example("longest_first.py"))
+    point = re.search(r'entry-points."hplm.policies"\]\n(\w+) = "(.+)"', _example("pyproject.toml"))
+    info = tmp_path / "longest_first-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: longest-first\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        f"[hplm.policies]\n{point[1]} = {point[2]}\nabsent = nowhere:Policy\nfcfs = nowhere:Policy\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("longest_first", None)
+
+
+def test_a_policy_of_another_package_is_chosen_by_name_and_takes_options(installed):
+    columns = Columns([Waiting(tokens=tokens, arrival_ns=0) for tokens in (10, 40, 20, 30)])
+    batch = columns.remove(policy("longest_first:at_most=30").select(columns, 0, Capacity(60, 9, 9), CostModel()))
+    assert [text.tokens for text in batch] == [30, 20, 10]
+
+
+def test_a_package_that_is_broken_is_named_and_ours_are_not_replaced(installed):
+    with pytest.raises(InvalidInput, match=r"'absent'.*'nowhere:Policy'"):
+        policy("absent")
+    assert type(policy("fcfs")).__name__ == "FirstComeFirstServed"
+    with pytest.raises(InvalidInput, match="longest_first"):
+        policy("unknown")
