@@ -50,9 +50,9 @@ class Engine:
         if device.type == "cpu":
             keep_freed_memory()
             if dtype is torch.float32:  # 16-bit products lay weights as they want them
-                for module in self._upper.modules():
-                    if isinstance(module, torch.nn.Linear):
-                        module.weight.data = _laid(module.weight.data)
+                for layer in self._upper.layers:
+                    for linear in (layer.attention_out, layer.ffn_out):  # the wider ones' large products would lose by it
+                        linear.weight.data = _laid(linear.weight.data)
         self.device = device
         self.dtype = dtype
 
@@ -93,7 +93,7 @@ class Engine:
 
 
 def _laid(weight: Tensor) -> Tensor:
-    """The same, inputs x outputs in memory: a short text alone runs up to a quarter faster, large batches as before.
+    """The same, inputs x outputs in memory: a short text alone runs a tenth faster, large batches as before.
 
     A cache line more than a row has, because rows a multiple of 4 KB apart would fall on the same places of the cache.
     """
