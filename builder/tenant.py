@@ -126,7 +126,6 @@ def _report(
     uneven = max(counts.values()) / min(counts.values()) if counts else 1.0
     return {
         "task": material.task,
-        "dev_given": material.dev is not None,
         "training": _described(*training),
         "dev": {**_described(*dev), **trained.scores.described()},
         "imbalance": round(uneven, 1),

@@ -51,7 +51,7 @@ def score_schemes(
     if "training" not in report:
         raise InvalidInput(f"tenant {tenant.id!r} was imported, not trained here: there is no training to compare with")
     train_file = train_file or Path(report["training"]["file"])
-    if dev_file is None and report["dev_given"]:
+    if dev_file is None and report["dev"]["file"] != report["training"]["file"]:
         dev_file = Path(report["dev"]["file"])
     for file in (train_file, dev_file):
         if file is not None and not file.exists():
