@@ -1,10 +1,14 @@
 """A real Triton answers every task as the reference does: labels that hold, a number, a piece of a passage."""
 
+import json
 import random
 
 import numpy as np
 import pytest
+import torch
 
+from builder.evaluation.served import Server, score_served
+from builder.evaluation.tenant import evaluate_tenant
 from hplm.engine.reference import Reference
 from hplm.server import TritonServer
 from hplm_client import HplmClient
@@ -56,3 +60,28 @@ def test_the_client_reads_every_task(server, tasks):
 def test_a_passage_that_is_missing_is_asked_for(server):
     with pytest.raises(Exception, match=r"\[invalid_input\].*the passage as TEXT_PAIR"):
         Stock(server, "grpc").ask(["w"], "find")
+
+
+def labelled(reference, tenant, text, pair):
+    """A line of a file in which the tenant is always right."""
+    found = reference.answer(text, tenant.id, pair)
+    line = {"text": text} | ({"text_pair": pair} if pair is not None else {})
+    if tenant.task == "multilabel":
+        return {**line, "labels": found.labels}
+    if tenant.task == "regress":
+        return {**line, "label": float(found.labels[0])}
+    if tenant.task == "span":
+        return {**line, "answers": {"text": found.labels, "answer_start": [found.spans[0][0]]}}
+    return {"tokens": text.split(), "tags": found.labels} if tenant.task == "tag" else {**line, "label": found.labels[0]}
+
+
+def test_scores_as_served_are_those_computed_here(server, tasks, tmp_path):
+    reference, rng = Reference.open(tasks.folder), random.Random(9)
+    for tenant in TENANTS:
+        path = tmp_path / f"{tenant.id}.jsonl"
+        lines = [labelled(reference, tenant, *question(rng, tenant.task)) for _ in range(20)]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        evaluation = evaluate_tenant(tasks.store, tenant.id, path, torch.device("cpu"), show_progress=False)
+        served = score_served(Server(server.grpc_url, "grpc", "toy"), evaluation, show_progress=False)
+        assert served.metric == evaluation.scores.metric and served.values == pytest.approx(evaluation.scores.values, abs=1e-3)
+        assert served.main == pytest.approx(1, abs=1e-3)
