@@ -32,7 +32,7 @@ AS_MASK, AS_RANDOM = 0.8, 0.1  # are hidden and replaced, the others stand as th
 HEAD_SHARE = 0.2  # of the budget, for a head that has to be made
 HEAD_RATE = 1e-3
 LEARNING_RATE = 1e-4  # of the lower layers: they know much already
-EXAMS = 10  # over the budget; the state that guesses best is kept
+EXAMS = 5  # over the budget; the state that guesses best is kept
 
 
 class MaskedHead(nn.Module):
