@@ -119,6 +119,7 @@ def _figures(report: Report, load: Load) -> dict:
     good = report.latencies[report.statuses == 200]
     due = load.due
     return report.summary() | {
+        "req_per_s": round(report.req_per_s, 4),  # one in ten seconds is a result here
         "offered": len(due) if due is not None else None,
         "offered_req_per_s": round(len(due) / load.seconds, 2) if due is not None else None,
         "latency_ms": [round(float(value) * 1e3, 2) for value in np.percentile(good, PERCENTS)] if len(good) else [],

@@ -1,9 +1,10 @@
-"""Triton's side of a baseline: whole models, one a tenant. Triton's batcher owns the queue, as it does for any plain model."""
+"""Triton's side of a baseline: whole models, one a tenant."""
 
 from __future__ import annotations
 
 import json
 import logging
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 import triton_python_backend_utils as pb_utils
 
 from hplm.baselines.models import Question, WholeModels
+from hplm.baselines.worker import Worker
 from hplm.engine.answer import fill
 from hplm.engine.engine import resolve_device, resolve_dtype
 from hplm.errors import Broken, HplmError, InvalidInput
@@ -34,35 +36,30 @@ class TritonPythonModel:
             dtype=resolve_dtype(parameters["dtype"], device),
             keep_pages=parameters["page_cache"] == "true",
         )
+        self._worker = Worker(self._models, int(parameters["queue_requests"]))
 
     def execute(self, requests: list) -> list[None]:
-        """Each is answered as soon as its own model has run; what arrives meanwhile waits in Triton and makes the next call."""
-        waiting: dict[Question, tuple] = {}
+        """Takes the requests and returns at once; each is answered later, through its own sender, once."""
         for request in requests:
-            sender, wanted = request.get_response_sender(), set(request.requested_output_names())
+            sender = request.get_response_sender()
             try:
-                waiting[self._read(request)] = sender, wanted
+                question = self._read(request)
+                respond = partial(_respond, sender, set(request.requested_output_names()), question.tenant.version)
+                self._worker.submit(question, respond)
             except HplmError as error:
                 _send(sender, error=error)
             except Exception as error:
-                logging.exception("a request could not be read")
-                _send(sender, error=Broken(f"the request could not be read: {error}"))
-        try:
-            for question, result in self._models.answer(list(waiting)):
-                sender, wanted = waiting.pop(question)
-                if isinstance(result, HplmError):
-                    _send(sender, error=result)
-                else:
-                    _send(sender, tensors=_tensors(result, wanted, question.tenant.version))
-        except Exception as error:
-            logging.exception("a batch failed")
-            for sender, _ in waiting.values():
-                _send(sender, error=Broken(f"the batch failed: {error}"))
+                logging.exception("a request could not be taken")
+                _send(sender, error=Broken(f"the request could not be taken: {error}"))
         return [None] * len(requests)
+
+    def finalize(self) -> None:
+        self._worker.close()
 
     def _read(self, request: pb_utils.InferenceRequest) -> Question:
         parameters = json.loads(request.parameters() or "{}")
-        return self._models.question(parameters, _texts(request, "TEXT"), _texts(request, "TEXT_PAIR"))
+        texts, pairs = _texts(request, "TEXT"), _texts(request, "TEXT_PAIR")
+        return self._models.question(parameters, texts, pairs, request.timeout() / 1e6)
 
 
 def _texts(request: pb_utils.InferenceRequest, name: str) -> list[str] | None:
@@ -73,6 +70,13 @@ def _texts(request: pb_utils.InferenceRequest, name: str) -> list[str] | None:
         return [raw.decode("utf-8") for raw in tensor.as_numpy().reshape(-1)]
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{name} is not UTF-8 ({error.reason} at byte {error.start})") from None
+
+
+def _respond(sender: pb_utils.InferenceResponseSender, wanted: set[str], version: int, result: list | HplmError) -> None:
+    if isinstance(result, HplmError):
+        _send(sender, error=result)
+    else:
+        _send(sender, tensors=_tensors(result, wanted, version))
 
 
 def _tensors(rows: list, wanted: set[str], version: int) -> list:

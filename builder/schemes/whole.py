@@ -37,14 +37,15 @@ output [
 ]
 
 instance_group [ { kind: KIND_MODEL  count: 1 } ]
-# What arrives while a batch runs makes the next one; who waited longer than its `timeout` allows is refused by Triton.
-dynamic_batching { default_queue_policy { timeout_action: REJECT  allow_timeout_override: true } }
+# The model owns its queue: what arrives while a batch runs makes the next one.
+dynamic_batching { }
 
 parameters { key: "scheme"        value { string_value: "$scheme" } }
 parameters { key: "device"        value { string_value: "$device" } }        # auto, cpu, cuda, cuda:1, ...
 parameters { key: "dtype"         value { string_value: "$dtype" } }         # auto: bf16 where the hardware has it, else fp32
 parameters { key: "threads"       value { string_value: "$threads" } }       # 0: all cores (CPU only)
 parameters { key: "batch_tokens"  value { string_value: "$batch_tokens" } }  # at most this many tokens a batch
+parameters { key: "queue_requests" value { string_value: "$queue_requests" } }  # more than these are refused: [queue_full]
 parameters { key: "resident"      value { string_value: "$resident" } }      # models held at once; others are read in over them
 parameters { key: "page_cache"    value { string_value: "true" } }           # false: what is not held comes from the disk
 """)
@@ -112,6 +113,7 @@ class WholeFolder:
             dtype=self._options.dtype,
             threads=self._options.threads,
             batch_tokens=self._options.batch_tokens,
+            queue_requests=self._options.queue_texts,
             resident=resident,
         )
 

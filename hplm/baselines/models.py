@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +24,7 @@ from hplm.baselines.body import BodyFile, Slot
 from hplm.engine.answer import Rows, answer
 from hplm.engine.lookup import rows_read
 from hplm.engine.memory import keep_freed_memory
-from hplm.errors import Broken, HplmError, InvalidInput, NoTenant
+from hplm.errors import Broken, DeadlineMissed, HplmError, InvalidInput, NoTenant
 from hplm.model.config import BackboneConfig
 from hplm.model.tokenizer import Encoded, Tokenizer
 from hplm.plot.forest import Branch, Forest
@@ -68,6 +69,14 @@ class Question:
     spans: list[np.ndarray]
     passages: Sequence[str]
     top_k: int
+    arrival: float  # of the monotonic clock
+    allowed_s: float  # 0: any time
+
+    @property
+    def too_late(self) -> DeadlineMissed | None:
+        if not self.allowed_s or time.monotonic() <= self.arrival + self.allowed_s:
+            return None
+        return DeadlineMissed(f"not started within the {self.allowed_s * 1e3:g} ms that the request allowed: allow more")
 
 
 Answered = tuple[Question, "list[Rows] | HplmError"]
@@ -104,7 +113,10 @@ class WholeModels:
             for tenant in self._whole.tenants:
                 self._slot(tenant)
 
-    def question(self, parameters: Mapping[str, object], texts: Sequence[str], pairs: Sequence[str] | None) -> Question:
+    def question(
+        self, parameters: Mapping[str, object], texts: Sequence[str], pairs: Sequence[str] | None, allowed_s: float = 0.0
+    ) -> Question:
+        arrival = time.monotonic()
         alone = next(iter(self._tenants)) if len(self._tenants) == 1 else None
         tenant = self._tenants.get(parameters.get("tenant", alone))
         if tenant is None:
@@ -119,7 +131,8 @@ class WholeModels:
             for text, pair, one in zip(texts, seconds, encoded, strict=True)
         ]
         top_k = min(int(parameters.get("top_k", 0)), len(tenant.labels))
-        return Question(tenant, encoded, spans, pairs if pairs is not None else [""] * len(texts), top_k)
+        passages = pairs if pairs is not None else [""] * len(texts)
+        return Question(tenant, encoded, spans, passages, top_k, arrival, allowed_s)
 
     def answer(self, questions: Sequence[Question]) -> Iterator[Answered]:
         """Every question once, as it is done. Those go first whose model is there: what others evict may be theirs."""
@@ -132,8 +145,14 @@ class WholeModels:
     def _answer_tenant(self, questions: list[Question]) -> Iterator[Answered]:
         left = list(questions)
         try:
+            late = [question for question in questions if question.too_late]
+            for question in late:
+                left.remove(question)
+                yield question, question.too_late
+            if not left:
+                return
             slot = self._slot(questions[0].tenant)
-            for batch in self._batches(questions):
+            for batch in self._batches(list(left)):
                 for question, rows in zip(batch, self._run(slot, batch), strict=True):
                     left.remove(question)
                     yield question, rows

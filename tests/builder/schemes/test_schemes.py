@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +17,10 @@ from builder.schemes.export import SCHEMES, export_scheme
 from builder.schemes.pretrained import pretrained
 from builder.store import Store
 from hplm.baselines.models import WholeModels
+from hplm.baselines.worker import Worker
 from hplm.cli.main import main
 from hplm.engine.reference import Reference
-from hplm.errors import Broken, InvalidInput, NoTenant
+from hplm.errors import Broken, DeadlineMissed, Draining, InvalidInput, NoTenant, QueueFull
 from tests.builder.schemes.checkpoints import TENANTS, make_store, save_bert
 from tests.toy import random_text
 
@@ -139,6 +142,51 @@ def test_a_broken_body_fails_its_tenant_and_the_room_it_had_is_used_again(bert, 
     answers = dict(models.answer(questions))
     assert isinstance(answers[questions[0]], Broken) and "acme" in str(answers[questions[0]])
     np.testing.assert_allclose(answers[questions[1]][0].logits, by_transformers(bert, "beta", TEXTS[0]), atol=1e-4)
+
+
+def test_who_waited_too_long_is_told_and_costs_nothing(repositories) -> None:
+    models = open_models(repositories["dedicated_inprocess"])
+    late = models.question({"tenant": "acme"}, TEXTS[:1], None, allowed_s=1e-9)
+    in_time = models.question({"tenant": "acme"}, TEXTS[:1], None, allowed_s=600)
+    other = models.question({"tenant": "beta"}, TEXTS[:1], None, allowed_s=1e-9)
+    answers = dict(models.answer([late, in_time, other]))
+    assert isinstance(answers[late], DeadlineMissed) and isinstance(answers[other], DeadlineMissed)
+    assert answers[in_time][0].labels[0] in ("red", "green", "blue")
+
+
+def test_a_worker_answers_all_it_took_and_takes_no_more_than_it_may(repositories) -> None:
+    models = open_models(repositories["dedicated_inprocess"])
+    answered: list[object] = []
+    blocked, running = threading.Event(), threading.Event()
+
+    def wait(result: object) -> None:
+        running.set()
+        blocked.wait(30)
+        answered.append(result)
+
+    worker = Worker(models, most=2)
+    ask = partial(models.question, {"tenant": "acme"}, TEXTS[:1], None)
+    worker.submit(ask(), wait)
+    running.wait(30)  # the first is being answered: others wait
+    worker.submit(ask(), answered.append)
+    worker.submit(ask(), answered.append)
+    with pytest.raises(QueueFull):
+        worker.submit(ask(), answered.append)
+    blocked.set()
+    worker.close()
+    assert len(answered) == 3 and all(isinstance(result, list) for result in answered)
+    with pytest.raises(Draining):
+        worker.submit(ask(), answered.append)
+
+
+def test_a_worker_forgets_nobody_when_a_round_fails(repositories, monkeypatch) -> None:
+    models = open_models(repositories["dedicated_inprocess"])
+    monkeypatch.setattr(models, "answer", lambda questions: 1 / 0)
+    answered: list[object] = []
+    worker = Worker(models, most=9)
+    worker.submit(models.question({"tenant": "acme"}, TEXTS[:1], None), answered.append)
+    worker.close()
+    assert len(answered) == 1 and isinstance(answered[0], Broken)
 
 
 def test_the_exported_files_say_what_their_weights_are(repositories) -> None:
