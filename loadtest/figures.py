@@ -22,7 +22,7 @@ from loadtest.compare import SCENARIOS, summary
 from loadtest.machine import in_words
 from loadtest.results import Results
 from loadtest.schemes import COMPARED, DISK
-from loadtest.timeline import chrome_trace, read_spans, window
+from loadtest.timeline import chrome_trace, read_spans, threads_of, window
 
 SIZES_IN_WORDS = {"bert-base": "BERT-base (6 + 6 layers, width 768)", "minilm": "MiniLM (3 + 3 layers, width 384)"}
 OVERLAPS_IN_WORDS = {
@@ -152,7 +152,8 @@ def _timeline(path: Path, to: Path) -> tuple[str, str]:
     spans = read_spans(path)
     to.mkdir(parents=True, exist_ok=True)
     (to / "timeline-trace.json").write_text(json.dumps(chrome_trace(spans)) + "\n", "utf-8")
-    pictures.lanes(to / "timeline.png", window(spans), "What each thread of the pipeline does")
+    title = "What each thread of the pipeline does: the next batch is made ready while one computes"
+    pictures.lanes(to / "timeline.png", window(spans), threads_of(spans), title)
     return "timeline", page.TIMELINE
 
 

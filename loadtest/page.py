@@ -83,8 +83,9 @@ TIMELINE = """\
 
 ![Timeline of the pipeline](timeline.png)
 
-A few batches from the middle; all of it is in [timeline-trace.json](timeline-trace.json), which chrome://tracing and
-ui.perfetto.dev open.
+A few batches from the middle, by their numbers: while one computes, the next is chosen and made ready (*prepare* finds slots,
+*swap* copies adapters into them, *retrieve* gathers rows of tables), and the last one is answered. All of it is in
+[timeline-trace.json](timeline-trace.json), which chrome://tracing and ui.perfetto.dev open.
 
 """
 

@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, PercentFormatter
 
 from builder.picture import GRID, INK
 from loadtest.schemes import COMPARED, DISK
-from loadtest.timeline import Span, threads_of
+from loadtest.timeline import Span
 
 NAMES = {
     "hplm": "hPLM",
@@ -36,6 +36,8 @@ COLOURS = {
     "compressed": "#3d405b",
 }
 KINDS = ("#1b6ca8", "#e09f3e", "#5b8e7d", "#d1495b", "#8d6a9f", "#8c8c8c", "#3d405b")
+
+WIDE_ENOUGH = 0.03  # of a timeline, for a word in a span
 
 Curves = Mapping[str, Sequence[tuple[float, float]]]  # of each scheme
 
@@ -86,20 +88,22 @@ def bars(path: Path, rows: Sequence[tuple[str, float, str]], title: str, x: str,
         axes.grid(axis="y", visible=False)
 
 
-def lanes(path: Path, spans: Sequence[Span], title: str) -> None:
-    """One lane a thread, time to the right."""
-    threads = threads_of(spans)
-    begin = min(span.start for span in spans)
+def lanes(path: Path, spans: Sequence[Span], threads: Sequence[str], title: str) -> None:
+    """One lane a thread, time to the right; where there is room, what follows a span's kind in its name is written into it."""
+    begin, end = min(span.start for span in spans), max(span.end for span in spans)
+    colours = {kind: KINDS[number % len(KINDS)] for number, kind in enumerate(dict.fromkeys(span.kind for span in spans))}
+    named: set[str] = set()
     with _picture(path, title, 0.6 * len(threads) + 1.9, width=11.0) as axes:
-        for number, kind in enumerate(dict.fromkeys(span.kind for span in spans)):
-            colour = KINDS[number % len(KINDS)]
-            for first, span in enumerate(span for span in spans if span.kind == kind):
-                lane = len(threads) - 1 - threads.index(span.thread)
-                start, took = (span.start - begin) * 1e3, (span.end - span.start) * 1e3
-                axes.barh(
-                    lane, took, left=start, height=0.66, color=colour, edgecolor="white", linewidth=0.5,
-                    label=kind if not first else None,
-                )  # fmt: skip
+        for span in spans:
+            lane = len(threads) - 1 - threads.index(span.thread)
+            start, took = (span.start - begin) * 1e3, (span.end - span.start) * 1e3
+            label = span.kind if span.kind not in named else None
+            named.add(span.kind)
+            axes.barh(
+                lane, took, left=start, height=0.66, color=colours[span.kind], edgecolor="white", linewidth=0.5, label=label
+            )
+            if span.end - span.start > WIDE_ENOUGH * (end - begin):
+                axes.text(start + took / 2, lane, span.name[len(span.kind) :].strip(), ha="center", va="center", color="white")
         axes.set_yticks(range(len(threads)), threads[::-1])
         axes.set_xlabel("ms")
         axes.grid(axis="y", visible=False)

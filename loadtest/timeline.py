@@ -85,7 +85,7 @@ def chrome_trace(spans: Sequence[Span]) -> dict:
     return {"traceEvents": named + done, "displayTimeUnit": "ms"}
 
 
-def window(spans: Sequence[Span], most: int = 60) -> list[Span]:
+def window(spans: Sequence[Span], most: int = 30) -> list[Span]:
     """So many consecutive ones from the middle, where a pipeline runs full: more cannot be told apart in a picture."""
     ordered = sorted(spans, key=lambda span: span.start)
     first = max(0, (len(ordered) - most) // 2)
