@@ -67,8 +67,9 @@ def train_grid(
 
 def room(wanted: int) -> int:
     """How many trainings fit on this machine at a time."""
-    memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // BYTES_EACH
-    return max(1, min(wanted, len(os.sched_getaffinity(0)), memory))
+    told = dict(line.split(":") for line in Path("/proc/meminfo").read_text("ascii").splitlines())
+    available = 1024 * int(told["MemAvailable"].split()[0])
+    return max(1, min(wanted, len(os.sched_getaffinity(0)), available // BYTES_EACH))
 
 
 def _try(opened: Opened, options: TrainingOptions, file: Path, threads: int) -> None:
