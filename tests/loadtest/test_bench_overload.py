@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 
-from loadtest.bench_overload import REFUSED, Case, Offered, figures
+from loadtest.bench_overload import REFUSED, Case, Computed, Offered, figures, simulate
 from loadtest.report import Report
 
 
@@ -31,3 +31,17 @@ def test_refusals_lateness_and_what_was_in_time_are_told_apart():
     assert found["refusal_p99_ms"] == 5.0
     assert found["batch_ms"] == 4000.0
     assert found["offered_req_per_s"] == 2.5
+
+
+def test_the_simulated_server_does_what_its_batches_allow():
+    """Ten texts a batch, a batch a second: at three times that, a third is answered, and all of it at half."""
+    batches = [Computed.of({"tokens": 100, "stages": {"prepare": [0.0, 0.001], "compute": [1.0, 2.0]}})] * 40
+    case = Case(tokens=10, batch_texts=10)
+
+    def answered(rate):
+        count = round(60 * rate)
+        offered = Offered(np.arange(count) / rate, np.full(count, 6.0))
+        return simulate(offered, batches, case, "timely")
+
+    assert answered(5.0) == 1.0
+    assert 0.3 < answered(30.0) < 0.45  # what still waits at the end is answered, too
