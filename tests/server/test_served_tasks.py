@@ -76,6 +76,7 @@ def labelled(reference, tenant, text, pair):
 
 
 def test_scores_as_served_are_those_computed_here(server, tasks, tmp_path):
+    pytest.importorskip("seqeval", reason="comes with the extra 'build'")
     reference, rng = Reference.open(tasks.folder), random.Random(9)
     for tenant in TENANTS:
         path = tmp_path / f"{tenant.id}.jsonl"
