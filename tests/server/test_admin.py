@@ -182,7 +182,8 @@ def test_a_server_on_a_read_only_mount_of_the_state_sees_the_same(place, tmp_pat
             stock = Stock(replica, "http")
             first = stock.ask(text, "acme")
             assert np.allclose(first["LOGITS"], Stock(writer, "http").ask(text, "acme")["LOGITS"], atol=1e-5)
-            for command, more, version in [("update", trained(store, "acme", 2, seed=8), b"2"), ("rollback", {"id": "acme"}, b"1")]:
+            changes = [("update", trained(store, "acme", 2, seed=8), b"2"), ("rollback", {"id": "acme"}, b"1")]
+            for command, more, version in changes:
                 assert Admin(writer)(f"tenant.{command}", **more)["late"] == []
                 assert stock.ask(text, "acme")["VERSION"][0, 0] == version
             Admin(writer)("tenant.delete", id="acme")
