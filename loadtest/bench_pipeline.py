@@ -27,13 +27,14 @@ from hplm.engine.lookup import Lookup
 from hplm.engine.overlap import OVERLAPS
 from hplm.engine.request import LookedUp, Request, Work
 from hplm.engine.service import Service
-from hplm.engine.settings import Settings
+from hplm.engine.settings import EARLIEST, Settings
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.tenants.ticket import Ticket
 from loadtest.bench_serve import SIZES, texts_of
 from loadtest.bench_serve import Case as Serve
 
 ROUNDS = 5
+COMMITS = (0, 5)  # milliseconds before the engine is free, instead of a batch ahead
 STAGED = 12  # batches, for the share that staging has of a batch's time
 
 
@@ -110,7 +111,8 @@ def bench_pipeline(case: Case) -> dict:
         folder = repository / export(store, repository, options).backbone / "1"
         given = _parameters(folder.parent.with_name(f"{folder.parent.name}-upper") / "config.pbtxt")
         traffic = Traffic(folder, case)
-        variants = {name: given | {"overlap": name} for name in OVERLAPS} | {"commit_0_ms": given | {"commit_ms": "0"}}
+        variants = {name: given | {"overlap": name, "commit_ms": EARLIEST} for name in OVERLAPS}
+        variants |= {f"commit_{ms}_ms": given | {"commit_ms": str(ms)} for ms in COMMITS}
         services = {name: Service(folder, Settings.read(parameters)) for name, parameters in variants.items()}
         rates: dict[str, list[float]] = {name: [] for name in services}
         try:
@@ -161,6 +163,6 @@ def _raise(work: Work, error: Exception) -> None:
 
 def table_of(figures: dict) -> str:
     base = figures["synchronous"]
-    names = [*OVERLAPS, "commit_0_ms"]
+    names = [*OVERLAPS, *(f"commit_{ms}_ms" for ms in COMMITS)]
     lines = [f"{name:16} {figures[name]:8.1f} req/s  {figures[name] / base:5.2f} of synchronous" for name in names]
     return "\n".join([*lines, f"staging is {figures['staging_share']:.1%} of a batch's time"])

@@ -23,9 +23,9 @@ def toy_size(monkeypatch):
 
 def test_every_variant_is_measured():
     figures = bench_pipeline.bench_pipeline(CASE)
-    assert all(figures[name] > 0 for name in (*OVERLAPS, "commit_0_ms"))
+    assert all(figures[name] > 0 for name in (*OVERLAPS, "commit_0_ms", "commit_5_ms"))
     assert 0 < figures["staging_share"] < 1
-    assert len(table_of(figures).splitlines()) == len(OVERLAPS) + 2
+    assert len(table_of(figures).splitlines()) == len(OVERLAPS) + 3
 
 
 def test_an_error_is_no_answer(monkeypatch):
