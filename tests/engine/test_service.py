@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from hplm.engine.backbone import Backbone
 from hplm.engine.engine import Engine
 from hplm.engine.lookup import Lookup
 from hplm.engine.overlap import OVERLAPS
+from hplm.engine.packing import PACKINGS
 from hplm.engine.reference import Reference
 from hplm.engine.request import LookedUp
 from hplm.engine.service import Service
@@ -24,6 +26,7 @@ from hplm.errors import Broken, DeadlineMissed, Draining, InvalidInput, NoTenant
 from hplm.model.windows import Window
 from hplm.plot.gathering import Gatherer
 from hplm.plot.table import Table
+from hplm.scheduling.policy import OURS
 from hplm.tenants.ticket import Ticket
 from tests.equality import Comparison
 from tests.toy import CONFIG, TENANTS, WORDS, Toy, make_toy, random_text
@@ -105,6 +108,29 @@ def test_mixed_traffic_equals_the_reference(toy, reference, chosen):
         for text, rows in zip(texts, asker.wait(number), strict=True):
             comparison.add(tenant, rows.logits, reference.forward(text, tenant).numpy())
     comparison.assert_equal(chosen.get("dtype", "fp32"))
+    asker.close()
+
+
+@pytest.fixture(scope="module")
+def expected(reference):
+    return cache(lambda tenant, text: reference.forward(text, tenant).numpy())
+
+
+@pytest.mark.parametrize("policy", OURS)
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_every_packing_with_every_policy_equals_the_reference(toy, expected, packing, policy):
+    """Small batches, so that there is something to choose; short texts of few kinds, so that the reference is soon done."""
+    asker, rng = Asker(toy.folder, packing=packing, policy=policy, batch_tokens="64"), random.Random(f"{packing} {policy}")
+    asked = []
+    for _ in range(16):
+        tenant, text = rng.choice(TENANTS).id, " ".join(WORDS[: rng.choice([1, 3, 9, 30])])
+        deadline_ns = rng.choice([0, time.monotonic_ns() + 10**11])
+        asked.append((tenant, text, asker.ask(tenant, [text], deadline_ns=deadline_ns)))
+    comparison = Comparison()
+    for tenant, text, number in asked:
+        (rows,) = asker.wait(number)
+        comparison.add(tenant, rows.logits, expected(tenant, text))
+    comparison.assert_equal("fp32")
     asker.close()
 
 
