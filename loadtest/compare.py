@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from loadtest.bench_serve import SIZES
 from loadtest.bench_tenants import tenant_id
 from loadtest.encode import infer_request
 from loadtest.generator import run_apart
-from loadtest.machine import machine
+from loadtest.machine import gflops, machine
 from loadtest.report import Load, Report
 from loadtest.results import Results
 from loadtest.schemes import COMPARED, DISK, Exported, Served, Setup, cost_of, export_compared, served
@@ -103,10 +104,12 @@ def _measure(server: Served, case: Case, tenants: int) -> dict:
             arrivals=arrivals.at_ns / SECOND,
             patience=case.patience,
         )
-    before = server.loads
+    before, speeds = server.loads, [gflops()]
     report = run_apart(load)
+    speeds.append(gflops())
     measured = _figures(report, load) | asdict(cost_of(server.exported)) | {
         "models_in_16_gb": cost_of(server.exported).models_in_16_gb,
+        "machine_gflops": [round(speed, 1) for speed in speeds],  # before and after: is the machine steady?
         "known_tenants": case.setup.tenants,
         "private_mb": round(server.private_mb(), 1),
     }
@@ -156,6 +159,7 @@ def summary(results: Results) -> dict:
         memory[scheme]["models_in_16_gb"] = measured["models_in_16_gb"]
         memory[scheme].setdefault("private_mb", {})[str(tenants)] = measured["private_mb"]
     settings = results.settings()
+    speeds = [speed for _, _, measured in results.all() for speed in measured["machine_gflops"]]
     return {
         "schemes": rates,
         "p50_ms": p50,
@@ -163,6 +167,7 @@ def summary(results: Results) -> dict:
         "ratios": _ratios(rates),
         "targets": TARGETS,
         "settings": settings,
+        "machine_gflops": {"least": min(speeds), "median": statistics.median(speeds), "most": max(speeds)} if speeds else None,
     }
 
 
@@ -196,6 +201,8 @@ def table(figures: dict) -> str:
     for name, value in figures["ratios"].items():
         target = figures["targets"].get(name)
         lines.append(f"{name}: {value}" + (f" (target {target})" if target else ""))
+    speed = figures["machine_gflops"]
+    lines.append(f"bare matrix products before and after each number: {speed['least']} to {speed['most']} GFLOP/s")
     return "\n".join(lines)
 
 

@@ -84,6 +84,7 @@ def _saturate(results: Results, to: Path) -> tuple[str, str]:
         budget=settings["setup"]["budget"],
         seconds=f"{settings['seconds']:g}",
         table=_table(figures["schemes"], "requests a second"),
+        speeds="{least:g} to {most:g}, median {median:g}".format(**figures["machine_gflops"]),
         ratios="\n".join(_ratio_lines(figures)),
         memory=_memory_table(memory),
     )

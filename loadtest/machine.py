@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+import statistics
+import time
 from pathlib import Path
 
 import torch
+
+PRODUCT = 768  # rows and columns
 
 
 def machine() -> dict[str, str | int | float]:
@@ -23,6 +27,18 @@ def machine() -> dict[str, str | int | float]:
     if torch.cuda.is_available():
         described["gpu"] = torch.cuda.get_device_name()
     return described
+
+
+def gflops(seconds: float = 0.4) -> float:
+    """Of bare fp32 matrix products right now: how much of the machine others leave us. The median of many small ones."""
+    x = torch.randn(PRODUCT, PRODUCT)
+    x @ x
+    rates, end = [], time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        x @ x
+        rates.append(2 * PRODUCT**3 / (time.perf_counter() - start) / 1e9)
+    return statistics.median(rates)
 
 
 def in_words(described: dict[str, str | int | float]) -> str:

@@ -23,7 +23,8 @@ $connections clients, each sending its next request when the last is answered, e
 Dedicated and compressed models have memory for $budget. The others are read in when they are asked for: from the page
 cache, as if host memory held all of them, or *from disk*, where memory holds those $budget and nothing else. *Triton's model
 control* starts a process for each model, as an operator does today; *one process* copies it over another one's place.
-A number is $seconds s of load; where models take seconds to come, few requests stand behind it.
+A number is $seconds s of load; where models take seconds to come, few requests stand behind it. How steady the machine was
+meanwhile: bare matrix products before and after each number, $speeds GFLOP/s.
 
 $table
 

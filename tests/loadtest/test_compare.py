@@ -32,6 +32,7 @@ def test_schemes_answer_on_the_same_triton_and_nothing_is_measured_twice(tmp_pat
     assert results.get("dedicated", 5)["loads"] > 0 and results.get("dedicated", 1)["loads"] == 0
     for _, _, measured in results.all():
         assert set(measured["by_status"]) == {"200"} and not measured["errors"] and measured["private_mb"] > 0
+        assert len(measured["machine_gflops"]) == 2
     assert figures["ratios"]["hplm_to_inprocess_from_disk"] > 0 and "hplm_to_dedicated" in table(figures)
     monkeypatch.setattr(compare_module, "export_compared", lambda *_: pytest.fail("measured again"))
     assert run(CASE, tmp_path / "results", tmp_path / "work") == figures

@@ -11,7 +11,7 @@ import pytest
 
 from hplm.errors import InvalidInput
 from loadtest.figures import make_report
-from loadtest.machine import in_words, machine
+from loadtest.machine import gflops, in_words, machine
 from loadtest.results import Results
 from loadtest.schemes import COMPARED
 from loadtest.timeline import Span, chrome_trace, read_journal, read_spans, threads_of, window
@@ -31,6 +31,7 @@ def measured(scheme: str, tenants: int) -> dict:
         "req_per_s": rate, "p50_ms": 1000 / rate, "p99_ms": 3000 / rate, "succeeded": 900, "offered": 1000,
         "offered_req_per_s": 50.0, "latency_ms": (np.linspace(1, 90, 101) * 100 / rate).tolist(), "private_mb": 900.0,
         "shared": 0.0 if own else 170.0, "each": 436.0 if own else 0.0, "swapped": 436.0 if own else 1.2, "mapped": 230.0,
+        "machine_gflops": [140.0 + tenants / 100, 150.0],
         "models_in_16_gb": 36 if own else 13_000,
     }  # fmt: skip
 
@@ -66,6 +67,7 @@ def test_every_figure_is_there_and_the_page_names_the_machine(results, tmp_path)
     assert len(shown) == 6
     for picture in shown:
         assert (tmp_path / "report" / picture).read_bytes().startswith(b"\x89PNG")
+    assert "140.01 to 150, median 150 GFLOP/s" in page
     assert "**2 x** (target: 1.8 x)" in page and "**600 x** (target: 100 x)" in page
     for figure in ("Fig. 11", "Table 2", "Fig. 12", "Fig. 13", "Table 6", "Fig. 17"):
         assert figure in page
@@ -109,6 +111,7 @@ def test_a_timeline_that_is_none(tmp_path, nonsense) -> None:
 def test_this_machine_in_words() -> None:
     assert re.search(r".+, \d+ cores, [\d.]+ GiB of memory, .+; torch \S+, Python \S+", in_words(machine()))
     assert Span("t", "stage 3", 0, 1).kind == "stage"
+    assert 0.1 < gflops(0.05) < 1e6
 
 
 def test_a_server_s_journal_is_a_timeline(tmp_path) -> None:
