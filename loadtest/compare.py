@@ -164,7 +164,7 @@ def summary(results: Results) -> dict:
         "schemes": rates,
         "p50_ms": p50,
         "memory": memory,
-        "ratios": _ratios(rates),
+        "ratios": _ratios(rates) if settings["scenario"] == "saturate" else {},
         "targets": TARGETS,
         "settings": settings,
         "machine_gflops": {"least": min(speeds), "median": statistics.median(speeds), "most": max(speeds)} if speeds else None,
