@@ -25,7 +25,7 @@ class ServingOptions:
     admission: bool = True
     packing: str = "packed"
     overlap: str = "pipelined"
-    commit_ms: str = "earliest"
+    commit_ms: str = "5"
     slots: int = 256
     batch_tokens: int = 4096
     queue_texts: int = 8192

@@ -17,6 +17,7 @@ from contextlib import ExitStack
 import numpy as np
 
 from hplm.engine.answer import answer
+from hplm.engine.courtesy import let_others_go_first
 from hplm.engine.engine import Engine
 from hplm.engine.instruments import Instruments
 from hplm.engine.request import Request, Work
@@ -112,6 +113,8 @@ class Pipeline:
             return None
 
     def _compute(self) -> None:
+        if self._engine.device.type == "cpu":
+            let_others_go_first()
         while (chosen := self._staged.get()) is not None:
             batch, staged = chosen
             self._line.started(batch)

@@ -90,26 +90,31 @@ class Admission:
         if self._waiting + tokens <= room:
             return start + float(self._cost.predict(self._waiting + tokens, len(columns) + texts))
         due = self._due_of(deadline)
-        batches = np.arange(due, BATCHES + 1)
-        if due and (self._due[due:] + tokens <= room * batches).all():
+        by_then = room * np.arange(due, BATCHES + 1)
+        if due and (self._due[due:] + tokens <= by_then).all():
             return deadline
-        ahead = self._ahead(text, tokens, deadline, columns)
-        needed = ceil((ahead + tokens) / room)
-        if needed <= due and ahead < self._due[due]:
+        promised = self._promised_before(text, tokens, due, columns)[due:]
+        if due and (promised + tokens <= by_then).all():
             return deadline
+        needed = ceil((promised[0] + tokens) / room)
         # Refused: those with earlier deadlines go first, and those with later ones have a promise too.
         return start + max(needed, due + 1) * self._batch_ns
 
-    def _ahead(self, text: Waiting, tokens: int, deadline: int, columns: Columns) -> float:
-        """Tokens that go first where not everything is promised: nobody of lower priority, and nobody's above a fair share."""
-        first = (columns.deadline <= deadline) & (columns.priority >= text.priority) & (columns.tokens <= text.tokens)
-        ahead = columns.tokens[first].sum()
-        if columns.tenants < 2 and columns.number_of(text.tenant) is not None:
-            return float(ahead)
+    def _promised_before(self, text: Waiting, tokens: int, due: int, columns: Columns) -> np.ndarray:
+        """Tokens due with each batch or one before it that this request may not displace.
+
+        It may displace lower priorities, longer texts, and what others have beyond their share if it is within its own.
+        """
+        first = (columns.priority >= text.priority) & (columns.tokens <= text.tokens)
+        batch = np.clip((columns.deadline[first] - self._start_ns) * (1 / self._batch_ns), 0, BATCHES).astype(np.int64)
+        cells = columns.tenant[first] * (BATCHES + 1) + batch
+        counted = np.bincount(cells, columns.tokens[first], minlength=columns.tenants * (BATCHES + 1))
+        by_tenant = counted.reshape(columns.tenants, BATCHES + 1).cumsum(axis=1)
         mine = columns.number_of(text.tenant)
         demand = np.bincount(columns.tenant, columns.tokens, minlength=columns.tenants + 1)
         demand[len(demand) - 1 if mine is None else mine] += tokens
-        share = fair_share(demand, self._promised * self._full[0])
-        own = 0 if mine is None else columns.tokens[first & (columns.tenant == mine)].sum()
-        within = own + tokens <= share * self._due_of(deadline)
-        return float(own) if within else float(ahead)
+        fair = fair_share(demand, self._promised * self._full[0])
+        own = 0 if mine is None else by_tenant[mine, due]
+        if np.isfinite(fair) and (not own or own + tokens <= fair * due):  # a first text is within it whatever its length
+            by_tenant = np.minimum(by_tenant, np.maximum(fair * np.arange(BATCHES + 1), tokens))  # and so is theirs
+        return by_tenant.sum(axis=0)

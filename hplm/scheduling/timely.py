@@ -40,7 +40,7 @@ class Timely:
         best_first = by_priority(columns, np.argsort(np.minimum(weight, LONGEST).astype(np.uint16), kind="stable"))
         limits = capacity.tokens * (1 + np.arange(self.horizon) * (1 - self.newcomers))
         if self._all_in_time(tokens, due, capacity.tokens):
-            head, tail, planned = best_first, best_first[:0], np.ones(len(best_first), bool)
+            head, tail, planned = best_first, best_first[:0], due[best_first] > 0
         else:
             # What comes after more than fits could be planned only because most of that is not, and is not looked at.
             count = int(np.searchsorted(np.cumsum(tokens[best_first]), limits[-1])) + 1
@@ -71,9 +71,9 @@ class Timely:
         return np.clip((columns.deadline - start_ns) * (1 / batch_ns), 0, self.horizon).astype(np.uint8)
 
     def _all_in_time(self, tokens: np.ndarray, due: np.ndarray, room: int) -> bool:
-        """Whether nothing need be dropped, as where admission has seen to it."""
-        due_by = np.cumsum(np.bincount(due, tokens, minlength=self.horizon + 1))
-        return not due_by[0] and bool((due_by[1:-1] <= room * np.arange(1, self.horizon)).all())
+        """Whether nothing need be dropped that can be in time, as where admission has seen to it."""
+        due_by = np.cumsum(np.bincount(due, tokens, minlength=self.horizon + 1)[1:])
+        return bool((due_by[:-1] <= room * np.arange(1, self.horizon)).all())
 
     @staticmethod
     def _plan(tokens: np.ndarray, due: np.ndarray, limits: np.ndarray) -> np.ndarray:

@@ -1,8 +1,11 @@
+import numpy as np
 import pytest
 
 from hplm.errors import DeadlineMissed
+from hplm.scheduling.arrivals import Arrivals
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Limits, Scheduler
+from hplm.scheduling.simulation import REFUSED, Machine, Simulation
 from hplm.scheduling.waiting import Capacity, Waiting
 
 ROOM = Capacity(tokens=100, texts=100, tenants=100)
@@ -91,3 +94,24 @@ def test_nothing_is_refused_by_a_guess_before_anything_has_run():
     scheduler = Scheduler(policy("timely"), Limits(1000, 10**6), admission=True)
     scheduler.offer([_text(1000, now=0)], 0)
     assert len(scheduler) == 1
+
+
+@pytest.mark.parametrize("tenants", [1, 16])
+def test_what_is_let_in_of_three_times_too_much_is_answered_in_time_and_the_engine_is_never_idle(tenants):
+    """Equal texts, eight a batch, with a fair share of half a text a batch: nobody's first text may push others' out."""
+    batch, count, rng = 450_000_000, 1500, np.random.default_rng(0)
+    load = Arrivals(
+        at_ns=np.cumsum(rng.exponential(batch / 24, count)).astype(np.int64),
+        tokens=np.full(count, 128),
+        allowed_ns=rng.uniform(2 * batch, 12 * batch, count).astype(np.int64),
+        tenant=np.arange(count) % tenants,
+        priority=np.zeros(count, dtype=np.int64),
+    )
+    machine = Machine(lambda lengths: 50e6 + 50e6 * len(lengths), Capacity(1024, 1024, 1024), noise=0.05)
+    scheduler = Scheduler(policy("timely"), Limits(count, 10**9), admission=True)
+    for _ in range(20):
+        scheduler.cost.observe(1024, 8, 0, batch)
+    outcome = Simulation(scheduler, machine, load).run()
+    let_in = outcome.fate != REFUSED
+    assert outcome.on_time.sum() / let_in.sum() > 0.95
+    assert outcome.on_time.sum() * batch / 8 > 0.95 * load.at_ns[-1]
