@@ -1,7 +1,7 @@
 """Far more than a server can do: what it takes on, what of that it answers in time, and how soon it says no.
 
 Texts of one length with random deadlines arrive as a Poisson process at a multiple of the capacity that a closed loop has just
-shown. `admitted` are requests that were not refused on arrival. The same arrivals then go through the simulator, with the batch
+shown; goodput is compared with the mean of that and of another one afterwards, because machines drift. `admitted` are requests that were not refused on arrival. The same arrivals then go through the simulator, with the batch
 times of the server's journal.
 """
 
@@ -82,9 +82,10 @@ def bench_overload(case: Case) -> dict:
             offered = _offer(case, capacity)
             print(f"capacity {capacity:.1f} requests a s; offering {case.overload} times it", file=sys.stderr, flush=True)
             report, memory = _overload(server, backbone, serve, case, offered)
+            after = _capacity(server, backbone, serve)
         entries = [json.loads(line) for line in journal.read_text("utf-8").splitlines()]
         batches = [Computed.of(entry) for entry in entries if "stages" in entry]
-    found = figures(report, offered, capacity, case)
+    found = figures(report, offered, (capacity + after) / 2, case) | {"capacity_drift": round(after / capacity, 3)}
     simulated = simulate(offered, batches, case, options.policy)
     return found | {
         "simulated_on_time_of_offered": simulated,
