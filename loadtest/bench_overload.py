@@ -1,8 +1,8 @@
 """Far more than a server can do: what it takes on, what of that it answers in time, and how soon it says no.
 
 Texts of one length with random deadlines arrive as a Poisson process at a multiple of the capacity that a closed loop has just
-shown; goodput is compared with the mean of that and of another one afterwards, because machines drift. `admitted` are requests that were not refused on arrival. The same arrivals then go through the simulator, with the batch
-times of the server's journal.
+shown; goodput is compared with the mean of that and of another one afterwards, because machines drift. `admitted` are requests
+that were not refused on arrival. The same arrivals then go through the simulator, with the batch times of the server's journal.
 """
 
 from __future__ import annotations
