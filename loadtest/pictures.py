@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,6 +16,7 @@ from builder.picture import GRID, INK
 from loadtest.schemes import COMPARED, DISK
 from loadtest.timeline import Span
 
+CHARACTERS = 11  # of a title, an inch
 NAMES = {
     "hplm": "hPLM",
     "adapter": "adapters, no tables",
@@ -117,7 +119,7 @@ class _picture:
         self._figure = Figure(figsize=(width, height), dpi=140, layout="constrained")
         FigureCanvasAgg(self._figure)
         self._axes = self._figure.subplots()
-        self._axes.set_title(title, loc="left", color=INK)
+        self._axes.set_title(fill(title, round(CHARACTERS * width)), loc="left", color=INK)
 
     def __enter__(self) -> Axes:
         self._axes.grid(color=GRID, linewidth=0.7)
