@@ -30,6 +30,7 @@ def register(commands) -> None:
             f"--{service}-port", type=int, default=port, metavar="PORT", help=f"default: {port}; 0 takes any free port"
         )
     serve.add_argument("--log-file", type=Path, metavar="FILE", help="appended to (default: .hplm/serve-HTTPPORT.log)")
+    serve.add_argument("flags", nargs="*", metavar="-- FLAG", help="more flags for tritonserver, such as --trace-config=rate=1")
     serve.set_defaults(run=run)
 
 
@@ -45,6 +46,7 @@ def run(args: argparse.Namespace) -> None:
         metrics_port=args.metrics_port,
         log_file=args.log_file or Path(f".hplm/serve-{args.http_port}.log"),
         state=args.state,
+        extra_args=args.flags,
     )
     say(f"tritonserver  {server.installation.binary} ({server.installation.description})")
     say(f"log           {server.log_file}")

@@ -65,3 +65,11 @@ def test_what_is_no_repository_is_one_line_of_error(tmp_path):
     assert done.returncode == 1
     assert done.stderr.startswith(f"hplm serve: model repository {tmp_path}/absent: no such directory")
     assert done.stderr.count("\n") == 1
+
+
+def test_flags_after_two_dashes_are_tritonserver_s(tmp_path):
+    add_model(tmp_path / "repository", "echo", ECHO)
+    command = [*SERVE, "--repository", str(tmp_path / "repository"), *ANY_PORTS, "--", "--no-such-flag=1"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert done.returncode == 1
+    assert "no-such-flag" in (tmp_path / ".hplm/serve-0.log").read_text("utf-8")
