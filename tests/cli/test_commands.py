@@ -39,7 +39,10 @@ def test_tenant_show_gives_labels_in_the_order_of_the_logits(toy, capsys):
 
 def test_export(toy, tmp_path, capsys):
     exported = _json(capsys, "export", "--store", toy.store.folder, "--repository", tmp_path / "r", "--slots", 6)
-    assert exported == {"backbone": "toy", "tenants": len(TENANTS), "tables": 3, "repository": str(tmp_path / "r")}
+    repository = str(tmp_path / "r")
+    assert exported == {
+        "scheme": "hplm", "backbone": "toy", "tenants": len(TENANTS), "tables": 3, "repository": repository
+    }  # fmt: skip
     assert '"6"' in (tmp_path / "r/toy-upper/config.pbtxt").read_text()
 
 
