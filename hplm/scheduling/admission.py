@@ -19,8 +19,8 @@ FIRST = 8  # batches believed by nobody: a process begins slowly
 STALE_NS = 10**9  # without a batch for so long, a guess is tried rather than believed, or it would never be corrected
 CAUTION = 2.0  # mean deviations that a batch may take longer than predicted
 MISSED = 0.03  # of those let in: the share at which the room that is promised neither grows nor shrinks
-CORRECTION = 0.05
-LEAST_PROMISED = 0.5
+CORRECTION = 0.1
+FIRST_PROMISED, LEAST_PROMISED = 0.9, 0.5  # no engine is as steady as its mean
 
 
 class Admission:
@@ -33,7 +33,7 @@ class Admission:
     def __init__(self, cost: CostModel) -> None:
         self._cost = cost
         self._full: np.ndarray | None = None  # tokens, texts, adapters of a batch that left others waiting
-        self._promised = 1.0  # of that
+        self._promised = FIRST_PROMISED  # of that
         self._start_ns = 0
         self._batch_ns = 1.0
         self._waiting = 0  # tokens
