@@ -1,11 +1,9 @@
 """The whole upper half without a server: mixed traffic equals the reference, and every request gets exactly one answer."""
 
-import json
 import random
 import shutil
 import threading
 import time
-from collections import Counter
 from dataclasses import replace
 from functools import cache
 
@@ -13,68 +11,20 @@ import numpy as np
 import pytest
 
 from builder.random_store import SPECIAL
-from hplm.engine.backbone import Backbone
 from hplm.engine.engine import Engine
-from hplm.engine.lookup import Lookup
 from hplm.engine.overlap import OVERLAPS
 from hplm.engine.packing import PACKINGS
 from hplm.engine.reference import Reference
 from hplm.engine.request import LookedUp
-from hplm.engine.service import Service
-from hplm.engine.settings import Settings
 from hplm.errors import Broken, DeadlineMissed, Draining, InvalidInput, NoTenant, QueueFull
 from hplm.model.windows import Window
 from hplm.plot.gathering import Gatherer
 from hplm.plot.table import Table
 from hplm.scheduling.policy import OURS
 from hplm.tenants.ticket import Ticket
+from tests.engine.asker import Asker
 from tests.equality import Comparison
 from tests.toy import CONFIG, TENANTS, WORDS, Toy, make_toy, random_text
-
-PARAMETERS = {
-    "device": "cpu", "dtype": "fp32", "threads": "0", "policy": "timely", "admission": "true", "packing": "packed",
-    "commit_ms": "earliest", "overlap": "pipelined", "batch_tokens": "256", "queue_texts": "4000", "queue_mb": "100",
-    "journal": "", "slots": "4", "plot_hot": "0", "plot_preload": "false",
-}  # fmt: skip
-
-
-class Asker:
-    """Looks up and submits as the two backends do, and keeps every answer to every request."""
-
-    def __init__(self, folder, state=None, **changes):
-        self.backbone = Backbone(folder, state)
-        self.lookup = Lookup(self.backbone)
-        self.service = Service(folder, Settings.read({**PARAMETERS, **changes}), state)
-        self.answers = []
-        self._arrived = threading.Condition()
-
-    def ask(self, tenant_id, texts, pairs=None, truncate=False, deadline_ns=0, top_k=0):
-        view = self.backbone.view
-        tenant = view.snapshot.find(tenant_id)
-        resolved = self.lookup.resolve(view, tenant, texts, pairs, truncate)
-        number = len(self.answers)
-        self.answers.append([])
-
-        def respond(answer):
-            with self._arrived:
-                self.answers[number].append(answer)
-                self._arrived.notify_all()
-
-        ticket = Ticket(
-            view.snapshot.generation, tenant.uid, tenant.version, time.monotonic_ns(), deadline_ns, 0, top_k
-        )
-        found = LookedUp(ticket, resolved.addresses, resolved.segments, resolved.spans, id=f"request {number}")
-        self.service.submit(found, respond)
-        return number
-
-    def wait(self, number):
-        with self._arrived:
-            assert self._arrived.wait_for(lambda: self.answers[number], 60)
-        return self.answers[number][0]
-
-    def close(self):
-        self.service.close()
-        assert all(len(answers) == 1 for answers in self.answers), Counter(map(len, self.answers))
 
 
 @pytest.fixture
@@ -134,37 +84,6 @@ def test_every_packing_with_every_policy_equals_the_reference(toy, expected, pac
     asker.close()
 
 
-def test_a_request_can_be_followed_from_its_arrival_to_its_answer(toy, tmp_path):
-    file = tmp_path / "journal.jsonl"
-    asker = Asker(toy.folder, journal=str(file))
-    text = " ".join(WORDS[:5])
-    numbers = [asker.ask("acme", [text, text]), asker.ask("beta", [text], deadline_ns=time.monotonic_ns() + 10**11)]
-    for number in numbers:
-        asker.wait(number)
-    late = asker.ask("city", [text], deadline_ns=1)
-    asker.wait(late)
-    asker.close()
-    entries = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
-    requests = {entry["request"]: entry for entry in entries if "request" in entry}
-    batches = {entry["batch"]: entry for entry in entries if "request" not in entry}
-    assert [requests[f"request {i}"]["outcome"] for i in (*numbers, late)] == ["answered", "on_time", "deadline"]
-    for i in numbers:
-        one = requests[f"request {i}"]
-        stages = batches[one["batch"]]["stages"]
-        assert one["arrived"] <= one["taken"] <= one["started"] <= stages["compute"][0] <= stages["compute"][1]
-        assert stages["compute"][1] <= one["computed"] <= one["answered"]
-    first, never = requests["request 0"], requests[f"request {late}"]
-    assert (first["tenant"], first["texts"], first["tokens"]) == ("acme", 2, 14)
-    assert never["started"] == never["batch"] == 0
-    assert sum(batch["texts"] for batch in batches.values()) == 3
-    assert text not in file.read_text("utf-8")
-
-
-def test_a_journal_that_cannot_be_written_is_named(toy, tmp_path):
-    with pytest.raises(InvalidInput, match=r"'journal' is .*no/where.*name a file"):
-        Asker(toy.folder, journal=str(tmp_path / "no/where"))
-
-
 @pytest.mark.parametrize("overlap", OVERLAPS)
 def test_what_fails_late_is_answered_and_the_next_batch_runs(toy, monkeypatch, overlap):
     asker = Asker(toy.folder, overlap=overlap)
@@ -174,20 +93,6 @@ def test_what_fails_late_is_answered_and_the_next_batch_runs(toy, monkeypatch, o
     (rows,) = asker.wait(asker.ask("acme", [WORDS[0]]))
     assert rows.labels
     asker.close()
-
-
-@pytest.mark.parametrize(
-    "name, value",
-    [("commit_ms", "soon"), ("commit_ms", "-1"), ("commit_ms", "nan"), ("overlap", "none"), ("queue_mb", "0"), ("slots", "1")],
-)
-def test_a_parameter_that_makes_no_sense_is_refused_by_name(name, value):
-    with pytest.raises(InvalidInput, match=f"{name}.*{value}"):
-        Settings.read({**PARAMETERS, name: value})
-
-
-def test_a_repository_without_a_parameter_is_to_be_exported_again():
-    with pytest.raises(InvalidInput, match=r"'packing' is missing in .*: export the repository again"):
-        Settings.read({name: value for name, value in PARAMETERS.items() if name != "packing"})
 
 
 @pytest.mark.parametrize(
@@ -411,17 +316,3 @@ def test_what_does_not_come_from_lookup_is_refused(asker):
 
 def test_the_reference_is_deterministic(toy, reference):
     assert (reference.forward(WORDS[4], "acme") == Reference.open(toy.folder).forward(WORDS[4], "acme")).all()
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"device": "tpu9"}, "device 'tpu9'"),
-        ({"dtype": "fp8"}, "dtype 'fp8'"),
-        ({"slots": "1"}, "'slots' is '1'"),
-        ({"batch_tokens": "many"}, "'batch_tokens' is 'many'"),
-    ],
-)
-def test_settings_that_make_no_sense_are_named(change, message):
-    with pytest.raises(InvalidInput, match=message):
-        Settings.read({**PARAMETERS, **change})

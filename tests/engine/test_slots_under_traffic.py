@@ -9,7 +9,7 @@ from builder.model_configs import ServingOptions
 from builder.random_store import random_store
 from builder.store import TenantFile
 from hplm.engine.reference import Reference
-from tests.engine.test_service import Asker
+from tests.engine.asker import Asker
 from tests.equality import Comparison
 from tests.toy import CONFIG, WORDS, random_text
 

@@ -13,7 +13,7 @@ from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.errors import InvalidInput
 from hplm.tenants.ticket import Ticket
-from tests.engine.test_service import PARAMETERS
+from tests.engine.asker import PARAMETERS
 from tests.tasks import TENANTS, expected_logits, make_tasks, question, same_labels
 from tests.toy import WORDS
 

@@ -15,7 +15,8 @@ from hplm.errors import Broken, DeadlineMissed, InvalidInput, QueueFull, Quota
 from hplm.tenants.quotas import Quotas
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.ticket import Ticket
-from tests.engine.test_service import Asker, Gate
+from tests.engine.asker import Asker
+from tests.engine.test_service import Gate
 from tests.toy import WORDS
 
 

@@ -1,0 +1,57 @@
+"""The upper half asked as its two backends ask it, without a server."""
+
+import threading
+import time
+from collections import Counter
+
+from hplm.engine.backbone import Backbone
+from hplm.engine.lookup import Lookup
+from hplm.engine.request import LookedUp
+from hplm.engine.service import Service
+from hplm.engine.settings import Settings
+from hplm.tenants.ticket import Ticket
+
+PARAMETERS = {
+    "device": "cpu", "dtype": "fp32", "threads": "0", "policy": "timely", "admission": "true", "packing": "packed",
+    "commit_ms": "earliest", "overlap": "pipelined", "batch_tokens": "256", "queue_texts": "4000", "queue_mb": "100",
+    "journal": "", "slots": "4", "plot_hot": "0", "plot_preload": "false",
+}  # fmt: skip
+
+
+class Asker:
+    """Looks up and submits as the two backends do, and keeps every answer to every request."""
+
+    def __init__(self, folder, state=None, **changes):
+        self.backbone = Backbone(folder, state)
+        self.lookup = Lookup(self.backbone)
+        self.service = Service(folder, Settings.read({**PARAMETERS, **changes}), state)
+        self.answers = []
+        self._arrived = threading.Condition()
+
+    def ask(self, tenant_id, texts, pairs=None, truncate=False, deadline_ns=0, top_k=0):
+        view = self.backbone.view
+        tenant = view.snapshot.find(tenant_id)
+        resolved = self.lookup.resolve(view, tenant, texts, pairs, truncate)
+        number = len(self.answers)
+        self.answers.append([])
+
+        def respond(answer):
+            with self._arrived:
+                self.answers[number].append(answer)
+                self._arrived.notify_all()
+
+        ticket = Ticket(
+            view.snapshot.generation, tenant.uid, tenant.version, time.monotonic_ns(), deadline_ns, 0, top_k
+        )
+        found = LookedUp(ticket, resolved.addresses, resolved.segments, resolved.spans, id=f"request {number}")
+        self.service.submit(found, respond)
+        return number
+
+    def wait(self, number):
+        with self._arrived:
+            assert self._arrived.wait_for(lambda: self.answers[number], 60)
+        return self.answers[number][0]
+
+    def close(self):
+        self.service.close()
+        assert all(len(answers) == 1 for answers in self.answers), Counter(map(len, self.answers))

@@ -1,0 +1,41 @@
+"""The journal: a line for each request and each batch, and no text in it."""
+
+import json
+import time
+
+import pytest
+
+from hplm.errors import InvalidInput
+from tests.engine.asker import Asker
+from tests.toy import WORDS
+
+
+def test_a_request_can_be_followed_from_its_arrival_to_its_answer(toy, tmp_path):
+    file = tmp_path / "journal.jsonl"
+    asker = Asker(toy.folder, journal=str(file))
+    text = " ".join(WORDS[:5])
+    numbers = [asker.ask("acme", [text, text]), asker.ask("beta", [text], deadline_ns=time.monotonic_ns() + 10**11)]
+    for number in numbers:
+        asker.wait(number)
+    late = asker.ask("city", [text], deadline_ns=1)
+    asker.wait(late)
+    asker.close()
+    entries = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    requests = {entry["request"]: entry for entry in entries if "request" in entry}
+    batches = {entry["batch"]: entry for entry in entries if "request" not in entry}
+    assert [requests[f"request {i}"]["outcome"] for i in (*numbers, late)] == ["answered", "on_time", "deadline"]
+    for i in numbers:
+        one = requests[f"request {i}"]
+        stages = batches[one["batch"]]["stages"]
+        assert one["arrived"] <= one["taken"] <= one["started"] <= stages["compute"][0] <= stages["compute"][1]
+        assert stages["compute"][1] <= one["computed"] <= one["answered"]
+    first, never = requests["request 0"], requests[f"request {late}"]
+    assert (first["tenant"], first["texts"], first["tokens"]) == ("acme", 2, 14)
+    assert never["started"] == never["batch"] == 0
+    assert sum(batch["texts"] for batch in batches.values()) == 3
+    assert text not in file.read_text("utf-8")
+
+
+def test_a_journal_that_cannot_be_written_is_named(toy, tmp_path):
+    with pytest.raises(InvalidInput, match=r"'journal' is .*no/where.*name a file"):
+        Asker(toy.folder, journal=str(tmp_path / "no/where"))
