@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -110,6 +111,23 @@ def update_domain(
     return table
 
 
+def recut_domain(origin: Store, branch: str, store: Store, name: str, keep: float, dtype: str, device: torch.device) -> Table:
+    """Another table of a branch's corpus by the same lower layers, as a branch of its own of a store with the same root.
+
+    Rows that the origin's table has are taken from it where they are stored alike.
+    """
+    if (name, 1) in store.domains():
+        return store.table(name, 1)
+    counts, lower, known = Counts(origin.counts_folder(branch, 1)), origin.lower(branch, 1), origin.table(branch, 1)
+    spec = store.table_spec(name, 1, ("root", 1), dtype, counts.tokens)
+    work = store.work_folder(name, 1)
+    work.mkdir(parents=True, exist_ok=True)
+    table = build_table(store, spec, counts, lower, keep, device, work, known if known.meta.dtype == dtype else None)
+    store.save_lower(name, 1, lower)
+    shutil.rmtree(work)
+    return table
+
+
 def delete_domain(store: Store, name: str, version: int | None = None) -> list[int]:
     """All versions, or one; refused while tenants or other domains stand on it."""
     versions = [found for domain, found in store.domains() if domain == name and version in (None, found)]
@@ -181,9 +199,7 @@ def _masked(
         head.load_state_dict(weights)
     else:
         head, head_is = given_head(store.model, config), "the checkpoint's"
-    head, report = further_pretrain(
-        config, lower, store.upper(), head, head_is, documents, budget, seed, device, saved=saved
-    )
+    head, report = further_pretrain(config, lower, store.upper(), head, head_is, documents, budget, seed, device, saved=saved)
     store.save_masked_head(*branch, head.state_dict())
     save_report(store.folder, *branch, {"learn": "masked", **asdict(report)})
 

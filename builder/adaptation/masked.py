@@ -104,6 +104,19 @@ def given_head(model: str, config: BackboneConfig) -> MaskedHead | None:
     return head
 
 
+def masked(words: np.ndarray, config: BackboneConfig, chance: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """What is seen of them, and which are to be guessed: one at least."""
+    special = np.isin(words, (config.cls_id, config.sep_id))
+    guessed = np.flatnonzero(~special & (chance.random(len(words)) < MASKED))
+    if not len(guessed):
+        guessed = np.flatnonzero(~special)[:1]
+    fate, seen = chance.random(len(guessed)), words.copy()
+    seen[guessed[fate < AS_MASK]] = config.mask_id
+    replaced = guessed[(fate >= AS_MASK) & (fate < AS_MASK + AS_RANDOM)]
+    seen[replaced] = chance.integers(config.vocabulary, size=len(replaced))
+    return seen, guessed
+
+
 class MaskedLessons:
     def __init__(self, config: BackboneConfig, device: torch.device) -> None:
         self._config = config
@@ -113,14 +126,7 @@ class MaskedLessons:
     def lesson(self, texts: list[np.ndarray], chance: np.random.Generator) -> MaskedLesson:
         lengths = np.array([len(text) for text in texts])
         words = np.concatenate(texts)
-        special = np.isin(words, (self._config.cls_id, self._config.sep_id))
-        guessed = np.flatnonzero(~special & (chance.random(len(words)) < MASKED))
-        if not len(guessed):
-            guessed = np.flatnonzero(~special)[:1]
-        fate, seen = chance.random(len(guessed)), words.copy()
-        seen[guessed[fate < AS_MASK]] = self._config.mask_id
-        replaced = guessed[(fate >= AS_MASK) & (fate < AS_MASK + AS_RANDOM)]
-        seen[replaced] = chance.integers(self._config.vocabulary, size=len(replaced))
+        seen, guessed = masked(words, self._config, chance)
         windows, window_of = self._windows(seen, lengths, chance)
         positions = index_of(positions_of(lengths), self._device)
         chosen, wanted = index_of(guessed, self._device), index_of(words[guessed], self._device)

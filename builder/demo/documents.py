@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -83,6 +83,14 @@ def split_documents(documents: Sequence[Document]) -> dict[str, list[Document]]:
         chosen[split].append(members)
     seen: set[str] = set()
     return {split: _unseen([one for members in chosen[split] for one in members], seen) for split in SPLITS}
+
+
+def further_documents(documents: Iterable[Document], splits: Mapping[str, list[Document]]) -> list[Document]:
+    """Those that can be read beside the splits: nothing that is asked about is among them, and no text twice."""
+    seen: set[str] = set()
+    for members in splits.values():
+        seen.update(*(_shingles(document.text) for document in members))
+    return _unseen((one for one in documents if len(one.text.split()) >= SHORTEST), seen)
 
 
 def _unseen(documents: Iterable[Document], seen: set[str]) -> list[Document]:

@@ -23,6 +23,7 @@ class Area:
 class Domain:
     name: str
     areas: tuple[Area, ...]
+    further: tuple[Source, ...] = ()  # read for a large corpus alone: nothing is asked of these
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -36,6 +37,10 @@ class Domain:
 
 def _source(package: str, parts: str = "") -> Source:
     return Source(package, tuple(parts.split()))
+
+
+def _sources(packages: str) -> tuple[Source, ...]:
+    return tuple(map(_source, packages.split()))
 
 
 def _chapter(name: str, modules: str) -> Area:
@@ -80,6 +85,7 @@ STDLIB = Domain(
             "reprlib pprint argparse optparse getopt stringprep _markupbase",
         ),
     ),
+    (_source(STANDARD_LIBRARY), *_sources("_pytest hypothesis packaging pip pluggy pygments setuptools")),
 )
 
 MATHS = Domain(
@@ -101,6 +107,7 @@ MATHS = Domain(
         Area("physics", (_source("sympy", "physics/mechanics physics/optics physics/quantum physics/vector"),)),
         Area("polynomials", (_source("sympy", "polys/*"), _source("numpy", "polynomial"))),
     ),
+    _sources("matplotlib mpmath networkx numpy scipy sklearn sympy"),
 )
 
 LEARNING = Domain(
@@ -121,6 +128,7 @@ LEARNING = Domain(
             ),
         ),
     ),
+    _sources("huggingface_hub safetensors sklearn tokenizers torch transformers"),
 )
 
 WEB = Domain(
@@ -134,6 +142,10 @@ WEB = Domain(
         Area("huggingface_hub", (_source("huggingface_hub"),)),
         Area("protobuf", (_source("google.protobuf"),)),
         Area("urllib3", (_source("urllib3"),)),
+    ),
+    _sources(
+        "aiohttp anyio click flask fsspec gevent geventhttpclient google.protobuf grpc httpcore2 httpx2 huggingface_hub jinja2 "
+        "locust multidict pydantic requests rich tritonclient typer urllib3 werkzeug yarl"
     ),
 )
 

@@ -18,19 +18,17 @@ from pathlib import Path
 
 import numpy as np
 
-from builder.counts import Counts
 from builder.data import read_labelled
-from builder.demo.__main__ import EPOCHS, data_of
-from builder.demo.data import DemoTenant
+from builder.demo.__main__ import EPOCHS
+from builder.demo.data import DemoTenant, data_of
+from builder.domain import recut_domain
 from builder.evaluation.tenant import evaluate_tenant
 from builder.export import copy_file
 from builder.store import Store
-from builder.table import build_table
 from builder.tenant import build_tenant
 from hplm.engine.engine import resolve_device
 from hplm.errors import HplmError, InvalidInput
 from hplm.plot.levels import Tally
-from hplm.plot.table import Table
 
 KEEPS = (1.0, 0.004, 0.001, 0.0)
 DTYPES = ("fp16", "int8")
@@ -81,7 +79,7 @@ def measure(folder: Path, domains: list[str]) -> Iterator[Row]:
             for keep in KEEPS:
                 if keep:
                     name = f"{domain}-{dtype}-{keep:g}"
-                    built = _table(demo, store, domain, name, keep, dtype)
+                    built = recut_domain(demo, domain, store, name, keep, dtype, resolve_device("auto"))
                 else:  # the root alone
                     name, built = "root", None
                 yield Row(
@@ -119,24 +117,6 @@ def _sibling(demo: Store, folder: Path) -> Store:
         for file in (file for part in parts for file in sorted(demo.folder.glob(part))):
             copy_file(file, folder / file.relative_to(demo.folder))
     return Store(folder)
-
-
-def _table(demo: Store, store: Store, domain: str, name: str, keep: float, dtype: str) -> Table:
-    """Rows that the demo's own table has are taken from it where they are stored alike."""
-    if (name, 1) in store.domains():
-        return store.table(name, 1)
-    counts = Counts(demo.counts_folder(domain, 1))
-    lower = demo.lower(domain, 1)
-    spec = store.table_spec(name, 1, ("root", 1), dtype, counts.tokens)
-    known = demo.table(domain, 1)
-    work = store.work_folder(name, 1)
-    work.mkdir(parents=True, exist_ok=True)
-    built = build_table(
-        store, spec, counts, lower, keep, resolve_device("auto"), work, known if known.meta.dtype == dtype else None
-    )
-    store.save_lower(name, 1, lower)
-    shutil.rmtree(work)
-    return built
 
 
 def _found(store: Store, name: str, tenants: list[DemoTenant]) -> dict[str, float]:

@@ -12,7 +12,7 @@ from builder.data import read_labelled
 from builder.evaluation.tenant import Evaluation
 from builder.store import Store
 from builder.tenant import Material
-from builder.training.bodies import Body, PlotBody, WholeBody
+from builder.training.bodies import Body, PlotBody, RememberingBody, WholeBody
 from builder.training.finetuning import Ground, Trained, TrainingOptions, evaluate, train
 from builder.training.scores import Scores
 from hplm.errors import InvalidInput
@@ -26,11 +26,14 @@ class Scheme:
     says: str
     whole: bool  # the original BERT, its lower layers computed; else the domain's tables
     body_rate: float = 0.0
+    body_part: str = "all"
     adapter: bool = False
 
 
 SCHEMES = {
     "dedicated": Scheme("all weights of the original BERT tuned", whole=True, body_rate=5e-5),
+    "dedicated-lower": Scheme("its embeddings and lower layers tuned", whole=True, body_rate=5e-5, body_part="lower"),
+    "dedicated-upper": Scheme("its upper layers tuned", whole=True, body_rate=5e-5, body_part="upper"),
     "shared": Scheme("the original BERT untouched, a head alone", whole=True),
     "adapter": Scheme("adapter and head on the original BERT, no tables", whole=True, adapter=True),
     "plot": Scheme("tables below, the whole upper half tuned", whole=False, body_rate=1e-4),
@@ -71,12 +74,14 @@ def score_schemes(
     return scores
 
 
-def train_scheme(store: Store, ground: Ground, name: str, own: TrainingOptions, show_progress: bool = True) -> Trained:
-    """One of SCHEMES, or `hplm`: with the options of an hPLM, where they apply."""
+def train_scheme(
+    store: Store, ground: Ground, name: str, own: TrainingOptions, show_progress: bool = True, body: Body | None = None
+) -> Trained:
+    """One of SCHEMES, or `hplm`: with the options of an hPLM, where they apply; `body`: another one than the scheme's."""
     if name == "hplm":
         return train(PlotBody(store.upper(), store.config.heads), ground, own, show_progress=show_progress)
     scheme = SCHEMES[name]
-    return train(_body(store, scheme), ground, _options(scheme, own), show_progress=show_progress)
+    return train(body or _body(store, scheme), ground, _options(scheme, own), show_progress=show_progress)
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -86,13 +91,18 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def _body(store: Store, scheme: Scheme) -> Body:
-    config = store.config
     if not scheme.whole:
-        return PlotBody(store.upper(), config.heads)
+        return PlotBody(store.upper(), store.config.heads)
+    whole = whole_body(store)
+    return whole if scheme.body_rate or scheme.adapter else RememberingBody(whole)
+
+
+def whole_body(store: Store) -> WholeBody:
+    config = store.config
     return WholeBody(load_checkpoint(store.model, config.name, config.lower_layers, config.upper_layers, config.window))
 
 
 def _options(scheme: Scheme, own: TrainingOptions) -> TrainingOptions:
     if scheme.adapter:
         return own
-    return replace(own, rank=0, learning_rate=HEAD_RATE, body_rate=scheme.body_rate)
+    return replace(own, rank=0, learning_rate=HEAD_RATE, body_rate=scheme.body_rate, body_part=scheme.body_part)

@@ -1,4 +1,4 @@
-"""`python -m builder.report --tier 1`: eight tasks in four domains of docstrings, each with every scheme."""
+"""`python -m builder.report --tier 1`: eight tasks in four domains of docstrings; hPLMs beside what they are compared with."""
 
 from __future__ import annotations
 
@@ -6,39 +6,70 @@ import argparse
 import sys
 from pathlib import Path
 
-from builder.demo.__main__ import minilm
-from builder.demo.data import write_demo_data
+from transformers import AutoConfig
+
+from builder.demo.__main__ import fingerprint, minilm
+from builder.demo.data import stored_demo_data
+from builder.report.report import Report
 from builder.report.results import Results
-from builder.report.study import Study
 from builder.report.table import draw, markdown_of
 from builder.report.tiers import TIERS
 from hplm.engine.engine import resolve_device
-from hplm.errors import HplmError
+from hplm.errors import HplmError, InvalidInput
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m builder.report", description=__doc__)
     parser.add_argument("--tier", type=int, choices=sorted(TIERS), default=1, help="how much (default: %(default)s)")
+    parser.add_argument(
+        "--studies", default="schemes", help="or all; --list names them (default: %(default)s)"
+    )
+    parser.add_argument("--list", action="store_true", help="name the studies and how much of each is finished")
+    parser.add_argument("--finished", action="store_true", help="show what is finished, compute nothing")
+    parser.add_argument("--seeds", help="comma-separated; others than the tier's")
     parser.add_argument("--work", type=Path, default=Path(".hplm/report"), help="data and stores (default: %(default)s)")
     parser.add_argument(
         "--results", type=Path, default=Path("docs/results/accuracy"), help="a file a finished number (default: %(default)s)"
     )
     parser.add_argument("--model", help="Hugging Face name or folder of another BERT than MiniLM")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw it here (.png, .svg, .pdf)")
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw each study there")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     args = parser.parse_args(argv)
-    tier, work = TIERS[args.tier], args.work / f"tier-{args.tier}"
     try:
-        data = write_demo_data(work / "data", sizes=tier.sizes)
-        device, results = resolve_device(args.device), Results(args.results)
-        runs = Study(args.model or str(minilm()), data, tier, work, results, device).run()
-        if args.picture is not None:
-            draw(runs, args.picture)
+        report = _report(args)
+        known = report.studies
+        if args.list:
+            for study in known.values():
+                print(f"{study.name:14} {len(report.finished(study)):4} of {report.size(study):4}  {study.title}")
+            return 0
+        chosen = [_study(known, name) for name in (known if args.studies == "all" else args.studies.split(","))]
+        if not args.finished:
+            report.run(chosen)
     except HplmError as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
-    print(markdown_of(runs))
+    for study in chosen:
+        if runs := report.finished(study):
+            print(f"\n### {study.title} ({study.name})\n\n{markdown_of(runs)}")
+            if args.pictures is not None:
+                draw(runs, study.title, args.pictures / f"accuracy-{study.name}.svg")
     return 0
+
+
+def _report(args: argparse.Namespace) -> Report:
+    model, tier = args.model or str(minilm()), TIERS[args.tier]
+    if args.seeds:
+        tier = tier.with_seeds(args.seeds)
+    work = args.work / f"tier-{args.tier}-{fingerprint(model)}"
+    data = stored_demo_data(work / "data", tier.sizes, further=True)
+    layers = AutoConfig.from_pretrained(model).num_hidden_layers
+    return Report(model, layers, data, tier, work, Results(args.results), resolve_device(args.device))
+
+
+def _study(known: dict, name: str):
+    if name not in known:
+        raise InvalidInput(f"study {name!r} is not known: choose from {', '.join(known)}, all")
+    return known[name]
 
 
 if __name__ == "__main__":

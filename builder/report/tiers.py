@@ -2,33 +2,51 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from builder.evaluation.schemes import SCHEMES
+from builder.training.finetuning import TrainingOptions
+from hplm.errors import InvalidInput
 
-ALL = ("dedicated", "plot", "hplm", "adapter", "shared")
-assert {*ALL} == {*SCHEMES, "hplm"}
+# Passes over the data that cost as much computation as one pass of a dedicated BERT. In layers of one forward pass each
+# (gradients are two more, or one where only the input has some), a dedicated BERT of 6 layers pays 18, its upper half above
+# tables 9 (plot), an adapter on a whole BERT 9, an hPLM 6. What a head alone reads is computed once.
+PASSES = {"plot": 2, "adapter": 2, "hplm": 3, "shared": 3}
 
 
 @dataclass(frozen=True)
 class Tier:
-    root_minutes: float
-    domain_minutes: float
-    learn: str
     train: int  # texts of a task, where its source has them
     dev: int
     test: int
     seeds: tuple[int, ...]
-    epochs: int
-    schemes: tuple[str, ...] = ALL
+    passes: int  # over the data, of a dedicated BERT
+    root_minutes: float
+    domain_minutes: float
+    learn: str  # how domains do
+    shape_minutes: float  # of adapting each root of another split or window
+    whole_minutes: float  # of further pretraining a whole BERT
+    tenants: tuple[int, ...]  # that resample the tasks
+    tenant_texts: int = 300
+    root_keep: float = 0.3
 
     @property
     def sizes(self) -> dict[str, int]:
         return {"train": self.train, "dev": self.dev, "test": self.test}
 
+    def with_seeds(self, listed: str) -> Tier:
+        try:
+            return replace(self, seeds=tuple(int(seed) for seed in listed.split(",")))
+        except ValueError:
+            raise InvalidInput(f"--seeds {listed!r}: numbers with commas between them, such as 0,1,2") from None
+
+    def training(self, scheme: str, seed: int) -> TrainingOptions:
+        return replace(OPTIONS, epochs=self.passes * PASSES.get(scheme, 1), seed=seed)
+
+
+OPTIONS = TrainingOptions(patience=3)
 
 TIERS = {
-    1: Tier(20, 2, "distil", train=1500, dev=300, test=500, seeds=(0,), epochs=3),
-    2: Tier(60, 15, "masked", train=3000, dev=500, test=1000, seeds=(0, 1, 2), epochs=6),
-    3: Tier(120, 30, "masked", train=6000, dev=500, test=1000, seeds=(0, 1, 2), epochs=10),
+    1: Tier(1500, 300, 1000, (0,), 3, 35, 3, "distil", shape_minutes=8, whole_minutes=5, tenants=(10,)),
+    2: Tier(3000, 500, 1000, (0, 1, 2), 5, 60, 15, "masked", shape_minutes=30, whole_minutes=15, tenants=(10, 100)),
+    3: Tier(6000, 500, 1000, (0, 1, 2), 5, 120, 30, "masked", shape_minutes=120, whole_minutes=30, tenants=(10, 100, 1000)),
 }

@@ -5,13 +5,13 @@ Both say something of the tokens that the head reads, and compute no more of the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 
-from builder.training.examples import Pack
+from builder.training.examples import Pack, Text
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import Checkpoint, full_stack
 from hplm.model.layer import Adapt
@@ -27,6 +27,11 @@ class PlotBody(nn.Module):
         super().__init__()
         self.upper = upper
         self._heads = heads
+
+    def part(self, name: str) -> Iterator[nn.Parameter]:
+        if name != "all":
+            raise ValueError(f"what stands above tables has no {name} part of its own")
+        return self.parameters()
 
     def forward(self, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
         return self.from_sums(pack.sums, pack, adapters)
@@ -53,6 +58,13 @@ class WholeBody(nn.Module):
         self.norm.load_state_dict({kind: weights[f"embeddings.LayerNorm.{kind}"] for kind in ("weight", "bias")})
         self.layers = full_stack(checkpoint)
 
+    def part(self, name: str) -> Iterator[nn.Parameter]:
+        upper = list(self.layers[len(self.layers) - self._upper :].parameters())
+        if name == "all":
+            return self.parameters()
+        above = {id(parameter) for parameter in upper}
+        return iter(upper if name == "upper" else [other for other in self.parameters() if id(other) not in above])
+
     def forward(self, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
         frozen = not self.words.weight.requires_grad
         lower = len(self.layers) - self._upper
@@ -63,4 +75,32 @@ class WholeBody(nn.Module):
         return through(self.layers[lower:], x, attend, adapters, pack.reading)
 
 
-Body = PlotBody | WholeBody
+class RememberingBody(nn.Module):
+    """A body that does not learn, under a head alone: what it says of a text it says once."""
+
+    REMEMBERED = 1 << 20  # rows; what is beyond is computed again
+
+    def __init__(self, body: PlotBody | WholeBody) -> None:
+        super().__init__()
+        self.body = body
+        self.reads_tables = body.reads_tables
+        self._rows: dict[int, tuple[Text, Tensor]] = {}  # the text too: its number is its own as long as it lives
+        self._room = self.REMEMBERED
+
+    def part(self, name: str) -> Iterator[nn.Parameter]:
+        return iter(())
+
+    @torch.no_grad()
+    def forward(self, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
+        known = [self._rows.get(id(text)) for text in pack.texts]
+        if all(found is not None for found in known):
+            return torch.cat([rows for _, rows in known])
+        hidden = self.body(pack, adapters)
+        if len(hidden) <= self._room:
+            self._room -= len(hidden)
+            for text, rows in zip(pack.texts, hidden.split(pack.rows_of), strict=True):
+                self._rows[id(text)] = (text, rows)
+        return hidden
+
+
+Body = PlotBody | WholeBody | RememberingBody

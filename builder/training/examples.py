@@ -52,6 +52,7 @@ class Texts:
 class Pack:
     """Some of the texts end to end, on the device."""
 
+    texts: list[Text]
     sums: Tensor | None  # what the tables say; None for who computes the lower layers
     tokens: Tensor
     positions: Tensor
@@ -96,6 +97,7 @@ class Reader:
             return torch.from_numpy(numbers.astype(np.int64)).to(device)
 
         return Pack(
+            texts=members,
             sums=self._sums(members, lengths).to(device) if with_sums else None,
             tokens=index(np.concatenate([text.tokens for text in members])),
             positions=index(positions_of(lengths)),

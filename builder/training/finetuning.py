@@ -38,6 +38,7 @@ class TrainingOptions:
     patience: int = 2  # epochs without a better dev score before it ends
     learning_rate: float = 2e-3
     body_rate: float = 0.0  # of what is shared otherwise: only baselines tune it
+    body_part: str = "all"  # or lower, upper: of a whole BERT
     weight_decay: float = 0.01
     warm_up: float = 0.1  # share of the steps
     batch_texts: int = 8
@@ -103,15 +104,16 @@ def train(
 
     Cut anywhere, the same call with the same `saved` goes on from there, and ends with the same numbers.
     """
-    body = body.to(ground.device).eval().requires_grad_(bool(options.body_rate))
+    body = body.to(ground.device).eval().requires_grad_(False)
+    tuned = [parameter.requires_grad_() for parameter in body.part(options.body_part)] if options.body_rate else []
     model = tenant_model(ground.config, len(ground.labels), options).to(ground.device)
     if ground.task == "regress":
         values = np.array([text.example.value for text in ground.texts.texts])
         model.mean, model.spread = float(values.mean()), float(values.std())
-    learner = nn.ModuleDict({"model": model, "body": body} if options.body_rate else {"model": model})
+    learner = nn.ModuleDict({"model": model, "body": body} if tuned else {"model": model})
     groups = [{"params": list(model.parameters()), "peak": options.learning_rate}]
-    if options.body_rate:
-        groups.append({"params": list(body.parameters()), "peak": options.body_rate})
+    if tuned:
+        groups.append({"params": tuned, "peak": options.body_rate})
     optimizer = torch.optim.AdamW(groups, weight_decay=options.weight_decay)
     rng = np.random.default_rng(options.seed)
     epochs = [list(packs(ground.texts.lengths, PACK_TOKENS, options.batch_texts, rng)) for _ in range(options.epochs)]

@@ -41,7 +41,7 @@ def register(commands: argparse._SubParsersAction) -> None:
     )
     learn_option(domain)
     for step, minutes in ((root, 10.0), (domain, 5.0)):
-        step.add_argument("--corpus", type=Path, nargs="+", required=True, help=CORPUS)
+        step.add_argument("--corpus", type=Path, nargs="+", action="extend", required=True, help=CORPUS)
         step.add_argument(
             "--keep",
             type=float,

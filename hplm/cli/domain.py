@@ -57,7 +57,9 @@ def _register_update(actions: argparse._SubParsersAction) -> None:
     text = "with --corpus, build a domain's next version; with --repository, serve it, with the tenants that were tuned on it"
     update = _action(actions, "update", run_update, text, store=True)
     update.add_argument("--name", required=True)
-    update.add_argument("--corpus", type=Path, nargs="+", help=f"to add to that of the version before; {CORPUS}")
+    update.add_argument(
+        "--corpus", type=Path, nargs="+", action="extend", help=f"to add to that of the version before; {CORPUS}"
+    )
     served_options(update)
     update.add_argument(
         "--canary", type=float, default=1.0, metavar="SHARE", help="of those tenants, to move first (default: all of them)"

@@ -26,7 +26,7 @@ def register(commands: argparse._SubParsersAction) -> None:
         metavar="NAME",
         help="merge what a LoRA changes in lower layers into a new domain, a child of --domain, tabulated over --corpus",
     )
-    command.add_argument("--corpus", type=Path, nargs="+", help=f"for --as-domain: {CORPUS}")
+    command.add_argument("--corpus", type=Path, nargs="+", action="extend", help=f"for --as-domain: {CORPUS}")
     command.add_argument("--keep", type=float, default=1.0, metavar="SHARE", help="for --as-domain (default: %(default)s)")
     command.add_argument("--dtype", choices=DTYPES, default="fp16", help="for --as-domain (default: %(default)s)")
     command.add_argument(

@@ -178,3 +178,12 @@ def test_verify_reads_a_store(grown, capsys):
 def test_verify_needs_something_to_verify(capsys, tmp_path):
     assert "holds no backbone" in refused(capsys, "verify", "--repository", tmp_path)
     assert "--state belongs to a --repository" in refused(capsys, "verify", "--store", tmp_path, "--state", tmp_path)
+
+
+def test_corpora_add_up_however_they_are_given(tmp_path, capsys):
+    store, parts = rooted(tmp_path), (corpus(tmp_path, 1), corpus(tmp_path, 2))
+    build = ["build", "domain", "--store", store.folder, "--minutes", 0, "--min-tokens", 1]
+    run(capsys, *build, "--name", "together", "--corpus", *parts)
+    run(capsys, *build, "--name", "apart", "--corpus", parts[0], "--corpus", parts[1])
+    tokens = {row["domain"]: row["tokens"] for row in run(capsys, "domain", "list", "--store", store.folder)["domains"]}
+    assert tokens["together"] == tokens["apart"]

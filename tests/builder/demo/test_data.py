@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from builder.demo import DemoData, write_demo_data
+from builder.demo.data import data_of, stored_demo_data
 from builder.demo.docstrings import STANDARD_LIBRARY, Source
 from builder.demo.domains import Area, Domain
 from builder.demo.tasks import TASKS
@@ -100,3 +101,18 @@ def test_sources_without_examples_are_an_error_that_names_them(tmp_path: Path) -
     bare = Domain("small", (Area("nothing", (Source(STANDARD_LIBRARY, ("no_such_module",)),)),))
     with pytest.raises(HplmError, match=r"'stdlib-area'.*stdlib hold no train examples"):
         write_demo_data(tmp_path, [bare], SMALL_TASKS, SIZES, show_progress=False)
+
+
+def test_further_packages_are_in_the_corpus_alone(data: DemoData, folder: Path, tmp_path: Path) -> None:
+    wide = replace(SMALL, further=(Source(STANDARD_LIBRARY, ("json", "email")),))
+    found = write_demo_data(tmp_path, [wide], SMALL_TASKS, SIZES, show_progress=False, further=True)
+    before, after = (set(one.domains[0].corpus.read_text("utf-8").splitlines()) for one in (data, found))
+    assert before < after and any("JSON" in line for line in after - before)
+    assert [tenant.test.read_bytes() for tenant in found.tenants] == [tenant.test.read_bytes() for tenant in data.tenants]
+
+
+def test_data_that_are_there_are_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builder.demo.data.write_demo_data", lambda folder, **_: written(folder))
+    first = stored_demo_data(tmp_path, SIZES)
+    monkeypatch.setattr("builder.demo.data.write_demo_data", None)
+    assert stored_demo_data(tmp_path, SIZES) == first == data_of(tmp_path)

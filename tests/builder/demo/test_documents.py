@@ -4,7 +4,7 @@ import random
 from collections import Counter
 
 from builder.demo.docstrings import Definition
-from builder.demo.documents import SPLITS, Document, read_document, split_documents
+from builder.demo.documents import SPLITS, Document, further_documents, read_document, split_documents
 
 NUMPY_STYLE = """Move the books to another shelf.
 
@@ -72,6 +72,14 @@ def test_copies_of_a_text_stay_on_one_side() -> None:
     kept = [one for members in split_documents([*copies, other]).values() for one in members]
     assert other in kept
     assert len(kept) == 2
+
+
+def test_nothing_that_is_asked_about_is_read_beside() -> None:
+    splits = split_documents([document(sentence(number), f"{number}.py") for number in range(40)])
+    asked = splits["test"][0]
+    copy = document(f"{asked.text} And so on.", "copy.py")
+    fresh = document(sentence(99), "fresh.py")
+    assert further_documents([copy, fresh, fresh, document("Too short.")], splits) == [fresh]
 
 
 def test_too_short_a_text_is_no_document() -> None:

@@ -10,9 +10,10 @@ import torch
 from transformers import AutoModel, BertConfig, BertModel, PreTrainedTokenizerFast
 
 from builder.data import read_labelled
-from builder.evaluation.schemes import SCHEMES, _body, _options
+from builder.evaluation.schemes import SCHEMES, _body, _options, whole_body
 from builder.random_store import tokenizer_json
 from builder.store import Store
+from builder.training.bodies import RememberingBody
 from builder.training.examples import Reader
 from builder.training.finetuning import Ground, TrainingOptions, train
 from hplm.model.checkpoint import load_checkpoint, split
@@ -76,10 +77,36 @@ def test_a_scheme_tunes_what_it_says(store, ground, name):
     before = {key: tensor.clone() for key, tensor in body.state_dict().items()}
     trained = train(body, ground, _options(scheme, own), show_progress=False)
     changed = {key for key, tensor in trained.body.state_dict().items() if not torch.equal(tensor, before[key])}
-    assert bool(changed) == (name in ("dedicated", "plot"))
+    assert bool(changed) == (name.startswith("dedicated") or name == "plot")
+    if name in ("dedicated-lower", "dedicated-upper"):
+        half = range(2) if name == "dedicated-lower" else range(2, 4)
+        layers = {key: int(key.split(".")[1]) in half for key in before if key.startswith("layers.")}
+        assert all(inside == (key in changed) for key, inside in layers.items())
+        assert ("words.weight" in changed) == (name == "dedicated-lower")
     if name == "dedicated":
         assert {"layers.0.qkv.weight", "layers.3.ffn_out.weight", "words.weight"} <= changed
     assert len(trained.model.adapters) == (store.config.upper_layers if name == "adapter" else 0)
     if name == "adapter":
         assert any(float(slot["attention_out/up"].detach().abs().max()) > 0 for slot in trained.model.adapters)
     assert json.dumps(trained.report)
+
+
+def test_what_is_remembered_is_what_is_computed(store, ground):
+    whole = whole_body(store).eval().requires_grad_(False)
+    remembering = RememberingBody(whole)
+    pack, other = (ground.reader.pack(ground.texts, np.array(chosen), CPU, False) for chosen in ([3, 1, 2], [2, 5]))
+    first = remembering(pack, None)
+    assert torch.equal(first, whole(pack, None))
+    remembering.body = None  # is not asked again
+    assert torch.equal(remembering(pack, None), first)
+    again = ground.reader.pack(ground.texts, np.array([2, 3]), CPU, False)
+    assert torch.equal(remembering(again, None), first[[2, 0]])
+    remembering.body = whole
+    assert torch.allclose(remembering(other, None), whole(other, None))
+
+
+def test_what_does_not_fit_in_memory_is_computed_again(store, ground):
+    remembering = RememberingBody(whole_body(store).eval())
+    remembering._room = 2
+    pack = ground.reader.pack(ground.texts, np.array([0, 1, 2]), CPU, False)
+    assert torch.equal(remembering(pack, None), remembering(pack, None)) and not remembering._rows

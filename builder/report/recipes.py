@@ -1,0 +1,49 @@
+"""What stands below a tenant's adapter, and how it is made: a root, a branch of it, the branch's table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class RootRecipe:
+    minutes: float
+    keep: float
+    lower: int
+    upper: int
+    window: int = 3
+
+    @property
+    def name(self) -> str:
+        return f"{self.lower}-{self.upper}-{self.window}-{self.minutes:g}-{self.keep:g}"
+
+
+@dataclass(frozen=True)
+class DomainRecipe:
+    root: RootRecipe
+    minutes: float  # of learning the domain's corpus; 0: the lower layers are the root's
+    learn: str
+    keep: float = 1.0  # of the corpus's n-grams; 0: the domain has no table, only the root's
+    dtype: str = "fp16"
+
+    @property
+    def whole(self) -> DomainRecipe:
+        """With all n-grams in 16 bits: other tables are cut from this one's lower layers and counts."""
+        return replace(self, keep=1.0, dtype="fp16")
+
+    def branch(self, domain: str) -> str:
+        if not self.keep:
+            return "root"
+        learned = f"{self.learn}-{self.minutes:g}" if self.minutes else "as-root"
+        return f"{domain}.{learned}.{self.keep:g}-{self.dtype}"
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """Of a whole BERT, by guessing masked words of the domain's corpus (HMI's Fig. 7)."""
+
+    part: str  # of its layers that learns: lower, upper, all
+    minutes: float
+
+
+Below = DomainRecipe | Pretraining | None  # None: the original BERT as it is

@@ -1,0 +1,198 @@
+"""Runs what has no result yet: every case of a study, on every task, with every seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from builder.adaptation.learning import Budget
+from builder.adaptation.masked import given_head
+from builder.corpus import tokenize_corpus
+from builder.data import read_labelled
+from builder.demo.data import DemoData, DemoTenant
+from builder.evaluation.schemes import train_scheme, whole_body
+from builder.growing import replaced
+from builder.report.pretraining import pretrain
+from builder.report.recipes import Below, DomainRecipe, Pretraining
+from builder.report.results import Results, digest_of
+from builder.report.stores import Stores
+from builder.report.studies import Case, Study, studies_of, tenants_of
+from builder.report.tiers import Tier
+from builder.tenant import Material
+from builder.training.bodies import WholeBody
+from builder.training.examples import check_labels
+from builder.training.finetuning import Ground, evaluate
+from builder.training.grid import room
+
+FEW = ("maths-area", "learning-names")  # what most studies ask: the largest task, and one that tags
+
+
+@dataclass(frozen=True)
+class Run:
+    """One number: a case asked one task with one seed."""
+
+    task: DemoTenant
+    case: Case
+    seed: int
+    sample: int = 0  # texts, drawn with replacement by the seed; 0: the task's own
+
+
+@dataclass(frozen=True)
+class Report:
+    model: str
+    layers: int
+    data: DemoData
+    tier: Tier
+    work: Path  # stores; large, and of no more use than to go on from
+    results: Results
+    device: torch.device
+    few: tuple[str, ...] = FEW
+
+    @cached_property
+    def studies(self) -> dict[str, Study]:
+        return studies_of(self.tier, self.layers)
+
+    def finished(self, study: Study) -> list[dict[str, Any]]:
+        """The runs that have a result, with it, in the order of tasks, cases, seeds."""
+        told = [(run, self._told(run)) for run in self._runs(study)]
+        found = [(run, self.results.get(one)) for run, one in told]
+        return [
+            {"task": run.task.id, "kind": run.task.task, "case": run.case.label, "seed": run.seed, **result}
+            for run, result in found
+            if result is not None
+        ]
+
+    def size(self, study: Study) -> int:
+        return sum(1 for _ in self._runs(study))
+
+    def run(self, studies: Sequence[Study], workers: int | None = None) -> None:
+        """All that is missing. A training has one thread: its numbers do not depend on how many there are."""
+        wanted = {repr(self._told(run)): run for study in studies for run in self._runs(study)}
+        missing = [run for run in wanted.values() if self.results.get(self._told(run)) is None]
+        missing.sort(key=lambda run: run.seed)  # all of one seed before the next
+        self._build(missing)
+        workers = workers or (1 if self.device.type != "cpu" else room(len(missing)))
+        with tqdm(total=len(missing), desc="report", unit="training", disable=not missing) as bar:
+            for run, result in self._scored(missing, workers):
+                self.results.put(self._told(run), result)
+                bar.set_postfix_str(f"{run.task.id}, {run.case.label}: {result[result['metric']]:.3f}")
+                bar.update()
+
+    def _runs(self, study: Study) -> Iterator[Run]:
+        tasks = [task for task in self.data.tenants if not study.few_tasks or task.id in self.few]
+        if study.tenants:
+            sizes = [(task, len(read_labelled(task.train, task.task).examples)) for task in tasks]
+            given = {task.id: count for task, count in tenants_of(sizes, study.tenants)}
+        for task in tasks:
+            for case in study.cases:
+                if study.tenants:
+                    yield from (Run(task, case, seed, self.tier.tenant_texts) for seed in range(given[task.id]))
+                else:
+                    yield from (Run(task, case, seed) for seed in self.tier.seeds)
+
+    def _told(self, run: Run) -> dict[str, Any]:
+        """All that the number depends on, and nothing else."""
+        task, case, below = run.task, run.case, run.case.below
+        told = {"task": task.id, "domain": task.domain, "kind": task.task, "model": Path(self.model).name}
+        told |= {"data": self._digests[task.id], "scheme": case.scheme, "seed": run.seed}
+        told |= {"training": asdict(self.tier.training(case.scheme, run.seed))}
+        if below is not None:
+            corpora = self._corpora if isinstance(below, DomainRecipe) else {task.domain: self._corpora[task.domain]}
+            told |= {"below": {type(below).__name__: asdict(below)}, "corpora": digest_of(*corpora.values())}
+        return told | ({"sample": run.sample} if run.sample else {})
+
+    @cached_property
+    def _corpora(self) -> dict[str, Path]:
+        return {domain.name: domain.corpus for domain in self.data.domains}
+
+    @cached_property
+    def _digests(self) -> dict[str, str]:
+        return {task.id: digest_of(task.train, task.dev, task.test) for task in self.data.tenants}
+
+    @property
+    def _stores(self) -> Stores:
+        return Stores(self.model, self._corpora, self.work / "stores", self.device)
+
+    def _recipe(self, below: Below) -> DomainRecipe:
+        """A whole BERT reads texts as an hPLM's domain does; what its tables say it does not ask."""
+        if isinstance(below, DomainRecipe):
+            return below
+        return next(case.below for case in self.studies["schemes"].cases if isinstance(case.below, DomainRecipe))
+
+    def _build(self, runs: Sequence[Run]) -> None:
+        belows = dict.fromkeys((run.case.below, run.task.domain) for run in runs)
+        wanted = [(self._recipe(below), domain) for below, domain in belows]
+        for root in dict.fromkeys(recipe.root for recipe, _ in wanted):
+            self._stores.build_root(root)
+        for recipe, domain in self._stores.missing(wanted):
+            self._stores.build_domain(recipe, domain)
+        for below, domain in belows:
+            if isinstance(below, Pretraining):
+                self._pretrained(below, domain)
+
+    def _scored(self, runs: Sequence[Run], workers: int) -> Iterator[tuple[Run, dict[str, Any]]]:
+        if workers == 1:
+            yield from ((run, self.score(run)) for run in runs)
+            return
+        with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+            running = {pool.submit(_score_alone, self, run): run for run in runs}
+            try:
+                for done in as_completed(running):
+                    yield running[done], done.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def score(self, run: Run) -> dict[str, Any]:
+        task, case, recipe = run.task, run.case, self._recipe(run.case.below)
+        store, branch = self._stores.open(recipe), recipe.branch(task.domain)
+        material = Material(store.folder, branch, 1, task.task, task.train, task.dev, run.seed)
+        ground, _ = material.open(self.device)
+        labelled = read_labelled(task.test, task.task)
+        check_labels(labelled, ground.labels, str(task.train))
+        texts = ground.reader.read(labelled, task.task, ground.labels, show_progress=False)
+        if run.sample:
+            ground = _resampled(ground, run.sample, run.seed)
+        body = self._pretrained(case.below, task.domain) if isinstance(case.below, Pretraining) else None
+        options = self.tier.training(case.scheme, run.seed)
+        trained = train_scheme(store, ground, case.scheme, options, show_progress=False, body=body)
+        scores, _ = evaluate(trained.body, trained.model, ground, texts)
+        told = {"dev": round(trained.scores.main, 4), "trained_on": len(ground.texts.texts)}
+        told |= {name: trained.report[name] for name in ("epochs_run", "best_epoch", "seconds")}
+        found = {"windows_found": texts.found} if trained.body.reads_tables else {}
+        return {**scores.described(), **told, **found}
+
+    def _pretrained(self, below: Pretraining, domain: str) -> WholeBody:
+        """The finished body is kept, for every task of the domain."""
+        store = self._stores.open(self._recipe(None))
+        body, folder = whole_body(store), self.work / "pretrained" / f"{domain}-{below.part}-{below.minutes:g}"
+        if not (folder / "body.pt").exists():
+            documents = list(tokenize_corpus([self._corpora[domain]], store.tokenizer(), folder / "corpus"))
+            head, budget = given_head(self.model, store.config), Budget(minutes=below.minutes)
+            pretrain(body, store.config, head, documents, below.part, budget, 0, self.device, folder / "learning.pt")
+            with replaced(folder / "body.pt") as temporary:
+                torch.save(body.state_dict(), temporary)
+        body.load_state_dict(torch.load(folder / "body.pt", weights_only=True, map_location="cpu"))
+        return body
+
+
+def _score_alone(report: Report, run: Run) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    return report.score(run)
+
+
+def _resampled(ground: Ground, count: int, seed: int) -> Ground:
+    """As if the task had only a bootstrap sample of its texts (HMI's Eq. 5)."""
+    texts = ground.texts
+    drawn = np.random.default_rng([seed, count]).integers(len(texts.texts), size=count)
+    sample = replace(texts, texts=[texts.texts[i] for i in drawn], lengths=texts.lengths[drawn])
+    return replace(ground, texts=sample)

@@ -1,0 +1,163 @@
+"""The report on a toy: every number once, whatever is cut or moved; averages by hand; a table and a picture."""
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+
+from builder.demo.data import DemoData, DemoDomain, DemoTenant
+from builder.report import report as reports
+from builder.report.recipes import DomainRecipe, Pretraining
+from builder.report.report import Report
+from builder.report.results import Results
+from builder.report.studies import studies_of, tenants_of
+from builder.report.table import averages_of, draw, markdown_of, scores_of
+from builder.report.tiers import PASSES, TIERS, Tier
+from hplm.errors import InvalidInput
+from tests.builder.adaptation.test_masked import CPU, save
+from tests.builder.branches import some_lines
+from tests.builder.test_tenant import classified, tagged, write
+
+MINUTES = 0.005
+TINY = Tier(30, 10, 10, (0, 1), 1, MINUTES, MINUTES, "distil", MINUTES, MINUTES, tenants=(3,), tenant_texts=8)
+LAYERS = 4
+FEW = ("toy-classify", "toy-tag")
+SCHEMES = ["dedicated", "plot", "hplm", "adapter", "shared"]
+
+
+@pytest.fixture
+def data(tmp_path):
+    rng = random.Random(0)
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n".join(some_lines(3000, seed=1)), "utf-8")
+    tenants = []
+    for task, maker in (("classify", classified), ("tag", tagged)):
+        files = {
+            part: write(tmp_path / f"{task}.{part}.jsonl", [maker(rng) for _ in range(count)])
+            for part, count in TINY.sizes.items()
+        }
+        tenants.append(DemoTenant(f"toy-{task}", "toys", task, "?", (), **files, majority_share=0.5))
+    return DemoData((DemoDomain("toys", ("toy",), corpus, 3000),), tuple(tenants))
+
+
+@pytest.fixture
+def report(data, tmp_path):
+    (tmp_path / "model").mkdir()
+    model = str(save(tmp_path / "model", "with head"))
+    return Report(model, LAYERS, data, TINY, tmp_path / "work", Results(tmp_path / "results"), CPU, FEW)
+
+
+def test_every_number_is_computed_once(report, tmp_path, monkeypatch):
+    trained, train = [], reports.train_scheme
+
+    def counted(store, ground, name, *rest, **more):
+        if len(trained) == 7:
+            trained.append("cut")
+            raise KeyboardInterrupt
+        trained.append((ground.task, name))
+        return train(store, ground, name, *rest, **more)
+
+    monkeypatch.setattr(reports, "train_scheme", counted)
+    schemes = report.studies["schemes"]
+    with pytest.raises(KeyboardInterrupt):
+        report.run([schemes], workers=1)
+    assert len(report.finished(schemes)) == 7 and {run["seed"] for run in report.finished(schemes)[:5]} == {0}
+    report.run([schemes], workers=1)
+    runs = report.finished(schemes)
+    assert len(runs) == report.size(schemes) == 2 * 5 * 2 and len(trained) == len(runs) + 1
+    assert {(run["task"], run["case"], run["seed"]) for run in runs} == {
+        (task, case, seed) for task in FEW for case in SCHEMES for seed in (0, 1)
+    }
+    assert all(("windows_found" in run) == (run["case"] in ("plot", "hplm")) for run in runs)
+    elsewhere = replace(report, work=tmp_path / "elsewhere")
+    elsewhere.run([schemes], workers=1)
+    assert elsewhere.finished(schemes) == runs and len(trained) == len(runs) + 1
+    assert not (tmp_path / "elsewhere").exists()
+    tasks = report.data.tenants
+    tasks[0].train.write_text(tasks[1].train.read_text())  # other data are other numbers
+    assert len(replace(report).finished(schemes)) == 5 * 2
+    report.data.domains[0].corpus.write_text("another")  # of which a BERT without tables knows nothing
+    assert {run["case"] for run in replace(report).finished(schemes)} == {"dedicated", "adapter", "shared"}
+
+
+def test_every_study_runs_side_by_side(report):
+    """In processes of their own, with stores, tables and whole BERTs of every kind below."""
+    report = replace(report, tier=replace(TINY, seeds=(0,)))
+    report.run(list(report.studies.values()), workers=2)
+    for study in report.studies.values():
+        runs = report.finished(study)
+        assert len(runs) == report.size(study) > 0
+        assert all(0 <= run[run["metric"]] <= 1 for run in runs)
+        markdown_of(runs)
+    stores = {folder.name for folder in (report.work / "stores").iterdir()}
+    assert stores == {f"{shape}-0.005-0.3" for shape in ("2-2-3", "2-2-2", "2-2-5", "1-2-3", "2-1-3")}
+    pretrained = {folder.name for folder in (report.work / "pretrained").iterdir()}
+    assert pretrained == {f"toys-{part}-0.005" for part in ("lower", "upper", "all")}
+    found = {run["case"]: run["windows_found"][0] for run in report.finished(report.studies["keep"])}
+    assert found["100.0%"] > found["4.0%"] > 0
+    assert {run["trained_on"] for run in report.finished(report.studies["tenants-3"])} == {8}
+
+
+def test_studies_share_what_they_have_in_common():
+    studies = studies_of(TIERS[1], 6)
+    below = next(case.below for case in studies["schemes"].cases if case.label == "hplm")
+    assert (below.root.lower, below.root.upper, below.keep, below.dtype) == (3, 3, 1.0, "fp16")
+    for name in ("pretraining", "keep", "stored"):
+        assert any(case.below == below and case.scheme == "hplm" for case in studies[name].cases)
+        assert all(case.below.root == below.root for case in studies[name].cases if isinstance(case.below, DomainRecipe))
+    assert [case.below.root.lower for case in studies["lower"].cases] == [1, 2, 3]
+    assert [case.below.root.upper for case in studies_of(TIERS[1], 12)["upper"].cases] == [2, 4, 6]
+    assert [case.below for case in studies["o1"].cases] == [None, *(Pretraining(part, 5) for part in ("lower", "upper", "all"))]
+
+
+def test_tenants_are_spread_in_proportion_to_texts(data):
+    first, second = data.tenants
+    assert tenants_of([(first, 3000), (second, 1000)], 100) == [(first, 75), (second, 25)]
+    assert tenants_of([(first, 3000), (second, 1000)], 10) == [(first, 8), (second, 2)]
+    assert tenants_of([(first, 3000), (second, 10)], 2) == [(first, 1), (second, 1)]
+
+
+def made(task, case, seed, score):
+    told = {"metric": "accuracy", "kind": "classify", "trained_on": 30}
+    return {"task": task, "case": case, "seed": seed, "accuracy": score, **told}
+
+
+RUNS = [
+    made("a", "dedicated", 0, 0.8), made("a", "dedicated", 1, 0.9), made("a", "hplm", 0, 0.8), made("a", "hplm", 1, 0.8),
+    made("b", "dedicated", 0, 0.5), made("b", "dedicated", 1, 0.5), made("b", "hplm", 0, 0.6), made("b", "hplm", 1, 0.4),
+]  # fmt: skip
+
+
+def test_averages_are_over_seeds_then_tasks(tmp_path):
+    table = scores_of(RUNS)
+    assert table["a"] == {"dedicated": pytest.approx(85), "hplm": pytest.approx(80)}
+    assert averages_of(table) == {"dedicated": pytest.approx(67.5), "hplm": pytest.approx(65)}
+    lines = markdown_of(RUNS).splitlines()
+    assert lines[2] == "| a | classify | accuracy | 30 | 2 | 85.0 | 80.0 |" and lines[-1].endswith("| +0.00 | -2.50 |")
+    draw(RUNS, "schemes", tmp_path / "report.png")
+    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_not_finished_stays_empty():
+    lines = markdown_of(RUNS[:-2]).splitlines()
+    assert lines[3] == "| b | classify | accuracy | 30 | 2 | 50.0 |  |"
+    assert lines[4] == "| **average** |  |  |  |  | **67.50** |  |"
+
+
+def test_a_file_that_does_not_fit_its_name_is_refused(tmp_path):
+    results, run = Results(tmp_path), {**made("a", "hplm", 0, 1), "scheme": "hplm"}
+    results.put(run, {"accuracy": 1.0})
+    (path,) = tmp_path.iterdir()
+    path.write_text(json.dumps({"run": {**run, "seed": 5}, "result": {}}))
+    with pytest.raises(InvalidInput, match="is the result of another run than its name says"):
+        results.get(run)
+    assert results.get({**run, "seed": 1}) is None
+
+
+def test_higher_tiers_compute_more():
+    assert all(TIERS[n].train <= TIERS[n + 1].train and TIERS[n].passes <= TIERS[n + 1].passes for n in (1, 2))
+    assert TIERS[1].training("hplm", 4).epochs == TIERS[1].passes * PASSES["hplm"] and TIERS[1].training("hplm", 4).seed == 4
+    with pytest.raises(InvalidInput, match="numbers with commas"):
+        TIERS[1].with_seeds("one")
+    assert TIERS[1].with_seeds("0,2").seeds == (0, 2)
