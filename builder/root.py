@@ -12,6 +12,7 @@ import torch
 
 from builder.adaptation.distillation import adapt
 from builder.adaptation.learning import Budget
+from builder.adaptation.picture import draw_adaptation
 from builder.store import Store, check_name
 from builder.table import build_table
 from builder.work import Work, some_documents, was_just_finished
@@ -83,3 +84,5 @@ def save_report(store_folder: Path, domain: str, version: int, report: dict[str,
     path = store_folder / "lower" / f"{domain}-{version}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(report, indent=2) + "\n", "utf-8")
+    if report["curve"]:
+        draw_adaptation(report, f"{domain} version {version}: adaptation", path.with_suffix(".png"))

@@ -226,7 +226,7 @@ class Store:
     def remove_branch(self, domain: str, version: int) -> None:
         """Finished or in the making. The table last: a removal that was cut leaves a branch, which can be removed again."""
         _remove_folder(self.counts_folder(domain, version))
-        for suffix in (".safetensors", ".json", ".head.safetensors"):
+        for suffix in (".safetensors", ".json", ".png", ".head.safetensors"):
             (self.folder / "lower" / f"{domain}-{version}{suffix}").unlink(missing_ok=True)
         table = self.table_folder(domain, version)
         _remove_folder(table.with_name(table.name + ".writing"))

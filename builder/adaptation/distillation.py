@@ -50,6 +50,7 @@ class AdaptationReport:
     at_end: Explained
     first_loss: float  # mean of the first tenth of the steps; 0 without steps
     last_loss: float
+    curve: list[list[float]]
     steps: int
     tokens: int
     seconds: float
@@ -113,6 +114,7 @@ def adapt(
         at_end=_explained(student, exam, scale),
         first_loss=course.first_loss,
         last_loss=course.last_loss,
+        curve=course.curve,
         steps=course.steps,
         tokens=course.tokens,
         seconds=round(course.seconds, 1),

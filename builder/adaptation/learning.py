@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -17,6 +18,7 @@ from hplm.errors import InvalidInput
 
 WARM_UP = 0.1
 GRADIENT_NORM = 1.0
+POINTS = 100  # of a curve
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,13 @@ class Course:
     def first_loss(self) -> float:
         """Mean of the first tenth; 0 without steps."""
         return _mean(self.losses[: max(1, len(self.losses) // 10)])
+
+    @property
+    def curve(self) -> list[list[float]]:
+        """Step and mean loss up to it, of so many equal parts at most."""
+        parts = np.array_split(np.array(self.losses), min(POINTS, len(self.losses))) if self.losses else []
+        ends = np.cumsum([len(part) for part in parts], dtype=int).tolist()
+        return [[end, round(float(part.mean()), 4)] for end, part in zip(ends, parts, strict=True)]
 
     @property
     def last_loss(self) -> float:

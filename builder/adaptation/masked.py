@@ -76,6 +76,7 @@ class MaskedReport:
     history: list[dict[str, float]]
     first_loss: float
     last_loss: float
+    curve: list[list[float]]
     steps: int
     head_steps: int
     tokens: int
@@ -200,6 +201,7 @@ def further_pretrain(
         history=facts["exams"],
         first_loss=course.first_loss,
         last_loss=course.last_loss,
+        curve=course.curve,
         steps=course.steps,
         head_steps=head_steps,
         tokens=course.tokens,

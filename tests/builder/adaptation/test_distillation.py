@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModel, BertConfig, BertModel, PreTrainedTokenizerFast
 
 from builder.adaptation.distillation import adapt
-from builder.adaptation.learning import Budget
+from builder.adaptation.learning import Budget, Course
 from builder.adaptation.lessons import Lessons, Student
 from builder.adaptation.teacher import Teacher
 from builder.random_store import random_documents, tokenizer_json
@@ -81,6 +81,7 @@ def test_both_the_closed_form_and_the_steps_bring_it_closer(adapted):
     assert report.at_start.at_split < report.fitted.at_split < report.at_end.at_split
     assert report.fitted.at_end < report.at_end.at_end
     assert report.last_loss < report.first_loss
+    assert len(report.curve) == report.steps == report.curve[-1][0] and report.curve[0][1] > report.curve[-1][1]
     assert report.at_end.at_split > 0.5
     assert report.steps == 40 and report.tokens > 20_000 and report.held_out_tokens > 500
 
@@ -159,3 +160,9 @@ def test_impossible_orders_are_refused(checkpoint, documents):
         Budget()
     with pytest.raises(InvalidInput, match="not negative"):
         Budget(minutes=-1)
+
+
+def test_a_long_curve_is_thinned():
+    curve = Course(losses=[1.0] * 50 + [2.0] * 200).curve
+    assert len(curve) == 100 and curve[0] == [3, 1.0] and curve[-1] == [250, 2.0]
+    assert Course().curve == [] and Course(losses=[3.0]).curve == [[1, 3.0]]

@@ -136,6 +136,8 @@ def test_an_update_goes_on_from_the_branch_with_its_head(model, tmp_path):
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
     build_domain(store, "law", [corpus(tmp_path, 1)], DomainOptions(min_tokens=1, learn="distil"), Budget(steps=2), CPU)
     assert json.loads((store.folder / "lower" / "law-1.json").read_text())["learn"] == "distil"
+    for branch in ("bio-1", "bio-2", "law-1"):
+        assert (store.folder / "lower" / f"{branch}.png").read_bytes().startswith(b"\x89PNG")
     assert store.masked_head("law", 1) is None
     with pytest.raises(InvalidInput, match="--learn 'guess' is not known: choose masked or distil"):
         build_domain(store, "new", [corpus(tmp_path, 1)], DomainOptions(min_tokens=1, learn="guess"), Budget(steps=2), CPU)
