@@ -29,6 +29,7 @@ HELD_OUT_TOKENS = 4096
 HELD_OUT_SHARE = 0.1
 FIT_LESSONS = 32
 LEARNING_RATE = 6e-4  # of the lower layers
+DOMAIN_RATE = 1e-4  # of those that have been through this: at 3e-4 a short course makes them worse
 UPPER_RATE = 1e-4  # the upper layers start where they belong
 SMALL_RATE = 1e-3  # gates, positions and norms have far to go
 
@@ -48,6 +49,7 @@ class AdaptationReport:
     at_start: Explained
     fitted: Explained  # after the closed form, before the first step
     at_end: Explained
+    kept: bool  # what was learned; held-out texts that it explains worse are better off without
     first_loss: float  # mean of the first tenth of the steps; 0 without steps
     last_loss: float
     curve: list[list[float]]
@@ -90,7 +92,7 @@ def adapt(
                 first = [lessons.lesson(*given) for given in islice(reading.starting(0), FIT_LESSONS)]
             fit(student, teacher, first)
             fitted = _explained(student, exam, scale)
-        course.facts |= {"at_start": asdict(start), "fitted": asdict(fitted)}
+        course.facts |= {"at_start": asdict(start), "fitted": asdict(fitted), "first": learning.weights()}
         course.seconds = time.monotonic() - started  # what came before counts
 
     def losses(number: int) -> Callable[[], tuple[Tensor, int]]:
@@ -105,13 +107,18 @@ def adapt(
         return loss
 
     learning.run("adapting", losses, show_progress)
+    end, fitted = _explained(student, exam, scale), Explained(**course.facts["fitted"])
+    kept = end.at_end >= fitted.at_end
+    if not kept:
+        learning.put(course.facts["first"])
     student.requires_grad_(True)
     return AdaptationReport(
         documents=len(documents),
         held_out_tokens=sum(lesson.tokens for lesson in exam),
         at_start=Explained(**course.facts["at_start"]),
-        fitted=Explained(**course.facts["fitted"]),
-        at_end=_explained(student, exam, scale),
+        fitted=fitted,
+        at_end=end if kept else fitted,
+        kept=kept,
         first_loss=course.first_loss,
         last_loss=course.last_loss,
         curve=course.curve,
@@ -149,7 +156,7 @@ def lower_groups(lower: LowerStack, rate: float = LEARNING_RATE) -> list[Group]:
 
 
 def _groups(student: Student, train_upper: bool) -> list[Group]:
-    groups = lower_groups(student.lower)
+    groups = lower_groups(student.lower, LEARNING_RATE if train_upper else DOMAIN_RATE)
     if train_upper:
         upper = student.upper
         entry = {"upper.positions": upper.positions.weight, "upper.segments": upper.segments.weight}

@@ -5,6 +5,7 @@ import pytest
 import torch
 from transformers import AutoModel, BertConfig, BertModel, PreTrainedTokenizerFast
 
+from builder.adaptation import distillation
 from builder.adaptation.distillation import adapt
 from builder.adaptation.learning import Budget, Course
 from builder.adaptation.lessons import Lessons, Student
@@ -109,6 +110,18 @@ def test_a_frozen_upper_stack_does_not_change_by_a_bit(checkpoint, documents, ad
     assert torch.equal(before_lower["0.words.weight"], after["0.words.weight"])
     assert all(parameter.grad is None for parameter in upper.parameters())
     assert report.fitted == report.at_start
+
+
+def test_a_branch_that_learned_nothing_stays_as_it_was(checkpoint, documents, adapted, monkeypatch):
+    lower, upper = split(checkpoint)
+    lower.load_state_dict(adapted[0].state_dict())
+    upper.load_state_dict(adapted[1].state_dict())
+    before = weights(lower)
+    monkeypatch.setattr(distillation, "DOMAIN_RATE", 1.0)
+    _, _, report = run(checkpoint, documents, steps=5, seed=3, train_upper=False, start=(lower, upper))
+    assert not report.kept and report.at_end == report.fitted and report.steps == 5
+    assert all(torch.equal(tensor, weights(lower)[name]) for name, tensor in before.items())
+    assert adapted[2].kept
 
 
 def test_the_same_seed_gives_the_same_bytes(checkpoint, documents):
