@@ -78,7 +78,8 @@ class Report:
         """All that is missing. A training has one thread: its numbers do not depend on how many there are."""
         wanted = {repr(self._told(run)): run for study in studies for run in self._runs(study)}
         missing = [run for run in wanted.values() if self.results.get(self._told(run)) is None]
-        missing.sort(key=lambda run: run.seed)  # all of one seed before the next
+        order = {case: number for number, case in enumerate(case for study in studies for case in study.cases)}
+        missing.sort(key=lambda run: (run.seed, order[run.case]))  # all of one seed before the next
         self._build(missing)
         workers = workers or (1 if self.device.type != "cpu" else room(len(missing)))
         with tqdm(total=len(missing), desc="report", unit="training", disable=not missing) as bar:

@@ -45,12 +45,13 @@ def studies_of(tier: Tier, layers: int) -> dict[str, Study]:
     thirds = sorted({max(1, round(half * share)) for share in (1 / 3, 2 / 3, 1)})
     whole = [Case(name, name, None) for name in ("dedicated", "adapter", "shared")]
     unlearned = Case("none", "hplm", replace(below, minutes=0))
+    learned = (Case(way, "hplm", replace(below, minutes=tier.learning_minutes, learn=way)) for way in ("masked", "distil"))
     dtypes = (Case(dtype, "hplm", replace(below, dtype=dtype)) for dtype in ("fp16", "int8"))
     keeps = (Case(f"{keep:.1%}" if keep else "root only", "hplm", replace(below, keep=keep)) for keep in KEEPS)
     parts = [Case(part, f"dedicated-{part}", None) for part in ("lower", "upper")]
     studies = [
         Study("schemes", "ways of making a model for a task", (whole[0], Case("plot", "plot", below), hplm, *whole[1:]), False),
-        Study("pretraining", "a domain's corpus learned, or only counted", (hplm, unlearned)),
+        Study("pretraining", "a domain's corpus learned, or only counted", (unlearned, *learned)),
         Study("keep", "share of the corpus's n-grams in the table", tuple(keeps)),
         Study("stored", "bits of a table's values", tuple(dtypes)),
         Study("window", "tokens in a window", tuple(shaped(f"{n}-grams", window=n) for n in WINDOWS)),

@@ -20,7 +20,7 @@ from tests.builder.branches import some_lines
 from tests.builder.test_tenant import classified, tagged, write
 
 MINUTES = 0.005
-TINY = Tier(30, 10, 10, (0, 1), 1, MINUTES, MINUTES, "distil", MINUTES, MINUTES, tenants=(3,), tenant_texts=8)
+TINY = Tier(30, 10, 10, (0, 1), 1, MINUTES, MINUTES, "distil", MINUTES, MINUTES, MINUTES, tenants=(3,), tenant_texts=8)
 LAYERS = 4
 FEW = ("toy-classify", "toy-tag")
 SCHEMES = ["dedicated", "plot", "hplm", "adapter", "shared"]
@@ -156,8 +156,9 @@ def test_a_file_that_does_not_fit_its_name_is_refused(tmp_path):
 
 
 def test_higher_tiers_compute_more():
-    assert all(TIERS[n].train <= TIERS[n + 1].train and TIERS[n].passes <= TIERS[n + 1].passes for n in (1, 2))
-    assert TIERS[1].training("hplm", 4).epochs == TIERS[1].passes * PASSES["hplm"] and TIERS[1].training("hplm", 4).seed == 4
+    assert all(TIERS[n].train <= TIERS[n + 1].train and TIERS[n].times <= TIERS[n + 1].times for n in (1, 2))
+    assert TIERS[2].training("hplm", 4).epochs == TIERS[2].times * PASSES["hplm"] and TIERS[2].training("hplm", 4).seed == 4
+    assert TIERS[2].training("dedicated-upper", 0).epochs == TIERS[2].training("dedicated", 0).epochs
     with pytest.raises(InvalidInput, match="numbers with commas"):
         TIERS[1].with_seeds("one")
     assert TIERS[1].with_seeds("0,2").seeds == (0, 2)
