@@ -55,6 +55,10 @@ def studies_of(tier: Tier, layers: int) -> dict[str, Study]:
         Study("keep", "share of the corpus's n-grams in the table", tuple(keeps)),
         Study("stored", "bits of a table's values", tuple(dtypes)),
         Study("window", "tokens in a window", tuple(shaped(f"{n}-grams", window=n) for n in WINDOWS)),
+        Study(
+            "split", "where the layers are split: lower + upper",
+            tuple(shaped(f"{n} + {layers - n}", lower=n, upper=layers - n) for n in thirds),
+        ),
         Study("lower", "lower layers under the same upper ones", tuple(shaped(f"{n} lower", lower=n) for n in thirds)),
         Study("upper", "upper layers above the same lower ones", tuple(shaped(f"{n} upper", upper=n) for n in thirds)),
         Study(

@@ -91,7 +91,7 @@ def test_every_study_runs_side_by_side(report):
         assert all(0 <= run[run["metric"]] <= 1 for run in runs)
         markdown_of(runs)
     stores = {folder.name for folder in (report.work / "stores").iterdir()}
-    assert stores == {f"{shape}-0.005-0.3" for shape in ("2-2-3", "2-2-2", "2-2-5", "1-2-3", "2-1-3")}
+    assert stores == {f"{shape}-0.005-0.3" for shape in ("2-2-3", "2-2-2", "2-2-5", "1-3-3", "1-2-3", "2-1-3")}
     pretrained = {folder.name for folder in (report.work / "pretrained").iterdir()}
     assert pretrained == {f"toys-{part}-0.005" for part in ("lower", "upper", "all")}
     found = {run["case"]: run["windows_found"][0] for run in report.finished(report.studies["keep"])}
@@ -107,6 +107,7 @@ def test_studies_share_what_they_have_in_common():
         assert any(case.below == below and case.scheme == "hplm" for case in studies[name].cases)
         assert all(case.below.root == below.root for case in studies[name].cases if isinstance(case.below, DomainRecipe))
     assert [case.below.root.lower for case in studies["lower"].cases] == [1, 2, 3]
+    assert [case.label for case in studies["split"].cases] == ["1 + 5", "2 + 4", "3 + 3"]
     assert [case.below.root.upper for case in studies_of(TIERS[1], 12)["upper"].cases] == [2, 4, 6]
     assert [case.below for case in studies["o1"].cases] == [None, *(Pretraining(part, 5) for part in ("lower", "upper", "all"))]
 
