@@ -78,10 +78,9 @@ def train_scheme(
     store: Store, ground: Ground, name: str, own: TrainingOptions, show_progress: bool = True, body: Body | None = None
 ) -> Trained:
     """One of SCHEMES, or `hplm`: with the options of an hPLM, where they apply; `body`: another one than the scheme's."""
-    if name == "hplm":
-        return train(PlotBody(store.upper(), store.config.heads), ground, own, show_progress=show_progress)
-    scheme = SCHEMES[name]
-    return train(body or _body(store, scheme), ground, _options(scheme, own), show_progress=show_progress)
+    if body is None:
+        body = PlotBody(store.upper(), store.config.heads) if name == "hplm" else _body(store, SCHEMES[name])
+    return train(body, ground, options_of(name, own), show_progress=show_progress)
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -102,7 +101,8 @@ def whole_body(store: Store) -> WholeBody:
     return WholeBody(load_checkpoint(store.model, config.name, config.lower_layers, config.upper_layers, config.window))
 
 
-def _options(scheme: Scheme, own: TrainingOptions) -> TrainingOptions:
-    if scheme.adapter:
+def options_of(name: str, own: TrainingOptions) -> TrainingOptions:
+    """With which a scheme trains, beside an hPLM with its `own`."""
+    if name == "hplm" or (scheme := SCHEMES[name]).adapter:
         return own
     return replace(own, rank=0, learning_rate=HEAD_RATE, body_rate=scheme.body_rate, body_part=scheme.body_part)

@@ -19,7 +19,7 @@ from builder.adaptation.masked import given_head
 from builder.corpus import tokenize_corpus
 from builder.data import read_labelled
 from builder.demo.data import DemoData, DemoTenant
-from builder.evaluation.schemes import train_scheme, whole_body
+from builder.evaluation.schemes import options_of, train_scheme, whole_body
 from builder.growing import replaced
 from builder.report.pretraining import pretrain
 from builder.report.recipes import Below, DomainRecipe, Pretraining
@@ -105,7 +105,7 @@ class Report:
         task, case, below = run.task, run.case, run.case.below
         told = {"task": task.id, "domain": task.domain, "kind": task.task, "model": Path(self.model).name}
         told |= {"data": self._digests[task.id], "scheme": case.scheme, "seed": run.seed}
-        told |= {"training": asdict(self.tier.training(case.scheme, run.seed))}
+        told |= {"training": asdict(options_of(case.scheme, self.tier.training(case.scheme, run.seed)))}
         if below is not None:
             corpora = self._corpora if isinstance(below, DomainRecipe) else {task.domain: self._corpora[task.domain]}
             told |= {"below": {type(below).__name__: asdict(below)}, "corpora": digest_of(*corpora.values())}

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModel, BertConfig, BertModel, PreTrainedTokenizerFast
 
 from builder.data import read_labelled
-from builder.evaluation.schemes import SCHEMES, _body, _options, whole_body
+from builder.evaluation.schemes import SCHEMES, _body, options_of, whole_body
 from builder.random_store import tokenizer_json
 from builder.store import Store
 from builder.training.bodies import RememberingBody
@@ -73,9 +73,9 @@ def test_the_whole_body_is_the_original_model(store, tmp_path):
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_scheme_tunes_what_it_says(store, ground, name):
     own = TrainingOptions(epochs=1, rank=4)
-    scheme, body = SCHEMES[name], _body(store, SCHEMES[name])
+    body = _body(store, SCHEMES[name])
     before = {key: tensor.clone() for key, tensor in body.state_dict().items()}
-    trained = train(body, ground, _options(scheme, own), show_progress=False)
+    trained = train(body, ground, options_of(name, own), show_progress=False)
     changed = {key for key, tensor in trained.body.state_dict().items() if not torch.equal(tensor, before[key])}
     assert bool(changed) == (name.startswith("dedicated") or name == "plot")
     if name in ("dedicated-lower", "dedicated-upper"):
