@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformers import AutoConfig
 
-from builder.demo.__main__ import fingerprint, minilm
+from builder.demo.__main__ import BACKBONE, fingerprint, minilm
 from builder.demo.data import stored_demo_data
 from builder.report.report import Report
 from builder.report.results import Results
@@ -63,7 +63,8 @@ def _report(args: argparse.Namespace) -> Report:
     work = args.work / f"tier-{args.tier}-{fingerprint(model)}"
     data = stored_demo_data(work / "data", tier.sizes, further=True)
     layers = AutoConfig.from_pretrained(model).num_hidden_layers
-    return Report(model, layers, data, tier, work, Results(args.results), resolve_device(args.device))
+    name = Path(args.model).name if args.model else BACKBONE
+    return Report(name, model, layers, data, tier, work, Results(args.results), resolve_device(args.device))
 
 
 def _study(known: dict, name: str):

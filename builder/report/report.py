@@ -48,6 +48,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Report:
+    name: str  # of the model, in results
     model: str
     layers: int
     data: DemoData
@@ -103,7 +104,7 @@ class Report:
     def _told(self, run: Run) -> dict[str, Any]:
         """All that the number depends on, and nothing else."""
         task, case, below = run.task, run.case, run.case.below
-        told = {"task": task.id, "domain": task.domain, "kind": task.task, "model": Path(self.model).name}
+        told = {"task": task.id, "domain": task.domain, "kind": task.task, "model": self.name}
         told |= {"data": self._digests[task.id], "scheme": case.scheme, "seed": run.seed}
         told |= {"training": asdict(options_of(case.scheme, self.tier.training(case.scheme, run.seed)))}
         if below is not None:

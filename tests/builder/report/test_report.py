@@ -45,7 +45,7 @@ def data(tmp_path):
 def report(data, tmp_path):
     (tmp_path / "model").mkdir()
     model = str(save(tmp_path / "model", "with head"))
-    return Report(model, LAYERS, data, TINY, tmp_path / "work", Results(tmp_path / "results"), CPU, FEW)
+    return Report("toy", model, LAYERS, data, TINY, tmp_path / "work", Results(tmp_path / "results"), CPU, FEW)
 
 
 def test_every_number_is_computed_once(report, tmp_path, monkeypatch):
