@@ -9,9 +9,11 @@ from hplm.errors import InvalidInput
 
 # Passes over the data. In layers of one forward pass each (gradients are two more, or one where only the input has some), one
 # of a dedicated BERT of 6 layers costs 18, of its upper half above tables 9 (plot), of an adapter on a whole BERT 9, of an
-# hPLM 6. What a head alone reads is computed once. So nothing computes more than a dedicated BERT in its three passes.
-PASSES = {"plot": 4, "adapter": 4, "hplm": 6, "shared": 9}
-DEDICATED = 3
+# hPLM 6. What a head alone reads is computed once. So nothing computes more than a dedicated BERT does.
+PASSES = {"hplm": 4, "shared": 9}
+OTHERS = 3
+# 1e-3 was better on dev than 2e-3 for the largest task; more passes were not.
+OPTIONS = TrainingOptions(learning_rate=1e-3, patience=3)
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,8 @@ class Tier:
             raise InvalidInput(f"--seeds {listed!r}: numbers with commas between them, such as 0,1,2") from None
 
     def training(self, scheme: str, seed: int) -> TrainingOptions:
-        return replace(OPTIONS, epochs=self.times * PASSES.get(scheme, DEDICATED), seed=seed)
+        return replace(OPTIONS, epochs=self.times * PASSES.get(scheme, OTHERS), seed=seed)
 
-
-OPTIONS = TrainingOptions(patience=3)
 
 TIERS = {
     1: Tier(1500, 300, 1000, (0,), 1, 35, 0, "masked", 6, shape_minutes=8, whole_minutes=5, tenants=(10,)),
