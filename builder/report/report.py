@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from builder.tenant import Material
 from builder.training.bodies import WholeBody
 from builder.training.examples import check_labels
 from builder.training.finetuning import Ground, evaluate
-from builder.training.grid import room
+from builder.workers import room, workers
 
 FEW = ("maths-area", "learning-names")  # what most studies ask: the largest task, and one that tags
 
@@ -75,16 +74,16 @@ class Report:
     def size(self, study: Study) -> int:
         return sum(1 for _ in self._runs(study))
 
-    def run(self, studies: Sequence[Study], workers: int | None = None) -> None:
+    def run(self, studies: Sequence[Study], at_a_time: int | None = None) -> None:
         """All that is missing. A training has one thread: its numbers do not depend on how many there are."""
         wanted = {repr(self._told(run)): run for study in studies for run in self._runs(study)}
         missing = [run for run in wanted.values() if self.results.get(self._told(run)) is None]
         order = {case: number for number, case in enumerate(case for study in studies for case in study.cases)}
         missing.sort(key=lambda run: (run.seed, order[run.case]))  # all of one seed before the next
         self._build(missing)
-        workers = workers or (1 if self.device.type != "cpu" else room(len(missing)))
+        at_a_time = at_a_time or (1 if self.device.type != "cpu" else room(len(missing)))
         with tqdm(total=len(missing), desc="report", unit="training", disable=not missing) as bar:
-            for run, result in self._scored(missing, workers):
+            for run, result in self._scored(missing, at_a_time):
                 self.results.put(self._told(run), result)
                 bar.set_postfix_str(f"{run.task.id}, {run.case.label}: {result[result['metric']]:.3f}")
                 bar.update()
@@ -141,11 +140,11 @@ class Report:
             if isinstance(below, Pretraining):
                 self._pretrained(below, domain)
 
-    def _scored(self, runs: Sequence[Run], workers: int) -> Iterator[tuple[Run, dict[str, Any]]]:
-        if workers == 1:
+    def _scored(self, runs: Sequence[Run], at_a_time: int) -> Iterator[tuple[Run, dict[str, Any]]]:
+        if at_a_time == 1:
             yield from ((run, self.score(run)) for run in runs)
             return
-        with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        with workers(at_a_time) as pool:
             running = {pool.submit(_score_alone, self, run): run for run in runs}
             try:
                 for done in as_completed(running):

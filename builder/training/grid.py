@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +16,10 @@ from builder.savepoint import Savepoint
 from builder.training.bodies import PlotBody
 from builder.training.finetuning import Ground, Trained, TrainingOptions, tenant_model, train
 from builder.training.scores import Scores
+from builder.workers import room, workers
 
 FACTORS = (0.5, 1.0, 2.0)  # of the learning rate that was asked for
 BATCHES = (8, 32)  # texts
-BYTES_EACH = 2 << 30  # of memory, that a training takes at most
 
 Opened = Callable[[], tuple[Ground, PlotBody]]  # can be sent to another process, which opens there what it learns from
 
@@ -47,29 +44,22 @@ def train_grid(
     opened: Opened, options: Sequence[TrainingOptions], folder: Path, device: torch.device, show_progress: bool
 ) -> tuple[Trained, list[Tried]]:
     """The best of them on dev, the first of equals. What `folder` holds of finished ones is not done again."""
-    workers = 1 if device.type != "cpu" else room(len(options))
-    threads = max(1, torch.get_num_threads() // workers)
+    count = 1 if device.type != "cpu" else room(len(options))
+    threads = max(1, torch.get_num_threads() // count)
     files = [folder / f"point-{number}" for number in range(len(options))]
     jobs = [partial(_try, opened, point, file, threads) for point, file in zip(options, files, strict=True)]
-    bar = partial(tqdm, total=len(jobs), desc=f"training, {workers} at a time", unit="training", disable=not show_progress)
-    if workers == 1:
+    bar = partial(tqdm, total=len(jobs), desc=f"training, {count} at a time", unit="training", disable=not show_progress)
+    if count == 1:
         for job in bar(jobs):
             job()
     else:
-        with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        with workers(count) as pool:
             for done in bar([pool.submit(job) for job in jobs]):
                 done.result()
     results = [Savepoint(file.with_suffix(".done")).load() for file in files]
     tried = [Tried(point, result["main"]) for point, result in zip(options, results, strict=True)]
     best = max(range(len(tried)), key=lambda number: (tried[number].dev, -number))
     return _trained(*opened(), options[best], results[best]), tried
-
-
-def room(wanted: int) -> int:
-    """How many trainings fit on this machine at a time."""
-    told = dict(line.split(":") for line in Path("/proc/meminfo").read_text("ascii").splitlines())
-    available = 1024 * int(told["MemAvailable"].split()[0])
-    return max(1, min(wanted, len(os.sched_getaffinity(0)), available // BYTES_EACH))
 
 
 def _try(opened: Opened, options: TrainingOptions, file: Path, threads: int) -> None:

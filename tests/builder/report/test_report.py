@@ -61,9 +61,9 @@ def test_every_number_is_computed_once(report, tmp_path, monkeypatch):
     monkeypatch.setattr(reports, "train_scheme", counted)
     schemes = report.studies["schemes"]
     with pytest.raises(KeyboardInterrupt):
-        report.run([schemes], workers=1)
+        report.run([schemes], at_a_time=1)
     assert len(report.finished(schemes)) == 7 and {run["seed"] for run in report.finished(schemes)[:5]} == {0}
-    report.run([schemes], workers=1)
+    report.run([schemes], at_a_time=1)
     runs = report.finished(schemes)
     assert len(runs) == report.size(schemes) == 2 * 5 * 2 and len(trained) == len(runs) + 1
     assert {(run["task"], run["case"], run["seed"]) for run in runs} == {
@@ -71,7 +71,7 @@ def test_every_number_is_computed_once(report, tmp_path, monkeypatch):
     }
     assert all(("windows_found" in run) == (run["case"] in ("plot", "hplm")) for run in runs)
     elsewhere = replace(report, work=tmp_path / "elsewhere")
-    elsewhere.run([schemes], workers=1)
+    elsewhere.run([schemes], at_a_time=1)
     assert elsewhere.finished(schemes) == runs and len(trained) == len(runs) + 1
     assert not (tmp_path / "elsewhere").exists()
     tasks = report.data.tenants
@@ -84,7 +84,7 @@ def test_every_number_is_computed_once(report, tmp_path, monkeypatch):
 def test_every_study_runs_side_by_side(report):
     """In processes of their own, with stores, tables and whole BERTs of every kind below."""
     report = replace(report, tier=replace(TINY, seeds=(0,)))
-    report.run(list(report.studies.values()), workers=2)
+    report.run(list(report.studies.values()), at_a_time=2)
     for study in report.studies.values():
         runs = report.finished(study)
         assert len(runs) == report.size(study) > 0
