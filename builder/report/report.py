@@ -21,7 +21,7 @@ from builder.demo.data import DemoData, DemoTenant
 from builder.evaluation.schemes import options_of, train_scheme, whole_body
 from builder.growing import replaced
 from builder.report.pretraining import pretrain
-from builder.report.recipes import Below, DomainRecipe, Pretraining
+from builder.report.recipes import Below, DomainRecipe, Pretraining, RootRecipe
 from builder.report.results import Results, digest_of
 from builder.report.stores import Stores
 from builder.report.studies import Case, Study, studies_of, tenants_of
@@ -29,9 +29,11 @@ from builder.report.tiers import Tier
 from builder.tenant import Material
 from builder.training.bodies import WholeBody
 from builder.training.examples import check_labels
-from builder.training.finetuning import Ground, evaluate
+from builder.training.finetuning import Ground, TrainingOptions, evaluate
 from builder.workers import room, workers
 
+OF_UPPER_LAYERS = ("adapter", "dedicated-lower", "dedicated-upper")  # numbers that depend on how many these are
+BARE = 0.001  # of the n-grams
 FEW = ("maths-area", "learning-names")  # what most studies ask: the largest task, and one that tags
 
 
@@ -105,7 +107,9 @@ class Report:
         task, case, below = run.task, run.case, run.case.below
         told = {"task": task.id, "domain": task.domain, "kind": task.task, "model": self.name}
         told |= {"data": self._digests[task.id], "scheme": case.scheme, "seed": run.seed}
-        told |= {"training": asdict(options_of(case.scheme, self.tier.training(case.scheme, run.seed)))}
+        told |= {"training": asdict(options_of(case.scheme, self._training(run)))}
+        if case.scheme in OF_UPPER_LAYERS:
+            told |= {"upper": self._root.upper}
         if below is not None:
             corpora = self._corpora if isinstance(below, DomainRecipe) else {task.domain: self._corpora[task.domain]}
             told |= {"below": {type(below).__name__: asdict(below)}, "corpora": digest_of(*corpora.values())}
@@ -123,11 +127,19 @@ class Report:
     def _stores(self) -> Stores:
         return Stores(self.model, self._corpora, self.work / "stores", self.device)
 
+    def _training(self, run: Run) -> TrainingOptions:
+        root = self._recipe(run.case.below).root
+        return self.tier.training(run.case.scheme, run.task.task, self.layers, root.upper, run.seed)
+
+    @property
+    def _root(self) -> RootRecipe:
+        return next(case.below.root for case in self.studies["schemes"].cases if isinstance(case.below, DomainRecipe))
+
     def _recipe(self, below: Below) -> DomainRecipe:
-        """A whole BERT reads texts as an hPLM's domain does; what its tables say it does not ask."""
+        """A whole BERT reads texts as an hPLM does; what tables say it does not ask, so those of a bare root will do."""
         if isinstance(below, DomainRecipe):
             return below
-        return next(case.below for case in self.studies["schemes"].cases if isinstance(case.below, DomainRecipe))
+        return DomainRecipe(replace(self._root, minutes=0, keep=BARE), 0, self.tier.learn, keep=0)
 
     def _build(self, runs: Sequence[Run]) -> None:
         belows = dict.fromkeys((run.case.below, run.task.domain) for run in runs)
@@ -164,8 +176,7 @@ class Report:
         if run.sample:
             ground = _resampled(ground, run.sample, run.seed)
         body = self._pretrained(case.below, task.domain) if isinstance(case.below, Pretraining) else None
-        options = self.tier.training(case.scheme, run.seed)
-        trained = train_scheme(store, ground, case.scheme, options, show_progress=False, body=body)
+        trained = train_scheme(store, ground, case.scheme, self._training(run), show_progress=False, body=body)
         scores, _ = evaluate(trained.body, trained.model, ground, texts)
         told = {"dev": round(trained.scores.main, 4), "trained_on": len(ground.texts.texts)}
         told |= {name: trained.report[name] for name in ("epochs_run", "best_epoch", "seconds")}

@@ -30,19 +30,21 @@ class Study:
 
 
 def studies_of(tier: Tier, layers: int) -> dict[str, Study]:
-    """`layers`: of the model, half of which are below."""
-    half = layers // 2
-    root = RootRecipe(tier.root_minutes, tier.root_keep, half, layers - half)
+    """`layers`: of the model, a third of which are below."""
+    third = max(1, layers // 3)
+    root = RootRecipe(tier.root_minutes, tier.root_keep, third, layers - third)
     below = DomainRecipe(root, tier.domain_minutes, tier.learn)
     hplm = Case("hplm", "hplm", below)
 
     def shaped(label: str, **shape: int) -> Case:
-        return Case(label, "hplm", replace(below, root=replace(root, minutes=tier.shape_minutes, **shape)))
+        """Over the root's table alone: a shape is told by less than that."""
+        return Case(label, "hplm", replace(below, keep=0.0, root=replace(root, minutes=tier.shape_minutes, **shape)))
 
     def pretrained(part: str) -> Case:
         return Case(part, "dedicated", Pretraining(part, tier.whole_minutes))
 
-    thirds = sorted({max(1, round(half * share)) for share in (1 / 3, 2 / 3, 1)})
+    lowers = sorted({max(1, round(layers * share)) for share in (1 / 6, 1 / 3, 1 / 2)})
+    uppers = sorted({max(1, round(root.upper * share)) for share in (1 / 2, 3 / 4, 1)})
     whole = [Case(name, name, None) for name in ("dedicated", "adapter", "shared")]
     unlearned = Case("none", "hplm", replace(below, minutes=0))
     learned = (Case(way, "hplm", replace(below, minutes=tier.learning_minutes, learn=way)) for way in ("masked", "distil"))
@@ -57,10 +59,10 @@ def studies_of(tier: Tier, layers: int) -> dict[str, Study]:
         Study("window", "tokens in a window", tuple(shaped(f"{n}-grams", window=n) for n in WINDOWS)),
         Study(
             "split", "where the layers are split: lower + upper",
-            tuple(shaped(f"{n} + {layers - n}", lower=n, upper=layers - n) for n in thirds),
+            tuple(shaped(f"{n} + {layers - n}", lower=n, upper=layers - n) for n in lowers),
         ),
-        Study("lower", "lower layers under the same upper ones", tuple(shaped(f"{n} lower", lower=n) for n in thirds)),
-        Study("upper", "upper layers above the same lower ones", tuple(shaped(f"{n} upper", upper=n) for n in thirds)),
+        Study("lower", "lower layers under the same upper ones", tuple(shaped(f"{n} lower", lower=n, upper=layers - lowers[-1]) for n in lowers)),
+        Study("upper", "upper layers above the same lower ones", tuple(shaped(f"{n} upper", upper=n) for n in uppers)),
         Study(
             "o1", "layers of a whole BERT that are further pretrained",
             (Case("none", "dedicated", None), *map(pretrained, ("lower", "upper", "all"))),

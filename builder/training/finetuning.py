@@ -114,7 +114,7 @@ def train(
     groups = [{"params": list(model.parameters()), "peak": options.learning_rate}]
     if tuned:
         groups.append({"params": tuned, "peak": options.body_rate})
-    optimizer = torch.optim.AdamW(groups, weight_decay=options.weight_decay)
+    optimizer = torch.optim.AdamW(groups, weight_decay=options.weight_decay, fused=True)
     rng = np.random.default_rng(options.seed)
     epochs = [list(packs(ground.texts.lengths, PACK_TOKENS, options.batch_texts, rng)) for _ in range(options.epochs)]
     total = sum(len(epoch) for epoch in epochs)

@@ -13,7 +13,7 @@ from builder.report.report import Report
 from builder.report.results import Results
 from builder.report.studies import studies_of, tenants_of
 from builder.report.table import averages_of, draw, markdown_of, scores_of
-from builder.report.tiers import PASSES, TIERS, Tier
+from builder.report.tiers import TIERS, Tier, passes
 from hplm.errors import InvalidInput
 from tests.builder.adaptation.test_masked import CPU, save
 from tests.builder.branches import some_lines
@@ -91,7 +91,8 @@ def test_every_study_runs_side_by_side(report):
         assert all(0 <= run[run["metric"]] <= 1 for run in runs)
         markdown_of(runs)
     stores = {folder.name for folder in (report.work / "stores").iterdir()}
-    assert stores == {f"{shape}-0.005-0.3" for shape in ("2-2-3", "2-2-2", "2-2-5", "1-3-3", "1-2-3", "2-1-3")}
+    shapes = ("1-3-3", "1-3-2", "1-3-5", "2-2-3", "1-2-3")
+    assert stores == {"1-3-3-0-0.001", *(f"{shape}-0.005-0.3" for shape in shapes)}
     pretrained = {folder.name for folder in (report.work / "pretrained").iterdir()}
     assert pretrained == {f"toys-{part}-0.005" for part in ("lower", "upper", "all")}
     found = {run["case"]: run["windows_found"][0] for run in report.finished(report.studies["keep"])}
@@ -102,13 +103,14 @@ def test_every_study_runs_side_by_side(report):
 def test_studies_share_what_they_have_in_common():
     studies = studies_of(TIERS[1], 6)
     below = next(case.below for case in studies["schemes"].cases if case.label == "hplm")
-    assert (below.root.lower, below.root.upper, below.keep, below.dtype) == (3, 3, 1.0, "fp16")
+    assert (below.root.lower, below.root.upper, below.keep, below.dtype) == (2, 4, 1.0, "fp16")
     for name in ("pretraining", "keep", "stored"):
         assert any(case.below == below and case.scheme == "hplm" for case in studies[name].cases)
         assert all(case.below.root == below.root for case in studies[name].cases if isinstance(case.below, DomainRecipe))
-    assert [case.below.root.lower for case in studies["lower"].cases] == [1, 2, 3]
+    lower = [case.below.root for case in studies["lower"].cases]
+    assert [(root.lower, root.upper) for root in lower] == [(1, 3), (2, 3), (3, 3)]
     assert [case.label for case in studies["split"].cases] == ["1 + 5", "2 + 4", "3 + 3"]
-    assert [case.below.root.upper for case in studies_of(TIERS[1], 12)["upper"].cases] == [2, 4, 6]
+    assert [case.below.root.upper for case in studies_of(TIERS[1], 12)["upper"].cases] == [4, 6, 8]
     assert [case.below for case in studies["o1"].cases] == [None, *(Pretraining(part, 5) for part in ("lower", "upper", "all"))]
 
 
@@ -156,10 +158,28 @@ def test_a_file_that_does_not_fit_its_name_is_refused(tmp_path):
     assert results.get({**run, "seed": 1}) is None
 
 
+def test_a_whole_bert_asks_for_no_adapted_root(report, tmp_path):
+    """Beside it, adapters stand on as many upper layers as an hPLM has, and its name says so."""
+    report = replace(report, tier=replace(TINY, seeds=(0,)))
+    whole = [case for case in report.studies["schemes"].cases if case.below is None]
+    report.run([replace(report.studies["schemes"], cases=tuple(whole))], at_a_time=1)
+    assert [folder.name for folder in (report.work / "stores").iterdir()] == ["1-3-3-0-0.001"]
+    told = {told["scheme"]: told for told in (json.loads(path.read_text())["run"] for path in (tmp_path / "results").iterdir())}
+    assert {scheme: told[scheme].get("upper") for scheme in told} == {"dedicated": None, "adapter": 3, "shared": None}
+
+
+def test_nothing_costs_more_than_a_dedicated_bert():
+    assert {scheme: passes(scheme, 6, 4) for scheme in SCHEMES} == {
+        "dedicated": 3, "plot": 4, "hplm": 6, "adapter": 5, "shared": 9
+    }  # fmt: skip
+    assert (passes("plot", 6, 3), passes("hplm", 6, 3), passes("adapter", 6, 3)) == (6, 9, 6)
+    assert passes("dedicated-upper", 6, 4) == passes("dedicated-lower", 6, 3) == 3
+
+
 def test_higher_tiers_compute_more():
     assert all(TIERS[n].train <= TIERS[n + 1].train and TIERS[n].times <= TIERS[n + 1].times for n in (1, 2))
-    assert TIERS[2].training("hplm", 4).epochs == TIERS[2].times * PASSES["hplm"] and TIERS[2].training("hplm", 4).seed == 4
-    assert TIERS[2].training("dedicated-upper", 0).epochs == TIERS[2].training("dedicated", 0).epochs
+    options = TIERS[2].training("hplm", "classify", 6, 4, seed=4)
+    assert options.epochs == TIERS[2].times * passes("hplm", 6, 4) and options.seed == 4
     with pytest.raises(InvalidInput, match="numbers with commas"):
         TIERS[1].with_seeds("one")
     assert TIERS[1].with_seeds("0,2").seeds == (0, 2)
