@@ -179,7 +179,7 @@ class Report:
         trained = train_scheme(store, ground, case.scheme, self._training(run), show_progress=False, body=body)
         scores, _ = evaluate(trained.body, trained.model, ground, texts)
         told = {"dev": round(trained.scores.main, 4), "trained_on": len(ground.texts.texts)}
-        told |= {name: trained.report[name] for name in ("epochs_run", "best_epoch", "seconds")}
+        told |= {name: trained.report[name] for name in ("epochs_run", "best_epoch", "kept_epoch", "seconds")}
         found = {"windows_found": texts.found} if trained.body.reads_tables else {}
         return {**scores.described(), **told, **found}
 

@@ -61,7 +61,10 @@ def studies_of(tier: Tier, layers: int) -> dict[str, Study]:
             "split", "where the layers are split: lower + upper",
             tuple(shaped(f"{n} + {layers - n}", lower=n, upper=layers - n) for n in lowers),
         ),
-        Study("lower", "lower layers under the same upper ones", tuple(shaped(f"{n} lower", lower=n, upper=layers - lowers[-1]) for n in lowers)),
+        Study(
+            "lower", "lower layers under the same upper ones",
+            tuple(shaped(f"{n} lower", lower=n, upper=layers - lowers[-1]) for n in lowers),
+        ),
         Study("upper", "upper layers above the same lower ones", tuple(shaped(f"{n} upper", upper=n) for n in uppers)),
         Study(
             "o1", "layers of a whole BERT that are further pretrained",

@@ -36,6 +36,7 @@ class TrainingOptions:
     dtype: str = "fp16"  # in which adapter and head are stored
     epochs: int = 4  # at most
     patience: int = 2  # epochs without a better dev score before it ends
+    doubt: float = 1.0  # a later epoch is kept that is worse than the best by so many standard errors at most
     learning_rate: float = 2e-3
     body_rate: float = 0.0  # of what is shared otherwise: only baselines tune it
     body_part: str = "all"  # or lower, upper: of a whole BERT
@@ -52,6 +53,8 @@ class TrainingOptions:
                 raise InvalidInput(f"{name} {getattr(self, name)}: at least 1")
         if self.learning_rate <= 0:
             raise InvalidInput(f"learning rate {self.learning_rate}: above 0")
+        if self.doubt < 0:
+            raise InvalidInput(f"doubt {self.doubt}: 0 or more standard errors")
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,8 @@ class _Course:
     best: float = -math.inf
     best_loss: float = math.inf
     best_epoch: int = 0
+    least: float = -math.inf  # the dev score with which a later epoch is kept
+    kept_epoch: int = 0
     loss_sum: float = 0.0  # of the epoch that runs
     seconds: float = 0.0  # of the runs before this one
     history: list[dict[str, float]] = field(default_factory=list)
@@ -100,8 +105,9 @@ def train(
     saved: Path | None = None,
     show_progress: bool = True,
 ) -> Trained:
-    """AdamW on adapter and head, and on the body if it has a rate; the state with the best dev score is kept.
+    """AdamW on adapter and head, and on the body if it has a rate.
 
+    Of the epochs that the dev set cannot tell from the best the last is kept: its steps have been the smallest.
     Cut anywhere, the same call with the same `saved` goes on from there, and ends with the same numbers.
     """
     body = body.to(ground.device).eval().requires_grad_(False)
@@ -119,11 +125,11 @@ def train(
     epochs = [list(packs(ground.texts.lengths, PACK_TOKENS, options.batch_texts, rng)) for _ in range(options.epochs)]
     total = sum(len(epoch) for epoch in epochs)
 
-    started, savepoint, course, best_state = time.monotonic(), Savepoint(saved), _Course(), {}
+    started, savepoint, course, kept_state = time.monotonic(), Savepoint(saved), _Course(), {}
     if (state := savepoint.load()) is not None:
         learner.load_state_dict(state["learner"])
         optimizer.load_state_dict(state["optimizer"])
-        course, best_state = _Course(**state["course"]), state["best"]
+        course, kept_state = _Course(**state["course"]), state["kept"]
 
     def save() -> None:
         seconds = course.seconds + time.monotonic() - started
@@ -132,7 +138,7 @@ def train(
                 "learner": learner.state_dict(),
                 "optimizer": optimizer.state_dict(),
                 "course": asdict(course) | {"seconds": seconds},
-                "best": best_state,
+                "kept": kept_state,
             }
         )
 
@@ -164,18 +170,22 @@ def train(
                 course.loss_sum = 0.0
                 if (scores.main, -dev_loss) > (course.best, -course.best_loss):
                     course.best, course.best_loss, course.best_epoch = scores.main, dev_loss, epoch
-                    best_state = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
+                    course.least = scores.main - options.doubt * scores.error
+                if scores.main >= course.least:
+                    course.kept_epoch = epoch
+                    kept_state = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
                 bar.set_postfix_str(_said(mean_loss, course))
                 save()
             if epoch - course.best_epoch >= options.patience:
                 break
 
-    learner.load_state_dict(best_state)
+    learner.load_state_dict(kept_state)
     model.round_to_storage()
     report = {
         **asdict(options),
         "epochs_run": len(course.history),
         "best_epoch": course.best_epoch,
+        "kept_epoch": course.kept_epoch,
         "history": [{name: round(value, 5) for name, value in entry.items()} for entry in course.history],
         "seconds": round(course.seconds + time.monotonic() - started, 1),
     }

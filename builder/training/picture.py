@@ -23,7 +23,7 @@ def draw_training(report: dict[str, Any], title: str, path: Path) -> None:
     losses.set_ylabel("loss")
     losses.legend(frameon=False)
     scores.plot(epochs, [entry["dev"] for entry in history], color=OWN, marker="o")
-    scores.axvline(report["best_epoch"], color=INK, linewidth=1, linestyle=(0, (4, 3)))
+    scores.axvline(report["kept_epoch"], color=INK, linewidth=1, linestyle=(0, (4, 3)))
     scores.set_ylabel(f"dev {report['dev']['metric']}")
     for axes in (losses, scores):
         axes.set_xlabel("epoch")

@@ -27,6 +27,12 @@ class Scores:
     def main(self) -> float:
         return self.values[self.metric]
 
+    @property
+    def error(self) -> float:
+        """The standard error of the one that decides, as if it were a share of the rows."""
+        share = min(max(self.main, 0.0), 1.0)
+        return (share * (1 - share) / self.rows) ** 0.5
+
     def described(self) -> dict[str, Any]:
         return {"rows": self.rows, "metric": self.metric, **{name: round(value, 4) for name, value in self.values.items()}}
 
