@@ -54,7 +54,7 @@ class TrainingOptions:
         if self.learning_rate <= 0:
             raise InvalidInput(f"learning rate {self.learning_rate}: above 0")
         if self.doubt < 0:
-            raise InvalidInput(f"doubt {self.doubt}: 0 or more standard errors")
+            raise InvalidInput(f"doubt {self.doubt}: at least 0 standard errors")
 
 
 @dataclass(frozen=True)
