@@ -107,7 +107,7 @@ def build_tenant(
         ground, body = material.open(device, show_progress)
         trained = train(body, ground, options, working / "training.pt", show_progress)
     tenant = TenantFile(
-        tenant_id, version, domain, material.domain_version, task, labels, options.rank, options.adapter, options.places,
+        tenant_id, version, domain, material.domain_version, task, labels, options.rank, options.adapter, options.worked_on,
         dtype=options.dtype,
     )  # fmt: skip
     report = _report(material, (given, ground.texts), (dev, ground.dev), trained)

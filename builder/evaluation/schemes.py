@@ -105,5 +105,5 @@ def options_of(name: str, own: TrainingOptions) -> TrainingOptions:
     """With which a scheme trains, beside an hPLM with its `own`."""
     if name == "hplm" or (scheme := SCHEMES[name]).adapter:
         return own
-    bare = replace(own, rank=0, places=None, learning_rate=HEAD_RATE)
+    bare = replace(own, adapter=TrainingOptions.adapter, rank=0, places=None, learning_rate=HEAD_RATE)
     return replace(bare, body_rate=scheme.body_rate, body_part=scheme.body_part)

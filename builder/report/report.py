@@ -129,7 +129,7 @@ class Report:
 
     def _training(self, run: Run) -> TrainingOptions:
         root = self._recipe(run.case.below).root
-        return self.tier.training(run.case.scheme, run.task.task, self.layers, root.upper, run.seed)
+        return self.tier.training(run.case.scheme, self.layers, root.upper, run.seed)
 
     @property
     def _root(self) -> RootRecipe:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from builder.training.examples import Pack, Text
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import Checkpoint, full_stack
-from hplm.model.layer import Adapt
+from hplm.model.layer import Adapt, Layer
 from hplm.model.stacks import UpperStack, through
 
 
@@ -28,9 +28,13 @@ class PlotBody(nn.Module):
         self.upper = upper
         self._heads = heads
 
+    @property
+    def upper_layers(self) -> Sequence[Layer]:
+        return self.upper.layers
+
     def part(self, name: str) -> Iterator[nn.Parameter]:
-        if name != "all":
-            raise ValueError(f"what stands above tables has no {name} part of its own")
+        if name == "lower":
+            raise ValueError("what stands above tables has no lower part of its own")
         return self.parameters()
 
     def forward(self, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
@@ -58,8 +62,12 @@ class WholeBody(nn.Module):
         self.norm.load_state_dict({kind: weights[f"embeddings.LayerNorm.{kind}"] for kind in ("weight", "bias")})
         self.layers = full_stack(checkpoint)
 
+    @property
+    def upper_layers(self) -> Sequence[Layer]:
+        return self.layers[len(self.layers) - self._upper :]
+
     def part(self, name: str) -> Iterator[nn.Parameter]:
-        upper = list(self.layers[len(self.layers) - self._upper :].parameters())
+        upper = list(self.upper_layers.parameters())
         if name == "all":
             return self.parameters()
         above = {id(parameter) for parameter in upper}
@@ -72,7 +80,7 @@ class WholeBody(nn.Module):
         with torch.no_grad() if frozen else nullcontext():
             x = self.words(pack.tokens) + self.positions(pack.positions) + self.segments(pack.segments)
             x = through(self.layers[:lower], self.norm(x), attend)
-        return through(self.layers[lower:], x, attend, adapters, pack.reading)
+        return through(self.upper_layers, x, attend, adapters, pack.reading)
 
 
 class RememberingBody(nn.Module):

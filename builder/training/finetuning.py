@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from tqdm import tqdm
 from builder.packs import packs
 from builder.savepoint import Savepoint
 from builder.training.bodies import Body
+from builder.training.cutting import cut
 from builder.training.examples import Pack, Reader, Texts
 from builder.training.model import TenantModel
 from builder.training.objectives import loss_of
 from builder.training.scores import Scores, score
-from hplm.adapters.layout import adapter_layout, head_layout
+from hplm.adapters.layout import PROJECTIONS, Layout, adapter_layout, head_layout
 from hplm.engine.answer import answer
+from hplm.engine.engine import resolve_dtype
 from hplm.errors import HplmError, InvalidInput
 from hplm.model.config import BackboneConfig
 
@@ -38,7 +41,7 @@ class TrainingOptions:
     patience: int = 2  # epochs without a better dev score before it ends
     doubt: float = 1.0  # a later epoch is kept that is worse than the best by so many standard errors at most
     learning_rate: float = 2e-3
-    body_rate: float = 0.0  # of what is shared otherwise: only baselines tune it
+    body_rate: float = 0.0  # of what is shared otherwise; above a rank of 0 the adapter becomes what the upper layers learn
     body_part: str = "all"  # or lower, upper: of a whole BERT
     weight_decay: float = 0.01
     warm_up: float = 0.1  # share of the steps
@@ -55,6 +58,20 @@ class TrainingOptions:
             raise InvalidInput(f"learning rate {self.learning_rate}: above 0")
         if self.doubt < 0:
             raise InvalidInput(f"doubt {self.doubt}: at least 0 standard errors")
+        if self.body_rate < 0:
+            raise InvalidInput(f"upper rate {self.body_rate}: above 0, or 0 for layers that stay as they are")
+        if self.cut and self.adapter != "lora":
+            raise InvalidInput(f"an adapter of kind {self.adapter!r} cannot hold what upper layers learn: choose lora")
+
+    @property
+    def cut(self) -> bool:
+        """The upper layers learn, and the adapter is what its rank holds of their change."""
+        return self.body_rate > 0 and self.rank > 0
+
+    @property
+    def worked_on(self) -> tuple[str, ...] | None:
+        """Projections, if not those that are usual of the adapter's kind."""
+        return self.places or (tuple(PROJECTIONS) if self.cut else None)
 
 
 @dataclass(frozen=True)
@@ -94,8 +111,11 @@ class _Course:
 
 
 def tenant_model(config: BackboneConfig, labels: int, options: TrainingOptions) -> TenantModel:
-    adapter = adapter_layout(config, options.adapter, options.rank, options.places, dtype=options.dtype)
-    return TenantModel(adapter, head_layout(config, labels, dtype=options.dtype), options.seed)
+    return TenantModel(_adapter(config, options), head_layout(config, labels, dtype=options.dtype), options.seed)
+
+
+def _adapter(config: BackboneConfig, options: TrainingOptions) -> Layout | None:
+    return adapter_layout(config, options.adapter, options.rank, options.worked_on, dtype=options.dtype)
 
 
 def train(
@@ -105,14 +125,17 @@ def train(
     saved: Path | None = None,
     show_progress: bool = True,
 ) -> Trained:
-    """AdamW on adapter and head, and on the body if it has a rate.
+    """AdamW on adapter and head, and on the body if it has a rate; then the adapter is what it can hold of what that learned.
 
     Of the epochs that the dev set cannot tell from the best the last is kept: its steps have been the smallest.
     Cut anywhere, the same call with the same `saved` goes on from there, and ends with the same numbers.
     """
     body = body.to(ground.device).eval().requires_grad_(False)
-    tuned = [parameter.requires_grad_() for parameter in body.part(options.body_part)] if options.body_rate else []
-    model = tenant_model(ground.config, len(ground.labels), options).to(ground.device)
+    labels = len(ground.labels)
+    shared = copy.deepcopy(body) if options.cut else body
+    part = "upper" if options.cut else options.body_part
+    tuned = [parameter.requires_grad_() for parameter in body.part(part)] if options.body_rate else []
+    model = tenant_model(ground.config, labels, replace(options, rank=0) if options.cut else options).to(ground.device)
     if ground.task == "regress":
         values = np.array([text.example.value for text in ground.texts.texts])
         model.mean, model.spread = float(values.mean()), float(values.std())
@@ -125,6 +148,9 @@ def train(
     epochs = [list(packs(ground.texts.lengths, PACK_TOKENS, options.batch_texts, rng)) for _ in range(options.epochs)]
     total = sum(len(epoch) for epoch in epochs)
 
+    half_precision = torch.autocast(
+        ground.device.type, torch.bfloat16, resolve_dtype("auto", ground.device) == torch.bfloat16
+    )
     started, savepoint, course, kept_state = time.monotonic(), Savepoint(saved), _Course(), {}
     if (state := savepoint.load()) is not None:
         learner.load_state_dict(state["learner"])
@@ -149,7 +175,9 @@ def train(
                 for group in optimizer.param_groups:
                     group["lr"] = group["peak"] * _warm_up_then_decay(total, options.warm_up, course.step)
                 pack = ground.reader.pack(ground.texts, some, ground.device, body.reads_tables)
-                loss = _loss(model(body, pack), pack, ground.task, model.spread)
+                with half_precision:
+                    logits = model(body, pack)
+                loss = _loss(logits, pack, ground.task, model.spread)
                 optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(learner.parameters(), 1.0)
@@ -180,12 +208,19 @@ def train(
                 break
 
     learner.load_state_dict(kept_state)
+    held: dict[str, float] = {}
+    if options.cut:
+        adapter, share = cut(shared.upper_layers, body.upper_layers, _adapter(ground.config, options))
+        whole, model = model, tenant_model(ground.config, labels, options).to(ground.device)
+        model.put(adapter, whole)
+        body, held = shared, {"change_held": round(share, 4)}
     model.round_to_storage()
     report = {
         **asdict(options),
         "epochs_run": len(course.history),
         "best_epoch": course.best_epoch,
         "kept_epoch": course.kept_epoch,
+        **held,
         "history": [{name: round(value, 5) for name, value in entry.items()} for entry in course.history],
         "seconds": round(course.seconds + time.monotonic() - started, 1),
     }

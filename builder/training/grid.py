@@ -35,7 +35,12 @@ class Tried:
 
 def points(options: TrainingOptions) -> list[TrainingOptions]:
     return [
-        replace(options, learning_rate=factor * options.learning_rate, batch_texts=batch)
+        replace(
+            options,
+            learning_rate=factor * options.learning_rate,
+            body_rate=factor * options.body_rate,
+            batch_texts=batch,
+        )
         for factor, batch in product(FACTORS, BATCHES)
     ]
 

@@ -41,13 +41,14 @@ class TenantModel(nn.Module):
         every = Tiles(np.zeros(len(pack.tokens), dtype=np.int64), device)
         read = Tiles(np.zeros(len(pack.reading), dtype=np.int64), device)
         hidden = body(pack, self._adapters(every, read) or None)
-        return self._head.read(hidden, read, self.head) * self.spread + self.mean
+        return self._head.read(hidden, read, self.head).float() * self.spread + self.mean
 
     def _adapters(self, every: Tiles, read: Tiles) -> list[Adapt]:
         """After attention the last layer sees only the rows that the head reads."""
 
         def adapt(last: bool, weights: nn.ParameterDict, at: str, before: Tensor, after: Tensor) -> Tensor:
-            return self._adapter.adapt(at, before, after, read if last and at != QKV else every, weights)
+            own = {name: weight.to(after.dtype) for name, weight in weights.items()}
+            return self._adapter.adapt(at, before, after, read if last and at != QKV else every, own)
 
         return [partial(adapt, i == len(self.adapters) - 1, weights) for i, weights in enumerate(self.adapters)]
 
@@ -70,6 +71,12 @@ class TenantModel(nn.Module):
             return {name: tensor.detach()[0].to(layout.torch_dtype).cpu() for name, tensor in slot.items()}
 
         return [unslotted(slot, self._adapter) for slot in self.adapters] or None, unslotted(self.head, self._head)
+
+    @torch.no_grad()
+    def put(self, adapter: Sequence[Weights], head: TenantModel) -> None:
+        """An adapter made elsewhere, and the head of another model."""
+        self.load(adapter, {name: tensor[0] for name, tensor in head.head.items()})
+        self.mean, self.spread = head.mean, head.spread
 
     @torch.no_grad()
     def load(self, adapter: Sequence[Weights] | None, head: Weights) -> None:

@@ -11,7 +11,7 @@ import torch
 from builder import savepoint
 from builder.training import grid
 from builder.training.finetuning import TrainingOptions
-from tests.builder.test_tenant import learn, made, make_store
+from tests.builder.test_tenant import CUT, learn, made, make_store
 
 FILES = ("adapter.safetensors", "head.safetensors", "tenant.json")
 
@@ -28,7 +28,7 @@ def trained(store, train, tenant, **options):
     return [(folder / name).read_bytes().replace(tenant.encode(), b"") for name in FILES], report
 
 
-def killed(store, train, tenant, at_save):
+def killed(store, train, tenant, at_save, **options):
     """In a process of its own, which dies as it has written a savepoint and before it can say so."""
 
     def work():
@@ -43,7 +43,7 @@ def killed(store, train, tenant, at_save):
             replace(source, target)
 
         os.replace = dying
-        trained(store, train, tenant)
+        trained(store, train, tenant, **options)
 
     child = multiprocessing.get_context("fork").Process(target=work)
     child.start()
@@ -51,9 +51,10 @@ def killed(store, train, tenant, at_save):
     assert child.exitcode == -signal.SIGKILL
 
 
-def test_a_killed_training_ends_with_the_same_bytes(store, tmp_path, monkeypatch):
+@pytest.mark.parametrize("options, saves", [({}, (1, 4, 9, 18)), (CUT, (1, 18))])
+def test_a_killed_training_ends_with_the_same_bytes(store, tmp_path, monkeypatch, options, saves):
     train = made(tmp_path, "classify", 60, 1)
-    undisturbed, report = trained(store, train, "whole")
+    undisturbed, report = trained(store, train, "whole", **options)
     steps, load = [], savepoint.Savepoint.load
 
     def told(self):
@@ -62,11 +63,11 @@ def test_a_killed_training_ends_with_the_same_bytes(store, tmp_path, monkeypatch
         return state
 
     monkeypatch.setattr(savepoint.Savepoint, "load", told)
-    for number, at_save in enumerate((1, 4, 9, 18)):
+    for number, at_save in enumerate(saves):
         tenant = f"cut-{number}"
-        killed(store, train, tenant, at_save)
+        killed(store, train, tenant, at_save, **options)
         assert not store.tenant_folder(tenant, 1).exists()
-        again, its_report = trained(store, train, tenant)
+        again, its_report = trained(store, train, tenant, **options)
         assert again == undisturbed
         assert its_report["history"] == report["history"] and its_report["best_epoch"] == report["best_epoch"]
         assert not (store.folder / "building" / "tenants" / tenant).exists()

@@ -100,7 +100,10 @@ TASKS = {
     "multilabel": ("multilabel", many, "micro_f1", 0.65),
     "regress": ("regress", valued, "pearson", 0.55),
     "span": ("span", asked, "f1", 0.6),
+    "cut": ("classify", classified, "accuracy", 0.7),
+    "cut-values": ("regress", valued, "pearson", 0.55),
 }
+CUT = {"adapter": "lora", "body_rate": 3e-3}  # the upper layers learn, and the adapter is what fits of their change
 
 
 def write(path, examples):
@@ -145,7 +148,7 @@ def trained(tmp_path_factory):
             write(folder / f"{name}-{part}.jsonl", [maker(rng) for _ in range(count)])
             for part, count in (("train", 360), ("dev", 60), ("test", 60))
         )
-        learn(store, task, train, dev, tenant=name, epochs=6)
+        learn(store, task, train, dev, tenant=name, epochs=6, **(CUT if name.startswith("cut") else {}))
     return store, tests
 
 
@@ -221,10 +224,27 @@ def test_of_epochs_that_dev_cannot_tell_apart_the_last_is_kept(store, tmp_path, 
     }  # fmt: skip
 
 
-def test_shared_layers_are_not_touched(store, tmp_path):
+@pytest.mark.parametrize("options", [{}, CUT])
+def test_shared_layers_are_not_touched(store, tmp_path, options):
     before = (store.folder / "upper.safetensors").read_bytes()
-    learn(store, "classify", made(tmp_path, "classify", 60, 1), epochs=1)
+    learn(store, "classify", made(tmp_path, "classify", 60, 1), epochs=1, **options)
     assert (store.folder / "upper.safetensors").read_bytes() == before
+
+
+def test_a_cut_works_on_all_projections_or_those_asked_for(store, tmp_path):
+    train, held = made(tmp_path, "classify", 60, 1), []
+    for tenant, options in (("all", {}), ("some", {"places": ("query", "ffn_in")})):
+        made_of = learn(store, "classify", train, tenant=tenant, epochs=2, **CUT, **options)
+        adapter, _ = store.tenant_weights(made_of)
+        assert adapter[0].keys() == {f"{place}/{side}" for place in made_of.places for side in "ab"}
+        held.append(store.report(made_of)["change_held"])
+    assert made_of.places == ("query", "ffn_in") and len(adapter) == CONFIG.upper_layers
+    assert all(0.2 < share < 1 for share in held) and held[0] != held[1]
+
+
+def test_a_bottleneck_cannot_be_cut_from_anything(store, tmp_path):
+    with pytest.raises(InvalidInput, match="kind 'bottleneck' cannot hold what upper layers learn: choose lora"):
+        learn(store, "classify", made(tmp_path, "classify", 60, 1), body_rate=1e-4)
 
 
 def test_rank_0_is_a_head_alone(store, tmp_path):
@@ -283,8 +303,9 @@ def test_values_that_cannot_be_stored_or_told_apart_are_refused(store, tmp_path)
 
 def test_options_that_make_no_sense_are_named(store, tmp_path):
     train = made(tmp_path, "classify", 20, 1)
-    for option, value in (("epochs", 0), ("patience", 0), ("doubt", -1), ("batch_texts", 0), ("learning_rate", 0.0)):
-        with pytest.raises(InvalidInput, match=f"{option.replace('_', '[ _]')} {value}: (at least|above)"):
+    counts, rates = ("epochs", "patience", "batch_texts"), {"doubt": -1, "learning_rate": 0.0, "body_rate": -1}
+    for option, value in [*((name, 0) for name in counts), *rates.items()]:
+        with pytest.raises(InvalidInput, match=f"{option.split('_')[-1]} {value}: (at least|above)"):
             learn(store, "classify", train, **{option: value})
 
 

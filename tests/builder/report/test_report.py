@@ -169,16 +169,16 @@ def test_a_whole_bert_asks_for_no_adapted_root(report, tmp_path):
 
 
 def test_nothing_costs_more_than_a_dedicated_bert():
-    assert [passes(scheme, "tag", 6, 4) for scheme in SCHEMES] == [3, 4, 6, 5, 9]
-    assert [passes(scheme, "classify", 6, 4) for scheme in SCHEMES] == [3, 4, 4, 4, 9]
-    assert [passes(scheme, "tag", 6, 3) for scheme in SCHEMES] == [3, 6, 6, 6, 9]
-    assert passes("dedicated-upper", "tag", 6, 4) == passes("dedicated-lower", "tag", 6, 3) == 3
+    assert [passes(scheme, 6, 4) for scheme in SCHEMES] == [3, 4, 4, 3, 9]
+    assert [passes(scheme, 6, 3) for scheme in SCHEMES] == [3, 4, 4, 4, 9]
+    assert [passes(scheme, 6, 5) for scheme in SCHEMES] == [3, 3, 3, 3, 9]
+    assert passes("dedicated-upper", 6, 4) == passes("dedicated-lower", 6, 3) == 3
 
 
 def test_higher_tiers_compute_more():
     assert all(TIERS[n].train <= TIERS[n + 1].train and TIERS[n].times <= TIERS[n + 1].times for n in (1, 2))
-    options = TIERS[2].training("hplm", "classify", 6, 4, seed=4)
-    assert options.epochs == TIERS[2].times * passes("hplm", "classify", 6, 4) and options.seed == 4
+    options = TIERS[2].training("hplm", 6, 4, seed=4)
+    assert options.epochs == TIERS[2].times * passes("hplm", 6, 4) and options.seed == 4
     with pytest.raises(InvalidInput, match="numbers with commas"):
         TIERS[1].with_seeds("one")
     assert TIERS[1].with_seeds("0,2").seeds == (0, 2)

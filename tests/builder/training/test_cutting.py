@@ -1,0 +1,79 @@
+"""A LoRA cut from what layers learned: all of it where the rank allows, else as much as any of that rank could hold."""
+
+import copy
+
+import pytest
+import torch
+
+from builder.training.bodies import PlotBody
+from builder.training.cutting import cut
+from hplm.adapters.layout import PROJECTIONS, adapter_layout
+from hplm.adapters.tiles import Tiles
+from hplm.model.attention import PackedAttention
+from hplm.model.checkpoint import random_backbone
+from tests.toy import CONFIG
+
+LENGTHS = [5, 3]
+
+
+@pytest.fixture
+def before():
+    return PlotBody(random_backbone(CONFIG)[1], CONFIG.heads).eval().requires_grad_(False)
+
+
+def changed(body, rank):
+    """The same with projections that differ by so many directions."""
+    body, generator = copy.deepcopy(body), torch.Generator().manual_seed(1)
+    for layer in body.upper_layers:
+        for name in dict.fromkeys(PROJECTIONS.values()):
+            weight = getattr(layer, name).weight
+            # Of the query, the key and the value each.
+            for part in weight.chunk(3) if name == "qkv" else [weight]:
+                left, right = (torch.randn(size, rank, generator=generator) for size in part.shape)
+                part.add_(0.05 * left @ right.T)
+    return body
+
+
+def said(body, layout=None, adapter=None):
+    x = torch.randn(sum(LENGTHS), CONFIG.hidden, generator=torch.Generator().manual_seed(2))
+    every = Tiles(torch.zeros(len(x), dtype=torch.int64).numpy(), x.device)
+    positions = torch.cat([torch.arange(length) for length in LENGTHS])
+    adapt = None
+    if adapter is not None:
+        slots = [{name: weight[None] for name, weight in layer.items()} for layer in adapter]
+        adapt = [
+            lambda at, into, out, weights=weights: layout.adapt(at, into, out, every, weights) for weights in slots
+        ]  # fmt: skip
+    with torch.inference_mode():
+        return body.upper(x, positions, torch.zeros_like(positions), PackedAttention(LENGTHS, CONFIG.heads), adapt)
+
+
+def test_a_rank_that_is_high_enough_holds_everything(before):
+    after = changed(before, rank=3)
+    layout = adapter_layout(CONFIG, "lora", 3, tuple(PROJECTIONS))
+    adapter, share = cut(before.upper_layers, after.upper_layers, layout)
+    assert share == pytest.approx(1.0)
+    assert torch.allclose(said(before, layout, adapter), said(after), atol=1e-4)
+    assert not torch.allclose(said(before), said(after), atol=0.1)
+
+
+def test_a_lower_rank_holds_the_largest_singular_values(before):
+    after = changed(before, rank=6)
+    place = {"query": lambda layer: layer.qkv.weight[: CONFIG.hidden], "ffn_out": lambda layer: layer.ffn_out.weight}
+    adapter, share = cut(before.upper_layers, after.upper_layers, adapter_layout(CONFIG, "lora", 2, tuple(place)))
+    held = total = 0.0
+    for old, new, weights in zip(before.upper_layers, after.upper_layers, adapter, strict=True):
+        assert weights.keys() == {f"{name}/{side}" for name in place for side in "ab"}
+        for name, of in place.items():
+            change = of(new) - of(old)
+            values = torch.linalg.svdvals(change)
+            left = change - weights[f"{name}/b"] @ weights[f"{name}/a"]
+            assert left.norm() == pytest.approx(values[2:].norm().item(), rel=1e-3)
+            held, total = held + float(values[:2].square().sum()), total + float(values.square().sum())
+    assert share == pytest.approx(held / total, rel=1e-4) and 0.3 < share < 0.95
+
+
+def test_layers_that_learned_nothing_are_cut_to_nothing(before):
+    layout = adapter_layout(CONFIG, "lora", 4, tuple(PROJECTIONS))
+    adapter, share = cut(before.upper_layers, before.upper_layers, layout)
+    assert share == 1.0 and all(not weights[f"{place}/b"].any() for weights in adapter for place in PROJECTIONS)
