@@ -16,6 +16,7 @@ from transformers import BertConfig, BertModel
 
 from builder.adaptation.lessons import Windows
 from builder.data import Example, Labelled
+from builder.precision import half_precision
 from builder.random_store import BERT_BASE, MINILM, random_store, tokenizer_json, words
 from builder.store import Store
 from builder.training.bodies import Body, PlotBody, WholeBody
@@ -28,6 +29,7 @@ from hplm.model.stacks import LowerStack
 from loadtest.timing import Timing, alternate, cpu_ticks
 
 SIZES = {"minilm": MINILM, "bert-base": BERT_BASE}
+CPU = torch.device("cpu")
 TEXTS = 256  # that are looked up before the clock runs; a step takes some of them
 
 
@@ -62,21 +64,26 @@ def bench_training(case: Case) -> dict[str, Any]:
         store = random_store(Path(folder) / "store", config, ())
         reader = Reader(store, "root", 1)
         texts = reader.read(_labelled(config, case.tokens), "classify", ["no", "yes"], show_progress=False)
+        in_half = half_precision(CPU)
         bodies: dict[str, Body | WindowBody] = {
             "tables": PlotBody(store.upper(), config.heads),
+            "upper": PlotBody(store.upper(), config.heads),
             "whole": WholeBody(_random_checkpoint(store)),
             "windows": WindowBody(store.lower("root", 1), PlotBody(store.upper(), config.heads), config),
         }
 
-        def step_of(body: Body | WindowBody) -> Callable[[int], None]:
-            body.eval().requires_grad_(False)
-            model = tenant_model(config, 2, TrainingOptions())
-            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        def step_of(name: str, body: Body | WindowBody) -> Callable[[int], None]:
+            body.eval().requires_grad_(name == "upper")
+            model = tenant_model(config, 2, TrainingOptions(rank=0) if name == "upper" else TrainingOptions())
+            tuned = [parameter for part in (model, body) for parameter in part.parameters() if parameter.requires_grad]
+            optimizer = torch.optim.AdamW(tuned, lr=1e-3, fused=True)
 
             def step(number: int) -> None:
                 chosen = np.arange(number * case.texts, (number + 1) * case.texts) % TEXTS
-                pack = reader.pack(texts, chosen, torch.device("cpu"), body.reads_tables)
-                loss, learned = loss_of("classify", model(body, pack), pack.targets, pack.rows_of)
+                pack = reader.pack(texts, chosen, CPU, body.reads_tables)
+                with in_half:
+                    logits = model(body, pack)
+                loss, learned = loss_of("classify", logits, pack.targets, pack.rows_of)
                 optimizer.zero_grad()
                 (loss / learned).backward()
                 optimizer.step()
@@ -84,12 +91,13 @@ def bench_training(case: Case) -> dict[str, Any]:
             return step
 
         before = cpu_ticks()
-        timings = alternate({name: step_of(body) for name, body in bodies.items()}, case.seconds, warm_up=2)
+        timings = alternate({name: step_of(name, body) for name, body in bodies.items()}, case.seconds, warm_up=2)
         after = cpu_ticks()
     return {
         **{f"{name}_ms": round(timing.median / 1e3, 2) for name, timing in timings.items()},
         "share_of_whole": _share(timings, "whole"),
         "share_of_windows": _share(timings, "windows"),
+        "share_of_upper": _share(timings, "upper"),
         "steps": timings["tables"].rounds,
         "tokens": case.tokens * case.texts,
         "threads": torch.get_num_threads(),
@@ -100,6 +108,7 @@ def bench_training(case: Case) -> dict[str, Any]:
 def table_of(figures: dict[str, Any]) -> str:
     says = {
         "tables": "adapters on the tables",
+        "upper": "the upper layers, which are cut to adapters in the end (--upper-rate), on the tables",
         "whole": "adapters on the original BERT, lower layers computed",
         "windows": "adapters, lower layers computed on the tables' windows",
     }

@@ -19,8 +19,8 @@ from builder.adaptation.fit import fit
 from builder.adaptation.learning import Budget, Group, Learning
 from builder.adaptation.lessons import Lesson, Lessons, Reading, Student
 from builder.adaptation.teacher import Teacher
+from builder.precision import half_precision
 from builder.savepoint import Savepoint
-from hplm.engine.engine import resolve_dtype
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import Checkpoint
 from hplm.model.stacks import LowerStack, UpperStack
@@ -77,10 +77,10 @@ def adapt(
     held_out, training = split_documents(documents, seed)
     teacher = Teacher(checkpoint).to(device).eval()
     student = Student(lower, upper).to(device)
-    half_precision = torch.autocast(device.type, torch.bfloat16, resolve_dtype("auto", device) == torch.bfloat16)
+    in_half = half_precision(device)
     lessons = Lessons(checkpoint.config, teacher, device)
     reading = Reading(checkpoint.config, training, seed)
-    with half_precision:
+    with in_half:
         exam = lessons.once(held_out, np.random.default_rng(seed))
     scale = _variances(exam)
     learning = Learning(student, _groups(student, train_upper), budget, Savepoint(saved))
@@ -88,7 +88,7 @@ def adapt(
     if not learning.begun:
         start = fitted = _explained(student, exam, scale)
         if train_upper:
-            with half_precision:
+            with in_half:
                 first = [lessons.lesson(*given) for given in islice(reading.starting(0), FIT_LESSONS)]
             fit(student, teacher, first)
             fitted = _explained(student, exam, scale)
@@ -99,7 +99,7 @@ def adapt(
         stream = reading.starting(number)
 
         def loss() -> tuple[Tensor, int]:
-            with half_precision:
+            with in_half:
                 lesson = lessons.lesson(*next(stream))
                 hidden = student(lesson)
             return sum(_errors(hidden, lesson, scale)), lesson.tokens

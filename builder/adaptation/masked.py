@@ -20,8 +20,8 @@ from builder.adaptation.distillation import lower_groups, split_documents
 from builder.adaptation.learning import Budget, Group, Learning
 from builder.adaptation.lessons import Reading, Shrinking, Student, Windowed, in_packs, index_of
 from builder.packs import positions_of
+from builder.precision import half_precision
 from builder.savepoint import Savepoint
-from hplm.engine.engine import resolve_dtype
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import activation
@@ -153,14 +153,14 @@ def further_pretrain(
     lessons, reading = MaskedLessons(config, device), Reading(config, training, seed)
     exam = [lessons.lesson(texts, np.random.default_rng([seed, number])) for number, texts in enumerate(in_packs(held_out))]
     guesser = _Guesser(Student(lower, upper), head or MaskedHead(config)).to(device)
-    half_precision = torch.autocast(device.type, torch.bfloat16, resolve_dtype("auto", device) == torch.bfloat16)
+    in_half = half_precision(device)
 
     def losses(number: int) -> Callable[[], tuple[Tensor, int]]:
         stream = reading.starting(number)
 
         def loss() -> tuple[Tensor, int]:
             lesson = lessons.lesson(*next(stream))
-            with half_precision:
+            with in_half:
                 guesses = guesser(lesson)
             return F.cross_entropy(guesses.float(), lesson.words), lesson.tokens
 

@@ -16,6 +16,7 @@ from builder.adaptation.learning import Budget, Group, Learning
 from builder.adaptation.lessons import Reading, in_packs, index_of
 from builder.adaptation.masked import HEAD_RATE, HEAD_SHARE, LEARNING_RATE, MaskedHead, masked
 from builder.packs import positions_of
+from builder.precision import half_precision
 from builder.savepoint import Savepoint
 from builder.training.bodies import WholeBody
 from builder.training.examples import Pack
@@ -44,14 +45,15 @@ def pretrain(
     """Changes `body` in place. Without a head one is made and fitted first. Cut anywhere, the same call goes on."""
     held_out, training = split_documents(documents, seed)
     guesser = _Guesser(body, head or MaskedHead(config)).to(device).eval()
-    reading = Reading(config, training, seed)
+    reading, in_half = Reading(config, training, seed), half_precision(device)
 
     def losses(number: int) -> Callable[[], tuple[Tensor, int]]:
         stream = reading.starting(number)
 
         def loss() -> tuple[Tensor, int]:
             texts, chance = next(stream)
-            return guesser.loss(*_lesson(texts, config, chance, device))
+            with in_half:
+                return guesser.loss(*_lesson(texts, config, chance, device))
 
         return loss
 

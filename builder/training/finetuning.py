@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from builder.packs import packs
+from builder.precision import half_precision
 from builder.savepoint import Savepoint
 from builder.training.bodies import Body
 from builder.training.cutting import cut
@@ -24,7 +25,6 @@ from builder.training.objectives import loss_of
 from builder.training.scores import Scores, score
 from hplm.adapters.layout import PROJECTIONS, Layout, adapter_layout, head_layout
 from hplm.engine.answer import answer
-from hplm.engine.engine import resolve_dtype
 from hplm.errors import HplmError, InvalidInput
 from hplm.model.config import BackboneConfig
 
@@ -148,9 +148,7 @@ def train(
     epochs = [list(packs(ground.texts.lengths, PACK_TOKENS, options.batch_texts, rng)) for _ in range(options.epochs)]
     total = sum(len(epoch) for epoch in epochs)
 
-    half_precision = torch.autocast(
-        ground.device.type, torch.bfloat16, resolve_dtype("auto", ground.device) == torch.bfloat16
-    )
+    in_half = half_precision(ground.device)
     started, savepoint, course, kept_state = time.monotonic(), Savepoint(saved), _Course(), {}
     if (state := savepoint.load()) is not None:
         learner.load_state_dict(state["learner"])
@@ -175,7 +173,7 @@ def train(
                 for group in optimizer.param_groups:
                     group["lr"] = group["peak"] * _warm_up_then_decay(total, options.warm_up, course.step)
                 pack = ground.reader.pack(ground.texts, some, ground.device, body.reads_tables)
-                with half_precision:
+                with in_half:
                     logits = model(body, pack)
                 loss = _loss(logits, pack, ground.task, model.spread)
                 optimizer.zero_grad()

@@ -22,6 +22,21 @@ def test_packed_texts_attend_within_themselves():
     assert torch.allclose(PackedAttention(lengths, heads)(query, key, value), torch.cat(parts), atol=1e-6)
 
 
+def test_16_bits_learn_what_32_do():
+    lengths, heads = [5, 2, 2, 1], 2
+    given = torch.randn(3, sum(lengths), 8, generator=torch.Generator().manual_seed(4))
+    gradients = []
+    for dtype in (torch.float32, torch.bfloat16):
+        three = given.clone().to(dtype).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, dtype == torch.bfloat16):
+            said = PackedAttention(lengths, heads)(*three)
+        assert said.dtype == dtype
+        said.float().square().sum().backward()
+        gradients.append(three.grad.float())
+    assert gradients[0].abs().max() > 0.5
+    assert torch.allclose(*gradients, atol=0.05)
+
+
 def test_absent_tokens_are_not_attended_to():
     heads = 2
     present = torch.tensor([[True, True, True], [False, True, True], [False, True, False]])
