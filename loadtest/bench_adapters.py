@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hplm.adapters.layout import Layout
+from builder.random_store import BERT_BASE
+from hplm.adapters.layout import PROJECTIONS, Layout
 from hplm.adapters.tiles import Tiles
-from hplm.model.layer import ATTENTION_OUT, QKV
+from hplm.model.attention import PackedAttention
+from hplm.model.layer import ATTENTION_OUT, QKV, Adapt, Layer, unchanged
 from loadtest.timing import Timing, alternate_timed
 
 CPU = torch.device("cpu")
 SLOTS = 256
+HEAD = 64  # numbers of a vector that a head of attention has
 TENANTS = (1, 4, 16, 64)
 TOKENS = (20, 128)  # of a tenant
 TO_LOOP = {20: 4.0, 128: 2.0}  # targets, with MANY tenants or more
@@ -89,7 +92,8 @@ def bench_adapters(case: Case) -> dict:
 
 
 def _figures(timings: dict[str, Timing]) -> dict:
-    """Of bottlenecks, without `lora` in the name; peft's mixed batches know LoRA alone."""
+    """Of bottlenecks, without `lora` in the name; peft's mixed batches know LoRA alone. A whole layer's LoRA is on all its
+    projections, and its bottleneck after attention."""
     median = {name: round(timing.median, 1) for name, timing in timings.items()}
     peft = median.get("peft")
     return {
@@ -103,6 +107,9 @@ def _figures(timings: dict[str, Timing]) -> dict:
         "floor_to_loop": round(median["loop"] / median["floor"], 2),
         "lora_to_loop": round(median["loop_lora"] / median["grouped_lora"], 2),
         "lora_to_peft": round(peft / median["grouped_lora"], 2) if peft is not None else None,
+        "layer_us": median["layer"],
+        "layer_bottleneck": round(median["layer_bottleneck"] / median["layer"], 2),
+        "layer_lora": round(median["layer_lora"] / median["layer"], 2),
     }
 
 
@@ -134,9 +141,28 @@ def variants(case: Case, tenants: int, tokens: int, with_peft: bool) -> dict[str
         "grouped_lora": Variant(qkv, lambda after: lora.adapt(QKV, qkv.before, after, qkv_groups, loras)),
         "loop_lora": Variant(qkv, _lora_loop(qkv, loras)),
     }
+    plain = _layer(case)
+    attend = PackedAttention([tokens] * tenants, max(1, case.hidden // HEAD))
+    whole = Layout("lora", case.rank, case.hidden, 1, tuple(PROJECTIONS), 4 * case.hidden)
+    widest = _slots(whole)
+
+    def adapted(layout: Layout, weights: dict[str, Tensor], groups: Tiles) -> Adapt:
+        return lambda at, before, after: layout.adapt(at, before, after, groups, weights)
+
+    for name, adapt in (
+        ("layer", unchanged),
+        ("layer_bottleneck", adapted(bottleneck, adapters, out_groups)),
+        ("layer_lora", adapted(whole, widest, out_groups)),
+    ):
+        found[name] = Variant(out, lambda after, adapt=adapt: after.copy_(plain(out.before, attend, adapt)))
     if with_peft:
         found["peft"] = Variant(qkv, _peft(qkv, loras, case.rank))
     return found
+
+
+def _layer(case: Case) -> Layer:
+    torch.manual_seed(0)
+    return Layer(replace(BERT_BASE, hidden=case.hidden, intermediate=4 * case.hidden)).eval()
 
 
 def _slots(layout: Layout) -> dict[str, Tensor]:
@@ -237,11 +263,12 @@ def _peft(rows: Rows, weights: dict[str, Tensor], rank: int) -> Callable[[Tensor
 def table_of(figures: dict) -> str:
     bottleneck = ("grouped_us", "floor_us", "loop_us", "to_loop", "floor_to_loop")
     names = (*bottleneck, "grouped_lora_us", "loop_lora_us", "lora_to_loop", "peft_us", "lora_to_peft")
+    names += ("layer_us", "layer_bottleneck", "layer_lora")
     lines = [f"one layer, {figures['threads']} threads, torch {figures['torch']}; medians in microseconds, and ratios"]
-    lines.append(f"{'tokens':>6} {'tenants':>7} " + " ".join(f"{name.removesuffix('_us'):>13}" for name in names))
+    lines.append(f"{'tokens':>6} {'tenants':>7} " + " ".join(f"{name.removesuffix('_us'):>16}" for name in names))
     for tokens in TOKENS:
         for tenants, one in figures[f"t{tokens}"].items():
-            cells = " ".join(f"{'-' if one[name] is None else one[name]:>13}" for name in names)
+            cells = " ".join(f"{'-' if one[name] is None else one[name]:>16}" for name in names)
             lines.append(f"{tokens:6} {tenants:>7} {cells}  {_verdict(tokens, int(tenants), one)}".rstrip())
     return "\n".join(lines + [figures[name] for name in ("peft",) if name in figures])
 

@@ -36,6 +36,7 @@ def test_without_peft_its_figures_are_null_and_it_is_said_how_to_get_it(
         for tenants in ("1", "16"):
             one = figures[f"t{tokens}"][tenants]
             assert one["grouped_us"] > 0 and one["loop_us"] > 0 and one["peft_us"] is None
+            assert one["layer_us"] > 0 and one["layer_bottleneck"] > 0 and one["layer_lora"] > 0
     printed = table_of(json.loads(json.dumps(figures)))
     assert WITHOUT_PEFT in printed
     assert printed.count("met") + printed.count("MISSED") == 2 * len(TOKENS)
