@@ -16,7 +16,7 @@ from transformers import BertConfig, BertModel
 
 from builder.adaptation.lessons import Windows
 from builder.data import Example, Labelled
-from builder.precision import half_precision
+from builder.hardware import half_precision
 from builder.random_store import BERT_BASE, MINILM, random_store, tokenizer_json, words
 from builder.store import Store
 from builder.training.bodies import Body, PlotBody, WholeBody

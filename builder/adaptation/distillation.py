@@ -19,7 +19,7 @@ from builder.adaptation.fit import fit
 from builder.adaptation.learning import Budget, Group, Learning
 from builder.adaptation.lessons import Lesson, Lessons, Reading, Student
 from builder.adaptation.teacher import Teacher
-from builder.precision import half_precision
+from builder.hardware import compiled, half_precision, step_tokens
 from builder.savepoint import Savepoint
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import Checkpoint
@@ -79,7 +79,8 @@ def adapt(
     student = Student(lower, upper).to(device)
     in_half = half_precision(device)
     lessons = Lessons(checkpoint.config, teacher, device)
-    reading = Reading(checkpoint.config, training, seed)
+    reading = Reading(checkpoint.config, training, seed, step_tokens(device))
+    compiled([*teacher.layers, *lower.layers, *upper.layers], device)
     with in_half:
         exam = lessons.once(held_out, np.random.default_rng(seed))
     scale = _variances(exam)

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from builder.adaptation.teacher import Teacher
+from builder.hardware import OpaqueAttention
 from builder.packs import packs, positions_of
-from hplm.model.attention import PackedAttention
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack
 from hplm.plot.keys import KeySpace, first_of_each, order
 
-PACK_TOKENS = 1024
+EXAM_TOKENS = 1024  # of a pack
 LONG_EVERY = 8  # packs: one of so many holds texts as long as the model takes, so that every position is met
 # A lookup finds about half of a new text's windows whole, and about half of the others after one step (measured on
 # held-out docstrings against tables of 900,000 tokens: 62, 27, 12 % with every n-gram, 49, 33, 18 % with those seen twice).
@@ -64,17 +64,19 @@ class Windows:
 class Reading:
     """Documents in packs, again and again, in an order by chance: the n-th pack is the same whenever it is asked for."""
 
-    def __init__(self, config: BackboneConfig, documents: Sequence[np.ndarray], seed: int) -> None:
+    def __init__(self, config: BackboneConfig, documents: Sequence[np.ndarray], seed: int, tokens: int) -> None:
+        """`tokens`: of a pack, at most, if its texts have no more."""
         self._config = config
         self._documents = documents
         self._seed = seed
+        self._tokens = tokens
 
     def starting(self, number: int) -> Iterator[tuple[list[np.ndarray], np.random.Generator]]:
         """From the `number`-th pack on; with each the chance that belongs to it."""
         lengths = np.array([len(document) for document in self._documents])
         place = passed = 0
         for epoch in count():
-            for chosen in packs(lengths, PACK_TOKENS, len(lengths), np.random.default_rng([self._seed, epoch])):
+            for chosen in packs(lengths, self._tokens, len(lengths), np.random.default_rng([self._seed, epoch])):
                 place += 1
                 for long in (False, True)[: 2 if place % LONG_EVERY == 0 else 1]:
                     if passed >= number:
@@ -86,7 +88,7 @@ class Reading:
         """Documents run together, up to the last position."""
         longest = self._config.positions
         texts = []
-        for _ in range(max(1, PACK_TOKENS // longest)):
+        for _ in range(max(1, self._tokens // longest)):
             inner: list[np.ndarray] = []
             while sum(map(len, inner)) < longest - 2:
                 inner.append(self._documents[chance.integers(len(self._documents))][1:-1])
@@ -129,8 +131,9 @@ class Lessons:
 
 
 def in_packs(documents: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
+    """To examine with: the same on every device."""
     lengths = np.array([len(document) for document in documents])
-    return [[documents[i] for i in chosen] for chosen in packs(lengths, PACK_TOKENS, len(documents))]
+    return [[documents[i] for i in chosen] for chosen in packs(lengths, EXAM_TOKENS, len(documents))]
 
 
 def index_of(numbers: np.ndarray, device: torch.device) -> Tensor:
@@ -159,6 +162,6 @@ class Student(nn.Module):
     def forward(self, lesson: Windowed) -> tuple[Tensor, Tensor]:
         """Hidden states where the model is split, and at the end."""
         segments = torch.zeros_like(lesson.positions)
-        attend = PackedAttention(lesson.lengths, self.lower.heads, lesson.positions.device)
+        attend = OpaqueAttention(lesson.lengths, self.lower.heads, lesson.positions.device)
         entered = self.upper.enter(self.sums(lesson), lesson.positions, segments)
         return entered, self.upper.through(entered, attend)

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from builder.adaptation.distillation import lower_groups, split_documents
 from builder.adaptation.learning import Budget, Group, Learning
 from builder.adaptation.lessons import Reading, Shrinking, Student, Windowed, in_packs, index_of
+from builder.hardware import compiled, half_precision, step_tokens
 from builder.packs import positions_of
-from builder.precision import half_precision
 from builder.savepoint import Savepoint
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
@@ -150,9 +150,10 @@ def further_pretrain(
     """Changes `lower` in place. Without a head one is made and fitted first. Cut anywhere, the same call goes on."""
     started = time.monotonic()
     held_out, training = split_documents(documents, seed)
-    lessons, reading = MaskedLessons(config, device), Reading(config, training, seed)
+    lessons, reading = MaskedLessons(config, device), Reading(config, training, seed, step_tokens(device))
     exam = [lessons.lesson(texts, np.random.default_rng([seed, number])) for number, texts in enumerate(in_packs(held_out))]
     guesser = _Guesser(Student(lower, upper), head or MaskedHead(config)).to(device)
+    compiled([*lower.layers, *upper.layers], device)
     in_half = half_precision(device)
 
     def losses(number: int) -> Callable[[], tuple[Tensor, int]]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hplm.model.attention import PackedAttention
+from builder.hardware import OpaqueAttention
 from hplm.model.checkpoint import Checkpoint, full_stack
 
 
@@ -35,7 +35,7 @@ class Teacher(nn.Module):
         """Hidden states of packed texts of one segment: where the model is split, and after its own last layer."""
         x = self.embeddings_word_embeddings_weight[tokens] + self.positions[positions] + self.segments[0]
         x = F.layer_norm(x, x.shape[-1:], self.embeddings_LayerNorm_weight, self.embeddings_LayerNorm_bias, self._eps)
-        attend = PackedAttention(lengths, self._heads)
+        attend = OpaqueAttention(lengths, self._heads, tokens.device)
         at_split = x
         for i, layer in enumerate(self.layers, start=1):
             x = layer(x, attend)

@@ -15,8 +15,8 @@ from builder.adaptation.distillation import split_documents
 from builder.adaptation.learning import Budget, Group, Learning
 from builder.adaptation.lessons import Reading, in_packs, index_of
 from builder.adaptation.masked import HEAD_RATE, HEAD_SHARE, LEARNING_RATE, MaskedHead, masked
+from builder.hardware import half_precision, step_tokens
 from builder.packs import positions_of
-from builder.precision import half_precision
 from builder.savepoint import Savepoint
 from builder.training.bodies import WholeBody
 from builder.training.examples import Pack
@@ -45,7 +45,7 @@ def pretrain(
     """Changes `body` in place. Without a head one is made and fitted first. Cut anywhere, the same call goes on."""
     held_out, training = split_documents(documents, seed)
     guesser = _Guesser(body, head or MaskedHead(config)).to(device).eval()
-    reading, in_half = Reading(config, training, seed), half_precision(device)
+    reading, in_half = Reading(config, training, seed, step_tokens(device)), half_precision(device)
 
     def losses(number: int) -> Callable[[], tuple[Tensor, int]]:
         stream = reading.starting(number)

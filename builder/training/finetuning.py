@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from builder.hardware import half_precision
 from builder.packs import packs
-from builder.precision import half_precision
 from builder.savepoint import Savepoint
 from builder.training.bodies import Body
 from builder.training.cutting import cut
@@ -39,7 +39,7 @@ class TrainingOptions:
     dtype: str = "fp16"  # in which adapter and head are stored
     epochs: int = 4  # at most
     patience: int = 2  # epochs without a better dev score before it ends
-    doubt: float = 1.0  # a later epoch is kept that is worse than the best by so many standard errors at most
+    doubt: float = 2.0  # a later epoch is kept that is worse than the best by so many standard errors at most
     learning_rate: float = 2e-3
     body_rate: float = 0.0  # of what is shared otherwise; above a rank of 0 the adapter becomes what the upper layers learn
     body_part: str = "all"  # or lower, upper: of a whole BERT

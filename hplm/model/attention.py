@@ -98,12 +98,11 @@ class WindowAttention:
 
     def __init__(self, present: Tensor, heads: int) -> None:
         self.heads = heads
-        self.windows, self.n = present.shape
         self.mask = torch.zeros(present.shape, device=present.device).masked_fill(~present, float("-inf"))
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         def split(x: Tensor) -> Tensor:  # tokens x hidden -> windows x n x heads x head
-            return x.view(self.windows, self.n, self.heads, -1)
+            return x.view(*self.mask.shape, self.heads, -1)
 
         query, key, value = split(query), split(key), split(value)
         scale = query.shape[-1] ** -0.5

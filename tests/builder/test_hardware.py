@@ -1,0 +1,73 @@
+"""What is made for a GPU, as far as a CPU can show it: compiled layers say what plain ones do, and are compiled once."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from builder.adaptation.lessons import EXAM_TOKENS, Reading, Student, Windowed, Windows
+from builder.hardware import STEP_TOKENS, compiled, step_tokens
+from builder.packs import positions_of
+from hplm.model.checkpoint import random_backbone
+from tests.toy import CONFIG
+
+
+def read(lengths, seed):
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(5, CONFIG.vocabulary, size=sum(lengths)).astype(np.int32)
+    distinct, window_of = Windows(CONFIG).whole(tokens, np.array(lengths))
+    return Windowed(distinct, window_of, torch.from_numpy(positions_of(np.array(lengths)).astype(np.int64)), lengths)
+
+
+def gradients(student, lesson):
+    student.zero_grad()
+    hidden = student(lesson)
+    sum(part.square().sum() for part in hidden).backward()
+    return [part.detach() for part in hidden] + [parameter.grad.clone() for parameter in student.upper.layers.parameters()]
+
+
+@pytest.fixture
+def compilations(monkeypatch):
+    """How often something was compiled. Without a code generator: what is asked is what would be given to one."""
+    graphs = []
+
+    def counted(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    plain = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **given: plain(self, backend=counted, **given))
+    torch._dynamo.reset()
+    yield graphs
+    torch._dynamo.reset()
+
+
+def test_compiled_layers_say_the_same_and_are_compiled_once(compilations):
+    student = Student(*random_backbone(CONFIG))
+    fast = copy.deepcopy(student)
+    compiled([*fast.lower.layers, *fast.upper.layers], torch.device("cuda"))
+    seen = []
+    for number, lengths in enumerate(([5, 3], [9, 9, 2, 7], [4], [30, 11, 3])):
+        lesson = read(lengths, number)
+        for own, plain in zip(gradients(fast, lesson), gradients(student, lesson), strict=True):
+            assert torch.allclose(own, plain, rtol=1e-3, atol=1e-3)
+        seen.append(len(compilations))
+    assert seen[0] > 0 and len(set(seen)) == 1, "every list of lengths was compiled by itself"
+
+
+def test_a_cpu_compiles_nothing(compilations):
+    student = Student(*random_backbone(CONFIG))
+    compiled(student.upper.layers, torch.device("cpu"))
+    student(read([5, 3], 0))
+    assert not compilations
+
+
+def test_a_gpu_reads_more_at_a_step():
+    documents = [np.full(100, 7, dtype=np.int32)] * 400
+    sizes = []
+    for device in ("cpu", "cuda"):
+        texts, _ = next(Reading(CONFIG, documents, 0, step_tokens(torch.device(device))).starting(0))
+        sizes.append(sum(map(len, texts)))
+    assert sizes[0] <= EXAM_TOKENS == STEP_TOKENS["cpu"] < 12 * sizes[0] < sizes[1] <= STEP_TOKENS["cuda"]
