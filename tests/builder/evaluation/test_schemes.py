@@ -91,6 +91,21 @@ def test_a_scheme_tunes_what_it_says(store, ground, name):
     assert json.dumps(trained.report)
 
 
+@pytest.mark.parametrize("name", ["hplm", "adapter"])
+def test_what_upper_layers_learn_is_cut_from_either_body(store, ground, name):
+    """The whole one's lower layers do not learn, and both bodies are in the end as they were."""
+    own = TrainingOptions(epochs=1, rank=4, adapter="lora", body_rate=1e-3)
+    body = _body(store, SCHEMES["plot" if name == "hplm" else name])
+    before = {key: tensor.clone() for key, tensor in body.state_dict().items()}
+    trained = train(body, ground, options_of(name, own), show_progress=False)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in trained.body.state_dict().items())
+    assert all(float(slot["ffn_in/b"].detach().abs().max()) > 0 for slot in trained.model.adapters)
+    assert len(trained.model.adapters) == store.config.upper_layers and 0.3 < trained.report["change_held"] < 1
+    learned = {key for key, tensor in body.state_dict().items() if not torch.equal(tensor, before[key])}
+    below = ("words.", *(f"layers.{i}." for i in range(store.config.lower_layers))) if name == "adapter" else ()
+    assert learned and not any(key.startswith(below) for key in learned)
+
+
 def test_what_is_remembered_is_what_is_computed(store, ground):
     whole = whole_body(store).eval().requires_grad_(False)
     remembering = RememberingBody(whole)
