@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from builder.adaptation.distillation import adapt
 from builder.adaptation.learning import Budget
 from builder.adaptation.picture import draw_adaptation
+from builder.counts import Counts
 from builder.store import Store, check_name
 from builder.table import build_table
 from builder.work import Work, some_documents, was_just_finished
@@ -51,6 +53,22 @@ def build_root(
     table = build_table(store, spec, counts, store.lower("root", 1), options.keep, device, work.folder)
     work.close()
     return store, table
+
+
+def recut_root(origin: Store, folder: Path, keep: float, device: torch.device) -> Table:
+    """Another table of the root's corpus by the same layers, in a store of its own; rows that the origin's has are its."""
+    if (folder / "store.json").exists() and (store := Store(folder)).domains():
+        return store.table("root", 1)
+    shutil.rmtree(folder, ignore_errors=True)  # one that was cut
+    counts, lower, known = Counts(origin.counts_folder("root", 1)), origin.lower("root", 1), origin.table("root", 1)
+    tokenizer = (origin.folder / "tokenizer.json").read_text("utf-8")
+    store = Store.create(folder, origin.model, origin.config, tokenizer, lower, origin.upper())
+    spec = store.table_spec("root", 1, None, known.meta.dtype, counts.tokens)
+    work = store.work_folder("root", 1)
+    work.mkdir(parents=True)
+    table = build_table(store, spec, counts, lower, keep, device, work, known)
+    shutil.rmtree(work)
+    return table
 
 
 def _clear(folder: Path) -> None:

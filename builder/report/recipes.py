@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,29 @@ class RootRecipe:
     def name(self) -> str:
         return f"{self.lower}-{self.upper}-{self.window}-{self.minutes:g}-{self.keep:g}"
 
+    @property
+    def whole(self) -> RootRecipe:
+        return self
+
+    def cut_to(self, share: float) -> RootRecipe:
+        """The same layers, and no larger a share of the n-grams."""
+        return CutRootRecipe(**asdict(self), cut=share) if share < self.keep else self
+
+
+@dataclass(frozen=True)
+class CutRootRecipe(RootRecipe):
+    cut: float = 1.0  # share of the n-grams that are left
+
+    @property
+    def name(self) -> str:
+        return f"{super().name}-cut-{self.cut:g}"
+
+    @property
+    def whole(self) -> RootRecipe:
+        own = asdict(self)
+        del own["cut"]
+        return RootRecipe(**own)
+
 
 @dataclass(frozen=True)
 class DomainRecipe:
@@ -29,7 +52,7 @@ class DomainRecipe:
     @property
     def whole(self) -> DomainRecipe:
         """With all n-grams in 16 bits: other tables are cut from this one's lower layers and counts."""
-        return replace(self, keep=1.0, dtype="fp16")
+        return replace(self, root=self.root.whole, keep=1.0, dtype="fp16")
 
     def branch(self, domain: str) -> str:
         if not self.keep:

@@ -10,8 +10,8 @@ import torch
 
 from builder.adaptation.learning import Budget
 from builder.domain import DomainOptions, build_domain, recut_domain
-from builder.report.recipes import DomainRecipe, RootRecipe
-from builder.root import RootOptions, build_root
+from builder.report.recipes import CutRootRecipe, DomainRecipe, RootRecipe
+from builder.root import RootOptions, build_root, recut_root
 from builder.store import Store
 from hplm.model.windows import Window
 
@@ -28,7 +28,10 @@ class Stores:
 
     def build_root(self, recipe: RootRecipe) -> None:
         folder = self.folder / recipe.name
-        if not (folder / "plot/root/1").exists():
+        if isinstance(recipe, CutRootRecipe):
+            self.build_root(recipe.whole)
+            recut_root(Store(self.folder / recipe.whole.name), folder, recipe.cut, self.device)
+        elif not (folder / "plot/root/1").exists():
             options = RootOptions("report", recipe.lower, recipe.upper, Window(recipe.window), recipe.keep)
             build_root(self.model, list(self.corpora.values()), folder, options, Budget(minutes=recipe.minutes), self.device)
 
@@ -36,12 +39,13 @@ class Stores:
         """The root is there."""
         if not recipe.keep:
             return
-        store, name, whole = self.open(recipe), recipe.branch(domain), recipe.whole.branch(domain)
-        if not store.table_folder(whole, 1).exists():
+        store, name = self.open(recipe), recipe.branch(domain)
+        origin, whole = self.open(recipe.whole), recipe.whole.branch(domain)
+        if not origin.table_folder(whole, 1).exists():
             options, budget = DomainOptions(learn=recipe.learn), Budget(minutes=recipe.minutes)
-            build_domain(store, whole, [self.corpora[domain]], options, budget, self.device)
+            build_domain(origin, whole, [self.corpora[domain]], options, budget, self.device)
         if not store.table_folder(name, 1).exists():
-            recut_domain(store, whole, store, name, recipe.keep, recipe.dtype, self.device)
+            recut_domain(origin, whole, store, name, recipe.keep, recipe.dtype, self.device)
 
     def missing(self, wanted: Iterable[tuple[DomainRecipe, str]]) -> list[tuple[DomainRecipe, str]]:
         """Each once, whole tables before those that are cut from them."""

@@ -9,7 +9,7 @@ from builder.demo.data import DemoTenant
 from builder.report.recipes import Below, DomainRecipe, Pretraining, RootRecipe
 from builder.report.tiers import Tier
 
-KEEPS = (1.0, 0.4, 0.1, 0.04, 0.004, 0.0)
+KEEPS = (1.0, 0.4, 0.1, 0.04, 0.004)
 WINDOWS = (2, 3, 5)
 
 
@@ -49,12 +49,12 @@ def studies_of(tier: Tier, layers: int) -> dict[str, Study]:
     unlearned = Case("none", "hplm", replace(below, minutes=0))
     learned = (Case(way, "hplm", replace(below, minutes=tier.learning_minutes, learn=way)) for way in ("masked", "distil"))
     dtypes = (Case(dtype, "hplm", replace(below, dtype=dtype)) for dtype in ("fp16", "int8"))
-    keeps = (Case(f"{keep:.1%}" if keep else "root only", "hplm", replace(below, keep=keep)) for keep in KEEPS)
+    keeps = (Case(f"{keep:.1%}", "hplm", replace(below, keep=keep, root=root.cut_to(keep))) for keep in KEEPS)
     parts = [Case(part, f"dedicated-{part}", None) for part in ("lower", "upper")]
     studies = [
         Study("schemes", "ways of making a model for a task", (whole[0], Case("plot", "plot", below), hplm, *whole[1:]), False),
         Study("pretraining", "a domain's corpus learned, or only counted", (unlearned, *learned)),
-        Study("keep", "share of the corpus's n-grams in the table", tuple(keeps)),
+        Study("keep", "share of the n-grams in the tables, the domain's and the root's", tuple(keeps)),
         Study("stored", "bits of a table's values", tuple(dtypes)),
         Study("window", "tokens in a window", tuple(shaped(f"{n}-grams", window=n) for n in WINDOWS)),
         Study(

@@ -8,12 +8,13 @@ import pytest
 
 from builder.demo.data import DemoData, DemoDomain, DemoTenant
 from builder.report import report as reports
-from builder.report.recipes import DomainRecipe, Pretraining
+from builder.report.recipes import Pretraining
 from builder.report.report import Report
 from builder.report.results import Results
 from builder.report.studies import studies_of, tenants_of
 from builder.report.table import averages_of, draw, markdown_of, scores_of
 from builder.report.tiers import TIERS, Tier, passes
+from builder.store import Store
 from hplm.errors import InvalidInput
 from tests.builder.adaptation.test_masked import CPU, save
 from tests.builder.branches import some_lines
@@ -92,11 +93,17 @@ def test_every_study_runs_side_by_side(report):
         markdown_of(runs)
     stores = {folder.name for folder in (report.work / "stores").iterdir()}
     shapes = ("1-3-3", "1-3-2", "1-3-5", "2-2-3", "1-2-3")
-    assert stores == {"1-3-3-0-0.001", *(f"{shape}-0.005-0.3" for shape in shapes)}
+    cuts = (f"1-3-3-0.005-0.3-cut-{share:g}" for share in (0.1, 0.04, 0.004))
+    assert stores == {"1-3-3-0-0.001", *(f"{shape}-0.005-0.3" for shape in shapes), *cuts}
     pretrained = {folder.name for folder in (report.work / "pretrained").iterdir()}
     assert pretrained == {f"toys-{part}-0.005" for part in ("lower", "upper", "all")}
     found = {run["case"]: run["windows_found"][0] for run in report.finished(report.studies["keep"])}
-    assert found["100.0%"] > found["4.0%"] > 0
+    assert found["100.0%"] > found["10.0%"] > found["4.0%"] > 0
+    whole, cut = (Store(report.work / "stores" / name) for name in ("1-3-3-0.005-0.3", "1-3-3-0.005-0.3-cut-0.1"))
+    assert cut.table("root", 1).meta.keys < whole.table("root", 1).meta.keys
+    for lower in ("root-1", "toys.distil-0.005.0.1-fp16-1"):
+        assert (cut.folder / "lower" / f"{lower}.safetensors").exists()
+    assert (cut.folder / "upper.safetensors").read_bytes() == (whole.folder / "upper.safetensors").read_bytes()
     assert {run["trained_on"] for run in report.finished(report.studies["tenants-3"])} == {8}
 
 
@@ -106,7 +113,9 @@ def test_studies_share_what_they_have_in_common():
     assert (below.root.lower, below.root.upper, below.keep, below.dtype) == (2, 4, 1.0, "fp16")
     for name in ("pretraining", "keep", "stored"):
         assert any(case.below == below and case.scheme == "hplm" for case in studies[name].cases)
-        assert all(case.below.root == below.root for case in studies[name].cases if isinstance(case.below, DomainRecipe))
+        assert all(case.below.root.whole == below.root for case in studies[name].cases)
+    shares = [(case.below.keep, getattr(case.below.root, "cut", case.below.root.keep)) for case in studies["keep"].cases]
+    assert shares == [(1.0, 0.3), (0.4, 0.3), (0.1, 0.1), (0.04, 0.04), (0.004, 0.004)]
     lower = [case.below.root for case in studies["lower"].cases]
     assert [(root.lower, root.upper) for root in lower] == [(1, 3), (2, 3), (3, 3)]
     assert [case.label for case in studies["split"].cases] == ["1 + 5", "2 + 4", "3 + 3"]
