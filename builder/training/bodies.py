@@ -103,7 +103,8 @@ class RememberingBody(nn.Module):
         known = [self._rows.get(id(text)) for text in pack.texts]
         if all(found is not None for found in known):
             return torch.cat([rows for _, rows in known])
-        hidden = self.body(pack, adapters)
+        with torch.autocast(pack.tokens.device.type, enabled=False):  # what learns and what is scored read the same
+            hidden = self.body(pack, adapters)
         if len(hidden) <= self._room:
             self._room -= len(hidden)
             for text, rows in zip(pack.texts, hidden.split(pack.rows_of), strict=True):
