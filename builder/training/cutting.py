@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.nn import functional as F
 
 from builder.training.model import Weights
 from hplm.adapters.layout import PROJECTIONS, Layout
@@ -28,8 +29,9 @@ def cut(before: Sequence[Layer], after: Sequence[Layer], layout: Layout) -> tupl
                 if place in layout.places:
                     left, values, right = torch.linalg.svd(part, full_matrices=False)
                     root = values[: layout.size].sqrt()  # a half on either side: both stay within what 16 bits hold
-                    weights[f"{place}/a"] = root[:, None] * right[: layout.size]
-                    weights[f"{place}/b"] = left[:, : layout.size] * root
+                    spare = layout.size - len(root)  # of a rank above the matrix's own
+                    weights[f"{place}/a"] = F.pad(root[:, None] * right[: layout.size], (0, 0, 0, spare))
+                    weights[f"{place}/b"] = F.pad(left[:, : layout.size] * root, (0, spare))
                     held, total = held + float(root.pow(4).sum()), total + float(values.square().sum())
         adapter.append(weights)
     return adapter, held / total if total else 1.0

@@ -48,10 +48,12 @@ def said(body, layout=None, adapter=None):
         return body.upper(x, positions, torch.zeros_like(positions), PackedAttention(LENGTHS, CONFIG.heads), adapt)
 
 
-def test_a_rank_that_is_high_enough_holds_everything(before):
+@pytest.mark.parametrize("rank", [3, CONFIG.hidden + 8])
+def test_a_rank_that_is_high_enough_holds_everything(before, rank):
     after = changed(before, rank=3)
-    layout = adapter_layout(CONFIG, "lora", 3, tuple(PROJECTIONS))
+    layout = adapter_layout(CONFIG, "lora", rank, tuple(PROJECTIONS))
     adapter, share = cut(before.upper_layers, after.upper_layers, layout)
+    assert all(weights[name].shape == shape for weights in adapter for name, shape in layout.shapes.items())
     assert share == pytest.approx(1.0)
     assert torch.allclose(said(before, layout, adapter), said(after), atol=1e-4)
     assert not torch.allclose(said(before), said(after), atol=0.1)
