@@ -13,6 +13,7 @@ import torch
 
 from builder.adaptation.distillation import adapt
 from builder.adaptation.learning import Budget
+from builder.adaptation.masked import further_pretrain, given_head
 from builder.adaptation.picture import draw_adaptation
 from builder.counts import Counts
 from builder.store import Store, check_name
@@ -34,6 +35,11 @@ class RootOptions:
     keep: float = 1.0
     dtype: str = "fp16"
     seed: int = 0
+    masked: float = 0.0  # share of the budget in which the lower layers then guess masked words
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.masked < 1:
+            raise InvalidInput(f"{self.masked:g} of the time for guessing masked words: a share from 0 to less than 1")
 
 
 def build_root(
@@ -90,12 +96,18 @@ def _adapted(
         work.corpus(Tokenizer(checkpoint.tokenizer_json, checkpoint.config.positions)), options.seed
     )
     lower, upper = split(checkpoint)
-    saved = work.folder / "adaptation.pt"
-    report = adapt(
-        checkpoint, lower, upper, documents, budget, options.seed, train_upper=True, device=device, saved=saved
-    )
-    save_report(folder, "root", 1, asdict(report))
-    return Store.create(folder, model, checkpoint.config, checkpoint.tokenizer_json, lower, upper)
+    seed, config, masked = options.seed, checkpoint.config, budget.part(options.masked)
+    distilling, saved = budget.part(1 - options.masked), work.folder / "adaptation.pt"
+    report = asdict(adapt(checkpoint, lower, upper, documents, distilling, seed, train_upper=True, device=device, saved=saved))
+    head = None
+    if not masked.empty:
+        saved = work.folder / "masked.pt"
+        head, guessing = further_pretrain(
+            config, lower, upper, given_head(model, config), "the checkpoint's", documents, masked, seed, device, saved=saved
+        )
+        report["masked"] = asdict(guessing)
+    save_report(folder, "root", 1, report)
+    return Store.create(folder, model, config, checkpoint.tokenizer_json, lower, upper, head)
 
 
 def save_report(store_folder: Path, domain: str, version: int, report: dict[str, Any]) -> None:

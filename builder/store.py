@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from safetensors.torch import load_file, save
-from torch import Tensor
+from torch import Tensor, nn
 
 from hplm.adapters.layout import Layout, adapter_layout, head_layout
 from hplm.errors import InvalidInput
@@ -106,7 +106,14 @@ class Store:
 
     @classmethod
     def create(
-        cls, folder: Path, model: str, config: BackboneConfig, tokenizer_json: str, lower: LowerStack, upper: UpperStack
+        cls,
+        folder: Path,
+        model: str,
+        config: BackboneConfig,
+        tokenizer_json: str,
+        lower: LowerStack,
+        upper: UpperStack,
+        head: nn.Module | None = None,
     ) -> Store:
         """Without tables yet; `store.json` comes last and makes it a store."""
         if (folder / "store.json").exists():
@@ -115,7 +122,9 @@ class Store:
         config.save(folder / "backbone.json")
         (folder / "tokenizer.json").write_text(tokenizer_json, "utf-8")
         _save(upper.state_dict(), folder / "upper.safetensors")
-        _save_lower(folder, "root", 1, lower)
+        if head is not None:
+            _save_below(folder, "root-1.head", head.state_dict())
+        _save_below(folder, "root-1", lower.state_dict())
         (folder / "store.json").write_text(json.dumps({"format": FORMAT, "model": model}, indent=2) + "\n", "utf-8")
         return cls(folder)
 
@@ -136,7 +145,7 @@ class Store:
         return (self.folder / "lower" / f"{domain}-{version}.safetensors").exists()
 
     def save_lower(self, domain: str, version: int, lower: LowerStack) -> None:
-        _save_lower(self.folder, domain, version, lower)
+        _save_below(self.folder, f"{domain}-{version}", lower.state_dict())
 
     def masked_head(self, domain: str, version: int) -> dict[str, Tensor] | None:
         """What guesses masked words above the branch's lower stack; None where none was made."""
@@ -145,11 +154,7 @@ class Store:
 
     def save_masked_head(self, domain: str, version: int, weights: dict[str, Tensor]) -> None:
         """Before the lower stack, which makes the branch's learning complete."""
-        target = self.folder / "lower" / f"{domain}-{version}.head.safetensors"
-        target.parent.mkdir(exist_ok=True)
-        temporary = target.with_suffix(".writing")
-        _save(weights, temporary)
-        temporary.rename(target)
+        _save_below(self.folder, f"{domain}-{version}.head", weights)
 
     def table_folder(self, domain: str, version: int) -> Path:
         return self.folder / "plot" / domain / str(version)
@@ -308,11 +313,11 @@ def _remove_folder(folder: Path) -> None:
         folder.parent.rmdir()
 
 
-def _save_lower(folder: Path, domain: str, version: int, lower: LowerStack) -> None:
-    target = folder / "lower" / f"{domain}-{version}.safetensors"
+def _save_below(folder: Path, name: str, weights: dict[str, Tensor]) -> None:
+    target = folder / "lower" / f"{name}.safetensors"
     target.parent.mkdir(exist_ok=True)
-    temporary = target.with_suffix(".writing")
-    _save(lower.state_dict(), temporary)
+    temporary = target.with_name(f"{name}.writing")
+    _save(weights, temporary)
     temporary.rename(target)
 
 

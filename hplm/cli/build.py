@@ -29,6 +29,14 @@ def register(commands: argparse._SubParsersAction) -> None:
     root.add_argument(
         "--causal", action="store_true", help="a decoder's windows: a token and those before it (default: tokens around it)"
     )
+    root.add_argument(
+        "--masked",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="of --minutes, the last: the lower layers guess masked words of the corpus, under a head that domains then go on "
+        "with (default: %(default)s)",
+    )
     domain = _step(steps, "domain", run_domain, "bring the lower half closer to a corpus, build the domain's table")
     domain.add_argument("--name", required=True)
     domain.add_argument("--parent", default="root", help="the branch it falls back to (default: %(default)s)")
@@ -112,7 +120,7 @@ def run_root(args: argparse.Namespace) -> dict:
     from hplm.model.windows import Window
 
     window = Window(args.window, args.causal)
-    options = RootOptions(args.name, args.lower, args.upper, window, args.keep, args.dtype, args.seed)
+    options = RootOptions(args.name, args.lower, args.upper, window, args.keep, args.dtype, args.seed, args.masked)
     budget = Budget(minutes=args.minutes)
     store, table = build_root(args.model, args.corpus, args.store, options, budget, device_of(args))
     return table_built(args, table, f"root of backbone {store.config.name}")

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
+from builder import root
 from builder.adaptation import masked
 from builder.adaptation.learning import Budget
 from builder.adaptation.masked import MaskedLessons, further_pretrain, given_head
@@ -143,3 +144,33 @@ def test_an_update_goes_on_from_the_branch_with_its_head(model, tmp_path):
         build_domain(store, "new", [corpus(tmp_path, 1)], DomainOptions(min_tokens=1, learn="guess"), Budget(steps=2), CPU)
     Store(store.folder).remove_branch("bio", 2)
     assert not list((store.folder / "lower").glob("bio-2*"))
+
+
+def test_a_root_may_guess_too_and_domains_go_on_with_its_head(model, tmp_path, monkeypatch):
+    folder, has_head = model
+    options, guess, text = RootOptions(name="tiny", masked=0.5), root.further_pretrain, [corpus(tmp_path, 0)]
+
+    def rooted(name, options=options):
+        return build_root(str(folder), text, tmp_path / name, options, Budget(steps=20), CPU)[0]
+
+    store, adapted = rooted("masked"), rooted("adapted", RootOptions(name="tiny"))
+    report = json.loads((store.folder / "lower" / "root-1.json").read_text())
+    assert report["steps"] == 10 and report["masked"]["steps"] == (10 if has_head else 8)
+    assert report["masked"]["head"] == ("the checkpoint's" if has_head else "made here")
+    assert adapted.masked_head("root", 1) is None
+    build_domain(store, "bio", [corpus(tmp_path, 1)], DomainOptions(min_tokens=1), Budget(steps=10), CPU)
+    assert json.loads((store.folder / "lower" / "bio-1.json").read_text())["head"] == "the branch's"
+
+    def cut(*given, **named):
+        guess(*given, **named)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(root, "further_pretrain", cut)
+    with pytest.raises(KeyboardInterrupt):
+        rooted("cut")
+    monkeypatch.setattr(root, "further_pretrain", guess)
+    again = rooted("cut")
+    for path in ("lower/root-1.safetensors", "lower/root-1.head.safetensors", "upper.safetensors"):
+        assert (again.folder / path).read_bytes() == (store.folder / path).read_bytes()
+    with pytest.raises(InvalidInput, match="1 of the time for guessing masked words: a share from 0 to less than 1"):
+        RootOptions(masked=1)

@@ -120,7 +120,7 @@ def test_studies_share_what_they_have_in_common():
     assert [(root.lower, root.upper) for root in lower] == [(1, 3), (2, 3), (3, 3)]
     assert [case.label for case in studies["split"].cases] == ["1 + 5", "2 + 4", "3 + 3"]
     assert [case.below.root.upper for case in studies_of(TIERS[1], 12)["upper"].cases] == [4, 6, 8]
-    assert [case.below for case in studies["o1"].cases] == [None, *(Pretraining(part, 5) for part in ("lower", "upper", "all"))]
+    assert [case.below for case in studies["o1"].cases] == [None, *(Pretraining(part, 4) for part in ("lower", "upper", "all"))]
 
 
 def test_tenants_are_spread_in_proportion_to_texts(data):
