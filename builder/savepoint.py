@@ -27,7 +27,7 @@ class Savepoint:
         """Tensors, numbers and names: nothing that runs."""
         if self._path is None or not self._path.exists():
             return None
-        return torch.load(self._path, weights_only=True)
+        return torch.load(self._path, weights_only=True, map_location="cpu")
 
     def save(self, state: dict[str, Any]) -> None:
         if self._path is None:

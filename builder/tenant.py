@@ -88,6 +88,8 @@ def build_tenant(
     if task not in TASKS:
         raise InvalidInput(f"task {task!r} is not known: choose {', '.join(TASKS)}")
     options = TrainingOptions(**training)
+    if options.body_rate and not options.cut:
+        raise InvalidInput("upper layers that learn need an adapter to hold what they learned: give --rank above 0")
     device = device or resolve_device("auto")
     material = Material(store.folder, domain, store.latest(domain), task, train_file, dev_file, options.seed)
     plan = {**material.plan(), **asdict(options), "grid": grid}

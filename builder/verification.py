@@ -45,7 +45,7 @@ class Part:
 def store_parts(folder: Path) -> list[Part]:
     store = Store(folder)
     files = [folder / "tokenizer.json", folder / "upper.safetensors", *sorted(folder.glob("lower/*.safetensors"))]
-    files += sorted(folder.glob("tenants/*/*/*.*"))
+    files += [path for path in sorted(folder.glob("tenants/*/*/*.*")) if path.suffix in (".json", ".safetensors")]
     tables = [Part("table", store.table_folder(*branch), check_table) for branch in store.domains()]
     counts = [Part("counts", meta.parent, check_counts) for meta in sorted(folder.glob("counts/*/*/meta.json"))]
     return tables + counts + [Part("file", file, check_file) for file in files if ".writing" not in str(file)]

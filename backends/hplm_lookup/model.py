@@ -25,6 +25,7 @@ from hplm.tenants.ticket import SharedSecret, Ticket
 # Names, not values: the stub adds TritonError to its utilities only after it has imported this file.
 CODES = {"invalid_input": "INVALID_ARG", "no_tenant": "NOT_FOUND", "quota": "UNAVAILABLE"}
 PASSED_ON = "passed_on"
+LONGEST_TIMEOUT_US = 10**12  # more is no deadline that a clock of nanoseconds holds
 
 
 class TritonPythonModel:
@@ -75,7 +76,7 @@ class TritonPythonModel:
         top_k = _whole_number(parameters, "top_k", 0, 2**16 - 1)
         resolved = self._lookup.resolve(view, tenant, texts, pairs, _flag(parameters, "truncate"))
         self._tally.add(tenant.domain, view.forest.chain(tenant.domain, tenant.domain_version), resolved.hits)
-        timeout_us = request.timeout() or tenant.deadline_us or self._deadline_us
+        timeout_us = min(request.timeout() or tenant.deadline_us or self._deadline_us, LONGEST_TIMEOUT_US)
         ticket = Ticket(
             generation=view.snapshot.generation,
             uid=tenant.uid,

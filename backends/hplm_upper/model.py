@@ -20,6 +20,8 @@ from hplm.errors import Broken, HplmError
 from hplm.metrics.publisher import Publisher
 from hplm.tenants.ticket import SharedSecret, Ticket
 
+log = logging.getLogger(__name__)
+
 # Names, not values: the stub adds TritonError to its utilities only after it has imported this file.
 CODES = {"invalid_input": "INVALID_ARG", "no_tenant": "NOT_FOUND", "broken": "INTERNAL"}
 
@@ -82,8 +84,14 @@ def _respond(sender: pb_utils.InferenceResponseSender, wanted: set[str], version
     if isinstance(result, Exception):
         _send(sender, error=result)
         return
-    filled = fill(result)
-    _send(sender, tensors=[make(filled, version) for name, make in OUTPUTS.items() if name in wanted])
+    try:
+        filled = fill(result)
+        tensors = [make(filled, version) for name, make in OUTPUTS.items() if name in wanted]
+    except Exception as error:  # such as no room in shared memory
+        log.exception("an answer could not be made")
+        _send(sender, error=Broken(f"the answer could not be made: {error}"))
+        return
+    _send(sender, tensors=tensors)
 
 
 def _send(sender: pb_utils.InferenceResponseSender, tensors: list | None = None, error: Exception | None = None) -> None:

@@ -80,7 +80,6 @@ def adapt(
     in_half = half_precision(device)
     lessons = Lessons(checkpoint.config, teacher, device)
     reading = Reading(checkpoint.config, training, seed, step_tokens(device))
-    compiled([*teacher.layers, *lower.layers, *upper.layers], device)
     with in_half:
         exam = lessons.once(held_out, np.random.default_rng(seed))
     scale = _variances(exam)
@@ -95,6 +94,7 @@ def adapt(
             fitted = _explained(student, exam, scale)
         course.facts |= {"at_start": asdict(start), "fitted": asdict(fitted), "first": learning.weights()}
         course.seconds = time.monotonic() - started  # what came before counts
+    compiled([*teacher.layers, *lower.layers, *upper.layers], device)  # not before: the closed form hooks into them
 
     def losses(number: int) -> Callable[[], tuple[Tensor, int]]:
         stream = reading.starting(number)

@@ -108,7 +108,7 @@ class Report:
         told = {"task": task.id, "domain": task.domain, "kind": task.task, "model": self.name}
         told |= {"data": self._digests[task.id], "scheme": case.scheme, "seed": run.seed}
         told |= {"training": asdict(options_of(case.scheme, self._training(run)))}
-        if case.scheme in OF_UPPER_LAYERS:
+        if case.scheme in OF_UPPER_LAYERS or (isinstance(below, Pretraining) and below.part != "all"):
             told |= {"upper": self._root.upper}
         if below is not None:
             corpora = self._corpora if isinstance(below, DomainRecipe) else {task.domain: self._corpora[task.domain]}
@@ -186,7 +186,8 @@ class Report:
     def _pretrained(self, below: Pretraining, domain: str) -> WholeBody:
         """The finished body is kept, for every task of the domain."""
         store = self._stores.open(self._recipe(None))
-        body, folder = whole_body(store), self.work / "pretrained" / f"{domain}-{below.part}-{below.minutes:g}"
+        body, name = whole_body(store), f"{domain}-{below.part}-{store.config.upper_layers}-{below.minutes:g}"
+        folder = self.work / "pretrained" / name
         if not (folder / "body.pt").exists():
             documents = list(tokenize_corpus([self._corpora[domain]], store.tokenizer(), folder / "corpus"))
             head, budget = given_head(self.model, store.config), Budget(minutes=below.minutes)

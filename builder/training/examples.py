@@ -184,7 +184,7 @@ def split_off(labelled: Labelled, share: float, seed: int) -> tuple[Labelled, La
         if len(taken) < wanted and all(left[label] > 1 for label in own):
             taken.add(int(number))
             left.subtract(own)
-    if not taken:
+    if not 0 < len(taken) < len(order):
         raise InvalidInput(f"{labelled.path}: too few examples to set some aside for dev: add more, or give a --dev file")
     parts: tuple[list[Example], list[Example]] = ([], [])
     for number, example in enumerate(labelled.examples):

@@ -49,6 +49,9 @@ class Layout:
         for place in self.places:
             if place not in PROJECTIONS:
                 raise InvalidInput(f"a layer has no projection {place!r}: choose {', '.join(PROJECTIONS)}")
+        if len(set(self.places)) < len(self.places):
+            raise InvalidInput(f"projections {', '.join(self.places)}: name each once")
+        activation(self.function)  # refuses what it does not know
 
     @property
     def shapes(self) -> Shapes:
@@ -179,11 +182,12 @@ class Bottleneck(Kind):
     def adapt(self, layout: Layout, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
         for place in layout.places:
             if PROJECTIONS[place] == at:
-                inner = groups.linear(groups.spread(after), weights[f"{place}/down"], weights[f"{place}/down_bias"])
+                spread = groups.spread(_part(layout, at, place, after))
+                inner = groups.linear(spread, weights[f"{place}/down"], weights[f"{place}/down_bias"])
                 inner = activation(layout.function)(inner)
                 if torch.is_grad_enabled():
                     after = after.clone()  # what went into the map is needed once more
-                groups.add(after, inner, weights[f"{place}/up"], weights[f"{place}/up_bias"])
+                groups.add(_part(layout, at, place, after), inner, weights[f"{place}/up"], weights[f"{place}/up_bias"])
         return after
 
 
@@ -208,12 +212,16 @@ class LowRank(Kind):
         spread = groups.spread(before)
         for place in here:
             inner = groups.linear(spread, weights[f"{place}/a"])
-            part = after
-            if at == QKV:
-                start = ("query", "key", "value").index(place) * layout.hidden
-                part = after[:, start : start + layout.hidden]
-            groups.add(part, inner, weights[f"{place}/b"])
+            groups.add(_part(layout, at, place, after), inner, weights[f"{place}/b"])
         return after
+
+
+def _part(layout: Layout, at: str, place: str, after: Tensor) -> Tensor:
+    """What the projection has put out: query, key and value are computed as one."""
+    if at != QKV:
+        return after
+    start = ("query", "key", "value").index(place) * layout.hidden
+    return after[:, start : start + layout.hidden]
 
 
 class Head(Kind):

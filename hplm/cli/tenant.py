@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hplm.cli.served import open_live, served_options
+from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
     from hplm.tenants.manager import TenantChange
@@ -112,6 +113,8 @@ def run_delete(args: argparse.Namespace) -> dict:
 
 
 def run_key_add(args: argparse.Namespace) -> dict:
+    if args.days < 0:
+        raise InvalidInput(f"--days {args.days:g}: above 0, or 0 for a key that does not expire")
     expires = round(time.time() + 86400 * args.days) if args.days else 0
     live = open_live(args)
     secret, key = live.add_key(args.id, expires)

@@ -6,6 +6,7 @@ Times are seconds of one clock of this machine. No text is ever in it.
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import threading
 from pathlib import Path
@@ -15,6 +16,7 @@ from hplm.engine.request import Trip
 from hplm.engine.staging import StagedBatch
 from hplm.errors import InvalidInput
 
+log = logging.getLogger(__name__)
 LOG = "log"  # into the server's log instead of a file
 NONE = ""
 
@@ -55,11 +57,15 @@ class Journal:
             self._file.close()
 
     def _write(self, **entry: Any) -> None:
-        if self._file is None:
-            return
         with self._lock:
-            self._file.write(json.dumps(entry) + "\n")
-            self._file.flush()
+            if self._file is None:
+                return
+            try:
+                self._file.write(json.dumps(entry) + "\n")
+                self._file.flush()
+            except OSError as error:  # a full disk is to cost the journal, and no answer
+                log.error("the journal ends here, it cannot be written: %s", error)
+                self._file = None
 
 
 def _open(path: Path) -> TextIO:

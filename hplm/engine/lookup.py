@@ -14,6 +14,7 @@ from hplm.plot.forest import Hits
 from hplm.tenants.snapshot import Tenant
 
 PAD = -1
+MOST_ROWS = 1 << 20  # of an answer, all texts as wide as the widest
 LONGEST_TEXT = 100_000  # characters, whatever is cut off afterwards
 
 
@@ -44,6 +45,11 @@ class Lookup:
         hits = view.forest.chain(tenant.domain, tenant.domain_version).lookup(tokens, lengths)
         segments = np.concatenate([text.segments for text in encoded])
         rows = np.array([len(s) for s in spans])
+        if len(rows) * rows.max() > MOST_ROWS:
+            raise InvalidInput(
+                f"{len(rows)} texts, the longest with {rows.max():,} words, are answered in more than {MOST_ROWS:,} rows: "
+                "send long texts in requests of their own"
+            )
         return Resolved(
             addresses=_rectangle(hits.addresses, lengths, PAD),
             segments=_rectangle(segments, lengths, 0),

@@ -152,18 +152,18 @@ class Pipeline:
         for pair in zip(works, logits, strict=True):
             by_request.setdefault(pair[0].request, []).append(pair)
         if len(by_request) == 1 and self._staged.empty():
-            _answer_texts(next(iter(by_request.values())))  # the engine has nothing better to do: spare the hand-over
+            _sending(_answer_texts, next(iter(by_request.values())))  # the engine has nothing better to do: spare the hand-over
             return
         for pairs in by_request.values():
             self._answer_with(_answer_texts, pairs)
 
     def _answer_with(self, send: Callable[..., None], *args: object) -> None:
         try:
-            self._answering.submit(send, *args)
+            self._answering.submit(_sending, send, *args)
         except RuntimeError:  # the pipeline was closed over this batch: still exactly one answer
-            send(*args)
+            _sending(send, *args)
 
-    def _broken(self, work: Work, error: Broken) -> None:
+    def _broken(self, work: Work, error: HplmError) -> None:
         log.error("tenant %s: %s", work.request.tenant.id, error)
         self._answer_with(work.request.fail, Broken(f"tenant {work.request.tenant.id!r}: {error}"))
 
@@ -174,12 +174,21 @@ class Pipeline:
             self._answer_with(request.fail, failure)
 
 
+def _sending(send: Callable[..., None], *args: object) -> None:
+    """The last resort: whoever sends has answered or failed the request itself, and no thread ends of it."""
+    try:
+        send(*args)
+    except Exception:
+        log.exception("an answer could not be sent")
+
+
 def _answer_texts(pairs: list[tuple[Work, np.ndarray]]) -> None:
     for work, logits in pairs:
         request = work.request
         try:
             labels = request.tenant.labels
-            own = logits[:, : len(labels)]
+            own = np.zeros((len(work.spans), len(labels)), dtype=logits.dtype)  # rows without a token are left out of answers
+            own[work.read] = logits[:, : len(labels)]
             request.done(work.index, answer(request.tenant.task, own, work.spans, labels, request.top_k, work.passage))
         except Exception as error:
             log.exception("answering failed")

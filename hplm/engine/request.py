@@ -96,5 +96,11 @@ class Work:
         return len(self.addresses)
 
     @property
+    def read(self) -> np.ndarray:
+        """Rows that have a token to read. A text without any reads its first token, for its first row."""
+        rows = np.flatnonzero(self.spans[:, 0] >= 0)
+        return rows if len(rows) else np.zeros(1, dtype=np.int64)
+
+    @property
     def bytes(self) -> int:
         return self.addresses.nbytes + self.segments.nbytes + self.spans.nbytes

@@ -73,8 +73,10 @@ class Service:
         def leave(answer: list[Rows] | Exception) -> None:
             # Before the answer leaves: who waits for it to send the next must not meet the one that is done.
             self._quotas.give_back(tenant)
-            self.instruments.left(trip, tenant, answer)
-            respond(answer)
+            try:
+                self.instruments.left(trip, tenant, answer)
+            finally:
+                respond(answer)
 
         try:
             self._quotas.take(tenant)
@@ -106,12 +108,16 @@ class Service:
             zip(looked_up.addresses, looked_up.segments, looked_up.spans, strict=True)
         ):
             length, rows = _used(addresses), _used(spans[:, 1])
-            work = Work(request, i, addresses[:length], segments[:length], spans[:rows], passages[i])
+            # Copies: what waits keeps its own part of the rectangles alive, not all of them.
+            own = addresses[:length].copy(), segments[:length].copy(), spans[:rows].copy()
+            work = Work(request, i, *own, passages[i])
             if not (
                 1 <= length <= self._positions
+                and len(work.segments) == length
                 and chain.holds(work.addresses)
                 and (work.segments < self._backbone.config.segments).all()
                 and rows
+                and len(work.read) <= length
                 and (work.spans[:, 0] < length).all()
             ):
                 raise InvalidInput("ROWS, SEGMENTS or SPANS are not what the lookup model made for this ticket")

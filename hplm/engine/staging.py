@@ -105,7 +105,7 @@ class Stager:
             except HplmError as error:  # fails the tenants in it, not the server
                 log.error("%s", error)
 
-    def stage(self, works: Sequence[Work], broken: Callable[[Work, Broken], None]) -> StagedBatch | None:
+    def stage(self, works: Sequence[Work], broken: Callable[[Work, HplmError], None]) -> StagedBatch | None:
         """All that is done ahead; a text whose stored knowledge is broken is handed to `broken` and left out."""
         start, missed = time.monotonic_ns(), self._misses()
         batch = self._prepare(works, broken)
@@ -146,7 +146,7 @@ class Stager:
             sums = sums.new_zeros(len(sheet.positions), sums.shape[1]).index_copy_(0, sheet.homes, sums)
         sheet.sums = sums
 
-    def _prepare(self, works: Sequence[Work], broken: Callable[[Work, Broken], None]) -> StagedBatch | None:
+    def _prepare(self, works: Sequence[Work], broken: Callable[[Work, HplmError], None]) -> StagedBatch | None:
         """Slots, places and indexes, for adapters and vectors that are yet to come."""
         held: list[tuple[Slots, int]] = []
         adapter_slots: list[tuple[Layout, int] | None] = []
@@ -159,8 +159,11 @@ class Stager:
                 try:
                     adapter = self._hold(tenant.adapter, held) if tenant.adapter is not None else None
                     head = self._hold(tenant.head, held)
-                except Broken as error:
+                except HplmError as error:
                     broken(work, error)
+                    continue
+                except Exception as error:  # such as no memory for slots of a new layout: the others have theirs
+                    broken(work, Broken(f"no slots: {error}"))
                     continue
                 kept.append(work)
                 adapter_slots.append(adapter)
@@ -192,7 +195,7 @@ class Stager:
             slots, slot = held.pop()
             slots.release(slot)
 
-    def _readable(self, forest: Forest, works: Sequence[Work], broken: Callable[[Work, Broken], None]) -> Sequence[Work]:
+    def _readable(self, forest: Forest, works: Sequence[Work], broken: Callable[[Work, HplmError], None]) -> Sequence[Work]:
         """Those whose rows, in memory from here on, match their checksums."""
         bad = self._gatherer.broken(forest, np.concatenate([work.addresses for work in works]))
         if not len(bad):
@@ -263,9 +266,8 @@ class Stager:
             whole[home] = numbers
             return self._index(whole)
 
-        # A row without a token of its own reads the first one; the answer leaves it out again.
-        read = [np.maximum(work.spans[:, 0], 0) + start for work, start in zip(works, starts, strict=True)]
-        rows_of = np.array([len(work.spans) for work in works], dtype=np.int64)
+        read = [np.maximum(work.spans[work.read, 0], 0) + start for work, start in zip(works, starts, strict=True)]
+        rows_of = np.array([len(rows) for rows in read], dtype=np.int64)
         return Sheet(
             texts=arrangement.texts.tolist(),
             attend=arrangement.attention(self._backbone.config.heads, self._settings.device, self._settings.dtype),

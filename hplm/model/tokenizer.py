@@ -88,6 +88,8 @@ def first_tokens(encoded: Encoded, words: list[tuple[int, int]]) -> np.ndarray:
     A token belongs to the word in which it starts.
     """
     real = np.flatnonzero(~encoded.special & (encoded.segments == encoded.segments[0]))
+    if not len(real):
+        return np.full(len(words), -1, dtype=np.int32)
     starts = encoded.offsets[real, 0]
     begin = np.array([start for start, _ in words], dtype=np.int64)
     stop = np.array([stop for _, stop in words], dtype=np.int64)

@@ -94,4 +94,4 @@ def by_priority(columns: Columns, ordered: np.ndarray) -> np.ndarray:
     priority = columns.priority
     if not priority.any():
         return ordered
-    return ordered[np.argsort(-priority[ordered], kind="stable")]
+    return ordered[np.argsort(-priority[ordered].astype(np.int64), kind="stable")]

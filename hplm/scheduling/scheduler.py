@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +13,11 @@ from hplm.errors import Draining, QueueFull
 from hplm.scheduling.admission import Admission
 from hplm.scheduling.columns import NEVER, Columns
 from hplm.scheduling.cost import CostModel
+from hplm.scheduling.orders import FirstComeFirstServed
 from hplm.scheduling.policy import Policy
 from hplm.scheduling.waiting import Capacity, Waiting
 
+log = logging.getLogger(__name__)
 BELIEVED = 8  # batches, before nothing is given up because of a prediction: a process begins slowly
 LEARNING = 0.1  # of the time from choice to start, and of the share of adapters that had to be loaded
 
@@ -115,7 +118,12 @@ class Scheduler:
         if not len(self.columns):
             return None
         # Policies compare deadlines with the end of computing: what passes after it counts as passing before.
-        indexes = self._policy.select(self.columns, self._start_at(now_ns) + self._answering_ns, capacity, self.cost)
+        start_ns = self._start_at(now_ns) + self._answering_ns
+        try:
+            indexes = self._policy.select(self.columns, start_ns, capacity, self.cost)
+        except Exception:  # anybody's policy: what waits is to be answered all the same
+            log.exception("the policy failed: this batch is taken in order of arrival")
+            indexes = FirstComeFirstServed().select(self.columns, start_ns, capacity, self.cost)
         if not len(indexes):
             return None
         tokens = int(self.columns.tokens[indexes].sum())

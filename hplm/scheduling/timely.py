@@ -31,6 +31,8 @@ class Timely:
 
     def __post_init__(self) -> None:
         positive(horizon=self.horizon, late=self.late)
+        if self.horizon != int(self.horizon) or self.horizon > 255:
+            raise InvalidInput(f"policy option horizon={self.horizon:g}: whole batches, 255 at most")
         if not (0 <= self.newcomers <= 1 and 0 <= self.reserve <= 1):
             raise InvalidInput("policy options newcomers and reserve are shares: from 0 to 1")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -77,8 +78,12 @@ class Commands:
 
     def _limit(self, given: dict[str, Any]) -> dict[str, Any]:
         limits = {name: given[name] for name in ("rate", "burst", "in_flight", "deadline_us") if name in given}
-        if not limits or any(not isinstance(value, (int, float)) or value < 0 for value in limits.values()):
-            raise InvalidInput("give 'rate', 'burst', 'in_flight' or 'deadline_us', none of them negative")
+        if not limits or any(isinstance(value, bool) or not isinstance(value, (int, float)) for value in limits.values()):
+            raise InvalidInput("give 'rate', 'burst', 'in_flight' or 'deadline_us', each a number")
+        if not all(0 <= value < math.inf for value in limits.values()):
+            raise InvalidInput("'rate', 'burst', 'in_flight', 'deadline_us': none of them negative, none infinite")
+        if any(not isinstance(limits.get(name, 0), int) for name in ("in_flight", "deadline_us")):
+            raise InvalidInput("'in_flight' and 'deadline_us' are whole numbers")
         self._manager.limit(_name(given), **limits)
         return {"tenant": given["id"], **limits, "late": self._manager.settle_now()}
 
@@ -146,8 +151,8 @@ def _layers(tensors: dict[str, Tensor], layout: Layout, part: str) -> list[dict[
             if tensor is None or tuple(tensor.shape) != shape:
                 found = "missing" if tensor is None else f"of shape {tuple(tensor.shape)}"
                 raise InvalidInput(f"tensor {begin + name!r} is {found}: {layout.name} needs it of shape {shape}")
-            if not tensor.isfinite().all():
-                raise InvalidInput(f"tensor {begin + name!r} has a number that is none, or infinite")
+            if not tensor.to(layout.torch_dtype).isfinite().all():
+                raise InvalidInput(f"tensor {begin + name!r} has a number that is none, or infinite in {layout.dtype}")
             layer[name] = tensor.float()
         layers.append(layer)
     return layers

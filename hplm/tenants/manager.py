@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -85,12 +86,7 @@ class Manager:
     def update(self, tenant_id: str, knowledge: Knowledge) -> TenantChange:
         """Its next version; the one before can be gone back to."""
         with self.registry.change("tenant update") as change:
-            before = _known(change, tenant_id)
-            if (knowledge.task, knowledge.labels) != (before.task, before.labels):
-                raise InvalidInput(
-                    f"tenant {tenant_id!r} has the task {before.task} with {len(before.labels)} labels, and an update keeps "
-                    "both: its clients rely on them. Add a tenant of another name"
-                )
+            _known(change, tenant_id)
             return self._put(change, tenant_id, knowledge)
 
     def roll_back(self, tenant_id: str) -> TenantChange:
@@ -144,26 +140,23 @@ class Manager:
         """Copies what is in use out of the state's banks into new ones without holes; returns the bytes that were won."""
         with self.registry.change("compact") as change:
             before = _size(self.state.banks)
-            users: dict[str, list[Tenant]] = defaultdict(list)
-            for tenant in (*change.tenants.values(), *change.before.values()):
-                for record in tenant.records():
-                    if record.bank.startswith(LIVE):
-                        users[record.bank].append(tenant)
+            tenants = (*change.tenants.values(), *change.before.values())
+            used = {record for tenant in tenants for record in tenant.records() if record.bank.startswith(LIVE)}
+            banks = {name: Bank(self.state.bank(name)) for name in {record.bank for record in used}}
+            by_layout: dict[Layout, list[Record]] = defaultdict(list)
+            for record in sorted(used, key=lambda record: (record.bank, record.index)):
+                by_layout[banks[record.bank].layout].append(record)
             moved: dict[Record, Record] = {}
-            for name, tenants in users.items():
-                bank = Bank(self.state.bank(name))
-                kept = sorted(
-                    {record for tenant in tenants for record in tenant.records() if record.bank == name}, key=lambda r: r.index
-                )
-                if len(kept) == bank.records:
+            for layout, kept in by_layout.items():
+                if kept[0].bank == kept[-1].bank and len(kept) == banks[kept[0].bank].records:  # one bank without holes
                     continue
                 entries = []
                 for record in kept:
-                    flat = bank.layout.empty()
-                    bank.read(record, flat)
+                    flat = layout.empty()
+                    banks[record.bank].read(record, flat)
                     entries.append((record.uid, record.version, flat))
-                target = f"{bank.layout.name}.g{change.generation}.bank"
-                write_bank(self.state.banks / target, bank.layout, entries)
+                target = f"{layout.name}.g{change.generation}.bank"
+                write_bank(self.state.banks / target, layout, entries)
                 moved |= {old: replace(old, bank=LIVE + target, index=i) for i, old in enumerate(kept)}
             for known in (change.tenants, change.before):
                 for tenant_id, tenant in known.items():
@@ -184,12 +177,15 @@ class Manager:
             known = self.table(change.branches[0].domain, change.branches[0].version).meta
             if (meta.window, meta.vocabulary, meta.hidden) != (known.window, known.vocabulary, known.hidden):
                 raise InvalidInput(f"{source} was built for another backbone than {self.folder.parent.name!r}")
+            if (self.folder / EXPORTED_TABLES / name / str(version)).is_dir():
+                raise InvalidInput(f"version {version} of domain {name!r} was exported and deleted: give this table a new one")
             target = self.state.tables / name / str(version)
-            if not target.exists():
-                writing = target.with_name(f"{target.name}.writing")
-                shutil.rmtree(writing, ignore_errors=True)
-                shutil.copytree(source, writing)
-                writing.rename(target)
+            shutil.rmtree(target, ignore_errors=True)  # of an attempt that was cut: nobody is served from it
+            writing = target.with_name(f"{target.name}.writing")
+            shutil.rmtree(writing, ignore_errors=True)
+            shutil.copytree(source, writing)
+            _sync(writing)
+            writing.rename(target)
             change.place(name, version, Table(target).size)
             return self.close(change, DomainChange(change.generation, name, version, [], [], [], []))
 
@@ -265,6 +261,11 @@ class Manager:
     def _put(self, change: Change, tenant_id: str, knowledge: Knowledge) -> TenantChange:
         self._check(change, tenant_id, knowledge)
         before = change.tenants.get(tenant_id)
+        if before is not None and (knowledge.task, knowledge.labels) != (before.task, before.labels):
+            raise InvalidInput(
+                f"tenant {tenant_id!r} has the task {before.task} with {len(before.labels)} labels, and an update keeps "
+                "both: its clients rely on them. Add a tenant of another name"
+            )
         uid = before.uid if before is not None else change.new_uid()
         version = change.next_version(tenant_id)
         layout, head = knowledge.head
@@ -288,6 +289,10 @@ class Manager:
     def _check(self, change: Change, tenant_id: str, knowledge: Knowledge) -> None:
         if knowledge.task not in TASKS:
             raise InvalidInput(f"tenant {tenant_id!r}: task {knowledge.task!r} is not known: choose {' or '.join(TASKS)}")
+        size = {"regress": 1, "span": 2}.get(knowledge.task, len(knowledge.labels))
+        if len(knowledge.labels) != size:
+            found = len(knowledge.labels)
+            raise InvalidInput(f"tenant {tenant_id!r} has {found} labels: one of the task {knowledge.task} has {size}")
         branch = (knowledge.domain, knowledge.domain_version)
         if branch not in {(branch.domain, branch.version) for branch in change.branches}:
             raise InvalidInput(
@@ -332,6 +337,16 @@ def _known(change: Change, tenant_id: str) -> Tenant:
 def _recorded(change: Change, done: TenantChange) -> TenantChange:
     change.details = {name: value for name, value in asdict(done).items() if name != "generation"}
     return done
+
+
+def _sync(folder: Path) -> None:
+    """To the disk, before anybody is told that it is there."""
+    for path in (*folder.iterdir(), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _size(folder: Path) -> int:

@@ -27,6 +27,7 @@ def drawn(layout, seed=0):
     [
         Layout("bottleneck", 3, 8, 2, ("attention_out",), 12),
         Layout("bottleneck", 3, 8, 2, ("attention_out", "ffn_out"), 12, "gelu"),
+        Layout("bottleneck", 3, 8, 2, EVERY, 12),
         Layout("lora", 2, 8, 2, ("query", "value"), 12),
         Layout("lora", 2, 8, 2, EVERY, 12),
     ],
@@ -49,8 +50,8 @@ def test_adapters_are_those_of_a_loop_over_rows(layout, slots):
                 if layout.kind == "lora":
                     expected[part] += own[f"{place}/b"] @ own[f"{place}/a"] @ before[row]
                 else:
-                    inner = getattr(F, layout.function)(own[f"{place}/down"] @ expected + own[f"{place}/down_bias"])
-                    expected = expected + own[f"{place}/up"] @ inner + own[f"{place}/up_bias"]
+                    inner = getattr(F, layout.function)(own[f"{place}/down"] @ expected[part] + own[f"{place}/down_bias"])
+                    expected[part] += own[f"{place}/up"] @ inner + own[f"{place}/up_bias"]
             assert torch.allclose(got[row], expected, atol=1e-4)
     assert touched == {at for at in WIDTHS if layout.touches(at)}
 
@@ -106,6 +107,10 @@ def test_what_is_not_known_is_refused():
         Layout("prefix", 8, 8, 2)
     with pytest.raises(InvalidInput, match="no projection 'pooler'"):
         Layout("lora", 8, 8, 2, ("pooler",))
+    with pytest.raises(InvalidInput, match="query, query: name each once"):
+        Layout("lora", 8, 8, 2, ("query", "query"))
+    with pytest.raises(InvalidInput, match="activation 'swish' is not supported"):
+        Layout("bottleneck", 8, 8, 2, ("attention_out",), function="swish")
     with pytest.raises(InvalidInput, match="choose fp16, bf16"):
         Layout("head", 8, 8, 1, dtype="int4")
     with pytest.raises(InvalidInput, match="choose bottleneck or lora"):

@@ -19,7 +19,7 @@ from hplm.adapters.bank import Bank
 from hplm.engine.backbone import Backbone, Watch
 from hplm.engine.reference import Reference
 from hplm.errors import Broken, InvalidInput, NoTenant
-from hplm.tenants.manager import Manager
+from hplm.tenants.manager import Knowledge, Manager
 from hplm.tenants.registry import Registry
 from hplm.tenants.snapshot import LIVE, Snapshot
 from tests.toy import CONFIG, WORDS
@@ -129,6 +129,27 @@ def test_compacting_wins_back_what_is_gone_and_changes_no_answer(place):
     assert live.compact() == 0
 
 
+def test_compacting_joins_banks_of_one_layout(place, monkeypatch):
+    """Two of them come about where a manager dies, or another one writes, before the old bank is removed."""
+    store, repository, state = place
+    live, glob = Live.open(repository, state), Path.glob
+    unseen = live.state.banks  # so that each tenant begins a bank of its own
+    for name in ("new-a", "new-b"):
+        with monkeypatch.context() as apart:
+            apart.setattr(Path, "glob", lambda self, pattern: [] if self == unseen else glob(self, pattern))
+            live.add_from(store, name)
+    kept = {name: answer(place, name) for name in ("new-a", "new-b")}
+    banks = {served(place).view.snapshot.find(name).adapter.bank for name in kept}
+    assert len(banks) == 2
+    learn(store, "new-a", 2, seed=61)
+    live.update_from(store, "new-a")
+    live.roll_back("new-a")
+    live.compact()
+    assert len({served(place).view.snapshot.find(name).adapter.bank for name in kept}) == 1
+    for name, expected in kept.items():
+        assert (answer(place, name) == expected).all()
+
+
 def test_a_bank_s_name_is_never_given_twice(place):
     """Readers keep banks open by name: another file of the same name would be read as the old one."""
     store, repository, state = place
@@ -172,6 +193,11 @@ def test_what_cannot_be_served_is_refused(place):
         live.add_from(store, "nobody")
     with pytest.raises(InvalidInput, match="'nobody' is not served"):
         live.delete("nobody")
+    knowledge = Knowledge("root", 1, "span", ("start",), (None, {}), None)
+    with pytest.raises(InvalidInput, match="'one' has 1 labels: one of the task span has 2"):
+        live.add("one", knowledge)
+    with pytest.raises(InvalidInput, match="'two' has 2 labels: one of the task regress has 1"):
+        live.add("two", replace(knowledge, task="regress", labels=("a", "b")))
 
 
 def test_every_reader_is_waited_for(place):

@@ -21,6 +21,7 @@ from builder.training.examples import Reader
 from builder.training.model import TenantModel
 from builder.training.objectives import UNREAD
 from builder.training.scores import Scores
+from builder.verification import store_parts
 from hplm.engine.reference import Reference
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import random_backbone
@@ -252,6 +253,16 @@ def test_rank_0_is_a_head_alone(store, tmp_path):
     tenant = build_tenant(store, "bare", "root", "tag", train, rank=0, epochs=1, device=CPU, show_progress=False)
     adapter, head = store.tenant_weights(tenant)
     assert adapter is None and head["weight"].shape == (2, CONFIG.hidden) and head["weight"].dtype == torch.float16
+    with pytest.raises(InvalidInput, match="need an adapter to hold what they learned: give --rank above 0"):
+        build_tenant(store, "more", "root", "tag", train, rank=0, body_rate=1e-4, device=CPU, show_progress=False)
+
+
+def test_what_training_leaves_can_be_verified(store, tmp_path):
+    learn(store, "classify", made(tmp_path, "classify", 60, 1), epochs=1)
+    parts = [part for part in store_parts(store.folder) if "tenants" in part.path.parts]
+    assert {"tenant.json", "head.safetensors"} < {part.path.name for part in parts}
+    assert (parts[0].path.parent / "training.png").exists()
+    assert [wrong for part in parts for wrong in part.check(part.path, lambda done: None)] == []
 
 
 def test_an_update_is_the_next_version_with_the_same_answers(store, tmp_path):

@@ -70,5 +70,6 @@ def test_what_cannot_be_is_refused(served, capsys):
         (["delete", "tenant-0", *places[:2]], "give --state DIR"),
         (["limit", "tenant-0", *places], "give --rate, --burst"),
         (["limit", "tenant-0", "--rate", -1, *places], "none of them negative"),
+        (["key", "add", "tenant-0", "--days", -1, *places], "0 for a key that does not expire"),
     ]:
         assert message in refused(capsys, "tenant", *arguments)

@@ -39,3 +39,11 @@ def test_a_request_can_be_followed_from_its_arrival_to_its_answer(toy, tmp_path)
 def test_a_journal_that_cannot_be_written_is_named(toy, tmp_path):
     with pytest.raises(InvalidInput, match=r"'journal' is .*no/where.*name a file"):
         Asker(toy.folder, journal=str(tmp_path / "no/where"))
+
+
+def test_a_full_disk_costs_the_journal_and_no_answer(toy, caplog):
+    asker = Asker(toy.folder, journal="/dev/full")
+    for number in [asker.ask("acme", [WORDS[i]]) for i in range(3)]:
+        assert asker.wait(number)[0].labels
+    asker.close()
+    assert sum("the journal ends here" in record.message for record in caplog.records) == 1

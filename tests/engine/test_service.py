@@ -16,6 +16,7 @@ from hplm.engine.overlap import OVERLAPS
 from hplm.engine.packing import PACKINGS
 from hplm.engine.reference import Reference
 from hplm.engine.request import LookedUp
+from hplm.engine.staging import Stager
 from hplm.errors import Broken, DeadlineMissed, Draining, InvalidInput, NoTenant, QueueFull
 from hplm.model.windows import Window
 from hplm.plot.gathering import Gatherer
@@ -177,6 +178,52 @@ def test_a_tag_row_a_word_with_its_span(asker, reference):
     np.testing.assert_allclose(rows.logits, reference.forward(text, "beta"), atol=1e-3)
 
 
+def test_words_without_a_token_cost_the_engine_nothing(asker, reference, monkeypatch):
+    """They are rows of the answer; only rows with a token go through the last layer and the head."""
+    read, run = [], Engine.run
+
+    def watched(self, batch):
+        read.extend(sum(sheet.rows_of) for sheet in batch.sheets)
+        return run(self, batch)
+
+    monkeypatch.setattr(Engine, "run", watched)
+    text = " ".join([WORDS[0], *["\u200b"] * 500, WORDS[1]])
+    rows, nothing = asker.wait(asker.ask("beta", [text, "\u200b \u200b"], [WORDS[2], WORDS[3]]))
+    assert read == [3]  # two words, and the first token of what has none
+    assert len(rows.labels) == 502 and rows.labels[0] and rows.labels[501] and not any(rows.labels[1:501])
+    np.testing.assert_allclose(rows.logits, reference.forward(text, "beta", WORDS[2]), atol=1e-3)
+    assert nothing.labels == ["", ""] and np.isnan(nothing.logits).all()
+
+
+def test_an_answer_too_large_to_be_sent_is_refused_before_it_is_computed(asker):
+    with pytest.raises(InvalidInput, match="100 texts, the longest with 20,000 words, are answered in more than"):
+        asker.ask("beta", ["a " * 20_000, *[WORDS[0]] * 99], truncate=True)
+
+
+def test_a_policy_that_fails_costs_nobody_an_answer(asker, reference, monkeypatch):
+    def fails(*_):
+        raise ZeroDivisionError("not that simple")
+
+    monkeypatch.setattr(asker.service._line._scheduler, "_policy", type("Broken", (), {"select": fails})())
+    for number in [asker.ask("acme", [WORDS[i]]) for i in range(3)]:
+        assert asker.wait(number)[0].labels
+
+
+def test_no_room_for_a_tenant_s_adapter_fails_that_tenant_alone(asker, monkeypatch):
+    hold = Stager._hold
+    own = asker.backbone.view.snapshot.find("acme").adapter
+
+    def full(self, record, held):
+        if record == own:
+            raise MemoryError("the device is full")
+        return hold(self, record, held)
+
+    monkeypatch.setattr(Stager, "_hold", full)
+    answers = [asker.wait(number) for number in [asker.ask(tenant, [WORDS[0]]) for tenant in ("acme", "city", "acme", "beta")]]
+    assert [isinstance(answer, Broken) for answer in answers] == [True, False, True, False]
+    assert "tenant 'acme': no slots: the device is full" in str(answers[0])
+
+
 def _copy(toy: Toy, tmp_path):
     return shutil.copytree(toy.folder, tmp_path / "1")
 
@@ -306,6 +353,8 @@ def test_what_does_not_come_from_lookup_is_refused(asker):
         (good.addresses, good.segments + 2, good.spans),
         (good.addresses, good.segments, good.spans + 100),
         (np.tile(good.addresses, 20), np.tile(good.segments, 20), good.spans),
+        (good.addresses, good.segments[:, :2], good.spans),
+        (good.addresses, good.segments, np.tile(good.spans, (1, 9, 1))),
     ]:
         with pytest.raises(InvalidInput, match="not what the lookup model made"):
             asker.service.submit(LookedUp(ticket, addresses, segments, spans), lambda answer: None)

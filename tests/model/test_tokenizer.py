@@ -26,6 +26,11 @@ def test_first_token_of_each_word(tokenizer):
     assert [encoded.offsets[token][0] for token in tokens[[0, 1, 3]]] == [spans[0][0], spans[1][0], spans[3][0]]
 
 
+def test_a_text_that_cannot_be_read_has_no_tokens_beside_a_pair_that_can(tokenizer):
+    encoded = tokenizer.encode("\u200b \u200b", word(1))
+    assert (first_tokens(encoded, words_of("\u200b \u200b")) == [-1, -1]).all()
+
+
 def test_cut_off_words_have_no_token(tokenizer):
     text = " ".join(word(i) for i in range(100))
     tokens = first_tokens(tokenizer.encode(text, truncate=True), words_of(text))

@@ -47,7 +47,15 @@ def test_first_come_first_served_overtakes_nobody_of_equal_priority(waiting):
     assert served == [id(text) for text in sorted(waiting, key=lambda text: -text.priority)]
 
 
+@pytest.mark.parametrize("name", ["fcfs", "timely"])
+def test_the_lowest_priority_that_can_be_asked_for_comes_last(name):
+    waiting = [Waiting(tokens=5, arrival_ns=i, priority=priority) for i, priority in enumerate((-(2**31), 0, 2**31 - 1))]
+    assert [text.priority for text in next(serve(policy(name), waiting))] == [2**31 - 1, 0, -(2**31)]
+
+
 def test_an_unknown_policy_is_named():
+    with pytest.raises(InvalidInput, match=r"horizon=2\.5: whole batches"):
+        policy("timely:horizon=2.5")
     with pytest.raises(InvalidInput, match="'lifo'"):
         policy("lifo")
 

@@ -131,6 +131,8 @@ def test_who_may_not_and_what_may_not_be_said(place):
             ("tenant.add", {**good, "adapter": {"kind": "magic", "rank": 4}}, "adapter kind 'magic'"),
             ("tenant.add", {**good, "domain": "law"}, "domain 'law', which is not served"),
             ("tenant.limit", {"id": "tenant-0", "rate": -1}, "none of them negative"),
+            ("tenant.limit", {"id": "tenant-0", "deadline_us": 2500.5}, "whole numbers"),
+            ("tenant.limit", {"id": "tenant-0", "rate": True}, "each a number"),
             ("domain.add", {"name": "../../etc", "version": 1}, "no table"),
             ("domain.delete", {"name": "root"}, "cannot be deleted"),
         ]:

@@ -10,6 +10,7 @@ from builder.adaptation.distillation import adapt
 from builder.adaptation.learning import Budget, Course
 from builder.adaptation.lessons import Lessons, Student
 from builder.adaptation.teacher import Teacher
+from builder.hardware import compiled
 from builder.random_store import random_documents, tokenizer_json
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
@@ -85,6 +86,18 @@ def test_both_the_closed_form_and_the_steps_bring_it_closer(adapted):
     assert len(report.curve) == report.steps == report.curve[-1][0] and report.curve[0][1] > report.curve[-1][1]
     assert report.at_end.at_split > 0.5
     assert report.steps == 40 and report.tokens > 20_000 and report.held_out_tokens > 500
+
+
+def test_the_closed_form_fits_layers_that_will_be_compiled(checkpoint, documents, monkeypatch):
+    """It hooks into them, and compiled layers pass hooks by. Without a code generator: what is compiled runs as it is."""
+    *_, plain = run(checkpoint, documents, steps=2)
+    compile_it = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **given: compile_it(self, backend="eager", **given))
+    monkeypatch.setattr(distillation, "compiled", lambda layers, device: compiled(layers, torch.device("cuda")))
+    torch._dynamo.reset()
+    *_, fast = run(checkpoint, documents, steps=2)
+    torch._dynamo.reset()
+    assert fast.fitted == plain.fitted and fast.at_end.at_end == pytest.approx(plain.at_end.at_end, abs=1e-2)
 
 
 def test_positions_that_no_document_reaches_are_no_noise(checkpoint, adapted):

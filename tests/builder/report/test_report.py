@@ -96,7 +96,7 @@ def test_every_study_runs_side_by_side(report):
     cuts = (f"1-3-3-0.005-0.3-cut-{share:g}" for share in (0.1, 0.04, 0.004))
     assert stores == {"1-3-3-0-0.001", *(f"{shape}-0.005-0.3" for shape in shapes), *cuts}
     pretrained = {folder.name for folder in (report.work / "pretrained").iterdir()}
-    assert pretrained == {f"toys-{part}-0.005" for part in ("lower", "upper", "all")}
+    assert pretrained == {f"toys-{part}-3-0.005" for part in ("lower", "upper", "all")}
     found = {run["case"]: run["windows_found"][0] for run in report.finished(report.studies["keep"])}
     assert found["100.0%"] > found["10.0%"] > found["4.0%"] > 0
     whole, cut = (Store(report.work / "stores" / name) for name in ("1-3-3-0.005-0.3", "1-3-3-0.005-0.3-cut-0.1"))
