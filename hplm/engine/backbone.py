@@ -17,7 +17,7 @@ from weakref import WeakSet
 from safetensors.torch import load_file
 
 from hplm.adapters.bank import Bank
-from hplm.errors import Broken, Draining, HplmError
+from hplm.errors import Broken, Draining
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import UpperStack
 from hplm.model.tokenizer import Tokenizer
@@ -73,7 +73,7 @@ class Backbone:
     def at(self, generation: int) -> View:
         """The view that a ticket was written on; lookup may have seen a generation before we did."""
         for attempt in range(2):
-            for view in reversed(self._remembered):
+            for view in reversed(list(self._remembered)):  # others append to it
                 if view.snapshot.generation == generation:
                     return view
             if attempt == 0:
@@ -147,12 +147,12 @@ class Watch:
         while not self._stop.wait(SECONDS_BETWEEN_LOOKS):
             try:
                 self._backbone.refresh()
-                self._tell()
                 said = ""
-            except (HplmError, OSError) as error:  # the generation we have is served on
+            except Exception as error:  # the generation we have is served on, and managers are to know that it is
                 if str(error) != said:
                     said = str(error)
                     log.error("the newest generation cannot be taken: %s", error)
+            self._tell()
 
     def _tell(self) -> None:
         if not self._writable:

@@ -224,6 +224,26 @@ def test_every_reader_is_waited_for(place):
     assert [file.name for file in live.state.readers.glob("[!.]*")] == ["elsewhere-1-abc"]
 
 
+def test_a_reader_that_cannot_take_a_change_is_late_and_not_gone(place, monkeypatch):
+    """Whoever deletes a tenant is told that it is still served there."""
+    store, repository, state = place
+    live = Live.open(repository, state)
+    backbone = served(place)
+    monkeypatch.setattr(backbone, "refresh", lambda: (_ for _ in ()).throw(TypeError("a field that is not known")))
+    monkeypatch.setattr("hplm.tenants.state.ALIVE_SECONDS", 2.0)
+    monkeypatch.setattr("hplm.tenants.state.PATIENCE", 4.0)
+    watch = Watch(backbone)
+    try:
+        for _ in range(100):
+            if any(live.state.readers.glob("[!.]*")):
+                break
+            time.sleep(0.05)
+        change = live.add_from(store, "new-a")
+        assert len(live.settle(change.generation)) == 1
+    finally:
+        watch.close()
+
+
 def test_a_reader_that_may_not_write_sees_the_same(place, monkeypatch):
     store, repository, state = place
     monkeypatch.setattr("hplm.tenants.state.Reader.say", _read_only)
