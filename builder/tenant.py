@@ -99,6 +99,8 @@ def build_tenant(
         _check_same_answers(before, task, labels)
     version = before.version + 1 if before else 1
 
+    if before is not None and _was_just_stored(store, tenant_id, {"version": before.version, **plan}):
+        return before
     working = _working(store, tenant_id, {"version": version, **plan})
     tried = []
     if grid:
@@ -146,10 +148,23 @@ def warnings_of(report: dict[str, Any]) -> list[str]:
     return said
 
 
+def _plan_file(store: Store, tenant_id: str) -> Path:
+    return store.folder / "building" / "tenants" / tenant_id / "plan.json"
+
+
+def _was_just_stored(store: Store, tenant_id: str, plan: dict[str, Any]) -> bool:
+    """The same command was cut after its tenant was stored: nothing is left but to put its work away."""
+    file = _plan_file(store, tenant_id)
+    if not file.exists() or json.loads(file.read_text("utf-8")) != json.loads(json.dumps(plan)):
+        return False
+    shutil.rmtree(file.parent)
+    return True
+
+
 def _working(store: Store, tenant_id: str, plan: dict[str, Any]) -> Path:
     """Where a training keeps how far it has come. What another one left behind is of no use to this one."""
-    folder = store.folder / "building" / "tenants" / tenant_id
-    file = folder / "plan.json"
+    file = _plan_file(store, tenant_id)
+    folder = file.parent
     plan = json.loads(json.dumps(plan))
     if file.exists() and json.loads(file.read_text("utf-8")) != plan:
         print(f"tenant {tenant_id}: a training that was cut had other data or options; this one begins anew", file=sys.stderr)

@@ -5,7 +5,6 @@ Masked texts go through windows as served ones do; the upper layers and the head
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,7 +147,6 @@ def further_pretrain(
     saved: Path | None = None,
 ) -> tuple[MaskedHead, MaskedReport]:
     """Changes `lower` in place. Without a head one is made and fitted first. Cut anywhere, the same call goes on."""
-    started = time.monotonic()
     held_out, training = split_documents(documents, seed)
     lessons, reading = MaskedLessons(config, device), Reading(config, training, seed, step_tokens(device))
     exam = [lessons.lesson(texts, np.random.default_rng([seed, number])) for number, texts in enumerate(in_packs(held_out))]
@@ -167,12 +165,13 @@ def further_pretrain(
 
         return loss
 
-    head_steps, main = 0, budget
+    head_steps, before, main = 0, 0.0, budget
     if head is None:
         whole = {f"head.{name}": parameter for name, parameter in guesser.head.named_parameters()}
         path = saved.with_name(f"{saved.stem}-head{saved.suffix}") if saved is not None else None
         fitting = Learning(guesser, [Group(HEAD_RATE, whole)], budget.part(HEAD_SHARE), Savepoint(path))
-        head_steps = fitting.run("fitting a head", losses, show_progress).steps
+        fitted = fitting.run("fitting a head", losses, show_progress)
+        head_steps, before = fitted.steps, fitted.seconds
         main = budget.part(1 - HEAD_SHARE)
     learning = Learning(guesser, _below(lower), main, Savepoint(saved))
     facts = learning.course.facts
@@ -206,7 +205,7 @@ def further_pretrain(
         steps=course.steps,
         head_steps=head_steps,
         tokens=course.tokens,
-        seconds=round(time.monotonic() - started, 1),
+        seconds=round(before + course.seconds, 1),
         seed=seed,
     )
     return guesser.head, report

@@ -24,6 +24,7 @@ from hplm.engine.engine import resolve_device
 from hplm.errors import HplmError
 from hplm.plot.table import FORMAT as TABLE_FORMAT
 from hplm.server import TritonServer
+from hplm_client.errors import HplmClientError
 
 BACKBONE = "minilm"
 # What two cores can do in some eight minutes: shares of n-grams with an entry, examples a tenant, passes over them.
@@ -51,7 +52,7 @@ def main() -> int:
         _say(f"serving {args.repository}")
         with TritonServer(args.repository) as server:
             marks = examine(data.tenants, server.http_url, server.grpc_url)
-    except HplmError as error:
+    except (HplmError, HplmClientError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     print(_table(marks))

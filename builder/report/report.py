@@ -154,7 +154,8 @@ class Report:
 
     def _scored(self, runs: Sequence[Run], at_a_time: int) -> Iterator[tuple[Run, dict[str, Any]]]:
         if at_a_time == 1:
-            yield from ((run, self.score(run)) for run in runs)
+            score = _score_alone if self.device.type == "cpu" else Report.score
+            yield from ((run, score(self, run)) for run in runs)
             return
         with workers(at_a_time) as pool:
             running = {pool.submit(_score_alone, self, run): run for run in runs}
@@ -199,8 +200,12 @@ class Report:
 
 
 def _score_alone(report: Report, run: Run) -> dict[str, Any]:
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    return report.score(run)
+    try:
+        return report.score(run)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _resampled(ground: Ground, count: int, seed: int) -> Ground:

@@ -212,7 +212,7 @@ class WholeModels:
             try:
                 head = self._folder / "heads" / f"{tenant.weights}.safetensors"
                 slot.fill(self._body(tenant), head, self._keep_pages)
-            except (HplmError, OSError):
+            except BaseException:
                 self._free.append(slot)
                 raise
         self._held[tenant.id] = slot

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import logging
 import os
 import shutil
 import sqlite3
@@ -24,6 +25,8 @@ from hplm.errors import Broken, HplmError
 from hplm.plot.forest import Branch
 from hplm.tenants.snapshot import LIVE, Snapshot, Tenant, read_tenant
 from hplm.tenants.state import State
+
+log = logging.getLogger(__name__)
 
 KEPT_SNAPSHOTS = 16
 REST_SECONDS = 60.0  # before a record that was put down is written again: longer than a request may still need it
@@ -129,7 +132,11 @@ class Registry:
             yield change
             self._write(database, action, change, records - change.records())
         with self._opened() as database:
-            self._sweep(self._newest(database), database)
+            snapshot = self._newest(database)
+            try:
+                self._sweep(snapshot, database)
+            except OSError as error:  # the change is made and published; what is left goes with a later one
+                log.warning("what nobody needs any more is left in %s: %s", self.state.folder, error)
 
     def current(self) -> Snapshot:
         """What is published; finishes a change that was cut after it had been decided."""

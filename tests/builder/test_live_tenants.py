@@ -224,6 +224,18 @@ def test_every_reader_is_waited_for(place):
     assert [file.name for file in live.state.readers.glob("[!.]*")] == ["elsewhere-1-abc"]
 
 
+def test_what_cannot_be_tidied_away_costs_no_change(place, monkeypatch, caplog):
+    store, repository, state = place
+    live = Live.open(repository, state)
+
+    def denied(*_):
+        raise PermissionError("another user's file")
+
+    monkeypatch.setattr(Registry, "_sweep", denied)
+    assert live.add_from(store, "new-a").after == 1
+    assert served(place).view.snapshot.find("new-a").version == 1 and "another user's file" in caplog.text
+
+
 def test_a_reader_that_cannot_take_a_change_is_late_and_not_gone(place, monkeypatch):
     """Whoever deletes a tenant is told that it is still served there."""
     store, repository, state = place

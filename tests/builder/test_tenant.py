@@ -257,6 +257,22 @@ def test_rank_0_is_a_head_alone(store, tmp_path):
         build_tenant(store, "more", "root", "tag", train, rank=0, body_rate=1e-4, device=CPU, show_progress=False)
 
 
+def test_a_command_cut_after_its_tenant_was_stored_makes_no_second_version(store, tmp_path, monkeypatch):
+    train, save = made(tmp_path, "classify", 60, 1), Store.save_tenant
+
+    def saved_and_cut(self, *given):
+        save(self, *given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as cut:
+        cut.setattr(Store, "save_tenant", saved_and_cut)
+        with pytest.raises(KeyboardInterrupt):
+            learn(store, "classify", train, epochs=1)
+    assert learn(store, "classify", train, epochs=1).version == 1
+    assert not (store.folder / "building/tenants/acme").exists()
+    assert learn(store, "classify", train, epochs=1).version == 2
+
+
 def test_what_training_leaves_can_be_verified(store, tmp_path):
     learn(store, "classify", made(tmp_path, "classify", 60, 1), epochs=1)
     parts = [part for part in store_parts(store.folder) if "tenants" in part.path.parts]
