@@ -20,7 +20,11 @@ def serving(tmp_path):
     add_model(tmp_path / "repository", "echo", ECHO)
     (tmp_path / "numpy.py").write_text("raise ImportError('a model imports what lies in the working directory')")
     command = [*SERVE, "--repository", str(tmp_path / "repository"), *ANY_PORTS]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+    def as_from_a_terminal():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell has what runs in its background ignore it
+
+    piped = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, **piped, cwd=tmp_path, preexec_fn=as_from_a_terminal) as process:
         said = []
         for line in process.stdout:
             said.append(line)
