@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import filecmp
 import hashlib
+import shutil
 from pathlib import Path
 
 from builder.export import copy_file
@@ -112,11 +113,12 @@ class Live(Manager):
                         "number: build its next version with `hplm domain update --corpus`"
                     )
                 return
+            self.refuse_another(table.meta)
             target = self.state.tables / step[0] / str(step[1])
-            if not target.exists():
-                with written_folder(target) as folder:
-                    for file in sorted(table.folder.iterdir()):
-                        copy_file(file, folder / file.name)
+            shutil.rmtree(target, ignore_errors=True)  # of an attempt that was cut: nobody is served from it
+            with written_folder(target) as folder:
+                for file in sorted(table.folder.iterdir()):
+                    copy_file(file, folder / file.name)
             change.place(*step, Table(target).size)
             step = (table.meta.parent, table.meta.parent_version)
 

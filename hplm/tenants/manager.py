@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from hplm.errors import InvalidInput
 from hplm.plot.forest import Branch
 from hplm.plot.table import Table, TableMeta
 from hplm.tenants.keys import Key, new_key
-from hplm.tenants.registry import Change, Registry
+from hplm.tenants.registry import Change, Registry, sync
 from hplm.tenants.snapshot import LIVE, TASKS, Snapshot, Tenant
 from hplm.tenants.state import EXPORTED_BANKS, EXPORTED_TABLES, EXPORTED_TENANTS, State
 
@@ -177,17 +176,25 @@ class Manager:
             known = self.table(change.branches[0].domain, change.branches[0].version).meta
             if (meta.window, meta.vocabulary, meta.hidden) != (known.window, known.vocabulary, known.hidden):
                 raise InvalidInput(f"{source} was built for another backbone than {self.folder.parent.name!r}")
-            if (self.folder / EXPORTED_TABLES / name / str(version)).is_dir():
-                raise InvalidInput(f"version {version} of domain {name!r} was exported and deleted: give this table a new one")
+            self.refuse_another(meta)
             target = self.state.tables / name / str(version)
             shutil.rmtree(target, ignore_errors=True)  # of an attempt that was cut: nobody is served from it
             writing = target.with_name(f"{target.name}.writing")
             shutil.rmtree(writing, ignore_errors=True)
             shutil.copytree(source, writing)
-            _sync(writing)
+            for path in (*writing.iterdir(), writing):
+                sync(path)
             writing.rename(target)
             change.place(name, version, Table(target).size)
             return self.close(change, DomainChange(change.generation, name, version, [], [], [], []))
+
+    def refuse_another(self, meta: TableMeta) -> None:
+        """Readers look into the export first: a number that it has is that table's for ever, served or not."""
+        exported = self.folder / EXPORTED_TABLES / meta.domain / str(meta.version)
+        if exported.is_dir() and Table(exported).meta != meta:
+            raise InvalidInput(
+                f"version {meta.version} of domain {meta.domain!r} was exported and is another table: give this one a new version"
+            )
 
     def roll_back_domain(self, name: str) -> DomainChange:
         """Tenants of the newest version that came from an older one go back to it, as they were."""
@@ -337,16 +344,6 @@ def _known(change: Change, tenant_id: str) -> Tenant:
 def _recorded(change: Change, done: TenantChange) -> TenantChange:
     change.details = {name: value for name, value in asdict(done).items() if name != "generation"}
     return done
-
-
-def _sync(folder: Path) -> None:
-    """To the disk, before anybody is told that it is there."""
-    for path in (*folder.iterdir(), folder):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _size(folder: Path) -> int:

@@ -249,7 +249,7 @@ class Registry:
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(self.state.current_file)
-        _sync(self.state.folder)
+        sync(self.state.folder)
 
 
 def needed_banks(snapshot: Snapshot, database: sqlite3.Connection) -> set[str]:
@@ -265,8 +265,8 @@ def _who() -> str:
         return f"uid {os.getuid()}"
 
 
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

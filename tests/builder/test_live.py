@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import shutil
 import sqlite3
 from dataclasses import replace
 from itertools import pairwise
@@ -176,6 +177,22 @@ def test_another_table_of_the_same_number_is_refused(place):
     random_table(store, "bio", 2, ("root", 1), 3000, seed=1234)
     with pytest.raises(InvalidInput, match=r"version 2 of domain 'bio' is served and .* has another table of that number"):
         live.update_domain(store, "bio")
+
+
+def test_a_number_that_was_exported_stays_that_table_s(place, tmp_path):
+    store, repository, state = place
+    live = Live.open(repository, state)
+    for tenant in live.current().tenants:
+        live.delete(tenant.id)
+    live.delete_domain("bio")
+    own = shutil.copytree(store.table_folder("bio", 1), tmp_path / "own")
+    for version in (1, 2):
+        store.remove_branch("bio", version)
+    random_table(store, "bio", 1, ("root", 1), 2000, seed=1234)
+    for bring in (lambda: live.add_domain(store, "bio"), lambda: live.adopt_domain("bio", 1, store.table_folder("bio", 1))):
+        with pytest.raises(InvalidInput, match="version 1 of domain 'bio' was exported and is another table"):
+            bring()
+    assert live.adopt_domain("bio", 1, own).version == 1  # the very same may come back
 
 
 def test_every_change_is_in_the_audit_log(place):

@@ -200,16 +200,21 @@ def test_what_cannot_be_served_is_refused(place):
         live.add("two", replace(knowledge, task="regress", labels=("a", "b")))
 
 
+def until_somebody_reads(live):
+    for _ in range(100):
+        if any(live.state.readers.glob("[!.]*")):
+            return
+        time.sleep(0.05)
+    raise AssertionError("no reader has said what it serves")
+
+
 def test_every_reader_is_waited_for(place):
     store, repository, state = place
     live = Live.open(repository, state)
     backbone = served(place)
     watch = Watch(backbone)
     try:
-        for _ in range(100):
-            if any(live.state.readers.glob("[!.]*")):
-                break
-            time.sleep(0.05)
+        until_somebody_reads(live)
         change = live.add_from(store, "new-a")
         assert live.settle(change.generation) == []
         assert backbone.view.snapshot.generation == change.generation
@@ -246,10 +251,7 @@ def test_a_reader_that_cannot_take_a_change_is_late_and_not_gone(place, monkeypa
     monkeypatch.setattr("hplm.tenants.state.PATIENCE", 4.0)
     watch = Watch(backbone)
     try:
-        for _ in range(100):
-            if any(live.state.readers.glob("[!.]*")):
-                break
-            time.sleep(0.05)
+        until_somebody_reads(live)
         change = live.add_from(store, "new-a")
         assert len(live.settle(change.generation)) == 1
     finally:

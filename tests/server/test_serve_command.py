@@ -20,6 +20,7 @@ def serving(tmp_path):
     add_model(tmp_path / "repository", "echo", ECHO)
     (tmp_path / "numpy.py").write_text("raise ImportError('a model imports what lies in the working directory')")
     command = [*SERVE, "--repository", str(tmp_path / "repository"), *ANY_PORTS]
+
     def as_from_a_terminal():
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell has what runs in its background ignore it
 
