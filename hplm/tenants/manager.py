@@ -193,7 +193,7 @@ class Manager:
         exported = self.folder / EXPORTED_TABLES / meta.domain / str(meta.version)
         if exported.is_dir() and Table(exported).meta != meta:
             raise InvalidInput(
-                f"version {meta.version} of domain {meta.domain!r} was exported and is another table: give this one a new version"
+                f"version {meta.version} of domain {meta.domain!r} was exported and is another table: give this a new one"
             )
 
     def roll_back_domain(self, name: str) -> DomainChange:
