@@ -10,13 +10,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 from tqdm import tqdm
 
 from builder.demo.docstrings import read_definitions
-from builder.demo.documents import LONGEST, Document, further_documents, read_document, split_documents
+from builder.demo.documents import LONGEST, Asked, Document, is_seen, read_document, readable, shingles, split_documents
 from builder.demo.domains import DOMAINS, Domain
 from builder.demo.tasks import TASKS, Classified, DemoTask, Example, Names
 from hplm.errors import HplmError
@@ -30,7 +31,7 @@ NOT_WORDS = re.compile(r"\W+")
 class DemoDomain:
     name: str
     packages: tuple[str, ...]
-    corpus: Path  # text, one document a line; nothing of it is in a dev or test file
+    corpus: Path  # text, one document a line; nothing near it is in a dev or test file, of any domain
     documents: int
 
 
@@ -77,16 +78,18 @@ def write_demo_data(
                 if definition.docstring:
                     beside[place.domain].append(read_document(definition, place.package))
 
+    splits = {domain.name: split_documents(documents[domain.name]) for domain in domains}
+    examples = {task.tenant: _examples(task, splits[task.domain], names[task.domain]) for task in tasks}
+    asked = _asked(splits, examples)
     written: list[DemoDomain] = []
     tenants: list[DemoTenant] = []
     for domain in tqdm(domains, "writing demo data", unit="domain", disable=not show_progress):
-        splits = split_documents(documents[domain.name])
         home = folder / domain.name
         home.mkdir(parents=True, exist_ok=True)
-        corpus = splits["train"] + further_documents(beside[domain.name], splits)
-        written.append(_write_corpus(home, domain, corpus))
+        read = readable(splits[domain.name]["train"] + beside[domain.name], asked)
+        written.append(_write_corpus(home, domain, read))
         own_tasks = [task for task in tasks if task.domain == domain.name]
-        tenants += [_write_tenant(home, task, splits, names[domain.name], sizes) for task in own_tasks]
+        tenants += [_write_tenant(home, task, examples[task.tenant], names[domain.name], sizes) for task in own_tasks]
     return DemoData(tuple(written), tuple(tenants))
 
 
@@ -157,24 +160,41 @@ def _write_corpus(home: Path, domain: Domain, documents: Sequence[Document]) -> 
     return DemoDomain(domain.name, domain.packages, corpus, len(documents))
 
 
+def _examples(task: DemoTask, splits: Mapping[str, list[Document]], names: Names) -> dict[str, list[Example]]:
+    """No text twice; and none of which half has been asked in an earlier split."""
+    texts: set[str] = set()
+    earlier: set[str] = set()
+    found: dict[str, list[Example]] = {}
+    for split, documents in splits.items():
+        answered = _unseen((example for document in documents if (example := task.example(document, names))), texts)
+        found[split] = [example for example in answered if not is_seen(example.text, earlier)]
+        earlier.update(*(shingles(example.text) for example in answered))
+    return found
+
+
+def _asked(splits: Mapping[str, Mapping[str, list[Document]]], examples: Mapping[str, Mapping[str, list[Example]]]) -> Asked:
+    """All that no corpus, of whichever domain, may tell: a root reads them all."""
+    of_documents = (one.text for own in splits.values() for split in ("dev", "test") for one in own[split])
+    of_examples = (one.text for own in examples.values() for split in ("dev", "test") for one in own[split])
+    return Asked(chain(of_documents, of_examples))
+
+
 def _write_tenant(
-    home: Path, task: DemoTask, splits: Mapping[str, list[Document]], names: Names, sizes: Mapping[str, int]
+    home: Path, task: DemoTask, examples: Mapping[str, list[Example]], names: Names, sizes: Mapping[str, int]
 ) -> DemoTenant:
     files: dict[str, Path] = {}
     counts: dict[str, Counter[str]] = {}
-    seen: set[str] = set()
     for split, size in sizes.items():
-        answered = (task.example(document, names) for document in splits[split])
-        examples = _sample(_unseen((example for example in answered if example), seen), size)
-        if not examples:
+        chosen = _sample(examples[split], size)
+        if not chosen:
             raise HplmError(
                 f"demo tenant '{task.tenant}': the sources of {', '.join(sorted(names.packages))} hold no {split} "
                 "examples; install these packages, and this Python, with their .py files"
             )
         files[split] = home / f"{task.tenant}.{split}.jsonl"
-        lines = (json.dumps(asdict(example), ensure_ascii=False) + "\n" for example in examples)
+        lines = (json.dumps(asdict(example), ensure_ascii=False) + "\n" for example in chosen)
         files[split].write_text("".join(lines), encoding="utf-8")
-        counts[split] = Counter(label for example in examples for label in example.labels)
+        counts[split] = Counter(label for example in chosen for label in example.labels)
     labels = tuple(sorted(counts["train"]))
     majority = max(counts["test"].values()) / counts["test"].total()
     return DemoTenant(task.tenant, task.domain, task.task, task.question, labels, **files, majority_share=majority)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -85,26 +85,48 @@ def split_documents(documents: Sequence[Document]) -> dict[str, list[Document]]:
     return {split: _unseen([one for members in chosen[split] for one in members], seen) for split in SPLITS}
 
 
-def further_documents(documents: Iterable[Document], splits: Mapping[str, list[Document]]) -> list[Document]:
-    """Those that can be read beside the splits: nothing that is asked about is among them, and no text twice."""
-    seen: set[str] = set()
-    for members in splits.values():
-        seen.update(*(_shingles(document.text) for document in members))
-    return _unseen((one for one in documents if len(one.text.split()) >= SHORTEST), seen)
+class Asked:
+    """Texts that models are asked about, so that what they read beside can be kept clear of them."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._sizes: list[int] = []
+        self._where: dict[str, list[int]] = defaultdict(list)  # a shingle is held by these texts
+        for number, text in enumerate(dict.fromkeys(texts)):
+            held = shingles(text)
+            self._sizes.append(len(held))
+            for shingle in held:
+                self._where[shingle].append(number)
+
+    def is_told_by(self, text: str) -> bool:
+        """Whether half of `text` is asked about, or half of one of the texts is in it."""
+        own = shingles(text)
+        found = [self._where[shingle] for shingle in own if shingle in self._where]
+        shared = Counter(number for numbers in found for number in numbers)
+        return 2 * len(found) >= len(own) or any(2 * count >= self._sizes[number] for number, count in shared.items())
+
+
+def readable(documents: Iterable[Document], asked: Asked) -> list[Document]:
+    """Those that tell nothing of what is asked, and no text twice."""
+    long_enough = (one for one in documents if len(one.text.split()) >= SHORTEST)
+    return _unseen((one for one in long_enough if not asked.is_told_by(one.text)), set())
 
 
 def _unseen(documents: Iterable[Document], seen: set[str]) -> list[Document]:
     """Documents of which less than half has been seen before, here or in an earlier split; what they hold is added."""
     kept = []
     for document in documents:
-        shingles = _shingles(document.text)
-        if 2 * len(shingles & seen) < len(shingles):
+        if not is_seen(document.text, seen):
             kept.append(document)
-        seen |= shingles
+        seen |= shingles(document.text)
     return kept
 
 
-def _shingles(text: str) -> set[str]:
+def is_seen(text: str, seen: Set[str]) -> bool:
+    held = shingles(text)
+    return 2 * len(held & seen) >= len(held)
+
+
+def shingles(text: str) -> set[str]:
     """Runs of SHINGLE words, letters only, every code-like name the same: a template and its copies look alike."""
     plain = [_plain(word) for word in text.split()[:LONGEST]]
     spoken = [word for word in plain if word]

@@ -4,7 +4,7 @@ import random
 from collections import Counter
 
 from builder.demo.docstrings import Definition
-from builder.demo.documents import SPLITS, Document, further_documents, read_document, split_documents
+from builder.demo.documents import SPLITS, Asked, Document, read_document, readable, split_documents
 
 NUMPY_STYLE = """Move the books to another shelf.
 
@@ -74,12 +74,13 @@ def test_copies_of_a_text_stay_on_one_side() -> None:
     assert len(kept) == 2
 
 
-def test_nothing_that_is_asked_about_is_read_beside() -> None:
-    splits = split_documents([document(sentence(number), f"{number}.py") for number in range(40)])
-    asked = splits["test"][0]
-    copy = document(f"{asked.text} And so on.", "copy.py")
+def test_what_is_read_tells_nothing_that_is_asked() -> None:
+    asked = Asked([sentence(1), " ".join(sentence(number) for number in range(10, 14))])
+    extended = document(f"{sentence(1)} {sentence(2)} {sentence(3)}", "extended.py")  # all of a short text, beside other things
+    extract = document(sentence(12), "extract.py")  # little of a long text, and nothing else
+    mention = document(f"{sentence(12)} {sentence(4)} {sentence(5)}", "mention.py")
     fresh = document(sentence(99), "fresh.py")
-    assert further_documents([copy, fresh, fresh, document("Too short.")], splits) == [fresh]
+    assert readable([extended, extract, mention, fresh, fresh, document("Too short.")], asked) == [mention, fresh]
 
 
 def test_too_short_a_text_is_no_document() -> None:
