@@ -35,7 +35,7 @@ class PlotBody(nn.Module):
     def part(self, name: str) -> Iterator[nn.Parameter]:
         if name == "lower":
             raise ValueError("what stands above tables has no lower part of its own")
-        return self.parameters()
+        return self.upper.layers.parameters()
 
     def forward(self, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
         return self.from_sums(pack.sums, pack, adapters)
