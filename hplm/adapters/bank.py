@@ -13,6 +13,7 @@ import json
 import mmap
 import os
 import struct
+import weakref
 import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -41,10 +42,15 @@ class Record:
 
 
 class Bank:
-    """A bank, mapped read-only."""
+    """A bank, mapped read-only. Opened once it can be read on, even where it is removed meanwhile."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            raise _missing(path) from None
+        weakref.finalize(self, os.close, self._descriptor)
         self._map = self._mapped()
         try:
             stored = json.loads(self._map[:PAGE].rstrip(b"\0"))
@@ -85,10 +91,13 @@ class Bank:
 
     def _mapped(self) -> mmap.mmap:
         try:
-            with open(self.path, "rb") as file:
-                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (FileNotFoundError, ValueError):
-            raise Broken(f"bank {self.path} is missing or empty: export the repository again") from None
+            return mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
+        except ValueError:
+            raise _missing(self.path) from None
+
+
+def _missing(path: Path) -> Broken:
+    return Broken(f"bank {path} is missing or empty: export the repository again")
 
 
 def record_bytes(layout: Layout) -> int:

@@ -1,15 +1,14 @@
 """A served backbone: what was exported, under `model_repository/<backbone>/1`, and what was changed since, in its state.
 
-Who serves a part of it reads through a view: one snapshot and its tables, which never change. A new generation is a new view; a
-request ends on the one it started on.
+Who serves a part of it reads through a view: one snapshot, its tables and its banks, which never change. A new generation is a
+new view; a request ends on the one it started on.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakSet
@@ -17,7 +16,7 @@ from weakref import WeakSet
 from safetensors.torch import load_file
 
 from hplm.adapters.bank import Bank
-from hplm.errors import Broken, Draining
+from hplm.errors import Broken, Draining, HplmError
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import UpperStack
 from hplm.model.tokenizer import Tokenizer
@@ -35,6 +34,7 @@ SECONDS_BETWEEN_LOOKS = 0.2
 class View:
     snapshot: Snapshot
     forest: Forest
+    banks: Mapping[str, Bank]  # by the name that records have; open, so that nobody can take them away
 
 
 class Backbone:
@@ -56,7 +56,7 @@ class Backbone:
         self._lock = threading.Lock()
         self._seen: WeakSet[View] = WeakSet()  # those that requests in flight hold, and the remembered ones
         self._exported = Snapshot.load(folder / self.TENANTS)
-        self._remembered: deque[View] = deque(maxlen=REMEMBERED)
+        self._remembered: list[View] = []  # in the order of their generations; never changed, only replaced
         self._take(self._newest())
 
     @property
@@ -71,14 +71,21 @@ class Backbone:
                 self._take(self._newest())
 
     def at(self, generation: int) -> View:
-        """The view that a ticket was written on; lookup may have seen a generation before we did."""
-        for attempt in range(2):
-            for view in reversed(list(self._remembered)):  # others append to it
-                if view.snapshot.generation == generation:
-                    return view
-            if attempt == 0:
-                self.refresh()
+        """The view that a ticket was written on; lookup may have seen a generation before we did, or one that we never saw."""
+        if (found := self._known(generation)) is not None:
+            return found
+        self.refresh()
+        with self._lock:
+            if self._known(generation) is None and self.state is not None and self.state.has(generation):
+                newest = self.view.snapshot
+                self._take(self.state.load(generation))
+                self._take(newest)  # batches are gathered from its forest, which now holds the tables of both
+        if (found := self._known(generation)) is not None:
+            return found
         raise Draining("what is served changed while the request was on its way: send it again")
+
+    def _known(self, generation: int) -> View | None:
+        return next((view for view in reversed(self._remembered) if view.snapshot.generation == generation), None)
 
     def tokenizer(self) -> Tokenizer:
         return Tokenizer((self.folder / self.TOKENIZER).read_text("utf-8"), self.config.positions)
@@ -108,7 +115,7 @@ class Backbone:
         return snapshot
 
     def _take(self, snapshot: Snapshot) -> None:
-        before = self._remembered[-1] if self._remembered else None
+        before = self.view if self._remembered else None
         folders = [self.folder / self.TABLES]
         if self.state is not None:
             folders.append(self.state.tables)
@@ -119,9 +126,20 @@ class Backbone:
         forest = Forest(folders, branches, self._prepare, before.forest if before else None)
         for failure in forest.failures():
             log.error("%s", failure)
-        view = View(snapshot, forest)
+        view = View(snapshot, forest, self._banks(snapshot, before))
         self._seen.add(view)
-        self._remembered.append(view)
+        by_generation = {view.snapshot.generation: view for view in (*self._remembered, view)}
+        self._remembered = [by_generation[generation] for generation in sorted(by_generation)][-REMEMBERED:]
+
+    def _banks(self, snapshot: Snapshot, before: View | None) -> dict[str, Bank]:
+        """All that can be opened: what cannot fails the tenants in it, when they are asked, and not the others."""
+        banks = {}
+        for name in snapshot.banks():
+            try:
+                banks[name] = (before.banks.get(name) if before is not None else None) or self.bank(name)
+            except HplmError as error:
+                log.error("%s", error)
+        return banks
 
 
 class Watch:

@@ -6,7 +6,6 @@ k+1 while batch k computes, in the one thread that owns the slots.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hplm.adapters.bank import Bank, Record
+from hplm.adapters.bank import Record
 from hplm.adapters.copying import Mark
 from hplm.adapters.groups import Groups
 from hplm.adapters.layout import Layout
 from hplm.adapters.slots import Slots
-from hplm.engine.backbone import Backbone
+from hplm.engine.backbone import Backbone, View
 from hplm.engine.overlap import Overlap
 from hplm.engine.packing import Arrangement, Packed, Packing
 from hplm.engine.request import Work
@@ -29,8 +28,6 @@ from hplm.errors import Broken, HplmError
 from hplm.model.layer import Attend
 from hplm.plot.forest import Forest
 from hplm.plot.gathering import Gatherer
-
-log = logging.getLogger(__name__)
 
 Weights = list[dict[str, Tensor]]  # of each layer
 
@@ -98,12 +95,8 @@ class Stager:
         self._settings = settings
         self._gatherer = Gatherer(settings.device, settings.dtype, settings.resident_rows)
         self._slots: dict[Layout, Slots] = {}
-        self._banks: dict[str, Bank] = {}
-        for name in backbone.view.snapshot.banks():
-            try:
-                self._slots_for(self._bank(name).layout)
-            except HplmError as error:  # fails the tenants in it, not the server
-                log.error("%s", error)
+        for bank in backbone.view.banks.values():
+            self._slots_for(bank.layout)
 
     def stage(self, works: Sequence[Work], broken: Callable[[Work, HplmError], None]) -> StagedBatch | None:
         """All that is done ahead; a text whose stored knowledge is broken is handed to `broken` and left out."""
@@ -155,10 +148,10 @@ class Stager:
         try:
             forest = self._backbone.view.forest
             for work in self._readable(forest, works, broken):
-                tenant = work.request.tenant
+                view, tenant = work.request.view, work.request.tenant
                 try:
-                    adapter = self._hold(tenant.adapter, held) if tenant.adapter is not None else None
-                    head = self._hold(tenant.head, held)
+                    adapter = self._hold(view, tenant.adapter, held) if tenant.adapter is not None else None
+                    head = self._hold(view, tenant.head, held)
                 except HplmError as error:
                     broken(work, error)
                     continue
@@ -210,17 +203,12 @@ class Stager:
                 kept.append(work)
         return kept
 
-    def _hold(self, record: Record, held: list[tuple[Slots, int]]) -> tuple[Layout, int]:
-        bank = self._bank(record.bank)
+    def _hold(self, view: View, record: Record, held: list[tuple[Slots, int]]) -> tuple[Layout, int]:
+        bank = view.banks.get(record.bank) or self._backbone.bank(record.bank)  # which says why it could not be opened
         slots = self._slots_for(bank.layout)
         slot = slots.hold(record, bank)
         held.append((slots, slot))
         return bank.layout, slot
-
-    def _bank(self, name: str) -> Bank:
-        if name not in self._banks:
-            self._banks[name] = self._backbone.bank(name)
-        return self._banks[name]
 
     def _slots_for(self, layout: Layout) -> Slots:
         if layout not in self._slots:

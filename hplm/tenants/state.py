@@ -66,6 +66,10 @@ class State:
         except ValueError:
             raise Broken(f"{self.current_file} does not hold the number of a generation: restore the state") from None
 
+    def has(self, generation: int) -> bool:
+        """The last ones are kept, whatever has been published since."""
+        return (self.snapshots / str(generation)).exists()
+
     def bank(self, name: str) -> Path:
         """By the name that records have."""
         return self.banks / name.removeprefix(LIVE)

@@ -13,30 +13,23 @@ import pytest
 from builder.export import export
 from builder.live import Live
 from builder.model_configs import ServingOptions
-from builder.random_store import random_store, random_tenant, random_tenants
+from builder.random_store import random_tenant
 from builder.store import Store, TenantFile
 from hplm.adapters.bank import Bank
-from hplm.engine.backbone import Backbone, Watch
 from hplm.engine.reference import Reference
 from hplm.errors import Broken, InvalidInput, NoTenant
 from hplm.tenants.manager import Knowledge, Manager
 from hplm.tenants.registry import Registry
 from hplm.tenants.snapshot import LIVE, Snapshot
-from tests.toy import CONFIG, WORDS
+from tests.builder.places import make_place, served
+from tests.toy import WORDS
 
 TEXT = " ".join(WORDS[:12])
 
 
 @pytest.fixture
 def place(tmp_path):
-    """Two tenants are served; the store has learned three more, one of them with LoRA and a head of two layers."""
-    store = random_store(tmp_path / "store", CONFIG, random_tenants(2, 4, 3), corpus_tokens=2000, spread=0.3)
-    export(store, tmp_path / "repository", ServingOptions())
-    for number, name in enumerate(("new-a", "new-b")):
-        random_tenant(store, TenantFile(name, 1, "root", 1, "classify", ["x", "y"], 4), 0.3, seed=40 + number)
-    lora = TenantFile("new-c", 1, "root", 1, "tag", ["O", "I"], 2, "lora", ("query", "ffn_in"), head_function="tanh")
-    random_tenant(store, lora, 0.3, seed=50)
-    return store, tmp_path / "repository", tmp_path / "state"
+    return make_place(tmp_path)
 
 
 def learn(store, name, version, seed):
@@ -105,11 +98,6 @@ def test_who_is_deleted_is_unknown_and_its_record_rests_before_it_is_used_again(
     monkeypatch.setattr("hplm.tenants.registry.time.time", lambda: time.monotonic() + 10**10)
     live.add_from(store, "new-a")
     assert served(place).view.snapshot.find("new-a").adapter.index == 0
-
-
-def served(place):
-    _, repository, state = place
-    return Backbone(repository / "toy/1", state)
 
 
 def test_compacting_wins_back_what_is_gone_and_changes_no_answer(place):
@@ -200,35 +188,6 @@ def test_what_cannot_be_served_is_refused(place):
         live.add("two", replace(knowledge, task="regress", labels=("a", "b")))
 
 
-def until_somebody_reads(live):
-    for _ in range(100):
-        if any(live.state.readers.glob("[!.]*")):
-            return
-        time.sleep(0.05)
-    raise AssertionError("no reader has said what it serves")
-
-
-def test_every_reader_is_waited_for(place):
-    store, repository, state = place
-    live = Live.open(repository, state)
-    backbone = served(place)
-    watch = Watch(backbone)
-    try:
-        until_somebody_reads(live)
-        change = live.add_from(store, "new-a")
-        assert live.settle(change.generation) == []
-        assert backbone.view.snapshot.generation == change.generation
-        stuck = next(live.state.readers.glob("[!.]*")).with_name("elsewhere-1-abc")
-        stuck.write_text("0\n")
-        monkey = pytest.MonkeyPatch()
-        monkey.setattr("hplm.tenants.state.PATIENCE", 0.6)
-        assert live.settle(change.generation) == ["elsewhere-1-abc"]
-        monkey.undo()
-    finally:
-        watch.close()
-    assert [file.name for file in live.state.readers.glob("[!.]*")] == ["elsewhere-1-abc"]
-
-
 def test_what_cannot_be_tidied_away_costs_no_change(place, monkeypatch, caplog):
     store, repository, state = place
     live = Live.open(repository, state)
@@ -239,43 +198,6 @@ def test_what_cannot_be_tidied_away_costs_no_change(place, monkeypatch, caplog):
     monkeypatch.setattr(Registry, "_sweep", denied)
     assert live.add_from(store, "new-a").after == 1
     assert served(place).view.snapshot.find("new-a").version == 1 and "another user's file" in caplog.text
-
-
-def test_a_reader_that_cannot_take_a_change_is_late_and_not_gone(place, monkeypatch):
-    """Whoever deletes a tenant is told that it is still served there."""
-    store, repository, state = place
-    live = Live.open(repository, state)
-    backbone = served(place)
-    monkeypatch.setattr(backbone, "refresh", lambda: (_ for _ in ()).throw(TypeError("a field that is not known")))
-    monkeypatch.setattr("hplm.tenants.state.ALIVE_SECONDS", 2.0)
-    monkeypatch.setattr("hplm.tenants.state.PATIENCE", 4.0)
-    watch = Watch(backbone)
-    try:
-        until_somebody_reads(live)
-        change = live.add_from(store, "new-a")
-        assert len(live.settle(change.generation)) == 1
-    finally:
-        watch.close()
-
-
-def test_a_reader_that_may_not_write_sees_the_same(place, monkeypatch):
-    store, repository, state = place
-    monkeypatch.setattr("hplm.tenants.state.Reader.say", _read_only)
-    backbone = served(place)
-    watch = Watch(backbone)
-    try:
-        change = Live.open(repository, state).add_from(store, "new-a")
-        for _ in range(100):
-            if backbone.view.snapshot.generation == change.generation:
-                break
-            time.sleep(0.05)
-        assert backbone.view.snapshot.find("new-a")
-    finally:
-        watch.close()
-
-
-def _read_only(*_):
-    raise PermissionError("read-only file system")
 
 
 MOMENTS = [

@@ -213,10 +213,10 @@ def test_no_room_for_a_tenant_s_adapter_fails_that_tenant_alone(asker, monkeypat
     hold = Stager._hold
     own = asker.backbone.view.snapshot.find("acme").adapter
 
-    def full(self, record, held):
+    def full(self, view, record, held):
         if record == own:
             raise MemoryError("the device is full")
-        return hold(self, record, held)
+        return hold(self, view, record, held)
 
     monkeypatch.setattr(Stager, "_hold", full)
     answers = [asker.wait(number) for number in [asker.ask(tenant, [WORDS[0]]) for tenant in ("acme", "city", "acme", "beta")]]

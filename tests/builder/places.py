@@ -1,0 +1,24 @@
+"""A backbone that is served with a live state, and a store that has learned more than was exported."""
+
+from builder.export import export
+from builder.model_configs import ServingOptions
+from builder.random_store import random_store, random_tenant, random_tenants
+from builder.store import TenantFile
+from hplm.engine.backbone import Backbone
+from tests.toy import CONFIG
+
+
+def make_place(tmp_path):
+    """Two tenants are served; the store has learned three more, one of them with LoRA and a head of two layers."""
+    store = random_store(tmp_path / "store", CONFIG, random_tenants(2, 4, 3), corpus_tokens=2000, spread=0.3)
+    export(store, tmp_path / "repository", ServingOptions())
+    for number, name in enumerate(("new-a", "new-b")):
+        random_tenant(store, TenantFile(name, 1, "root", 1, "classify", ["x", "y"], 4), 0.3, seed=40 + number)
+    lora = TenantFile("new-c", 1, "root", 1, "tag", ["O", "I"], 2, "lora", ("query", "ffn_in"), head_function="tanh")
+    random_tenant(store, lora, 0.3, seed=50)
+    return store, tmp_path / "repository", tmp_path / "state"
+
+
+def served(place):
+    _, repository, state = place
+    return Backbone(repository / "toy/1", state)
