@@ -86,7 +86,7 @@ class Live(Manager):
 
     def _trained(self, store: Store, tenant_id: str) -> Knowledge:
         self._check_store(store)
-        found = next((tenant for tenant in store.tenants() if tenant.id == tenant_id), None)
+        found = store.tenant(tenant_id)
         if found is None:
             known = ", ".join(tenant.id for tenant in store.tenants()[:10]) or "none yet"
             raise InvalidInput(f"tenant {tenant_id!r} is not in {store.folder}: known are {known}")

@@ -262,6 +262,10 @@ class Store:
                 newest[tenant.id] = tenant
         return [newest[name] for name in sorted(newest)]
 
+    def tenant(self, tenant_id: str) -> TenantFile | None:
+        """Its newest version."""
+        return next((tenant for tenant in self.tenants() if tenant.id == tenant_id), None)
+
     def tenant_folder(self, tenant_id: str, version: int) -> Path:
         return self.folder / "tenants" / tenant_id / str(version)
 

@@ -94,7 +94,7 @@ def build_tenant(
     material = Material(store.folder, domain, store.latest(domain), task, train_file, dev_file, options.seed)
     plan = {**material.plan(), **asdict(options), "grid": grid}
     given, dev, labels = material.read()
-    before = next((tenant for tenant in store.tenants() if tenant.id == tenant_id), None)
+    before = store.tenant(tenant_id)
     if before is not None:
         _check_same_answers(before, task, labels)
     version = before.version + 1 if before else 1

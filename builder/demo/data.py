@@ -20,6 +20,7 @@ from builder.demo.docstrings import read_definitions
 from builder.demo.documents import LONGEST, Asked, Document, is_seen, read_document, readable, shingles, split_documents
 from builder.demo.domains import DOMAINS, Domain
 from builder.demo.tasks import TASKS, Classified, DemoTask, Example, Names
+from builder.growing import replaced
 from hplm.errors import HplmError
 
 SIZES = {"train": 2000, "dev": 300, "test": 500}
@@ -97,7 +98,8 @@ def stored_demo_data(folder: Path, sizes: Mapping[str, int], further: bool = Fal
     """What is there already is not written again."""
     if not (folder / MANIFEST).exists():
         data = write_demo_data(folder, sizes=sizes, further=further)
-        (folder / MANIFEST).write_text(json.dumps(asdict(data), default=str, indent=1), "utf-8")
+        with replaced(folder / MANIFEST) as temporary:
+            temporary.write_text(json.dumps(asdict(data), default=str, indent=1), "utf-8")
     return data_of(folder)
 
 

@@ -23,7 +23,6 @@ HEAD_RATE = 1e-3  # of a head that stands alone, or above a body that learns
 
 @dataclass(frozen=True)
 class Scheme:
-    says: str
     whole: bool  # the original BERT, its lower layers computed; else the domain's tables
     body_rate: float = 0.0
     body_part: str = "all"
@@ -31,12 +30,12 @@ class Scheme:
 
 
 SCHEMES = {
-    "dedicated": Scheme("all weights of the original BERT tuned", whole=True, body_rate=5e-5),
-    "dedicated-lower": Scheme("its embeddings and lower layers tuned", whole=True, body_rate=5e-5, body_part="lower"),
-    "dedicated-upper": Scheme("its upper layers tuned", whole=True, body_rate=5e-5, body_part="upper"),
-    "shared": Scheme("the original BERT untouched, a head alone", whole=True),
-    "adapter": Scheme("adapter and head on the original BERT, no tables", whole=True, adapter=True),
-    "plot": Scheme("tables below, the whole upper half tuned", whole=False, body_rate=1e-4),
+    "dedicated": Scheme(whole=True, body_rate=5e-5),  # all weights of the original BERT tuned
+    "dedicated-lower": Scheme(whole=True, body_rate=5e-5, body_part="lower"),  # its embeddings and lower layers tuned
+    "dedicated-upper": Scheme(whole=True, body_rate=5e-5, body_part="upper"),  # its upper layers tuned
+    "shared": Scheme(whole=True),  # the original BERT untouched, a head alone
+    "adapter": Scheme(whole=True, adapter=True),  # adapter and head on the original BERT, no tables
+    "plot": Scheme(whole=False, body_rate=1e-4),  # tables below, the whole upper half tuned
 }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from builder.data import Labelled, read_labelled
 from builder.store import Store, TenantFile
@@ -17,6 +18,8 @@ from builder.training.model import TenantModel
 from builder.training.scores import Scores, score
 from hplm.engine.engine import resolve_device
 from hplm.errors import InvalidInput
+
+Weights = tuple[list[dict[str, Tensor]] | None, dict[str, Tensor]]  # of the adapter, layer by layer, and the head
 
 
 @dataclass(frozen=True)
@@ -48,10 +51,17 @@ def evaluate_tenant(
     tenant = find_tenant(store, tenant_id)
     labelled = read_labelled(file, tenant.task)
     check_labels(labelled, tenant.labels, f"the training data of tenant {tenant_id!r}")
+    return evaluate_weights(store, tenant, store.tenant_weights(tenant), labelled, device, show_progress)
+
+
+def evaluate_weights(
+    store: Store, tenant: TenantFile, weights: Weights, labelled: Labelled, device: torch.device, show_progress: bool = True
+) -> Evaluation:
+    """Of a tenant whether it is stored already or not."""
     reader = Reader(store, tenant.domain, tenant.domain_version)
     texts = reader.read(labelled, tenant.task, tenant.labels, show_progress)
     model = TenantModel(tenant.adapter_layout(store.config), tenant.head_layout(store.config), seed=0)
-    model.load(*store.tenant_weights(tenant))
+    model.load(*weights)
     ground = Ground(store.config, reader, texts, texts, tenant.task, tenant.labels, device)
     body = PlotBody(store.upper().to(device).eval(), store.config.heads)
     answers, _ = answers_to(body, model.to(device), ground, texts)
@@ -59,7 +69,7 @@ def evaluate_tenant(
 
 
 def find_tenant(store: Store, tenant_id: str) -> TenantFile:
-    tenant = next((tenant for tenant in store.tenants() if tenant.id == tenant_id), None)
+    tenant = store.tenant(tenant_id)
     if tenant is None:
         known = ", ".join(tenant.id for tenant in store.tenants()[:10]) or "none yet"
         raise InvalidInput(f"tenant {tenant_id!r} is not in {store.folder}: known are {known}")

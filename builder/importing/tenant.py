@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from builder.data import Labelled, read_labelled
+from builder.evaluation.tenant import Weights, evaluate_weights
 from builder.importing.adapterhub import is_adapterhub, read_adapterhub
 from builder.importing.files import read_json
 from builder.importing.found import FoundAdapter, FoundHead, halves, records, storable, upper_layout, usual
@@ -17,13 +17,9 @@ from builder.importing.heads import check_head, chosen_labels
 from builder.importing.lower import NewDomain, build_merged, check_mergeable
 from builder.importing.peft import is_peft, read_peft
 from builder.store import Store, TenantFile, check_name
-from builder.training.bodies import PlotBody
-from builder.training.examples import Reader, check_labels
-from builder.training.finetuning import Ground, evaluate
-from builder.training.model import TenantModel
+from builder.training.examples import check_labels
 from hplm.errors import InvalidInput
 
-Weights = tuple[list[dict[str, Tensor]] | None, dict[str, Tensor]]
 APPROXIMATE = (
     "the adapter was trained on the original layers; here its lower part, if any, is merged into a lower half that was adapted "
     "to windows, and its upper part reads what the tables hold: --test FILE says what that costs"
@@ -102,7 +98,7 @@ def import_tenant(
 
 def _next_version(store: Store, tenant_id: str, task: str, labels: list[str]) -> int:
     """An update must not change what clients of the tenant know of it."""
-    before = next((tenant for tenant in store.tenants() if tenant.id == tenant_id), None)
+    before = store.tenant(tenant_id)
     if before is None:
         return 1
     if before.task != task or set(before.labels) != set(labels):
@@ -124,11 +120,5 @@ def _read_test(file: Path | None, task: str, labels: list[str]) -> Labelled | No
 def _score(
     store: Store, tenant: TenantFile, weights: Weights, labelled: Labelled, device: torch.device, show_progress: bool
 ) -> dict[str, Any]:
-    reader = Reader(store, tenant.domain, tenant.domain_version)
-    texts = reader.read(labelled, tenant.task, tenant.labels, show_progress)
-    model = TenantModel(tenant.adapter_layout(store.config), tenant.head_layout(store.config), seed=0)
-    model.load(*weights)
-    ground = Ground(store.config, reader, texts, texts, tenant.task, tenant.labels, device)
-    body = PlotBody(store.upper().to(device).eval(), store.config.heads)
-    scores, _ = evaluate(body, model.to(device), ground, texts)
-    return {**scores.described(), "windows_found": texts.found}
+    found = evaluate_weights(store, tenant, weights, labelled, device, show_progress)
+    return {**found.scores.described(), "windows_found": found.texts.found}

@@ -60,11 +60,18 @@ def _report(args: argparse.Namespace) -> Report:
     model, tier = args.model or str(minilm()), TIERS[args.tier]
     if args.seeds:
         tier = tier.with_seeds(args.seeds)
+    layers = _layers(model)
     work = args.work / f"tier-{args.tier}-{fingerprint(model)}"
     data = stored_demo_data(work / "data", tier.sizes, further=True)
-    layers = AutoConfig.from_pretrained(model).num_hidden_layers
     name = Path(args.model).name if args.model else BACKBONE
     return Report(name, model, layers, data, tier, work, Results(args.results), resolve_device(args.device))
+
+
+def _layers(model: str) -> int:
+    try:
+        return AutoConfig.from_pretrained(model).num_hidden_layers
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"--model {model}: cannot read a model there: {str(error).strip().splitlines()[0]}") from None
 
 
 def _study(known: dict, name: str):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from builder.adaptation.distillation import split_documents
 from builder.adaptation.learning import Budget, Group, Learning
-from builder.adaptation.lessons import Reading, in_packs, index_of
+from builder.adaptation.lessons import Reading, index_of
 from builder.adaptation.masked import HEAD_RATE, HEAD_SHARE, LEARNING_RATE, MaskedHead, masked
 from builder.hardware import half_precision, step_tokens
 from builder.packs import positions_of
@@ -21,14 +19,6 @@ from builder.savepoint import Savepoint
 from builder.training.bodies import WholeBody
 from builder.training.examples import Pack
 from hplm.model.config import BackboneConfig
-
-
-@dataclass(frozen=True)
-class Guessed:
-    """The mean loss of a guess on held-out texts, under the head that was fitted to the body as it was."""
-
-    before: float
-    after: float
 
 
 def pretrain(
@@ -41,11 +31,10 @@ def pretrain(
     seed: int,
     device: torch.device,
     saved: Path,
-) -> Guessed:
+) -> None:
     """Changes `body` in place. Without a head one is made and fitted first. Cut anywhere, the same call goes on."""
-    held_out, training = split_documents(documents, seed)
     guesser = _Guesser(body, head or MaskedHead(config)).to(device).eval()
-    reading, in_half = Reading(config, training, seed, step_tokens(device)), half_precision(device)
+    reading, in_half = Reading(config, documents, seed, step_tokens(device)), half_precision(device)
 
     def losses(number: int) -> Callable[[], tuple[Tensor, int]]:
         stream = reading.starting(number)
@@ -57,21 +46,13 @@ def pretrain(
 
         return loss
 
-    @torch.no_grad()
-    def examined() -> float:
-        packs = enumerate(in_packs(held_out))
-        lessons = (_lesson(texts, config, np.random.default_rng([seed, number]), device) for number, texts in packs)
-        return float(np.mean([float(guesser.loss(*lesson)[0]) for lesson in lessons]))
-
     if head is None:
         fitted = Group(HEAD_RATE, {f"head.{name}": parameter for name, parameter in guesser.head.named_parameters()})
         savepoint = Savepoint(saved.with_name(f"{saved.stem}-head{saved.suffix}"))
         Learning(guesser, [fitted], budget.part(HEAD_SHARE), savepoint).run("fitting a head", losses, show_progress=True)
         budget = budget.part(1 - HEAD_SHARE)
-    before = examined()
     learned = Group(LEARNING_RATE, {str(number): parameter for number, parameter in enumerate(body.part(part))})
     Learning(guesser, [learned], budget, Savepoint(saved)).run(f"pretraining, {part}", losses, show_progress=True)
-    return Guessed(round(before, 4), round(examined(), 4))
 
 
 class _Guesser(nn.Module):

@@ -15,14 +15,20 @@ Runs = Sequence[dict[str, Any]]
 
 
 def scores_of(runs: Runs) -> dict[str, dict[str, float]]:
-    """By task and case: the metric that decides, in points, averaged over seeds."""
-    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    """By task and case: the metric that decides, in points, averaged over the seeds that all cases of the task have."""
+    seeds, table = seeds_of(runs), defaultdict(lambda: defaultdict(list))
     for run in runs:
-        found[run["task"], run["case"]].append(100 * run[run["metric"]])
-    table: dict[str, dict[str, float]] = defaultdict(dict)
-    for (task, case), points in found.items():
-        table[task][case] = mean(points)
-    return dict(table)
+        if run["seed"] in seeds[run["task"]]:
+            table[run["task"]][run["case"]].append(100 * run[run["metric"]])
+    return {task: {case: mean(points) for case, points in table[task].items()} for task in seeds}
+
+
+def seeds_of(runs: Runs) -> dict[str, set[int]]:
+    """By task; a case that is behind with its seeds is not compared with other seeds of the rest."""
+    found: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for run in runs:
+        found[run["task"]][run["case"]].add(run["seed"])
+    return {task: set.intersection(*cases.values()) for task, cases in found.items()}
 
 
 def averages_of(table: dict[str, dict[str, float]]) -> dict[str, float]:
@@ -37,7 +43,7 @@ def markdown_of(runs: Runs) -> str:
     averages = averages_of(table)
     cases = list(dict.fromkeys(run["case"] for run in runs))
     about = {run["task"]: (run["kind"], run["metric"], f"{run['trained_on']:,}") for run in runs}
-    seeds = {task: len({run["seed"] for run in runs if run["task"] == task}) for task in table}
+    seeds = {task: len(common) for task, common in seeds_of(runs).items()}
     lines = [_row("task", "kind", "metric", "texts", "seeds", *cases), "|" + "---|" * (5 + len(cases))]
     for task, row in table.items():
         points = (f"{row[case]:.1f}" if case in row else "" for case in cases)

@@ -95,9 +95,6 @@ class RememberingBody(nn.Module):
         self._rows: dict[int, tuple[Text, Tensor]] = {}  # the text too: its number is its own as long as it lives
         self._room = self.REMEMBERED
 
-    def part(self, name: str) -> Iterator[nn.Parameter]:
-        return iter(())
-
     @torch.no_grad()
     def forward(self, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
         known = [self._rows.get(id(text)) for text in pack.texts]

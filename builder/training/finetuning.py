@@ -31,6 +31,10 @@ from hplm.model.config import BackboneConfig
 PACK_TOKENS = 8192  # bounds memory; what a step learns from is bounded by `batch_texts`
 
 
+class Diverged(HplmError):
+    """There is nothing left to keep."""
+
+
 @dataclass(frozen=True)
 class TrainingOptions:
     adapter: str = "bottleneck"
@@ -191,7 +195,7 @@ def train(
                 scores, dev_loss = evaluate(body, model, ground, ground.dev)
                 mean_loss = course.loss_sum / len(chosen)
                 if not math.isfinite(mean_loss):
-                    raise HplmError("training diverged: the loss is not a number any more; use a smaller --learning-rate")
+                    raise Diverged("training diverged: the loss is not a number any more; use a smaller --learning-rate")
                 course.history.append({"epoch": epoch, "loss": mean_loss, "dev_loss": dev_loss, "dev": scores.main})
                 course.loss_sum = 0.0
                 if (scores.main, -dev_loss) > (course.best, -course.best_loss):

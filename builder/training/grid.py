@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from builder.savepoint import Savepoint
 from builder.training.bodies import PlotBody
-from builder.training.finetuning import Ground, Trained, TrainingOptions, tenant_model, train
+from builder.training.finetuning import Diverged, Ground, Trained, TrainingOptions, tenant_model, train
 from builder.training.scores import Scores
 from builder.workers import room, workers
 
@@ -27,10 +27,11 @@ Opened = Callable[[], tuple[Ground, PlotBody]]  # can be sent to another process
 @dataclass(frozen=True)
 class Tried:
     options: TrainingOptions
-    dev: float
+    dev: float | None  # None: it diverged
 
     def described(self) -> dict[str, Any]:
-        return {"learning_rate": self.options.learning_rate, "batch_texts": self.options.batch_texts, "dev": round(self.dev, 4)}
+        dev = round(self.dev, 4) if self.dev is not None else None
+        return {"learning_rate": self.options.learning_rate, "batch_texts": self.options.batch_texts, "dev": dev}
 
 
 def points(options: TrainingOptions) -> list[TrainingOptions]:
@@ -50,7 +51,7 @@ def train_grid(
 ) -> tuple[Trained, list[Tried]]:
     """The best of them on dev, the first of equals. What `folder` holds of finished ones is not done again."""
     count = 1 if device.type != "cpu" else room(len(options))
-    threads = max(1, torch.get_num_threads() // count)
+    threads = max(1, torch.get_num_threads() // len(options))  # however many fit into memory: the numbers stay the same
     files = [folder / f"point-{number}" for number in range(len(options))]
     jobs = [partial(_try, opened, point, file, threads) for point, file in zip(options, files, strict=True)]
     bar = partial(tqdm, total=len(jobs), desc=f"training, {count} at a time", unit="training", disable=not show_progress)
@@ -63,7 +64,10 @@ def train_grid(
                 done.result()
     results = [Savepoint(file.with_suffix(".done")).load() for file in files]
     tried = [Tried(point, result["main"]) for point, result in zip(options, results, strict=True)]
-    best = max(range(len(tried)), key=lambda number: (tried[number].dev, -number))
+    finished = [number for number, one in enumerate(tried) if one.dev is not None]
+    if not finished:
+        raise Diverged("every point of the grid diverged: use a smaller --learning-rate")
+    best = max(finished, key=lambda number: (tried[number].dev, -number))
     return _trained(*opened(), options[best], results[best]), tried
 
 
@@ -71,9 +75,16 @@ def _try(opened: Opened, options: TrainingOptions, file: Path, threads: int) -> 
     done = Savepoint(file.with_suffix(".done"))
     if done.load() is not None:
         return
+    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    ground, body = opened()
-    trained = train(body, ground, options, file.with_suffix(".pt"), show_progress=False)
+    try:
+        ground, body = opened()
+        trained = train(body, ground, options, file.with_suffix(".pt"), show_progress=False)
+    except Diverged:
+        done.save({"main": None})
+        return
+    finally:
+        torch.set_num_threads(before)
     scores = trained.scores
     described = {"rows": scores.rows, "metric": scores.metric, "values": scores.values, "report": trained.report}
     done.save({"model": trained.model.state_dict(), "main": scores.main, **described})

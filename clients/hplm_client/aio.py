@@ -75,8 +75,8 @@ class AsyncHplmClient:
         """One answer a text, in order, all from one request: they succeed or fail together."""
         question = wire.Question(texts, tenant, pairs, top_k, truncate, priority, logits)
         transport = self._transport()
+        attempts = self._settings.attempts(deadline_ms)  # the clock runs while the backbone is looked for
         backbone = await self.backbone()
-        attempts = self._settings.attempts(deadline_ms)
         arguments = wire.encode(question, transport.library)
         while True:
             try:

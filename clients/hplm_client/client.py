@@ -74,8 +74,8 @@ class HplmClient:
     ) -> list[Answer]:
         """One answer a text, in order, all from one request: they succeed or fail together."""
         question = wire.Question(texts, tenant, pairs, top_k, truncate, priority, logits)
+        attempts = self._settings.attempts(deadline_ms)  # the clock runs while the backbone is looked for
         backbone = self.backbone
-        attempts = self._settings.attempts(deadline_ms)
         arguments = wire.encode(question, self._transport.library)
         while True:
             try:

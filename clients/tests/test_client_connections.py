@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
@@ -46,6 +48,17 @@ def test_nobody_listens(way, monkeypatch):
 def test_an_unknown_host_is_not_connected(way):
     with pytest.raises(NotConnected, match=r"nosuch\.invalid"):
         way.call("nosuch.invalid:8000", infer, backbone="minilm", retries=0)
+
+
+def test_looking_for_the_backbone_is_part_of_the_deadline(way, server, monkeypatch):
+    def slowly(names):
+        time.sleep(0.3)
+        return "minilm"
+
+    monkeypatch.setattr("hplm_client.wire.only_backbone", slowly)
+    url = server.http_url if way.protocol == "http" else server.grpc_url
+    answer = way.call(url, lambda client: client.infer("parameters", tenant="acme", deadline_ms=5000))
+    assert 0 < json.loads(answer.label)["timeout"] <= 4_700_000
 
 
 def test_a_server_that_comes_up_is_found_by_a_retry(way, server, monkeypatch):

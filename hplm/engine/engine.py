@@ -40,7 +40,7 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
             raise InvalidInput(f"dtype {name!r} is not known: choose auto, fp32 or bf16")
         return DTYPES[name]
     if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
     return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
 
 

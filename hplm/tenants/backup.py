@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sqlite3
 from pathlib import Path
 
 from hplm.errors import Broken, InvalidInput
 from hplm.tenants.manager import Manager
-from hplm.tenants.registry import needed_banks
+from hplm.tenants.registry import needed_banks, sync
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state import State
 
@@ -45,10 +44,7 @@ def back_up(manager: Manager, target: Path) -> dict:
                 shutil.copyfile(state.bank(name), copy.bank(name))
         manifest = {"format": FORMAT, "export": snapshot.export, "generation": snapshot.generation}
         (writing / MANIFEST).write_text(json.dumps(manifest) + "\n", "utf-8")
-    for file in writing.rglob("*"):
-        if file.is_file():
-            with open(file, "rb") as written:
-                os.fsync(written.fileno())
+    _sync_all(writing)
     writing.rename(target)
     return manifest
 
@@ -72,5 +68,11 @@ def restore(source: Path, exported: Snapshot, state: State) -> dict:
     shutil.copytree(source, writing, ignore=shutil.ignore_patterns(MANIFEST))
     if state.folder.exists():
         state.folder.rmdir()
+    _sync_all(writing)
     writing.rename(state.folder)
     return manifest
+
+
+def _sync_all(folder: Path) -> None:
+    for path in (*folder.rglob("*"), folder):
+        sync(path)

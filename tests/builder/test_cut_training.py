@@ -11,6 +11,7 @@ import torch
 from builder import savepoint
 from builder.training import grid
 from builder.training.finetuning import TrainingOptions
+from hplm.errors import HplmError
 from tests.builder.test_tenant import CUT, learn, made, make_store
 
 FILES = ("adapter.safetensors", "head.safetensors", "tenant.json")
@@ -108,6 +109,26 @@ def test_the_best_point_of_a_grid_is_kept_and_none_is_done_twice(store, tmp_path
     best = max(tried, key=lambda point: point["dev"])
     assert (report["learning_rate"], report["batch_texts"]) == (best["learning_rate"], best["batch_texts"])
     assert report["dev"]["accuracy"] == best["dev"]
+
+
+def test_a_point_that_diverges_ends_no_other(store, tmp_path, monkeypatch):
+    train, learned = made(tmp_path, "classify", 60, 1), grid.train
+    monkeypatch.setattr(grid, "room", lambda wanted: 1)
+    monkeypatch.setattr(grid, "BATCHES", (32,))
+
+    def fragile(body, ground, options, *rest, **more):
+        if options.learning_rate > most:
+            raise grid.Diverged("training diverged")
+        return learned(body, ground, options, *rest, **more)
+
+    monkeypatch.setattr(grid, "train", fragile)
+    most, threads = 2e-3, torch.get_num_threads()
+    _, report = trained(store, train, "acme", grid=True)
+    assert [point["dev"] is None for point in report["grid"]] == [False, False, True]
+    assert report["learning_rate"] <= most and torch.get_num_threads() == threads
+    most = 0.0
+    with pytest.raises(HplmError, match="every point of the grid diverged"):
+        trained(store, train, "beta", grid=True)
 
 
 def test_points_side_by_side_are_the_same_as_one_after_the_other(store, tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import pytest
 
 from builder.demo.data import DemoData, DemoDomain, DemoTenant
 from builder.report import report as reports
+from builder.report.__main__ import main
 from builder.report.recipes import Pretraining
 from builder.report.report import Report
 from builder.report.results import Results
@@ -155,6 +156,19 @@ def test_what_is_not_finished_stays_empty():
     lines = markdown_of(RUNS[:-2]).splitlines()
     assert lines[3] == "| b | classify | accuracy | 30 | 2 | 50.0 |  |"
     assert lines[4] == "| **average** |  |  |  |  | **67.50** |  |"
+
+
+def test_other_seeds_are_not_compared():
+    lines = markdown_of(RUNS[:-1]).splitlines()
+    assert lines[2] == "| a | classify | accuracy | 30 | 2 | 85.0 | 80.0 |"
+    assert lines[3] == "| b | classify | accuracy | 30 | 1 | 50.0 | 60.0 |"
+    assert markdown_of([RUNS[0], RUNS[3]]).splitlines()[2] == "| a | classify | accuracy | 30 | 0 |  |  |"
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path, capsys):
+    assert main(["--model", str(tmp_path / "typo"), "--work", str(tmp_path / "work")]) == 1
+    assert f"report: --model {tmp_path / 'typo'}: cannot read a model there" in capsys.readouterr().err
+    assert not (tmp_path / "work").exists()
 
 
 def test_a_file_that_does_not_fit_its_name_is_refused(tmp_path):
