@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 import tritonclient.http
-from safetensors.torch import save
+from safetensors.torch import load, save
 from tritonclient.utils import InferenceServerException
 
 from builder.export import export
@@ -64,6 +64,14 @@ def trained(store, name, version=1, seed=7, labels=("x", "y")):
         "adapter": {"kind": "bottleneck", "rank": 4},
         "tensors": base64.b64encode(save(tensors)).decode(),
     }
+
+
+def with_number(given, number):
+    """The same tenant, one number of its head another one, in 32 bits."""
+    tensors = load(base64.b64decode(given["tensors"]))
+    tensors["head.weight"] = tensors["head.weight"].float()
+    tensors["head.weight"][0, 0] = number
+    return {**given, "tensors": base64.b64encode(save(tensors)).decode()}
 
 
 def test_a_tenant_s_life_under_load(place):
@@ -129,6 +137,8 @@ def test_who_may_not_and_what_may_not_be_said(place):
             ("tenant.add", {**good, "tensors": "!!"}, "not a safetensors file in base64"),
             ("tenant.add", {**good, "adapter": {"kind": "bottleneck", "rank": 5}}, "adapter.0.attention_out/down' is of shape"),
             ("tenant.add", {**good, "adapter": {"kind": "magic", "rank": 4}}, "adapter kind 'magic'"),
+            ("tenant.add", with_number(good, float("nan")), "tensor 'head.weight' has a number that is none"),
+            ("tenant.add", with_number(good, 1e6), "infinite in fp16"),
             ("tenant.add", {**good, "domain": "law"}, "domain 'law', which is not served"),
             ("tenant.limit", {"id": "tenant-0", "rate": -1}, "none of them negative"),
             ("tenant.limit", {"id": "tenant-0", "deadline_us": 2500.5}, "whole numbers"),
