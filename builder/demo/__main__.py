@@ -55,6 +55,9 @@ def main() -> int:
     except (HplmError, HplmClientError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("demo: interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
     print(_table(marks))
     print(_what_next(args.repository, marks[0].tenant, time.monotonic() - start))
     return 0

@@ -48,6 +48,9 @@ def main(argv: list[str] | None = None) -> int:
     except HplmError as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("report: interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
     for study in chosen:
         if runs := report.finished(study):
             print(f"\n### {study.title} ({study.name})\n\n{markdown_of(runs)}")

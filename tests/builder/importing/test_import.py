@@ -14,6 +14,7 @@ from builder.importing.lower import NewDomain, merge
 from builder.importing.tenant import ImportOptions, import_tenant, read_folder
 from builder.model_configs import ServingOptions
 from builder.store import Store
+from builder.work import Work
 from hplm.engine.reference import Reference
 from hplm.errors import InvalidInput
 from hplm.model.layer import activation
@@ -147,6 +148,18 @@ def test_an_import_that_was_cut_before_its_tenant_was_stored_goes_on(store, tmp_
     assert tenant.domain == "low" and store.domains() == [("root", 1), ("low", 1)]
     with pytest.raises(InvalidInput, match=r"domain 'low' is in .* already: choose another --as-domain"):
         import_tenant(store, "acme", FIXTURES / "peft-lower", options, CPU)
+
+
+def test_an_import_that_was_cut_after_its_tenant_was_stored_makes_no_second_version(store, tmp_path, monkeypatch):
+    options = ImportOptions(labels=LABELS, new_domain=NewDomain("low", [corpus(tmp_path, 1)], min_tokens=1))
+    with monkeypatch.context() as patch:
+        patch.setattr(Work, "close", lambda work: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            import_tenant(store, "acme", FIXTURES / "peft-lower", options, CPU, show_progress=False)
+    stored = store.tenant("acme")
+    tenant, report = import_tenant(store, "acme", FIXTURES / "peft-lower", options, CPU, show_progress=False)
+    assert tenant == stored and tenant.version == 1 and report == store.report(stored)
+    assert not store.work_folder("low", 1).exists()
 
 
 @pytest.mark.parametrize("name", ["peft-everywhere", "adapters-double"])
