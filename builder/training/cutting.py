@@ -5,25 +5,46 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from builder.training.model import Weights
 from hplm.adapters.layout import PROJECTIONS, Layout
 from hplm.model.layer import Layer
 
+PLACES = {at: [place for place, own in PROJECTIONS.items() if own == at] for at in PROJECTIONS.values()}
+
+
+def cuttable(layers: Sequence[Layer]) -> list[nn.Parameter]:
+    """What may change if the change is to be cut: biases and norms are not among it, since a LoRA could not hold theirs."""
+    return [getattr(layer, at).weight for layer in layers for at in PLACES]
+
+
+@torch.no_grad()
+def hold(before: Sequence[Layer], after: Sequence[Layer], adapter: Sequence[Weights]) -> None:
+    """Of what was learned, `after` keeps what the adapter holds."""
+    for old, new, weights in zip(before, after, adapter, strict=True):
+        for at, places in PLACES.items():
+            weight = getattr(old, at).weight.clone()
+            for place, part in zip(places, weight.chunk(len(places)), strict=True):
+                if f"{place}/a" in weights:
+                    part += weights[f"{place}/b"] @ weights[f"{place}/a"]
+            getattr(new, at).weight.copy_(weight)
+
 
 @torch.no_grad()
 def cut(before: Sequence[Layer], after: Sequence[Layer], layout: Layout) -> tuple[list[Weights], float]:
     """The LoRA nearest to the change, layer by layer: the largest singular values of every projection's that it works on.
 
-    And the share of their squared change that it holds. Biases and norms stay as they were.
+    And the share of their squared change that it holds.
     """
     held = total = 0.0
     adapter: list[Weights] = []
     for old, new in zip(before, after, strict=True):
         weights: Weights = {}
-        for at in filter(layout.touches, dict.fromkeys(PROJECTIONS.values())):
-            places = [place for place, own in PROJECTIONS.items() if own == at]
+        for at, places in PLACES.items():
+            if not layout.touches(at):
+                continue
             change = getattr(new, at).weight - getattr(old, at).weight
             for place, part in zip(places, change.chunk(len(places)), strict=True):
                 if place in layout.places:

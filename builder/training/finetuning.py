@@ -18,7 +18,7 @@ from builder.hardware import half_precision
 from builder.packs import packs
 from builder.savepoint import Savepoint
 from builder.training.bodies import Body
-from builder.training.cutting import cut
+from builder.training.cutting import cut, cuttable, hold
 from builder.training.examples import Pack, Reader, Texts
 from builder.training.model import TenantModel
 from builder.training.objectives import loss_of
@@ -129,16 +129,17 @@ def train(
     saved: Path | None = None,
     show_progress: bool = True,
 ) -> Trained:
-    """AdamW on adapter and head, and on the body if it has a rate; then the adapter is what it can hold of what that learned.
+    """AdamW on adapter and head, and on the body if it has a rate.
 
+    If an adapter is to hold what the body learns, the body keeps of each epoch what that holds, and learns on from there.
     Of the epochs that the dev set cannot tell from the best the last is kept: its steps have been the smallest.
     Cut anywhere, the same call with the same `saved` goes on from there, and ends with the same numbers.
     """
     body = body.to(ground.device).eval().requires_grad_(False)
-    labels = len(ground.labels)
+    labels, layout = len(ground.labels), _adapter(ground.config, options)
     shared = copy.deepcopy(body) if options.cut else body
-    part = "upper" if options.cut else options.body_part
-    tuned = [parameter.requires_grad_() for parameter in body.part(part)] if options.body_rate else []
+    learned = cuttable(body.upper_layers) if options.cut else body.part(options.body_part) if options.body_rate else ()
+    tuned = [parameter.requires_grad_() for parameter in learned]
     model = tenant_model(ground.config, labels, replace(options, rank=0) if options.cut else options).to(ground.device)
     if ground.task == "regress":
         values = np.array([text.example.value for text in ground.texts.texts])
@@ -192,11 +193,15 @@ def train(
                     save()
             first += len(chosen)
             if len(course.history) < epoch:
-                scores, dev_loss = evaluate(body, model, ground, ground.dev)
                 mean_loss = course.loss_sum / len(chosen)
                 if not math.isfinite(mean_loss):
                     raise Diverged("training diverged: the loss is not a number any more; use a smaller --learning-rate")
-                course.history.append({"epoch": epoch, "loss": mean_loss, "dev_loss": dev_loss, "dev": scores.main})
+                held = {}
+                if options.cut:
+                    adapter, held["change_held"] = cut(shared.upper_layers, body.upper_layers, layout)
+                    hold(shared.upper_layers, body.upper_layers, adapter)
+                scores, dev_loss = evaluate(body, model, ground, ground.dev)
+                course.history.append({"epoch": epoch, "loss": mean_loss, "dev_loss": dev_loss, "dev": scores.main, **held})
                 course.loss_sum = 0.0
                 if (scores.main, -dev_loss) > (course.best, -course.best_loss):
                     course.best, course.best_loss, course.best_epoch = scores.main, dev_loss, epoch
@@ -210,12 +215,12 @@ def train(
                 break
 
     learner.load_state_dict(kept_state)
-    held: dict[str, float] = {}
+    held = {}
     if options.cut:
-        adapter, share = cut(shared.upper_layers, body.upper_layers, _adapter(ground.config, options))
+        adapter, _ = cut(shared.upper_layers, body.upper_layers, layout)
         whole, model = model, tenant_model(ground.config, labels, options).to(ground.device)
         model.put(adapter, whole)
-        body, held = shared, {"change_held": round(share, 4)}
+        body, held = shared, {"change_held": round(course.history[course.kept_epoch - 1]["change_held"], 4)}
     model.round_to_storage()
     report = {
         **asdict(options),

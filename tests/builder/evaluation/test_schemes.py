@@ -105,7 +105,9 @@ def test_what_upper_layers_learn_is_cut_from_either_body(store, ground, name):
     assert len(trained.model.adapters) == store.config.upper_layers and 0.3 < trained.report["change_held"] < 1
     learned = {key for key, tensor in body.state_dict().items() if not torch.equal(tensor, before[key])}
     above = ("layers.2.", "layers.3.") if name == "adapter" else ("upper.layers.0.", "upper.layers.1.")
-    assert learned and all(key.startswith(above) for key in learned)
+    assert learned and all(key.startswith(above) and key.endswith("weight") and "norm" not in key for key in learned)
+    kept = trained.report["history"][trained.report["kept_epoch"] - 1]
+    assert trained.scores.main == pytest.approx(kept["dev"], abs=0.02)  # what is stored has been scored on the way
 
 
 def test_what_is_remembered_is_what_is_computed(store, ground):

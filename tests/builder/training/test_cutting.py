@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from builder.training.bodies import PlotBody
-from builder.training.cutting import cut
+from builder.training.cutting import cut, cuttable, hold
 from hplm.adapters.layout import PROJECTIONS, adapter_layout
 from hplm.adapters.tiles import Tiles
 from hplm.model.attention import PackedAttention
@@ -73,6 +73,24 @@ def test_a_lower_rank_holds_the_largest_singular_values(before):
             assert left.norm() == pytest.approx(values[2:].norm().item(), rel=1e-3)
             held, total = held + float(values[:2].square().sum()), total + float(values.square().sum())
     assert share == pytest.approx(held / total, rel=1e-4) and 0.3 < share < 0.95
+
+
+@pytest.mark.parametrize("places", [tuple(PROJECTIONS), ("query", "ffn_out")])
+def test_layers_keep_what_the_adapter_holds(before, places):
+    after, layout = changed(before, rank=6), adapter_layout(CONFIG, "lora", 2, places)
+    adapter, share = cut(before.upper_layers, after.upper_layers, layout)
+    hold(before.upper_layers, after.upper_layers, adapter)
+    assert share < 0.95 and torch.allclose(said(before, layout, adapter), said(after), atol=1e-4)
+    assert not torch.allclose(said(before), said(after), atol=0.1)
+    again, share = cut(before.upper_layers, after.upper_layers, layout)
+    assert share == pytest.approx(1.0)
+    assert torch.allclose(said(before, layout, again), said(after), atol=1e-4)
+
+
+def test_what_may_change_is_what_can_be_cut(before):
+    sizes = {weight.shape for weight in cuttable(before.upper_layers)}
+    assert len(cuttable(before.upper_layers)) == 4 * CONFIG.upper_layers
+    assert all(len(size) == 2 for size in sizes)
 
 
 def test_layers_that_learned_nothing_are_cut_to_nothing(before):
