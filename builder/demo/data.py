@@ -169,7 +169,7 @@ def _examples(task: DemoTask, splits: Mapping[str, list[Document]], names: Names
     found: dict[str, list[Example]] = {}
     for split, documents in splits.items():
         answered = _unseen((example for document in documents if (example := task.example(document, names))), texts)
-        found[split] = [example for example in answered if not is_seen(example.text, earlier)]
+        found[split] = [example for example in answered if not is_seen(shingles(example.text), earlier)]
         earlier.update(*(shingles(example.text) for example in answered))
     return found
 

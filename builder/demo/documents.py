@@ -115,14 +115,15 @@ def _unseen(documents: Iterable[Document], seen: set[str]) -> list[Document]:
     """Documents of which less than half has been seen before, here or in an earlier split; what they hold is added."""
     kept = []
     for document in documents:
-        if not is_seen(document.text, seen):
+        held = shingles(document.text)
+        if not is_seen(held, seen):
             kept.append(document)
-        seen |= shingles(document.text)
+        seen |= held
     return kept
 
 
-def is_seen(text: str, seen: Set[str]) -> bool:
-    held = shingles(text)
+def is_seen(held: Set[str], seen: Set[str]) -> bool:
+    """Half of a text's shingles, or more."""
     return 2 * len(held & seen) >= len(held)
 
 

@@ -35,7 +35,7 @@ SCHEMES = {
     "dedicated-upper": Scheme(whole=True, body_rate=5e-5, body_part="upper"),  # its upper layers tuned
     "shared": Scheme(whole=True),  # the original BERT untouched, a head alone
     "adapter": Scheme(whole=True, adapter=True),  # adapter and head on the original BERT, no tables
-    "plot": Scheme(whole=False, body_rate=1e-4),  # tables below, the whole upper half tuned
+    "plot": Scheme(whole=False, body_rate=1e-4),  # tables below, all upper layers tuned
 }
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from builder.training.model import Weights
+from builder.training.model import Diverged, Weights
 from hplm.adapters.layout import PROJECTIONS, Layout
 from hplm.model.layer import Layer
 
@@ -46,6 +46,8 @@ def cut(before: Sequence[Layer], after: Sequence[Layer], layout: Layout) -> tupl
             if not layout.touches(at):
                 continue
             change = getattr(new, at).weight - getattr(old, at).weight
+            if not change.isfinite().all():
+                raise Diverged("training diverged: a weight is not a number any more; use a smaller --upper-rate")
             for place, part in zip(places, change.chunk(len(places)), strict=True):
                 if place in layout.places:
                     left, values, right = torch.linalg.svd(part, full_matrices=False)

@@ -20,19 +20,15 @@ from builder.savepoint import Savepoint
 from builder.training.bodies import Body
 from builder.training.cutting import cut, cuttable, hold
 from builder.training.examples import Pack, Reader, Texts
-from builder.training.model import TenantModel
+from builder.training.model import Diverged, TenantModel
 from builder.training.objectives import loss_of
 from builder.training.scores import Scores, score
 from hplm.adapters.layout import PROJECTIONS, Layout, adapter_layout, head_layout
 from hplm.engine.answer import answer
-from hplm.errors import HplmError, InvalidInput
+from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 
 PACK_TOKENS = 8192  # bounds memory; what a step learns from is bounded by `batch_texts`
-
-
-class Diverged(HplmError):
-    """There is nothing left to keep."""
 
 
 @dataclass(frozen=True)

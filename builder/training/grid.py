@@ -14,7 +14,8 @@ from tqdm import tqdm
 
 from builder.savepoint import Savepoint
 from builder.training.bodies import PlotBody
-from builder.training.finetuning import Diverged, Ground, Trained, TrainingOptions, tenant_model, train
+from builder.training.finetuning import Ground, Trained, TrainingOptions, tenant_model, train
+from builder.training.model import Diverged
 from builder.training.scores import Scores
 from builder.workers import room, workers
 

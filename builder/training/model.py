@@ -19,6 +19,10 @@ from hplm.model.layer import QKV, Adapt
 Weights = dict[str, Tensor]
 
 
+class Diverged(HplmError):
+    """A training has left nothing to keep."""
+
+
 class TenantModel(nn.Module):
     def __init__(self, adapter: Layout | None, head: Layout, seed: int) -> None:
         super().__init__()
@@ -62,7 +66,7 @@ class TenantModel(nn.Module):
             for parameter in (parameter for slot in slots for parameter in slot.values()):
                 parameter.copy_(parameter.to(layout.torch_dtype))
                 if not parameter.isfinite().all():
-                    raise HplmError("training diverged: a weight is too large to be stored; use a smaller learning rate")
+                    raise Diverged("training diverged: a weight is too large to be stored; use a smaller learning rate")
 
     def stored(self) -> tuple[list[Weights] | None, Weights]:
         """Adapter by layer (None for a head alone) and head, without the slot dimension."""

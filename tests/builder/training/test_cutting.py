@@ -7,6 +7,7 @@ import torch
 
 from builder.training.bodies import PlotBody
 from builder.training.cutting import cut, cuttable, hold
+from builder.training.model import Diverged
 from hplm.adapters.layout import PROJECTIONS, adapter_layout
 from hplm.adapters.tiles import Tiles
 from hplm.model.attention import PackedAttention
@@ -85,6 +86,14 @@ def test_layers_keep_what_the_adapter_holds(before, places):
     again, share = cut(before.upper_layers, after.upper_layers, layout)
     assert share == pytest.approx(1.0)
     assert torch.allclose(said(before, layout, again), said(after), atol=1e-4)
+
+
+def test_weights_that_are_no_numbers_are_told(before):
+    after = changed(before, rank=1)
+    with torch.no_grad():
+        after.upper_layers[0].ffn_in.weight[0, 0] = float("nan")
+    with pytest.raises(Diverged, match="use a smaller --upper-rate"):
+        cut(before.upper_layers, after.upper_layers, adapter_layout(CONFIG, "lora", 2, tuple(PROJECTIONS)))
 
 
 def test_what_may_change_is_what_can_be_cut(before):
