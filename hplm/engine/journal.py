@@ -53,8 +53,10 @@ class Journal:
         )
 
     def close(self) -> None:
-        if self._file not in (None, sys.stderr):
-            self._file.close()
+        with self._lock:
+            if self._file not in (None, sys.stderr):
+                self._file.close()
+            self._file = None
 
     def _write(self, **entry: Any) -> None:
         with self._lock:

@@ -65,7 +65,7 @@ class Pipeline:
                     arrival_ns=arrival_ns,
                     deadline_ns=deadline_ns,
                     priority=priority,
-                    knowledge=tenant.uid << 32 | tenant.version,
+                    knowledge=(tenant.head, tenant.adapter),
                     tenant=tenant.uid,
                     work=work,
                 )
@@ -80,7 +80,7 @@ class Pipeline:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         for text in self._line.abandon():
-            text.work.request.fail(Draining("the server is shutting down: send the request again"))
+            _sending(text.work.request.fail, Draining("the server is shutting down: send the request again"))
         self._answering.shutdown(wait=True)
 
     def _stage(self) -> None:
@@ -197,4 +197,4 @@ def _answer_texts(pairs: list[tuple[Work, np.ndarray]]) -> None:
 
 def _expired(text: Waiting) -> DeadlineMissed:
     allowed = (text.deadline_ns - text.arrival_ns) / 1e6
-    return DeadlineMissed(f"not started within the {allowed:g} ms that the request allowed: allow more, or send fewer")
+    return DeadlineMissed(f"not to be answered within the {allowed:g} ms that the request allowed: allow more, or send fewer")

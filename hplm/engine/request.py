@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -103,4 +104,4 @@ class Work:
 
     @property
     def bytes(self) -> int:
-        return self.addresses.nbytes + self.segments.nbytes + self.spans.nbytes
+        return self.addresses.nbytes + self.segments.nbytes + self.spans.nbytes + sys.getsizeof(self.passage)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from hplm.engine.pipeline import Pipeline
 from hplm.engine.request import LookedUp, Request, Respond, Trip, Work
 from hplm.engine.settings import Settings
 from hplm.engine.staging import Stager, StagingSettings
-from hplm.errors import InvalidInput
+from hplm.errors import DeadlineMissed, HplmError, InvalidInput
+from hplm.plot.rows import Rows as TableRows
 from hplm.plot.table import Table
 from hplm.scheduling.policy import policy
 from hplm.scheduling.queue import Queue
@@ -30,7 +32,8 @@ from hplm.tenants.quotas import Quotas
 
 log = logging.getLogger(__name__)
 ANSWERING_NS = 2_000_000  # from computed to the client: the way back through the server
-DRAIN_SECONDS = 20.0  # below Triton's own exit timeout of 30
+DRAIN_SECONDS = 8.0  # below the exit timeout that `hplm serve` gives Triton
+TICKET_SECONDS = 30  # from one model to the other; what a ticket says of a tenant and its keys must not outlast them for long
 
 
 class Service:
@@ -38,7 +41,9 @@ class Service:
         if settings.threads:
             torch.set_num_threads(settings.threads)
         self._settings = settings
+        self._serving = False
         self._backbone = Backbone(folder, state, self._prepare)
+        self._serving = True
         self._positions = self._backbone.config.positions
         engine = Engine(self._backbone.upper(), settings.device, settings.dtype)
         staging = StagingSettings(
@@ -66,6 +71,8 @@ class Service:
     def submit(self, looked_up: LookedUp, respond: Respond) -> None:
         """Takes a request with a valid ticket, or raises why not; what is taken is answered through `respond`, once."""
         ticket = looked_up.ticket
+        if time.monotonic_ns() - ticket.arrival_ns > TICKET_SECONDS * 1_000_000_000:
+            raise DeadlineMissed(f"the request was on its way for more than {TICKET_SECONDS} s: send it again")
         view = self._backbone.at(ticket.generation)
         tenant = view.snapshot.by_uid(ticket.uid)
         trip = Trip(looked_up.id, ticket.arrival_ns, ticket.deadline_ns, time.monotonic_ns(), len(looked_up.addresses))
@@ -138,11 +145,26 @@ class Service:
         return self._settings.device.type != "cpu"
 
     def _prepare(self, table: Table) -> None:
-        """Maps the rows now, and brings into memory what was asked for: on an accelerator, the hot ones go to the device."""
+        """Maps the rows now, and brings into memory what was asked for: while others are served, beside them."""
         rows = table.rows
+        if self._serving:
+            threading.Thread(target=self._bring_in_beside, args=(rows,), name="preload", daemon=True).start()
+        else:
+            self._bring_in(rows)
+
+    def _bring_in_beside(self, rows: TableRows) -> None:
+        try:
+            self._bring_in(rows)
+        except (HplmError, OSError) as error:
+            log.error("a new table is served from disk, not from memory: %s", error)
+
+    def _bring_in(self, rows: TableRows) -> None:
+        """On an accelerator, the hot ones go on to the device, with the first batch that needs one."""
         if self._settings.plot_preload:
             rows.preload()
-        if self._settings.plot_hot and not self._on_accelerator:
+        if self._settings.plot_hot and self._on_accelerator:
+            rows.preload(self._settings.plot_hot)
+        elif self._settings.plot_hot:
             rows.lock(self._settings.plot_hot)
 
 

@@ -15,7 +15,7 @@ from hplm.scheduling.waiting import Waiting
 
 BATCHES = 64  # looked ahead
 LEARNING = 0.1  # of what a full batch holds
-FIRST = 8  # batches believed by nobody: a process begins slowly
+FIRST = 8  # batches whose times nobody believes: a process begins slowly
 STALE_NS = 10**9  # without a batch for so long, a guess is tried rather than believed, or it would never be corrected
 CAUTION = 2.0  # mean deviations that a batch may take longer than predicted
 MISSED = 0.03  # of those let in: the share at which the room that is promised neither grows nor shrinks
@@ -38,7 +38,7 @@ class Admission:
         self._batch_ns = 1.0
         self._waiting = 0  # tokens
         self._due = np.zeros(BATCHES + 1)  # tokens due with a batch or one before it
-        self._learnt_ns = 0
+        self._ran_ns = 0
 
     def chosen(self, tokens: int, texts: int, adapters: float, is_full: bool) -> None:
         """What a batch turned out to hold."""
@@ -46,9 +46,16 @@ class Admission:
             held = np.array([tokens, texts, adapters], float)
             self._full = held if self._full is None else self._full + LEARNING * (held - self._full)
 
-    def done(self, on_time: int, late: int, now_ns: int) -> None:
+    def ran(self, now_ns: int) -> None:
+        """A batch was done."""
+        self._ran_ns = now_ns
+
+    def is_believed(self, busy: bool, now_ns: int) -> bool:
+        """Whether anybody is refused or given up by what is predicted."""
+        return self._cost.observed >= FIRST and (busy or now_ns - self._ran_ns < STALE_NS)
+
+    def done(self, on_time: int, late: int) -> None:
         """What became of some that were let in."""
-        self._learnt_ns = now_ns
         if on_time + late:
             missed = late / (on_time + late)
             self._promised = min(1.0, max(LEAST_PROMISED, self._promised + CORRECTION * (MISSED - missed)))
@@ -67,7 +74,7 @@ class Admission:
         """Raises if this request cannot be answered in time together with what has been promised; else counts it."""
         deadline = min((text.deadline_ns for text in texts if text.deadline_ns), default=0)
         tokens = sum(text.tokens for text in texts)
-        if deadline and self._is_known(columns, now_ns):
+        if deadline and self.is_believed(len(columns) > 0, now_ns):
             done_ns = self._done_at(texts[0], tokens, len(texts), deadline, columns, now_ns)
             if done_ns > deadline:
                 raise DeadlineMissed(
@@ -77,9 +84,6 @@ class Admission:
         self._waiting += tokens
         if deadline:
             self._due[self._due_of(deadline) :] += tokens
-
-    def _is_known(self, columns: Columns, now_ns: int) -> bool:
-        return self._cost.observed >= FIRST and (len(columns) > 0 or now_ns - self._learnt_ns < STALE_NS)
 
     def _due_of(self, deadline: int) -> int:
         return int(min(max((deadline - self._start_ns) / self._batch_ns, 0), BATCHES))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 
@@ -27,8 +27,8 @@ class Numbers:
     """Gives values small numbers of their own, and gives a number again once nobody holds it, so that they index arrays."""
 
     def __init__(self) -> None:
-        self._number: dict[int, int] = {}
-        self._value: list[int] = []
+        self._number: dict[Hashable, int] = {}
+        self._value: list[Hashable] = []
         self._held: list[int] = []
         self._free: list[int] = []
 
@@ -36,10 +36,10 @@ class Numbers:
         """All numbers in use are below it."""
         return len(self._value)
 
-    def number_of(self, value: int) -> int | None:
+    def number_of(self, value: Hashable) -> int | None:
         return self._number.get(value)
 
-    def take(self, value: int) -> int:
+    def take(self, value: Hashable) -> int:
         number = self._number.get(value)
         if number is None:
             if self._free:

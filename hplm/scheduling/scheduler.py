@@ -18,7 +18,6 @@ from hplm.scheduling.policy import Policy
 from hplm.scheduling.waiting import Capacity, Waiting
 
 log = logging.getLogger(__name__)
-BELIEVED = 8  # batches, before nothing is given up because of a prediction: a process begins slowly
 LEARNING = 0.1  # of the time from choice to start, and of the share of adapters that had to be loaded
 
 
@@ -120,7 +119,7 @@ class Scheduler:
         # Policies compare deadlines with the end of computing: what passes after it counts as passing before.
         start_ns = self._start_at(now_ns) + self._answering_ns
         try:
-            indexes = self._policy.select(self.columns, start_ns, capacity, self.cost)
+            indexes = self._sound(self._policy.select(self.columns, start_ns, capacity, self.cost))
         except Exception:  # anybody's policy: what waits is to be answered all the same
             log.exception("the policy failed: this batch is taken in order of arrival")
             indexes = FirstComeFirstServed().select(self.columns, start_ns, capacity, self.cost)
@@ -139,8 +138,9 @@ class Scheduler:
     def started(self, batch: Batch, now_ns: int) -> None:
         """The engine has it."""
         batch.started_ns = now_ns
-        if batch.alone:
-            self._staging_ns += LEARNING * (now_ns - batch.chosen_ns - self._staging_ns)
+        if batch.alone:  # of one that stalled no more is believed than would double it, or make it a batch's own time
+            staged = min(now_ns - batch.chosen_ns, max(2 * self._staging_ns, batch.expected_ns))
+            self._staging_ns += LEARNING * (staged - self._staging_ns)
 
     def finished(self, batch: Batch, now_ns: int, adapters: int = 0) -> None:
         """The engine is done with it; `adapters` had to be loaded for it."""
@@ -150,7 +150,8 @@ class Scheduler:
         if self._admission:
             with_deadline = [text.deadline_ns for text in batch.texts if text.deadline_ns]
             late = sum(deadline < now_ns + self._answering_ns for deadline in with_deadline)
-            self._admission.done(len(with_deadline) - late, late, now_ns)
+            self._admission.ran(now_ns)
+            self._admission.done(len(with_deadline) - late, late)
             self._recount(now_ns)
 
     def dropped(self, batch: Batch, now_ns: int) -> None:
@@ -169,32 +170,45 @@ class Scheduler:
         """When `expired` will have something, if nothing changes until then; NEVER if nothing has a deadline."""
         if self._gone:
             return now_ns
-        last = int(self._last_start().min()) if len(self.columns) else NEVER
-        return now_ns if self._predicts and last <= self._start_at(now_ns) else last
+        last = int(self._last_start(now_ns).min()) if len(self.columns) else NEVER
+        return now_ns if self._predicts(now_ns) and last <= self._start_at(now_ns) else last
 
     def abandon(self) -> list[Waiting]:
-        """Hands over everything."""
+        """Hands over everything; what was chosen goes on running, if it does, and is let be."""
         gone, self._gone = self._gone, []
-        return gone + self._remove(np.arange(len(self.columns)))
+        chosen = [text for batch in self._running for text in batch.texts]
+        return chosen + gone + self._remove(np.arange(len(self.columns)))
 
     def _put_aside(self, now_ns: int) -> None:
-        late = np.flatnonzero(self._last_start() <= (self._start_at(now_ns) if self._predicts else now_ns))
+        start_ns = self._start_at(now_ns) if self._predicts(now_ns) else now_ns
+        late = np.flatnonzero(self._last_start(now_ns) <= start_ns)
         if len(late):
             gone = self._remove(self.columns.whole_requests(late))
             self._gone += gone
             if self._admission:
-                self._admission.done(0, len(gone), now_ns)
+                self._admission.done(0, len(gone))
                 self._recount(now_ns)
 
-    @property
-    def _predicts(self) -> bool:
-        """Whether something may be given up before its deadline has passed."""
-        return self._admission is not None and self.cost.observed >= BELIEVED
+    def _sound(self, indexes: np.ndarray) -> np.ndarray:
+        """What a policy chose, if it is what a policy may choose."""
+        indexes = np.asarray(indexes)
+        if not len(indexes):
+            if not self._running and (self.columns.deadline == NEVER).any():
+                raise ValueError("nothing was chosen, nothing runs, and what waits without a deadline would wait for ever")
+        elif indexes.ndim != 1 or indexes.dtype.kind not in "iu" or not 0 <= indexes.min() <= indexes.max() < len(self.columns):
+            raise ValueError(f"{indexes} are not indexes of the {len(self.columns)} texts that wait")
+        elif len(np.unique(indexes)) < len(indexes):
+            raise ValueError(f"{indexes} name a text twice")
+        return indexes
 
-    def _last_start(self) -> np.ndarray:
+    def _predicts(self, now_ns: int) -> bool:
+        """Whether something may be given up before its deadline has passed."""
+        return self._admission is not None and self._admission.is_believed(bool(self._running), now_ns)
+
+    def _last_start(self, now_ns: int) -> np.ndarray:
         """Of each text, when a batch must start for it to be in time, even alone; without admission nothing is predicted."""
         deadline = self.columns.deadline
-        if not self._predicts:
+        if not self._predicts(now_ns):
             return deadline
         needed = self._answering_ns + self.cost.predict(self.columns.tokens, 1, self._loaded)
         return np.where(deadline == NEVER, NEVER, deadline - needed.astype(np.int64))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ class Waiting:
     arrival_ns: int
     deadline_ns: int = 0  # 0: none
     priority: int = 0  # higher goes first, where a policy looks at it
-    knowledge: int = 0  # texts that share it share device slots: their tenant and version
+    knowledge: Hashable = 0  # texts that share it share device slots
     tenant: int = 0  # whose share of the engine it takes
     work: Any = None  # the engine's business
 

@@ -2,7 +2,6 @@
 
 import random
 import shutil
-import threading
 import time
 from dataclasses import replace
 from functools import cache
@@ -15,14 +14,12 @@ from hplm.engine.engine import Engine
 from hplm.engine.overlap import OVERLAPS
 from hplm.engine.packing import PACKINGS
 from hplm.engine.reference import Reference
-from hplm.engine.request import LookedUp
 from hplm.engine.staging import Stager
-from hplm.errors import Broken, DeadlineMissed, Draining, InvalidInput, NoTenant, QueueFull
+from hplm.errors import Broken, InvalidInput
 from hplm.model.windows import Window
 from hplm.plot.gathering import Gatherer
 from hplm.plot.table import Table
 from hplm.scheduling.policy import OURS
-from hplm.tenants.ticket import Ticket
 from tests.engine.asker import Asker
 from tests.equality import Comparison
 from tests.toy import CONFIG, TENANTS, WORDS, Toy, make_toy, random_text
@@ -246,121 +243,21 @@ def test_a_corrupt_record_fails_its_tenant_and_no_other(toy, tmp_path, reference
     asker.close()
 
 
-def test_a_bank_that_cannot_be_opened_fails_its_tenants_and_no_other(toy, tmp_path):
+@pytest.mark.parametrize("damage", ["gone", "a folder", "no header", "another header"])
+def test_a_bank_that_cannot_be_opened_fails_its_tenants_and_no_other(toy, tmp_path, damage):
     folder = _copy(toy, tmp_path)
-    (folder / "adapters" / "bottleneck-4.bank").unlink()
+    bank = folder / "adapters" / "bottleneck-4.bank"
+    data = bank.read_bytes()
+    bank.unlink()
+    if damage == "a folder":
+        bank.mkdir()
+    elif damage != "gone":
+        header = b"[]" if damage == "no header" else data[:4096].rstrip(b"\0").replace(b'"layers"', b'"sreyal"')
+        bank.write_bytes(header.ljust(4096, b"\0") + data[4096:])
     asker = Asker(folder)
     broken, fine = asker.ask("beta", [WORDS[0]]), asker.ask("acme", [WORDS[0]])
     assert isinstance(asker.wait(broken), Broken) and not isinstance(asker.wait(fine), Exception)
     asker.close()
-
-
-class Gate:
-    """Holds the engine's next batch until it is opened; fails instead if told so."""
-
-    def __init__(self, monkeypatch, failure=None):
-        self.opened, self.reached = threading.Event(), threading.Event()
-        run = Engine.run
-
-        def gated(engine, batch):
-            self.reached.set()
-            assert self.opened.wait(60)
-            if failure is not None:
-                raise failure
-            return run(engine, batch)
-
-        monkeypatch.setattr(Engine, "run", gated)
-
-
-def test_what_expires_in_line_is_told_so_and_the_rest_is_served(toy, monkeypatch):
-    gate, asker = Gate(monkeypatch), Asker(toy.folder)
-    computing = asker.ask("acme", [WORDS[0]])
-    gate.reached.wait(60)
-    staged = asker.ask("acme", [WORDS[1]])  # chosen while the first computes
-    while len(asker.service._pipeline._line):
-        time.sleep(0.001)
-    expiring = asker.ask("acme", [WORDS[2]], deadline_ns=time.monotonic_ns() + 1)
-    waiting = asker.ask("acme", [WORDS[3]])
-    gate.opened.set()
-    assert isinstance(asker.wait(expiring), DeadlineMissed)
-    for number in (computing, staged, waiting):
-        assert not isinstance(asker.wait(number), Exception)
-    asker.close()
-
-
-def test_a_full_line_refuses_and_keeps_what_it_has(toy, monkeypatch):
-    gate, asker = Gate(monkeypatch), Asker(toy.folder, queue_texts="3")
-    first = asker.ask("acme", [WORDS[0]])
-    gate.reached.wait(60)
-    second = asker.ask("acme", [WORDS[0]])
-    while len(asker.service._pipeline._line):
-        time.sleep(0.001)
-    third = asker.ask("acme", [WORDS[0]] * 2)
-    with pytest.raises(QueueFull):
-        asker.ask("acme", [WORDS[0]] * 2)
-    asker.answers.pop()  # it was never taken
-    gate.opened.set()
-    for number in (first, second, third):
-        assert not isinstance(asker.wait(number), Exception)
-    asker.close()
-
-
-def test_an_engine_that_fails_answers_everything_and_goes_on(toy, monkeypatch):
-    with monkeypatch.context() as patched:
-        gate = Gate(patched, failure=RuntimeError("device lost"))
-        asker = Asker(toy.folder)
-        numbers = [asker.ask("acme", [WORDS[i]] * 3) for i in range(5)]
-        gate.opened.set()
-        for number in numbers:
-            answer = asker.wait(number)
-            assert isinstance(answer, Broken) and "device lost" in str(answer)
-    assert not isinstance(asker.wait(asker.ask("acme", [WORDS[0]])), Exception)
-    asker.close()
-
-
-def test_closing_serves_what_was_taken_and_refuses_what_comes_after(toy):
-    asker = Asker(toy.folder)
-    numbers = [asker.ask("acme", [WORDS[i]]) for i in range(50)]
-    asker.service.close()
-    assert all(not isinstance(asker.wait(number), Exception) for number in numbers)
-    with pytest.raises(Draining):
-        asker.ask("acme", [WORDS[0]])
-
-
-def test_closing_over_a_stuck_engine_leaves_nobody_without_an_answer(toy, monkeypatch):
-    monkeypatch.setattr("hplm.engine.service.DRAIN_SECONDS", 0.2)
-    gate, asker = Gate(monkeypatch), Asker(toy.folder, batch_tokens="64")
-    numbers = [asker.ask("acme", [WORDS[i]] * 20) for i in range(8)]
-    gate.reached.wait(60)
-    asker.service.close()
-    gate.opened.set()
-    answers = [asker.wait(number) for number in numbers]
-    assert any(isinstance(answer, Draining) for answer in answers)
-    assert all(isinstance(answer, (Draining, list)) for answer in answers)
-
-
-def test_what_does_not_come_from_lookup_is_refused(asker):
-    view = asker.backbone.view
-    tenant = view.snapshot.find("beta")
-    good = asker.lookup.resolve(view, tenant, [f"{WORDS[0]} {WORDS[1]}"], None, False)
-    ticket = Ticket(0, tenant.uid, tenant.version, time.monotonic_ns(), 0, 0, 0)
-    beyond_root = next(branch.base for branch in view.snapshot.branches if branch.domain == "bio") + 5  # beta has the root
-    for addresses, segments, spans in [
-        (good.addresses + 10**9, good.segments, good.spans),
-        (np.full_like(good.addresses, beyond_root), good.segments, good.spans),
-        (np.full_like(good.addresses, -5), good.segments, good.spans),
-        (np.full_like(good.addresses, -1), good.segments, good.spans),
-        (good.addresses, good.segments + 2, good.spans),
-        (good.addresses, good.segments, good.spans + 100),
-        (np.tile(good.addresses, 20), np.tile(good.segments, 20), good.spans),
-        (good.addresses, good.segments[:, :2], good.spans),
-        (good.addresses, good.segments, np.tile(good.spans, (1, 9, 1))),
-    ]:
-        with pytest.raises(InvalidInput, match="not what the lookup model made"):
-            asker.service.submit(LookedUp(ticket, addresses, segments, spans), lambda answer: None)
-    with pytest.raises(NoTenant):
-        stranger = Ticket(0, 999, 1, time.monotonic_ns(), 0, 0, 0)
-        asker.service.submit(LookedUp(stranger, good.addresses, good.segments, good.spans), lambda answer: None)
 
 
 def test_the_reference_is_deterministic(toy, reference):

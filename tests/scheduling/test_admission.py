@@ -115,3 +115,31 @@ def test_what_is_let_in_of_three_times_too_much_is_answered_in_time_and_the_engi
     let_in = outcome.fate != REFUSED
     assert outcome.on_time.sum() / let_in.sum() > 0.95
     assert outcome.on_time.sum() * batch / 8 > 0.95 * load.at_ns[-1]
+
+
+@pytest.mark.parametrize("slow", ["staging", "batches"])
+def test_a_slow_moment_is_forgotten_and_does_not_refuse_for_ever(slow):
+    """What is predicted refuses nobody once nothing has run for a second: only a batch that runs can correct it."""
+    scheduler, now = Scheduler(policy("timely"), Limits(1000, 10**6), admission=True), 0
+
+    def serve(now, staging=1_000_000, computing=20_000_000):
+        scheduler.offer([_text(now + 200_000_000, now=now)], now)
+        batch = scheduler.choose(ROOM, now)
+        if batch is None:
+            return False
+        scheduler.started(batch, now + staging)
+        scheduler.finished(batch, now + staging + computing)
+        return True
+
+    for _ in range(50):
+        assert serve(now)
+        now += 10**9
+    for _ in range(1 if slow == "staging" else 20):
+        serve(now, **({"staging": 3 * 10**9} if slow == "staging" else {"computing": 300_000_000}))
+        now += 4 * 10**9
+    served = []
+    for _ in range(60):
+        served.append(serve(now))
+        scheduler.expired(now)
+        now += 2 * 10**9
+    assert all(served)

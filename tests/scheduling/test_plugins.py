@@ -2,12 +2,14 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hplm.errors import InvalidInput
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policy import policy
+from hplm.scheduling.scheduler import Limits, Scheduler
 from hplm.scheduling.waiting import Capacity, Waiting
 
 DOCS = Path(__file__).parents[2] / "docs" / "scheduling.md"
@@ -46,3 +48,18 @@ def test_a_package_that_is_broken_is_named_and_ours_are_not_replaced(installed):
     assert type(policy("fcfs")).__name__ == "FirstComeFirstServed"
     with pytest.raises(InvalidInput, match="longest_first"):
         policy("unknown")
+
+
+@pytest.mark.parametrize(
+    "chosen", [[0, 0], [7], [-1], [0.0, 1.0], [True, False, True], [], None, [[0], [1]]], ids=str
+)
+def test_what_no_policy_may_choose_costs_nobody_an_answer(chosen, caplog):
+    class Unsound:
+        def select(self, columns, start_ns, capacity, cost):
+            return chosen if chosen is None else np.array(chosen)
+
+    scheduler = Scheduler(Unsound(), Limits(100, 10**6))
+    texts = [Waiting(tokens=10, arrival_ns=number) for number in range(3)]
+    scheduler.offer(texts, 0)
+    assert scheduler.choose(Capacity(100, 100, 100), 0).texts == texts  # in order of arrival
+    assert "the policy failed" in caplog.text and not len(scheduler)

@@ -1,0 +1,59 @@
+"""What the upper half is sent by others than its lookup model, or again."""
+
+import time
+
+import numpy as np
+import pytest
+
+from hplm.engine import service
+from hplm.engine.request import LookedUp
+from hplm.errors import DeadlineMissed, InvalidInput, NoTenant
+from hplm.tenants.ticket import Ticket
+from tests.engine.asker import Asker
+from tests.toy import WORDS
+
+
+@pytest.fixture
+def asker(toy):
+    asker = Asker(toy.folder)
+    yield asker
+    asker.close()
+
+
+def test_what_does_not_come_from_lookup_is_refused(asker):
+    view = asker.backbone.view
+    tenant = view.snapshot.find("beta")
+    good = asker.lookup.resolve(view, tenant, [f"{WORDS[0]} {WORDS[1]}"], None, False)
+    ticket = Ticket(0, tenant.uid, tenant.version, time.monotonic_ns(), 0, 0, 0)
+    beyond_root = next(branch.base for branch in view.snapshot.branches if branch.domain == "bio") + 5  # beta has the root
+    for addresses, segments, spans in [
+        (good.addresses + 10**9, good.segments, good.spans),
+        (np.full_like(good.addresses, beyond_root), good.segments, good.spans),
+        (np.full_like(good.addresses, -5), good.segments, good.spans),
+        (np.full_like(good.addresses, -1), good.segments, good.spans),
+        (good.addresses, good.segments + 2, good.spans),
+        (good.addresses, good.segments, good.spans + 100),
+        (np.tile(good.addresses, 20), np.tile(good.segments, 20), good.spans),
+        (good.addresses, good.segments[:, :2], good.spans),
+        (good.addresses, good.segments, np.tile(good.spans, (1, 9, 1))),
+    ]:
+        with pytest.raises(InvalidInput, match="not what the lookup model made"):
+            asker.service.submit(LookedUp(ticket, addresses, segments, spans), lambda answer: None)
+    with pytest.raises(NoTenant):
+        stranger = Ticket(0, 999, 1, time.monotonic_ns(), 0, 0, 0)
+        asker.service.submit(LookedUp(stranger, good.addresses, good.segments, good.spans), lambda answer: None)
+
+
+def test_a_ticket_grows_old(asker):
+    """Or it would be a key that never expires and that nobody can revoke."""
+    view = asker.backbone.view
+    tenant = view.snapshot.find("acme")
+    good = asker.lookup.resolve(view, tenant, [WORDS[0]], None, False)
+    for seconds, refused in ((service.TICKET_SECONDS - 5, False), (service.TICKET_SECONDS + 5, True)):
+        arrival_ns = time.monotonic_ns() - seconds * 10**9
+        looked_up = LookedUp(Ticket(0, tenant.uid, 1, arrival_ns, 0, 0, 0), good.addresses, good.segments, good.spans)
+        if refused:
+            with pytest.raises(DeadlineMissed, match="send it again"):
+                asker.service.submit(looked_up, lambda answer: None)
+        else:
+            asker.service.submit(looked_up, lambda answer: None)

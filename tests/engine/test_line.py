@@ -1,0 +1,105 @@
+"""What waits in line and what is on its way: limits, deadlines, failures, closing; exactly one answer in each."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from hplm.engine.engine import Engine
+from hplm.engine.request import Work
+from hplm.errors import Broken, DeadlineMissed, Draining, QueueFull
+from tests.engine.asker import Asker
+from tests.toy import WORDS
+
+
+class Gate:
+    """Holds the engine's next batch until it is opened; fails instead if told so."""
+
+    def __init__(self, monkeypatch, failure=None):
+        self.opened, self.reached = threading.Event(), threading.Event()
+        run = Engine.run
+
+        def gated(engine, batch):
+            self.reached.set()
+            assert self.opened.wait(60)
+            if failure is not None:
+                raise failure
+            return run(engine, batch)
+
+        monkeypatch.setattr(Engine, "run", gated)
+
+
+def test_what_expires_in_line_is_told_so_and_the_rest_is_served(toy, monkeypatch):
+    gate, asker = Gate(monkeypatch), Asker(toy.folder)
+    computing = asker.ask("acme", [WORDS[0]])
+    gate.reached.wait(60)
+    staged = asker.ask("acme", [WORDS[1]])  # chosen while the first computes
+    while len(asker.service._pipeline._line):
+        time.sleep(0.001)
+    expiring = asker.ask("acme", [WORDS[2]], deadline_ns=time.monotonic_ns() + 1)
+    waiting = asker.ask("acme", [WORDS[3]])
+    gate.opened.set()
+    assert isinstance(asker.wait(expiring), DeadlineMissed)
+    for number in (computing, staged, waiting):
+        assert not isinstance(asker.wait(number), Exception)
+    asker.close()
+
+
+def test_a_full_line_refuses_and_keeps_what_it_has(toy, monkeypatch):
+    gate, asker = Gate(monkeypatch), Asker(toy.folder, queue_texts="3")
+    first = asker.ask("acme", [WORDS[0]])
+    gate.reached.wait(60)
+    second = asker.ask("acme", [WORDS[0]])
+    while len(asker.service._pipeline._line):
+        time.sleep(0.001)
+    third = asker.ask("acme", [WORDS[0]] * 2)
+    with pytest.raises(QueueFull):
+        asker.ask("acme", [WORDS[0]] * 2)
+    asker.answers.pop()  # it was never taken
+    gate.opened.set()
+    for number in (first, second, third):
+        assert not isinstance(asker.wait(number), Exception)
+    asker.close()
+
+
+def test_an_engine_that_fails_answers_everything_and_goes_on(toy, monkeypatch):
+    with monkeypatch.context() as patched:
+        gate = Gate(patched, failure=RuntimeError("device lost"))
+        asker = Asker(toy.folder)
+        numbers = [asker.ask("acme", [WORDS[i]] * 3) for i in range(5)]
+        gate.opened.set()
+        for number in numbers:
+            answer = asker.wait(number)
+            assert isinstance(answer, Broken) and "device lost" in str(answer)
+    assert not isinstance(asker.wait(asker.ask("acme", [WORDS[0]])), Exception)
+    asker.close()
+
+
+def test_closing_serves_what_was_taken_and_refuses_what_comes_after(toy):
+    asker = Asker(toy.folder)
+    numbers = [asker.ask("acme", [WORDS[i]]) for i in range(50)]
+    asker.service.close()
+    assert all(not isinstance(asker.wait(number), Exception) for number in numbers)
+    with pytest.raises(Draining):
+        asker.ask("acme", [WORDS[0]])
+
+
+def test_closing_over_a_stuck_engine_leaves_nobody_without_an_answer(toy, monkeypatch, tmp_path):
+    monkeypatch.setattr("hplm.engine.service.DRAIN_SECONDS", 0.2)
+    gate, asker = Gate(monkeypatch), Asker(toy.folder, batch_tokens="64", journal=str(tmp_path / "journal.jsonl"))
+    numbers = [asker.ask("acme", [WORDS[i]] * 20) for i in range(8)]
+    gate.reached.wait(60)
+    asker.service.close()
+    assert all(isinstance(asker.wait(number), Draining) for number in numbers)  # those that the engine holds, too
+    gate.opened.set()
+    for thread in asker.service._pipeline._threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert all(len(answers) == 1 for answers in asker.answers)
+
+
+def test_a_passage_counts_as_memory():
+    numbers = np.zeros((1, 3), dtype=np.int32)
+    short, long = (Work(None, 0, numbers, numbers, numbers, "水" * length).bytes for length in (1, 100_000))
+    assert long - short >= 199_000
