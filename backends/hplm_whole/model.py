@@ -75,8 +75,14 @@ def _texts(request: pb_utils.InferenceRequest, name: str) -> list[str] | None:
 def _respond(sender: pb_utils.InferenceResponseSender, wanted: set[str], version: int, result: list | HplmError) -> None:
     if isinstance(result, HplmError):
         _send(sender, error=result)
-    else:
-        _send(sender, tensors=_tensors(result, wanted, version))
+        return
+    try:
+        tensors = _tensors(result, wanted, version)
+    except Exception as error:  # such as no room in shared memory
+        logging.exception("an answer could not be made")
+        _send(sender, error=Broken(f"the answer could not be made: {error}"))
+        return
+    _send(sender, tensors=tensors)
 
 
 def _tensors(rows: list, wanted: set[str], version: int) -> list:

@@ -15,7 +15,7 @@ import os
 import struct
 import weakref
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -50,21 +50,29 @@ class Bank:
             self._descriptor = os.open(path, os.O_RDONLY)
         except FileNotFoundError:
             raise _missing(path) from None
+        except OSError as error:
+            raise Broken(f"bank {path} cannot be read: {error.strerror}") from None
         weakref.finalize(self, os.close, self._descriptor)
         self._map = self._mapped()
         try:
             stored = json.loads(self._map[:PAGE].rstrip(b"\0"))
-        except ValueError:
+            found = stored["format"]
+            layout = Layout(**{**stored["layout"], "places": tuple(stored["layout"]["places"])}) if found == FORMAT else None
+        except (ValueError, TypeError, KeyError):
             raise Broken(f"bank {path} has no readable header: export the repository again") from None
-        if stored.get("format") != FORMAT:
-            found = stored.get("format")
+        if layout is None:
             raise InvalidInput(f"bank {path} has format {found!r}, this version of hplm reads {FORMAT}: export again")
-        self.layout = Layout(**{**stored["layout"], "places": tuple(stored["layout"]["places"])})
+        self.layout = layout
 
     @property
     def records(self) -> int:
         """Whole ones that were there when it was last looked at."""
         return (len(self._map) - PAGE) // record_bytes(self.layout)
+
+    def headers(self) -> Iterator[bytes]:
+        """Whose each record is, and its checksum."""
+        for start in range(PAGE, PAGE + self.records * record_bytes(self.layout), record_bytes(self.layout)):
+            yield self._map[start : start + HEADER.size]
 
     def read(self, record: Record, out: Tensor) -> None:
         """Copies a record's weights into `out` (`layout.empty()`) and checks what was copied."""
@@ -94,6 +102,8 @@ class Bank:
             return mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
         except ValueError:
             raise _missing(self.path) from None
+        except OSError as error:
+            raise Broken(f"bank {self.path} cannot be mapped: {error.strerror}") from None
 
 
 def _missing(path: Path) -> Broken:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from safetensors.torch import load_file
 
@@ -26,7 +27,8 @@ from hplm.tenants.snapshot import LIVE, Snapshot
 from hplm.tenants.state import EXPORTED_BANKS, EXPORTED_TABLES, EXPORTED_TENANTS, Reader, State
 
 log = logging.getLogger(__name__)
-REMEMBERED = 16  # generations that a ticket on its way between the two models may still name
+REMEMBERED = 16  # generations at most that a ticket on its way between the two models may still name
+KEPT_SECONDS = 60.0  # after another took its place: longer than tickets are good
 SECONDS_BETWEEN_LOOKS = 0.2
 
 
@@ -56,6 +58,7 @@ class Backbone:
         self._lock = threading.Lock()
         self._seen: WeakSet[View] = WeakSet()  # those that requests in flight hold, and the remembered ones
         self._exported = Snapshot.load(folder / self.TENANTS)
+        self._used: WeakKeyDictionary[View, float] = WeakKeyDictionary()  # when it was the newest, or asked for
         self._remembered: list[View] = []  # in the order of their generations; never changed, only replaced
         self._take(self._newest())
 
@@ -65,10 +68,12 @@ class Backbone:
         return self._remembered[-1]
 
     def refresh(self) -> None:
-        """Takes the newest generation if there is one."""
+        """Takes the newest generation if there is one, and forgets those that no ticket names any more."""
         with self._lock:
+            self._used[self.view] = time.monotonic()
             if self.state is not None and self.state.current() != self.view.snapshot.generation:
                 self._take(self._newest())
+            self._forget()
 
     def at(self, generation: int) -> View:
         """The view that a ticket was written on; lookup may have seen a generation before we did, or one that we never saw."""
@@ -128,8 +133,17 @@ class Backbone:
             log.error("%s", failure)
         view = View(snapshot, forest, self._banks(snapshot, before))
         self._seen.add(view)
+        self._used[view] = time.monotonic()
         by_generation = {view.snapshot.generation: view for view in (*self._remembered, view)}
         self._remembered = [by_generation[generation] for generation in sorted(by_generation)][-REMEMBERED:]
+
+    def _forget(self) -> None:
+        """Tables and banks of views that are gone are closed, so that what was deleted is off the disk."""
+        since = time.monotonic() - KEPT_SECONDS
+        kept = [view for view in self._remembered if view is self.view or self._used[view] > since]
+        if len(kept) < len(self._remembered):
+            self._remembered = kept
+            self._take(self.view.snapshot)
 
     def _banks(self, snapshot: Snapshot, before: View | None) -> dict[str, Bank]:
         """All that can be opened: what cannot fails the tenants in it, when they are asked, and not the others."""

@@ -87,7 +87,7 @@ class Rows:
 
     def preload(self, rows: int | None = None) -> None:
         """Reads the first `rows` (default: all) into the page cache."""
-        size = (len(self) if rows is None else rows) * self._stride
+        size = min(len(self), len(self) if rows is None else rows) * self._stride
 
         def read(start: int) -> None:
             os.pread(self._file.fileno(), min(BLOCK, size - start), start)

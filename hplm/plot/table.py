@@ -6,6 +6,7 @@ be gathered like anything else. A table is written once under a temporary name, 
 
 from __future__ import annotations
 
+import filecmp
 import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -15,7 +16,7 @@ import numpy as np
 
 from hplm.errors import Broken, InvalidInput
 from hplm.model.windows import Window
-from hplm.plot.index import FILES, Index, IndexMeta
+from hplm.plot.index import Index, IndexMeta
 from hplm.plot.keys import KeySpace
 from hplm.plot.rows import Rows
 from hplm.plot.values import Coding, coding
@@ -80,11 +81,14 @@ class TableMeta(TableSpec):
             raise InvalidInput(f"{path.parent} holds no table: meta.json is missing") from None
         except ValueError as error:
             raise Broken(f"{path} is not JSON: {error}") from None
-        if stored.get("format") != FORMAT:
-            raise InvalidInput(
-                f"{path} has format {stored.get('format')!r}, this version of hplm reads {FORMAT}: build the table again"
-            )
-        return cls(**{**stored, "index": IndexMeta(**stored["index"])})
+        try:
+            found = stored["format"]
+            meta = cls(**{**stored, "index": IndexMeta(**stored["index"])}) if found == FORMAT else None
+        except (TypeError, KeyError) as error:
+            raise Broken(f"{path} does not describe a table ({error}): build or copy it again") from None
+        if meta is None:
+            raise InvalidInput(f"{path} has format {found!r}, this version of hplm reads {FORMAT}: build the table again")
+        return meta
 
 
 class Table:
@@ -117,16 +121,17 @@ class Table:
         """Row of each key, 0 where the table has none."""
         return self.index.find(keys)
 
+    def same_as(self, other: Table) -> bool:
+        """Whether every row is the other's, by its checksum."""
+        mine, its = self.folder / "checksums", other.folder / "checksums"
+        return self.meta == other.meta and (mine.samefile(its) or filecmp.cmp(mine, its, shallow=False))
+
     def verify(self) -> None:
         """Everything against its checksum; raises Broken with the file and the row."""
         _ = self.index
         first = next(self.rows.broken(), None)
         if first is not None:
             raise Broken(f"row {first} of {self.folder / 'values'} does not match its checksum: build or copy the table again")
-
-
-def files() -> tuple[str, ...]:
-    return ("meta.json", *FILES, "values", "checksums")
 
 
 def _expect_size(file: Path, size: int) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hplm.errors import Broken, HplmError, InvalidInput
 from hplm.plot.index import write_index
-from hplm.plot.table import Table, TableMeta, TableSpec, files
+from hplm.plot.table import Table, TableMeta, TableSpec
 from hplm.plot.values import LEAST_COSINE, closeness
 
 BATCH = 4096
@@ -58,9 +58,6 @@ def write_table(
     try:
         if not (work / "meta.json").exists():
             _write_parts(work, spec, keys, Encoder(spec, values_of, known), batch, progress)
-        for name in files():
-            with open(work / name, "rb") as written:
-                os.fsync(written.fileno())
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
@@ -83,7 +80,14 @@ def _write_parts(
     least = float(np.fromfile(work / CLOSENESS, dtype="<f4").min()) if len(keys) else 1.0
     meta = TableMeta(**asdict(spec), keys=len(keys), least_cosine=round(least, 6), index=index)
     meta.save(work / "meta.json.new")
+    for name in (*meta.sizes(), "meta.json.new"):
+        _sync(work / name)
     (work / "meta.json.new").rename(work / "meta.json")
+
+
+def _sync(file: Path) -> None:
+    with open(file, "rb") as written:
+        os.fsync(written.fileno())
 
 
 def _write_values(

@@ -1,14 +1,22 @@
 """Readers of a live state: when they see a change, and what they go on with."""
 
+import gc
+import threading
 import time
+import weakref
 
 import pytest
 import torch
 
 from builder.live import Live
+from builder.random_store import random_table, random_tenant
+from builder.store import TenantFile
 from hplm.engine.backbone import View, Watch
 from hplm.errors import Draining, NoTenant
+from hplm.plot.rows import Rows
 from tests.builder.places import make_place, served
+from tests.engine.asker import Asker
+from tests.toy import WORDS
 
 
 @pytest.fixture
@@ -117,3 +125,45 @@ def until_somebody_reads(live):
 
 def _read_only(*_):
     raise PermissionError("read-only file system")
+
+
+def test_views_that_no_ticket_names_any_more_are_closed(place, monkeypatch):
+    """What was deleted is off the disk a minute later, whether or not anything changes again."""
+    store, repository, state = place
+    live = Live.open(repository, state)
+    live.add_from(store, "new-a")
+    backbone = served(place)
+    bank = backbone.view.snapshot.find("new-a").adapter.bank
+    opened = weakref.ref(backbone.view.banks[bank])
+    live.delete("new-a")
+    live.compact()
+    backbone.refresh()
+    newest = backbone.view.snapshot
+    assert opened() is not None
+    monkeypatch.setattr("hplm.engine.backbone.KEPT_SECONDS", 0.0)
+    backbone.refresh()
+    gc.collect()
+    assert opened() is None and backbone.view.snapshot is newest
+
+
+def test_a_table_that_is_brought_into_memory_keeps_nobody_waiting(place, monkeypatch):
+    store, repository, state = place
+    live = Live.open(repository, state)
+    asker = Asker(repository / "toy/1", state, plot_preload="true")
+    reading, done, preload = threading.Event(), threading.Event(), Rows.preload
+
+    def slow(rows, most=None):
+        reading.set()
+        assert done.wait(60)
+        preload(rows, most)
+
+    monkeypatch.setattr(Rows, "preload", slow)
+    random_table(store, "law", 1, ("root", 1), 2000, seed=3)
+    live.add_domain(store, "law")
+    random_tenant(store, TenantFile("lawyer", 1, "law", 1, "classify", ["x", "y"], 4), 0.3, seed=60)
+    live.add_from(store, "lawyer")
+    asker.backbone.refresh()
+    answers = [asker.wait(asker.ask(tenant, [WORDS[0]])) for tenant in ("lawyer", "tenant-0")]
+    assert reading.is_set() and not any(isinstance(answer, Exception) for answer in answers)
+    done.set()
+    asker.close()

@@ -77,8 +77,12 @@ def test_locking_more_than_is_allowed_says_how_much_is_needed(table, monkeypatch
         table.rows.lock(1_000_000)
 
 
-def test_preloaded_rows_are_the_same(table):
+def test_preloading_reads_every_row_and_changes_none(table, monkeypatch):
+    read, pread = [], rows_module.os.pread
+    monkeypatch.setattr(rows_module.os, "pread", lambda file, size, at: read.append(size) or pread(file, size, at))
+    table.rows.preload(10)
     table.rows.preload()
+    assert read == [10 * table.meta.row_bytes, table.meta.sizes()["values"]]
     fresh = Table(table.folder)
     assert torch.equal(table.rows.vectors(4), fresh.rows.vectors(4))
 
