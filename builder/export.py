@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from builder.model_configs import ServingOptions, write_configs
+from builder.model_configs import ServingOptions, check_options, write_configs
 from builder.records import Records
 from builder.store import Store, TenantFile, written_folder
+from hplm.adapters.bank import Bank
 from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
 from hplm.plot.forest import Branch, place
@@ -36,6 +37,7 @@ def export(store: Store, repository: Path, options: ServingOptions, replace: boo
     tenants = store.tenants()
     if not tenants:
         raise InvalidInput(f"{store.folder} has no tenants to export: build one with `hplm build tenant`")
+    check_options(store.config, options)
     name = store.config.name
     version_folder = repository / name / "1"
     if version_folder.exists() and not replace:
@@ -49,7 +51,7 @@ def export(store: Store, repository: Path, options: ServingOptions, replace: boo
             for file in sorted((store.folder / "plot" / branch.folder).iterdir()):
                 copy_file(file, folder / Backbone.TABLES / branch.folder / file.name)
         exported = _write_banks(store, tenants, folder / Backbone.BANKS)
-        Snapshot(0, branches, exported, _digest(branches, exported)).save(folder / Backbone.TENANTS)
+        Snapshot(0, branches, exported, _digest(folder, branches, exported)).save(folder / Backbone.TENANTS)
     write_configs(repository, store.config, options)
     return Exported(name, len(tenants), len(branches), repository / name)
 
@@ -100,9 +102,17 @@ def _write_banks(store: Store, tenants: list[TenantFile], folder: Path) -> list[
     return exported
 
 
-def _digest(branches: list[Branch], tenants: list[Tenant]) -> str:
-    """Names an export by its content, so that the same export again is the same to a live state."""
-    return hashlib.sha256(repr((branches, tenants)).encode()).hexdigest()[:16]
+def _digest(folder: Path, branches: list[Branch], tenants: list[Tenant]) -> str:
+    """Names an export by its content, so that the same export again is the same to a live state, and no other one is."""
+    content = hashlib.sha256(repr((branches, tenants)).encode())
+    content.update((folder / Backbone.UPPER).read_bytes())
+    for branch in branches:
+        for name in ("meta.json", "checksums"):
+            content.update((folder / Backbone.TABLES / branch.folder / name).read_bytes())
+    for bank in sorted((folder / Backbone.BANKS).iterdir()):
+        for header in Bank(bank).headers():
+            content.update(header)
+    return content.hexdigest()[:16]
 
 
 def copy_file(source: Path, target: Path) -> None:

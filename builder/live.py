@@ -90,7 +90,17 @@ class Live(Manager):
         if found is None:
             known = ", ".join(tenant.id for tenant in store.tenants()[:10]) or "none yet"
             raise InvalidInput(f"tenant {tenant_id!r} is not in {store.folder}: known are {known}")
+        self._check_same(store, found.domain, found.domain_version)
         return _knowledge(store, found)
+
+    def _check_same(self, store: Store, domain: str, version: int) -> None:
+        """If that version is served, it is the store's: what was trained on another table means nothing there."""
+        served = self.find_table(domain, version)
+        if served is not None and not served.same_as(store.table(domain, version)):
+            raise InvalidInput(
+                f"version {version} of domain {domain!r} is served and {store.folder} has another table of that number: "
+                "build its next version with `hplm domain update --corpus`"
+            )
 
     def _check_store(self, store: Store) -> None:
         """Tables and tenants of one store mean nothing to another's upper layers."""
@@ -107,13 +117,9 @@ class Live(Manager):
         while step[0] is not None:
             table = store.table(*step)
             if step in here:
-                if self.table(*step).meta != table.meta:
-                    raise InvalidInput(
-                        f"version {step[1]} of domain {step[0]!r} is served and {store.folder} has another table of that "
-                        "number: build its next version with `hplm domain update --corpus`"
-                    )
+                self._check_same(store, *step)
                 return
-            self.refuse_another(table.meta)
+            self.refuse_another(table)
             target = self.state.tables / step[0] / str(step[1])
             shutil.rmtree(target, ignore_errors=True)  # of an attempt that was cut: nobody is served from it
             with written_folder(target) as folder:
@@ -133,6 +139,7 @@ def _knowledge(store: Store, tenant: TenantFile) -> Knowledge:
         labels=tuple(tenant.labels),
         head=(tenant.head_layout(store.config), head),
         adapter=(layout, adapter) if adapter is not None else None,
+        version=tenant.version,
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
+from hplm.engine.settings import check
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.scheduling import policy
@@ -156,7 +158,7 @@ parameters { key: "queue_mb"      value { string_value: "$queue_mb" } }      # n
 parameters { key: "slots"         value { string_value: "$slots" } }         # tenants on the device; a batch takes half of them
 parameters { key: "plot_hot"      value { string_value: "$plot_hot" } }      # rows a table locked in memory; CUDA: on device
 parameters { key: "plot_preload"  value { string_value: "$plot_preload" } }  # read the tables into memory before serving
-parameters { key: "journal"       value { string_value: "$journal" } }       # a file for a line a request and batch, or log
+parameters { key: "journal"       value { string_value: "$journal" } }       # a line a request and batch: absolute path, or log
 """)
 
 _ALIAS = Template("""\
@@ -186,29 +188,48 @@ parameters { key: "backbone"  value { string_value: "$name" } }
 """)
 
 
-def write_configs(repository: Path, config: BackboneConfig, options: ServingOptions) -> None:
+def check_options(config: BackboneConfig, options: ServingOptions) -> None:
+    """Before anything is written: new knowledge under old settings would be neither the old export nor the new one."""
     if config.name == ALIAS:
         raise InvalidInput(f"backbone {ALIAS!r}: the model that finds a tenant's backbone has this name; build it with another")
+    check(_parameters(options))
     if options.batch_tokens < config.positions:
         raise InvalidInput(f"batch_tokens {options.batch_tokens}: one text alone may have {config.positions}")
-    if options.slots < 2:
-        raise InvalidInput(f"slots {options.slots}: at least 2, one for the batch that runs and one for the next")
-    if options.plot_hot < 0:
-        raise InvalidInput(f"plot_hot {options.plot_hot}: a number of rows, 0 for none")
-    flags = {name: str(value).lower() for name, value in vars(options).items() if isinstance(value, bool)}
-    values = {**vars(options), **flags, "name": config.name, "max_texts": MAX_TEXTS, "ticket_bytes": TICKET_BYTES}
-    values["public_tensors"] = _PUBLIC_TENSORS
+
+
+def write_configs(repository: Path, config: BackboneConfig, options: ServingOptions) -> None:
+    values = {
+        **_parameters(options),
+        "name": config.name,
+        "max_texts": MAX_TEXTS,
+        "ticket_bytes": TICKET_BYTES,
+        "public_tensors": _PUBLIC_TENSORS,
+    }
     models = {
         config.name: _ENSEMBLE,
         f"{config.name}-lookup": _LOOKUP,
         f"{config.name}-upper": _UPPER,
         ALIAS: _ALIAS,
     }
+    admin = repository / f"{config.name}-admin"
     if options.admin:
-        models[f"{config.name}-admin"] = _ADMIN
+        models[admin.name] = _ADMIN
+    elif _is_admin(admin):
+        shutil.rmtree(admin)
     for model, template in models.items():
         folder = repository / model
         (folder / "1").mkdir(parents=True, exist_ok=True)
         temporary = folder / "config.pbtxt.writing"
         temporary.write_text(template.substitute(values), "utf-8")
         temporary.rename(folder / "config.pbtxt")
+
+
+def _parameters(options: ServingOptions) -> dict[str, str]:
+    """As a `config.pbtxt` has them."""
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in vars(options).items()}
+
+
+def _is_admin(folder: Path) -> bool:
+    """One that an export wrote; a tenant of another scheme may have the name."""
+    config = folder / "config.pbtxt"
+    return config.is_file() and 'backend: "hplm_admin"' in config.read_text("utf-8")

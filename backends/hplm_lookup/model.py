@@ -13,6 +13,7 @@ import triton_python_backend_utils as pb_utils
 
 from hplm.engine.backbone import Backbone, Watch
 from hplm.engine.lookup import Lookup
+from hplm.engine.settings import deadline_us
 from hplm.errors import Broken, HplmError, InvalidInput
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
@@ -43,7 +44,7 @@ class TritonPythonModel:
         self._meter = Meter()
         self._publisher = Publisher(pb_utils.MetricFamily, self._meter, name, before=self._count_windows)
         self._secret = SharedSecret(name, os.getppid()).value
-        self._deadline_us = round(float(parameters["deadline_ms"]) * 1000)
+        self._deadline_us = deadline_us(parameters)
 
     def execute(self, requests: list) -> list:
         arrival = time.monotonic_ns()

@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 from builder.export import Exported, export
-from builder.model_configs import ServingOptions
+from builder.model_configs import ServingOptions, check_options
 from builder.schemes.flat import flat_store
 from builder.schemes.pretrained import pretrained
 from builder.schemes.whole import WholeFolder
@@ -70,6 +70,7 @@ def _export_whole(store: Store, repository: Path, options: ServingOptions, schem
     tenants, name = store.tenants(), store.config.name
     if not tenants:
         raise InvalidInput(f"{store.folder} has no tenants to export: build one with `hplm build tenant`")
+    check_options(store.config, options)
     tables = store.branches() if scheme == "plot" else []
     if scheme == "plot":
         config, upper, words = store.config, store.upper(), None

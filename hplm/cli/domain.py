@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hplm.cli.build import CORPUS, DTYPES, device_of, learn_option, table_built
-from hplm.cli.served import open_live, served_options
+from hplm.cli.served import check_state, open_live, served_options
+from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
     from builder.inspection import Coverage
@@ -49,7 +50,7 @@ def _action(
     if store is not None:
         action.add_argument("--store", type=Path, required=store, help="folder of what has been built")
     action.add_argument("--json", action="store_true", help="end with one line of JSON")
-    action.set_defaults(run=run)
+    action.set_defaults(run=run, default_of=action.get_default)
     return action
 
 
@@ -105,6 +106,7 @@ def run_list(args: argparse.Namespace) -> dict:
     from builder.store import Store
 
     if _is_live(args):
+        check_state(args.state)
         live = open_live(args)
         snapshot = live.current()
         tenants = Counter((tenant.domain, tenant.domain_version) for tenant in snapshot.tenants)
@@ -158,12 +160,14 @@ def run_update(args: argparse.Namespace) -> dict:
     from builder.domain import UpdateOptions, update_domain
     from builder.inspection import behind
     from builder.store import Store
-    from hplm.errors import InvalidInput
 
     if (args.corpus is None) == (args.repository is None):
         raise InvalidInput("give --corpus to build a version, or --repository and --state to serve it: one of them")
     if args.corpus is None:
+        building = ("keep", "dtype", "minutes", "learn", "seed", "device")
+        _refuse(args, building, "a version is served as it was built; these are for building it, --corpus")
         return _said(args, open_live(args).update_domain(Store(args.store), args.name, args.canary))
+    _refuse(args, ("canary", "state", "backbone"), "a version is built in the store; these are for serving it, --repository")
     store, options = Store(args.store), UpdateOptions(args.keep, args.dtype, args.seed, args.learn)
     table = update_domain(store, args.name, args.corpus, options, Budget(minutes=args.minutes), device_of(args))
     built = table_built(args, table, f"domain {args.name} version {table.meta.version}")
@@ -184,11 +188,18 @@ def run_rollback(args: argparse.Namespace) -> dict:
 
 
 def _is_live(args: argparse.Namespace) -> bool:
-    from hplm.errors import InvalidInput
-
     if (args.store is None) == (args.repository is None):
         raise InvalidInput("give --store for what has been built, or --repository for what is served: one of them")
+    if args.repository is None:
+        _refuse(args, ("state", "backbone"), "of what is served, which --repository names; --store is what has been built")
     return args.repository is not None
+
+
+def _refuse(args: argparse.Namespace, names: tuple[str, ...], reason: str) -> None:
+    """Options that mean nothing where they were given."""
+    given = [f"--{name}" for name in names if getattr(args, name) != args.default_of(name)]
+    if given:
+        raise InvalidInput(f"{', '.join(given)}: {reason}")
 
 
 def _said(args: argparse.Namespace, change: DomainChange) -> dict:
@@ -208,6 +219,7 @@ def run_delete(args: argparse.Namespace) -> dict:
     from builder.store import Store
 
     if _is_live(args):
+        _refuse(args, ("version",), "what is served goes as a whole, and old versions by themselves when nobody stands on them")
         return _said(args, open_live(args).delete_domain(args.name))
     versions = delete_domain(Store(args.store), args.name, args.version)
     if not args.json:
@@ -218,7 +230,6 @@ def run_delete(args: argparse.Namespace) -> dict:
 def run_inspect(args: argparse.Namespace) -> dict:
     from builder.inspection import behind, frequent, table_bytes
     from builder.store import Store
-    from hplm.errors import InvalidInput
 
     if args.text is None and (args.picture or args.keep):
         raise InvalidInput("--picture and --keep are about how much of a text is known: give one with --text")

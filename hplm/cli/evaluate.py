@@ -46,6 +46,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
     store, device = Store(args.store), device_of(args)
     check_names(args.against)
+    if args.picture is not None:
+        from builder.picture import check_picture
+
+        check_picture(args.picture)
     evaluation = evaluate_tenant(store, args.id, args.test, device)
     if args.picture is not None:
         from builder.evaluation.picture import draw_confusion

@@ -31,6 +31,10 @@ def main(argv: list[str] | None = None) -> int:
     except HplmError as error:
         print(f"hplm {args.command}: {error}", file=sys.stderr)
         return 1
+    except OSError as error:  # a wrong path, no permission, a full disk
+        what = f"{error.strerror}: {error.filename}" if error.filename is not None else error.strerror or error
+        print(f"hplm {args.command}: {what}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"hplm {args.command}: interrupted", file=sys.stderr)
         return 130

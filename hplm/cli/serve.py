@@ -30,7 +30,8 @@ def register(commands) -> None:
             f"--{service}-port", type=int, default=port, metavar="PORT", help=f"default: {port}; 0 takes any free port"
         )
     serve.add_argument("--log-file", type=Path, metavar="FILE", help="appended to (default: .hplm/serve-HTTPPORT.log)")
-    serve.add_argument("flags", nargs="*", metavar="-- FLAG", help="more flags for tritonserver, such as --trace-config=rate=1")
+    flags = "more flags for tritonserver, such as --trace-config=rate=1; paths in them are absolute"
+    serve.add_argument("flags", nargs="*", metavar="-- FLAG", help=flags)
     serve.set_defaults(run=run)
 
 

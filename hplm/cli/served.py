@@ -18,6 +18,14 @@ def served_options(parser: argparse.ArgumentParser, required: bool = False, repo
     parser.add_argument("--backbone", help="which of the repository's (default: the only one)")
 
 
+def check_state(state: Path | None) -> None:
+    """For commands that only read: a folder that is not there is a mistake, and no state in which nothing has changed."""
+    from hplm.errors import InvalidInput
+
+    if state is not None and not state.is_dir():
+        raise InvalidInput(f"--state {state} is no folder: name the one that `hplm serve --state` was given")
+
+
 def open_live(args: argparse.Namespace) -> Live:
     from builder.live import Live
     from hplm.errors import InvalidInput

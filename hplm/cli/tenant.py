@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hplm.cli.served import open_live, served_options
+from hplm.cli.served import check_state, open_live, served_options
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -113,14 +114,14 @@ def run_delete(args: argparse.Namespace) -> dict:
 
 
 def run_key_add(args: argparse.Namespace) -> dict:
-    if args.days < 0:
-        raise InvalidInput(f"--days {args.days:g}: above 0, or 0 for a key that does not expire")
-    expires = round(time.time() + 86400 * args.days) if args.days else 0
     live = open_live(args)
-    secret, key = live.add_key(args.id, expires)
+    secret, key = live.add_key(args.id, args.days)
     if not args.json:
-        print(f"key {key.id} of tenant {args.id}; its secret, which is shown only now:\n{secret}")
-    return {"tenant": args.id, "key": key.id, "secret": secret, "expires": key.expires, "late": live.settle_now()}
+        print(f"key {key.id} of tenant {args.id}; its secret, which is shown only now:\n{secret}", flush=True)
+    late = live.settle_now()
+    if not args.json:
+        _print_late(late)
+    return {"tenant": args.id, "key": key.id, "secret": secret, "expires": key.expires, "late": late}
 
 
 def run_key_list(args: argparse.Namespace) -> dict:
@@ -137,20 +138,21 @@ def run_key_list(args: argparse.Namespace) -> dict:
 def run_key_revoke(args: argparse.Namespace) -> dict:
     live = open_live(args)
     live.revoke_key(args.id, args.key)
+    late = live.settle_now()
     if not args.json:
         print(f"key {args.key} of tenant {args.id} is revoked")
-    return {"tenant": args.id, "revoked": args.key, "late": live.settle_now()}
+        _print_late(late)
+    return {"tenant": args.id, "revoked": args.key, "late": late}
 
 
 def run_limit(args: argparse.Namespace) -> dict:
-    from hplm.errors import InvalidInput
-
     wanted = {"rate": args.rate, "burst": args.burst, "in_flight": args.in_flight}
     if args.deadline_ms is not None:
-        wanted["deadline_us"] = round(1000 * args.deadline_ms)
+        microseconds = 1000 * args.deadline_ms
+        wanted["deadline_us"] = round(microseconds) if math.isfinite(microseconds) else microseconds
     limits = {name: value for name, value in wanted.items() if value is not None}
-    if not limits or any(value < 0 for value in limits.values()):
-        raise InvalidInput("give --rate, --burst, --in-flight or --deadline-ms, none of them negative; 0 takes a limit away")
+    if not limits:
+        raise InvalidInput("give --rate, --burst, --in-flight or --deadline-ms; 0 takes a limit away")
     open_live(args).limit(args.id, **limits)
     if not args.json:
         print(f"tenant {args.id}: {', '.join(f'{name} {value:g}' for name, value in limits.items())}")
@@ -165,7 +167,9 @@ def run_compact(args: argparse.Namespace) -> dict:
 
 
 def run_log(args: argparse.Namespace) -> dict:
-    changes = open_live(args).registry.audit()
+    registry = open_live(args).registry
+    registry.check_begun()
+    changes = registry.audit()
     if not args.json:
         for change in changes:
             rest = {name: value for name, value in change.items() if name not in ("generation", "at", "who", "action")}
@@ -178,9 +182,13 @@ def _said(args: argparse.Namespace, change: TenantChange) -> dict:
     if not args.json:
         versions = f"version {change.before or 'none'} -> {change.after or 'none'}"
         print(f"tenant {change.tenant}: {versions}, generation {change.generation}")
-        if late:
-            print(f"  not taken after some seconds by {', '.join(late)}: is it alive?")
+        _print_late(late)
     return {**asdict(change), "late": late}
+
+
+def _print_late(late: list[str]) -> None:
+    if late:
+        print(f"  not taken after some seconds by {', '.join(late)}: is it alive?")
 
 
 def _keys(tenant: Tenant) -> list[dict[str, Any]]:
@@ -188,8 +196,6 @@ def _keys(tenant: Tenant) -> list[dict[str, Any]]:
 
 
 def _find(args: argparse.Namespace) -> tuple[str, Tenant]:
-    from hplm.errors import InvalidInput
-
     for backbone, tenant in _tenants(args):
         if tenant.id == args.id:
             return backbone, tenant
@@ -198,7 +204,6 @@ def _find(args: argparse.Namespace) -> tuple[str, Tenant]:
 
 def _tenants(args: argparse.Namespace) -> list[tuple[str, Tenant]]:
     from hplm.engine.backbone import Backbone
-    from hplm.errors import InvalidInput
     from hplm.tenants.manager import Manager
     from hplm.tenants.snapshot import Snapshot
 
@@ -207,6 +212,7 @@ def _tenants(args: argparse.Namespace) -> list[tuple[str, Tenant]]:
     paths = sorted(args.repository.glob(f"{args.backbone or '*'}/1/{Backbone.TENANTS}"))
     if not paths:
         raise InvalidInput(f"{args.repository} holds no backbone{' ' + args.backbone if args.backbone else ''}: export one")
+    check_state(args.state)
     found = []
     for path in paths:
         snapshot = Manager(path.parent, args.state).current() if args.state is not None else Snapshot.load(path)

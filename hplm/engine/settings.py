@@ -1,14 +1,17 @@
-"""What an operator chooses of an upper half: the parameters of its `config.pbtxt`, checked."""
+"""What an operator chooses of an upper half: the parameters of its `config.pbtxt`, checked. And of a lookup: the deadline."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from hplm.engine.engine import resolve_device, resolve_dtype
+from hplm.engine.journal import LOG, NONE
 from hplm.engine.overlap import Overlap, read_overlap
+from hplm.engine.packing import read_packing
 from hplm.errors import InvalidInput
 
 EARLIEST = "earliest"
@@ -47,13 +50,26 @@ class Settings:
             batch_tokens=_positive(parameters, "batch_tokens"),
             queue_texts=_positive(parameters, "queue_texts"),
             queue_bytes=_positive(parameters, "queue_mb") * 10**6,
-            commit_ns=_commit_ns(parameters["commit_ms"]),
+            commit_ns=_commit_ns(parameters),
             overlap=read_overlap(parameters["overlap"]),
             slots=_positive(parameters, "slots", least=2),
             plot_hot=_positive(parameters, "plot_hot", least=0),
             plot_preload=_yes_or_no(parameters, "plot_preload"),
-            journal=parameters["journal"],
+            journal=_journal(parameters["journal"]),
         )
+
+
+def deadline_us(parameters: Mapping[str, str]) -> int:
+    """For requests that name none; 0: no deadline."""
+    return round(1000 * _milliseconds(_Parameters(parameters), "deadline_ms", "0 for no deadline"))
+
+
+def check(parameters: Mapping[str, str]) -> None:
+    """Refuses what a server would refuse; its CUDA devices and its policies it alone knows."""
+    device = "cpu" if parameters["device"].startswith("cuda") else parameters["device"]
+    settings = Settings.read({**parameters, "device": device})
+    read_packing(settings.packing, lambda texts, tokens: 0.0)
+    deadline_us(parameters)
 
 
 class _Parameters(dict[str, str]):
@@ -61,16 +77,27 @@ class _Parameters(dict[str, str]):
         raise InvalidInput(f"parameter {name!r} is missing in config.pbtxt: export the repository again")
 
 
-def _commit_ns(given: str) -> int | None:
-    if given == EARLIEST:
+def _commit_ns(parameters: Mapping[str, str]) -> int | None:
+    if parameters["commit_ms"] == EARLIEST:
         return None
+    return round(1e6 * _milliseconds(parameters, "commit_ms", EARLIEST))
+
+
+def _journal(given: str) -> str:
+    """The server runs in a folder of its own, which goes when it does."""
+    if given not in (NONE, LOG) and not Path(given).is_absolute():
+        raise InvalidInput(f"parameter 'journal' is {given!r}: name a file by its absolute path, or {LOG!r}")
+    return given
+
+
+def _milliseconds(parameters: Mapping[str, str], name: str, otherwise: str) -> float:
     try:
-        value = float(given)
+        value = float(parameters[name])
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise InvalidInput(f"parameter 'commit_ms' is {given!r}: milliseconds, or {EARLIEST}")
-    return round(value * 1e6)
+        raise InvalidInput(f"parameter {name!r} is {parameters[name]!r}: milliseconds, or {otherwise}")
+    return value
 
 
 def _yes_or_no(parameters: Mapping[str, str], name: str) -> bool:

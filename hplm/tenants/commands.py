@@ -10,9 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import math
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -78,20 +76,11 @@ class Commands:
 
     def _limit(self, given: dict[str, Any]) -> dict[str, Any]:
         limits = {name: given[name] for name in ("rate", "burst", "in_flight", "deadline_us") if name in given}
-        if not limits or any(isinstance(value, bool) or not isinstance(value, (int, float)) for value in limits.values()):
-            raise InvalidInput("give 'rate', 'burst', 'in_flight' or 'deadline_us', each a number")
-        if not all(0 <= value < math.inf for value in limits.values()):
-            raise InvalidInput("'rate', 'burst', 'in_flight', 'deadline_us': none of them negative, none infinite")
-        if any(not isinstance(limits.get(name, 0), int) for name in ("in_flight", "deadline_us")):
-            raise InvalidInput("'in_flight' and 'deadline_us' are whole numbers")
         self._manager.limit(_name(given), **limits)
         return {"tenant": given["id"], **limits, "late": self._manager.settle_now()}
 
     def _add_key(self, given: dict[str, Any]) -> dict[str, Any]:
-        days = given.get("days", 0)
-        if not isinstance(days, (int, float)) or days < 0:
-            raise InvalidInput(f"'days' is {days!r}: a number, 0 for a key that does not expire")
-        secret, key = self._manager.add_key(_name(given), round(time.time() + 86400 * days) if days else 0)
+        secret, key = self._manager.add_key(_name(given), given.get("days", 0))
         late = self._manager.settle_now()
         return {"tenant": given["id"], "key": key.id, "secret": secret, "expires": key.expires, "late": late}
 
@@ -104,9 +93,9 @@ class Commands:
 
     def _add_domain(self, given: dict[str, Any]) -> dict[str, Any]:
         """A table is too large for a request: it lies in the state's `inbox/<name>/<version>` already."""
-        name, version = _text(given, "name"), given.get("version", 1)
+        name, version = _text(given, "name"), _whole_number(given, "version", 1)
         source = self._manager.state.folder / "inbox" / name / str(version)
-        if not NAME.fullmatch(name) or not isinstance(version, int) or not source.is_dir():
+        if not NAME.fullmatch(name) or not source.is_dir():
             raise InvalidInput(f"no table {name}/{version} in {source.parent.parent}: copy its folder there first")
         Table(source).verify()
         change = self._manager.adopt_domain(name, version, source)
@@ -123,16 +112,14 @@ class Commands:
             if not isinstance(adapter, dict):
                 raise InvalidInput('\'adapter\' is an object, as in {"kind": "bottleneck", "rank": 32}')
             places = tuple(adapter["places"]) if adapter.get("places") else None
-            rank = adapter.get("rank")
-            if not isinstance(rank, int) or rank < 1:
-                raise InvalidInput(f"'rank' is {rank!r}: a positive whole number")
+            rank = _whole_number(adapter, "rank")
             layout = adapter_layout(
                 self._config, adapter.get("kind", "bottleneck"), rank, places, adapter.get("function", "relu")
             )
         head = head_layout(self._config, len(labels), given.get("head_function"))
         return Knowledge(
             domain=_text(given, "domain"),
-            domain_version=given.get("domain_version", 1),
+            domain_version=_whole_number(given, "domain_version", 1),
             task=_text(given, "task"),
             labels=tuple(labels),
             head=(head, _layers(tensors, head, "head")[0]),
@@ -179,4 +166,11 @@ def _text(given: dict[str, Any], field: str) -> str:
     value = given.get(field)
     if not isinstance(value, str) or not value:
         raise InvalidInput(f"{given['command']} needs {field!r}, a text")
+    return value
+
+
+def _whole_number(given: dict[str, Any], field: str, otherwise: int | None = None) -> int:
+    value = given.get(field, otherwise)
+    if type(value) is not int or value < 1:  # to Python 1.0 and true are 1 as well, and not to what is made of it
+        raise InvalidInput(f"{field!r} is {value!r}: a positive whole number")
     return value

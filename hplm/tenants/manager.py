@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +23,10 @@ from hplm.tenants.registry import Change, Registry, sync
 from hplm.tenants.snapshot import LIVE, TASKS, Snapshot, Tenant
 from hplm.tenants.state import EXPORTED_BANKS, EXPORTED_TABLES, EXPORTED_TENANTS, State
 
+log = logging.getLogger(__name__)
+LARGEST_LIMIT = 10**12  # requests, or microseconds
+LONGEST_DAYS = 100_000  # of a key
+
 
 @dataclass(frozen=True)
 class Knowledge:
@@ -32,6 +38,7 @@ class Knowledge:
     labels: tuple[str, ...]
     head: tuple[Layout, Mapping[str, Tensor]]
     adapter: tuple[Layout, Sequence[Mapping[str, Tensor]]] | None
+    version: int = 0  # where it comes from; 0: it has none there
 
 
 @dataclass(frozen=True)
@@ -70,11 +77,17 @@ class Manager:
         generation = self.state.current()
         return self.state.load(generation) if generation else self.exported
 
-    def table(self, domain: str, version: int) -> Table:
+    def find_table(self, domain: str, version: int) -> Table | None:
         for folder in (self.folder / EXPORTED_TABLES, self.state.tables):
             if (folder / domain / str(version)).is_dir():
                 return Table(folder / domain / str(version))
-        raise InvalidInput(f"table {domain}/{version} is neither in {self.folder} nor in {self.state.folder}")
+        return None
+
+    def table(self, domain: str, version: int) -> Table:
+        table = self.find_table(domain, version)
+        if table is None:
+            raise InvalidInput(f"table {domain}/{version} is neither in {self.folder} nor in {self.state.folder}")
+        return table
 
     def add(self, tenant_id: str, knowledge: Knowledge) -> TenantChange:
         with self.registry.change("tenant add") as change:
@@ -103,9 +116,11 @@ class Manager:
             change.remove(tenant_id)
             return _recorded(change, TenantChange(change.generation, tenant_id, gone.version, None))
 
-    def add_key(self, tenant_id: str, expires: int = 0) -> tuple[str, Key]:
+    def add_key(self, tenant_id: str, days: float = 0) -> tuple[str, Key]:
         """The secret is not kept: this is the only time that anybody sees it."""
-        secret, key = new_key(expires)
+        if type(days) not in (int, float) or not 0 <= days <= LONGEST_DAYS:
+            raise InvalidInput(f"'days' is {days!r}: from 0 to {LONGEST_DAYS:,}, 0 for a key that does not expire")
+        secret, key = new_key(round(time.time() + 86400 * days) if days else 0)
         with self.registry.change("tenant key add") as change:
             tenant = _known(change, tenant_id)
             change.replace(replace(tenant, keys=(*tenant.keys, key)))
@@ -129,6 +144,7 @@ class Manager:
 
     def limit(self, tenant_id: str, **limits: float) -> Tenant:
         """Quotas and the default deadline: fields of a tenant that are no knowledge."""
+        _check_limits(limits)
         with self.registry.change("tenant limit") as change:
             tenant = replace(_known(change, tenant_id), **limits)
             change.replace(tenant)
@@ -176,7 +192,7 @@ class Manager:
             known = self.table(change.branches[0].domain, change.branches[0].version).meta
             if (meta.window, meta.vocabulary, meta.hidden) != (known.window, known.vocabulary, known.hidden):
                 raise InvalidInput(f"{source} was built for another backbone than {self.folder.parent.name!r}")
-            self.refuse_another(meta)
+            self.refuse_another(Table(source))
             target = self.state.tables / name / str(version)
             shutil.rmtree(target, ignore_errors=True)  # of an attempt that was cut: nobody is served from it
             writing = target.with_name(f"{target.name}.writing")
@@ -188,10 +204,11 @@ class Manager:
             change.place(name, version, Table(target).size)
             return self.close(change, DomainChange(change.generation, name, version, [], [], [], []))
 
-    def refuse_another(self, meta: TableMeta) -> None:
+    def refuse_another(self, table: Table) -> None:
         """Readers look into the export first: a number that it has is that table's for ever, served or not."""
+        meta = table.meta
         exported = self.folder / EXPORTED_TABLES / meta.domain / str(meta.version)
-        if exported.is_dir() and Table(exported).meta != meta:
+        if exported.is_dir() and not Table(exported).same_as(table):
             raise InvalidInput(
                 f"version {meta.version} of domain {meta.domain!r} was exported and is another table: give this a new one"
             )
@@ -240,10 +257,17 @@ class Manager:
 
     def settle(self, generation: int) -> list[str]:
         """Waits until every reader has taken the generation; returns those that have not within ten seconds."""
-        return self.state.wait_for_readers(generation)
+        if self.state.current() < generation:  # it was decided and could not be published
+            self.registry.finish()
+        try:
+            return self.state.wait_for_readers(generation)
+        except OSError as error:  # of a change that is made nothing may get lost, least of all a new key
+            log.warning("which servers have taken generation %d cannot be read: %s", generation, error)
+            return []
 
     def settle_now(self) -> list[str]:
-        return self.settle(self.state.current())
+        """For the last change that was made here."""
+        return self.settle(self.registry.decided)
 
     def put_record(
         self, change: Change, layout: Layout, uid: int, version: int, layers: Sequence[Mapping[str, Tensor]]
@@ -274,7 +298,7 @@ class Manager:
                 "both: its clients rely on them. Add a tenant of another name"
             )
         uid = before.uid if before is not None else change.new_uid()
-        version = change.next_version(tenant_id)
+        version = max(change.next_version(tenant_id), knowledge.version)  # the store's own, unless that is given
         layout, head = knowledge.head
         size = size_for(len(knowledge.labels))
         head_record = self.put_record(change, replace(layout, size=size), uid, version, [grown(head, size)])
@@ -339,6 +363,16 @@ def _known(change: Change, tenant_id: str) -> Tenant:
     if tenant_id not in change.tenants:
         raise InvalidInput(f"tenant {tenant_id!r} is not served: `hplm tenant list` names those that are")
     return change.tenants[tenant_id]
+
+
+def _check_limits(limits: Mapping[str, float]) -> None:
+    if not limits or any(type(value) not in (int, float) for value in limits.values()):
+        raise InvalidInput("give 'rate', 'burst', 'in_flight' or 'deadline_us', each a number")
+    if not all(0 <= value <= LARGEST_LIMIT for value in limits.values()):
+        names = ", ".join(map(repr, limits))
+        raise InvalidInput(f"{names}: none of them negative or above {LARGEST_LIMIT:,}; 0 takes a limit away")
+    if any(type(limits.get(name, 0)) is not int for name in ("in_flight", "deadline_us")):
+        raise InvalidInput("'in_flight' and 'deadline_us' are whole numbers")
 
 
 def _recorded(change: Change, done: TenantChange) -> TenantChange:

@@ -21,7 +21,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from hplm.adapters.bank import Record
-from hplm.errors import Broken, HplmError
+from hplm.errors import Broken, HplmError, InvalidInput
 from hplm.plot.forest import Branch
 from hplm.tenants.snapshot import LIVE, Snapshot, Tenant, read_tenant
 from hplm.tenants.state import State
@@ -121,6 +121,7 @@ class Registry:
         self.state = state
         self._exported = exported
         self._first = {"next address": first_address, "next uid": first_uid}
+        self.decided = 0  # the generation that was decided last, here
 
     @contextmanager
     def change(self, action: str) -> Iterator[Change]:
@@ -131,12 +132,27 @@ class Registry:
             records = change.records()
             yield change
             self._write(database, action, change, records - change.records())
-        with self._opened() as database:
-            snapshot = self._newest(database)
-            try:
-                self._sweep(snapshot, database)
-            except OSError as error:  # the change is made and published; what is left goes with a later one
-                log.warning("what nobody needs any more is left in %s: %s", self.state.folder, error)
+        self.decided = change.generation
+        self.finish()
+
+    def finish(self) -> None:
+        """Publishes what is decided, and removes what nobody needs any more.
+
+        The change is made, even if this fails: who waits for its readers tries again, and so does the next manager.
+        """
+        try:
+            with self._opened() as database:
+                self._sweep(self._newest(database), database)
+        except (Busy, OSError) as error:
+            log.warning("the change is made; what is left to do in %s, the next one does: %s", self.state.folder, error)
+
+    def check_begun(self) -> None:
+        """For who only reads: a folder that was named by mistake is not to become a state."""
+        if not self.state.registry.exists():
+            raise InvalidInput(
+                f"{self.state.folder} holds no live state ({self.state.registry.name} is missing): nothing was changed there "
+                "yet, or `hplm serve` has another --state"
+            )
 
     def current(self) -> Snapshot:
         """What is published; finishes a change that was cut after it had been decided."""
@@ -146,6 +162,7 @@ class Registry:
     @contextmanager
     def frozen(self) -> Iterator[tuple[Snapshot, sqlite3.Connection]]:
         """What is published, and the registry, while no manager changes them."""
+        self.check_begun()
         with self._opened() as database:
             yield self._newest(database), database
 

@@ -6,12 +6,15 @@ import pytest
 
 from builder.export import export
 from builder.model_configs import ServingOptions
-from builder.random_store import random_store, random_tenants
+from builder.random_store import random_store, random_tenants, random_values
+from builder.schemes.export import export_scheme
 from builder.store import Store, check_name
 from hplm.adapters.bank import Bank
 from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
+from hplm.model.checkpoint import random_backbone
 from hplm.plot.table import Table
+from hplm.tenants.snapshot import Snapshot
 from tests.toy import CONFIG, TENANTS
 
 
@@ -49,6 +52,22 @@ def test_exporting_again_takes_the_old_one_s_place(tmp_path):
     assert '"8"' in Path(tmp_path / "repository/toy-upper/config.pbtxt").read_text()
 
 
+def test_an_export_is_named_by_all_that_is_in_it(tmp_path, monkeypatch):
+    def name(folder, **options):
+        store = random_store(folder / "store", CONFIG, random_tenants(2, 2, 2), corpus_tokens=500, **options)
+        export(store, folder / "repository", ServingOptions())
+        return Snapshot.load(folder / "repository/toy/1/tenants.json").export
+
+    first = name(tmp_path / "a")
+    assert name(tmp_path / "b") == first
+    assert name(tmp_path / "c", spread=0.5) != first  # other adapters, of the same names and places
+    with monkeypatch.context() as patch:
+        patch.setattr("builder.random_store.random_backbone", lambda config, seed: random_backbone(config, 7))
+        assert name(tmp_path / "d") != first
+    monkeypatch.setattr("builder.random_store.random_values", lambda spec, seed: random_values(spec, 7))
+    assert name(tmp_path / "e") != first
+
+
 def test_an_export_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
     store = random_store(tmp_path / "store", CONFIG, random_tenants(2, 2, 2))
     export(store, tmp_path / "repository", ServingOptions())
@@ -73,11 +92,40 @@ def test_tenants_of_the_repository_are_not_dropped_unasked(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options, message", [(ServingOptions(batch_tokens=10), "one text alone"), (ServingOptions(slots=1), "at least 2")]
+    "options, message",
+    [
+        (ServingOptions(batch_tokens=10), "one text alone"),
+        (ServingOptions(slots=1), "'slots' is '1': a whole number of at least 2"),
+        (ServingOptions(plot_hot=-1), "'plot_hot' is '-1'"),
+        (ServingOptions(threads=-1), "'threads' is '-1'"),
+        (ServingOptions(queue_texts=0), "'queue_texts' is '0'"),
+        (ServingOptions(deadline_ms=-5.0), r"'deadline_ms' is '-5\.0'"),
+        (ServingOptions(packing="dense"), "packing 'dense' is not known"),
+        (ServingOptions(device="gpu"), "device 'gpu' is not known"),
+        (ServingOptions(journal="journal.jsonl"), "'journal' is 'journal.jsonl': name a file by its absolute path"),
+    ],
 )
-def test_settings_that_cannot_serve_are_refused(toy, tmp_path, options, message):
+@pytest.mark.parametrize("scheme", ["hplm", "plot"])
+def test_settings_that_cannot_serve_are_refused_before_anything_is_written(toy, tmp_path, options, message, scheme):
     with pytest.raises(InvalidInput, match=message):
-        export(toy.store, tmp_path, options)
+        export_scheme(toy.store, tmp_path, options, scheme)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_device_that_this_machine_has_not_is_the_server_s_business(toy, tmp_path):
+    export(toy.store, tmp_path, ServingOptions(device="cuda:7", packing="turbo"))
+    assert '"cuda:7"' in (tmp_path / "toy-upper/config.pbtxt").read_text()
+
+
+def test_the_admin_model_goes_with_an_export_without_it_and_no_namesake_does(toy, tmp_path):
+    export(toy.store, tmp_path, ServingOptions(admin=True))
+    assert (tmp_path / "toy-admin/config.pbtxt").exists()
+    export(toy.store, tmp_path, ServingOptions())
+    assert not (tmp_path / "toy-admin").exists()
+    (tmp_path / "toy-admin").mkdir()
+    (tmp_path / "toy-admin/config.pbtxt").write_text('name: "toy-admin"\nbackend: "hplm_whole"\n')
+    export(toy.store, tmp_path, ServingOptions())
+    assert (tmp_path / "toy-admin/config.pbtxt").exists()
 
 
 def test_a_store_without_tenants_is_not_exported(tmp_path):

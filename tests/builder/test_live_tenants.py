@@ -76,6 +76,8 @@ def test_updates_go_on_from_what_is_served_and_back(place):
         live.roll_back("tenant-0")
     learn(store, "tenant-0", 3, seed=61)
     assert live.update_from(store, "tenant-0").after == 3  # 2 was given to other knowledge
+    learn(store, "new-a", 5, seed=62)
+    assert live.add_from(store, "new-a").after == 5  # as the store calls it
     random_tenant(store, TenantFile("tenant-0", 4, "root", 1, "classify", ["other"], 4), 0.3, seed=1)
     with pytest.raises(InvalidInput, match="an update keeps both"):
         live.update_from(store, "tenant-0")
@@ -198,6 +200,48 @@ def test_what_cannot_be_tidied_away_costs_no_change(place, monkeypatch, caplog):
     monkeypatch.setattr(Registry, "_sweep", denied)
     assert live.add_from(store, "new-a").after == 1
     assert served(place).view.snapshot.find("new-a").version == 1 and "another user's file" in caplog.text
+
+
+def test_a_change_is_made_and_published_if_a_backup_begins_as_soon_as_it_is_decided(place, monkeypatch, caplog):
+    live, opened, backup = Live.open(place[1], place[2]), Registry._opened, contextlib.ExitStack()
+    begins = iter([False, True])  # as the registry is opened to decide, and to publish
+    monkeypatch.setattr("hplm.tenants.registry.PATIENCE", 0.1)
+
+    def opened_after_a_backup(registry):
+        if registry is live.registry and next(begins):
+            backup.enter_context(Live.open(place[1], place[2]).registry.frozen())
+        return opened(registry)
+
+    monkeypatch.setattr(Registry, "_opened", opened_after_a_backup)
+    with backup:
+        secret, key = live.add_key("tenant-0")
+    assert secret.startswith("hplm_") and "another manager has been changing" in caplog.text
+    assert served(place).view.snapshot.find("tenant-0").keys == (key,)
+
+
+def test_a_change_that_could_not_be_published_is_when_its_readers_are_waited_for(place, monkeypatch, caplog):
+    live = Live.open(place[1], place[2])
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Registry, "_publish", full)
+        secret, key = live.add_key("tenant-0")
+    assert secret.startswith("hplm_") and "No space left" in caplog.text
+    assert served(place).view.snapshot.generation == 0
+    assert live.settle_now() == [] and served(place).view.snapshot.find("tenant-0").keys == (key,)
+
+
+def test_a_new_key_is_not_lost_where_servers_cannot_be_seen(place, monkeypatch, caplog):
+    live = Live.open(place[1], place[2])
+    live.add_key("tenant-0")
+
+    def denied(*_):
+        raise PermissionError("another user's file")
+
+    monkeypatch.setattr("hplm.tenants.state.State.wait_for_readers", denied)
+    assert live.settle_now() == [] and "another user's file" in caplog.text
 
 
 MOMENTS = [

@@ -45,6 +45,14 @@ def test_what_comes_back_answers_as_what_was_saved(place, capsys):
     assert again.delete("acme").generation == 3
 
 
+def test_a_state_that_was_mistyped_is_neither_saved_nor_made(place, capsys):
+    places = ["--repository", place / "repository", "--state", place / "mistyped"]
+    for command in (["backup", "--to", place / "saved"], ["tenant", "log"]):
+        assert "mistyped/toy holds no live state" in refused(capsys, *command, *places)
+    assert "mistyped is no folder" in refused(capsys, "tenant", "list", *places)
+    assert not (place / "mistyped").exists() and not list(place.glob("saved*"))
+
+
 def test_nothing_is_overwritten_and_nothing_is_mixed(place, capsys, tmp_path):
     places = ["--repository", place / "repository", "--state"]
     run(capsys, "backup", "--to", place / "saved", *places, place / "state")

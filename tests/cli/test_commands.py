@@ -65,6 +65,26 @@ def test_errors_name_the_thing_and_have_no_traceback(toy, tmp_path, capsys, argu
     assert message in capsys.readouterr().err
 
 
+def test_what_the_machine_refuses_is_one_line_and_a_mistake_of_ours_a_traceback(toy, tmp_path, capsys, monkeypatch):
+    file = tmp_path / "file"
+    file.write_text("")
+    places = ["--repository", str(toy.repository), "--state", str(tmp_path / "state")]
+    assert main(["restore", "--from", str(file), *places]) == 1
+    assert capsys.readouterr().err == f"hplm restore: Not a directory: {file}/backup.json\n"
+    assert main(["tenant", "delete", "acme", *places[:3], str(file)]) == 1
+    assert capsys.readouterr().err.startswith("hplm tenant: Not a directory: ")
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("builder.schemes.export.export", full)
+    export = ["export", "--store", str(toy.store.folder), "--repository", str(tmp_path / "r")]
+    assert main(export) == 1 and capsys.readouterr().err == "hplm export: No space left on device\n"
+    monkeypatch.setattr("builder.schemes.export.export", None)
+    with pytest.raises(TypeError):
+        main(export)
+
+
 def test_help_needs_no_heavy_import():
     """`hplm --help` answers at once: torch is imported by the commands that compute."""
     code = "import sys; from hplm.cli.main import parser; parser(); assert 'torch' not in sys.modules"

@@ -70,6 +70,7 @@ def test_what_is_served_scores_the_same(built, material, capsys):  # noqa: F811
         (["--against", "bigger"], "--against 'bigger' is not known: choose from dedicated"),
         (["--against", "plot", "--train", "gone.jsonl"], "gone.jsonl, which tenant 'classify' was trained with, is gone"),
         (["--url", "127.0.0.1:1"], "127.0.0.1:1"),
+        (["--test", "gone.jsonl", "--picture", "out.txt"], "--picture out.txt: give it a name that ends in .png, .svg, .pdf"),
     ],
 )
 def test_what_cannot_be_compared_is_named(built, material, capsys, changes, message):  # noqa: F811
@@ -83,5 +84,5 @@ def test_other_data_than_the_tenants_are_refused(built, material, capsys, tmp_pa
     other.write_text("".join(json.dumps({"text": "w", "label": label}) + "\n" for label in ("up", "down") * 20))
     command = ["evaluate", "--store", built / "store", "--id", "classify", "--test", material / "classify.dev.jsonl"]
     assert main([*map(str, command), "--against", "shared", "--train", str(other)]) == 1
-    assert "has other labels than tenant 'classify'" in capsys.readouterr().err
+    assert "other.jsonl is not what tenant 'classify' was trained with" in capsys.readouterr().err
     assert Store(built / "store").tenants()[0].version == 1

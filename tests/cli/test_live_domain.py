@@ -53,6 +53,11 @@ def test_what_is_meant_must_be_said(served, capsys):
         (["update", "--name", "bio", *store], "give --corpus to build a version, or --repository"),
         (["list", *places[:2]], "give --state DIR, the folder that `hplm serve --state DIR` was given"),
         (["update", "--name", "bio", *store, *places, "--canary", "2"], "canary 2.0: a share above 0"),
+        (["update", "--name", "bio", *store, *places, "--keep", "0.5", "--learn", "distil"], "--keep, --learn: a version is"),
+        (["update", "--name", "bio", *store, "--corpus", "x", "--canary", "0.5"], "--canary: a version is built in the store"),
+        (["delete", "--name", "bio", *places, "--version", "1"], "--version: what is served goes as a whole"),
+        (["delete", "--name", "bio", *store, *places[2:]], "--state: of what is served"),
+        (["list", *places[:2], "--state", "mistyped"], "--state mistyped is no folder"),
     ]:
         assert message in refused(capsys, "domain", *arguments)
 

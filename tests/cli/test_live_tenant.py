@@ -61,6 +61,23 @@ def test_keys_are_shown_once_and_limits_are_kept(served, capsys):
         assert secret not in capsys.readouterr().out
 
 
+def test_a_key_s_secret_is_said_before_servers_are_waited_for_and_a_revocation_after(served, capsys, monkeypatch):
+    _, places = served
+    kept = run(capsys, "tenant", "key", "add", "tenant-0", *places)["key"]
+    said_before = []
+
+    def wait(state, generation):
+        said_before.append(capsys.readouterr().out)
+        return ["elsewhere-1-abc"]
+
+    monkeypatch.setattr("hplm.tenants.state.State.wait_for_readers", wait)
+    assert main(["tenant", "key", "add", "tenant-0", *map(str, places)]) == 0
+    assert "hplm_" in said_before[-1] and "not taken after some seconds by elsewhere-1-abc" in capsys.readouterr().out
+    assert main(["tenant", "key", "revoke", "tenant-0", "--key", kept, *map(str, places)]) == 0
+    said = capsys.readouterr().out
+    assert said_before[-1] == "" and "is revoked" in said and "not taken after some seconds by elsewhere-1-abc" in said
+
+
 def test_what_cannot_be_is_refused(served, capsys):
     store, places = served
     for arguments, message in [
@@ -70,6 +87,12 @@ def test_what_cannot_be_is_refused(served, capsys):
         (["delete", "tenant-0", *places[:2]], "give --state DIR"),
         (["limit", "tenant-0", *places], "give --rate, --burst"),
         (["limit", "tenant-0", "--rate", -1, *places], "none of them negative"),
+        (["limit", "tenant-0", "--rate", "nan", *places], "none of them negative"),
+        (["limit", "tenant-0", "--burst", "inf", *places], "none of them negative or above"),
+        (["limit", "tenant-0", "--deadline-ms", "nan", *places], "none of them negative"),
+        (["limit", "tenant-0", "--deadline-ms", "inf", *places], "none of them negative or above"),
         (["key", "add", "tenant-0", "--days", -1, *places], "0 for a key that does not expire"),
+        (["key", "add", "tenant-0", "--days", "nan", *places], "0 for a key that does not expire"),
+        (["key", "add", "tenant-0", "--days", "inf", *places], "0 for a key that does not expire"),
     ]:
         assert message in refused(capsys, "tenant", *arguments)

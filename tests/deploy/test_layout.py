@@ -115,6 +115,7 @@ def test_both_mount_read_only_and_publish_on_loopback():
     (repository,) = [flag.partition("=")[2] for flag in command if flag.startswith("--model-repository=")]
     state = docker[docker.index("-e") + 1].removeprefix("HPLM_STATE=")
     assert service["environment"]["HPLM_STATE"] == state
+    assert "HPLM_ADMIN_KEY" in service["environment"]
     for mounts in ([word for option, word in pairwise(docker) if option == "-v"], service["volumes"]):
         for mount, wanted in zip(mounts, (f"/model_repository:{repository}:ro", f"/state:{state}:ro"), strict=True):
             assert mount.endswith(wanted)

@@ -1,0 +1,62 @@
+"""What is said from afar is checked as what is typed here; a real server is asked in tests/server/test_admin.py."""
+
+import base64
+import json
+
+import pytest
+from safetensors.torch import save
+
+from builder.store import TenantFile
+from hplm.errors import InvalidInput
+from hplm.model.config import BackboneConfig
+from hplm.tenants.commands import Commands
+from hplm.tenants.manager import Manager
+from tests.builder.places import make_place
+
+
+@pytest.fixture
+def place(tmp_path):
+    store, repository, state = make_place(tmp_path)
+    folder = repository / "toy/1"
+    manager = Manager(folder, state)
+    return store, manager, Commands(manager, BackboneConfig.load(folder / "backbone.json"))
+
+
+def trained(store):
+    adapter, head = store.tenant_weights(TenantFile("new-a", 1, "root", 1, "classify", ["x", "y"], 4))
+    tensors = {f"head.{key}": value.contiguous() for key, value in head.items()}
+    tensors |= {f"adapter.{i}.{key}": value.contiguous() for i, layer in enumerate(adapter) for key, value in layer.items()}
+    return {
+        "command": "tenant.add",
+        "id": "acme",
+        "domain": "root",
+        "domain_version": 1,
+        "task": "classify",
+        "labels": ["x", "y"],
+        "adapter": {"kind": "bottleneck", "rank": 4},
+        "tensors": base64.b64encode(save(tensors)).decode(),
+    }
+
+
+def test_versions_and_ranks_are_whole_numbers(place):
+    store, manager, commands = place
+    good = trained(store)
+    for name, value in [("domain_version", 1.0), ("domain_version", True), ("domain_version", [1]), ("domain_version", 0)]:
+        with pytest.raises(InvalidInput, match=r"'domain_version' is .*: a positive whole number"):
+            commands.run(json.dumps({**good, name: value}))
+    with pytest.raises(InvalidInput, match="'rank' is True: a positive whole number"):
+        commands.run(json.dumps({**good, "adapter": {"kind": "bottleneck", "rank": True}}))
+    with pytest.raises(InvalidInput, match=r"'version' is 1\.0: a positive whole number"):
+        commands.run('{"command": "domain.add", "name": "bio", "version": 1.0}')
+    assert json.loads(commands.run(json.dumps(good)))["after"] == 1
+    assert manager.current().find("acme").domain_version == 1
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-1", "1e13", "true", '"1"', f"1{'0' * 400}"])
+def test_what_is_no_number_of_days_and_no_limit_is_refused(place, number):
+    _, manager, commands = place
+    with pytest.raises(InvalidInput, match=r"'days' is .*0 for a key that does not expire"):
+        commands.run(f'{{"command": "tenant.key.add", "id": "tenant-0", "days": {number}}}')
+    with pytest.raises(InvalidInput, match=r"none of them negative|each a number"):
+        commands.run(f'{{"command": "tenant.limit", "id": "tenant-0", "rate": {number}}}')
+    assert not manager.current().generation
