@@ -56,7 +56,7 @@ class Commands:
             given = json.loads(command)
         except ValueError as error:
             raise InvalidInput(f"the command is not JSON: {error}") from None
-        if not isinstance(given, dict) or given.get("command") not in self._known:
+        if not isinstance(given, dict) or str(given.get("command")) not in self._known:
             raise InvalidInput(f"a command is one of {', '.join(self._known)}, as in {{\"command\": \"tenant.list\"}}")
         return json.dumps(self._known[given["command"]](given))
 
@@ -103,20 +103,16 @@ class Commands:
         return self._changed(change)
 
     def _knowledge(self, given: dict[str, Any]) -> Knowledge:
-        labels = given.get("labels")
-        if not isinstance(labels, list) or not labels or not all(isinstance(label, str) and label for label in labels):
-            raise InvalidInput("'labels' is a list of names, in the order of the logits")
+        labels = _names(given, "labels")
         tensors = _tensors(given)
         adapter, layout = given.get("adapter"), None
         if adapter is not None:
             if not isinstance(adapter, dict):
                 raise InvalidInput('\'adapter\' is an object, as in {"kind": "bottleneck", "rank": 32}')
-            places = tuple(adapter["places"]) if adapter.get("places") else None
-            rank = _whole_number(adapter, "rank")
-            layout = adapter_layout(
-                self._config, adapter.get("kind", "bottleneck"), rank, places, adapter.get("function", "relu")
-            )
-        head = head_layout(self._config, len(labels), given.get("head_function"))
+            places = tuple(_names(adapter, "places")) if adapter.get("places") is not None else None
+            kind, function = _word(adapter, "kind", "bottleneck"), _word(adapter, "function", "relu")
+            layout = adapter_layout(self._config, kind, _whole_number(adapter, "rank"), places, function)
+        head = head_layout(self._config, len(labels), _word(given, "head_function", None))
         return Knowledge(
             domain=_text(given, "domain"),
             domain_version=_whole_number(given, "domain_version", 1),
@@ -166,6 +162,20 @@ def _text(given: dict[str, Any], field: str) -> str:
     value = given.get(field)
     if not isinstance(value, str) or not value:
         raise InvalidInput(f"{given['command']} needs {field!r}, a text")
+    return value
+
+
+def _word(given: dict[str, Any], field: str, otherwise: str | None) -> str | None:
+    value = given.get(field)
+    if value is not None and not isinstance(value, str):
+        raise InvalidInput(f"{field!r} is {value!r}: a name")
+    return otherwise if value is None else value
+
+
+def _names(given: dict[str, Any], field: str) -> list[str]:
+    value = given.get(field)
+    if not isinstance(value, list) or not value or not all(isinstance(name, str) and name for name in value):
+        raise InvalidInput(f"{field!r} is a list of names" + (", in the order of the logits" if field == "labels" else ""))
     return value
 
 

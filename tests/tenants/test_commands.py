@@ -52,6 +52,19 @@ def test_versions_and_ranks_are_whole_numbers(place):
     assert manager.current().find("acme").domain_version == 1
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"command": ["tenant.add"]}, {"head_function": 3}, {"labels": [1, 2]}, {"id": 7}, {"tensors": [1]}, {"task": ["classify"]}]
+    + [{"adapter": {"rank": 4, **part}} for part in ({"kind": 1}, {"places": 3}, {"places": [4]}, {"function": {}})],
+    ids=str,
+)
+def test_what_is_of_another_type_is_refused(place, wrong):
+    store, manager, commands = place
+    with pytest.raises(InvalidInput):
+        commands.run(json.dumps({**trained(store), **wrong}))
+    assert not manager.current().generation
+
+
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-1", "1e13", "true", '"1"', f"1{'0' * 400}"])
 def test_what_is_no_number_of_days_and_no_limit_is_refused(place, number):
     _, manager, commands = place
