@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from builder.growing import META, mapped
+from builder.options import check_keep
 from builder.runs import Run
 from hplm.errors import InvalidInput
 from hplm.model.windows import Window
@@ -51,8 +52,7 @@ class Counts:
         return mapped(run.keys, np.uint64, (rows, run.words)), mapped(run.counts, np.uint64, (rows,))
 
     def number(self, keep: float) -> int:
-        if not 0.0 <= keep <= 1.0:
-            raise InvalidInput(f"keep {keep}: a share between 0 and 1")
+        check_keep(keep)
         return round(keep * self.distinct)
 
     def ranked(self, number: int, chunk: int = 1 << 20) -> Iterator[np.ndarray]:

@@ -14,10 +14,11 @@ from builder.adaptation.learning import Budget
 from builder.adaptation.masked import MaskedHead, further_pretrain, given_head
 from builder.counting import add_counts
 from builder.counts import Counts
+from builder.options import check_keep, check_seed
 from builder.root import save_report
 from builder.store import Store, check_name
 from builder.table import build_table, ranked_rows
-from builder.work import Work, some_documents, was_just_finished
+from builder.work import Work, held, put_away, was_just_finished
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint
 from hplm.model.stacks import LowerStack
@@ -36,6 +37,10 @@ class DomainOptions:
     learn: str = "masked"  # how the lower layers learn the corpus
     min_tokens: int = MIN_TOKENS
 
+    def __post_init__(self) -> None:
+        check_keep(self.keep)
+        check_seed(self.seed)
+
 
 def build_domain(
     store: Store, name: str, corpus: list[Path], options: DomainOptions, budget: Budget, device: torch.device
@@ -47,21 +52,23 @@ def build_domain(
     check_name("domain", name)
     parent = (options.parent, store.latest(options.parent))
     working, plan = store.work_folder(name, 1), {"parent version": parent[1], **asdict(options), **asdict(budget)}
-    if any(domain == name for domain, _ in store.domains()):
-        if was_just_finished(working, corpus, plan):
-            return store.table(name, 1)
-        raise InvalidInput(
-            f"domain {name!r} is in {store.folder} already: add to it with `hplm domain update`, or choose another --name"
-        )
-    work = Work(working, corpus, plan, clear=lambda: store.remove_branch(name, 1))
-    if not store.has_lower(name, 1):
-        _refuse_little(store, work, name, options)
-        _adapt(store, work, parent, (name, 1), options, budget, device)
-    counts = work.count(store, store.tokenizer(), store.counts_folder(name, 1))
-    spec = store.table_spec(name, 1, parent, options.dtype, counts.tokens)
-    table = build_table(store, spec, counts, store.lower(name, 1), options.keep, device, work.folder)
-    work.close()
-    return table
+    with held(working, f"domain {name!r}"):
+        if any(domain == name for domain, _ in store.domains()):
+            if was_just_finished(working, corpus, plan):
+                put_away(working)
+                return store.table(name, 1)
+            raise InvalidInput(
+                f"domain {name!r} is in {store.folder} already: add to it with `hplm domain update`, or choose another --name"
+            )
+        work = Work(working, corpus, plan, clear=lambda: store.remove_branch(name, 1))
+        if not store.has_lower(name, 1):
+            _refuse_little(store, work, name, options)
+            _adapt(store, work, parent, (name, 1), options, budget, device)
+        counts = work.count(store, store.tokenizer(), store.counts_folder(name, 1))
+        spec = store.table_spec(name, 1, parent, options.dtype, counts.tokens)
+        table = build_table(store, spec, counts, store.lower(name, 1), options.keep, device, work.folder)
+        work.close()
+        return table
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,11 @@ class UpdateOptions:
     dtype: str | None = None  # default: the version's before
     seed: int = 0
     learn: str = "masked"
+
+    def __post_init__(self) -> None:
+        if self.keep is not None:
+            check_keep(self.keep)
+        check_seed(self.seed)
 
 
 def update_domain(
@@ -80,35 +92,38 @@ def update_domain(
     Without adaptation the lower stack stays, and so do the rows that are there: only new n-grams are computed. With it, the
     lower stack learns on from where it is, and every row is new.
     """
+    working, what = store.work_folder(name, store.latest(name) + 1), f"domain {name!r}"
     plan = {**asdict(options), **asdict(budget)}
-    before = store.table(name, store.latest(name))
-    if was_just_finished(store.work_folder(name, before.meta.version), corpus, plan):
+    with held(working, what):
+        before = store.table(name, store.latest(name))
+        with held(finished := store.work_folder(name, before.meta.version), what):
+            if was_just_finished(finished, corpus, plan):
+                put_away(finished)
+                store.sweep()
+                return before
+        version = before.meta.version + 1
+        dtype = options.dtype or before.meta.dtype
+        parent = (before.meta.parent, before.meta.parent_version) if before.meta.parent is not None else None
+        if parent is None and not budget.empty:
+            raise InvalidInput(
+                "the root's lower stack belongs to the shared upper half: update it with --minutes 0, or build a new root"
+            )
+        old_counts = Counts(store.counts_folder(name, before.meta.version))
+        keep = ranked_rows(before, old_counts) / max(1, old_counts.distinct) if options.keep is None else options.keep
+        work = Work(working, corpus, plan, clear=lambda: store.remove_branch(name, version))
+        if not store.has_lower(name, version):
+            if budget.empty:
+                store.save_lower(name, version, store.lower(name, before.meta.version))
+            else:
+                _adapt(store, work, (name, before.meta.version), (name, version), options, budget, device)
+        new_counts = work.count(store, store.tokenizer(), work.folder / "counts")
+        counts = add_counts([old_counts, new_counts], store.counts_folder(name, version))
+        spec = store.table_spec(name, version, parent, dtype, counts.tokens)
+        known = before if budget.empty and dtype == before.meta.dtype else None
+        table = build_table(store, spec, counts, store.lower(name, version), keep, device, work.folder, known)
         store.sweep()
-        return before
-    version = before.meta.version + 1
-    dtype = options.dtype or before.meta.dtype
-    parent = (before.meta.parent, before.meta.parent_version) if before.meta.parent is not None else None
-    if parent is None and not budget.empty:
-        raise InvalidInput(
-            "the root's lower stack belongs to the shared upper half: update it with --minutes 0, or build a new root"
-        )
-    old_counts = Counts(store.counts_folder(name, before.meta.version))
-    keep = ranked_rows(before, old_counts) / max(1, old_counts.distinct) if options.keep is None else options.keep
-    working = store.work_folder(name, version)
-    work = Work(working, corpus, plan, clear=lambda: store.remove_branch(name, version))
-    if not store.has_lower(name, version):
-        if budget.empty:
-            store.save_lower(name, version, store.lower(name, before.meta.version))
-        else:
-            _adapt(store, work, (name, before.meta.version), (name, version), options, budget, device)
-    new_counts = work.count(store, store.tokenizer(), work.folder / "counts")
-    counts = add_counts([old_counts, new_counts], store.counts_folder(name, version))
-    spec = store.table_spec(name, version, parent, dtype, counts.tokens)
-    known = before if budget.empty and dtype == before.meta.dtype else None
-    table = build_table(store, spec, counts, store.lower(name, version), keep, device, work.folder, known)
-    store.sweep()
-    work.close()
-    return table
+        work.close()
+        return table
 
 
 def recut_domain(origin: Store, branch: str, store: Store, name: str, keep: float, dtype: str, device: torch.device) -> Table:
@@ -175,7 +190,7 @@ def _adapt(
         raise InvalidInput(f"--learn {options.learn!r} is not known: choose {' or '.join(LEARN)}")
     lower = store.lower(*start)
     if not budget.empty:
-        documents = some_documents(work.corpus(store.tokenizer()), options.seed)
+        documents = work.documents(store.tokenizer(), options.seed)
         saved = work.folder / "adaptation.pt"
         LEARN[options.learn](store, start, branch, lower, documents, budget, options.seed, device, saved)
     store.save_lower(*branch, lower)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -82,6 +83,16 @@ def replaced(path: Path) -> Iterator[Path]:
 def write_json(path: Path, content: dict) -> None:
     with replaced(path) as temporary:
         temporary.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+
+
+def digest_of(*files: Path) -> str:
+    """Of what is in them, end to end."""
+    content = hashlib.sha256()
+    for file in files:
+        with open(file, "rb") as opened:
+            while block := opened.read(1 << 20):
+                content.update(block)
+    return content.hexdigest()[:12]
 
 
 def mapped(path: Path, dtype: type[np.generic], shape: tuple[int, ...]) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from dataclasses import asdict, dataclass
@@ -16,9 +15,11 @@ from builder.adaptation.learning import Budget
 from builder.adaptation.masked import further_pretrain, given_head
 from builder.adaptation.picture import draw_adaptation
 from builder.counts import Counts
+from builder.growing import write_json
+from builder.options import check_keep, check_seed
 from builder.store import Store, check_name
 from builder.table import build_table
-from builder.work import Work, some_documents, was_just_finished
+from builder.work import Work, held, put_away, was_just_finished
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
 from hplm.model.tokenizer import Tokenizer
@@ -38,6 +39,8 @@ class RootOptions:
     masked: float = 0.0  # share of the budget in which the lower layers then guess masked words
 
     def __post_init__(self) -> None:
+        check_keep(self.keep)
+        check_seed(self.seed)
         if not 0 <= self.masked < 1:
             raise InvalidInput(f"{self.masked:g} of the time for guessing masked words: a share from 0 to less than 1")
 
@@ -46,19 +49,23 @@ def build_root(
     model: str, corpus: list[Path], folder: Path, options: RootOptions, budget: Budget, device: torch.device
 ) -> tuple[Store, Table]:
     """Cut anywhere, the same call goes on with what is not done yet: tokens, adaptation, counts, table."""
+    if Path(model).is_dir():
+        model = str(Path(model).absolute())  # the store's commands are given anywhere
     working, plan = folder / "building" / "root-1", {"model": model, **asdict(options), **asdict(budget)}
-    if (folder / "store.json").exists() and (store := Store(folder)).domains():
-        if was_just_finished(working, corpus, plan):
-            return store, store.table("root", 1)
-        raise InvalidInput(f"{folder} holds a finished root already: choose another --store, or remove it")
-    work = Work(working, corpus, plan, clear=lambda: _clear(folder))
-    begun = (folder / "store.json").exists()
-    store = Store(folder) if begun else _adapted(model, work, folder, options, budget, device)
-    counts = work.count(store, store.tokenizer(), store.counts_folder("root", 1))
-    spec = store.table_spec("root", 1, None, options.dtype, counts.tokens)
-    table = build_table(store, spec, counts, store.lower("root", 1), options.keep, device, work.folder)
-    work.close()
-    return store, table
+    with held(working, f"the root of {folder}"):
+        if (folder / "store.json").exists() and (store := Store(folder)).domains():
+            if was_just_finished(working, corpus, plan):
+                put_away(working)
+                return store, store.table("root", 1)
+            raise InvalidInput(f"{folder} holds a finished root already: choose another --store, or remove it")
+        work = Work(working, corpus, plan, clear=lambda: _clear(folder))
+        begun = (folder / "store.json").exists()
+        store = Store(folder) if begun else _adapted(model, work, folder, options, budget, device)
+        counts = work.count(store, store.tokenizer(), store.counts_folder("root", 1))
+        spec = store.table_spec("root", 1, None, options.dtype, counts.tokens)
+        table = build_table(store, spec, counts, store.lower("root", 1), options.keep, device, work.folder)
+        work.close()
+        return store, table
 
 
 def recut_root(origin: Store, folder: Path, keep: float, device: torch.device) -> Table:
@@ -92,9 +99,7 @@ def _adapted(
         if not budget.empty:
             print(f"{model}: a SkipBERT is taken as it was trained, nothing is adapted", file=sys.stderr, flush=True)
         return Store.create(folder, model, checkpoint.config, checkpoint.tokenizer_json, *split(checkpoint))
-    documents = some_documents(
-        work.corpus(Tokenizer(checkpoint.tokenizer_json, checkpoint.config.positions)), options.seed
-    )
+    documents = work.documents(Tokenizer(checkpoint.tokenizer_json, checkpoint.config.positions), options.seed)
     lower, upper = split(checkpoint)
     seed, config, masked = options.seed, checkpoint.config, budget.part(options.masked)
     distilling, saved = budget.part(1 - options.masked), work.folder / "adaptation.pt"
@@ -113,6 +118,6 @@ def _adapted(
 def save_report(store_folder: Path, domain: str, version: int, report: dict[str, Any]) -> None:
     path = store_folder / "lower" / f"{domain}-{version}.json"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(report, indent=2) + "\n", "utf-8")
+    write_json(path, report)
     if report["curve"]:
         draw_adaptation(report, f"{domain} version {version}: adaptation", path.with_suffix(".png"))

@@ -8,7 +8,7 @@
     counts/<domain>/<version>/                  how often each n-gram occurs, for the next version
     tenants/<id>/<version>/                     tenant.json  adapter.safetensors  head.safetensors  report.json  training.png
 
-Everything is written under a temporary name and renamed, so what has its name is complete.
+Everything is written under a temporary name, synced and renamed, so what has its name is complete.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from builder.growing import digest_of, replaced, write_json
 from hplm.adapters.layout import Layout, adapter_layout, head_layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
@@ -119,13 +120,16 @@ class Store:
         if (folder / "store.json").exists():
             raise InvalidInput(f"{folder} holds a store already: choose another --store, or remove it")
         folder.mkdir(parents=True, exist_ok=True)
-        config.save(folder / "backbone.json")
-        (folder / "tokenizer.json").write_text(tokenizer_json, "utf-8")
-        _save(upper.state_dict(), folder / "upper.safetensors")
+        with replaced(folder / "backbone.json") as temporary:
+            config.save(temporary)
+        with replaced(folder / "tokenizer.json") as temporary:
+            temporary.write_text(tokenizer_json, "utf-8")
+        with replaced(folder / "upper.safetensors") as temporary:
+            _save(upper.state_dict(), temporary)
         if head is not None:
             _save_below(folder, "root-1.head", head.state_dict())
         _save_below(folder, "root-1", lower.state_dict())
-        (folder / "store.json").write_text(json.dumps({"format": FORMAT, "model": model}, indent=2) + "\n", "utf-8")
+        write_json(folder / "store.json", {"format": FORMAT, "model": model})
         return cls(folder)
 
     def tokenizer(self) -> Tokenizer:
@@ -206,6 +210,15 @@ class Store:
         """What a table says of itself, even if the rest of it is broken."""
         return TableMeta.load(self.table_folder(domain, version) / "meta.json")
 
+    def chain_digest(self, domain: str, version: int) -> str:
+        """Of what a table and those it falls back to hold: a branch built anew may have the same name and number."""
+        files, step = [], (domain, version)
+        while step[0] is not None:
+            files += [self.table_folder(*step) / name for name in ("meta.json", "checksums")]
+            meta = self.meta(*step)
+            step = (meta.parent, meta.parent_version)
+        return digest_of(*files)
+
     def users(self) -> dict[tuple[str, int], list[str]]:
         """Who stands on each branch: tenants in their newest version, and domains whose parent it is."""
         users: dict[tuple[str, int], list[str]] = {branch: [] for branch in self.domains()}
@@ -257,6 +270,8 @@ class Store:
         """The newest version of every tenant, in order of id."""
         newest: dict[str, TenantFile] = {}
         for path in self.folder.glob("tenants/*/*/tenant.json"):
+            if not path.parent.name.isdecimal():  # of a build that was killed as it wrote
+                continue
             tenant = TenantFile.read(path)
             if tenant.id not in newest or newest[tenant.id].version < tenant.version:
                 newest[tenant.id] = tenant
@@ -320,9 +335,8 @@ def _remove_folder(folder: Path) -> None:
 def _save_below(folder: Path, name: str, weights: dict[str, Tensor]) -> None:
     target = folder / "lower" / f"{name}.safetensors"
     target.parent.mkdir(exist_ok=True)
-    temporary = target.with_name(f"{name}.writing")
-    _save(weights, temporary)
-    temporary.rename(target)
+    with replaced(target) as temporary:
+        _save(weights, temporary)
 
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -15,13 +14,14 @@ import torch
 
 from builder.archives import check_file
 from builder.data import Labelled, read_labelled
-from builder.growing import write_json
+from builder.growing import digest_of, write_json
 from builder.store import Store, TenantFile, check_name
 from builder.training.bodies import PlotBody
-from builder.training.examples import Reader, Texts, check_labels, labels_of, split_off
+from builder.training.examples import Reader, Texts, check_labels, check_values, labels_of, split_off
 from builder.training.finetuning import Ground, Trained, TrainingOptions, train
 from builder.training.grid import points, train_grid
 from builder.training.picture import draw_training
+from builder.work import PLAN, held, put_away
 from hplm.engine.engine import resolve_device
 from hplm.errors import InvalidInput
 from hplm.tenants.snapshot import TASKS
@@ -41,16 +41,22 @@ class Material:
     train: Path
     dev: Path | None
     seed: int
+    labels: tuple[str, ...] = ()  # of the version before: the rows of its head keep their order
 
     def read(self) -> tuple[Labelled, Labelled, list[str]]:
         """Training part, dev part, and what the head's rows stand for."""
-        given = read_labelled(self.train, self.task)
-        labels = labels_of(given, self.task)
+        training = read_labelled(self.train, self.task)
+        labels = labels_of(training, self.task)
+        if set(labels) == set(self.labels):
+            labels = list(self.labels)
         if self.dev is None:
-            return *split_off(given, DEV_SHARE, self.seed), labels
-        dev = read_labelled(self.dev, self.task)
-        check_labels(dev, labels, str(self.train))
-        return given, dev, labels
+            training, dev = split_off(training, DEV_SHARE, self.seed)
+        else:
+            dev = read_labelled(self.dev, self.task)
+            check_labels(dev, labels, str(self.train))
+        if self.task == "regress":
+            check_values(training)
+        return training, dev, labels
 
     def open(self, device: torch.device, show_progress: bool = False) -> tuple[Ground, PlotBody]:
         store = Store(self.store)
@@ -61,11 +67,15 @@ class Material:
         return ground, PlotBody(store.upper(), store.config.heads)
 
     def plan(self) -> dict[str, Any]:
-        files = [path for path in (self.train, self.dev) if path is not None]
-        for path in files:
-            check_file(path)
-        stamps = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
-        return {"domain": self.domain, "domain_version": self.domain_version, "task": self.task, "files": stamps}
+        """What it is, by content: a training that was cut goes on with nothing else."""
+        return {
+            "domain": self.domain,
+            "domain_version": self.domain_version,
+            "tables": Store(self.store).chain_digest(self.domain, self.domain_version),
+            "task": self.task,
+            "training": _file(self.train),
+            "dev": _file(self.dev) if self.dev is not None else None,
+        }
 
 
 def build_tenant(
@@ -91,47 +101,52 @@ def build_tenant(
     if options.body_rate and not options.cut:
         raise InvalidInput("upper layers that learn need an adapter to hold what they learned: give --rank above 0")
     device = device or resolve_device("auto")
-    material = Material(store.folder, domain, store.latest(domain), task, train_file, dev_file, options.seed)
-    plan = {**material.plan(), **asdict(options), "grid": grid}
-    given, dev, labels = material.read()
-    before = store.tenant(tenant_id)
-    if before is not None:
-        _check_same_answers(before, task, labels)
-    version = before.version + 1 if before else 1
+    working = store.folder / "building" / "tenants" / tenant_id
+    with held(working, f"tenant {tenant_id!r}"):
+        before = store.tenant(tenant_id)
+        known = tuple(before.labels) if before is not None else ()
+        material = Material(store.folder, domain, store.latest(domain), task, train_file, dev_file, options.seed, known)
+        given, dev, labels = material.read()
+        plan = {**material.plan(), "labels": labels, **asdict(options), "grid": grid}
+        plan = json.loads(json.dumps(plan))  # as it is read again
+        if before is not None:
+            _check_same_answers(before, task, labels)
+        version = before.version + 1 if before else 1
 
-    if before is not None and _was_just_stored(store, tenant_id, {"version": before.version, **plan}):
-        return before
-    working = _working(store, tenant_id, {"version": version, **plan})
-    tried = []
-    if grid:
-        opened = partial(material.open, device)
-        trained, tried = train_grid(opened, points(options), working, device, show_progress)
-        ground = opened()[0]
-    else:
-        ground, body = material.open(device, show_progress)
-        trained = train(body, ground, options, working / "training.pt", show_progress)
-    tenant = TenantFile(
-        tenant_id, version, domain, material.domain_version, task, labels, options.rank, options.adapter, options.worked_on,
-        dtype=options.dtype,
-    )  # fmt: skip
-    report = _report(material, (given, ground.texts), (dev, ground.dev), trained)
-    if tried:
-        report["grid"] = [point.described() for point in tried]
-    title = f"{tenant_id} version {version}: {task} on {domain}"
-    store.save_tenant(tenant, *trained.model.stored(), report, partial(draw_training, report, title))
-    shutil.rmtree(working)
-    return tenant
+        if before is not None and _begun(working) == {"version": before.version, **plan}:
+            put_away(working)  # the same command was cut after its tenant was stored
+            return before
+        _begin(working, tenant_id, {"version": version, **plan})
+        tried = []
+        if grid:
+            opened = partial(material.open, device)
+            trained, tried = train_grid(opened, points(options), working, device, show_progress)
+            ground = opened()[0]
+        else:
+            ground, body = material.open(device, show_progress)
+            trained = train(body, ground, options, working / "training.pt", show_progress)
+        tenant = TenantFile(
+            tenant_id, version, domain, material.domain_version, task, labels, options.rank, options.adapter,
+            options.worked_on, dtype=options.dtype,
+        )  # fmt: skip
+        report = _report(plan, (given, ground.texts), (dev, ground.dev), trained)
+        if tried:
+            report["grid"] = [point.described() for point in tried]
+        title = f"{tenant_id} version {version}: {task} on {domain}"
+        store.save_tenant(tenant, *trained.model.stored(), report, partial(draw_training, report, title))
+        put_away(working)
+        return tenant
 
 
 def _report(
-    material: Material, training: tuple[Labelled, Texts], dev: tuple[Labelled, Texts], trained: Trained
+    plan: dict[str, Any], training: tuple[Labelled, Texts], dev: tuple[Labelled, Texts], trained: Trained
 ) -> dict[str, Any]:
     counts = Counter(label for example in training[0].examples for label in example.labels)
     uneven = max(counts.values()) / min(counts.values()) if counts else 1.0
     return {
-        "task": material.task,
-        "training": _described(*training),
-        "dev": {**_described(*dev), **trained.scores.described()},
+        "task": plan["task"],
+        "training": {**plan["training"], **_described(*training)},
+        "dev": {**(plan["dev"] or plan["training"]), **_described(*dev), **trained.scores.described()},
         "imbalance": round(uneven, 1),
         **trained.report,
     }
@@ -148,31 +163,25 @@ def warnings_of(report: dict[str, Any]) -> list[str]:
     return said
 
 
-def _plan_file(store: Store, tenant_id: str) -> Path:
-    return store.folder / "building" / "tenants" / tenant_id / "plan.json"
+def _file(path: Path) -> dict[str, str]:
+    check_file(path)
+    return {"file": str(path.resolve()), "digest": digest_of(path)}
 
 
-def _was_just_stored(store: Store, tenant_id: str, plan: dict[str, Any]) -> bool:
-    """The same command was cut after its tenant was stored: nothing is left but to put its work away."""
-    file = _plan_file(store, tenant_id)
-    if not file.exists() or json.loads(file.read_text("utf-8")) != json.loads(json.dumps(plan)):
-        return False
-    shutil.rmtree(file.parent)
-    return True
+def _begun(folder: Path) -> dict[str, Any] | None:
+    """The plan of a training that was cut."""
+    return json.loads((folder / PLAN).read_text("utf-8")) if (folder / PLAN).exists() else None
 
 
-def _working(store: Store, tenant_id: str, plan: dict[str, Any]) -> Path:
-    """Where a training keeps how far it has come. What another one left behind is of no use to this one."""
-    file = _plan_file(store, tenant_id)
-    folder = file.parent
-    plan = json.loads(json.dumps(plan))
-    if file.exists() and json.loads(file.read_text("utf-8")) != plan:
+def _begin(folder: Path, tenant_id: str, plan: dict[str, Any]) -> None:
+    """What another training left behind is of no use to this one."""
+    begun = _begun(folder)
+    if begun == plan:
+        return
+    if begun is not None:
         print(f"tenant {tenant_id}: a training that was cut had other data or options; this one begins anew", file=sys.stderr)
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    if not file.exists():
-        write_json(file, plan)
-    return folder
+    put_away(folder)
+    write_json(folder / PLAN, plan)
 
 
 def _check_same_answers(before: TenantFile, task: str, labels: list[str]) -> None:
@@ -194,7 +203,6 @@ def _check_same_answers(before: TenantFile, task: str, labels: list[str]) -> Non
 def _described(labelled: Labelled, texts: Texts) -> dict[str, Any]:
     counts = Counter(label for example in labelled.examples for label in example.labels)
     return {
-        "file": str(labelled.path),
         "texts": len(texts.texts),
         "texts_cut": texts.cut,
         "label_counts": dict(sorted(counts.items())),

@@ -133,10 +133,15 @@ def adapt(
 
 def split_documents(documents: Sequence[np.ndarray], seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Some to examine with, the others to learn from."""
-    readable = [document for document in documents if len(document) > 2]  # more than special tokens
-    if len(readable) < 2:
-        raise InvalidInput(f"the corpus has {len(readable)} documents to learn from: adaptation needs two at least, one a line")
-    return _held_out(readable, np.random.default_rng(seed))
+    return _held_out(readable(documents), np.random.default_rng(seed))
+
+
+def readable(documents: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Those with more than special tokens; refused if they are too few."""
+    found = [document for document in documents if len(document) > 2]
+    if len(found) < 2:
+        raise InvalidInput(f"the corpus has {len(found)} documents to learn from: adaptation needs two at least, one a line")
+    return found
 
 
 def _held_out(documents: list[np.ndarray], rng: np.random.Generator) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -10,6 +10,7 @@ import torch
 
 from builder.data import read_labelled
 from builder.evaluation.tenant import Evaluation
+from builder.growing import digest_of
 from builder.store import Store
 from builder.tenant import Material
 from builder.training.bodies import Body, PlotBody, RememberingBody, WholeBody
@@ -55,13 +56,14 @@ def score_schemes(
     train_file = train_file or Path(report["training"]["file"])
     if dev_file is None and report["dev"]["file"] != report["training"]["file"]:
         dev_file = Path(report["dev"]["file"])
-    for file in (train_file, dev_file):
-        if file is not None and not file.exists():
-            raise InvalidInput(f"{file}, which tenant {tenant.id!r} was trained with, is gone: name it with --train or --dev")
+    for option, part, file in (("train", "training", train_file), ("dev", "dev", dev_file)):
+        if file is not None:
+            _check_same(file, report[part].get("digest"), tenant.id, option)
     known = TrainingOptions.__dataclass_fields__
     own = {name: value for name, value in report.items() if name in known}
     options = TrainingOptions(**own | {"places": tuple(own["places"]) if own["places"] else None})
-    material = Material(store.folder, tenant.domain, tenant.domain_version, tenant.task, train_file, dev_file, options.seed)
+    stands_on, labels = (tenant.domain, tenant.domain_version), tuple(tenant.labels)
+    material = Material(store.folder, *stands_on, tenant.task, train_file, dev_file, options.seed, labels)
     ground, _ = material.open(device, show_progress)
     if ground.labels != tenant.labels:
         raise InvalidInput(f"{train_file} has other labels than tenant {tenant.id!r}: the tenant was not trained with it")
@@ -71,6 +73,17 @@ def score_schemes(
         trained = train_scheme(store, ground, name, options, show_progress)
         scores[name] = evaluate(trained.body, trained.model, ground, texts)[0]
     return scores
+
+
+def _check_same(file: Path, digest: str | None, tenant_id: str, option: str) -> None:
+    """None: of a report that was written before there were digests."""
+    if not file.exists():
+        raise InvalidInput(f"{file}, which tenant {tenant_id!r} was trained with, is gone: name it with --{option}")
+    if digest not in (None, digest_of(file)):
+        raise InvalidInput(
+            f"{file} is not what tenant {tenant_id!r} was trained with: name what it was with --{option}, or build the tenant "
+            "again"
+        )
 
 
 def train_scheme(

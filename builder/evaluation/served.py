@@ -45,5 +45,5 @@ def _check_version(tenant_id: str, here: int, there: str) -> None:
     if there != str(here):
         raise InvalidInput(
             f"the server answers with version {there} of tenant {tenant_id!r}, the store's newest is {here}: "
-            "`hplm tenant update` it, or export again"
+            "`hplm tenant update` it, or export again (after a rollback a server's numbers are ahead of the store's)"
         )

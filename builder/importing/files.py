@@ -19,7 +19,7 @@ from hplm.errors import InvalidInput
 def read_json(path: Path) -> dict[str, Any]:
     try:
         stored = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise InvalidInput(f"{path} is missing: --from is the folder that the library's own save function wrote") from None
     except ValueError as error:
         raise InvalidInput(f"{path} is not JSON ({error}): save the adapter again") from None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import torch
 
 from builder.domain import MIN_TOKENS
 from builder.importing.found import Changes, FoundAdapter
+from builder.options import check_keep
 from builder.store import Store, check_name
 from builder.table import build_table
-from builder.work import Work, was_just_finished
+from builder.work import Work, held, put_away, was_just_finished
 from hplm.adapters.layout import PROJECTIONS
 from hplm.errors import InvalidInput
 from hplm.model.layer import QKV
@@ -29,6 +31,9 @@ class NewDomain:
     keep: float = 1.0
     dtype: str = "fp16"
     min_tokens: int = MIN_TOKENS
+
+    def __post_init__(self) -> None:
+        check_keep(self.keep)
 
 
 @torch.no_grad()
@@ -60,23 +65,34 @@ def check_mergeable(found: FoundAdapter, lower: Changes, store: Store, new: NewD
         raise InvalidInput(f"{found.source} changes no lower layer, so there is nothing to make a domain of: omit --as-domain")
 
 
-def build_merged(
+@contextmanager
+def merged(
     store: Store, parent: tuple[str, int], changes: Changes, found: FoundAdapter, new: NewDomain, device: torch.device
-) -> tuple[Table, Callable[[], None]]:
-    """A child of `parent`, whose lower stack it starts from, and what to call when the tenant on it is stored.
+) -> Iterator[Table]:
+    """A child of `parent`, whose lower stack it starts from, for as long as it takes to store the tenant on it.
 
-    Cut anywhere before that, the same call goes on.
+    Cut anywhere before the end of that, the same call goes on.
     """
     check_name("domain", new.name)
     stat = found.source.stat()
     adapter = [str(found.source.resolve()), stat.st_size, stat.st_mtime_ns]
     options = {name: value for name, value in asdict(new).items() if name != "corpus"}
     working, plan = store.work_folder(new.name, 1), {"parent": list(parent), "adapter": adapter, **options}
-    if any(domain == new.name for domain, _ in store.domains()):
-        if was_just_finished(working, new.corpus, plan):
-            return store.table(new.name, 1), lambda: None
-        raise InvalidInput(f"domain {new.name!r} is in {store.folder} already: choose another --as-domain")
-    work = Work(working, new.corpus, plan, clear=lambda: store.remove_branch(new.name, 1))
+    with held(working, f"domain {new.name!r}"):
+        if all(domain != new.name for domain, _ in store.domains()):
+            work = Work(working, new.corpus, plan, clear=lambda: store.remove_branch(new.name, 1))
+            table = _tabulated(store, parent, changes, new, work, device)
+        elif was_just_finished(working, new.corpus, plan):
+            table = store.table(new.name, 1)
+        else:
+            raise InvalidInput(f"domain {new.name!r} is in {store.folder} already: choose another --as-domain")
+        yield table
+        put_away(working)
+
+
+def _tabulated(
+    store: Store, parent: tuple[str, int], changes: Changes, new: NewDomain, work: Work, device: torch.device
+) -> Table:
     if not store.has_lower(new.name, 1):
         tokens = work.corpus(store.tokenizer()).tokens
         if tokens < new.min_tokens:
@@ -90,5 +106,4 @@ def build_merged(
         store.save_lower(new.name, 1, lower)
     counts = work.count(store, store.tokenizer(), store.counts_folder(new.name, 1))
     spec = store.table_spec(new.name, 1, parent, new.dtype, counts.tokens)
-    table = build_table(store, spec, counts, store.lower(new.name, 1), new.keep, device, work.folder)
-    return table, work.close
+    return build_table(store, spec, counts, store.lower(new.name, 1), new.keep, device, work.folder)

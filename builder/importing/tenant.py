@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from builder.importing.adapterhub import is_adapterhub, read_adapterhub
 from builder.importing.files import read_json
 from builder.importing.found import FoundAdapter, FoundHead, halves, records, storable, upper_layout, usual
 from builder.importing.heads import check_head, chosen_labels
-from builder.importing.lower import NewDomain, build_merged, check_mergeable
+from builder.importing.lower import NewDomain, check_mergeable, merged
 from builder.importing.peft import is_peft, read_peft
 from builder.store import Store, TenantFile, check_name
 from builder.training.examples import check_labels
@@ -57,7 +58,10 @@ def import_tenant(
     check_head(head.weights, head.function, store.config, head.source)
     parts = halves(adapter, store.config)
     check_mergeable(adapter, parts.lower, store, options.new_domain)
-    version = _next_version(store, tenant_id, head.task, labels)
+    before = _version_before(store, tenant_id, head.task, labels)
+    version = 1
+    if before is not None:
+        version, head, labels = before.version + 1, _reordered(head, labels, before.labels), before.labels
     labelled = _read_test(options.test, head.task, labels)
 
     layout = upper_layout(adapter, parts.upper, store.config)
@@ -70,7 +74,6 @@ def import_tenant(
         stored_adapter = [storable(record, layout, adapter.source) for record in records(parts.upper, layout)]
     weights = stored_adapter, storable(head.weights, tenant.head_layout(store.config), head.source)
 
-    finish = None
     report: dict[str, Any] = {
         "task": head.task,
         "imported": {
@@ -83,34 +86,35 @@ def import_tenant(
     }
     if labelled is not None:
         report["test"] = {f"on {parent[0]}": _score(store, tenant, weights, labelled, device, show_progress)}
-    if options.new_domain is not None:
-        table, finish = build_merged(store, parent, parts.lower, adapter, options.new_domain, device)
-        before = store.tenant(tenant_id)
-        if before is not None and (before.domain, before.domain_version) == (table.meta.domain, table.meta.version):
-            finish()  # this very import was cut after its tenant had been stored
-            return before, store.report(before)
-        tenant = replace(tenant, domain=table.meta.domain, domain_version=table.meta.version)
-        megabytes = round(sum(table.meta.sizes().values()) / 1e6, 3)
-        report["merged"] = {"domain": tenant.domain, "layers": sorted(parts.lower), "ngrams": table.meta.keys, "mb": megabytes}
-        if labelled is not None:
-            report["test"][f"on {tenant.domain}"] = _score(store, tenant, weights, labelled, device, show_progress)
-    store.save_tenant(tenant, *weights, report)
-    if finish is not None:
-        finish()
+    with ExitStack() as building:
+        if options.new_domain is not None:
+            table = building.enter_context(merged(store, parent, parts.lower, adapter, options.new_domain, device))
+            if before is not None and (before.domain, before.domain_version) == (table.meta.domain, table.meta.version):
+                return before, store.report(before)  # this very import was cut after its tenant had been stored
+            tenant = replace(tenant, domain=table.meta.domain, domain_version=table.meta.version)
+            layers, megabytes = sorted(parts.lower), round(sum(table.meta.sizes().values()) / 1e6, 3)
+            report["merged"] = {"domain": tenant.domain, "layers": layers, "ngrams": table.meta.keys, "mb": megabytes}
+            if labelled is not None:
+                report["test"][f"on {tenant.domain}"] = _score(store, tenant, weights, labelled, device, show_progress)
+        store.save_tenant(tenant, *weights, report)
     return tenant, report
 
 
-def _next_version(store: Store, tenant_id: str, task: str, labels: list[str]) -> int:
+def _version_before(store: Store, tenant_id: str, task: str, labels: list[str]) -> TenantFile | None:
     """An update must not change what clients of the tenant know of it."""
     before = store.tenant(tenant_id)
-    if before is None:
-        return 1
-    if before.task != task or set(before.labels) != set(labels):
+    if before is not None and (before.task != task or set(before.labels) != set(labels)):
         raise InvalidInput(
             f"tenant {tenant_id!r} has a version {before.version} with task {before.task} and labels {sorted(before.labels)}, "
             f"and an update keeps both; this one has task {task} and labels {sorted(labels)}: import it under another --id"
         )
-    return before.version + 1
+    return before
+
+
+def _reordered(head: FoundHead, labels: list[str], wanted: list[str]) -> FoundHead:
+    """Its rows in the order of `wanted`, which is that of the logits that clients know."""
+    rows = [labels.index(label) for label in wanted]
+    return replace(head, weights={**head.weights, **{part: head.weights[part][rows] for part in ("weight", "bias")}})
 
 
 def _read_test(file: Path | None, task: str, labels: list[str]) -> Labelled | None:

@@ -19,10 +19,10 @@ from builder.corpus import tokenize_corpus
 from builder.data import read_labelled
 from builder.demo.data import DemoData, DemoTenant
 from builder.evaluation.schemes import options_of, train_scheme, whole_body
-from builder.growing import replaced
+from builder.growing import digest_of, replaced
 from builder.report.pretraining import pretrain
 from builder.report.recipes import Below, DomainRecipe, Pretraining, RootRecipe
-from builder.report.results import Results, digest_of
+from builder.report.results import Results
 from builder.report.stores import Stores
 from builder.report.studies import Case, Study, studies_of, tenants_of
 from builder.report.tiers import Tier
@@ -121,6 +121,7 @@ class Report:
 
     @cached_property
     def _digests(self) -> dict[str, str]:
+        """Other packages on another machine are other data."""
         return {task.id: digest_of(task.train, task.dev, task.test) for task in self.data.tenants}
 
     @property

@@ -35,11 +35,3 @@ class Results:
 
 def _plain(run: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(run))
-
-
-def digest_of(*files: Path) -> str:
-    """Of what is in them: other packages on another machine are other data."""
-    content = hashlib.sha256()
-    for file in files:
-        content.update(file.read_bytes())
-    return content.hexdigest()[:12]

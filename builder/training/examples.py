@@ -134,7 +134,6 @@ def labels_of(labelled: Labelled, task: str) -> list[str]:
     if task == "span":
         return ["start", "end"]
     if task == "regress":
-        check_values(labelled)
         return ["value"]
     labels = sorted({label for example in labelled.examples for label in example.labels})
     if task == "multilabel":
@@ -146,10 +145,11 @@ def labels_of(labelled: Labelled, task: str) -> list[str]:
 
 
 def check_values(labelled: Labelled) -> None:
+    """Of the part that is learned from."""
     values = np.array([example.value for example in labelled.examples])
     mean, spread = float(values.mean()), float(values.std())
     if not spread:
-        raise InvalidInput(f"{labelled.path}: every value is {mean:g}: there is nothing to tell apart")
+        raise InvalidInput(f"{labelled.path}: every value to learn from is {mean:g}: there is nothing to tell apart")
     if abs(mean) > FARTHEST_MEAN * spread or float(np.abs(values).max()) > LARGEST_VALUE:
         raise InvalidInput(
             f"{labelled.path}: values around {mean:g} that differ by {spread:g} cannot be told apart in the 16 bits in "

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from builder.hardware import half_precision
+from builder.options import check_seed
 from builder.packs import packs
 from builder.savepoint import Savepoint
 from builder.training.bodies import Body
@@ -49,6 +50,7 @@ class TrainingOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_seed(self.seed)
         if self.rank < 0:
             raise InvalidInput(f"rank {self.rank}: a positive number, or 0 for a head without adapter")
         for name in ("epochs", "patience", "batch_texts"):
@@ -134,7 +136,7 @@ def train(
     body = body.to(ground.device).eval().requires_grad_(False)
     labels, layout = len(ground.labels), _adapter(ground.config, options)
     shared = copy.deepcopy(body) if options.cut else body
-    learned = cuttable(body.upper_layers) if options.cut else body.part(options.body_part) if options.body_rate else ()
+    learned = cuttable(body.upper_layers, layout) if options.cut else body.part(options.body_part) if options.body_rate else ()
     tuned = [parameter.requires_grad_() for parameter in learned]
     model = tenant_model(ground.config, labels, replace(options, rank=0) if options.cut else options).to(ground.device)
     if ground.task == "regress":

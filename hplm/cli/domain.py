@@ -233,6 +233,10 @@ def run_inspect(args: argparse.Namespace) -> dict:
 
     if args.text is None and (args.picture or args.keep):
         raise InvalidInput("--picture and --keep are about how much of a text is known: give one with --text")
+    if args.picture is not None:
+        from builder.picture import check_picture
+
+        check_picture(args.picture)
     store = Store(args.store)
     newest = store.latest(args.name)
     version = newest if args.version is None else args.version

@@ -3,15 +3,21 @@
 import json
 import multiprocessing
 import os
+import shutil
 import signal
+from pathlib import Path
 
 import pytest
 import torch
 
 from builder import savepoint
+from builder import tenant as tenants
+from builder.store import Store
 from builder.training import grid
 from builder.training.finetuning import TrainingOptions
-from hplm.errors import HplmError
+from builder.work import held
+from hplm.errors import HplmError, InvalidInput
+from tests.builder.branches import build, some_lines
 from tests.builder.test_tenant import CUT, learn, made, make_store
 
 FILES = ("adapter.safetensors", "head.safetensors", "tenant.json")
@@ -46,6 +52,10 @@ def killed(store, train, tenant, at_save, **options):
         os.replace = dying
         trained(store, train, tenant, **options)
 
+    dies(work)
+
+
+def dies(work):
     child = multiprocessing.get_context("fork").Process(target=work)
     child.start()
     child.join(120)
@@ -73,6 +83,61 @@ def test_a_killed_training_ends_with_the_same_bytes(store, tmp_path, monkeypatch
         assert its_report["history"] == report["history"] and its_report["best_epoch"] == report["best_epoch"]
         assert not (store.folder / "building" / "tenants" / tenant).exists()
     assert steps[0] == 0 and steps == sorted(steps) and steps[-1] > 10  # they did go on
+
+
+def test_killed_as_it_was_stored_it_is_no_tenant_yet(store, tmp_path):
+    train = made(tmp_path, "classify", 60, 1)
+
+    def work():
+        tenants.draw_training = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        trained(store, train, "acme")
+
+    dies(work)
+    assert (store.folder / "tenants/acme/1.writing/tenant.json").exists() and store.tenants() == []
+    _, report = trained(store, train, "acme")
+    assert [tenant.version for tenant in store.tenants()] == [1] and store.report(store.tenant("acme")) == report
+
+
+def test_what_is_stored_is_put_away_with_its_plan_last(store, tmp_path, monkeypatch):
+    """Without a plan, another command would go on from what is left."""
+    working, removed, save, unlink = store.folder / "building/tenants/acme", [], Store.save_tenant, os.unlink
+
+    def saved(self, *given):
+        save(self, *given)
+        for number in range(20):
+            (working / f"point-{number}.done").touch()
+
+    def noted(path, *given, **more):
+        removed.append(Path(path).name)
+        unlink(path, *given, **more)
+
+    monkeypatch.setattr(Store, "save_tenant", saved)
+    monkeypatch.setattr(os, "unlink", noted)
+    trained(store, made(tmp_path, "classify", 60, 1), "acme")
+    assert len(removed) > 20 and removed[-1] == "plan.json" and not working.exists()
+
+
+def test_a_table_of_the_same_name_and_number_is_another(store, tmp_path, capsys):
+    train = made(tmp_path, "classify", 60, 1)
+    killed(store, train, "cut", 6)
+    shutil.rmtree(store.table_folder("root", 1))
+    (tmp_path / "again").mkdir()
+    build(store, tmp_path / "again", "root", some_lines(200, seed=2))
+    again, _ = trained(store, train, "cut")
+    assert "this one begins anew" in capsys.readouterr().err
+    assert again == trained(store, train, "whole")[0]
+
+
+def test_a_tenant_is_trained_by_one_process_at_a_time(store, tmp_path):
+    train = made(tmp_path, "classify", 60, 1)
+    with (
+        held(store.folder / "building/tenants/acme", "the other's"),
+        pytest.raises(InvalidInput, match="tenant 'acme' is being built by another process: wait for it"),
+    ):
+        learn(store, "classify", train, epochs=1)
+    with pytest.raises(InvalidInput, match="does not exist"):
+        learn(store, "classify", tmp_path / "none.jsonl", epochs=1)
+    assert learn(store, "classify", train, epochs=1).version == 1
 
 
 def test_other_data_or_options_begin_anew(store, tmp_path, capsys):

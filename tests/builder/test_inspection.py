@@ -134,3 +134,5 @@ def test_the_picture_shows_the_curve(tmp_path):
     draw(coverage, store.meta("bio", 1), "text.txt", tmp_path / "new" / "picture.svg")
     drawn = re.findall(r"<!-- (.*?) -->", (tmp_path / "new" / "picture.svg").read_text("utf-8"))
     assert {"whole 3-gram in this table", "whole 3-gram, here or above", "2-gram or longer"} <= set(drawn)
+    with pytest.raises(InvalidInput, match=r"picture\.txt: give it a name that ends in \.png, \.svg, \.pdf"):
+        draw(coverage, store.meta("bio", 1), "text.txt", tmp_path / "picture.txt")

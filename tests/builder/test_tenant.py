@@ -318,7 +318,7 @@ def test_what_cannot_be_trained_is_refused(store, tmp_path):
 
 def test_values_that_cannot_be_stored_or_told_apart_are_refused(store, tmp_path):
     same = write(tmp_path / "same.jsonl", [{"text": "a", "label": 2}] * 3)
-    with pytest.raises(InvalidInput, match=r"same\.jsonl: every value is 2"):
+    with pytest.raises(InvalidInput, match=r"same\.jsonl: every value to learn from is 2"):
         learn(store, "regress", same)
     far = write(tmp_path / "far.jsonl", [{"text": "a", "label": 2000 + i} for i in range(5)])
     with pytest.raises(InvalidInput, match=r"far\.jsonl: values around 2002 .* subtract their mean"):

@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,12 +11,15 @@ import torch
 from transformers import AutoModel, BertConfig, BertModel, PreTrainedTokenizerFast
 
 from builder.data import read_labelled
-from builder.evaluation.schemes import SCHEMES, _body, options_of, whole_body
+from builder.evaluation.schemes import SCHEMES, _body, options_of, score_schemes, whole_body
+from builder.evaluation.tenant import evaluate_tenant
 from builder.random_store import tokenizer_json
 from builder.store import Store
+from builder.tenant import build_tenant
 from builder.training.bodies import RememberingBody
 from builder.training.examples import Reader
 from builder.training.finetuning import Ground, TrainingOptions, train
+from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
 from tests.builder.branches import build, some_lines
 from tests.builder.test_tenant import classified, paired, write
@@ -129,3 +133,43 @@ def test_what_does_not_fit_in_memory_is_computed_again(store, ground):
     remembering._room = 2
     pack = ground.reader.pack(ground.texts, np.array([0, 1, 2]), CPU, False)
     assert torch.equal(remembering(pack, None), remembering(pack, None)) and not remembering._rows
+
+
+def test_schemes_learn_from_the_tenants_own_data_and_no_other(store, tmp_path, monkeypatch):
+    """Wherever the command is given; a report without a digest is believed."""
+    rng = random.Random(3)
+    parts = ("train", "other", "test")
+    train, other, test = (write(tmp_path / f"{part}.jsonl", [classified(rng) for _ in range(40)]) for part in parts)
+    monkeypatch.chdir(tmp_path)
+    build_tenant(store, "own", "root", "classify", Path(train.name), rank=0, epochs=1, device=CPU, show_progress=False)
+    monkeypatch.chdir("/")
+    evaluation = evaluate_tenant(store, "own", test, CPU, show_progress=False)
+
+    def compared(**files):
+        return score_schemes(store, evaluation, ["shared"], CPU, show_progress=False, **files)["shared"].rows
+
+    assert compared() == 40
+    moved = train.rename(tmp_path / "moved.jsonl")
+    assert compared(train_file=moved) == 40
+    for files, option in (({"train_file": other}, "train"), ({"train_file": moved, "dev_file": other}, "dev")):
+        with pytest.raises(InvalidInput, match=f"is not what tenant 'own' was trained with: .* --{option}"):
+            compared(**files)
+    train.write_text(other.read_text())
+    with pytest.raises(InvalidInput, match=r"train\.jsonl is not what tenant 'own' was trained with"):
+        compared()
+    known = store.report(evaluation.tenant)
+    del known["training"]["digest"], known["dev"]["digest"]
+    monkeypatch.setattr(Store, "report", lambda *_: known)
+    assert compared() == 40
+    other.write_text(other.read_text().replace("left", "up"))
+    with pytest.raises(InvalidInput, match="has other labels than tenant 'own'"):
+        compared(train_file=other)
+
+
+def test_schemes_answer_in_the_tenants_order_of_labels(store, tmp_path):
+    train = write(tmp_path / "train.jsonl", [classified(random.Random(number)) for number in range(40)])
+    first = build_tenant(store, "turned", "root", "classify", train, rank=0, epochs=1, device=CPU, show_progress=False)
+    store.save_tenant(replace(first, version=2, labels=first.labels[::-1]), *store.tenant_weights(first), store.report(first))
+    evaluation = evaluate_tenant(store, "turned", train, CPU, show_progress=False)
+    assert evaluation.tenant.labels == ["right", "left"]
+    assert score_schemes(store, evaluation, ["shared"], CPU, show_progress=False)["shared"].rows == 40

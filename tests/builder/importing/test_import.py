@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from builder.export import export
+from builder.importing import lower
 from builder.importing.found import halves, records, upper_layout
 from builder.importing.lower import NewDomain, merge
 from builder.importing.tenant import ImportOptions, import_tenant, read_folder
 from builder.model_configs import ServingOptions
 from builder.store import Store
-from builder.work import Work
 from hplm.engine.reference import Reference
 from hplm.errors import InvalidInput
 from hplm.model.layer import activation
@@ -100,9 +100,15 @@ def test_what_is_stored_is_what_was_read(store, name):
 
 
 def test_another_import_is_the_next_version_and_keeps_the_labels(store):
+    """In their order, which clients know the logits by: another one's rows are moved."""
     first, again = ImportOptions(labels=LABELS), ImportOptions(labels=["green", "red", "blue"])
     import_tenant(store, "acme", FIXTURES / "peft-everywhere", first, CPU)
-    assert import_tenant(store, "acme", FIXTURES / "peft-pooler", again, CPU)[0].version == 2
+    update, _ = import_tenant(store, "acme", FIXTURES / "peft-pooler", again, CPU)
+    assert (update.version, update.labels) == (2, LABELS)
+    head, stored_head = read_folder(FIXTURES / "peft-pooler", store.model, None)[1], store.tenant_weights(update)[1]
+    for part in ("weight", "bias"):
+        assert torch.equal(stored_head[part], head.weights[part].half()[[1, 0, 2]])
+    assert torch.equal(stored_head["dense"], head.weights["dense"].half())
     with pytest.raises(InvalidInput, match=r"an update keeps both.*another --id"):
         import_tenant(store, "acme", FIXTURES / "peft-pooler", ImportOptions(labels=["a", "b", "c"]), CPU)
     with pytest.raises(InvalidInput, match=r"with task classify.*this one has task tag"):
@@ -140,12 +146,13 @@ def test_a_lower_part_becomes_a_domain(store, tmp_path):
 
 def test_an_import_that_was_cut_before_its_tenant_was_stored_goes_on(store, tmp_path, monkeypatch):
     options = ImportOptions(labels=LABELS, new_domain=NewDomain("low", [corpus(tmp_path, 1)], min_tokens=1))
-    with monkeypatch.context() as patch:
-        patch.setattr(Store, "save_tenant", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
+    for _ in range(2):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Store, "save_tenant", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             import_tenant(store, "acme", FIXTURES / "peft-lower", options, CPU, show_progress=False)
     tenant, _ = import_tenant(store, "acme", FIXTURES / "peft-lower", options, CPU, show_progress=False)
     assert tenant.domain == "low" and store.domains() == [("root", 1), ("low", 1)]
+    assert not store.work_folder("low", 1).exists()
     with pytest.raises(InvalidInput, match=r"domain 'low' is in .* already: choose another --as-domain"):
         import_tenant(store, "acme", FIXTURES / "peft-lower", options, CPU)
 
@@ -153,7 +160,7 @@ def test_an_import_that_was_cut_before_its_tenant_was_stored_goes_on(store, tmp_
 def test_an_import_that_was_cut_after_its_tenant_was_stored_makes_no_second_version(store, tmp_path, monkeypatch):
     options = ImportOptions(labels=LABELS, new_domain=NewDomain("low", [corpus(tmp_path, 1)], min_tokens=1))
     with monkeypatch.context() as patch:
-        patch.setattr(Work, "close", lambda work: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(lower, "put_away", lambda folder: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             import_tenant(store, "acme", FIXTURES / "peft-lower", options, CPU, show_progress=False)
     stored = store.tenant("acme")

@@ -131,6 +131,11 @@ def test_labels(store, labels, match):
     refused(store, FIXTURES / "peft-everywhere", ImportOptions(labels=labels), match)
 
 
+def test_a_file_instead_of_its_folder(store):
+    file = FIXTURES / "peft-everywhere" / "adapter_model.safetensors"
+    refused(store, file, NAMED, "adapter_config.json is missing: --from is the folder")
+
+
 def test_a_task_that_is_not_its_own(store):
     refused(store, FIXTURES / "adapters-lora-tag", ImportOptions(task="classify"), "is trained to tag, not to classify")
 

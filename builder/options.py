@@ -1,0 +1,15 @@
+"""What options of several commands may be: checked before any work begins."""
+
+from __future__ import annotations
+
+from hplm.errors import InvalidInput
+
+
+def check_keep(keep: float) -> None:
+    if not 0.0 <= keep <= 1.0:
+        raise InvalidInput(f"keep {keep}: a share between 0 and 1")
+
+
+def check_seed(seed: int) -> None:
+    if seed < 0:
+        raise InvalidInput(f"seed {seed}: a whole number, 0 or more")
