@@ -1,8 +1,8 @@
 """A tokenised corpus on disk, of any size.
 
-    tokens     uint32, all documents end to end
+    tokens     uint32, all documents end to end; one that is longer than the model takes is several
     ends       uint64, where each document ends
-    meta.json  how many of both, and of which inputs
+    meta.json  how many of both, how many lines were read, and of which inputs
 """
 
 from __future__ import annotations
@@ -75,15 +75,16 @@ def tokenize_corpus(paths: Sequence[Path], tokenizer: Tokenizer, folder: Path, s
     if is_finished(folder, task):
         return Corpus(folder)
     bar = tqdm(total=sum(sizes), desc="tokenising the corpus", unit="B", unit_scale=True, disable=not show_progress)
-    with bar, Growing(folder, ("tokens", "ends"), task, {"documents": 0, "tokens": 0}) as growing:
+    with bar, Growing(folder, ("tokens", "ends"), task, {"lines": 0, "documents": 0, "tokens": 0}) as growing:
         seconds, begun_with = 0.0, growing.done["tokens"]
-        for batch in _batches(islice(read_corpus(paths, bar.update), growing.done["documents"], None)):
+        for batch in _batches(islice(read_corpus(paths, bar.update), growing.done["lines"], None)):
             started = time.perf_counter()
             documents = tokenizer.encode_documents(batch)
             ends = np.cumsum([len(document) for document in documents]) + growing.done["tokens"]
             growing.append("tokens", np.concatenate(documents).astype(np.uint32))
             growing.append("ends", ends.astype(np.uint64))
-            growing.record(documents=growing.done["documents"] + len(documents), tokens=int(ends[-1]))
+            read = {"lines": growing.done["lines"] + len(batch), "documents": growing.done["documents"] + len(documents)}
+            growing.record(**read, tokens=int(ends[-1]))
             seconds += time.perf_counter() - started
             bar.set_postfix_str(f"{(growing.done['tokens'] - begun_with) / seconds:,.0f} tokens/s")
         growing.finish(growing.done | task)

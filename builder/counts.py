@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from builder.growing import META, mapped
+from builder.growing import META
 from builder.options import check_keep
 from builder.runs import Run
 from hplm.errors import InvalidInput
@@ -45,11 +45,6 @@ class Counts:
 
     def run(self, level: int) -> Run:
         return level_run(self.folder, level, self.space)
-
-    def level(self, level: int) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and counts, mapped."""
-        run, rows = self.run(level), self.levels[level]
-        return mapped(run.keys, np.uint64, (rows, run.words)), mapped(run.counts, np.uint64, (rows,))
 
     def number(self, keep: float) -> int:
         check_keep(keep)

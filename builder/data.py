@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,8 @@ from pathlib import Path
 from builder.archives import Progress, content_suffix, raw_lines
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import words_of
+
+LARGEST = 1e300  # value to learn from; heads take less, and a whole number that is none would overflow
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ def _labelled(entry: dict, where: str, line: int) -> Example:
 
 def _valued(entry: dict, where: str, line: int) -> Example:
     value = _field(entry, "label", where)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -LARGEST <= value <= LARGEST:
         raise InvalidInput(f"{where}: label {value!r} is not a number")
     return Example(line, *_texts(entry, where), value=float(value))
 

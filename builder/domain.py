@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -131,16 +130,16 @@ def recut_domain(origin: Store, branch: str, store: Store, name: str, keep: floa
 
     Rows that the origin's table has are taken from it where they are stored alike.
     """
-    if (name, 1) in store.domains():
-        return store.table(name, 1)
-    counts, lower, known = Counts(origin.counts_folder(branch, 1)), origin.lower(branch, 1), origin.table(branch, 1)
-    spec = store.table_spec(name, 1, ("root", 1), dtype, counts.tokens)
     work = store.work_folder(name, 1)
-    work.mkdir(parents=True, exist_ok=True)
-    table = build_table(store, spec, counts, lower, keep, device, work, known if known.meta.dtype == dtype else None)
-    store.save_lower(name, 1, lower)
-    shutil.rmtree(work)
-    return table
+    with held(work, f"domain {name!r}"):
+        if (name, 1) in store.domains():
+            return store.table(name, 1)
+        counts, lower, known = Counts(origin.counts_folder(branch, 1)), origin.lower(branch, 1), origin.table(branch, 1)
+        spec = store.table_spec(name, 1, ("root", 1), dtype, counts.tokens)
+        table = build_table(store, spec, counts, lower, keep, device, work, known if known.meta.dtype == dtype else None)
+        store.save_lower(name, 1, lower)
+        put_away(work)
+        return table
 
 
 def delete_domain(store: Store, name: str, version: int | None = None) -> list[int]:

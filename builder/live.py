@@ -9,6 +9,7 @@ from __future__ import annotations
 import filecmp
 import hashlib
 import shutil
+from math import ceil
 from pathlib import Path
 
 from builder.export import copy_file
@@ -64,7 +65,7 @@ class Live(Manager):
             tuned = {tenant.id: tenant for tenant in on_newest}
             ready = sorted((tenant for tenant in mine if tenant.id in tuned), key=_canary_order)
             on_it = sum((tenant.domain, tenant.domain_version) == (name, version) for tenant in change.tenants.values())
-            going = ready[: max(0, round(share * (len(ready) + on_it)) - on_it)] if share < 1 else ready
+            going = ready[: max(0, ceil(share * (len(ready) + on_it)) - on_it)]
             for tenant in going:
                 self._put(change, tenant.id, _knowledge(store, tuned[tenant.id]))
             gone = {tenant.id for tenant in going}
@@ -77,6 +78,11 @@ class Live(Manager):
                 behind=sorted(tenant.id for tenant in mine if tenant.id not in tuned),
                 removed=[],
             )
+            if version == here and done.waiting and not going:
+                raise InvalidInput(
+                    f"version {version} of domain {name!r} is served and {on_it} tenants are on it, which is a canary of "
+                    f"{share:g}; {len(done.waiting)} wait: give a larger --canary, or none"
+                )
             if version == here and not going:
                 raise InvalidInput(
                     f"version {version} of domain {name!r} is served and no tenant waits to move to it; "

@@ -70,6 +70,11 @@ def build_root(
 
 def recut_root(origin: Store, folder: Path, keep: float, device: torch.device) -> Table:
     """Another table of the root's corpus by the same layers, in a store of its own; rows that the origin's has are its."""
+    with held(folder.with_name(f"{folder.name}.building"), f"the root of {folder}"):
+        return _recut_root(origin, folder, keep, device)
+
+
+def _recut_root(origin: Store, folder: Path, keep: float, device: torch.device) -> Table:
     if (folder / "store.json").exists() and (store := Store(folder)).domains():
         return store.table("root", 1)
     shutil.rmtree(folder, ignore_errors=True)  # one that was cut

@@ -16,11 +16,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
@@ -36,6 +38,7 @@ from hplm.plot.table import Table, TableMeta, TableSpec
 from hplm.tenants.snapshot import NAME
 
 FORMAT = 2
+CHECKSUM = "crc32"  # among what a file of weights says of itself: of its tensors, in order of their names
 
 
 @dataclass(frozen=True)
@@ -341,4 +344,12 @@ def _save_below(folder: Path, name: str, weights: dict[str, Tensor]) -> None:
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:
     """Through our own file: the library's is readable by its owner alone, and a server is often another user."""
-    path.write_bytes(save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}))
+    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    path.write_bytes(save(stored, {CHECKSUM: checksum_of(stored)}))
+
+
+def checksum_of(tensors: Mapping[str, Tensor]) -> str:
+    crc = 0
+    for name in sorted(tensors):
+        crc = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy(), zlib.crc32(name.encode(), crc))
+    return f"{crc:08x}"

@@ -11,6 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from builder.counts import Counts
+from builder.growing import replaced
 from builder.store import Store
 from hplm.model.stacks import LowerStack
 from hplm.plot.keys import KeySpace
@@ -64,11 +65,9 @@ def ranked_rows(table: Table, counts: Counts) -> int:
 def _ordered_keys(path: Path, space: KeySpace, counts: Counts, number: int, complete: bool) -> np.ndarray:
     """Keys in the order of their rows, in a file: they may be more than memory holds."""
     if not path.exists():
-        writing = path.with_name(path.name + ".writing")
-        with open(writing, "wb") as file:
+        with replaced(path) as writing, open(writing, "wb") as file:
             for chunk in _ranked(space, counts, number, complete):
                 chunk.astype("<u8").tofile(file)
-        writing.rename(path)
     if not path.stat().st_size:
         return np.empty((0, space.words), dtype=np.uint64)
     return np.memmap(path, "<u8", "r").reshape(-1, space.words)

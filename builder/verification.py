@@ -14,7 +14,7 @@ import numpy as np
 from safetensors import safe_open
 
 from builder.counts import Counts
-from builder.store import Store
+from builder.store import CHECKSUM, Store, checksum_of
 from hplm.adapters.bank import HEADER, HEADER_BYTES, PAGE, Bank, record_bytes
 from hplm.engine.backbone import Backbone
 from hplm.errors import HplmError, InvalidInput
@@ -48,7 +48,12 @@ def store_parts(folder: Path) -> list[Part]:
     files += [path for path in sorted(folder.glob("tenants/*/*/*.*")) if path.suffix in (".json", ".safetensors")]
     tables = [Part("table", store.table_folder(*branch), check_table) for branch in store.domains()]
     counts = [Part("counts", meta.parent, check_counts) for meta in sorted(folder.glob("counts/*/*/meta.json"))]
-    return tables + counts + [Part("file", file, check_file) for file in files if ".writing" not in str(file)]
+    return tables + counts + [Part("file", file, check_file) for file in files if not _is_unfinished(file, folder)]
+
+
+def _is_unfinished(file: Path, store: Path) -> bool:
+    place = file.relative_to(store).parts
+    return file.suffix == ".writing" or (place[0] == "tenants" and not place[2].isdecimal())
 
 
 def repository_parts(repository: Path, state: Path | None) -> list[Part]:
@@ -134,7 +139,7 @@ def check_counts(folder: Path, progress: Progress) -> Iterator[str]:
 
 
 def check_file(path: Path, progress: Progress) -> Iterator[str]:
-    """These have no checksums: they are read as their readers do."""
+    """Weights against their checksum; the others have none, and are read as their readers do."""
     from tokenizers import Tokenizer
 
     try:
@@ -143,9 +148,12 @@ def check_file(path: Path, progress: Progress) -> Iterator[str]:
         elif path.suffix == ".json":
             json.loads(path.read_text("utf-8"))
         else:
-            with safe_open(path, "pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118
-                    progress(tensors.get_tensor(name).nbytes)
+            with safe_open(path, "pt") as stored:
+                tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+                promised = (stored.metadata() or {}).get(CHECKSUM)
+            progress(sum(tensor.nbytes for tensor in tensors.values()))
+            if promised not in (None, checksum_of(tensors)):
+                yield f"file {path} does not match its checksum: build or copy it again"
     except Exception as error:  # the tokenizer library throws nothing narrower
         yield f"file {path} cannot be read: {error}"
 

@@ -25,6 +25,8 @@ from hplm.errors import HplmError
 
 SIZES = {"train": 2000, "dev": 300, "test": 500}
 MANIFEST = "demo.json"
+FORMAT = 2  # of what is written: raised when the same packages give other texts
+
 NOT_WORDS = re.compile(r"\W+")
 
 
@@ -95,11 +97,12 @@ def write_demo_data(
 
 
 def stored_demo_data(folder: Path, sizes: Mapping[str, int], further: bool = False) -> DemoData:
-    """What is there already is not written again."""
-    if not (folder / MANIFEST).exists():
+    """What is there already is not written again, if it was written so."""
+    written_as, manifest = {"sizes": dict(sizes), "further": further, "format": FORMAT}, folder / MANIFEST
+    if not manifest.exists() or json.loads(manifest.read_text("utf-8")).get("written_as") != written_as:
         data = write_demo_data(folder, sizes=sizes, further=further)
-        with replaced(folder / MANIFEST) as temporary:
-            temporary.write_text(json.dumps(asdict(data), default=str, indent=1), "utf-8")
+        with replaced(manifest) as temporary:
+            temporary.write_text(json.dumps({"written_as": written_as, **asdict(data)}, default=str, indent=1), "utf-8")
     return data_of(folder)
 
 

@@ -113,6 +113,7 @@ def _finished_demo(folder: Path) -> Path:
 def _sibling(demo: Store, folder: Path) -> Store:
     """A store with the demo's root, for other branches and tenants."""
     if not (folder / "store.json").exists():
+        shutil.rmtree(folder, ignore_errors=True)  # one that was cut
         parts = ("backbone.json", "tokenizer.json", "upper.safetensors", "lower/root-1.*", "plot/root/1/*", "store.json")
         for file in (file for part in parts for file in sorted(demo.folder.glob(part))):
             copy_file(file, folder / file.relative_to(demo.folder))

@@ -10,9 +10,10 @@ from transformers import AutoConfig
 
 from builder.demo.__main__ import BACKBONE, fingerprint, minilm
 from builder.demo.data import stored_demo_data
+from builder.growing import digest_of
 from builder.report.report import Report
 from builder.report.results import Results
-from builder.report.table import draw, markdown_of
+from builder.report.table import draw, markdown_of, tenants_in
 from builder.report.tiers import TIERS
 from hplm.engine.engine import resolve_device
 from hplm.errors import HplmError, InvalidInput
@@ -53,9 +54,10 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     for study in chosen:
         if runs := report.finished(study):
-            print(f"\n### {study.title} ({study.name})\n\n{markdown_of(runs)}")
+            weights = tenants_in(runs) if study.tenants else None
+            print(f"\n### {study.title} ({study.name})\n\n{markdown_of(runs, weights)}")
             if args.pictures is not None:
-                draw(runs, study.title, args.pictures / f"accuracy-{study.name}.svg")
+                draw(runs, study.title, args.pictures / f"accuracy-{study.name}.svg", weights)
     return 0
 
 
@@ -66,8 +68,15 @@ def _report(args: argparse.Namespace) -> Report:
     layers = _layers(model)
     work = args.work / f"tier-{args.tier}-{fingerprint(model)}"
     data = stored_demo_data(work / "data", tier.sizes, further=True)
-    name = Path(args.model).name if args.model else BACKBONE
-    return Report(name, model, layers, data, tier, work, Results(args.results), resolve_device(args.device))
+    return Report(_name(args.model), model, layers, data, tier, work, Results(args.results), resolve_device(args.device))
+
+
+def _name(model: str | None) -> str:
+    """In results: a folder's by what is in it, since every training leaves one of the same name."""
+    if model is None:
+        return BACKBONE
+    weights = sorted(file for file in Path(model).glob("*") if file.suffix in (".safetensors", ".bin", ".json"))
+    return f"{Path(model).name}-{digest_of(*weights)}" if weights else model
 
 
 def _layers(model: str) -> int:

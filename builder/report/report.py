@@ -26,10 +26,12 @@ from builder.report.results import Results
 from builder.report.stores import Stores
 from builder.report.studies import Case, Study, studies_of, tenants_of
 from builder.report.tiers import Tier
+from builder.store import Store
 from builder.tenant import Material
 from builder.training.bodies import WholeBody
 from builder.training.examples import check_labels
 from builder.training.finetuning import Ground, TrainingOptions, evaluate
+from builder.work import held
 from builder.workers import room, workers
 
 OF_UPPER_LAYERS = ("adapter", "dedicated-lower", "dedicated-upper")  # numbers that depend on how many these are
@@ -191,13 +193,17 @@ class Report:
         body, name = whole_body(store), f"{domain}-{below.part}-{store.config.upper_layers}-{below.minutes:g}"
         folder = self.work / "pretrained" / name
         if not (folder / "body.pt").exists():
-            documents = list(tokenize_corpus([self._corpora[domain]], store.tokenizer(), folder / "corpus"))
-            head, budget = given_head(self.model, store.config), Budget(minutes=below.minutes)
-            pretrain(body, store.config, head, documents, below.part, budget, 0, self.device, folder / "learning.pt")
-            with replaced(folder / "body.pt") as temporary:
-                torch.save(body.state_dict(), temporary)
+            with held(folder, f"the further pretrained {name}"):
+                self._pretrain(body, store, below, domain, folder)
         body.load_state_dict(torch.load(folder / "body.pt", weights_only=True, map_location="cpu"))
         return body
+
+    def _pretrain(self, body: WholeBody, store: Store, below: Pretraining, domain: str, folder: Path) -> None:
+        documents = list(tokenize_corpus([self._corpora[domain]], store.tokenizer(), folder / "corpus"))
+        head, budget = given_head(self.model, store.config), Budget(minutes=below.minutes)
+        pretrain(body, store.config, head, documents, below.part, budget, 0, self.device, folder / "learning.pt")
+        with replaced(folder / "body.pt") as temporary:
+            torch.save(body.state_dict(), temporary)
 
 
 def _score_alone(report: Report, run: Run) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def studies_of(tier: Tier, layers: int) -> dict[str, Study]:
             tuple(shaped(f"{n} + {layers - n}", lower=n, upper=layers - n) for n in lowers),
         ),
         Study(
-            "lower", "lower layers under the same upper ones",
+            "lower", "lower layers under as many upper ones, those that follow them",
             tuple(shaped(f"{n} lower", lower=n, upper=layers - lowers[-1]) for n in lowers),
         ),
         Study("upper", "upper layers above the same lower ones", tuple(shaped(f"{n} upper", upper=n) for n in uppers)),

@@ -31,16 +31,27 @@ def seeds_of(runs: Runs) -> dict[str, set[int]]:
     return {task: set.intersection(*cases.values()) for task, cases in found.items()}
 
 
-def averages_of(table: dict[str, dict[str, float]]) -> dict[str, float]:
-    """Over the tasks, of each case that all of them have been asked."""
+def averages_of(table: dict[str, dict[str, float]], weights: dict[str, float] | None = None) -> dict[str, float]:
+    """Over the tasks, of each case that all of them have been asked; `weights`: of the tasks, else they count alike."""
     cases = dict.fromkeys(case for row in table.values() for case in row)
-    return {case: mean(row[case] for row in table.values()) for case in cases if all(case in row for row in table.values())}
+    weights = weights or dict.fromkeys(table, 1.0)
+    total = sum(weights.values())
+    return {
+        case: sum(weights[task] * row[case] for task, row in table.items()) / total
+        for case in cases
+        if total and all(case in row for row in table.values())
+    }
 
 
-def markdown_of(runs: Runs) -> str:
+def tenants_in(runs: Runs) -> dict[str, float]:
+    """By task, where each run is a tenant: a task counts as often as it has tenants."""
+    return {task: float(len(seeds)) for task, seeds in seeds_of(runs).items()}
+
+
+def markdown_of(runs: Runs, weights: dict[str, float] | None = None) -> str:
     """What is not finished is left empty; averages are of what all tasks have."""
     table = scores_of(runs)
-    averages = averages_of(table)
+    averages = averages_of(table, weights)
     cases = list(dict.fromkeys(run["case"] for run in runs))
     about = {run["task"]: (run["kind"], run["metric"], f"{run['trained_on']:,}") for run in runs}
     seeds = {task: len(common) for task, common in seeds_of(runs).items()}
@@ -61,13 +72,13 @@ def _row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def draw(runs: Runs, title: str, path: Path) -> None:
+def draw(runs: Runs, title: str, path: Path, weights: dict[str, float] | None = None) -> None:
     """The format is that of the path's suffix."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     table = scores_of(runs)
-    table = {**table, "average": averages_of(table)}
+    table = {**table, "average": averages_of(table, weights)}
     cases = list(dict.fromkeys(run["case"] for run in runs))
     figure = Figure(figsize=(1.4 + 1.05 * len(table), 4.2), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)

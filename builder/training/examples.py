@@ -15,6 +15,7 @@ from builder.data import Example, Labelled
 from builder.packs import positions_of
 from builder.store import Store
 from builder.training.objectives import targets_of
+from hplm.adapters.heads import SIZES
 from hplm.engine.lookup import rows_read
 from hplm.errors import Broken, InvalidInput
 from hplm.model.tokenizer import Encoded
@@ -136,6 +137,8 @@ def labels_of(labelled: Labelled, task: str) -> list[str]:
     if task == "regress":
         return ["value"]
     labels = sorted({label for example in labelled.examples for label in example.labels})
+    if len(labels) > SIZES[-1]:
+        raise InvalidInput(f"{labelled.path}: {len(labels):,} labels, and heads go up to {SIZES[-1]:,}: leave out rare ones")
     if task == "multilabel":
         if not labels:
             raise InvalidInput(f"{labelled.path}: no text has a label: there is nothing to learn")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from hplm.plot.table import Table
 
-CORPUS = "one document a line, or JSONL with `text`; plain, .gz or .zst"
+CORPUS = "one document a line, however long, or JSONL with `text`; plain, .gz or .zst"
 DTYPES = ("fp16", "bf16", "int8")
 MIN_TOKENS = 50_000
 TASKS = ("classify", "multilabel", "tag", "regress", "span")

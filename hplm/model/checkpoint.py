@@ -44,6 +44,9 @@ def load_checkpoint(
         raise InvalidInput(f"{model!r} is a {source.model_type!r} model; hPLMs are built from 'bert' models")
     if getattr(source, "is_decoder", False):
         raise InvalidInput(f"{model!r} is a decoder; hPLMs are built from encoders")
+    positions = getattr(source, "position_embedding_type", "absolute")
+    if positions != "absolute":
+        raise InvalidInput(f"{model!r} has {positions!r} position embeddings, hPLMs absolute ones: take another checkpoint")
     skipbert = is_skipbert(source)
     if skipbert:
         lower, upper = own_split(model, source, lower, upper, window)

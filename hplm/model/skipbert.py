@@ -52,9 +52,6 @@ def own_split(model: str, source: Any, lower: int | None, upper: int | None, win
                 f"{default} where it says nothing) and whose other layers have {whole}; here all layers are of one size: "
                 "take one of one size, as 6+6, 6+4 and 6+2 are, or a plain BERT"
             )
-    positions = getattr(source, "position_embedding_type", "absolute")
-    if positions != "absolute":
-        raise InvalidInput(f"{model!r} has {positions!r} position embeddings, hPLMs absolute ones: take another checkpoint")
     split = total - full, full
     if (split[0] if lower is None else lower, split[1] if upper is None else upper) != split:
         raise InvalidInput(

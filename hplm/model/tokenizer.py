@@ -71,10 +71,17 @@ class Tokenizer:
         return self._tokenizer.post_process(raw, raw_pair)
 
     def encode_documents(self, texts: list[str]) -> list[np.ndarray]:
-        """Corpus documents, in bulk: ids only, cut at what the model takes."""
+        """Corpus documents, in bulk: ids only; a longer one than the model takes comes in pieces."""
         encodings = self._tokenizer.encode_batch_fast(texts)
-        ids = [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
-        return [np.append(x[: self.positions - 1], x[-1]) if len(x) > self.positions else x for x in ids]
+        return [piece for encoding in encodings for piece in self._pieces(np.array(encoding.ids, dtype=np.int32))]
+
+    def _pieces(self, ids: np.ndarray) -> list[np.ndarray]:
+        """Each begins and ends as the whole does."""
+        if len(ids) <= self.positions:
+            return [ids]
+        room = self.positions - 2
+        starts = range(1, len(ids) - 1, room)
+        return [np.concatenate([ids[:1], ids[start : min(start + room, len(ids) - 1)], ids[-1:]]) for start in starts]
 
 
 def words_of(text: str) -> list[tuple[int, int]]:

@@ -64,7 +64,9 @@ def stored_counts(counts):
 
 
 def rows(counts, level):
-    keys, numbers = counts.level(level)
+    run, distinct = counts.run(level), counts.levels[level]
+    keys = np.fromfile(run.keys, np.uint64).reshape(distinct, run.words)
+    numbers = np.fromfile(run.counts, np.uint64)
     return zip(keys.tolist(), numbers.tolist(), strict=True)
 
 

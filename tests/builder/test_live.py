@@ -83,6 +83,16 @@ def test_a_canary_goes_first_and_the_rest_follows(place):
     assert versions(backbone) == {f"tenant-{i}": (2, 2) if i < 8 else (1, 1) for i in range(10)}
 
 
+def test_a_canary_is_somebody_and_the_same_again_says_what_to_do(place):
+    store, repository, state = place
+    live = Live.open(repository, state)
+    first = live.update_domain(store, "bio", share=0.01)
+    assert len(first.moved) == 1 and len(first.waiting) == 7
+    with pytest.raises(InvalidInput, match=r"1 tenants are on it, .* canary of 0.01; 7 wait: give a larger --canary"):
+        live.update_domain(store, "bio", share=0.01)
+    assert len(live.update_domain(store, "bio").moved) == 7
+
+
 def test_what_is_answered_is_the_version_s_own(place):
     store, repository, state = place
     before = Reference.open(repository / "toy/1").forward(TEXT, "tenant-0")

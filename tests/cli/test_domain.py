@@ -168,8 +168,10 @@ def test_verify_reads_a_store(grown, capsys):
     counts = grown.counts_folder("bio", 2) / "keys-0"
     counts.write_bytes(counts.read_bytes()[:-8])
     (grown.tenant_folder("acme", 1) / "head.safetensors").write_bytes(b"")
+    flip(grown.folder / "upper.safetensors", -5)
     said = refused(capsys, "verify", "--store", grown.folder)
-    assert "4 broken" in said
+    assert "5 broken" in said
+    assert f"file {grown.folder / 'upper.safetensors'} does not match its checksum" in said
     root = grown.table_folder("root", 1)
     for message in (f"{table / 'values'} has", f"table {root}: checksum", f"counts {counts.parent}", "head.safetensors"):
         assert message in said

@@ -1,5 +1,7 @@
 """Checkpoints as Hugging Face writes them: with and without prefix, safetensors or bin, any depth."""
 
+import json
+
 import pytest
 import torch
 from transformers import AutoModel, BertConfig, BertForMaskedLM, BertModel, GPT2Config, PreTrainedTokenizerFast
@@ -79,3 +81,12 @@ def test_impossible_splits_are_refused(tmp_path, tokenizer, lower, upper):
     tokenizer.save_pretrained(tmp_path / "m")
     with pytest.raises(InvalidInput, match="cannot split 5 layers"):
         load_checkpoint(str(tmp_path / "m"), lower=lower, upper=upper)
+
+
+def test_positions_that_are_not_absolute_are_refused(tmp_path, tokenizer):
+    BertModel(_config()).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "position_embedding_type": "relative_key"}))
+    with pytest.raises(InvalidInput, match="'relative_key' position embeddings"):
+        load_checkpoint(str(tmp_path))

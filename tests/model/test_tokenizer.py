@@ -1,8 +1,10 @@
+import numpy as np
 import pytest
 
-from builder.random_store import word
+from builder.random_store import tokenizer_json, word
 from hplm.errors import InvalidInput
-from hplm.model.tokenizer import first_tokens, words_of
+from hplm.model.tokenizer import Tokenizer, first_tokens, words_of
+from tests.toy import CONFIG, WORDS
 
 
 @pytest.fixture
@@ -51,3 +53,13 @@ def test_a_truncated_pair_fills_the_model_and_keeps_both(tokenizer, lengths):
 def test_texts_that_cannot_be_read_are_refused(tokenizer, text, message):
     with pytest.raises(InvalidInput, match=message):
         tokenizer.encode(text)
+
+
+def test_a_long_document_comes_in_pieces_and_loses_nothing(tokenizer):
+    words = " ".join(WORDS[i % 50] for i in range(3 * tokenizer.positions))
+    whole, short = Tokenizer(tokenizer_json(CONFIG.vocabulary), 10_000).encode_documents([words, WORDS[0]])
+    pieces = tokenizer.encode_documents([words])
+    assert len(pieces) == 4 and all(len(piece) <= tokenizer.positions for piece in pieces)
+    assert all((piece[0], piece[-1]) == (whole[0], whole[-1]) for piece in pieces)
+    assert np.concatenate([piece[1:-1] for piece in pieces]).tolist() == whole[1:-1].tolist()
+    assert [piece.tolist() for piece in tokenizer.encode_documents([WORDS[0]])] == [short.tolist()]

@@ -8,12 +8,12 @@ import pytest
 
 from builder.demo.data import DemoData, DemoDomain, DemoTenant
 from builder.report import report as reports
-from builder.report.__main__ import main
+from builder.report.__main__ import _name, main
 from builder.report.recipes import Pretraining
 from builder.report.report import Report
 from builder.report.results import Results
 from builder.report.studies import studies_of, tenants_of
-from builder.report.table import averages_of, draw, markdown_of, scores_of
+from builder.report.table import averages_of, draw, markdown_of, scores_of, tenants_in
 from builder.report.tiers import TIERS, Tier, passes
 from builder.store import Store
 from hplm.errors import InvalidInput
@@ -150,6 +150,24 @@ def test_averages_are_over_seeds_then_tasks(tmp_path):
     assert lines[2] == "| a | classify | accuracy | 30 | 2 | 85.0 | 80.0 |" and lines[-1].endswith("| +0.00 | -2.50 |")
     draw(RUNS, "schemes", tmp_path / "report.png")
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_where_runs_are_tenants_tasks_count_by_their_tenants(tmp_path):
+    runs = [*RUNS, *(made("b", case, seed, 0.5) for case in ("dedicated", "hplm") for seed in (2, 3))]
+    weights = tenants_in(runs)
+    assert weights == {"a": 2, "b": 4}
+    assert averages_of(scores_of(runs), weights) == {"dedicated": pytest.approx(185 / 3), "hplm": pytest.approx(60)}
+    assert "**61.67** | **60.00**" in markdown_of(runs, weights)
+
+
+def test_another_model_of_the_same_name_has_other_results(tmp_path):
+    for number in (1, 2):
+        folder = tmp_path / str(number) / "best"
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(f'{{"number": {number}}}')
+    names = {_name(str(tmp_path / str(number) / "best")) for number in (1, 2)}
+    assert len(names) == 2 and all(name.startswith("best-") for name in names)
+    assert _name("somebody/bert") == "somebody/bert" and _name(None) == "minilm"
 
 
 def test_what_is_not_finished_stays_empty():
