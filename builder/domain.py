@@ -158,9 +158,10 @@ def delete_domain(store: Store, name: str, version: int | None = None) -> list[i
         raise InvalidInput(
             f"{which} is in use by {', '.join(standing[:NAMED])}{more}: delete those first, or build them on another domain"
         )
-    store.remove_unfinished(name)
-    for found in versions:
-        store.remove_branch(name, found)
+    with held(store.work_folder(name, max(versions) + 1), f"domain {name!r}"):
+        store.remove_unfinished(name)
+        for found in versions:
+            store.remove_branch(name, found)
     return versions
 
 

@@ -173,6 +173,9 @@ class Store:
         """Where a branch is in the making."""
         return self.folder / "building" / f"{domain}-{version}"
 
+    def tenant_work_folder(self, tenant_id: str) -> Path:
+        return self.folder / "building" / "tenants" / tenant_id
+
     @property
     def space(self) -> KeySpace:
         return KeySpace(self.config.vocabulary, self.config.window)

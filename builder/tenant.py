@@ -101,7 +101,7 @@ def build_tenant(
     if options.body_rate and not options.cut:
         raise InvalidInput("upper layers that learn need an adapter to hold what they learned: give --rank above 0")
     device = device or resolve_device("auto")
-    working = store.folder / "building" / "tenants" / tenant_id
+    working = store.tenant_work_folder(tenant_id)
     with held(working, f"tenant {tenant_id!r}"):
         before = store.tenant(tenant_id)
         known = tuple(before.labels) if before is not None else ()

@@ -19,6 +19,7 @@ from builder.importing.lower import NewDomain, check_mergeable, merged
 from builder.importing.peft import is_peft, read_peft
 from builder.store import Store, TenantFile, check_name
 from builder.training.examples import check_labels
+from builder.work import held
 from hplm.errors import InvalidInput
 
 APPROXIMATE = (
@@ -52,6 +53,13 @@ def import_tenant(
 ) -> tuple[TenantFile, dict[str, Any]]:
     """The tenant as it is stored, and its report. Everything is checked before anything is built."""
     check_name("tenant", tenant_id)
+    with held(store.tenant_work_folder(tenant_id), f"tenant {tenant_id!r}"):
+        return _import(store, tenant_id, folder, options, device, show_progress)
+
+
+def _import(
+    store: Store, tenant_id: str, folder: Path, options: ImportOptions, device: torch.device, show_progress: bool
+) -> tuple[TenantFile, dict[str, Any]]:
     parent = (options.domain, store.latest(options.domain))
     adapter, head = read_folder(folder, store.model, options.task)
     labels = chosen_labels(options.labels, head.labels, len(head.weights["weight"]), head.source)

@@ -10,7 +10,7 @@ from hplm.engine.request import Trip
 from hplm.engine.staging import StagedBatch, Stager
 from hplm.errors import Broken, HplmError
 from hplm.metrics import names
-from hplm.metrics.busiest import OTHERS, Busiest
+from hplm.metrics.busiest import Busiest
 from hplm.metrics.meter import Meter, Series
 from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Batch
@@ -26,7 +26,6 @@ class Instruments:
         self._journal = journal
         self._batches = 0
         self._busiest = Busiest(BUSIEST)
-        self._named: frozenset[str] | None = None  # None: whoever came first
         self._chosen_at = time.monotonic()
         self._seen: dict[Layout, tuple[int, int]] = {}  # hits and misses already counted
 
@@ -73,7 +72,8 @@ class Instruments:
         """At what has a level, and at counts that others keep."""
         now = time.monotonic()
         if now - self._chosen_at > SECONDS_BETWEEN_CHOICES:
-            self._named, self._chosen_at = self._busiest.choose(), now
+            self._busiest.choose()
+            self._chosen_at = now
         levels = line.levels()
         self.meter.set(names.WAITING_TEXTS, levels.texts)
         self.meter.set(names.WAITING_BYTES, levels.bytes)
@@ -88,7 +88,7 @@ class Instruments:
 
     def keeps(self, series: Series) -> bool:
         metric, labels = series
-        return metric is not names.TENANT_REQUESTS or self._named is None or labels[0] in (OTHERS, *self._named)
+        return metric is not names.TENANT_REQUESTS or self._busiest.shows(labels[0])
 
     def close(self) -> None:
         self._journal.close()

@@ -71,8 +71,6 @@ class Service:
     def submit(self, looked_up: LookedUp, respond: Respond) -> None:
         """Takes a request with a valid ticket, or raises why not; what is taken is answered through `respond`, once."""
         ticket = looked_up.ticket
-        if time.monotonic_ns() - ticket.arrival_ns > TICKET_SECONDS * 1_000_000_000:
-            raise DeadlineMissed(f"the request was on its way for more than {TICKET_SECONDS} s: send it again")
         view = self._backbone.at(ticket.generation)
         tenant = view.snapshot.by_uid(ticket.uid)
         trip = Trip(looked_up.id, ticket.arrival_ns, ticket.deadline_ns, time.monotonic_ns(), len(looked_up.addresses))
@@ -86,6 +84,8 @@ class Service:
                 respond(answer)
 
         try:
+            if trip.taken_ns - ticket.arrival_ns > TICKET_SECONDS * 1_000_000_000:
+                raise DeadlineMissed(f"the request was on its way for more than {TICKET_SECONDS} s: send it again")
             self._quotas.take(tenant)
             try:
                 top_k = min(ticket.top_k, len(tenant.labels))

@@ -26,10 +26,14 @@ class Busiest:
                 self._chosen |= {tenant}
             return tenant if tenant in self._chosen else OTHERS
 
-    def choose(self) -> frozenset[str]:
+    def shows(self, name: str) -> bool:
+        """Whether requests are counted under this name now."""
+        with self._lock:
+            return name == OTHERS or name in self._chosen
+
+    def choose(self) -> None:
         """Anew. Tenants that ask seldom are forgotten."""
         with self._lock:
             self._chosen = frozenset(tenant for tenant, _ in self._asked.most_common(self._most))
             faded = {tenant: count * REMEMBERED for tenant, count in self._asked.items()}
             self._asked = Counter({tenant: count for tenant, count in faded.items() if count >= REMEMBERED})
-            return self._chosen

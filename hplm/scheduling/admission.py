@@ -70,11 +70,11 @@ class Admission:
         due = np.clip((columns.deadline - start_ns) * (1 / self._batch_ns), 0, BATCHES).astype(np.int64)
         self._due = np.cumsum(np.bincount(due, columns.tokens, minlength=BATCHES + 1))
 
-    def check(self, texts: Sequence[Waiting], columns: Columns, now_ns: int) -> None:
+    def check(self, texts: Sequence[Waiting], columns: Columns, busy: bool, now_ns: int) -> None:
         """Raises if this request cannot be answered in time together with what has been promised; else counts it."""
         deadline = min((text.deadline_ns for text in texts if text.deadline_ns), default=0)
         tokens = sum(text.tokens for text in texts)
-        if deadline and self.is_believed(len(columns) > 0, now_ns):
+        if deadline and self.is_believed(busy or len(columns) > 0, now_ns):
             done_ns = self._done_at(texts[0], tokens, len(texts), deadline, columns, now_ns)
             if done_ns > deadline:
                 raise DeadlineMissed(

@@ -97,7 +97,7 @@ class Scheduler:
                 "retry after 0.1 s, or send fewer or shorter texts a request"
             )
         if self._admission:
-            self._admission.check(texts, self.columns, now_ns)
+            self._admission.check(texts, self.columns, bool(self._running), now_ns)
         self.columns.add(texts)
         self._bytes += size
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict
@@ -26,6 +27,7 @@ from hplm.plot.table import Table
 from hplm.tenants.manager import Knowledge, Manager
 from hplm.tenants.snapshot import NAME
 
+log = logging.getLogger(__name__)
 LARGEST = 256 << 20  # bytes of a tenant's tensors
 
 
@@ -99,7 +101,10 @@ class Commands:
             raise InvalidInput(f"no table {name}/{version} in {source.parent.parent}: copy its folder there first")
         Table(source).verify()
         change = self._manager.adopt_domain(name, version, source)
-        shutil.rmtree(source)
+        try:
+            shutil.rmtree(source)
+        except OSError as error:  # another user's, perhaps
+            log.warning("the domain is served, but its copy is left in %s: %s", source, error)
         return self._changed(change)
 
     def _knowledge(self, given: dict[str, Any]) -> Knowledge:

@@ -69,7 +69,7 @@ def test_a_reader_that_may_not_write_sees_the_same(place, monkeypatch):
     watch = Watch(backbone)
     try:
         change = Live.open(repository, state).add_from(store, "new-a")
-        for _ in range(100):
+        for _ in range(1200):
             if backbone.view.snapshot.generation == change.generation:
                 break
             time.sleep(0.05)
@@ -116,7 +116,7 @@ def test_a_ticket_of_a_generation_that_was_never_looked_at_is_good(place):
 
 
 def until_somebody_reads(live):
-    for _ in range(100):
+    for _ in range(1200):
         if any(live.state.readers.glob("[!.]*")):
             return
         time.sleep(0.05)
@@ -163,7 +163,9 @@ def test_a_table_that_is_brought_into_memory_keeps_nobody_waiting(place, monkeyp
     random_tenant(store, TenantFile("lawyer", 1, "law", 1, "classify", ["x", "y"], 4), 0.3, seed=60)
     live.add_from(store, "lawyer")
     asker.backbone.refresh()
-    answers = [asker.wait(asker.ask(tenant, [WORDS[0]])) for tenant in ("lawyer", "tenant-0")]
-    assert reading.is_set() and not any(isinstance(answer, Exception) for answer in answers)
-    done.set()
+    try:
+        answers = [asker.wait(asker.ask(tenant, [WORDS[0]])) for tenant in ("lawyer", "tenant-0")]
+        assert reading.wait(60) and not any(isinstance(answer, Exception) for answer in answers)
+    finally:
+        done.set()
     asker.close()

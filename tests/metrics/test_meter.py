@@ -105,7 +105,9 @@ def test_what_cannot_be_published_once_does_not_end_it(family, monkeypatch):
 def test_names_are_shown_for_those_who_ask_most():
     busiest = Busiest(2)
     assert [busiest.name(tenant) for tenant in "aabbbcccc"] == ["a", "a", "b", "b", "b"] + [OTHERS] * 4
-    assert busiest.choose() == {"b", "c"}
+    assert [busiest.shows(name) for name in ("a", "b", "c", OTHERS)] == [True, True, False, True]
+    busiest.choose()
+    assert [busiest.shows(name) for name in ("a", "b", "c", OTHERS)] == [False, True, True, True]
     assert [busiest.name(tenant) for tenant in "abc"] == [OTHERS, "b", "c"]
     for _ in range(5):
         busiest.choose()
@@ -119,3 +121,10 @@ def test_every_metric_has_a_name_of_its_own_that_says_its_kind():
     for metric in METRICS:
         assert metric.name.startswith("hplm_")
         assert (metric.kind == COUNTER) == metric.name.endswith(("_total", "_bucket", "_sum", "_count"))
+
+
+def test_who_asks_first_after_a_choice_is_shown_at_once_where_there_is_room():
+    busiest = Busiest(3)
+    busiest.name("a")
+    busiest.choose()
+    assert busiest.name("b") == "b" and busiest.shows("b")

@@ -143,3 +143,15 @@ def test_a_slow_moment_is_forgotten_and_does_not_refuse_for_ever(slow):
         scheduler.expired(now)
         now += 2 * 10**9
     assert all(served)
+
+
+def test_a_batch_that_takes_long_is_believed_to_run():
+    scheduler, now = _busy(waiting=0)
+    for _ in range(60):  # seconds long they are by now
+        scheduler.cost.observe(100, 10, 0, 4 * 10**9)
+    for _ in range(10):
+        scheduler.offer([_text(0, now=now)], now)
+    batch = scheduler.choose(ROOM, now)
+    scheduler.started(batch, now)
+    with pytest.raises(DeadlineMissed):
+        scheduler.offer([_text(now + 1_500_000_000 + 10**7, now=now + 1_500_000_000)], now + 1_500_000_000)

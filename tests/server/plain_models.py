@@ -25,15 +25,19 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([tensor]) for tensor in tensors]
 """
 
-# Answers a second later, from a thread of its own, as a model that owns its queue does.
+# Answers a second later, from a thread of its own, as a model that owns its queue does. Leaves a file a request.
 SLOW = """
-import threading, time
+import pathlib, threading, time, uuid
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
+    def initialize(self, args):
+        self.folder = pathlib.Path(args["model_repository"])
+
     def execute(self, requests):
         for request in requests:
+            (self.folder / f"asked-{uuid.uuid4()}").touch()
             threading.Thread(target=self.answer, args=(request.get_response_sender(),)).start()
 
     def answer(self, sender):

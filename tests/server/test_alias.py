@@ -138,7 +138,6 @@ def test_what_a_client_takes_back_while_it_waits_is_not_computed(server):
     client = LIBRARIES["grpc"].InferenceServerClient(server.grpc_url)
     stock = Stock(server, "grpc")
     texts = stock.tensor("TEXT", np.array([[" ".join(WORDS[:30]).encode()]] * 200, dtype=object))
-    time.sleep(2.2)  # metrics are a second old at most
     before, answered = _looked_up(server), queue.SimpleQueue()
 
     def answer(result, error):
@@ -150,11 +149,15 @@ def test_what_a_client_takes_back_while_it_waits_is_not_computed(server):
         call.cancel()
     errors += [answered.get(timeout=120) for _ in calls[5:]]
     assert sum(error is None for error in errors) >= 60
-    time.sleep(2.2)
     assert 60 <= _looked_up(server) - before <= 60 + 32, "those that were sent on when they were taken back"
 
 
 def _looked_up(server):
-    with urllib.request.urlopen(f"http://{server.metrics_url}/metrics", timeout=10) as response:
-        lines = response.read().decode().splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith("hplm_lookup_requests_total{"))
+    """Once it no longer grows: metrics are a second old, or older where the machine is busy."""
+    found = []
+    while len(found) < 2 or found[-1] != found[-2]:
+        time.sleep(2.2)
+        with urllib.request.urlopen(f"http://{server.metrics_url}/metrics", timeout=10) as response:
+            lines = response.read().decode().splitlines()
+        found.append(sum(float(line.split()[-1]) for line in lines if line.startswith("hplm_lookup_requests_total{")))
+    return found[-1]

@@ -152,7 +152,8 @@ def test_what_is_in_flight_is_answered_before_the_end(tmp_path, no_backends):
     (repository / "both" / "config.pbtxt").write_text(f"{config}\nensemble_scheduling {{ step [ {steps} ] }}\n")
     with ThreadPoolExecutor(2) as pool, TritonServer(repository, backends=no_backends) as server:
         answers = [pool.submit(ask, connect(server, protocol), protocol, "both") for protocol in LIBRARIES]
-        time.sleep(0.3)  # well inside the first second
+        while len(list((repository / "slow").glob("asked-*"))) < len(LIBRARIES):
+            time.sleep(0.02)
         server.stop()
         assert [answer.result() for answer in answers] == ["late", "late"]
 

@@ -16,7 +16,7 @@ from hplm.tenants.quotas import Quotas
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.ticket import Ticket
 from tests.engine.asker import Asker
-from tests.engine.test_service import Gate
+from tests.engine.test_line import Gate
 from tests.toy import WORDS
 
 
