@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +41,7 @@ def export(store: Store, repository: Path, options: ServingOptions, replace: boo
     name = store.config.name
     version_folder = repository / name / "1"
     if version_folder.exists() and not replace:
-        _refuse_loss(version_folder, tenants)
+        refuse_loss(version_folder, {tenant.id for tenant in Snapshot.load(version_folder / Backbone.TENANTS).tenants}, tenants)
     with _replaced_folder(version_folder) as folder:
         store.config.save(folder / Backbone.CONFIG)
         for file in (Backbone.TOKENIZER, Backbone.UPPER):
@@ -68,12 +68,12 @@ def _needed(store: Store, tenants: list[TenantFile]) -> list[tuple[str, int]]:
     return [branch for branch in store.domains() if branch in needed]
 
 
-def _refuse_loss(version_folder: Path, tenants: list[TenantFile]) -> None:
-    known = {tenant.id for tenant in Snapshot.load(version_folder / Backbone.TENANTS).tenants}
-    lost = sorted(known - {tenant.id for tenant in tenants})
+def refuse_loss(folder: Path, known: Iterable[str], tenants: list[TenantFile]) -> None:
+    """`known`: who is served there now."""
+    lost = sorted(set(known) - {tenant.id for tenant in tenants})
     if lost:
         raise InvalidInput(
-            f"{version_folder} serves {len(lost)} tenants that this store does not have ({', '.join(lost[:5])}"
+            f"{folder} serves {len(lost)} tenants that this store does not have ({', '.join(lost[:5])}"
             f"{', ...' if len(lost) > 5 else ''}): export from the store they were built in, or say --replace to drop them"
         )
 

@@ -16,14 +16,16 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
-from builder.export import Exported, export
+from builder.export import Exported, export, refuse_loss
 from builder.model_configs import ServingOptions, check_options
 from builder.schemes.flat import flat_store
 from builder.schemes.pretrained import pretrained
 from builder.schemes.whole import WholeFolder
 from builder.store import Store
+from hplm.baselines.models import WholeConfig
 from hplm.errors import InvalidInput
 
 FLAT = ("adapter", "shared")
@@ -37,6 +39,7 @@ NOTES = {
     "dedicated_inprocess": "Every tenant's body is the pretrained one, a copy each; heads were trained for other bodies.",
     "compressed": "Half of the pretrained layers, a copy each, not distilled; heads were trained for other bodies.",
 }
+OF_WHOLE = ("dtype", "device", "threads", "batch_tokens", "queue_texts")  # options that whole models have too
 
 
 def export_scheme(
@@ -52,7 +55,7 @@ def export_scheme(
         return export(store, repository, options, replace)
     if scheme in FLAT:
         return _export_flat(store, repository, options, scheme, replace)
-    return _export_whole(store, repository, options, scheme, resident)
+    return _export_whole(store, repository, options, scheme, resident, replace)
 
 
 def _export_flat(store: Store, repository: Path, options: ServingOptions, scheme: str, replace: bool) -> Exported:
@@ -66,11 +69,17 @@ def _export_flat(store: Store, repository: Path, options: ServingOptions, scheme
     return exported
 
 
-def _export_whole(store: Store, repository: Path, options: ServingOptions, scheme: str, resident: int) -> Exported:
+def _export_whole(
+    store: Store, repository: Path, options: ServingOptions, scheme: str, resident: int, replace: bool
+) -> Exported:
     tenants, name = store.tenants(), store.config.name
     if not tenants:
         raise InvalidInput(f"{store.folder} has no tenants to export: build one with `hplm build tenant`")
     check_options(store.config, options)
+    _refuse_others(options, scheme)
+    served = _served(repository, name)
+    if not replace:
+        refuse_loss(repository, served, tenants)
     tables = store.branches() if scheme == "plot" else []
     if scheme == "plot":
         config, upper, words = store.config, store.upper(), None
@@ -84,7 +93,27 @@ def _export_whole(store: Store, repository: Path, options: ServingOptions, schem
     for model, mine in groups.items():
         shutil.rmtree(repository / model, ignore_errors=True)
         folder.write(repository / model, mine, upper, words, resident, tables)
+    for left in {path for path in served.values() if path.name not in groups}:
+        shutil.rmtree(left)
     return Exported(name, len(tenants), len(tables), repository / next(iter(groups)))
+
+
+def _refuse_others(options: ServingOptions, scheme: str) -> None:
+    """Whole models have no slots, no line of ours and no tables to lock."""
+    given = [name for name, value in asdict(options).items() if value != getattr(ServingOptions, name) and name not in OF_WHOLE]
+    if given:
+        raise InvalidInput(f"scheme {scheme!r} has no {', '.join(given)}: leave out what sets it")
+
+
+def _served(repository: Path, name: str) -> dict[str, Path]:
+    """Model folders that an export of whole models wrote for this backbone, by tenant."""
+    served = {}
+    for file in repository.glob(f"{name}*/1/{WholeConfig.FILE}"):
+        model = file.parent.parent
+        tenants = [tenant.id for tenant in WholeConfig.load(file.parent).tenants]
+        if model.name in (name, *(f"{name}-{tenant}" for tenant in tenants)):
+            served |= dict.fromkeys(tenants, model)
+    return served
 
 
 def _refuse_mixture(repository: Path, name: str, scheme: str) -> None:

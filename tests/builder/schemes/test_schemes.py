@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import threading
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from builder.model_configs import ServingOptions
 from builder.schemes.export import SCHEMES, export_scheme
 from builder.schemes.pretrained import pretrained
 from builder.store import Store
-from hplm.baselines.models import WholeModels
+from hplm.baselines.models import WholeConfig, WholeModels
 from hplm.baselines.worker import Worker
 from hplm.cli.main import main
 from hplm.engine.reference import Reference
@@ -215,6 +217,26 @@ def test_schemes_do_not_share_a_repository(bert, repositories, tmp_path) -> None
         export_scheme(store, repositories["dedicated"], OPTIONS, "hplm")
     with pytest.raises(InvalidInput, match="not known: choose hplm"):
         export_scheme(store, tmp_path / "x", OPTIONS, "bert")
+
+
+@pytest.mark.parametrize("scheme", ["dedicated", "dedicated_inprocess"])
+def test_tenants_that_are_gone_are_dropped_where_that_is_said_and_only_there(bert, tmp_path, scheme) -> None:
+    _, store = bert
+    export_scheme(store, tmp_path / "repository", OPTIONS, scheme)
+    fewer = Store(shutil.copytree(store.folder, tmp_path / "store"))
+    gone = fewer.tenants()[0].id
+    shutil.rmtree(fewer.folder / "tenants" / gone)
+    with pytest.raises(InvalidInput, match=rf"serves 1 tenants that this store does not have \({gone}\)"):
+        export_scheme(fewer, tmp_path / "repository", OPTIONS, scheme)
+    export_scheme(fewer, tmp_path / "repository", OPTIONS, scheme, replace=True)
+    served = {tenant.id for file in (tmp_path / "repository").glob("*/1") for tenant in WholeConfig.load(file).tenants}
+    assert served == {tenant.id for tenant in fewer.tenants()}
+
+
+def test_options_that_whole_models_do_not_have_are_refused(bert, tmp_path) -> None:
+    _, store = bert
+    with pytest.raises(InvalidInput, match="scheme 'dedicated' has no slots, plot_preload: leave out"):
+        export_scheme(store, tmp_path, replace(OPTIONS, slots=4, plot_preload=True), "dedicated")
 
 
 def test_the_command_line_exports_a_scheme(bert, tmp_path, capsys) -> None:
