@@ -74,8 +74,7 @@ class Traffic:
     def rate(self, service: Service, seconds: float) -> float:
         """Answers a second; an answer that is an error ends it."""
         numbers, answers, failures = count(), count(), []
-        end, over = time.perf_counter() + seconds, threading.Event()
-        left = threading.Semaphore(0)
+        end, left = time.perf_counter() + seconds, threading.Semaphore(0)
         generation = self._backbone.view.snapshot.generation
 
         def send() -> None:
@@ -97,7 +96,6 @@ class Traffic:
             send()
         for _ in range(self._in_flight):
             left.acquire()
-        over.set()
         if failures:
             raise failures[0]
         return (next(answers) + self._in_flight) / (time.perf_counter() - start)

@@ -84,12 +84,11 @@ def compare(case: Case, results: Results, work: Path) -> dict:
 
 
 def _measure(server: Served, case: Case, tenants: int) -> dict:
-    url, before = server.url_for(tenants), server.loads
-    host, port = url.split(":")
+    host, port = server.url_for(tenants).split(":")
     if case.scenario == "saturate":
         requests = _requests(server.exported, tenants, _uniform(case, tenants))
         load = Load(host, int(port), requests, case.seconds, connections=case.connections, patience=case.patience)
-        if before == server.loads and tenants <= case.setup.budget:
+        if tenants <= case.setup.budget:
             run_apart(replace(load, seconds=WARM_UP * case.seconds))
     else:
         arrivals = _scheduled(case, tenants)

@@ -4,13 +4,14 @@
 #     sh curl.sh --url 127.0.0.1:8000 --tenant acme "some text"
 set -eu
 
-url=127.0.0.1:8000 backbone=minilm tenant='' key='' text='some text'
+url=127.0.0.1:8000 backbone=minilm tenant='' key='' timeout=2 text='some text'
 while [ $# -gt 0 ]; do
     case $1 in
     --url) url=$2 && shift 2 ;;
     --backbone) backbone=$2 && shift 2 ;;
     --tenant) tenant=$2 && shift 2 ;;
     --key) key=$2 && shift 2 ;;
+    --timeout) timeout=$2 && shift 2 ;;
     *) text=$1 && shift ;;
     esac
 done
@@ -18,7 +19,7 @@ done
 quoted() { printf '%s' "$1" | sed 's/[\\"]/\\&/g'; }
 
 # timeout is the deadline in microseconds, counted from the request's arrival.
-curl --silent --show-error --fail-with-body --max-time 2 ${key:+--header "Authorization: Bearer $key"} \
+curl --silent --show-error --fail-with-body --max-time "$timeout" ${key:+--header "Authorization: Bearer $key"} \
     "http://$url/v2/models/$backbone/infer" --data @- <<JSON
 {
   "parameters": {"tenant": "$(quoted "$tenant")", "timeout": 200000},

@@ -14,6 +14,7 @@ parser.add_argument("--url", default="127.0.0.1:8001")
 parser.add_argument("--backbone", default="minilm")
 parser.add_argument("--tenant", required=True)
 parser.add_argument("--key", help="API key of the tenant")
+parser.add_argument("--timeout", type=float, default=1.0, help="seconds to wait for the answer (default: %(default)s)")
 args = parser.parse_args()
 
 batch = np.array([[text.encode()] for text in args.texts], dtype=np.object_)  # one column: [texts, 1]
@@ -27,7 +28,7 @@ with InferenceServerClient(args.url) as client:
         outputs=[InferRequestedOutput(name) for name in ("LABEL", "SCORE", "SPAN")],  # LOGITS and VERSION stay there
         parameters={"tenant": args.tenant},
         timeout=200_000,  # the deadline in microseconds; left out, the tenant's default
-        client_timeout=1.0,  # seconds after which this side gives up: gRPC has no limit of its own
+        client_timeout=args.timeout,  # when this side gives up: gRPC has no limit of its own
         headers={"authorization": f"Bearer {args.key}"} if args.key else None,  # gRPC knows lower case only
     )
 

@@ -14,13 +14,14 @@ parser.add_argument("--url", default="127.0.0.1:8000")
 parser.add_argument("--backbone", default="minilm")
 parser.add_argument("--tenant", required=True)
 parser.add_argument("--key", help="API key of the tenant")
+parser.add_argument("--timeout", type=float, default=60.0, help="seconds to wait for the answer (default: %(default)s)")
 args = parser.parse_args()
 
 batch = np.array([[text.encode()] for text in args.texts], dtype=np.object_)  # one column: [texts, 1]
 texts = InferInput("TEXT", list(batch.shape), "BYTES")
 texts.set_data_from_numpy(batch)
 
-with InferenceServerClient(args.url) as client:
+with InferenceServerClient(args.url, network_timeout=args.timeout) as client:
     result = client.infer(
         args.backbone,
         [texts],

@@ -76,10 +76,10 @@ class AsyncHplmClient:
         question = wire.Question(texts, tenant, pairs, top_k, truncate, priority, logits)
         transport = self._transport()
         attempts = self._settings.attempts(deadline_ms)  # the clock runs while the backbone is looked for
-        backbone = await self.backbone()
         arguments = wire.encode(question, transport.library)
         while True:
             try:
+                backbone = await self._find_backbone(attempts.network_s)
                 arguments["timeout"] = attempts.timeout_us
                 return wire.decode(await transport.infer(backbone, arguments, attempts.network_s), question)
             except SafeToRetry as error:
@@ -88,12 +88,7 @@ class AsyncHplmClient:
 
     async def backbone(self) -> str:
         """The model that answers; asks the server if none was named."""
-        if self._backbone is None:
-            try:
-                self._backbone = wire.only_backbone(await self.backbones())
-            except Forbidden as error:
-                raise NoBackbone(f"the server keeps its list of backbones to itself, name one: {error}") from error
-        return self._backbone
+        return await self._find_backbone(self._settings.network_timeout)
 
     async def backbones(self) -> list[str]:
         """The backbones that are ready on the server."""
@@ -111,6 +106,15 @@ class AsyncHplmClient:
         self._closed = True
         if self._bound is not None:
             await self._bound[1].close()
+
+    async def _find_backbone(self, seconds: float) -> str:
+        if self._backbone is None:
+            try:
+                statistics = await self._transport().statistics(min(seconds, self._settings.network_timeout))
+                self._backbone = wire.only_backbone(wire.backbones_in(statistics))
+            except Forbidden as error:
+                raise NoBackbone(f"the server keeps its list of backbones to itself, name one: {error}") from error
+        return self._backbone
 
     def _transport(self) -> AsyncTransport:
         if self._closed:

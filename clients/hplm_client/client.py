@@ -75,10 +75,11 @@ class HplmClient:
         """One answer a text, in order, all from one request: they succeed or fail together."""
         question = wire.Question(texts, tenant, pairs, top_k, truncate, priority, logits)
         attempts = self._settings.attempts(deadline_ms)  # the clock runs while the backbone is looked for
-        backbone = self.backbone
+        self._check_open()
         arguments = wire.encode(question, self._transport.library)
         while True:
             try:
+                backbone = self._find_backbone(attempts.network_s)
                 arguments["timeout"] = attempts.timeout_us
                 return wire.decode(self._transport.infer(backbone, arguments, attempts.network_s), question)
             except SafeToRetry as error:
@@ -89,12 +90,7 @@ class HplmClient:
     def backbone(self) -> str:
         """The model that answers; asks the server if none was named."""
         self._check_open()
-        if self._backbone is None:
-            try:
-                self._backbone = wire.only_backbone(self.backbones())
-            except Forbidden as error:
-                raise NoBackbone(f"the server keeps its list of backbones to itself, name one: {error}") from error
-        return self._backbone
+        return self._find_backbone(self._settings.network_timeout)
 
     def backbones(self) -> list[str]:
         """The backbones that are ready on the server."""
@@ -112,6 +108,15 @@ class HplmClient:
     def close(self) -> None:
         self._closed = True
         self._transport.close()
+
+    def _find_backbone(self, seconds: float) -> str:
+        if self._backbone is None:
+            try:
+                statistics = self._transport.statistics(min(seconds, self._settings.network_timeout))
+                self._backbone = wire.only_backbone(wire.backbones_in(statistics))
+            except Forbidden as error:
+                raise NoBackbone(f"the server keeps its list of backbones to itself, name one: {error}") from error
+        return self._backbone
 
     def _check_open(self) -> None:
         if self._closed:

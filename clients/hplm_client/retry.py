@@ -47,8 +47,8 @@ class Attempts:
 
     @property
     def network_s(self) -> float:
-        """How long the next attempt may take altogether, as the client sees it."""
-        return max(0.0, self._remaining()) + (GRACE_S if self._has_deadline else 0.0)
+        """How long what comes next may take, as the client sees it: the search for the backbone, or an attempt."""
+        return max(0.0, self._remaining() + (GRACE_S if self._has_deadline else 0.0))
 
     def pause_s(self, error: SafeToRetry) -> float:
         """How long to wait before the next attempt; raises `error` if there is none left, or no time for one."""

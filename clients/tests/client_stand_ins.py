@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 from hplm_client.retry import Attempts
@@ -15,6 +16,12 @@ HTTP2_SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # what a gRPC client waits for before it
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return probe.getsockname()[1]
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
+    ends = time.monotonic() + seconds
+    while not holds() and time.monotonic() < ends:
+        time.sleep(0.01)
 
 
 class StandIn:
@@ -88,6 +95,21 @@ class Silent(StandIn):
     def handle(self, client: socket.socket) -> None:
         while client.recv(65536):
             pass
+
+
+class Dripping(StandIn):
+    """Begins an answer at once and goes on with a byte now and then: for some seconds, then it hangs up."""
+
+    def __init__(self, beginning: bytes) -> None:
+        self._beginning = beginning
+        super().__init__()
+
+    def handle(self, client: socket.socket) -> None:
+        client.recv(65536)
+        client.sendall(self._beginning)
+        for _ in range(100):
+            time.sleep(0.05)
+            client.sendall(b"x")
 
 
 class Forwarder(StandIn):

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from client_stand_ins import Canned, Cutter, Forwarder, Silent, before_each_pause, free_port
+from client_stand_ins import Canned, Cutter, Dripping, Forwarder, Silent, before_each_pause, free_port, wait_until
 from client_ways import Way
 
 from hplm_client import (
@@ -37,11 +37,12 @@ def http(status: str, body: bytes) -> bytes:
     return f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
 
-def test_nobody_listens(way, monkeypatch):
+@pytest.mark.parametrize("backbone", ["minilm", None])
+def test_nobody_listens(way, backbone, monkeypatch):
     pauses = []
     before_each_pause(monkeypatch, lambda: pauses.append(1))
     with pytest.raises(NotConnected, match=r"127\.0\.0\.1:"):
-        way.call(f"127.0.0.1:{free_port()}", infer, backbone="minilm", retries=2)
+        way.call(f"127.0.0.1:{free_port()}", infer, backbone=backbone, retries=2)
     assert len(pauses) == 3, "two attempts more, and the decision against a third"
 
 
@@ -81,8 +82,25 @@ def test_a_silent_server_is_left_and_not_asked_again(way):
         with pytest.raises(ConnectionFailed) as caught:
             way.call(silent.url, infer, backbone="minilm", network_timeout=0.2, retries=5)
         assert type(caught.value) is ClientTimeout
+        wait_until(lambda: silent.connections >= 1)
         assert silent.connections == 1
         assert way.call(silent.url, lambda client: client.ready(), network_timeout=0.1) is False
+
+
+def test_the_search_for_the_backbone_ends_with_the_deadline(way, monkeypatch):
+    monkeypatch.setattr("hplm_client.retry.GRACE_S", 0.1)
+    start = time.monotonic()
+    with Silent() as silent, pytest.raises(ClientTimeout):
+        way.call(silent.url, lambda client: client.infer("a", tenant="acme", deadline_ms=50), network_timeout=60)
+    assert time.monotonic() - start < 30
+
+
+@pytest.mark.parametrize("beginning", [b"HTTP/1.1 200 OK\r\nx: ", b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n"])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_server_that_drips_is_left(beginning, is_async):
+    with Dripping(beginning) as server, pytest.raises(ConnectionFailed) as caught:
+        Way("http", is_async).call(server.url, infer, backbone="minilm", network_timeout=0.3)
+    assert type(caught.value) is ClientTimeout
 
 
 def test_an_absent_server_is_not_ready(way):

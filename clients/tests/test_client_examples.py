@@ -17,8 +17,8 @@ TEXT = 'say "naïve" \\ 文字'
 
 def run(*command: str, server, protocol: str = "http", tenant: str = "acme") -> subprocess.CompletedProcess[str]:
     url = server.http_url if protocol == "http" else server.grpc_url
-    arguments = ["--url", url, "--tenant", tenant, "--key", "K3Y", TEXT]
-    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60)
+    arguments = ["--url", url, "--tenant", tenant, "--key", "K3Y", "--timeout", "60", TEXT]
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize(

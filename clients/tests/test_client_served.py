@@ -68,11 +68,11 @@ def test_what_is_asked_for_reaches_the_model(ask):
     def told(**options):
         return json.loads(ask(lambda client: client.infer("parameters", tenant="acme", **options), api_key="K3Y").label)
 
-    facts = told(truncate=True, top_k=1, priority=3, deadline_ms=5000)
+    facts = told(truncate=True, top_k=1, priority=3, deadline_ms=60_000)
     headers = {name.lower(): facts["parameters"].pop(name) for name in list(facts["parameters"]) if name[0] in "aA"}
     assert facts["parameters"] == {"tenant": "acme", "truncate": True, "top_k": 1, "hplm_priority": 3}
     assert headers == {"authorization": "Bearer K3Y"}
-    assert 4_000_000 < facts["timeout"] <= 5_000_000
+    assert 50_000_000 < facts["timeout"] <= 60_000_000
     assert told()["timeout"] == 0
 
 
@@ -118,7 +118,8 @@ def test_a_silent_server_is_given_up(ask):
         ask(lambda client: client.infer("sleep 2", tenant="acme"), network_timeout=0.05)
 
 
-def test_an_answer_within_the_grace_after_the_deadline_is_heard(ask):
+def test_an_answer_within_the_grace_after_the_deadline_is_heard(ask, monkeypatch):
+    monkeypatch.setattr("hplm_client.retry.GRACE_S", 30.0)
     assert ask(lambda client: client.infer("sleep 0.05", tenant="acme", deadline_ms=10)).label == "sleep 0.05"
 
 
@@ -127,17 +128,17 @@ def test_the_next_request_after_a_timeout_is_fine(ask, way):
 
         async def both(client):
             with pytest.raises(ClientTimeout):
-                await client.infer("sleep 1", tenant="acme")
+                await client.infer("sleep 3", tenant="acme", deadline_ms=100)
             return await client.infer("next", tenant="acme")
 
     else:
 
         def both(client):
             with pytest.raises(ClientTimeout):
-                client.infer("sleep 1", tenant="acme")
+                client.infer("sleep 3", tenant="acme", deadline_ms=100)
             return client.infer("next", tenant="acme")
 
-    assert ask(both, network_timeout=0.5).label == "next"
+    assert ask(both).label == "next"
 
 
 def test_refusals_are_repeated_until_taken(ask, way):

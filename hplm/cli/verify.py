@@ -9,7 +9,7 @@ from pathlib import Path
 def register(commands: argparse._SubParsersAction) -> None:
     verify = commands.add_parser(
         "verify",
-        help="check every table, bank and file against its checksums",
+        help="check tables, banks and weights against their checksums, and that the rest can be read",
         description="Reads all of a store or of a model repository; names everything that is broken and then ends with 1.",
     )
     what = verify.add_mutually_exclusive_group(required=True)

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from csv import DictReader
 from pathlib import Path
-from urllib.error import URLError
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
@@ -131,7 +130,7 @@ def _wait_for(holds, seconds: float = 60.0) -> None:
         try:
             if holds():
                 return
-        except URLError:
+        except OSError:
             pass  # does not listen yet
         assert time.monotonic() < end
         time.sleep(0.2)

@@ -65,9 +65,8 @@ class HttpTransport:
         try:
             if connection.sock is None:
                 self._connect(connection, ends)
-            self._limit(connection, ends)
+            connection.sock.ends = ends
             connection.request(method, path, body, {**self._settings.headers, **(headers or {})})
-            self._limit(connection, ends)
             response = connection.getresponse()
             content = response.read()
         except TimeoutError as error:
@@ -92,12 +91,7 @@ class HttpTransport:
             raise
         except OSError as error:
             raise NotConnected(f"cannot connect to {self._settings.url} over HTTP: {error}") from error
-
-    def _limit(self, connection: HTTPConnection, ends: float) -> None:
-        remaining = ends - time.monotonic()
-        if remaining <= 0:
-            raise TimeoutError
-        connection.sock.settimeout(remaining)
+        connection.sock = TimedSocket(fileno=connection.sock.detach())
 
     def _take(self) -> HTTPConnection:
         while (connection := self._pop()) is not None:
@@ -129,6 +123,28 @@ class HttpTransport:
         except (ValueError, KeyError, TypeError):  # a proxy's page, not Triton's JSON
             message = body[:200].decode(errors="replace").strip() or "no message"
         raise refusal(f"{message} (HTTP {status} from {self._settings.url})", str(status))
+
+
+class TimedSocket(socket.socket):
+    """Sends and receives until `ends` altogether. A socket's timeout alone begins anew with each piece that comes, so
+    that a server which sends a byte now and then would hold its client for ever.
+    """
+
+    ends: float
+
+    def sendall(self, *arguments: Any) -> None:
+        self._limit()
+        super().sendall(*arguments)
+
+    def recv_into(self, *arguments: Any) -> int:
+        self._limit()
+        return super().recv_into(*arguments)
+
+    def _limit(self) -> None:
+        remaining = self.ends - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError
+        self.settimeout(remaining)
 
 
 def _is_quiet(sock: socket.socket) -> bool:
