@@ -11,7 +11,7 @@ import json
 import sys
 import tempfile
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,10 +27,11 @@ from hplm.scheduling.scheduler import Limits, Scheduler
 from hplm.scheduling.simulation import Machine, Simulation
 from hplm.scheduling.waiting import Capacity
 from hplm.server import TritonServer
-from loadtest.bench_serve import SIZES, texts_of
+from loadtest.bench_serve import SIZES, batch_texts, texts_of
 from loadtest.bench_serve import Case as Serve
 from loadtest.encode import infer_request
 from loadtest.generator import run_apart
+from loadtest.options import expect_above_zero, expect_text
 from loadtest.processes import memory_of
 from loadtest.report import Load, Report
 
@@ -55,6 +56,12 @@ class Case:
     dtype: str = "auto"
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        expect_above_zero(batch_texts=self.batch_texts, overload=self.overload, seconds=self.seconds)
+        expect_text(self.tokens, SIZES[self.size].positions)
+        if self.policy is not None:
+            policy(self.policy)
+
 
 @dataclass(frozen=True)
 class Offered:
@@ -65,6 +72,7 @@ class Offered:
 
 
 def bench_overload(case: Case) -> dict:
+    case = replace(case, batch_texts=batch_texts(case.size, case.tokens, case.batch_texts))
     serve = Serve(case.size, case.tokens, case.tenants, case.seconds, connections=4 * case.batch_texts, dtype=case.dtype)
     with tempfile.TemporaryDirectory(prefix="hplm-bench-") as folder:
         repository, journal = Path(folder) / "repository", Path(folder) / "journal.jsonl"

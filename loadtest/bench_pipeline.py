@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
 
@@ -30,8 +30,9 @@ from hplm.engine.service import Service
 from hplm.engine.settings import EARLIEST, Settings
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.tenants.ticket import Ticket
-from loadtest.bench_serve import SIZES, texts_of
+from loadtest.bench_serve import SIZES, batch_texts, texts_of
 from loadtest.bench_serve import Case as Serve
+from loadtest.options import expect_above_zero, expect_text
 
 ROUNDS = 5
 COMMITS = (0, 5)  # milliseconds before the engine is free, instead of a batch ahead
@@ -49,6 +50,10 @@ class Case:
     dtype: str = "auto"
     rank: int = 32
 
+    def __post_init__(self) -> None:
+        expect_above_zero(seconds=self.seconds)
+        expect_text(self.tokens, SIZES[self.size].positions)
+
 
 class Traffic:
     """Looked-up requests, sent one after another; `in_flight` of them wait or run at any time."""
@@ -57,7 +62,7 @@ class Traffic:
         self._backbone = Backbone(folder)
         self._in_flight = 3 * case.batch_texts
         lookup, view = Lookup(self._backbone), self._backbone.view
-        tenants = np.random.default_rng(3).choice(case.tenants, 4 * case.tenants)
+        tenants = np.random.default_rng(3).choice(case.tenants, max(4 * case.tenants, STAGED * case.batch_texts))
         texts = texts_of(Serve(case.size, case.tokens, case.tenants, connections=len(tenants) // 4))
         self._asked = []
         for number, text in zip(tenants, texts, strict=True):
@@ -102,6 +107,7 @@ class Traffic:
 
 
 def bench_pipeline(case: Case) -> dict:
+    case = replace(case, batch_texts=batch_texts(case.size, case.tokens, case.batch_texts))
     with tempfile.TemporaryDirectory(prefix="hplm-bench-") as scratch:
         repository = Path(scratch) / "repository"
         store = random_store(Path(scratch) / "store", SIZES[case.size], random_tenants(case.tenants, case.rank, 4))

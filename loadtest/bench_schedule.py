@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hplm.errors import InvalidInput
 from hplm.scheduling.arrivals import Arrivals, Lengths, Stream, read_trace
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
@@ -16,6 +17,7 @@ from hplm.scheduling.policy import DEFAULT, policy
 from hplm.scheduling.scheduler import Limits, Scheduler
 from hplm.scheduling.simulation import REFUSED, Machine, Outcome, Simulation
 from hplm.scheduling.waiting import Capacity
+from loadtest.options import expect_above_zero
 
 POLICIES = {
     "default": DEFAULT,
@@ -45,6 +47,12 @@ class Case:
     cv: float = 1.0
     commit_ms: float | None = 0.0
     seed: int = 1
+
+    def __post_init__(self) -> None:
+        expect_above_zero(seconds=self.seconds, cv=self.cv)
+        least, most = self.allowed_ms
+        if not 0 < least <= most:
+            raise InvalidInput(f"--deadlines-ms {least} {most}: give the least and the most, both above 0")
 
 
 def bench_schedule(case: Case) -> dict:

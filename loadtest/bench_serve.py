@@ -31,6 +31,7 @@ from hplm.errors import HplmError
 from hplm.server import TritonServer
 from loadtest.encode import infer_request
 from loadtest.generator import run_apart
+from loadtest.options import expect_above_zero, expect_text
 from loadtest.report import Load, Report
 
 SIZES = {"bert-base": BERT_BASE, "minilm": MINILM}
@@ -46,6 +47,10 @@ class Case:
     connections: int = 64
     dtype: str = "auto"
     rank: int = 32
+
+    def __post_init__(self) -> None:
+        expect_above_zero(tenants=self.tenants, seconds=self.seconds, connections=self.connections)
+        expect_text(self.tokens, SIZES[self.size].positions)
 
 
 def bench_serve(case: Case) -> dict:
@@ -86,6 +91,11 @@ def texts_of(case: Case) -> list[str]:
     return [" ".join(vocabulary[number] for number in row) for row in numbers]
 
 
+def batch_texts(size: str, tokens: int, asked: int) -> int:
+    """More than were asked for where texts are short: a batch must have room for the longest one that the model takes."""
+    return max(asked, -(-SIZES[size].positions // tokens))
+
+
 def _requests(backbone: str, texts: list[str], case: Case) -> list[bytes]:
     width = len(str(case.tenants - 1))
     return [
@@ -110,7 +120,7 @@ def load_server(url: str, requests: list[bytes], warming: list[bytes], case: Cas
 
 def _engine_apart(repository: Path, backbone: str, case: Case) -> dict:
     command = [sys.executable, "-m", "loadtest.bench_serve", str(repository / backbone / "1"), json.dumps(asdict(case))]
-    done = subprocess.run(command, stdout=subprocess.PIPE, timeout=600)
+    done = subprocess.run(command, stdout=subprocess.PIPE, timeout=600 + 2 * case.seconds)
     if done.returncode:
         raise HplmError(f"measuring the bare engine ended with {done.returncode}")
     return json.loads(done.stdout)

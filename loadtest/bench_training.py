@@ -26,6 +26,7 @@ from builder.training.objectives import loss_of
 from hplm.model.checkpoint import Checkpoint
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack
+from loadtest.options import expect_above_zero, expect_text
 from loadtest.timing import Timing, alternate, cpu_ticks
 
 SIZES = {"minilm": MINILM, "bert-base": BERT_BASE}
@@ -39,6 +40,10 @@ class Case:
     tokens: int = 64  # of a text
     texts: int = 8  # of a step
     seconds: float = 10.0  # for each figure
+
+    def __post_init__(self) -> None:
+        expect_above_zero(texts=self.texts, seconds=self.seconds)
+        expect_text(self.tokens, SIZES[self.size].positions)
 
 
 class WindowBody(nn.Module):

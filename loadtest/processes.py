@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from glob import glob
 from pathlib import Path
+
+NONE = "0 kB"  # in place of what a process that has ended no longer tells
 
 
 @dataclass(frozen=True)
@@ -17,10 +20,18 @@ class Memory:
 def memory_of(pid: int) -> Memory:
     resident = private = 0
     for process in (pid, *_descendants(pid)):
-        fields = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text("utf-8").splitlines())
-        resident += _bytes(fields["VmRSS"])
-        private += _bytes(fields["RssAnon"])
+        fields = dict(line.split(":", 1) for line in _read(f"/proc/{process}/status").splitlines())
+        resident += _bytes(fields.get("VmRSS", NONE))
+        private += _bytes(fields.get("RssAnon", NONE))
     return Memory(resident, private)
+
+
+def _read(path: str) -> str:
+    """Nothing if the process or thread has ended since it was found."""
+    try:
+        return Path(path).read_text("utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def _bytes(field: str) -> int:
@@ -31,7 +42,7 @@ def _bytes(field: str) -> int:
 
 def _descendants(pid: int) -> list[int]:
     found = []
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, children.read_text("ascii").split()):
+    for children in glob(f"/proc/{pid}/task/*/children"):  # unlike Path's, it does not mind what ends meanwhile
+        for child in map(int, _read(children).split()):
             found += [child, *_descendants(child)]
     return found

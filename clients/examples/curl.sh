@@ -18,7 +18,7 @@ done
 
 quoted() { printf '%s' "$1" | sed 's/[\\"]/\\&/g'; }
 
-# timeout is the deadline in microseconds, counted from the request's arrival.
+# "timeout" in the JSON is the deadline in microseconds, counted from the request's arrival.
 curl --silent --show-error --fail-with-body --max-time "$timeout" ${key:+--header "Authorization: Bearer $key"} \
     "http://$url/v2/models/$backbone/infer" --data @- <<JSON
 {

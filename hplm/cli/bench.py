@@ -69,7 +69,7 @@ def register(commands: argparse._SubParsersAction) -> None:
     ))  # fmt: skip
     overload.add_argument("--size", choices=("bert-base", "minilm"), default="bert-base", help="default: %(default)s")
     overload.add_argument("--tokens", type=int, default=128, help="of a text (default: %(default)s)")
-    overload.add_argument("--batch-texts", type=int, default=8, help="of a batch (default: %(default)s)")
+    overload.add_argument("--batch-texts", type=int, default=8, help="of a batch; more if short (default: %(default)s)")
     overload.add_argument("--overload", type=float, default=3.0, help="times the capacity (default: %(default)s)")
     overload.add_argument("--policy", default=None, help="default: what is exported by default")
     overload.add_argument("--seconds", type=float, default=60.0, help="of the overload (default: %(default)s)")
@@ -141,7 +141,12 @@ def run_schedule(args: argparse.Namespace) -> dict:
         if not args.json:
             print(json.dumps(figures, indent=2))
         return figures
-    figures = bench_schedule(Case(args.seconds, allowed_ms=tuple(args.deadlines_ms), cv=args.cv))
+    case = Case(args.seconds, allowed_ms=tuple(args.deadlines_ms), cv=args.cv)
+    if args.picture:
+        from builder.picture import check_picture
+
+        check_picture(args.picture)
+    figures = bench_schedule(case)
     if args.picture:
         from loadtest.schedule_picture import draw
 

@@ -16,7 +16,7 @@ from hplm.cli.bench import _counts
 from hplm.engine.backbone import Backbone
 from hplm.tenants.snapshot import Snapshot
 from loadtest.bench_tenants import multiply, tenant_id
-from loadtest.processes import memory_of
+from loadtest.processes import Memory, memory_of
 from tests.toy import CONFIG
 
 
@@ -46,6 +46,13 @@ def test_memory_counts_what_was_started(tmp_path: Path) -> None:
         child.kill()
     assert now.private - before.private > 45_000_000
     assert now.resident - before.resident > 45_000_000
+
+
+def test_a_process_that_has_ended_has_no_memory() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert memory_of(child.pid) == Memory(0, 0)  # nobody has waited for it: its entry in /proc is there still
+    assert memory_of(child.pid) == Memory(0, 0)
 
 
 def test_several_numbers_of_tenants_are_read_and_nonsense_is_not() -> None:

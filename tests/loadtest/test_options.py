@@ -1,0 +1,30 @@
+"""Benchmarks refuse what they cannot work with before anything is built or served."""
+
+import pytest
+
+from hplm.cli.main import main
+from loadtest import bench_overload, bench_pipeline, bench_schedule, bench_serve, bench_training
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("serve --seconds 0", "--seconds 0.0: give a number above 0"),
+        ("serve --tokens 1", "--tokens 1: a text of this size of model has 3 to 512"),
+        ("serve --connections 0", "--connections 0"),
+        ("overload --overload 0", "--overload 0.0"),
+        ("overload --tokens 513", "--tokens 513"),
+        ("overload --policy luck", "policy 'luck' is not known"),
+        ("pipeline --seconds nan", "--seconds nan"),
+        ("training --texts 0", "--texts 0"),
+        ("schedule --cv 0", "--cv 0.0"),
+        ("schedule --deadlines-ms 300 50", "--deadlines-ms 300.0 50.0"),
+        ("schedule --picture x.foo", "--picture x.foo"),
+    ],
+)
+def test_nonsense_is_refused_at_once(monkeypatch, capsys, given, said) -> None:
+    for module in (bench_overload, bench_pipeline, bench_schedule, bench_serve, bench_training):
+        name = module.__name__.rpartition(".")[2]
+        monkeypatch.setattr(module, name, lambda *_, name=name: pytest.fail(f"{name} was begun"))
+    assert main(["bench", *given.split()]) == 1
+    assert said in capsys.readouterr().err
