@@ -9,7 +9,6 @@ from __future__ import annotations
 import filecmp
 import hashlib
 import shutil
-from math import ceil
 from pathlib import Path
 
 from builder.export import copy_file
@@ -65,7 +64,7 @@ class Live(Manager):
             tuned = {tenant.id: tenant for tenant in on_newest}
             ready = sorted((tenant for tenant in mine if tenant.id in tuned), key=_canary_order)
             on_it = sum((tenant.domain, tenant.domain_version) == (name, version) for tenant in change.tenants.values())
-            going = ready[: max(0, ceil(share * (len(ready) + on_it)) - on_it)]
+            going = ready[: max(0, max(1, round(share * (len(ready) + on_it))) - on_it)]
             for tenant in going:
                 self._put(change, tenant.id, _knowledge(store, tuned[tenant.id]))
             gone = {tenant.id for tenant in going}
