@@ -16,17 +16,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from builder.growing import digest_of, replaced, write_json
+from builder.weights import save_weights
 from hplm.adapters.layout import Layout, adapter_layout, head_layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
@@ -38,7 +37,6 @@ from hplm.plot.table import Table, TableMeta, TableSpec
 from hplm.tenants.snapshot import NAME
 
 FORMAT = 2
-CHECKSUM = "crc32"  # among what a file of weights says of itself: of its tensors, in order of their names
 
 
 @dataclass(frozen=True)
@@ -128,7 +126,7 @@ class Store:
         with replaced(folder / "tokenizer.json") as temporary:
             temporary.write_text(tokenizer_json, "utf-8")
         with replaced(folder / "upper.safetensors") as temporary:
-            _save(upper.state_dict(), temporary)
+            save_weights(upper.state_dict(), temporary)
         if head is not None:
             _save_below(folder, "root-1.head", head.state_dict())
         _save_below(folder, "root-1", lower.state_dict())
@@ -318,8 +316,8 @@ class Store:
         with written_folder(self.tenant_folder(tenant.id, tenant.version)) as folder:
             if adapter is not None:
                 flat = {f"{i}.{name}": tensor for i, layer in enumerate(adapter) for name, tensor in layer.items()}
-                _save(flat, folder / "adapter.safetensors")
-            _save(head, folder / "head.safetensors")
+                save_weights(flat, folder / "adapter.safetensors")
+            save_weights(head, folder / "head.safetensors")
             (folder / "tenant.json").write_text(json.dumps(asdict(tenant), indent=2) + "\n", "utf-8")
             (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", "utf-8")
             if draw is not None:
@@ -342,17 +340,4 @@ def _save_below(folder: Path, name: str, weights: dict[str, Tensor]) -> None:
     target = folder / "lower" / f"{name}.safetensors"
     target.parent.mkdir(exist_ok=True)
     with replaced(target) as temporary:
-        _save(weights, temporary)
-
-
-def _save(tensors: dict[str, Tensor], path: Path) -> None:
-    """Through our own file: the library's is readable by its owner alone, and a server is often another user."""
-    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    path.write_bytes(save(stored, {CHECKSUM: checksum_of(stored)}))
-
-
-def checksum_of(tensors: Mapping[str, Tensor]) -> str:
-    crc = 0
-    for name in sorted(tensors):
-        crc = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy(), zlib.crc32(name.encode(), crc))
-    return f"{crc:08x}"
+        save_weights(weights, temporary)

@@ -14,7 +14,8 @@ import numpy as np
 from safetensors import safe_open
 
 from builder.counts import Counts
-from builder.store import CHECKSUM, Store, checksum_of
+from builder.store import Store
+from builder.weights import CHECKSUM, checksum_of
 from hplm.adapters.bank import HEADER, HEADER_BYTES, PAGE, Bank, record_bytes
 from hplm.engine.backbone import Backbone
 from hplm.errors import HplmError, InvalidInput
