@@ -30,7 +30,7 @@ TOKENS = (20, 128)  # of a tenant
 TO_LOOP = {20: 4.0, 128: 2.0}  # targets, with MANY tenants or more
 TO_PEFT = 2.0
 MANY = 16
-WITHOUT_PEFT = "peft is not installed and was not measured: pip install 'hplm[bench]'"
+WITHOUT_PEFT = "peft is not installed and was not measured: pip install -c constraints.txt -e '.[bench]', in the checkout"
 
 
 @dataclass(frozen=True)
