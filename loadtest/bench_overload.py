@@ -20,7 +20,6 @@ from builder.export import export
 from builder.model_configs import ServingOptions
 from builder.random_store import random_store, random_tenants
 from hplm.engine.service import ANSWERING_NS
-from hplm.errors import HplmError
 from hplm.scheduling.arrivals import Arrivals
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Limits, Scheduler
@@ -177,8 +176,7 @@ def _capacity(server: TritonServer, backbone: str, serve: Serve) -> float:
     requests = _requests(backbone, serve, None)
     report = run_apart(Load(host, int(port), requests, seconds=serve.seconds / 6, connections=serve.connections))  # warms up
     report = run_apart(Load(host, int(port), requests, seconds=serve.seconds / 3, connections=serve.connections))
-    if report.succeeded != len(report.statuses):
-        raise HplmError(f"the server refused requests of the benchmark: {report.summary()}")
+    report.expect_success("the capacity")
     return report.req_per_s
 
 

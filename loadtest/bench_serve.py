@@ -112,8 +112,7 @@ def load_server(url: str, requests: list[bytes], warming: list[bytes], case: Cas
         run_apart(Load(host, int(port), warming, seconds=case.seconds / 4, connections=connections))
         print(f"measuring {connections} connections for {case.seconds:.0f} s", file=sys.stderr, flush=True)
         report = run_apart(Load(host, int(port), requests, seconds=case.seconds, connections=connections))
-        if report.succeeded != len(report.statuses) or report.errors:
-            raise HplmError(f"the server refused requests of the benchmark: {report.summary()}")
+        report.expect_success(f"{connections} connections")
         reports.append(report)
     return reports[0], reports[1]
 

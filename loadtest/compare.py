@@ -31,6 +31,7 @@ from loadtest.bench_tenants import tenant_id
 from loadtest.encode import infer_request
 from loadtest.generator import run_apart
 from loadtest.machine import gflops, machine
+from loadtest.options import expect_above_zero, expect_text
 from loadtest.report import Load, Report
 from loadtest.results import Results
 from loadtest.schemes import COMPARED, DISK, Exported, Served, Setup, cost_of, export_compared, served
@@ -54,6 +55,13 @@ class Case:
     seconds: float = 15.0
     connections: int = 16
     patience: float = 60.0  # seconds beyond, for what is under way
+
+    def __post_init__(self) -> None:
+        expect_above_zero(seconds=self.seconds, connections=self.connections, patience=self.patience)
+        expect_above_zero(budget=self.setup.budget, batch_tokens=self.setup.batch_tokens)
+        lengths = lengths_of(self.lengths)
+        for tokens in (lengths.least, lengths.most):
+            expect_text(tokens, self.setup.config.positions, "lengths")
 
     def settings(self) -> dict:
         """What numbers must have in common to stand side by side; not which schemes and how many tenants are still to come."""
@@ -88,8 +96,9 @@ def _measure(server: Served, case: Case, tenants: int) -> dict:
     if case.scenario == "saturate":
         requests = _requests(server.exported, tenants, _uniform(case, tenants))
         load = Load(host, int(port), requests, case.seconds, connections=case.connections, patience=case.patience)
-        if tenants <= case.setup.budget:
-            run_apart(replace(load, seconds=WARM_UP * case.seconds))
+        warm = server.loaded_of(tenants)  # a warm-up that loads models would be over before they have computed anything
+        warming = requests if warm == tenants else _requests(server.exported, warm, _uniform(case, warm))
+        run_apart(replace(load, requests=warming, seconds=WARM_UP * case.seconds))
     else:
         arrivals = _scheduled(case, tenants)
         warming = _requests(server.exported, tenants, until(_uniform(case, tenants), 1.0))
@@ -105,6 +114,8 @@ def _measure(server: Served, case: Case, tenants: int) -> dict:
         )
     before, speeds = server.loads, [gflops()]
     report = run_apart(load)
+    if case.scenario == "saturate":
+        report.expect_success(f"{server.exported.scheme} with {tenants} tenants")
     speeds.append(gflops())
     measured = _figures(report, load) | asdict(cost_of(server.exported)) | {
         "models_in_16_gb": cost_of(server.exported).models_in_16_gb,
@@ -228,10 +239,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     schemes = tuple(given.schemes.split(","))
     if unknown := [scheme for scheme in schemes if scheme not in COMPARED]:
         parser.error(f"--schemes: {unknown[0]!r} is not known: choose {','.join(COMPARED)}")
-    case = Case(
-        given.scenario, setup, tuple(given.tenants), schemes, given.lengths, given.seconds, given.connections, given.patience
-    )
+    measured = (given.lengths, given.seconds, given.connections, given.patience)
     try:
+        case = Case(given.scenario, setup, tuple(given.tenants), schemes, *measured)
         figures = run(case, given.results, given.work)
     except HplmError as error:
         sys.exit(str(error))

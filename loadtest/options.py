@@ -15,6 +15,6 @@ def expect_above_zero(**options: float) -> None:
             raise InvalidInput(f"--{name.replace('_', '-')} {value}: give a number above 0")
 
 
-def expect_text(tokens: int, positions: int) -> None:
+def expect_text(tokens: int, positions: int, option: str = "tokens") -> None:
     if not SHORTEST <= tokens <= positions:
-        raise InvalidInput(f"--tokens {tokens}: a text of this size of model has {SHORTEST} to {positions}")
+        raise InvalidInput(f"--{option} {tokens}: a text of this size of model has {SHORTEST} to {positions}")

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from hplm.errors import HplmError
+
 PERCENTS = (50, 90, 99)
 
 
@@ -71,6 +73,24 @@ class Report:
     @property
     def succeeded(self) -> int:
         return self.by_status.get(200, 0)
+
+    @property
+    def failures(self) -> Counter[str]:
+        """By what happened: a status other than 200, no answer, a connection that could not be opened again."""
+        refused = {f"status {status}": count for status, count in self.by_status.items() if status != 200}
+        return Counter(refused) + self.errors + Counter({"lost connection": self.lost_connections})
+
+    def expect_success(self, of: str) -> None:
+        """Of a measurement that says nothing where requests fail."""
+        failures = self.failures
+        if failures:
+            what, count = failures.most_common(1)[0]
+            raise HplmError(
+                f"{of}: {failures.total():,} requests failed and {self.succeeded:,} succeeded, most failures are {what!r} "
+                f"({count:,}): nothing was measured; look at what the server says, then give the command again"
+            )
+        if not self.succeeded:
+            raise HplmError(f"{of}: no request was answered: nothing was measured; measure for longer")
 
     @property
     def req_per_s(self) -> float:

@@ -123,7 +123,8 @@ class Scenario(User):
                 outcome = UNSENT
                 failure = NotOnTime(UNSENT, "no user was free before the deadline: start more")
             else:
-                self._ask(self.plan.texts[number], tenant, allowed_ms - lag_ms if allowed_ms else None)
+                priority = int(self.plan.arrivals.priority[number])
+                self._ask(self.plan.texts[number], tenant, allowed_ms - lag_ms if allowed_ms else None, priority)
         except HplmClientError as error:
             outcome = error.word or type(error).__name__
             failure = NotOnTime(outcome, type(error).__name__)
@@ -141,9 +142,9 @@ class Scenario(User):
             start_time=due,
         )
 
-    def _ask(self, text: str, tenant: Tenant, deadline_ms: float | None) -> None:
+    def _ask(self, text: str, tenant: Tenant, deadline_ms: float | None, priority: int) -> None:
         question, passage = ("What is it about?", text) if tenant.task == "span" else (text, None)
-        self.client.infer(question, tenant=tenant.id, pair=passage, deadline_ms=deadline_ms, truncate=True)
+        self.client.infer(question, tenant=tenant.id, pair=passage, deadline_ms=deadline_ms, truncate=True, priority=priority)
 
 
 class Steady(Scenario):
@@ -179,13 +180,13 @@ class Gamma(Scenario):
 
 
 class Replay(Scenario):
-    """A recorded trace (`--trace`): its times, tenants, deadlines, and texts or their lengths."""
+    """A recorded trace (`--trace`): its times, tenants, deadlines, priorities, and texts or their lengths."""
 
     @classmethod
     def prepare(cls) -> None:
         field = cls.field
         if field.options.trace is None:
-            raise InvalidInput("Replay needs --trace FILE: JSONL with arrival, tokens or text, deadline_ms, tenant")
+            raise InvalidInput("Replay needs --trace FILE: JSONL with arrival, tokens or text, deadline_ms, tenant, priority")
         known = [tenant.id for tenant in field.tenants]
         recorded = read_recorded(Path(field.options.trace), known)
         lengths = recorded.arrivals.tokens.tolist()

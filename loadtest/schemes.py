@@ -157,15 +157,19 @@ class Served:
         """Where to send requests for the first so many tenants; as many of their models as the budget allows are loaded."""
         if self._swapper is None:
             return self._server.http_url
-        budget = self.exported.setup.budget
+        loaded = self.loaded_of(tenants)
 
         def load(number: int) -> None:
             with self._swapper.residency.use(self.exported.model(number)):
                 pass
 
         with ThreadPoolExecutor(LOADS_AT_ONCE) as pool:
-            list(pool.map(load, range(min(tenants, budget))))
-        return self._swapper.url if tenants > budget else self._server.http_url
+            list(pool.map(load, range(loaded)))
+        return self._swapper.url if tenants > loaded else self._server.http_url
+
+    def loaded_of(self, tenants: int) -> int:
+        """How many of them, the first ones, `url_for` leaves ready to answer."""
+        return tenants if self._swapper is None else min(tenants, self.exported.setup.budget)
 
     @property
     def loads(self) -> int | None:

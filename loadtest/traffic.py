@@ -5,6 +5,7 @@ The native generator, Locust and the simulator of `hplm.scheduling` are all driv
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -56,10 +57,10 @@ def lengths_of(given: str) -> Lengths:
             return fixed(int(kind))
         mean, variance, *bounds = (float(number) for number in numbers.split(","))
         least, most = (int(bound) for bound in bounds) if bounds else (TCB.least, TCB.most)
-        if kind != "normal" or variance < 0 or not 3 <= least <= most:
+        if kind != "normal" or not math.isfinite(mean) or not 0 <= variance < math.inf or not 3 <= least <= most:
             raise ValueError
         return Lengths(mean, variance, least, most)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise InvalidInput(f"lengths {given!r}: a number of tokens, or normal:MEAN,VARIANCE[,LEAST,MOST]") from None
 
 

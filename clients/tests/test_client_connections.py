@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import os
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -128,6 +129,25 @@ def test_the_other_protocols_port(way, server):
     other = server.grpc_url if way.protocol == "http" else server.http_url
     with pytest.raises(ConnectionFailed):
         way.call(other, infer, backbone="minilm", retries=0, network_timeout=5)
+
+
+@pytest.mark.parametrize(("answers_at", "shares"), [(2, (0.5, 0.5, 1.0)), (1, (0.5, 0.5)), (None, (0.5, 0.5, 1.0))])
+def test_a_silent_address_leaves_time_for_the_next(answers_at, shares, monkeypatch):
+    given, connect = [], socket.socket.connect
+
+    def silent_but_one(sock, address):
+        given.append(sock.gettimeout())
+        if len(given) - 1 != answers_at:
+            raise TimeoutError
+        connect(sock, address)
+
+    with Canned(http("200 OK", b"")) as server, HplmClient(server.url, network_timeout=1000) as client:
+        host, port = server.url.split(":")
+        found = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, int(port)))
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [found] * 3)
+        monkeypatch.setattr(socket.socket, "connect", silent_but_one)
+        assert client.ready() == (answers_at is not None)
+    assert given == pytest.approx([1000 * share for share in shares], rel=0.1)
 
 
 def test_an_idle_connection_that_the_server_closed_is_replaced():

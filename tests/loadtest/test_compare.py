@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from hplm.errors import InvalidInput
+from hplm.errors import HplmError, InvalidInput
 from loadtest import compare as compare_module
+from loadtest.bench_tenants import tenant_id
 from loadtest.compare import Case, run, table
+from loadtest.report import Load, Report
 from loadtest.results import Results
-from loadtest.schemes import DISK, Setup, cost_of, export_compared
+from loadtest.schemes import DISK, Cost, Exported, Served, Setup, cost_of, export_compared
+from loadtest.swapper import Residency
 from tests.toy import CONFIG
 
 SMALL = Setup(CONFIG, tenants=5, budget=2, batch_tokens=64, dtype="fp32", rank=4)
@@ -38,6 +44,55 @@ def test_schemes_answer_on_the_same_triton_and_nothing_is_measured_twice(tmp_pat
     assert run(CASE, tmp_path / "results", tmp_path / "work") == figures
     with pytest.raises(InvalidInput, match="another seconds"):
         run(replace(CASE, seconds=2.0), tmp_path / "results", tmp_path / "work")
+
+
+def reported(statuses: list[int], **more: object) -> Report:
+    return Report(1.0, 0.1, np.arange(len(statuses)), np.array(statuses), np.full(len(statuses), 0.01), 0.0, **more)
+
+
+@pytest.fixture
+def loads(monkeypatch) -> list[Load]:
+    """What would be sent; all of it is answered."""
+    sent: list[Load] = []
+    monkeypatch.setattr(compare_module, "run_apart", lambda load: (sent.append(load), reported([200]))[1])
+    monkeypatch.setattr(compare_module, "cost_of", lambda _: Cost(1.0, 1.0, 1.0, 1.0))
+    monkeypatch.setattr(compare_module, "gflops", lambda: 1.0)
+    return sent
+
+
+def serving(scheme: str) -> Served:
+    residency = Residency(SMALL.budget, lambda name: None, lambda name: None)
+    swapper = SimpleNamespace(url="127.0.0.1:2", residency=residency) if scheme == "dedicated" else None
+    server = SimpleNamespace(http_url="127.0.0.1:1", pid=os.getpid())
+    return Served(Exported(scheme, Path("nowhere"), SMALL), server, swapper)
+
+
+@pytest.mark.parametrize(("scheme", "tenants", "warm"), [("hplm", 5, 5), ("dedicated", 1, 1), ("dedicated", 5, 2)])
+def test_every_number_has_its_own_warm_up(loads, scheme, tenants, warm) -> None:
+    """Where models must be loaded for requests, over those that are."""
+    server = serving(scheme)
+    measured = compare_module._measure(server, CASE, tenants)
+    warming, load = loads
+    assert warming.seconds < load.seconds and (warming.port, warming.connections) == (load.port, load.connections)
+    for sent, asked in ((warming, warm), (load, tenants)):
+        named = [any(tenant_id(number).encode() in request for request in sent.requests) for number in range(5)]
+        assert named == [number < asked for number in range(5)]
+    assert measured.get("loads") == (0 if scheme == "dedicated" else None)
+
+
+@pytest.mark.parametrize(
+    ("report", "said"),
+    [
+        (reported([200, 503, 503, 400]), r"hplm with 5 tenants: 3 requests failed and 1 succeeded.*'status 503' \(2\)"),
+        (reported([200], errors=Counter(timeout=4, reset=1)), r"5 requests failed.*'timeout' \(4\)"),
+        (reported([200], lost_connections=1), "'lost connection'"),
+        (reported([]), "no request was answered"),
+    ],
+)
+def test_a_rate_with_failures_is_no_rate(loads, monkeypatch, report, said) -> None:
+    monkeypatch.setattr(compare_module, "run_apart", lambda load: report)
+    with pytest.raises(HplmError, match=said):
+        compare_module._measure(serving("hplm"), CASE, 5)
 
 
 def test_an_open_scenario_reports_response_times(tmp_path: Path) -> None:

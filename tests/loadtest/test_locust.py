@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from csv import DictReader
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
@@ -20,6 +21,7 @@ import pytest
 from builder.export import export
 from builder.model_configs import ServingOptions
 from hplm.server import TritonServer
+from tests.loadtest.small_server import SmallServer
 from tests.toy import Toy
 
 LOCUSTFILE = Path(__file__).parents[2] / "loadtest" / "locustfile.py"
@@ -76,6 +78,18 @@ def test_a_trace_over_grpc_with_deadlines_that_cannot_be_kept(served, tmp_path) 
     with open(tmp_path / "run_failures.csv") as file:
         failures = [row["Error"] for row in DictReader(file)]
     assert failures and all("[" in error for error in failures)  # by the word in brackets, one line each
+
+
+def test_a_trace_keeps_its_priorities(tmp_path) -> None:
+    rows = [{"arrival": 0, "text": "a b c"}, {"arrival": 0, "text": "a b c", "priority": 3}]
+    (tmp_path / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with SmallServer() as server:
+        stand_in = SimpleNamespace(http_url=f"127.0.0.1:{server.port}", grpc_url="127.0.0.1:1", repository="")
+        options = ("--tenant-ids", "acme", "--backbone", "minilm", "--trace", "trace.jsonl", "Replay")
+        outcomes, done = headless(stand_in, tmp_path, *options)
+        assert outcomes["Replay"]["requests"] == 2, done.stderr
+        heads = [json.JSONDecoder().raw_decode(body.decode("latin-1"))[0] for body in server.bodies]
+    assert sorted(head["parameters"]["hplm_priority"] for head in heads) == [0, 3]
 
 
 def test_refusals_are_told_by_their_word(served, tmp_path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from hplm.cli.main import main
-from loadtest import bench_overload, bench_pipeline, bench_schedule, bench_serve, bench_training
+from loadtest import bench_overload, bench_pipeline, bench_schedule, bench_serve, bench_training, compare
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,23 @@ def test_nonsense_is_refused_at_once(monkeypatch, capsys, given, said) -> None:
         monkeypatch.setattr(module, name, lambda *_, name=name: pytest.fail(f"{name} was begun"))
     assert main(["bench", *given.split()]) == 1
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("--seconds 0", "--seconds 0.0: give a number above 0"),
+        ("--connections 0", "--connections 0"),
+        ("--budget 0", "--budget 0"),
+        ("--patience nan", "--patience nan"),
+        ("--lengths 513", "--lengths 513: a text of this size of model has 3 to 512"),
+        ("--lengths 2", "--lengths 2"),
+        ("--lengths normal:20,20,3,600", "--lengths 600"),
+        ("--lengths normal:nan,20", "lengths 'normal:nan,20'"),
+    ],
+)
+def test_a_comparison_refuses_nonsense_too(monkeypatch, given, said) -> None:
+    monkeypatch.setattr(compare, "run", lambda *_: pytest.fail("the comparison was begun"))
+    with pytest.raises(SystemExit) as refusal:
+        compare.main(given.split())
+    assert said in str(refusal.value)

@@ -10,6 +10,7 @@ import json
 import socket
 import time
 from collections import deque
+from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 from typing import Any
 from urllib.parse import quote
@@ -59,7 +60,9 @@ class HttpTransport:
     def _exchange(
         self, method: str, path: str, seconds: float, body: bytes = b"", headers: dict[str, str] | None = None
     ) -> tuple[int, bytes, int | None]:
-        """Status, body, and how much of the body is JSON. Every wait for the network ends when `seconds` are over."""
+        """Status, body, and how much of the body is JSON. Every wait for the server ends when `seconds` are over; how long a
+        name takes to become addresses is the system's to say.
+        """
         ends = time.monotonic() + seconds
         connection = self._take()
         try:
@@ -84,14 +87,12 @@ class HttpTransport:
         return response.status, content, None if length is None else int(length)
 
     def _connect(self, connection: HTTPConnection, ends: float) -> None:
-        connection.timeout = max(ends - time.monotonic(), 1e-3)
         try:
-            connection.connect()
+            connection.sock = _connected(connection.host, connection.port, ends)
         except TimeoutError:
             raise
         except OSError as error:
             raise NotConnected(f"cannot connect to {self._settings.url} over HTTP: {error}") from error
-        connection.sock = TimedSocket(fileno=connection.sock.detach())
 
     def _take(self) -> HTTPConnection:
         while (connection := self._pop()) is not None:
@@ -145,6 +146,31 @@ class TimedSocket(socket.socket):
         if remaining <= 0:
             raise TimeoutError
         self.settimeout(remaining)
+
+
+def _connected(host: str, port: int, ends: float) -> TimedSocket:
+    """To the first of the host's addresses that answers. A silent one takes half of what is left, unless it is the last."""
+    *others, last = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for resolved in others:
+        with suppress(OSError):
+            return _connected_to(resolved, ends, share=0.5)
+    return _connected_to(last, ends, share=1.0)
+
+
+def _connected_to(resolved: tuple, ends: float, share: float) -> TimedSocket:
+    family, kind, protocol, _, address = resolved
+    remaining = ends - time.monotonic()
+    if remaining <= 0:
+        raise TimeoutError
+    sock = TimedSocket(family, kind, protocol)
+    try:
+        sock.settimeout(share * remaining)
+        sock.connect(address)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def _is_quiet(sock: socket.socket) -> bool:
