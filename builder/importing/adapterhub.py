@@ -23,12 +23,13 @@ from builder.importing.heads import (
     labels_by_id,
     linear_head,
     pooled_head,
+    sequence_task,
 )
 from hplm.errors import InvalidInput
 
 FILES = ("adapter.safetensors", "pytorch_adapter.bin")
 HEAD_FILES = ("model_head.safetensors", "pytorch_model_head.bin")
-HEAD_TASKS = {"classification": "classify", "tagging": "tag"}
+HEAD_TASKS = {"classification": "classify", "multilabel_classification": "multilabel", "tagging": "tag"}
 LORA = re.compile(rf"(?:bert\.)?encoder\.layer\.(\d+)\.({'|'.join(map(re.escape, PLACES))})\.loras\..+\.lora_([AB])")
 BOTTLENECK_PLACES = {"attention.output": "attention_out", "output": "ffn_out"}
 BOTTLENECK = re.compile(
@@ -159,8 +160,11 @@ def _head(folder: Path, model: str, task: str | None) -> FoundHead:
     if config.get("head_type") not in HEAD_TASKS:
         kinds = " or ".join(HEAD_TASKS)
         raise InvalidInput(f"{path}: head_type {config.get('head_type')!r} is not supported: train a head for {kinds}")
-    task = chosen_task(task, HEAD_TASKS[config["head_type"]], path)
     linears = _linears(tensors, source)
+    trained = HEAD_TASKS[config["head_type"]]
+    if trained == "classify" and len(linears[-1][0]) == 1:
+        trained = "regress"  # `adapters` has no other head for it
+    task = chosen_task(task, trained, path)
     pooled = bool(config.get("use_pooler"))
     if len(linears) + pooled > 2:
         raise InvalidInput(
@@ -199,10 +203,11 @@ def _stock_head(
     task_of_class = TASK_OF_CLASS.get(stored.get("model_class"))
     if task_of_class is None:
         raise InvalidInput(f"{path}: model_class {stored.get('model_class')!r} is not supported: {' or '.join(TASK_OF_CLASS)}")
-    task = chosen_task(task, task_of_class, path)
     if tensors.keys() != {"classifier.weight", "classifier.bias"}:
         raise InvalidInput(f"{source} has {sorted(tensors)}, not a classifier's weight and bias: save the head again")
     linear = (tensors["classifier.weight"], tensors["classifier.bias"])
+    trained = task_of_class if task_of_class == "tag" else sequence_task(path.parent, len(linear[0]), task)
+    task = chosen_task(task, trained, path)
     labels = labels_by_id(stored, path)
     if task == "tag":
         return FoundHead(source, task, linear_head(*linear), None, labels)

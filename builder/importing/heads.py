@@ -10,12 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from builder.importing.files import read_json
 from hplm.adapters.layout import head_layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import ACTIVATIONS
 
 TASK_OF_CLASS = {"BertForSequenceClassification": "classify", "BertForTokenClassification": "tag"}
+TASK_OF_PROBLEM = {
+    "single_label_classification": "classify",
+    "multi_label_classification": "multilabel",
+    "regression": "regress",
+}
 
 
 @dataclass(frozen=True)
@@ -77,10 +83,12 @@ def labels_by_id(stored: Mapping[str, Any], source: Path) -> list[str] | None:
     return [by_id[number] for number in range(len(by_id))]
 
 
-def chosen_labels(given: list[str] | None, found: list[str] | None, rows: int, source: Path) -> list[str]:
+def chosen_labels(task: str, given: list[str] | None, found: list[str] | None, rows: int, source: Path) -> list[str]:
     """Those given, else those that the files name, one a row of the head."""
-    if rows < 2:
-        raise InvalidInput(f"{source} has a single output, as a regression has: tenants classify, train with 2 labels or more")
+    if task == "regress":
+        return _label_of_value(given, rows, source)
+    if rows < 2 and task != "multilabel":
+        raise InvalidInput(f"{source} has a single output, which tells no labels apart: train with 2 labels or more")
     labels = given or found
     if labels is None:
         raise InvalidInput(f"{source} does not name the labels of its {rows} outputs: give --labels a,b,... in order of id")
@@ -89,6 +97,34 @@ def chosen_labels(given: list[str] | None, found: list[str] | None, rows: int, s
     if len(set(labels)) != len(labels) or not all(labels):
         raise InvalidInput(f"{source}: the labels {labels} are not all different and not empty: give --labels")
     return labels
+
+
+def _label_of_value(given: list[str] | None, rows: int, source: Path) -> list[str]:
+    if given:
+        raise InvalidInput(f"{source} tells a number, which has no label: leave --labels out")
+    if rows != 1:
+        raise InvalidInput(f"{source} tells {rows} numbers a text, and tenants tell one: train a regression with one output")
+    return ["value"]
+
+
+def model_config(folder: Path) -> dict[str, Any]:
+    """What transformers says of the whole model, if it was saved beside the adapter."""
+    path = folder / "config.json"
+    return read_json(path) if path.exists() else {}
+
+
+def sequence_task(folder: Path, outputs: int, given: str | None) -> str:
+    """Of a classifier of transformers' for whole texts: as the model's configuration says, else as transformers guesses."""
+    problem = model_config(folder).get("problem_type")
+    if problem is None:
+        # Labels that exclude each other and labels that do not leave the same files.
+        several = "multilabel" if given == "multilabel" else "classify"
+        return "regress" if outputs == 1 else several
+    if problem not in TASK_OF_PROBLEM:
+        raise InvalidInput(
+            f"{folder / 'config.json'}: problem_type {problem!r} is not supported: train for {' or '.join(TASK_OF_PROBLEM)}"
+        )
+    return TASK_OF_PROBLEM[problem]
 
 
 def chosen_task(given: str | None, found: str | None, source: Path) -> str:

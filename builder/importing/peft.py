@@ -20,7 +20,9 @@ from builder.importing.heads import (
     chosen_task,
     labels_by_id,
     linear_head,
+    model_config,
     pooled_head,
+    sequence_task,
 )
 from hplm.errors import InvalidInput
 
@@ -147,7 +149,6 @@ def _head(
     base_class = (config.get("auto_mapping") or {}).get("base_model_class")
     if base_class is not None and base_class not in TASK_OF_CLASS:
         raise InvalidInput(f"{path}: base_model_class {base_class!r} is not supported: train with {' or '.join(TASK_OF_CLASS)}")
-    task = chosen_task(task, TASKS.get(stated) or TASK_OF_CLASS.get(base_class), path)
     pooler_parts = {name.rpartition(".")[2]: saved.pop(name) for name in list(saved) if POOLER.match(name)}
     weight, bias = saved.pop("classifier.weight", None), saved.pop("classifier.bias", None)
     if weight is None and not saved:
@@ -157,8 +158,11 @@ def _head(
             f"{source} holds {sorted(saved)[0]!r} whole, which is no part of a BERT classifier: modules_to_save may name "
             "'classifier' and 'pooler'"
         )
-    stored = folder / "config.json"
-    labels = labels_by_id(read_json(stored), stored) if stored.exists() else None
+    trained = TASKS.get(stated) or TASK_OF_CLASS.get(base_class) or task
+    if trained not in (None, "tag"):
+        trained = sequence_task(folder, len(weight), task)
+    task = chosen_task(task, trained, path)
+    labels = labels_by_id(model_config(folder), folder / "config.json")
     if task == "tag":
         return FoundHead(source, task, linear_head(weight, bias), None, labels)
     pooler = Pooler(**pooler_parts) if pooler_parts.keys() == {"weight", "bias"} else base_pooler(model, source)

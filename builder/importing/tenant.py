@@ -62,7 +62,7 @@ def _import(
 ) -> tuple[TenantFile, dict[str, Any]]:
     parent = (options.domain, store.latest(options.domain))
     adapter, head = read_folder(folder, store.model, options.task)
-    labels = chosen_labels(options.labels, head.labels, len(head.weights["weight"]), head.source)
+    labels = chosen_labels(head.task, options.labels, head.labels, len(head.weights["weight"]), head.source)
     check_head(head.weights, head.function, store.config, head.source)
     parts = halves(adapter, store.config)
     check_mergeable(adapter, parts.lower, store, options.new_domain)

@@ -19,7 +19,7 @@ def register(commands: argparse._SubParsersAction) -> None:
     command.add_argument(
         "--labels", type=lambda text: text.split(","), metavar="A,B,...", help="in order of their ids (default: from the files)"
     )
-    command.add_argument("--task", choices=("classify", "tag"), help="default: from the files")
+    command.add_argument("--task", choices=("classify", "multilabel", "tag"), help="default: from the files")
     command.add_argument("--test", type=Path, metavar="FILE", help="JSONL to score the tenant on, as it will be served")
     command.add_argument(
         "--as-domain",
@@ -64,4 +64,5 @@ def _print(tenant: object, report: dict) -> None:
         layers = ", ".join(map(str, merged["layers"]))
         print(f"domain {merged['domain']}, lower layers {layers} merged: {merged['ngrams']:,} n-grams, {merged['mb']:,.1f} MB")
     for where, scores in report.get("test", {}).items():
-        print(f"{where}: {scores['accuracy']:.3f} accuracy, {scores['macro_f1']:.3f} macro-F1 over {scores['rows']} rows")
+        told = (f"{name} {value:.3f}" for name, value in scores.items() if isinstance(value, float))
+        print(f"{where}: {', '.join(told)}, over {scores['rows']:,} rows")

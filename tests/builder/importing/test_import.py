@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from builder.export import export
 from builder.importing import lower
@@ -97,6 +98,55 @@ def test_what_is_stored_is_what_was_read(store, name):
     assert stored_head.keys() == tenant.head_layout(store.config).shapes.keys()
     assert all(torch.equal(stored_head[part], head.weights[part].half()) for part in stored_head)
     assert report["imported"]["trained_on"] == "tiny-bert" and store.report(tenant) == report
+
+
+def beside(folder: Path, name: str, file: str, **stored: object) -> Path:
+    """A copy of a fixture in which one JSON file says that as well."""
+    copy = Path(shutil.copytree(FIXTURES / name, folder / name))
+    path = copy / file
+    path.write_text(json.dumps({**(json.loads(path.read_text()) if path.exists() else {}), **stored}))
+    return copy
+
+
+def test_labels_that_may_all_hold_are_multilabel(store, tmp_path):
+    """By the model's own configuration, by AdapterHub's head, or by who imports it."""
+    problem, head = {"problem_type": "multi_label_classification"}, FIXTURES / "adapters-double" / "head_config.json"
+    own = json.loads(head.read_text())["config"] | {"head_type": "multilabel_classification"}
+    named = {"peft": beside(tmp_path, "peft-everywhere", "config.json", id2label=dict(enumerate(LABELS)), **problem)}
+    named["stock"] = beside(tmp_path, "adapters-stock-head", "config.json", **problem)
+    named["own"] = beside(tmp_path, "adapters-double", "head_config.json", config=own)
+    named["told"] = FIXTURES / "peft-pooler"
+    for tenant_id, folder in named.items():
+        options = ImportOptions(**({"task": "multilabel", "labels": LABELS} if tenant_id == "told" else {}))
+        tenant, _ = import_tenant(store, tenant_id, folder, options, CPU, show_progress=False)
+        assert (tenant.task, tenant.labels) == ("multilabel", LABELS), tenant_id
+    export(store, tmp_path / "repository", ServingOptions(dtype="fp32", slots=8))
+    reference = Reference.open(tmp_path / "repository" / "tiny" / "1")
+    text = some_lines(1, seed=3)[0]
+    for tenant_id in named:
+        logits = reference.forward(text, tenant_id)[0].tolist()
+        assert set(reference.answer(text, tenant_id).labels) == {
+            label for label, logit in zip(LABELS, logits, strict=True) if logit >= 0
+        }
+
+
+@pytest.mark.parametrize("config", [{"problem_type": "regression"}, {}])
+def test_a_single_output_is_a_value(store, tmp_path, config):
+    """As both libraries train it, said or not."""
+    peft = beside(tmp_path, "peft-everywhere", "config.json", id2label={0: "LABEL_0"}, **config)
+    tensors = load_file(peft / "adapter_model.safetensors")
+    for part in ("weight", "bias"):
+        tensors[f"base_model.model.classifier.{part}"] = tensors[f"base_model.model.classifier.{part}"][:1].clone()
+    save_file(tensors, peft / "adapter_model.safetensors")
+    hub = beside(tmp_path, "adapters-double", "head_config.json")
+    tensors = torch.load(hub / "pytorch_model_head.bin")
+    last = max(int(name.split(".")[2]) for name in tensors)
+    for part in ("weight", "bias"):
+        tensors[f"heads.acme.{last}.{part}"] = tensors[f"heads.acme.{last}.{part}"][:1].clone()
+    torch.save(tensors, hub / "pytorch_model_head.bin")
+    for tenant_id, folder in (("peft", peft), ("hub", hub)):
+        tenant, _ = import_tenant(store, tenant_id, folder, ImportOptions(), CPU, show_progress=False)
+        assert (tenant.task, tenant.labels) == ("regress", ["value"])
 
 
 def test_another_import_is_the_next_version_and_keeps_the_labels(store):

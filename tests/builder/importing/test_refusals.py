@@ -105,7 +105,7 @@ def test_the_usual_bottleneck_reads_what_ours_cannot(store):
 @pytest.mark.parametrize(
     ("option", "value", "match"),
     [
-        ("head_type", "multilabel_classification", "head_type 'multilabel_classification' is not supported"),
+        ("head_type", "multiple_choice", "head_type 'multiple_choice' is not supported"),
         ("use_pooler", True, "makes 3 layers, ours have at most two"),
         ("activation_function", None, "two layers without activation_function"),
         ("activation_function", "mish", "activation_function 'mish' is not supported"),
@@ -138,6 +138,27 @@ def test_a_file_instead_of_its_folder(store):
 
 def test_a_task_that_is_not_its_own(store):
     refused(store, FIXTURES / "adapters-lora-tag", ImportOptions(task="classify"), "is trained to tag, not to classify")
+
+
+def with_config(folder: Path, name: str, problem_type: str) -> Path:
+    """With the whole model's configuration beside the adapter."""
+    copy = copied(folder, name)
+    (copy / "config.json").write_text(json.dumps({"problem_type": problem_type}))
+    return copy
+
+
+@pytest.mark.parametrize("name", ["peft-everywhere", "adapters-stock-head"])
+@pytest.mark.parametrize(
+    ("problem_type", "options", "match"),
+    [
+        ("multi_label_classification", {"task": "classify"}, "is trained to multilabel, not to classify: leave --task out"),
+        ("regression", {}, "leave --labels out"),
+        ("regression", {"labels": None}, "tells 3 numbers a text.*with one output"),
+        ("ranking", {}, "problem_type 'ranking' is not supported: train for single_label_classification or"),
+    ],
+)
+def test_kinds_of_classifiers(store, tmp_path, name, problem_type, options, match):
+    refused(store, with_config(tmp_path, name, problem_type), ImportOptions(**{"labels": LABELS, **options}), match)
 
 
 def test_lower_layers(store, tmp_path):
