@@ -111,10 +111,7 @@ def update_domain(
         keep = ranked_rows(before, old_counts) / max(1, old_counts.distinct) if options.keep is None else options.keep
         work = Work(working, corpus, plan, clear=lambda: store.remove_branch(name, version))
         if not store.has_lower(name, version):
-            if budget.empty:
-                store.save_lower(name, version, store.lower(name, before.meta.version))
-            else:
-                _adapt(store, work, (name, before.meta.version), (name, version), options, budget, device)
+            _adapt(store, work, (name, before.meta.version), (name, version), options, budget, device)
         new_counts = work.count(store, store.tokenizer(), work.folder / "counts")
         counts = add_counts([old_counts, new_counts], store.counts_folder(name, version))
         spec = store.table_spec(name, version, parent, dtype, counts.tokens)
@@ -158,8 +155,10 @@ def delete_domain(store: Store, name: str, version: int | None = None) -> list[i
         raise InvalidInput(
             f"{which} is in use by {', '.join(standing[:NAMED])}{more}: delete those first, or build them on another domain"
         )
-    with held(store.work_folder(name, max(versions) + 1), f"domain {name!r}"):
-        store.remove_unfinished(name)
+    newest = store.latest(name)
+    with held(store.work_folder(name, newest + 1 if newest in versions else max(versions)), f"domain {name!r}"):
+        if newest in versions:
+            store.remove_unfinished(name)
         for found in versions:
             store.remove_branch(name, found)
     return versions
@@ -189,6 +188,8 @@ def _adapt(
     if options.learn not in LEARN:
         raise InvalidInput(f"--learn {options.learn!r} is not known: choose {' or '.join(LEARN)}")
     lower = store.lower(*start)
+    if (head := store.masked_head(*start)) is not None:
+        store.save_masked_head(*branch, head)  # until guessing makes it better
     if not budget.empty:
         documents = work.documents(store.tokenizer(), options.seed)
         saved = work.folder / "adaptation.pt"

@@ -15,7 +15,11 @@ STEP_TOKENS = {"cpu": 1024, "cuda": 16384}  # of an adaptation's step: a GPU is 
 
 def half_precision(device: torch.device) -> torch.autocast:
     """Products in 16 bits where the device multiplies those faster, as in serving; weights and sums stay in 32."""
-    return torch.autocast(device.type, torch.bfloat16, resolve_dtype("auto", device) == torch.bfloat16)
+    return torch.autocast(device.type, torch.bfloat16, products_of(device) == torch.bfloat16)
+
+
+def products_of(device: torch.device) -> torch.dtype:
+    return resolve_dtype("auto", device)
 
 
 def step_tokens(device: torch.device) -> int:

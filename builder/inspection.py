@@ -107,7 +107,7 @@ def cover(
     most_tokens: int = TEXT_TOKENS,
 ) -> Coverage:
     """`keeps` is by default those of HMI's Table 5 that the table can tell, and its own."""
-    chain = store.forest().chain(domain, version)
+    chain = store.forest(domain, version).chain(domain, version)
     prefix = Prefix(chain.links[0][0], Counts(store.counts_folder(domain, version)))
     numbers = {keep: prefix.number(keep) for keep in (prefix.usual_keeps() if keeps is None else keeps)}
     curve = np.geomspace(1, max(1, prefix.rows), CURVE_POINTS).astype(np.int64)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import filecmp
 import hashlib
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from builder.export import copy_file
@@ -18,7 +20,7 @@ from hplm.errors import InvalidInput
 from hplm.plot.table import Table
 from hplm.tenants.manager import DomainChange, Knowledge, Manager, TenantChange, newest_version
 from hplm.tenants.registry import Change
-from hplm.tenants.snapshot import Tenant
+from hplm.tenants.snapshot import Snapshot, Tenant
 
 
 class Live(Manager):
@@ -39,11 +41,11 @@ class Live(Manager):
     def add_domain(self, store: Store, name: str) -> DomainChange:
         """A domain that is new here, its ancestors with it. Its tenants come by themselves."""
         self._check_store(store)
-        with self.registry.change("domain add") as change:
-            if name in {branch.domain for branch in change.branches}:
-                raise InvalidInput(f"domain {name!r} is served already: `hplm domain update` brings its next version")
-            version = store.latest(name)
-            self._bring(store, change, name, version)
+        _check_new(self.registry.current(), name)
+        version = store.latest(name)
+        with self._copies(store, name, version) as copies, self.registry.change("domain add") as change:
+            _check_new(change, name)
+            self._bring(store, change, name, version, copies)
             return self.close(change, DomainChange(change.generation, name, version, [], [], [], []))
 
     def update_domain(self, store: Store, name: str, share: float = 1.0) -> DomainChange:
@@ -51,14 +53,13 @@ class Live(Manager):
         if not 0 < share <= 1:
             raise InvalidInput(f"canary {share}: a share above 0, at most 1")
         self._check_store(store)
-        with self.registry.change("domain update") as change:
+        here = newest_version(self.registry.current(), name)
+        version = store.latest(name)
+        _check_not_older(store, name, version, here)
+        with self._copies(store, name, version) as copies, self.registry.change("domain update") as change:
             here = newest_version(change, name)
-            version = store.latest(name)
-            if version < here:
-                raise InvalidInput(
-                    f"version {here} of domain {name!r} is served and {store.folder} has {version}: name the store it came from"
-                )
-            self._bring(store, change, name, version)
+            _check_not_older(store, name, version, here)
+            self._bring(store, change, name, version, copies)
             mine = [tenant for tenant in change.tenants.values() if tenant.domain == name and tenant.domain_version < version]
             on_newest = [tenant for tenant in store.tenants() if (tenant.domain, tenant.domain_version) == (name, version)]
             tuned = {tenant.id: tenant for tenant in on_newest}
@@ -115,23 +116,56 @@ class Live(Manager):
         if not same:
             raise InvalidInput(f"{self.folder} was exported from another store than {store.folder}: name the one it came from")
 
-    def _bring(self, store: Store, change: Change, name: str, version: int) -> None:
+    @contextmanager
+    def _copies(self, store: Store, name: str, version: int) -> Iterator[Path]:
+        """Of the tables that are not here, before a change begins: copying takes minutes, and other managers wait for one."""
+        with self.state.aside() as aside:
+            for table in self._missing(store, self.registry.current(), name, version):
+                _copy(table, aside)
+            yield aside
+
+    def _bring(self, store: Store, change: Change, name: str, version: int, copies: Path) -> None:
         """The table and those it falls back to, where they are not here."""
-        step: tuple[str | None, int | None] = (name, version)
-        here = {(branch.domain, branch.version) for branch in change.branches}
-        while step[0] is not None:
-            table = store.table(*step)
+        for table in self._missing(store, change, name, version):
+            copy, target = copies / _folder_of(table), self.state.tables / _folder_of(table)
+            if not copy.exists():  # the table was here until now
+                _copy(table, copies)
+            shutil.rmtree(target, ignore_errors=True)  # of an attempt that was cut: nobody is served from it
+            target.parent.mkdir(parents=True, exist_ok=True)
+            copy.rename(target)
+            change.place(table.meta.domain, table.meta.version, table.size)
+
+    def _missing(self, store: Store, served: Snapshot | Change, name: str, version: int) -> Iterator[Table]:
+        """Of the table and those it falls back to."""
+        here = {(branch.domain, branch.version) for branch in served.branches}
+        for step in store.chain(name, version):
             if step in here:
                 self._check_same(store, *step)
                 return
-            self.refuse_another(table)
-            target = self.state.tables / step[0] / str(step[1])
-            shutil.rmtree(target, ignore_errors=True)  # of an attempt that was cut: nobody is served from it
-            with written_folder(target) as folder:
-                for file in sorted(table.folder.iterdir()):
-                    copy_file(file, folder / file.name)
-            change.place(*step, Table(target).size)
-            step = (table.meta.parent, table.meta.parent_version)
+            self.refuse_another(table := store.table(*step))
+            yield table
+
+
+def _check_new(served: Snapshot | Change, name: str) -> None:
+    if name in {branch.domain for branch in served.branches}:
+        raise InvalidInput(f"domain {name!r} is served already: `hplm domain update` brings its next version")
+
+
+def _check_not_older(store: Store, name: str, version: int, here: int) -> None:
+    if version < here:
+        raise InvalidInput(
+            f"version {here} of domain {name!r} is served and {store.folder} has {version}: name the store it came from"
+        )
+
+
+def _folder_of(table: Table) -> str:
+    return f"{table.meta.domain}/{table.meta.version}"
+
+
+def _copy(table: Table, copies: Path) -> None:
+    with written_folder(copies / _folder_of(table)) as folder:
+        for file in sorted(table.folder.iterdir()):
+            copy_file(file, folder / file.name)
 
 
 def _knowledge(store: Store, tenant: TenantFile) -> Knowledge:

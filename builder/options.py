@@ -11,5 +11,5 @@ def check_keep(keep: float) -> None:
 
 
 def check_seed(seed: int) -> None:
-    if seed < 0:
-        raise InvalidInput(f"seed {seed}: a whole number, 0 or more")
+    if not 0 <= seed < 2**64:
+        raise InvalidInput(f"seed {seed}: a whole number from 0 to 2^64 - 1")

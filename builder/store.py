@@ -20,17 +20,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from builder.growing import digest_of, replaced, write_json
-from builder.weights import save_weights
 from hplm.adapters.layout import Layout, adapter_layout, head_layout
-from hplm.errors import InvalidInput
+from hplm.errors import Broken, InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack
 from hplm.model.tokenizer import Tokenizer
+from hplm.model.weights import load_weights, save_weights
 from hplm.plot.forest import Branch, Forest, place
 from hplm.plot.keys import KeySpace
 from hplm.plot.table import Table, TableMeta, TableSpec
@@ -64,8 +64,11 @@ class TenantFile:
 
     @classmethod
     def read(cls, path: Path) -> TenantFile:
-        stored = json.loads(path.read_text("utf-8"))
-        return cls(**{**stored, "places": tuple(stored["places"]) if stored.get("places") else None})
+        stored = _read_json(path)
+        try:
+            return cls(**{**stored, "places": tuple(stored["places"]) if stored.get("places") else None})
+        except TypeError as error:
+            raise Broken(f"{path} does not describe a tenant ({error}): build or copy it again") from None
 
 
 def check_name(kind: str, name: str) -> str:
@@ -98,11 +101,13 @@ class Store:
         path = folder / "store.json"
         if not path.exists():
             raise InvalidInput(f"{folder} is not a store: make one with `hplm build root --store {folder} ...`")
-        stored = json.loads(path.read_text("utf-8"))
+        stored = _read_json(path)
         if stored.get("format") != FORMAT:
             raise InvalidInput(
                 f"{path} has format {stored.get('format')!r}, this version of hplm reads {FORMAT}: build the store again"
             )
+        if "model" not in stored:
+            raise Broken(f"{path} does not name the model that the store was made from: copy it again")
         self.model: str = stored["model"]  # the original, by name or folder
         self.config = BackboneConfig.load(folder / "backbone.json")
 
@@ -138,12 +143,12 @@ class Store:
 
     def upper(self) -> UpperStack:
         upper = UpperStack(self.config)
-        upper.load_state_dict(load_file(self.folder / "upper.safetensors"))
+        upper.load_state_dict(load_weights(self.folder / "upper.safetensors"))
         return upper
 
     def lower(self, domain: str, version: int) -> LowerStack:
         lower = LowerStack(self.config)
-        lower.load_state_dict(load_file(self.folder / "lower" / f"{domain}-{version}.safetensors"))
+        lower.load_state_dict(load_weights(self.folder / "lower" / f"{domain}-{version}.safetensors"))
         return lower
 
     def has_lower(self, domain: str, version: int) -> bool:
@@ -155,7 +160,7 @@ class Store:
     def masked_head(self, domain: str, version: int) -> dict[str, Tensor] | None:
         """What guesses masked words above the branch's lower stack; None where none was made."""
         path = self.folder / "lower" / f"{domain}-{version}.head.safetensors"
-        return load_file(path) if path.exists() else None
+        return load_weights(path) if path.exists() else None
 
     def save_masked_head(self, domain: str, version: int, weights: dict[str, Tensor]) -> None:
         """Before the lower stack, which makes the branch's learning complete."""
@@ -216,15 +221,11 @@ class Store:
 
     def chain_digest(self, domain: str, version: int) -> str:
         """Of what a table and those it falls back to hold: a branch built anew may have the same name and number."""
-        files, step = [], (domain, version)
-        while step[0] is not None:
-            files += [self.table_folder(*step) / name for name in ("meta.json", "checksums")]
-            meta = self.meta(*step)
-            step = (meta.parent, meta.parent_version)
-        return digest_of(*files)
+        steps = self.chain(domain, version)
+        return digest_of(*(self.table_folder(*step) / name for step in steps for name in ("meta.json", "checksums")))
 
     def users(self) -> dict[tuple[str, int], list[str]]:
-        """Who stands on each branch: tenants in their newest version, and domains whose parent it is."""
+        """Who stands on each branch: tenants in their newest version, domains whose parent it is, and either in the making."""
         users: dict[tuple[str, int], list[str]] = {branch: [] for branch in self.domains()}
         for tenant in self.tenants():
             users.setdefault((tenant.domain, tenant.domain_version), []).append(f"tenant {tenant.id}")
@@ -232,7 +233,20 @@ class Store:
             meta = self.meta(domain, version)
             if meta.parent is not None:
                 users.setdefault((meta.parent, meta.parent_version), []).append(f"domain {domain} version {version}")
+        for branch, folder in self._begun():
+            users.setdefault(branch, []).append(f"a build that was begun in {folder}")
         return users
+
+    def _begun(self) -> Iterator[tuple[tuple[str, int], Path]]:
+        """What each build that has not ended, or was cut, stands on."""
+        for path in sorted(self.folder.glob("building/**/plan.json")):
+            with suppress(FileNotFoundError):  # it has just ended
+                plan = json.loads(path.read_text("utf-8"))
+                options = plan.get("options", {})
+                if "domain" in plan:
+                    yield (plan["domain"], plan["domain_version"]), path.parent
+                elif "parent" in options:
+                    yield (options["parent"], options["parent version"]), path.parent
 
     def sweep(self) -> list[tuple[str, int]]:
         """Removes versions that nobody stands on, except the newest and the one before it, which a rollback needs."""
@@ -267,8 +281,17 @@ class Store:
     def branches(self) -> list[Branch]:
         return place(self.table(*domain) for domain in self.domains())
 
-    def forest(self) -> Forest:
-        return Forest([self.folder / "plot"], self.branches())
+    def chain(self, domain: str, version: int) -> list[tuple[str, int]]:
+        """The branch, what it falls back to, and so on to the root."""
+        steps, meta = [(domain, version)], self.meta(domain, version)
+        while meta.parent is not None:
+            steps.append((meta.parent, meta.parent_version))
+            meta = self.meta(*steps[-1])
+        return steps
+
+    def forest(self, domain: str, version: int) -> Forest:
+        """Of what the branch needs, and nothing else: another domain's table may be broken."""
+        return Forest([self.folder / "plot"], place(self.table(*step) for step in reversed(self.chain(domain, version))))
 
     def tenants(self) -> list[TenantFile]:
         """The newest version of every tenant, in order of id."""
@@ -291,18 +314,17 @@ class Store:
     def tenant_weights(self, tenant: TenantFile) -> tuple[list[dict[str, Tensor]] | None, dict[str, Tensor]]:
         """Adapter by layer (None if the tenant has only a head), and the head."""
         folder = self.tenant_folder(tenant.id, tenant.version)
-        head = load_file(folder / "head.safetensors")
-        if not (folder / "adapter.safetensors").exists():
+        head = load_weights(folder / "head.safetensors")
+        if not tenant.rank:
             return None, head
-        flat = load_file(folder / "adapter.safetensors")
         layers: list[dict[str, Tensor]] = [{} for _ in range(self.config.upper_layers)]
-        for name, tensor in flat.items():
+        for name, tensor in load_weights(folder / "adapter.safetensors").items():
             layer, _, part = name.partition(".")
             layers[int(layer)][part] = tensor
         return layers, head
 
     def report(self, tenant: TenantFile) -> dict:
-        return json.loads((self.tenant_folder(tenant.id, tenant.version) / "report.json").read_text("utf-8"))
+        return _read_json(self.tenant_folder(tenant.id, tenant.version) / "report.json")
 
     def save_tenant(
         self,
@@ -322,6 +344,18 @@ class Store:
             (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", "utf-8")
             if draw is not None:
                 draw(folder / "training.png")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        stored = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise Broken(f"{path} is missing: build or copy it again") from None
+    except ValueError as error:
+        raise Broken(f"{path} is not JSON ({error}): build or copy it again") from None
+    if not isinstance(stored, dict):
+        raise Broken(f"{path} holds no JSON object: build or copy it again")
+    return stored
 
 
 def _remove_folder(folder: Path) -> None:

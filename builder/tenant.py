@@ -18,7 +18,7 @@ from builder.growing import digest_of, write_json
 from builder.store import Store, TenantFile, check_name
 from builder.training.bodies import PlotBody
 from builder.training.examples import Reader, Texts, check_labels, check_values, labels_of, split_off
-from builder.training.finetuning import Ground, Trained, TrainingOptions, train
+from builder.training.finetuning import Ground, Trained, TrainingOptions, adapter_of, train
 from builder.training.grid import points, train_grid
 from builder.training.picture import draw_training
 from builder.work import PLAN, held, put_away
@@ -42,6 +42,7 @@ class Material:
     dev: Path | None
     seed: int
     labels: tuple[str, ...] = ()  # of the version before: the rows of its head keep their order
+    dtype: str = TrainingOptions.dtype  # in which the head will be stored
 
     def read(self) -> tuple[Labelled, Labelled, list[str]]:
         """Training part, dev part, and what the head's rows stand for."""
@@ -55,7 +56,7 @@ class Material:
             dev = read_labelled(self.dev, self.task)
             check_labels(dev, labels, str(self.train))
         if self.task == "regress":
-            check_values(training)
+            check_values(training, self.dtype)
         return training, dev, labels
 
     def open(self, device: torch.device, show_progress: bool = False) -> tuple[Ground, PlotBody]:
@@ -100,12 +101,14 @@ def build_tenant(
     options = TrainingOptions(**training)
     if options.body_rate and not options.cut:
         raise InvalidInput("upper layers that learn need an adapter to hold what they learned: give --rank above 0")
+    adapter_of(store.config, options)  # refuses projections and kinds that there are not, before anything is put away
     device = device or resolve_device("auto")
     working = store.tenant_work_folder(tenant_id)
     with held(working, f"tenant {tenant_id!r}"):
         before = store.tenant(tenant_id)
         known = tuple(before.labels) if before is not None else ()
-        material = Material(store.folder, domain, store.latest(domain), task, train_file, dev_file, options.seed, known)
+        stands_on = (domain, store.latest(domain))
+        material = Material(store.folder, *stands_on, task, train_file, dev_file, options.seed, known, options.dtype)
         given, dev, labels = material.read()
         plan = {**material.plan(), "labels": labels, **asdict(options), "grid": grid}
         plan = json.loads(json.dumps(plan))  # as it is read again
@@ -113,7 +116,7 @@ def build_tenant(
             _check_same_answers(before, task, labels)
         version = before.version + 1 if before else 1
 
-        if before is not None and _begun(working) == {"version": before.version, **plan}:
+        if before is not None and _begun(working) == {"version": before.version, **plan} and _learned_from(plan, store, before):
             put_away(working)  # the same command was cut after its tenant was stored
             return before
         _begin(working, tenant_id, {"version": version, **plan})
@@ -171,6 +174,11 @@ def _file(path: Path) -> dict[str, str]:
 def _begun(folder: Path) -> dict[str, Any] | None:
     """The plan of a training that was cut."""
     return json.loads((folder / PLAN).read_text("utf-8")) if (folder / PLAN).exists() else None
+
+
+def _learned_from(plan: dict[str, Any], store: Store, tenant: TenantFile) -> bool:
+    """Not if it was imported meanwhile."""
+    return store.report(tenant).get("training", {}).get("digest") == plan["training"]["digest"]
 
 
 def _begin(folder: Path, tenant_id: str, plan: dict[str, Any]) -> None:

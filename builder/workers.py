@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from threading import Thread
@@ -18,8 +20,16 @@ def room(wanted: int) -> int:
     return max(1, min(wanted, len(os.sched_getaffinity(0)), available // BYTES_EACH))
 
 
-def workers(count: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(count, get_context("spawn"), initializer=_end_with_parent)
+@contextmanager
+def workers(count: int) -> Iterator[ProcessPoolExecutor]:
+    """An error, or Ctrl-C, and what has not begun is not begun any more."""
+    pool = ProcessPoolExecutor(count, get_context("spawn"), initializer=_end_with_parent)
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
 
 
 def _end_with_parent() -> None:

@@ -31,8 +31,8 @@ class Budget:
     def __post_init__(self) -> None:
         if (self.minutes is None) == (self.steps is None):
             raise InvalidInput("a budget is given in minutes or in steps, one of them")
-        if (self.minutes or 0) < 0 or (self.steps or 0) < 0:
-            raise InvalidInput("a budget is not negative")
+        if not 0 <= (self.minutes or 0) < math.inf or (self.steps or 0) < 0:
+            raise InvalidInput("a budget is a number from 0 on")
 
     @property
     def empty(self) -> bool:

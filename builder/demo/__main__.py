@@ -11,10 +11,12 @@ import time
 from pathlib import Path
 
 from builder.adaptation.learning import Budget
+from builder.demo.data import FORMAT as DATA_FORMAT
 from builder.demo.data import DemoData, DemoTenant, stored_demo_data
 from builder.demo.exam import Mark, examine
 from builder.domain import DomainOptions, build_domain
 from builder.export import export
+from builder.growing import digest_of
 from builder.model_configs import ServingOptions
 from builder.root import RootOptions, build_root
 from builder.store import FORMAT as STORE_FORMAT
@@ -45,7 +47,7 @@ def main() -> int:
     start = time.monotonic()
     try:
         model = args.model or str(minilm())
-        folder = args.folder / fingerprint(model, args.minutes, args.domain_minutes)
+        folder = args.folder / fingerprint(model, named(model), args.minutes, args.domain_minutes)
         data = stored_demo_data(folder / "data", SIZES)
         store = _store(folder / "store", model, data, args.minutes, args.domain_minutes)
         export(store, args.repository, ServingOptions())
@@ -71,10 +73,16 @@ def minilm() -> Path:
     return next(Path(file.locate()).parent for file in files or [] if file.name == "model.safetensors")
 
 
+def named(model: str) -> str:
+    """A folder by what is in it, since every training leaves one of the same name."""
+    weights = sorted(file for file in Path(model).glob("*") if file.suffix in (".safetensors", ".bin", ".json"))
+    return f"{Path(model).name}-{digest_of(*weights)}" if weights else model
+
+
 def fingerprint(*settings: object) -> str:
     """What the demo builds depends on the installed packages, whose docstrings it reads, on settings and on our formats."""
     packages = sorted({f"{found.name}=={found.version}" for found in importlib.metadata.distributions()})
-    everything = [sys.version, packages, STORE_FORMAT, TABLE_FORMAT, *map(str, settings)]
+    everything = [sys.version, packages, DATA_FORMAT, STORE_FORMAT, TABLE_FORMAT, *map(str, settings)]
     return hashlib.sha256(json.dumps(everything).encode()).hexdigest()[:12]
 
 

@@ -109,9 +109,16 @@ def stored_demo_data(folder: Path, sizes: Mapping[str, int], further: bool = Fal
 def data_of(folder: Path) -> DemoData:
     """What an earlier run has written."""
     stored = json.loads((folder / MANIFEST).read_text("utf-8"))
-    domains = (DemoDomain(**{**d, "packages": tuple(d["packages"]), "corpus": Path(d["corpus"])}) for d in stored["domains"])
+
+    def here(domain: str, file: str) -> Path:
+        """The folder may have been moved since."""
+        return folder / domain / Path(file).name
+
+    domains = (
+        DemoDomain(**{**d, "packages": tuple(d["packages"]), "corpus": here(d["name"], d["corpus"])}) for d in stored["domains"]
+    )
     tenants = (
-        DemoTenant(**{**t, "labels": tuple(t["labels"]), **{name: Path(t[name]) for name in ("train", "dev", "test")}})
+        DemoTenant(**{**t, "labels": tuple(t["labels"]), **{split: here(t["domain"], t[split]) for split in SIZES}})
         for t in stored["tenants"]
     )
     return DemoData(tuple(domains), tuple(tenants))

@@ -121,7 +121,7 @@ def _sibling(demo: Store, folder: Path) -> Store:
 
 
 def _found(store: Store, name: str, tenants: list[DemoTenant]) -> dict[str, float]:
-    tokenizer, chain, tally = store.tokenizer(), store.forest().chain(name, 1), Tally()
+    tokenizer, chain, tally = store.tokenizer(), store.forest(name, 1).chain(name, 1), Tally()
     for tenant in tenants:
         for example in read_labelled(tenant.test, tenant.task).examples:
             tokens = tokenizer.encode(example.text, example.pair, truncate=True).tokens

@@ -36,8 +36,8 @@ def draw_confusion(evaluation: Evaluation, path: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    axes.set_xticks(range(len(answers)), answers, rotation=90)
-    axes.set_yticks(range(len(tenant.labels)), tenant.labels)
+    axes.set_xticks(range(len(answers)), answers, rotation=90, parse_math=False)  # a label may well hold two dollar signs
+    axes.set_yticks(range(len(tenant.labels)), tenant.labels, parse_math=False)
     if len(tenant.labels) <= MOST_NUMBERED:
         for (row, column), count in ((at, pairs[at]) for at in zip(*pairs.nonzero(), strict=True)):
             color = "white" if shares[row, column] > 0.5 else INK

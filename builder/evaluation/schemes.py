@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,6 +16,8 @@ from builder.store import Store
 from builder.tenant import Material
 from builder.training.bodies import Body, PlotBody, RememberingBody, WholeBody
 from builder.training.finetuning import Ground, Trained, TrainingOptions, evaluate, train
+from builder.training.grid import points
+from builder.training.model import Diverged
 from builder.training.scores import Scores
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint
@@ -49,7 +52,10 @@ def score_schemes(
     dev_file: Path | None = None,
     show_progress: bool = True,
 ) -> dict[str, Scores]:
-    """Data and budget are those that the tenant's own report names; files that were moved since are given anew."""
+    """Data and budget are those that the tenant's own report names; files that were moved since are given anew.
+
+    Beside a tenant that is the best of a grid, the others are the best of one about their own rates.
+    """
     tenant, report = evaluation.tenant, store.report(evaluation.tenant)
     if "training" not in report:
         raise InvalidInput(f"tenant {tenant.id!r} was imported, not trained here: there is no training to compare with")
@@ -62,6 +68,7 @@ def score_schemes(
     known = TrainingOptions.__dataclass_fields__
     own = {name: value for name, value in report.items() if name in known}
     options = TrainingOptions(**own | {"places": tuple(own["places"]) if own["places"] else None})
+    tries = points_about(options, report["grid"]) if "grid" in report else [(1.0, options)]
     stands_on, labels = (tenant.domain, tenant.domain_version), tuple(tenant.labels)
     material = Material(store.folder, *stands_on, tenant.task, train_file, dev_file, options.seed, labels)
     ground, _ = material.open(device, show_progress)
@@ -70,9 +77,36 @@ def score_schemes(
     texts = ground.reader.read(read_labelled(evaluation.labelled.path, tenant.task), tenant.task, tenant.labels, False)
     scores = {}
     for name in names:
-        trained = train_scheme(store, ground, name, options, show_progress)
+        trained = _best_of(store, ground, name, tries, show_progress)
         scores[name] = evaluate(trained.body, trained.model, ground, texts)[0]
     return scores
+
+
+def points_about(chosen: TrainingOptions, grid: Sequence[Mapping[str, Any]]) -> list[tuple[float, TrainingOptions]]:
+    """The grid that a tenant's options were chosen from: by what each point multiplies the rates, and the point."""
+    rates = sorted({point["learning_rate"] for point in grid})
+    asked = rates[len(rates) // 2]
+    middle = replace(chosen, learning_rate=asked, body_rate=chosen.body_rate * asked / chosen.learning_rate)
+    return [(point.learning_rate / asked, point) for point in points(middle)]
+
+
+def _best_of(
+    store: Store, ground: Ground, name: str, tries: Sequence[tuple[float, TrainingOptions]], show_progress: bool
+) -> Trained:
+    """On dev, the first of equals; as in a grid, one that diverges ends no other."""
+    best = None
+    for factor, options in tries:
+        try:
+            trained = train_scheme(store, ground, name, options, show_progress, factor=factor)
+        except Diverged:
+            if len(tries) == 1:
+                raise
+            continue
+        if best is None or trained.scores.main > best.scores.main:
+            best = trained
+    if best is None:
+        raise Diverged(f"every point of the grid about {name!r} diverged")
+    return best
 
 
 def _check_same(file: Path, digest: str | None, tenant_id: str, option: str) -> None:
@@ -87,12 +121,19 @@ def _check_same(file: Path, digest: str | None, tenant_id: str, option: str) -> 
 
 
 def train_scheme(
-    store: Store, ground: Ground, name: str, own: TrainingOptions, show_progress: bool = True, body: Body | None = None
+    store: Store,
+    ground: Ground,
+    name: str,
+    own: TrainingOptions,
+    show_progress: bool = True,
+    body: Body | None = None,
+    factor: float = 1.0,
 ) -> Trained:
-    """One of SCHEMES, or `hplm`: with the options of an hPLM, where they apply; `body`: another one than the scheme's."""
+    """One of SCHEMES, or `hplm`: with the options of an hPLM, where they apply; `body`: another one than the scheme's;
+    `factor`: of the scheme's own rates."""
     if body is None:
         body = PlotBody(store.upper(), store.config.heads) if name == "hplm" else _body(store, SCHEMES[name])
-    return train(body, ground, options_of(name, own), show_progress=show_progress)
+    return train(body, ground, options_of(name, own, factor), show_progress=show_progress)
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -113,9 +154,9 @@ def whole_body(store: Store) -> WholeBody:
     return WholeBody(load_checkpoint(store.model, config.name, config.lower_layers, config.upper_layers, config.window))
 
 
-def options_of(name: str, own: TrainingOptions) -> TrainingOptions:
+def options_of(name: str, own: TrainingOptions, factor: float = 1.0) -> TrainingOptions:
     """With which a scheme trains, beside an hPLM with its `own`."""
     if name == "hplm" or (scheme := SCHEMES[name]).adapter:
         return own
-    bare = replace(own, adapter=TrainingOptions.adapter, rank=0, places=None, learning_rate=HEAD_RATE)
-    return replace(bare, body_rate=scheme.body_rate, body_part=scheme.body_part)
+    bare = replace(own, adapter=TrainingOptions.adapter, rank=0, places=None, learning_rate=factor * HEAD_RATE)
+    return replace(bare, body_rate=factor * scheme.body_rate, body_part=scheme.body_part)

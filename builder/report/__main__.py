@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoConfig
 
-from builder.demo.__main__ import BACKBONE, fingerprint, minilm
+from builder.demo.__main__ import BACKBONE, fingerprint, minilm, named
 from builder.demo.data import stored_demo_data
-from builder.growing import digest_of
 from builder.report.report import Report
 from builder.report.results import Results
+from builder.report.studies import Study
 from builder.report.table import draw, markdown_of, tenants_in
 from builder.report.tiers import TIERS
 from hplm.engine.engine import resolve_device
@@ -46,19 +47,26 @@ def main(argv: list[str] | None = None) -> int:
         chosen = [_study(known, name) for name in (known if args.studies == "all" else args.studies.split(","))]
         if not args.finished:
             report.run(chosen)
+        for study in chosen:
+            if runs := report.finished(study):
+                _show(study, runs, args.pictures)
     except HplmError as error:
         print(f"report: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"report: {error.filename or args.work}: {error.strerror or error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("report: interrupted; the same command goes on from here", file=sys.stderr)
         return 130
-    for study in chosen:
-        if runs := report.finished(study):
-            weights = tenants_in(runs) if study.tenants else None
-            print(f"\n### {study.title} ({study.name})\n\n{markdown_of(runs, weights)}")
-            if args.pictures is not None:
-                draw(runs, study.title, args.pictures / f"accuracy-{study.name}.svg", weights)
     return 0
+
+
+def _show(study: Study, runs: list[dict[str, Any]], pictures: Path | None) -> None:
+    weights = tenants_in(runs) if study.tenants else None
+    print(f"\n### {study.title} ({study.name})\n\n{markdown_of(runs, weights)}")
+    if pictures is not None:
+        draw(runs, study.title, pictures / f"accuracy-{study.name}.svg", weights)
 
 
 def _report(args: argparse.Namespace) -> Report:
@@ -66,17 +74,9 @@ def _report(args: argparse.Namespace) -> Report:
     if args.seeds:
         tier = tier.with_seeds(args.seeds)
     layers = _layers(model)
-    work = args.work / f"tier-{args.tier}-{fingerprint(model)}"
-    data = stored_demo_data(work / "data", tier.sizes, further=True)
-    return Report(_name(args.model), model, layers, data, tier, work, Results(args.results), resolve_device(args.device))
-
-
-def _name(model: str | None) -> str:
-    """In results: a folder's by what is in it, since every training leaves one of the same name."""
-    if model is None:
-        return BACKBONE
-    weights = sorted(file for file in Path(model).glob("*") if file.suffix in (".safetensors", ".bin", ".json"))
-    return f"{Path(model).name}-{digest_of(*weights)}" if weights else model
+    name = BACKBONE if args.model is None else named(args.model)
+    data = stored_demo_data(args.work / "data" / f"{args.tier}-{fingerprint()}", tier.sizes, further=True)
+    return Report(name, model, layers, data, tier, args.work / "made", Results(args.results), resolve_device(args.device))
 
 
 def _layers(model: str) -> int:
@@ -86,7 +86,7 @@ def _layers(model: str) -> int:
         raise InvalidInput(f"--model {model}: cannot read a model there: {str(error).strip().splitlines()[0]}") from None
 
 
-def _study(known: dict, name: str):
+def _study(known: dict[str, Study], name: str) -> Study:
     if name not in known:
         raise InvalidInput(f"study {name!r} is not known: choose from {', '.join(known)}, all")
     return known[name]

@@ -54,6 +54,13 @@ class DomainRecipe:
         """With all n-grams in 16 bits: other tables are cut from this one's lower layers and counts."""
         return replace(self, root=self.root.whole, keep=1.0, dtype="fp16")
 
+    @property
+    def plain(self) -> DomainRecipe:
+        """Without what makes no difference to what it says: as results know it."""
+        if not self.keep:
+            return DomainRecipe(self.root, 0, "masked", 0)
+        return self if self.minutes else replace(self, learn="masked")
+
     def branch(self, domain: str) -> str:
         if not self.keep:
             return "root"
@@ -67,6 +74,10 @@ class Pretraining:
 
     part: str  # of its layers that learns: lower, upper, all
     minutes: float
+
+    @property
+    def plain(self) -> Pretraining:
+        return self
 
 
 Below = DomainRecipe | Pretraining | None  # None: the original BERT as it is

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass, replace
@@ -20,12 +22,14 @@ from builder.data import read_labelled
 from builder.demo.data import DemoData, DemoTenant
 from builder.evaluation.schemes import options_of, train_scheme, whole_body
 from builder.growing import digest_of, replaced
+from builder.hardware import products_of
 from builder.report.pretraining import pretrain
 from builder.report.recipes import Below, DomainRecipe, Pretraining, RootRecipe
 from builder.report.results import Results
 from builder.report.stores import Stores
 from builder.report.studies import Case, Study, studies_of, tenants_of
 from builder.report.tiers import Tier
+from builder.store import FORMAT as STORE_FORMAT
 from builder.store import Store
 from builder.tenant import Material
 from builder.training.bodies import WholeBody
@@ -33,9 +37,12 @@ from builder.training.examples import check_labels
 from builder.training.finetuning import Ground, TrainingOptions, evaluate
 from builder.work import held
 from builder.workers import room, workers
+from hplm.plot.table import FORMAT as TABLE_FORMAT
 
 OF_UPPER_LAYERS = ("adapter", "dedicated-lower", "dedicated-upper")  # numbers that depend on how many these are
 BARE = 0.001  # of the n-grams
+# Raised when the same options train otherwise, or the same recipe makes other lower layers: earlier numbers do not count then.
+TRAINING, BELOW = 1, 2
 FEW = ("maths-area", "learning-names")  # what most studies ask: the largest task, and one that tags
 
 
@@ -56,7 +63,7 @@ class Report:
     layers: int
     data: DemoData
     tier: Tier
-    work: Path  # stores; large, and of no more use than to go on from
+    work: Path  # for stores; large, and of no more use than to go on from
     results: Results
     device: torch.device
     few: tuple[str, ...] = FEW
@@ -112,9 +119,12 @@ class Report:
         told |= {"training": asdict(options_of(case.scheme, self._training(run)))}
         if case.scheme in OF_UPPER_LAYERS or (isinstance(below, Pretraining) and below.part != "all"):
             told |= {"upper": self._root.upper}
+        if TRAINING > 1:
+            told |= {"trained": TRAINING}
         if below is not None:
             corpora = self._corpora if isinstance(below, DomainRecipe) else {task.domain: self._corpora[task.domain]}
-            told |= {"below": {type(below).__name__: asdict(below)}, "corpora": digest_of(*corpora.values())}
+            told |= {"below": {type(below).__name__: asdict(below.plain)}, "made": BELOW}
+            told |= {"corpora": digest_of(*corpora.values())}
         return told | ({"sample": run.sample} if run.sample else {})
 
     @cached_property
@@ -126,9 +136,15 @@ class Report:
         """Other packages on another machine are other data."""
         return {task.id: digest_of(task.train, task.dev, task.test) for task in self.data.tenants}
 
+    @cached_property
+    def home(self) -> Path:
+        """Of stores: other corpora, another model, other formats, another way of making them have another."""
+        made_of = [self.name, self.model, digest_of(*self._corpora.values()), STORE_FORMAT, TABLE_FORMAT, BELOW]
+        return self.work / hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:12]
+
     @property
     def _stores(self) -> Stores:
-        return Stores(self.model, self._corpora, self.work / "stores", self.device)
+        return Stores(self.model, self._corpora, self.home / "stores", self.device)
 
     def _training(self, run: Run) -> TrainingOptions:
         root = self._recipe(run.case.below).root
@@ -162,12 +178,8 @@ class Report:
             return
         with workers(at_a_time) as pool:
             running = {pool.submit(_score_alone, self, run): run for run in runs}
-            try:
-                for done in as_completed(running):
-                    yield running[done], done.result()
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+            for done in as_completed(running):
+                yield running[done], done.result()
 
     def score(self, run: Run) -> dict[str, Any]:
         task, case, recipe = run.task, run.case, self._recipe(run.case.below)
@@ -184,14 +196,16 @@ class Report:
         scores, _ = evaluate(trained.body, trained.model, ground, texts)
         told = {"dev": round(trained.scores.main, 4), "trained_on": len(ground.texts.texts)}
         told |= {name: trained.report[name] for name in ("epochs_run", "best_epoch", "kept_epoch", "seconds")}
-        found = {"windows_found": texts.found} if trained.body.reads_tables else {}
-        return {**scores.described(), **told, **found}
+        told |= {"products": str(products_of(self.device)).removeprefix("torch."), "device": self.device.type}
+        if trained.body.reads_tables:
+            told |= {"root": digest_of(store.folder / "upper.safetensors"), "windows_found": texts.found}
+        return {**scores.described(), **told}
 
     def _pretrained(self, below: Pretraining, domain: str) -> WholeBody:
         """The finished body is kept, for every task of the domain."""
         store = self._stores.open(self._recipe(None))
         body, name = whole_body(store), f"{domain}-{below.part}-{store.config.upper_layers}-{below.minutes:g}"
-        folder = self.work / "pretrained" / name
+        folder = self.home / "pretrained" / name
         if not (folder / "body.pt").exists():
             with held(folder, f"the further pretrained {name}"):
                 self._pretrain(body, store, below, domain, folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
 from statistics import mean
@@ -65,7 +65,17 @@ def markdown_of(runs: Runs, weights: dict[str, float] | None = None) -> str:
     if (first := cases[0]) in averages:
         gaps = (f"{averages[case] - averages[first]:+.2f}" if case in averages else "" for case in cases)
         lines.append(_row(f"against {first}", "", "", "", "", *gaps))
-    return "\n".join(lines)
+    return "\n".join([*lines, *_mixed(runs)])
+
+
+def _mixed(runs: Runs) -> Iterator[str]:
+    """What should be one and is not: a root that is built again, for minutes or on another machine, is another."""
+    for case in dict.fromkeys(run["case"] for run in runs):
+        if len(roots := {run["root"] for run in runs if run["case"] == case and "root" in run}) > 1:
+            yield f"\n{case} stands on {len(roots)} different roots: compute all of it on one machine, with one --work folder."
+    ways = {f"{run['products']} on {run['device']}" for run in runs if "products" in run}
+    if len(ways) > 1:
+        yield f"\nTrained in different ways: {', '.join(sorted(ways))}."
 
 
 def _row(*cells: str) -> str:
@@ -83,12 +93,12 @@ def draw(runs: Runs, title: str, path: Path, weights: dict[str, float] | None = 
     figure = Figure(figsize=(1.4 + 1.05 * len(table), 4.2), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    width, others = 0.8 / len(cases), cycle(OTHERS)
+    width, others, own = 0.8 / len(cases), cycle(OTHERS), "hplm" if "hplm" in cases else cases[0]
     for number, case in enumerate(cases):
         places = [place + width * (number - (len(cases) - 1) / 2) for place in range(len(table))]
         points = [row.get(case, 0.0) for row in table.values()]
-        axes.bar(places, points, width, color=OWN if case == "hplm" else next(others), label=case)
-    axes.set_ylim(bottom=max(0, min(min(row.values()) for row in table.values() if row) // 10 * 10 - 10))
+        axes.bar(places, points, width, color=OWN if case == own else next(others), label=case)
+    axes.set_ylim(bottom=max(0, min((min(row.values()) for row in table.values() if row), default=0) // 10 * 10 - 10))
     axes.set_xticks(range(len(table)), list(table), rotation=25, ha="right")
     axes.set_ylabel("points")
     axes.grid(axis="y", color=GRID, linewidth=0.7)

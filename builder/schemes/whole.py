@@ -7,7 +7,6 @@ from pathlib import Path
 from string import Template
 
 import torch
-from safetensors.torch import save
 
 from builder.export import copy_file
 from builder.model_configs import MAX_TEXTS, ServingOptions
@@ -16,6 +15,7 @@ from hplm.baselines.body import Body, weights_of_linear
 from hplm.baselines.models import WholeConfig, WholeTenant
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import UpperStack
+from hplm.model.weights import save_weights
 from hplm.plot.forest import Branch
 
 _CONFIG = Template("""\
@@ -84,13 +84,13 @@ class WholeFolder:
             for tenant in tenants:
                 body = folder / "bodies" / f"{tenant.id}.safetensors"
                 if first is None:
-                    body.write_bytes(_body_bytes(self._config, upper, words))
+                    save_weights(_body_weights(self._config, upper, words), body)
                 else:
                     copy_file(first, body)
                 first = first or body
                 _, head = self._store.tenant_weights(tenant)
-                heads = folder / "heads" / f"{tenant.id}.safetensors"
-                heads.write_bytes(save({name: tensor.float().contiguous() for name, tensor in head.items()}))
+                weights = {name: tensor.float() for name, tensor in head.items()}
+                save_weights(weights, folder / "heads" / f"{tenant.id}.safetensors")
             listed = tuple(
                 WholeTenant(
                     tenant.id, tenant.version, tenant.domain, tenant.domain_version, tenant.task, tuple(tenant.labels),
@@ -118,11 +118,10 @@ class WholeFolder:
         )
 
 
-def _body_bytes(config: BackboneConfig, upper: UpperStack, words: torch.Tensor | None) -> bytes:
+def _body_weights(config: BackboneConfig, upper: UpperStack, words: torch.Tensor | None) -> dict[str, torch.Tensor]:
     weights = {f"upper.{name}": tensor for name, tensor in upper.state_dict().items()}
     if words is not None:
         weights["words.weight"] = words
     with torch.device("meta"):
         turned = weights_of_linear(Body(config, words is not None))
-    weights = {name: tensor.t() if name in turned else tensor for name, tensor in weights.items()}
-    return save({name: tensor.detach().float().contiguous() for name, tensor in weights.items()})
+    return {name: (tensor.t() if name in turned else tensor).float() for name, tensor in weights.items()}

@@ -16,13 +16,16 @@ from builder.packs import positions_of
 from builder.store import Store
 from builder.training.objectives import targets_of
 from hplm.adapters.heads import SIZES
-from hplm.engine.lookup import rows_read
+from hplm.engine.lookup import check_length, rows_read
 from hplm.errors import Broken, InvalidInput
 from hplm.model.tokenizer import Encoded
 from hplm.plot.gathering import Gatherer
 
-FARTHEST_MEAN = 100.0  # standard deviations from 0
+# Of values that a head is to say, which is stored in 16 bits.
+FARTHEST_MEAN = {"fp16": 100.0, "bf16": 12.0}  # standard deviations from 0
+LEAST_SPREAD = {"fp16": 1e-3, "bf16": 1e-30}  # below it a head's weights are next to nothing
 LARGEST_VALUE = 10_000.0
+FEW_PASSAGES = 10  # questions on one passage are set aside together, unless there are no more passages than these
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class Reader:
 
     def __init__(self, store: Store, domain: str, version: int) -> None:
         self._tokenizer = store.tokenizer()
-        self._forest = store.forest()
+        self._forest = store.forest(domain, version)
         self._chain = self._forest.chain(domain, version)
         self._gatherer = Gatherer(torch.device("cpu"), torch.float32)
 
@@ -117,6 +120,7 @@ class Reader:
 
     def _encode(self, task: str, example: Example, where: str) -> tuple[Encoded, np.ndarray, bool]:
         try:
+            check_length(example.text, example.pair)
             encoded = self._tokenizer.encode(example.text, example.pair, truncate=True)
             spans = rows_read(task, example.text, example.pair, encoded)
         except InvalidInput as error:
@@ -147,16 +151,21 @@ def labels_of(labelled: Labelled, task: str) -> list[str]:
     return labels
 
 
-def check_values(labelled: Labelled) -> None:
+def check_values(labelled: Labelled, dtype: str) -> None:
     """Of the part that is learned from."""
     values = np.array([example.value for example in labelled.examples])
     mean, spread = float(values.mean()), float(values.std())
     if not spread:
         raise InvalidInput(f"{labelled.path}: every value to learn from is {mean:g}: there is nothing to tell apart")
-    if abs(mean) > FARTHEST_MEAN * spread or float(np.abs(values).max()) > LARGEST_VALUE:
+    if abs(mean) > FARTHEST_MEAN[dtype] * spread or float(np.abs(values).max()) > LARGEST_VALUE:
         raise InvalidInput(
-            f"{labelled.path}: values around {mean:g} that differ by {spread:g} cannot be told apart in the 16 bits in "
-            f"which heads are stored: subtract their mean, or scale them below {LARGEST_VALUE:,.0f}"
+            f"{labelled.path}: values around {mean:g} that differ by {spread:g} cannot be told apart in the 16 bits ({dtype}) "
+            f"in which heads are stored: subtract their mean, or scale them below {LARGEST_VALUE:,.0f}"
+        )
+    if spread < LEAST_SPREAD[dtype]:
+        raise InvalidInput(
+            f"{labelled.path}: values that differ by {spread:g} are too small for the 16 bits ({dtype}) in which heads are "
+            "stored: scale them up"
         )
 
 
@@ -177,19 +186,34 @@ def _listed(labels: Sequence[str]) -> str:
 
 
 def split_off(labelled: Labelled, share: float, seed: int) -> tuple[Labelled, Labelled]:
-    """Training and dev part by chance; no label is left without an example to learn it from."""
-    order = np.random.default_rng(seed).permutation(len(labelled.examples))
-    wanted = max(1, round(share * len(order)))
-    left = Counter(label for example in labelled.examples for label in set(example.labels))
+    """Training and dev part by chance; no label is left without an example to learn it from, no text is in both."""
+    examples = labelled.examples
+    groups = _alike(labelled)
+    order = np.random.default_rng(seed).permutation(len(groups))
+    wanted = max(1, round(share * len(examples)))
+    left = Counter(label for example in examples for label in set(example.labels))
     taken: set[int] = set()
-    for number in order:
-        own = set(labelled.examples[number].labels)
-        if len(taken) < wanted and all(left[label] > 1 for label in own):
-            taken.add(int(number))
+    for group in (groups[number] for number in order):
+        own = Counter(label for number in group for label in set(examples[number].labels))
+        fits = len(group) <= wanted and len(taken) < wanted
+        if fits and all(left[label] > count for label, count in own.items()):
+            taken.update(group)
             left.subtract(own)
-    if not 0 < len(taken) < len(order):
-        raise InvalidInput(f"{labelled.path}: too few examples to set some aside for dev: add more, or give a --dev file")
+    if not 0 < len(taken) < len(examples):
+        raise InvalidInput(
+            f"{labelled.path}: too few different texts to set some aside for dev: add more, or give a --dev file"
+        )
     parts: tuple[list[Example], list[Example]] = ([], [])
-    for number, example in enumerate(labelled.examples):
+    for number, example in enumerate(examples):
         parts[number in taken].append(example)
     return Labelled(labelled.path, parts[0]), Labelled(labelled.path, parts[1])
+
+
+def _alike(labelled: Labelled) -> list[list[int]]:
+    """Examples of one text, or of one passage to find answers in, where there are many: what was learned would be asked."""
+    passages = {example.pair for example in labelled.examples if example.answers}
+    groups: dict[tuple[str, str | None], list[int]] = {}
+    for number, example in enumerate(labelled.examples):
+        text = "" if len(passages) > FEW_PASSAGES else example.text
+        groups.setdefault((text, example.pair), []).append(number)
+    return list(groups.values())

@@ -39,7 +39,7 @@ class TrainingOptions:
     places: tuple[str, ...] | None = None  # that the adapter works on; default: the kind's usual ones
     dtype: str = "fp16"  # in which adapter and head are stored
     epochs: int = 4  # at most
-    patience: int = 2  # epochs without a better dev score before it ends
+    patience: int = 3  # epochs without a better dev score before it ends
     doubt: float = 2.0  # a later epoch is kept that is worse than the best by so many standard errors at most
     learning_rate: float = 2e-3
     body_rate: float = 0.0  # of what is shared otherwise; above a rank of 0 the adapter becomes what the upper layers learn
@@ -113,10 +113,10 @@ class _Course:
 
 
 def tenant_model(config: BackboneConfig, labels: int, options: TrainingOptions) -> TenantModel:
-    return TenantModel(_adapter(config, options), head_layout(config, labels, dtype=options.dtype), options.seed)
+    return TenantModel(adapter_of(config, options), head_layout(config, labels, dtype=options.dtype), options.seed)
 
 
-def _adapter(config: BackboneConfig, options: TrainingOptions) -> Layout | None:
+def adapter_of(config: BackboneConfig, options: TrainingOptions) -> Layout | None:
     return adapter_layout(config, options.adapter, options.rank, options.worked_on, dtype=options.dtype)
 
 
@@ -134,7 +134,7 @@ def train(
     Cut anywhere, the same call with the same `saved` goes on from there, and ends with the same numbers.
     """
     body = body.to(ground.device).eval().requires_grad_(False)
-    labels, layout = len(ground.labels), _adapter(ground.config, options)
+    labels, layout = len(ground.labels), adapter_of(ground.config, options)
     shared = copy.deepcopy(body) if options.cut else body
     learned = cuttable(body.upper_layers, layout) if options.cut else body.part(options.body_part) if options.body_rate else ()
     tuned = [parameter.requires_grad_() for parameter in learned]

@@ -140,6 +140,16 @@ def test_a_tenant_is_trained_by_one_process_at_a_time(store, tmp_path):
     assert learn(store, "classify", train, epochs=1).version == 1
 
 
+def test_options_that_are_refused_leave_what_was_cut(store, tmp_path, capsys):
+    train, places = made(tmp_path, "classify", 60, 1), ("attention_out", "ffn_out")
+    undisturbed, _ = trained(store, train, "whole", places=places)
+    killed(store, train, "cut", 6, places=places)
+    with pytest.raises(InvalidInput, match="a layer has no projection 'fnf_out'"):
+        trained(store, train, "cut", places=("attention_out", "fnf_out"))
+    assert (store.folder / "building/tenants/cut/training.pt").exists()
+    assert trained(store, train, "cut", places=places)[0] == undisturbed and not capsys.readouterr().err
+
+
 def test_other_data_or_options_begin_anew(store, tmp_path, capsys):
     train = made(tmp_path, "classify", 60, 1)
     undisturbed, _ = trained(store, train, "whole", seed=7)

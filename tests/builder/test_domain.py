@@ -12,6 +12,7 @@ import hplm.cli.build
 from builder import domain as domains
 from builder.adaptation.learning import Budget
 from builder.domain import DomainOptions, UpdateOptions, build_domain, delete_domain, update_domain
+from builder.growing import write_json
 from builder.random_store import tokenizer_json
 from builder.root import RootOptions, build_root
 from builder.store import Store, TenantFile
@@ -88,7 +89,7 @@ def test_a_branch_of_a_branch_falls_back_all_the_way(tmp_path):
     store = rooted(tmp_path)
     build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
     build_domain(store, "cells", [corpus(tmp_path, 2)], replace(SMALL, parent="bio"), NO_TIME, CPU)
-    chain = store.forest().chain("cells", 1)
+    chain = store.forest("cells", 1).chain("cells", 1)
     assert [table.meta.domain for table, _ in chain.links] == ["cells", "bio", "root"]
     tokenizer = store.tokenizer()
     found = []
@@ -121,6 +122,46 @@ def test_a_domain_in_use_stays_and_its_users_are_named(tmp_path):
     (store.tenant_folder("acme", 1) / "tenant.json").unlink()
     assert delete_domain(store, "bio") == [1]
     assert not [path for path in store.folder.rglob("*bio*")]
+
+
+def test_a_domain_stays_while_something_is_built_on_it(tmp_path, monkeypatch):
+    store = rooted(tmp_path)
+    for name, seed in (("bio", 1), ("law", 2)):
+        build_domain(store, name, [corpus(tmp_path, seed)], SMALL, NO_TIME, CPU)
+    cut(monkeypatch, lambda: build_domain(store, "cells", [corpus(tmp_path, 3)], replace(SMALL, parent="bio"), NO_TIME, CPU))
+    working = store.tenant_work_folder("acme")
+    working.mkdir(parents=True)
+    write_json(working / "plan.json", {"domain": "law", "domain_version": 1})
+    with pytest.raises(InvalidInput, match=r"'bio' is in use by a build that was begun in .*/building/cells-1"):
+        delete_domain(store, "bio")
+    with pytest.raises(InvalidInput, match=r"'law' is in use by a build that was begun in .*/building/tenants/acme"):
+        delete_domain(store, "law")
+    shutil.rmtree(store.folder / "building")
+    assert delete_domain(store, "bio") == delete_domain(store, "law") == [1]
+
+
+def test_deleting_an_old_version_leaves_an_update_to_be_gone_on_with(tmp_path, monkeypatch):
+    store = rooted(tmp_path)
+    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+    grow(store, tmp_path, "bio", 2)
+    cut(monkeypatch, lambda: grow(store, tmp_path, "bio", 3))
+    assert delete_domain(store, "bio", 1) == [1] and store.has_lower("bio", 3)
+    assert grow(store, tmp_path, "bio", 3).meta.version == 3
+
+
+def test_a_broken_table_stops_nobody_who_does_not_stand_on_it(tmp_path):
+    store = rooted(tmp_path)
+    for name, seed in (("bio", 1), ("law", 2)):
+        build_domain(store, name, [corpus(tmp_path, seed)], SMALL, NO_TIME, CPU)
+    (store.table_folder("law", 1) / "values").write_bytes(b"")
+    assert store.chain("bio", 1) == [("bio", 1), ("root", 1)]
+    assert len(store.forest("bio", 1).chain("bio", 1).links) == 2 and not store.forest("bio", 1).failures()
+
+
+@pytest.mark.parametrize("minutes", [float("inf"), float("nan"), -1])
+def test_a_budget_is_a_number(minutes):
+    with pytest.raises(InvalidInput, match="a budget is a number from 0 on"):
+        Budget(minutes=minutes)
 
 
 def test_a_broken_table_can_be_deleted(tmp_path):

@@ -48,7 +48,7 @@ def test_coverage_by_keep_is_that_of_tables_built_so(tmp_path, window):
     for number, (keep, kept) in enumerate(zip(KEEPS, coverage.kept, strict=True)):
         how = replace(SMALL, parent="parent", keep=keep)
         table = build_domain(store, f"kept-{number}", [corpus(tmp_path, 2)], how, NO_TIME, CPU)
-        own, above, shorter = shares(store, store.forest().chain(f"kept-{number}", 1), text)
+        own, above, shorter = shares(store, store.forest(f"kept-{number}", 1).chain(f"kept-{number}", 1), text)
         assert kept.ngrams == table.meta.keys
         assert abs(kept.fp16_bytes - sum(table.meta.sizes().values())) < 400
         assert (kept.here, kept.above) == pytest.approx((own, above)) and kept.shorter == pytest.approx(shorter)
@@ -73,7 +73,7 @@ def test_a_cut_table_tells_of_itself_and_of_smaller_ones(tmp_path, keep):
     text = corpus(tmp_path, 7)
     coverage = cover(store, "root", 1, text, [keep])
     assert coverage.kept[0].ngrams == store.meta("root", 1).keys
-    chain = store.forest().chain("root", 1)
+    chain = store.forest("root", 1).chain("root", 1)
     hits = looked_up(store, chain, text)
     names = count_levels(chain, ends(chain, hits))
     assert coverage.levels == pytest.approx({name: count / coverage.tokens for name, count in names.items()})

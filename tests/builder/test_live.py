@@ -1,5 +1,6 @@
 """Domains of a live state: brought, moved to with a canary, rolled back, deleted; cut anywhere, whole or not at all."""
 
+import contextlib
 import json
 import multiprocessing
 import shutil
@@ -9,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from builder.export import export
+from builder.export import copy_file, export
 from builder.live import Live
 from builder.model_configs import ServingOptions
 from builder.random_store import (
@@ -222,6 +223,27 @@ def test_a_number_that_was_exported_stays_that_table_s(place, tmp_path):
     assert live.adopt_domain("bio", 1, own).version == 1  # the very same may come back
 
 
+def test_changes_are_made_while_a_domain_arrives(place, tmp_path, monkeypatch):
+    store, repository, state = place
+    live, copytree = Live.open(repository, state), shutil.copytree
+    source = tmp_path / "law"
+    random_table(store, "law", 1, ("root", 1), 500, seed=3)
+    copytree(store.table_folder("law", 1), source)
+    monkeypatch.setattr("hplm.tenants.registry.PATIENCE", 0.1)
+
+    def copied_late(*arguments):
+        monkeypatch.setattr("shutil.copytree", copytree)
+        Live.open(repository, state).limit("tenant-0", rate=5.0)
+        Live.open(repository, state).adopt_domain("law", 1, source)
+        return copytree(*arguments)
+
+    monkeypatch.setattr("shutil.copytree", copied_late)
+    with pytest.raises(InvalidInput, match="or that is served already"):
+        live.adopt_domain("law", 1, source)
+    assert [entry["action"] for entry in live.registry.audit()] == ["tenant limit", "domain add"]
+    assert not served(repository, state).view.forest.failures() and not list(live.state.folder.glob("aside-*"))
+
+
 def test_every_change_is_in_the_audit_log(place):
     store, repository, state = place
     live = Live.open(repository, state)
@@ -261,6 +283,47 @@ def test_a_change_that_is_cut_is_whole_or_never_was(place, monkeypatch, moment):
     live.roll_back_domain("bio")  # whatever the cut left is swept with the next change
     known = {branch.folder for branch in served(repository, state).view.snapshot.branches}
     assert {f"{path.parent.name}/{path.name}" for path in live.state.tables.glob("*/*")} <= known
+
+
+def test_other_managers_are_at_work_while_a_table_is_copied(place, monkeypatch):
+    store, repository, state = place
+    live, other = Live.open(repository, state), Live.open(repository, state)
+    monkeypatch.setattr("hplm.tenants.registry.PATIENCE", 0.1)
+
+    def copy_to_another_disk(source, target):
+        shutil.copyfile(source, target)
+        other.limit("tenant-9", rate=1.0)
+
+    monkeypatch.setattr("builder.live.copy_file", copy_to_another_disk)
+    done = live.update_domain(store, "bio")
+    assert done.generation == 1 + len(list(store.table_folder("bio", 2).iterdir())) and len(done.moved) == 8
+    live.table("bio", 2).verify()
+    assert not list(live.state.folder.glob("aside-*"))
+
+
+def test_a_table_that_came_while_it_was_copied_is_placed_once(place, monkeypatch):
+    store, repository, state = place
+    live, other = Live.open(repository, state), Live.open(repository, state)
+    copies = []
+
+    def copy_late(source, target):
+        copy_file(source, target)
+        copies.append(target)
+        if len(copies) == 1:
+            other.update_domain(store, "bio", share=0.25)
+
+    monkeypatch.setattr("builder.live.copy_file", copy_late)
+    assert len(live.update_domain(store, "bio").moved) == 6
+    branches = [branch.folder for branch in served(repository, state).view.snapshot.branches]
+    assert sorted(branches) == ["bio/1", "bio/2", "root/1"]
+
+
+def test_a_table_that_went_after_the_others_were_copied_is_copied_then(place, monkeypatch, tmp_path):
+    store, repository, state = place
+    live = Live.open(repository, state)
+    monkeypatch.setattr(Live, "_copies", lambda *_: contextlib.nullcontext(tmp_path / "copies"))
+    assert len(live.update_domain(store, "bio").moved) == 8
+    live.table("bio", 2).verify()
 
 
 def _manager(store_folder, repository, state, names):

@@ -12,8 +12,11 @@ from builder.live import Live
 from builder.random_store import random_table, random_tenant
 from builder.store import TenantFile
 from hplm.engine.backbone import View, Watch
+from hplm.engine.reference import Reference
 from hplm.errors import Draining, NoTenant
+from hplm.metrics import names
 from hplm.plot.rows import Rows
+from hplm.tenants.state import Reader
 from tests.builder.places import make_place, served
 from tests.engine.asker import Asker
 from tests.toy import WORDS
@@ -60,6 +63,41 @@ def test_a_reader_that_cannot_take_a_change_is_late_and_not_gone(place, monkeypa
         assert len(live.settle(change.generation)) == 1
     finally:
         watch.close()
+
+
+def test_a_reader_says_that_it_is_there_while_it_takes_a_change(place, monkeypatch):
+    """The index of a huge table is checked: whoever revokes a key must not hear that it is gone from everywhere."""
+    _, repository, state = place
+    live, backbone, done = Live.open(repository, state), served(place), threading.Event()
+    monkeypatch.setattr(backbone, "refresh", done.wait)
+    watch = Watch(backbone)
+    try:
+        until_somebody_reads(live)
+        (reader,) = live.state.readers.glob("[!.]*")
+        once = reader.stat().st_mtime_ns
+        until(lambda: reader.stat().st_mtime_ns > once, "a reader that takes a change is silent")
+        assert not done.is_set() and reader.read_text() == "0\n"
+    finally:
+        done.set()
+        watch.close()
+
+
+def test_a_disk_that_was_full_for_a_moment_silences_no_reader(place, monkeypatch, caplog):
+    _, repository, state = place
+    live, say, refused = Live.open(repository, state), Reader.say, iter([True, True])
+
+    def full_at_first(reader, generation):
+        if next(refused, False):
+            raise OSError(28, "No space left on device")
+        say(reader, generation)
+
+    monkeypatch.setattr(Reader, "say", full_at_first)
+    watch = Watch(served(place))
+    try:
+        until_somebody_reads(live)
+    finally:
+        watch.close()
+    assert caplog.text.count("No space left") == 1
 
 
 def test_a_reader_that_may_not_write_sees_the_same(place, monkeypatch):
@@ -116,11 +154,15 @@ def test_a_ticket_of_a_generation_that_was_never_looked_at_is_good(place):
 
 
 def until_somebody_reads(live):
+    until(lambda: any(live.state.readers.glob("[!.]*")), "no reader has said what it serves")
+
+
+def until(come, otherwise):
     for _ in range(1200):
-        if any(live.state.readers.glob("[!.]*")):
+        if come():
             return
         time.sleep(0.05)
-    raise AssertionError("no reader has said what it serves")
+    raise AssertionError(otherwise)
 
 
 def _read_only(*_):
@@ -144,6 +186,39 @@ def test_views_that_no_ticket_names_any_more_are_closed(place, monkeypatch):
     backbone.refresh()
     gc.collect()
     assert opened() is None and backbone.view.snapshot is newest
+
+
+def test_room_of_layouts_that_are_gone_is_given_back(place, monkeypatch):
+    """And taken again when they come back; what was counted of them goes on."""
+    store, repository, state = place
+    live, folder = Live.open(repository, state), repository / "toy/1"
+    asker = Asker(folder, state)
+    service, readers = asker.service, (asker.backbone, asker.service._backbone)
+    stager, before = service._stager, service._stager.device_bytes
+
+    def answered(tenant):
+        for backbone in readers:
+            backbone.refresh()
+        (rows,) = asker.wait(asker.ask(tenant, [WORDS[0]]))
+        assert torch.allclose(torch.tensor(rows.logits), Reference.open(folder, state).forward(WORDS[0], tenant), atol=1e-3)
+
+    live.add_from(store, "new-c")
+    answered("new-c")
+    assert stager.device_bytes > before and "lora-2-query+ffn_in" in {layout.name for layout in stager.slots()}
+    with monkeypatch.context() as later:
+        later.setattr("hplm.engine.backbone.KEPT_SECONDS", 0.0)
+        live.delete("new-c")
+        answered("tenant-0")
+        answered("tenant-0")  # when the batch before it is released
+    assert stager.device_bytes == before
+    service.look()
+    live.add_from(store, "new-c")
+    answered("new-c")
+    assert stager.device_bytes > before
+    service.look()
+    counts, _ = service.instruments.meter.take()
+    assert counts[names.SLOT_MISSES, ("lora-2-query+ffn_in",)] == 2
+    asker.close()
 
 
 def test_a_table_that_is_brought_into_memory_keeps_nobody_waiting(place, monkeypatch):

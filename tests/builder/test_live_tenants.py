@@ -190,6 +190,22 @@ def test_what_cannot_be_served_is_refused(place):
         live.add("two", replace(knowledge, task="regress", labels=("a", "b")))
 
 
+def test_a_bank_that_cannot_be_opened_is_in_the_way_of_nobody_else(place, caplog):
+    store, repository, state = place
+    live = Live.open(repository, state)
+    live.add_from(store, "new-a")
+    name = served(place).view.snapshot.find("new-a").adapter.bank
+    with open(live.state.bank(name), "r+b") as file:
+        file.write(b"?")
+    live.add_from(store, "new-b")  # of the same layout
+    assert (answer(place, "new-b") == exported_answer(place, "new-b")).all()
+    assert f"{live.state.bank(name)} has no readable header" in caplog.text
+    with pytest.raises(Broken, match=r"has no readable header: bring the state back with `hplm restore`"):
+        answer(place, "new-a")
+    assert live.update_from(store, "new-a").after == 2
+    assert (answer(place, "new-a") == exported_answer(place, "new-a")).all()
+
+
 def test_what_cannot_be_tidied_away_costs_no_change(place, monkeypatch, caplog):
     store, repository, state = place
     live = Live.open(repository, state)

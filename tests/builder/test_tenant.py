@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -273,6 +274,17 @@ def test_a_command_cut_after_its_tenant_was_stored_makes_no_second_version(store
     assert learn(store, "classify", train, epochs=1).version == 2
 
 
+def test_a_cut_command_does_not_take_a_tenant_imported_meanwhile_for_its_own(store, tmp_path, monkeypatch):
+    train = made(tmp_path, "classify", 60, 1)
+    other = learn(store, "classify", train, tenant="other", epochs=1)
+    with monkeypatch.context() as cut, pytest.raises(KeyboardInterrupt):
+        cut.setattr(Store, "save_tenant", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        learn(store, "classify", train, epochs=1)
+    store.save_tenant(replace(other, id="acme"), *store.tenant_weights(other), {"task": "classify", "imported": {}})
+    trained = learn(store, "classify", train, epochs=1)
+    assert trained.version == 2 and "dev" in store.report(trained)
+
+
 def test_what_training_leaves_can_be_verified(store, tmp_path):
     learn(store, "classify", made(tmp_path, "classify", 60, 1), epochs=1)
     parts = [part for part in store_parts(store.folder) if "tenants" in part.path.parts]
@@ -285,7 +297,7 @@ def test_an_update_is_the_next_version_with_the_same_answers(store, tmp_path):
     train = made(tmp_path, "classify", 60, 1)
     assert learn(store, "classify", train, epochs=1).version == 1
     assert learn(store, "classify", made(tmp_path, "classify", 60, 2), epochs=1).version == 2
-    more = write(tmp_path / "more.jsonl", [{"text": "a b", "label": label} for label in "xyxy"])
+    more = write(tmp_path / "more.jsonl", [{"text": text, "label": label} for text, label in zip("abcd", "xyxy", strict=True)])
     with pytest.raises(InvalidInput, match=r"'acme' has a version 2 .* labels \['x', 'y'\].*no examples of .*another --id"):
         learn(store, "classify", more, epochs=1)
     with pytest.raises(InvalidInput, match="its task is classify, not tag"):
@@ -308,7 +320,7 @@ def test_what_cannot_be_trained_is_refused(store, tmp_path):
     with pytest.raises(InvalidInput, match=r"one\.jsonl: every label is 'x'"):
         learn(store, "classify", one)
     few = write(tmp_path / "few.jsonl", [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}])
-    with pytest.raises(InvalidInput, match=r"few\.jsonl: too few examples to set some aside for dev"):
+    with pytest.raises(InvalidInput, match=r"few\.jsonl: too few different texts to set some aside for dev"):
         learn(store, "classify", few)
     with pytest.raises(InvalidInput, match="tenant 'nobody' is not in"):
         evaluate_tenant(store, "nobody", few, CPU, show_progress=False)
@@ -317,10 +329,10 @@ def test_what_cannot_be_trained_is_refused(store, tmp_path):
 
 
 def test_values_that_cannot_be_stored_or_told_apart_are_refused(store, tmp_path):
-    same = write(tmp_path / "same.jsonl", [{"text": "a", "label": 2}] * 3)
+    same = write(tmp_path / "same.jsonl", [{"text": text, "label": 2} for text in "abc"])
     with pytest.raises(InvalidInput, match=r"same\.jsonl: every value to learn from is 2"):
         learn(store, "regress", same)
-    far = write(tmp_path / "far.jsonl", [{"text": "a", "label": 2000 + i} for i in range(5)])
+    far = write(tmp_path / "far.jsonl", [{"text": str(i), "label": 2000 + i} for i in range(5)])
     with pytest.raises(InvalidInput, match=r"far\.jsonl: values around 2002 .* subtract their mean"):
         learn(store, "regress", far)
     none = write(tmp_path / "none.jsonl", [{"text": "a", "labels": []}] * 3)
@@ -356,6 +368,12 @@ def test_uneven_labels_are_reported(store, tmp_path):
     assert report["imbalance"] > 20
     assert "labels are uneven: 'often'" in warnings_of(report)[0]
     assert warnings_of({**report, "imbalance": 2.0}) == []
+
+
+def test_a_text_that_no_server_takes_is_not_learned_from_either(store, tmp_path):
+    train = write(tmp_path / "long.jsonl", [{"text": "a", "label": "x"}, {"text": "a " * 60_000, "label": "y"}])
+    with pytest.raises(InvalidInput, match=r"long\.jsonl:2: more than 100,000 characters: leave the part that matters"):
+        learn(store, "classify", train, train)
 
 
 def test_long_texts_are_cut_and_counted(store, tmp_path):

@@ -1,10 +1,16 @@
 """A worker does not outlive who started it, however it ends."""
 
+import math
 import os
 import subprocess
 import sys
 import time
+from concurrent.futures import wait
 from pathlib import Path
+
+import pytest
+
+from builder.workers import workers
 
 OWNER = """
 import os, time
@@ -14,6 +20,14 @@ if __name__ == "__main__":
         print(pool.submit(os.getpid).result(), flush=True)
         time.sleep(600)
 """
+
+
+def test_an_error_begins_nothing_more():
+    with pytest.raises(TypeError), workers(1) as pool:
+        given = [pool.submit(math.sqrt, "no number"), *(pool.submit(time.sleep, 0.2) for _ in range(20))]
+        given[0].result()
+    wait(given, 60)
+    assert any(one.cancelled() for one in given)
 
 
 def runs(pid):

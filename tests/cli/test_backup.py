@@ -1,5 +1,8 @@
 """`hplm backup` and `restore`: what comes back answers as what was saved."""
 
+import os
+import shutil
+
 import pytest
 import torch
 
@@ -43,6 +46,39 @@ def test_what_comes_back_answers_as_what_was_saved(place, capsys):
     again = Live.open(place / "repository", place / "again")
     assert [entry["action"] for entry in again.registry.audit()] == ["domain add", "tenant add"]
     assert again.delete("acme").generation == 3
+
+
+def test_changes_are_made_while_tables_are_copied(place, capsys, monkeypatch):
+    places, before = ["--repository", place / "repository", "--state"], answers(place, "state")
+    table, copytree, changes = place / "state/toy/plot/law/1", shutil.copytree, []
+    monkeypatch.setattr("hplm.tenants.registry.PATIENCE", 0.1)
+
+    def copied_late(source, target, **options):
+        if not changes:
+            live = Live.open(place / "repository", place / "state")
+            changes.extend((live.delete("acme"), live.delete_domain("law"), live.compact()))
+            assert not table.exists()
+        return copytree(source, target, **options)
+
+    with monkeypatch.context() as late:
+        late.setattr("shutil.copytree", copied_late)
+        assert run(capsys, "backup", "--to", place / "saved", *places, place / "state")["generation"] == 2
+    assert changes and not list((place / "state/toy").glob("aside-*"))
+    run(capsys, "restore", "--from", place / "saved", *places, place / "again")
+    assert torch.equal(answers(place, "again"), before)
+
+
+def test_where_no_links_can_be_made_tables_are_copied_all_the_same(place, capsys, monkeypatch):
+    places, before = ["--repository", place / "repository", "--state"], answers(place, "state")
+
+    def denied(*_):
+        raise PermissionError(1, "no links here")
+
+    with monkeypatch.context() as linkless:
+        linkless.setattr(os, "link", denied)
+        run(capsys, "backup", "--to", place / "saved", *places, place / "state")
+    run(capsys, "restore", "--from", place / "saved", *places, place / "again")
+    assert torch.equal(answers(place, "again"), before)
 
 
 def test_a_state_that_was_mistyped_is_neither_saved_nor_made(place, capsys):

@@ -5,6 +5,8 @@ import shutil
 
 import pytest
 
+from builder.random_store import random_tenant
+from builder.store import TenantFile
 from hplm.adapters.bank import HEADER_BYTES, PAGE, Bank, record_bytes
 from hplm.cli.main import main, parser
 from tests.builder.branches import some_lines
@@ -119,9 +121,9 @@ def repository(toy, tmp_path):
     return tmp_path / "repository"
 
 
-def test_verify_passes_what_is_whole(toy, grown, capsys, tmp_path):
+def test_verify_passes_what_is_whole(toy, grown, capsys):
     assert run(capsys, "verify", "--repository", toy.repository)["tables"] == 3
-    assert run(capsys, "verify", "--repository", toy.repository, "--state", tmp_path / "empty")["banks"] > 2
+    assert run(capsys, "verify", "--repository", toy.repository)["banks"] > 2
     assert run(capsys, "verify", "--store", grown.folder)["tables"] == 4
     assert main(["verify", "--store", str(toy.store.folder)]) == 0
     assert capsys.readouterr().out.startswith("ok: 3 tables, 0 banks, ")
@@ -152,7 +154,7 @@ def test_verify_names_everything_that_is_broken(repository, capsys):
 
 def test_verify_names_what_is_missing(repository, capsys):
     folder = repository / "toy" / "1"
-    shutil.rmtree(folder / "plot" / "bio")
+    (folder / "plot/bio/1/meta.json").unlink()
     (folder / "adapters" / "head-16.bank").unlink()
     (folder / "tokenizer.json").unlink()
     said = refused(capsys, "verify", "--repository", repository)
@@ -175,6 +177,38 @@ def test_verify_reads_a_store(grown, capsys):
     root = grown.table_folder("root", 1)
     for message in (f"{table / 'values'} has", f"table {root}: checksum", f"counts {counts.parent}", "head.safetensors"):
         assert message in said
+
+
+def test_verify_names_what_a_store_has_lost(grown, capsys):
+    for name in ("rich", "nameless"):
+        random_tenant(grown, TenantFile(name, 1, "root", 1, "classify", ["a", "b"], 4), 0.3, seed=1)
+    lost = [
+        grown.tenant_folder("acme", 1) / "head.safetensors",
+        grown.tenant_folder("rich", 1) / "adapter.safetensors",
+        grown.tenant_folder("nameless", 1) / "tenant.json",
+        grown.table_folder("root", 1) / "meta.json",
+    ]
+    for path in lost:
+        path.unlink()
+    for version in (1, 2):
+        shutil.rmtree(grown.table_folder("bio", version))
+    said = refused(capsys, "verify", "--store", grown.folder)
+    assert "6 broken" in said
+    for message in (
+        f"tenant acme: {lost[0]} is missing",
+        f"tenant rich: {lost[1]} is missing",
+        f"tenant nameless: {lost[2]} is missing",
+        f"{lost[3].parent} holds no table: meta.json is missing",
+        f"tenant acme stands on {grown.table_folder('bio', 1)}, which is missing",
+        f"table {grown.table_folder('cells', 1)} falls back to {grown.table_folder('bio', 2)}, which is missing",
+    ):
+        assert message in said
+
+
+def test_an_old_version_of_a_tenant_outlives_its_table(grown, capsys):
+    random_tenant(grown, TenantFile("acme", 2, "bio", 2, "classify", ["a", "b"], 0), 0.3, seed=1)
+    grown.remove_branch("bio", 1)
+    assert run(capsys, "verify", "--store", grown.folder)["tables"] == 3
 
 
 def test_verify_needs_something_to_verify(capsys, tmp_path):

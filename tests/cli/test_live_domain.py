@@ -73,3 +73,41 @@ def test_a_state_is_verified_with_its_registry(served, capsys, tmp_path):
     (state / "snapshots/1").write_text("{")
     said = refused(capsys, "verify", *places)
     assert "2 broken" in said and "registry.sqlite" in said and "snapshots/1" in said
+
+
+def test_a_state_that_is_not_the_one_is_not_called_whole(served, capsys, tmp_path):
+    store, places = served
+    run(capsys, "domain", "update", "--name", "bio", *store, *places)
+    (tmp_path / "empty").mkdir()
+    assert "mistyped is no folder" in refused(capsys, "verify", *places[:2], "--state", tmp_path / "mistyped")
+    for state in ("state/toy", "empty"):
+        said = refused(capsys, "verify", *places[:2], "--state", tmp_path / state)
+        assert f"{state} holds no live state: neither registry.sqlite nor CURRENT is in {tmp_path / state / 'toy'}" in said
+
+
+def test_a_registry_and_what_is_published_are_compared(served, capsys, tmp_path):
+    store, places = served
+    run(capsys, "domain", "update", "--name", "bio", *store, *places)
+    current = tmp_path / "state/toy/CURRENT"
+    for content, broken, message in (
+        (None, 1, "knows generation 1 and"),
+        ("0", 1, "publishes 0: the next change with `hplm tenant` or `hplm domain` publishes the newest"),
+        ("7", 2, "publishes 7: restore the state"),
+        ("seven", 1, "does not hold the number of a generation"),
+    ):
+        current.unlink()
+        if content is not None:
+            current.write_text(content)
+        said = refused(capsys, "verify", *places)
+        assert f"{broken} broken" in said and message in said
+        current.write_text("1\n")
+    current.unlink()
+    run(capsys, "domain", "rollback", "--name", "bio", *places)
+    assert current.read_text() == "2\n" and run(capsys, "verify", *places)["banks"]
+
+
+def test_a_state_whose_first_change_failed_is_whole(served, capsys, tmp_path):
+    _, places = served
+    (tmp_path / "state/toy").mkdir(parents=True)
+    (tmp_path / "state/toy/registry.sqlite").touch()
+    assert run(capsys, "verify", *places)["tables"] == 2

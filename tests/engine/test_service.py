@@ -1,8 +1,10 @@
 """The whole upper half without a server: mixed traffic equals the reference, and every request gets exactly one answer."""
 
+import gc
 import random
 import shutil
 import time
+import weakref
 from dataclasses import replace
 from functools import cache
 
@@ -11,8 +13,10 @@ import pytest
 
 from builder.random_store import SPECIAL
 from hplm.engine.engine import Engine
+from hplm.engine.memory import check_shared
 from hplm.engine.overlap import OVERLAPS
 from hplm.engine.packing import PACKINGS
+from hplm.engine.pipeline import Pipeline
 from hplm.engine.reference import Reference
 from hplm.engine.staging import Stager
 from hplm.errors import Broken, InvalidInput
@@ -159,6 +163,7 @@ def test_top_k_gives_the_best_labels_first(asker, reference):
     logits = reference.forward(WORDS[3], "city")[0]
     assert rows.labels == [f"topic-{i}" for i in logits.argsort(descending=True)[:3]]
     assert rows.scores == pytest.approx(logits.softmax(0).sort(descending=True).values[:3].tolist(), abs=1e-4)
+    np.testing.assert_allclose(rows.logits, logits[None], atol=1e-3)  # once, however many labels are asked for
 
 
 def test_top_k_means_nothing_to_a_tagger(asker):
@@ -195,6 +200,40 @@ def test_words_without_a_token_cost_the_engine_nothing(asker, reference, monkeyp
 def test_an_answer_too_large_to_be_sent_is_refused_before_it_is_computed(asker):
     with pytest.raises(InvalidInput, match="100 texts, the longest with 20,000 words, are answered in more than"):
         asker.ask("beta", ["a " * 20_000, *[WORDS[0]] * 99], truncate=True)
+    with pytest.raises(InvalidInput, match=r"the texts of the request have 4,\d+,\d+ characters, of 4,000,000"):
+        asker.ask("acme", ["a " * 49_000] * 41, truncate=True)
+
+
+def test_an_answer_of_too_many_numbers_is_refused_before_it_is_computed(asker, monkeypatch):
+    monkeypatch.setattr("hplm.engine.service.MOST_NUMBERS", 100)
+    with pytest.raises(InvalidInput, match="2 texts with up to 60 rows of 2 labels are answered in more than 100 numbers"):
+        asker.ask("beta", [WORDS[0], "a " * 60], truncate=True)
+    asker.answers.pop()  # it was never taken
+    assert asker.wait(asker.ask("beta", [f"{WORDS[0]} a"]))[0].labels
+
+
+def test_an_answer_that_finds_no_room_is_refused_and_not_lost():
+    check_shared(1000)
+    with pytest.raises(Broken, match=r"the answer takes [\d,]+ MB and /dev/shm has [\d,]+ left: send fewer texts"):
+        check_shared(1 << 50)
+
+
+def test_a_quiet_engine_holds_on_to_no_request(asker, monkeypatch):
+    """A request keeps open what its tenant stood on: what was deleted would stay on the disk until somebody asks again."""
+    requests, submit = [], Pipeline.submit
+
+    def watched(self, request, *rest):
+        requests.append(weakref.ref(request))
+        return submit(self, request, *rest)
+
+    monkeypatch.setattr(Pipeline, "submit", watched)
+    for number in [asker.ask(tenant, [WORDS[0]] * 3) for tenant in ("acme", "beta", "city")]:
+        asker.wait(number)
+    deadline = time.monotonic() + 30
+    while any(request() is not None for request in requests) and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)
+    assert [request() for request in requests] == [None] * 3
 
 
 def test_a_policy_that_fails_costs_nobody_an_answer(asker, reference, monkeypatch):

@@ -6,16 +6,20 @@ import time
 import numpy as np
 import pytest
 
+from builder.export import export
+from builder.model_configs import ServingOptions
+from builder.random_store import random_store
 from hplm.engine.lookup import Lookup
 from hplm.engine.reference import Reference
 from hplm.engine.request import LookedUp
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.errors import InvalidInput
+from hplm.model.weights import save_weights
 from hplm.tenants.ticket import Ticket
-from tests.engine.asker import PARAMETERS
+from tests.engine.asker import PARAMETERS, Asker
 from tests.tasks import TENANTS, expected_logits, make_tasks, question, same_labels
-from tests.toy import WORDS
+from tests.toy import CONFIG, DOMAINS, WORDS, random_text
 
 
 @pytest.fixture(scope="module")
@@ -86,3 +90,19 @@ def test_a_passage_that_is_too_long_is_cut_at_its_end(service, reference):
     ((rows,),) = answers
     assert rows.labels == reference.answer(WORDS[3], "find", passage, truncate=True).labels
     assert rows.labels[0] and passage.startswith(rows.labels[0], rows.spans[0, 0])
+
+
+def test_a_value_far_from_0_is_told_exactly_in_16_bits(tmp_path):
+    """Added to a product in 16 bits it would be rounded with it: around 2,000 to the next 8."""
+    (mark,) = (tenant for tenant in TENANTS if tenant.id == "mark")
+    store = random_store(tmp_path / "store", CONFIG, [mark], DOMAINS, spread=0.3)
+    _, head = store.tenant_weights(mark)
+    save_weights({**head, "bias": head["bias"] + 1990}, store.tenant_folder("mark", 1) / "head.safetensors")
+    export(store, tmp_path / "repository", ServingOptions(dtype="bf16"))
+    asker = Asker(tmp_path / "repository" / "toy" / "1", dtype="bf16")
+    reference, rng = Reference.open(tmp_path / "repository" / "toy" / "1"), random.Random(0)
+    texts = [random_text(rng, 20) for _ in range(30)]
+    found = [float(rows.logits[0, 0]) for rows in asker.wait(asker.ask("mark", texts))]
+    asker.close()
+    expected = [float(reference.forward(text, "mark")) for text in texts]
+    assert max(abs(own - right) for own, right in zip(found, expected, strict=True)) < 0.05 * (max(expected) - min(expected))

@@ -63,3 +63,22 @@ def test_a_long_document_comes_in_pieces_and_loses_nothing(tokenizer):
     assert all((piece[0], piece[-1]) == (whole[0], whole[-1]) for piece in pieces)
     assert np.concatenate([piece[1:-1] for piece in pieces]).tolist() == whole[1:-1].tolist()
     assert [piece.tolist() for piece in tokenizer.encode_documents([WORDS[0]])] == [short.tolist()]
+
+
+@pytest.mark.parametrize("lengths", [(100, None), (100, 3), (3, 100), (80, 90), (70, 0)])
+def test_what_is_cut_is_cut_as_the_library_cuts_it(tokenizer, lengths):
+    first, second = (None if length is None else "x" if length == 0 else " ".join(WORDS[:length]) for length in lengths)
+    encoded = tokenizer.encode(first, second, truncate=True)
+    library = tokenizer._tokenizer
+    library.enable_truncation(tokenizer.positions, strategy="longest_first" if second else "only_first")
+    theirs = library.encode(first, second)
+    library.no_truncation()
+    assert encoded.tokens.tolist() == theirs.ids and encoded.segments.tolist() == theirs.type_ids
+    assert encoded.offsets.tolist() == [list(span) for span in theirs.offsets]
+    assert encoded.special.tolist() == list(map(bool, theirs.special_tokens_mask))
+
+
+def test_a_long_text_with_a_long_pair_costs_no_more_than_both(tokenizer):
+    """The library makes pieces of what it cuts off, and of a pair every one with every other: here some hundred thousand."""
+    long = " ".join(WORDS * 200)
+    assert len(tokenizer.encode(long, long, truncate=True).tokens) == tokenizer.positions

@@ -142,3 +142,11 @@ def test_where_lookups_end_is_counted_by_name(tmp_path):
     tally.add("leaf", chain, hits)
     assert tally.take() == {("leaf", name): 2 * count for name, count in wanted.items()}
     assert not tally.take()
+
+
+def test_of_two_tables_by_one_name_the_first_counts(tmp_path):
+    """The other was deleted, and a request in flight still needs its addresses."""
+    root = make_table(tmp_path, "root", None, SPACE, UNIGRAMS)
+    forest = Forest([tmp_path], [*place([root]), *place([root], first=1000)])
+    assert forest.chain("root", 1).links[0][1] == 0
+    assert [base for _, base in forest.tables_of(np.array([1, 1001]))] == [0, 1000]

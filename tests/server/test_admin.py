@@ -31,7 +31,7 @@ TEXT = " ".join(WORDS[:9])
 def place(tmp_path, monkeypatch):
     store = random_store(tmp_path / "store", CONFIG, random_tenants(2, 4, 3), corpus_tokens=2000, spread=0.3)
     export(store, tmp_path / "repository", ServingOptions(dtype="fp32", slots=4, batch_tokens=256, admin=True))
-    monkeypatch.setenv("HPLM_ADMIN_KEY", KEY)
+    monkeypatch.setenv("HPLM_ADMIN_KEY", f"{KEY}\n")  # as a file's content often ends
     return store, tmp_path / "repository", tmp_path / "state"
 
 
@@ -213,9 +213,10 @@ def _until(asked, expected):
         time.sleep(0.1)
 
 
-def test_without_a_key_or_a_state_it_does_not_start(place, monkeypatch):
+@pytest.mark.parametrize("key", ["", " \n"], ids=["none", "blank"])
+def test_without_a_key_or_a_state_it_does_not_start(place, monkeypatch, key):
     _, repository, state = place
-    monkeypatch.delenv("HPLM_ADMIN_KEY")
+    monkeypatch.setenv("HPLM_ADMIN_KEY", key)
     started = time.monotonic()
     with pytest.raises(HplmError, match="HPLM_ADMIN_KEY"), TritonServer(repository, state=state):
         raise AssertionError(f"started after {time.monotonic() - started} s")

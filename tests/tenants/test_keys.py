@@ -9,7 +9,7 @@ import pytest
 
 from hplm.errors import NoTenant
 from hplm.tenants.admission import admit
-from hplm.tenants.keys import Key, allows, new_key, presented_key
+from hplm.tenants.keys import Key, allows, key_of, new_key, presented_key
 from hplm.tenants.snapshot import Snapshot
 
 NOW = 1_000_000.0
@@ -37,6 +37,10 @@ def test_what_does_not_open():
                    f"Bearer {secret.upper()}", "Bearer", "Bearer ", f"Bearer {key.digest}", f"Bearer {key.id}",
                    "Bearer \ud800", "Bearer é"):  # fmt: skip
         assert not allows([key], header, NOW), header
+
+
+def test_a_secret_that_was_read_with_the_end_of_its_line_opens():
+    assert allows([key_of("a secret of the operator\n")], "Bearer a secret of the operator", NOW)
 
 
 def test_any_of_several_opens_and_an_expired_one_does_not():

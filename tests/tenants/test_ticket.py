@@ -47,6 +47,16 @@ def test_secrets_of_servers_that_are_gone_are_swept(tmp_path):
     assert not left_behind.exists() and mine.exists()
 
 
+def test_servers_that_share_the_folder_and_no_process_ids_leave_each_other_s_alone(tmp_path, monkeypatch):
+    with subprocess.Popen(["sleep", "60"]) as process, monkeypatch.context() as elsewhere:
+        elsewhere.setattr("hplm.tenants.ticket._namespace", lambda: 1)
+        theirs = SharedSecret("toy", process.pid, tmp_path).path
+        process.kill()
+    mine = SharedSecret("toy", os.getpid(), tmp_path).path
+    assert theirs.exists() and mine.exists()
+    assert SharedSecret("toy", os.getpid(), tmp_path).path == mine
+
+
 def test_a_secret_planted_by_someone_else_is_not_used(tmp_path):
     genuine = SharedSecret("toy", os.getpid(), tmp_path)
     Path(genuine.path).chmod(0o644)

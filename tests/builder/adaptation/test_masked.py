@@ -142,6 +142,9 @@ def test_an_update_goes_on_from_the_branch_with_its_head(model, tmp_path):
     assert store.masked_head("law", 1) is None
     with pytest.raises(InvalidInput, match="--learn 'guess' is not known: choose masked or distil"):
         build_domain(store, "new", [corpus(tmp_path, 1)], DomainOptions(min_tokens=1, learn="guess"), Budget(steps=2), CPU)
+    update_domain(store, "bio", [corpus(tmp_path, 0)], UpdateOptions(), Budget(steps=0), CPU)  # learns nothing
+    kept = store.masked_head("bio", 3)
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in second.items())
     Store(store.folder).remove_branch("bio", 2)
     assert not list((store.folder / "lower").glob("bio-2*"))
 

@@ -130,3 +130,6 @@ def test_data_that_are_there_are_not_written_again(tmp_path: Path, monkeypatch: 
     first = stored_demo_data(tmp_path, SIZES)
     monkeypatch.setattr("builder.demo.data.write_demo_data", None)
     assert stored_demo_data(tmp_path, SIZES) == first == data_of(tmp_path)
+    moved = data_of(tmp_path.rename(tmp_path.with_name("moved")))
+    assert all(file.exists() for tenant in moved.tenants for file in (tenant.train, tenant.dev, tenant.test))
+    assert all(domain.corpus.exists() for domain in moved.domains)

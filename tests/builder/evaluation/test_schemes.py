@@ -11,7 +11,8 @@ import torch
 from transformers import AutoModel, BertConfig, BertModel, PreTrainedTokenizerFast
 
 from builder.data import read_labelled
-from builder.evaluation.schemes import SCHEMES, _body, options_of, score_schemes, whole_body
+from builder.evaluation import schemes
+from builder.evaluation.schemes import HEAD_RATE, SCHEMES, _body, options_of, points_about, score_schemes, whole_body
 from builder.evaluation.tenant import evaluate_tenant
 from builder.random_store import tokenizer_json
 from builder.store import Store
@@ -19,6 +20,7 @@ from builder.tenant import build_tenant
 from builder.training.bodies import RememberingBody
 from builder.training.examples import Reader
 from builder.training.finetuning import Ground, TrainingOptions, train
+from builder.training.model import Diverged
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
 from tests.builder.branches import build, some_lines
@@ -164,6 +166,30 @@ def test_schemes_learn_from_the_tenants_own_data_and_no_other(store, tmp_path, m
     other.write_text(other.read_text().replace("left", "up"))
     with pytest.raises(InvalidInput, match="has other labels than tenant 'own'"):
         compared(train_file=other)
+
+
+def test_beside_the_best_of_a_grid_stand_the_best_of_grids(store, tmp_path, monkeypatch):
+    rng = random.Random(3)
+    train, test = (write(tmp_path / f"{part}.jsonl", [classified(rng) for _ in range(40)]) for part in ("train", "test"))
+    options = {"rank": 0, "epochs": 1, "learning_rate": 1e-3}
+    build_tenant(store, "grid", "root", "classify", train, grid=True, device=CPU, show_progress=False, **options)
+    report = store.report(store.tenant("grid"))
+    tries = {(round(factor, 3), point.batch_texts, round(point.learning_rate, 6)) for factor, point in points_about(
+        TrainingOptions(**options | {"learning_rate": report["learning_rate"]}), report["grid"]
+    )}  # fmt: skip
+    assert tries == {(factor, batch, 1e-3 * factor) for factor in (0.5, 1, 2) for batch in (8, 32)}
+    asked, train_one = [], schemes.train
+
+    def counted(body, ground, options, **more):
+        asked.append((options.learning_rate, options.body_rate, options.batch_texts))
+        if len(asked) == 1:
+            raise Diverged("too fast")
+        return train_one(body, ground, options, **more)
+
+    monkeypatch.setattr(schemes, "train", counted)
+    evaluation = evaluate_tenant(store, "grid", test, CPU, show_progress=False)
+    assert score_schemes(store, evaluation, ["dedicated"], CPU, show_progress=False)["dedicated"].rows == 40
+    assert set(asked) == {(factor * HEAD_RATE, factor * 5e-5, batch) for factor in (0.5, 1, 2) for batch in (8, 32)}
 
 
 def test_schemes_answer_in_the_tenants_order_of_labels(store, tmp_path):

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from builder.demo.__main__ import named
 from builder.demo.data import DemoData, DemoDomain, DemoTenant
 from builder.report import report as reports
-from builder.report.__main__ import _name, main
+from builder.report.__main__ import main
 from builder.report.recipes import Pretraining
 from builder.report.report import Report
 from builder.report.results import Results
@@ -81,6 +82,7 @@ def test_every_number_is_computed_once(report, tmp_path, monkeypatch):
     assert len(replace(report).finished(schemes)) == 5 * 2
     report.data.domains[0].corpus.write_text("another")  # of which a BERT without tables knows nothing
     assert {run["case"] for run in replace(report).finished(schemes)} == {"dedicated", "adapter", "shared"}
+    assert replace(report).home != report.home  # nor are stores of it gone on with
 
 
 def test_every_study_runs_side_by_side(report):
@@ -92,15 +94,15 @@ def test_every_study_runs_side_by_side(report):
         assert len(runs) == report.size(study) > 0
         assert all(0 <= run[run["metric"]] <= 1 for run in runs)
         markdown_of(runs)
-    stores = {folder.name for folder in (report.work / "stores").iterdir()}
+    stores = {folder.name for folder in (report.home / "stores").iterdir()}
     shapes = ("1-3-3", "1-3-2", "1-3-5", "2-2-3", "1-2-3")
     cuts = (f"1-3-3-0.005-0.3-cut-{share:g}" for share in (0.1, 0.04, 0.004))
     assert stores == {"1-3-3-0-0.001", *(f"{shape}-0.005-0.3" for shape in shapes), *cuts}
-    pretrained = {folder.name for folder in (report.work / "pretrained").iterdir()}
+    pretrained = {folder.name for folder in (report.home / "pretrained").iterdir()}
     assert pretrained == {f"toys-{part}-3-0.005" for part in ("lower", "upper", "all")}
     found = {run["case"]: run["windows_found"][0] for run in report.finished(report.studies["keep"])}
     assert found["100.0%"] > found["10.0%"] > found["4.0%"] > 0
-    whole, cut = (Store(report.work / "stores" / name) for name in ("1-3-3-0.005-0.3", "1-3-3-0.005-0.3-cut-0.1"))
+    whole, cut = (Store(report.home / "stores" / name) for name in ("1-3-3-0.005-0.3", "1-3-3-0.005-0.3-cut-0.1"))
     assert cut.table("root", 1).meta.keys < whole.table("root", 1).meta.keys
     for lower in ("root-1", "toys.distil-0.005.0.1-fp16-1"):
         assert (cut.folder / "lower" / f"{lower}.safetensors").exists()
@@ -148,6 +150,7 @@ def test_averages_are_over_seeds_then_tasks(tmp_path):
     assert averages_of(table) == {"dedicated": pytest.approx(67.5), "hplm": pytest.approx(65)}
     lines = markdown_of(RUNS).splitlines()
     assert lines[2] == "| a | classify | accuracy | 30 | 2 | 85.0 | 80.0 |" and lines[-1].endswith("| +0.00 | -2.50 |")
+    draw([RUNS[0], RUNS[3]], "no seed in common", tmp_path / "report.png")
     draw(RUNS, "schemes", tmp_path / "report.png")
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
 
@@ -165,9 +168,28 @@ def test_another_model_of_the_same_name_has_other_results(tmp_path):
         folder = tmp_path / str(number) / "best"
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(f'{{"number": {number}}}')
-    names = {_name(str(tmp_path / str(number) / "best")) for number in (1, 2)}
+    names = {named(str(tmp_path / str(number) / "best")) for number in (1, 2)}
     assert len(names) == 2 and all(name.startswith("best-") for name in names)
-    assert _name("somebody/bert") == "somebody/bert" and _name(None) == "minilm"
+    assert named("somebody/bert") == "somebody/bert"
+
+
+def test_what_stands_on_different_roots_or_was_trained_otherwise_is_said():
+    way = {"products": "bfloat16", "device": "cpu"}
+    one, other = ({**run, "root": root, **way} for run, root in zip(RUNS[2:4], "ab", strict=True))
+    assert "hplm stands on 2 different roots" in markdown_of([*RUNS[:2], one, other])
+    assert "Trained in different ways: bfloat16 on cpu, float32 on cuda" in markdown_of(
+        [{**RUNS[0], "products": "float32", "device": "cuda"}, one]
+    )
+    assert "roots" not in markdown_of([one, {**one, "task": "b"}]) and "ways" not in markdown_of([one, one])
+
+
+def test_what_makes_no_difference_is_no_other_number():
+    studies = studies_of(TIERS[1], 6)
+    below = studies["schemes"].cases[1].below
+    assert replace(below, learn="distil").plain == below.plain == below
+    assert replace(below, minutes=4, learn="distil").plain != below.plain
+    bare = replace(below, keep=0.0)
+    assert replace(bare, minutes=9, learn="distil", dtype="int8").plain == bare.plain
 
 
 def test_what_is_not_finished_stays_empty():
@@ -204,7 +226,7 @@ def test_a_whole_bert_asks_for_no_adapted_root(report, tmp_path):
     report = replace(report, tier=replace(TINY, seeds=(0,)))
     whole = [case for case in report.studies["schemes"].cases if case.below is None]
     report.run([replace(report.studies["schemes"], cases=tuple(whole))], at_a_time=1)
-    assert [folder.name for folder in (report.work / "stores").iterdir()] == ["1-3-3-0-0.001"]
+    assert [folder.name for folder in (report.home / "stores").iterdir()] == ["1-3-3-0-0.001"]
     told = {told["scheme"]: told for told in (json.loads(path.read_text())["run"] for path in (tmp_path / "results").iterdir())}
     assert {scheme: told[scheme].get("upper") for scheme in told} == {"dedicated": None, "adapter": 3, "shared": None}
 

@@ -18,6 +18,7 @@ from builder.model_configs import ServingOptions
 from builder.schemes.export import SCHEMES, export_scheme
 from builder.schemes.pretrained import pretrained
 from builder.store import Store
+from builder.verification import repository_parts
 from hplm.baselines.models import WholeConfig, WholeModels
 from hplm.baselines.worker import Worker
 from hplm.cli.main import main
@@ -27,6 +28,7 @@ from tests.builder.schemes.checkpoints import TENANTS, make_store, save_bert
 from tests.toy import random_text
 
 CPU = torch.device("cpu")
+WITHOUT_TABLES = ("dedicated", "dedicated_inprocess", "compressed")
 OPTIONS = ServingOptions(dtype="fp32", batch_tokens=128)
 RNG = random.Random(5)
 TEXTS = [random_text(RNG, 40) for _ in range(24)]
@@ -205,6 +207,28 @@ def test_copies_of_one_body_take_its_room_once(repositories) -> None:
         [repositories["dedicated_inprocess"] / f"tiny/1/bodies/{tenant.id}.safetensors" for tenant in TENANTS],
     ):
         assert len({body.stat().st_ino for body in bodies}) == 1
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_scheme_can_be_verified(repositories, scheme, capsys) -> None:
+    assert main(["verify", "--repository", str(repositories[scheme])]) == 0
+    assert capsys.readouterr().out.startswith(f"ok: {scheme not in WITHOUT_TABLES:d} tables")
+
+
+def test_what_is_broken_in_a_scheme_without_sharing_is_named_and_one_body_is_read_once(repositories, tmp_path, capsys) -> None:
+    parts = repository_parts(repositories["dedicated"], None)
+    assert [part.path.parent.name for part in parts].count("bodies") == 1
+    folder = Path(shutil.copytree(repositories["plot"], tmp_path / "plot")) / "tiny" / "1"
+    body = folder / "bodies/beta.safetensors"
+    content = body.read_bytes()
+    body.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    (folder / "heads/acme.safetensors").unlink()
+    shutil.rmtree(folder / "plot")
+    assert main(["verify", "--repository", str(tmp_path / "plot")]) == 1
+    said = capsys.readouterr().err
+    assert "3 broken" in said and f"file {body} does not match its checksum" in said
+    for lost in ("heads/acme.safetensors", "plot/root/1"):
+        assert f"file {folder / lost} is missing: export the scheme again" in said
 
 
 def test_schemes_do_not_share_a_repository(bert, repositories, tmp_path) -> None:

@@ -11,7 +11,7 @@ from tests.builder.test_tenant import write
 def test_values_are_judged_without_those_set_aside(tmp_path):
     values = [2.0] * 10
     values[np.random.default_rng(0).permutation(10)[0]] = 3.0  # where the seed takes the dev part from
-    path = write(tmp_path / "values.jsonl", [{"text": "a", "label": value} for value in values])
+    path = write(tmp_path / "values.jsonl", [{"text": str(i), "label": value} for i, value in enumerate(values)])
     with pytest.raises(InvalidInput, match=r"values\.jsonl: every value to learn from is 2"):
         Material(tmp_path, "root", 1, "regress", path, None, seed=0).read()
     training, dev, _ = Material(tmp_path, "root", 1, "regress", path, None, seed=1).read()
@@ -28,3 +28,30 @@ def test_a_number_too_large_to_be_one_is_named(tmp_path):
     path = write(tmp_path / "values.jsonl", [{"text": "a", "label": 10**400}])
     with pytest.raises(InvalidInput, match=r"values\.jsonl:1: label 1000.* is not a number"):
         Material(tmp_path, "root", 1, "regress", path, path, seed=0).read()
+
+
+@pytest.mark.parametrize(
+    "dtype, values", [("fp16", [1e-7, 2e-7]), ("fp16", [1e6, 0]), ("fp16", [500, 501]), ("bf16", [50, 51])]
+)
+def test_values_that_16_bits_cannot_hold_are_refused(tmp_path, dtype, values):
+    path = write(tmp_path / "values.jsonl", [{"text": "a", "label": value} for value in values])
+    with pytest.raises(InvalidInput, match=f"16 bits \\({dtype}\\) in which heads are stored: .*scale them"):
+        Material(tmp_path, "root", 1, "regress", path, path, seed=0, dtype=dtype).read()
+
+
+def test_a_text_is_learned_from_or_asked_never_both(tmp_path):
+    rows = [{"text": f"text {number % 30}", "label": "ab"[number % 2]} for number in range(120)]
+    path = write(tmp_path / "again.jsonl", rows)
+    training, dev, _ = Material(tmp_path, "root", 1, "classify", path, None, seed=0).read()
+    assert len(dev.examples) == 12 and len(training.examples) == 108
+    assert not {example.text for example in training.examples} & {example.text for example in dev.examples}
+
+
+@pytest.mark.parametrize("passages, shared", [(20, 0), (2, 2)])
+def test_questions_on_a_passage_stay_together_where_there_are_many(tmp_path, passages, shared):
+    answers = {"text": ["end"], "answer_start": [0]}
+    rows = [{"text": f"question {i}", "text_pair": f"end of {i % passages}", "answers": answers} for i in range(100)]
+    path = write(tmp_path / "spans.jsonl", rows)
+    training, dev, _ = Material(tmp_path, "root", 1, "span", path, None, seed=0).read()
+    both = {example.pair for example in training.examples} & {example.pair for example in dev.examples}
+    assert len(dev.examples) == 10 and len(both) == shared
