@@ -23,7 +23,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         parameters = {key: value["string_value"] for key, value in json.loads(args["model_config"])["parameters"].items()}
         folder = Path(args["model_repository"]).parent / parameters["backbone"] / "1"
-        state, secret = os.environ.get("HPLM_STATE"), os.environ.get("HPLM_ADMIN_KEY")
+        state, secret = os.environ.get("HPLM_STATE"), os.environ.get("HPLM_ADMIN_KEY", "").strip()
         if not state or not secret:
             raise InvalidInput(
                 f"model {args['model_name']!r} changes what is served: it needs a state (hplm serve --state, HPLM_STATE) and a "

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import triton_python_backend_utils as pb_utils
 
+from hplm.engine.memory import check_shared
 from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, QueueFull, word_of
 from hplm.tenants.directory import Directory
 
@@ -75,7 +76,9 @@ class TritonPythonModel:
             timeout=_left(request.timeout(), arrival),
         ).exec()
         if not answer.has_error():
-            return pb_utils.InferenceResponse(answer.output_tensors())
+            tensors = answer.output_tensors()
+            check_shared(sum(tensor.as_numpy().nbytes for tensor in tensors))
+            return pb_utils.InferenceResponse(tensors)
         message = answer.error().message()  # its code is lost on the way
         word = word_of(message)
         if word is None and not pb_utils.is_model_ready(backbone):

@@ -13,6 +13,7 @@ import torch
 import triton_python_backend_utils as pb_utils
 
 from hplm.engine.answer import Rows, fill
+from hplm.engine.memory import check_shared
 from hplm.engine.request import LookedUp
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
@@ -86,8 +87,12 @@ def _respond(sender: pb_utils.InferenceResponseSender, wanted: set[str], version
         return
     try:
         filled = fill(result)
+        check_shared(filled.bytes)
         tensors = [make(filled, version) for name, make in OUTPUTS.items() if name in wanted]
-    except Exception as error:  # such as no room in shared memory
+    except HplmError as error:
+        _send(sender, error=error)
+        return
+    except Exception as error:
         log.exception("an answer could not be made")
         _send(sender, error=Broken(f"the answer could not be made: {error}"))
         return

@@ -15,6 +15,7 @@ from hplm.baselines.models import Question, WholeModels
 from hplm.baselines.worker import Worker
 from hplm.engine.answer import fill
 from hplm.engine.engine import resolve_device, resolve_dtype
+from hplm.engine.memory import check_shared
 from hplm.errors import Broken, HplmError, InvalidInput
 
 # Names, not values: the stub adds TritonError to its utilities only after it has imported this file.
@@ -78,7 +79,10 @@ def _respond(sender: pb_utils.InferenceResponseSender, wanted: set[str], version
         return
     try:
         tensors = _tensors(result, wanted, version)
-    except Exception as error:  # such as no room in shared memory
+    except HplmError as error:
+        _send(sender, error=error)
+        return
+    except Exception as error:
         logging.exception("an answer could not be made")
         _send(sender, error=Broken(f"the answer could not be made: {error}"))
         return
@@ -87,6 +91,7 @@ def _respond(sender: pb_utils.InferenceResponseSender, wanted: set[str], version
 
 def _tensors(rows: list, wanted: set[str], version: int) -> list:
     filled = fill(rows)
+    check_shared(filled.bytes)
     strings = {"LABEL": filled.labels, "VERSION": np.full((len(rows), 1), str(version))}
     numbers = {"SCORE": filled.scores, "LOGITS": filled.logits, "SPAN": filled.spans}
     return [

@@ -29,6 +29,7 @@ FORMAT = 3
 PAGE = 4096
 HEADER = struct.Struct("<QII")  # uid, version, crc32 of the weights
 HEADER_BYTES = 64  # keeps the weights on cache lines
+WAY_OUT = "export the repository again"
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,18 @@ class Record:
 
 
 class Bank:
-    """A bank, mapped read-only. Opened once it can be read on, even where it is removed meanwhile."""
+    """A bank, mapped read-only. Opened once it can be read on, even where it is removed meanwhile.
 
-    def __init__(self, path: Path) -> None:
+    `way_out` is what a user does who finds it broken.
+    """
+
+    def __init__(self, path: Path, way_out: str = WAY_OUT) -> None:
         self.path = path
+        self._way_out = way_out
         try:
             self._descriptor = os.open(path, os.O_RDONLY)
         except FileNotFoundError:
-            raise _missing(path) from None
+            raise self._missing() from None
         except OSError as error:
             raise Broken(f"bank {path} cannot be read: {error.strerror}") from None
         weakref.finalize(self, os.close, self._descriptor)
@@ -59,9 +64,9 @@ class Bank:
             found = stored["format"]
             layout = Layout(**{**stored["layout"], "places": tuple(stored["layout"]["places"])}) if found == FORMAT else None
         except (ValueError, TypeError, KeyError):
-            raise Broken(f"bank {path} has no readable header: export the repository again") from None
+            raise Broken(f"bank {path} has no readable header: {way_out}") from None
         if layout is None:
-            raise InvalidInput(f"bank {path} has format {found!r}, this version of hplm reads {FORMAT}: export again")
+            raise InvalidInput(f"bank {path} has format {found!r}, this version of hplm reads {FORMAT}: {way_out}")
         self.layout = layout
 
     @property
@@ -84,12 +89,12 @@ class Bank:
         start = PAGE + record.index * record_bytes(self.layout)
         uid, version, checksum = HEADER.unpack_from(self._map, start)
         if (uid, version) != (record.uid, record.version):
-            raise Broken(f"{name} belongs to another tenant or version: export the tenant again")
+            raise Broken(f"{name} belongs to another tenant or version: {self._way_out}")
         weights = memoryview(self._map)[start + HEADER_BYTES : start + HEADER_BYTES + self.layout.weight_bytes]
         target = out.view(torch.uint8).numpy().reshape(-1)
         target[:] = memoryview(weights)
         if zlib.crc32(target) != checksum:
-            raise Broken(f"{name} is corrupt (checksum): export or restore the tenant")
+            raise Broken(f"{name} is corrupt (checksum): {self._way_out}")
 
     def weights(self, record: Record) -> list[dict[str, Tensor]]:
         """A record of one's own, by layer: for tools and references."""
@@ -101,13 +106,12 @@ class Bank:
         try:
             return mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
         except ValueError:
-            raise _missing(self.path) from None
+            raise self._missing() from None
         except OSError as error:
             raise Broken(f"bank {self.path} cannot be mapped: {error.strerror}") from None
 
-
-def _missing(path: Path) -> Broken:
-    return Broken(f"bank {path} is missing or empty: export the repository again")
+    def _missing(self) -> Broken:
+        return Broken(f"bank {self.path} is missing or empty: {self._way_out}")
 
 
 def record_bytes(layout: Layout) -> int:

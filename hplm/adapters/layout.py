@@ -91,6 +91,10 @@ class Layout:
     def torch_dtype(self) -> torch.dtype:
         return DTYPES[self.dtype]
 
+    def computed_in(self, dtype: torch.dtype) -> torch.dtype:
+        """By an engine of that precision. A head's few rows always in 32 bits: 16 could not tell values far from 0 apart."""
+        return dtype if self.places else torch.float32
+
     def empty(self, pin: bool = False) -> Tensor:
         """Room for one record's weights."""
         return torch.empty(self.layers, self.layer_size, dtype=self.torch_dtype, pin_memory=pin)

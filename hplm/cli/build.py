@@ -77,7 +77,7 @@ def register(commands: argparse._SubParsersAction) -> None:
     tenant.add_argument("--rank", type=int, default=32, help="of the adapter; 0: a head alone (default: %(default)s)")
     tenant.add_argument("--epochs", type=int, default=4, help="at most (default: %(default)s)")
     tenant.add_argument(
-        "--patience", type=int, default=2, metavar="N", help="epochs without a better dev score (default: %(default)s)"
+        "--patience", type=int, default=3, metavar="N", help="epochs without a better dev score (default: %(default)s)"
     )
     tenant.add_argument("--learning-rate", type=float, default=2e-3, metavar="RATE", help="default: %(default)s")
     tenant.add_argument(
@@ -88,7 +88,9 @@ def register(commands: argparse._SubParsersAction) -> None:
         help="the upper layers learn too, at this rate, and the adapter, a lora, is what its rank holds of their change: "
         "better answers for half again the time (1e-4 is good; default: 0, adapter and head alone learn)",
     )
-    tenant.add_argument("--batch-texts", type=int, default=8, metavar="N", help="of a step (default: %(default)s)")
+    tenant.add_argument(
+        "--batch-texts", type=int, default=8, metavar="N", help="of a step, as far as 8,192 tokens hold (default: %(default)s)"
+    )
     tenant.add_argument(
         "--grid", action="store_true", help="try half, once and twice the rate with 8 and with 32 texts a step, keep the best"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
         key = args.key or os.environ.get("HPLM_API_KEY")
         scores["served"] = score_served(Server(args.url, args.protocol, args.backbone or store.config.name, key), evaluation)
+        _say_if_apart(evaluation.scores.main, scores["served"].main)
     scores |= score_schemes(store, evaluation, args.against, device, args.train, args.dev) if args.against else {}
     if not args.json:
         print(f"{args.id} version {evaluation.tenant.version} on {evaluation.scores.rows:,} rows of {args.test}")
@@ -72,6 +74,15 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         **{name: round(own.main, 4) if own is not None else None for name, own in scores.items()},
         "scores": {name: own.described() for name, own in scores.items() if own is not None},
     }
+
+
+def _say_if_apart(here: float, served: float) -> None:
+    if abs(served - here) > 0.001:
+        print(
+            f"served, {served:.4f}, is not what is scored here in 32 bits, {here:.4f}: a server that computes in 16 answers a "
+            "few texts otherwise (`hplm export --dtype`); more than a point is no rounding",
+            file=sys.stderr,
+        )
 
 
 def table(scores: dict[str, Scores | None]) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from hplm.cli.served import check_state
+
 
 def register(commands: argparse._SubParsersAction) -> None:
     verify = commands.add_parser(
@@ -28,6 +30,7 @@ def run(args: argparse.Namespace) -> dict:
 
     if args.state is not None and args.repository is None:
         raise InvalidInput("--state belongs to a --repository: name that as well")
+    check_state(args.state)
     parts = store_parts(args.store) if args.store is not None else repository_parts(args.repository, args.state)
     size, broken = sum(part.size for part in parts), []
     with tqdm(total=size, desc="verifying", unit="B", unit_scale=True) as bar:

@@ -13,7 +13,7 @@ LONGEST_ANSWER = 30  # tokens of `span`: without a bound, a far end with a high 
 
 @dataclass(frozen=True)
 class Rows:
-    """The answer to one text. `multilabel` has a row a label and one row of logits; of all others each row has its own."""
+    """The answer to one text. Rows that are labels (`multilabel`, the k best) share one row of logits."""
 
     labels: list[str]
     scores: np.ndarray  # rows, fp32
@@ -48,7 +48,7 @@ def _best_label(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str]) ->
 def _best_labels(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], count: int) -> Rows:
     best = np.argsort(-logits[0], kind="stable")[:count]
     repeat = np.zeros(len(best), dtype=np.int64)
-    return Rows([labels[i] for i in best], _softmax(logits)[0, best], logits[repeat], spans[repeat, 1:])
+    return Rows([labels[i] for i in best], _softmax(logits)[0, best], logits[:1], spans[repeat, 1:])
 
 
 def _holding_labels(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str]) -> Rows:
@@ -109,6 +109,12 @@ class Filled:
     scores: np.ndarray
     logits: np.ndarray
     spans: np.ndarray
+
+    @property
+    def bytes(self) -> int:
+        """On its way to the server process."""
+        of_labels = sum(map(len, self.labels.reshape(-1))) + 4 * self.labels.size
+        return of_labels + self.scores.nbytes + self.logits.nbytes + self.spans.nbytes
 
 
 def fill(texts: Sequence[Rows]) -> Filled:

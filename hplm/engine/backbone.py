@@ -6,6 +6,7 @@ new view; a request ends on the one it started on.
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -14,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakKeyDictionary, WeakSet
 
-from safetensors.torch import load_file
-
 from hplm.adapters.bank import Bank
+from hplm.adapters.layout import Layout
 from hplm.errors import Broken, Draining, HplmError
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import UpperStack
 from hplm.model.tokenizer import Tokenizer
+from hplm.model.weights import load_weights
 from hplm.plot.forest import Forest
 from hplm.plot.table import Table
 from hplm.tenants.snapshot import LIVE, Snapshot
@@ -67,6 +68,11 @@ class Backbone:
         """The newest that was taken."""
         return self._remembered[-1]
 
+    @property
+    def layouts(self) -> set[Layout]:
+        """Of all banks that a ticket may still name."""
+        return {bank.layout for view in self._remembered for bank in view.banks.values()}
+
     def refresh(self) -> None:
         """Takes the newest generation if there is one, and forgets those that no ticket names any more."""
         with self._lock:
@@ -97,14 +103,14 @@ class Backbone:
 
     def upper(self) -> UpperStack:
         upper = UpperStack(self.config)
-        upper.load_state_dict(load_file(self.folder / self.UPPER))
+        upper.load_state_dict(load_weights(self.folder / self.UPPER))
         return upper
 
     def bank(self, name: str) -> Bank:
         if name.startswith(LIVE):
             if self.state is None:
                 raise Broken(f"bank {name} lies in a live state, and none was given: start with --state")
-            return Bank(self.state.bank(name))
+            return self.state.open_bank(name)
         return Bank(self.folder / self.BANKS / name)
 
     def _newest(self) -> Snapshot:
@@ -157,24 +163,32 @@ class Backbone:
 
 
 class Watch:
-    """Takes new generations as they are published, and says so to managers where it may write."""
+    """Takes new generations as they are published, and says so to managers where it may write.
+
+    In two threads: who is long about taking one, as the index of a huge table is checked, is late and not gone.
+    """
 
     def __init__(self, backbone: Backbone) -> None:
         self._backbone = backbone
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._threads: list[threading.Thread] = []
         if backbone.state is not None:
             self._reader = Reader(backbone.state)
-            self._writable = True
-            self._thread.start()
+            self._threads = [
+                threading.Thread(target=self._take, name="watch", daemon=True),
+                threading.Thread(target=self._tell, name="heartbeat", daemon=True),
+            ]
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
         self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        for thread in self._threads:
+            thread.join()
+        if self._threads:
             self._reader.close()
 
-    def _run(self) -> None:
+    def _take(self) -> None:
         said = ""
         while not self._stop.wait(SECONDS_BETWEEN_LOOKS):
             try:
@@ -184,13 +198,19 @@ class Watch:
                 if str(error) != said:
                     said = str(error)
                     log.error("the newest generation cannot be taken: %s", error)
-            self._tell()
 
     def _tell(self) -> None:
-        if not self._writable:
-            return
-        try:
-            self._reader.say(self._backbone.view.snapshot.generation)
-        except OSError as error:
-            self._writable = False
-            log.info("managers are not told which generation is served here: %s", error)
+        said = ""
+        while True:
+            try:
+                self._reader.say(self._backbone.view.snapshot.generation)
+                said = ""
+            except OSError as error:
+                if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+                    log.info("managers are not told which generation is served here: %s", error)
+                    return
+                if str(error) != said:  # a full disk, perhaps, and not for ever
+                    said = str(error)
+                    log.warning("managers cannot be told which generation is served here: %s", error)
+            if self._stop.wait(SECONDS_BETWEEN_LOOKS):
+                return

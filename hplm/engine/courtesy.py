@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 
+log = logging.getLogger(__name__)
 NICENESS = 5
 
 
@@ -13,4 +15,9 @@ def let_others_go_first() -> None:
 
     A batch takes a hundred times as long as any of these, and loses nothing but what they need.
     """
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+    thread = threading.get_native_id()
+    try:
+        # Who was started with more gives way already, and may not take it back.
+        os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
+    except OSError as error:
+        log.warning("batches do not give way to look-ups and answers: %s", error)

@@ -62,7 +62,7 @@ class Engine:
         computed = [self._compute(sheet) for sheet in batch.sheets]  # all are on their way before one is waited for
         by_text: dict[int, np.ndarray] = {}
         for sheet, logits in zip(batch.sheets, computed, strict=True):
-            parts = logits.float().cpu().split(sheet.rows_of)
+            parts = logits.cpu().split(sheet.rows_of)
             by_text.update((text, part.numpy()) for text, part in zip(sheet.texts, parts, strict=True))
         return [by_text[text] for text in range(len(batch.works))]
 
@@ -70,7 +70,7 @@ class Engine:
         last = len(self._upper.layers) - 1
         adapters = [partial(_adapt, sheet.adapters, layer) for layer in range(last)] + [partial(_adapt_last, sheet, last)]
         read = self._upper(sheet.sums, sheet.positions, sheet.segments, sheet.attend, adapters, sheet.reading)
-        return _read(read, sheet.heads)
+        return _read(read.float(), sheet.heads)
 
     @torch.inference_mode()
     def seconds(self, texts: int, tokens: int) -> float:

@@ -16,6 +16,7 @@ from hplm.tenants.snapshot import Tenant
 PAD = -1
 MOST_ROWS = 1 << 20  # of an answer, all texts as wide as the widest
 LONGEST_TEXT = 100_000  # characters, whatever is cut off afterwards
+MOST_CHARACTERS = 40 * LONGEST_TEXT  # of a request: while they are tokenised, nobody else is
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Lookup:
     def resolve(
         self, view: View, tenant: Tenant, texts: Sequence[str], pairs: Sequence[str] | None, truncate: bool
     ) -> Resolved:
+        if (characters := sum(map(len, texts)) + sum(map(len, pairs or ()))) > MOST_CHARACTERS:
+            raise InvalidInput(f"the texts of the request have {characters:,} characters, of {MOST_CHARACTERS:,}: send several")
         read = [
             self._read(i, len(texts), tenant.task, text, pairs[i] if pairs is not None else None, truncate)
             for i, text in enumerate(texts)
@@ -61,12 +64,16 @@ class Lookup:
         self, index: int, count: int, task: str, text: str, pair: str | None, truncate: bool
     ) -> tuple[Encoded, np.ndarray]:
         try:
-            if len(text) > LONGEST_TEXT or (pair is not None and len(pair) > LONGEST_TEXT):
-                raise InvalidInput(f"more than {LONGEST_TEXT} characters: send the part that matters")
+            check_length(text, pair)
             encoded = self._tokenizer.encode(text, pair, truncate)
             return encoded, rows_read(task, text, pair, encoded)
         except InvalidInput as error:
             raise InvalidInput(f"text {index + 1} of {count}: {error}") from None
+
+
+def check_length(text: str, pair: str | None) -> None:
+    if len(text) > LONGEST_TEXT or (pair is not None and len(pair) > LONGEST_TEXT):
+        raise InvalidInput(f"more than {LONGEST_TEXT:,} characters: leave the part that matters")
 
 
 def rows_read(task: str, text: str, pair: str | None, encoded: Encoded) -> np.ndarray:

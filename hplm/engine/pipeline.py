@@ -16,6 +16,7 @@ from contextlib import ExitStack
 
 import numpy as np
 
+from hplm.adapters.slots import Slots
 from hplm.engine.answer import answer
 from hplm.engine.courtesy import let_others_go_first
 from hplm.engine.engine import Engine
@@ -44,7 +45,7 @@ class Pipeline:
         # Two batches are in flight at most: one is not chosen before the one before it starts to compute.
         self._room = threading.Semaphore(1)
         self._staged: queue.SimpleQueue[tuple[Batch, StagedBatch] | None] = queue.SimpleQueue()
-        self._computed: queue.SimpleQueue[StagedBatch] = queue.SimpleQueue()
+        self._computed: queue.SimpleQueue[list[tuple[Slots, int]]] = queue.SimpleQueue()  # what a batch held
         self._answering = ThreadPoolExecutor(ANSWERING_THREADS, thread_name_prefix="answer")
         self._threads = [
             threading.Thread(target=self._stage, name="stage", daemon=True),
@@ -84,20 +85,25 @@ class Pipeline:
         self._answering.shutdown(wait=True)
 
     def _stage(self) -> None:
-        while True:
-            self._room.acquire()
-            batch = self._line.take(self._capacity)
-            if batch is None:
-                self._staged.put(None)
-                return
-            self._release_computed()
-            works = [text.work for text in batch.texts if not text.work.request.answered]
-            staged = self._stage_one(works) if works else None
-            if staged is None:
-                self._line.dropped(batch)
-                self._room.release()
-            else:
-                self._staged.put((batch, staged))
+        while self._stage_next():
+            pass
+
+    def _stage_next(self) -> bool:
+        """What it has in hand is let go before it waits again: a request keeps open what its tenant stood on."""
+        self._room.acquire()
+        batch = self._line.take(self._capacity)
+        if batch is None:
+            self._staged.put(None)
+            return False
+        self._release_computed()
+        works = [text.work for text in batch.texts if not text.work.request.answered]
+        staged = self._stage_one(works) if works else None
+        if staged is None:
+            self._line.dropped(batch)
+            self._room.release()
+        else:
+            self._staged.put((batch, staged))
+        return True
 
     def _expire(self) -> None:
         """Who is too late hears it at once, whatever the engine is doing."""
@@ -115,20 +121,27 @@ class Pipeline:
     def _compute(self) -> None:
         if self._engine.device.type == "cpu":
             let_others_go_first()
-        while (chosen := self._staged.get()) is not None:
-            batch, staged = chosen
-            self._line.started(batch)
-            self._instruments.started(batch, staged)
-            try:
-                logits = self._run(staged)
-            except Exception as error:
-                self._line.dropped(batch)
-                self._fail(staged.works, "computing", error)
-            else:
-                self._line.finished(batch, staged.brought)
-                self._instruments.computed(staged)
-                self._answer(staged.works, logits)
-            self._computed.put(staged)
+        while self._compute_next():
+            pass
+
+    def _compute_next(self) -> bool:
+        chosen = self._staged.get()
+        if chosen is None:
+            return False
+        batch, staged = chosen
+        self._line.started(batch)
+        self._instruments.started(batch, staged)
+        try:
+            logits = self._run(staged)
+        except Exception as error:
+            self._line.dropped(batch)
+            self._fail(staged.works, "computing", error)
+        else:
+            self._line.finished(batch, staged.brought)
+            self._instruments.computed(staged)
+            self._answer(staged.works, logits)
+        self._computed.put(staged.held)
+        return True
 
     def _run(self, staged: StagedBatch) -> list[np.ndarray]:
         with ExitStack() as next_batch:
@@ -142,7 +155,7 @@ class Pipeline:
     def _release_computed(self) -> None:
         while True:
             try:
-                self._stager.release(self._computed.get_nowait().held)
+                self._stager.release(self._computed.get_nowait())
             except queue.Empty:
                 return
 

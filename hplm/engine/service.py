@@ -33,6 +33,7 @@ from hplm.tenants.quotas import Quotas
 log = logging.getLogger(__name__)
 ANSWERING_NS = 2_000_000  # from computed to the client: the way back through the server
 DRAIN_SECONDS = 8.0  # below the exit timeout that `hplm serve` gives Triton
+MOST_NUMBERS = 1 << 24  # in an answer: logits, of all rows
 TICKET_SECONDS = 30  # from one model to the other; what a ticket says of a tenant and its keys must not outlast them for long
 
 
@@ -109,6 +110,12 @@ class Service:
             passages = [""] * len(looked_up.addresses)
         elif passages is None or len(passages) != len(looked_up.addresses):
             raise InvalidInput("TEXT_PAIR is not what the lookup model was sent: it holds the passage of each text")
+        texts, widest, _ = looked_up.spans.shape
+        if texts * widest * len(tenant.labels) > MOST_NUMBERS:
+            raise InvalidInput(
+                f"{texts:,} texts with up to {widest:,} rows of {len(tenant.labels):,} labels are answered in more than "
+                f"{MOST_NUMBERS:,} numbers: send fewer texts, or shorter ones"
+            )
         chain = request.view.forest.chain(tenant.domain, tenant.domain_version)
         works = []
         for i, (addresses, segments, spans) in enumerate(

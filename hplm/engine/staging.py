@@ -7,9 +7,11 @@ k+1 while batch k computes, in the one thread that owns the slots.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from weakref import ref
 
 import numpy as np
 import torch
@@ -94,12 +96,17 @@ class Stager:
         self._backbone = backbone
         self._settings = settings
         self._gatherer = Gatherer(settings.device, settings.dtype, settings.resident_rows)
-        self._slots: dict[Layout, Slots] = {}
+        self._slots: dict[Layout, Slots] = {}  # of every layout that was ever served, so that their counts go on
+        self._without_room: set[Layout] = set()
+        self._pinned: Counter[Slots] = Counter()
+        self._view = ref(backbone.view)  # since which all slots are of layouts that are needed
         for bank in backbone.view.banks.values():
             self._slots_for(bank.layout)
 
     def stage(self, works: Sequence[Work], broken: Callable[[Work, HplmError], None]) -> StagedBatch | None:
         """All that is done ahead; a text whose stored knowledge is broken is handed to `broken` and left out."""
+        if self._view() is not self._backbone.view:
+            self._give_room_back()
         start, missed = time.monotonic_ns(), self._misses()
         batch = self._prepare(works, broken)
         if batch is not None:
@@ -187,6 +194,7 @@ class Stager:
         while held:
             slots, slot = held.pop()
             slots.release(slot)
+            self._pinned[slots] -= 1
 
     def _readable(self, forest: Forest, works: Sequence[Work], broken: Callable[[Work, HplmError], None]) -> Sequence[Work]:
         """Those whose rows, in memory from here on, match their checksums."""
@@ -208,12 +216,35 @@ class Stager:
         slots = self._slots_for(bank.layout)
         slot = slots.hold(record, bank)
         held.append((slots, slot))
+        self._pinned[slots] += 1
         return bank.layout, slot
 
     def _slots_for(self, layout: Layout) -> Slots:
-        if layout not in self._slots:
-            self._slots[layout] = Slots(layout, self._settings.slots, self._settings.device, self._settings.dtype)
+        if layout not in self._slots or layout in self._without_room:
+            self._allot(layout, self._settings.slots)
+            self._without_room.discard(layout)
         return self._slots[layout]
+
+    def _give_room_back(self) -> None:
+        """Of layouts that no bank has any more; what a batch in flight has pinned, with a later batch."""
+        view, needed = self._backbone.view, self._backbone.layouts
+        unneeded = self._slots.keys() - needed - self._without_room
+        free = [layout for layout in unneeded if not self._pinned[self._slots[layout]]]
+        if free and self._settings.device.type == "cuda":
+            torch.cuda.synchronize(self._settings.device)  # a batch that failed may have left copies on their way
+        for layout in free:
+            del self._pinned[self._slots[layout]]
+            self._allot(layout, 0)
+            self._without_room.add(layout)
+        if len(free) == len(unneeded):
+            self._view = ref(view)
+
+    def _allot(self, layout: Layout, count: int) -> None:
+        before = self._slots.get(layout)
+        slots = Slots(layout, count, self._settings.device, layout.computed_in(self._settings.dtype))
+        if before is not None:
+            slots.hits, slots.misses = before.hits, before.misses
+        self._slots[layout] = slots
 
     def _sheets(
         self,
@@ -279,7 +310,8 @@ class Stager:
         for layout in dict.fromkeys(slot[0] for slot in slots if slot is not None):
             mine = np.array([slot is not None and slot[0] == layout for slot in slots])
             slot_of_text = np.array([slot[1] for slot in slots if slot is not None and slot[0] == layout])
-            groups = layout.group(np.repeat(slot_of_text, counts[mine]), self._settings.device, self._settings.dtype)
+            dtype = layout.computed_in(self._settings.dtype)
+            groups = layout.group(np.repeat(slot_of_text, counts[mine]), self._settings.device, dtype)
             rows = None if mine.all() else self._index(np.flatnonzero(np.repeat(mine, counts)))
             parts.append(Part(layout, groups, self._slots[layout].layers, arrived[layout], rows))
         return parts

@@ -17,19 +17,21 @@ WORD = re.compile(r"\S+")
 class Encoded:
     """One text as the model sees it. What only some tasks read is made when it is read."""
 
-    def __init__(self, encoding: Encoding) -> None:
+    def __init__(self, encoding: Encoding, kept: np.ndarray | slice = slice(None)) -> None:
+        """`kept`: which of its tokens, where not all."""
         self._encoding = encoding
-        self.tokens = np.array(encoding.ids, dtype=np.int32)  # special tokens included
-        self.segments = np.array(encoding.type_ids, dtype=np.uint8)
+        self._kept = kept
+        self.tokens = np.array(encoding.ids, dtype=np.int32)[kept]  # special tokens included
+        self.segments = np.array(encoding.type_ids, dtype=np.uint8)[kept]
 
     @cached_property
     def offsets(self) -> np.ndarray:
         """tokens x 2, int32: code points of the text (or the pair) that a token belongs to."""
-        return np.array(self._encoding.offsets, dtype=np.int32).reshape(-1, 2)
+        return np.array(self._encoding.offsets, dtype=np.int32).reshape(-1, 2)[self._kept]
 
     @cached_property
     def special(self) -> np.ndarray:
-        return np.array(self._encoding.special_tokens_mask, dtype=bool)
+        return np.array(self._encoding.special_tokens_mask, dtype=bool)[self._kept]
 
 
 class Tokenizer:
@@ -54,21 +56,20 @@ class Tokenizer:
                     f"the text has {len(encoding.ids)} tokens, the model takes {self.positions}: "
                     "shorten it, or send the parameter truncate=true"
                 )
-            encoding = self._truncated(text, pair)
+            return Encoded(encoding, self._kept(encoding, pair is not None))
         return Encoded(encoding)
 
-    def _truncated(self, text: str, pair: str | None) -> Encoding:
-        raw = self._tokenizer.encode(text, add_special_tokens=False)
-        raw_pair = self._tokenizer.encode(pair, add_special_tokens=False) if pair is not None else None
-        room = self.positions - self._special_tokens[pair is not None]
-        if raw_pair is None:
-            raw.truncate(room)
-        else:  # the longer of the two gives way first
-            shorter = min(len(raw.ids), len(raw_pair.ids), room // 2)
-            keep = min(len(raw.ids), room - shorter) if len(raw.ids) >= len(raw_pair.ids) else shorter
-            raw.truncate(keep)
-            raw_pair.truncate(room - keep)
-        return self._tokenizer.post_process(raw, raw_pair)
+    def _kept(self, encoding: Encoding, paired: bool) -> np.ndarray:
+        """Special tokens, and as much of text and pair as the model takes; the longer of the two gives way first.
+
+        The library would keep what it cuts off, and of a pair every piece of the one with every piece of the other.
+        """
+        part = np.array([-1 if of is None else of for of in encoding.sequence_ids])
+        text, pair = np.flatnonzero(part == 0), np.flatnonzero(part == 1)
+        room = self.positions - self._special_tokens[paired]
+        shorter = min(len(text), len(pair), room // 2)
+        keep = min(len(text), room - shorter) if len(text) >= len(pair) else shorter
+        return np.sort(np.concatenate([np.flatnonzero(part < 0), text[:keep], pair[: room - keep]]))
 
     def encode_documents(self, texts: list[str]) -> list[np.ndarray]:
         """Corpus documents, in bulk: ids only; a longer one than the model takes comes in pieces."""

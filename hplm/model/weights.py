@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
+
+from hplm.errors import Broken
 
 CHECKSUM = "crc32"  # of names and tensors, in order of the names
 
@@ -17,6 +20,21 @@ def save_weights(tensors: dict[str, Tensor], path: Path) -> None:
     """Through our own file: the library's is readable by its owner alone, and a server is often another user."""
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     path.write_bytes(save(stored, {CHECKSUM: checksum_of(stored)}))
+
+
+def load_weights(path: Path) -> dict[str, Tensor]:
+    """Against their checksum; files that were written before there was one have none."""
+    try:
+        with safe_open(path, "pt") as stored:
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+            promised = (stored.metadata() or {}).get(CHECKSUM)
+    except FileNotFoundError:
+        raise Broken(f"{path} is missing: build or copy it again") from None
+    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+        raise Broken(f"{path} cannot be read ({error}): build or copy it again") from None
+    if promised not in (None, checksum_of(tensors)):
+        raise Broken(f"{path} does not match its checksum: build or copy it again")
+    return tensors
 
 
 def checksum_of(tensors: Mapping[str, Tensor]) -> str:

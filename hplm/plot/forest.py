@@ -96,7 +96,8 @@ class Forest:
         """A table that cannot be opened or prepared fails those who need it, by name, and no one else."""
         self.branches = tuple(branches)
         self._tables: dict[Branch, Table | HplmError] = {}
-        self._by_name = {(branch.domain, branch.version): branch for branch in self.branches}
+        # Of two by one name the first counts: the other was deleted, and only requests in flight still need it.
+        self._by_name = {(branch.domain, branch.version): branch for branch in reversed(self.branches)}
         self._chains: dict[tuple[str, int], Chain] = {}
         for branch in self.branches:
             known = before._tables.get(branch) if before is not None else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
 from pathlib import Path
@@ -18,32 +19,41 @@ MANIFEST = "backup.json"
 
 
 def back_up(manager: Manager, target: Path) -> dict:
-    """Everything that the newest generation needs, as it is between two changes; readers and requests notice nothing."""
+    """Everything that the newest generation needs, as it is between two changes; readers and requests notice nothing.
+
+    Tables, by far the largest part, never change: managers need not wait while they are copied.
+    """
     if target.exists():
         raise InvalidInput(f"{target} exists: name a folder that does not")
     writing = target.with_name(f"{target.name}.writing")
     shutil.rmtree(writing, ignore_errors=True)
-    state = manager.state
-    with manager.registry.frozen() as (snapshot, database):
-        copy = State(writing)
-        copy.snapshots.mkdir(parents=True)
-        with sqlite3.connect(copy.registry) as registry:
-            for line in database.iterdump():
-                if line not in ("BEGIN TRANSACTION;", "COMMIT;"):
-                    registry.execute(line)
-        registry.close()
-        if snapshot.generation:
-            snapshot.save(copy.snapshots / str(snapshot.generation))
-            copy.current_file.write_text(f"{snapshot.generation}\n", "utf-8")
-        for branch in snapshot.branches:
-            if (state.tables / branch.folder).is_dir():
-                shutil.copytree(state.tables / branch.folder, copy.tables / branch.folder)
-        for name in needed_banks(snapshot, database):
-            if state.bank(name).exists():
-                copy.banks.mkdir(exist_ok=True)
-                shutil.copyfile(state.bank(name), copy.bank(name))
-        manifest = {"format": FORMAT, "export": snapshot.export, "generation": snapshot.generation}
-        (writing / MANIFEST).write_text(json.dumps(manifest) + "\n", "utf-8")
+    manager.registry.check_begun()
+    state, copy, linked = manager.state, State(writing), []
+    with state.aside() as aside:
+        with manager.registry.frozen() as (snapshot, database):
+            copy.snapshots.mkdir(parents=True)
+            with sqlite3.connect(copy.registry) as registry:
+                for line in database.iterdump():
+                    if line not in ("BEGIN TRANSACTION;", "COMMIT;"):
+                        registry.execute(line)
+            registry.close()
+            if snapshot.generation:
+                snapshot.save(copy.snapshots / str(snapshot.generation))
+                copy.current_file.write_text(f"{snapshot.generation}\n", "utf-8")
+            for name in needed_banks(snapshot, database):
+                if state.bank(name).exists():
+                    copy.banks.mkdir(exist_ok=True)
+                    shutil.copyfile(state.bank(name), copy.bank(name))
+            for folder in (branch.folder for branch in snapshot.branches):
+                if (state.tables / folder).is_dir():
+                    if _link(state.tables / folder, aside / folder):
+                        linked.append(folder)
+                    else:
+                        shutil.copytree(state.tables / folder, copy.tables / folder)
+        for folder in linked:
+            shutil.copytree(aside / folder, copy.tables / folder)
+    manifest = {"format": FORMAT, "export": snapshot.export, "generation": snapshot.generation}
+    (writing / MANIFEST).write_text(json.dumps(manifest) + "\n", "utf-8")
     _sync_all(writing)
     writing.rename(target)
     return manifest
@@ -71,6 +81,17 @@ def restore(source: Path, exported: Snapshot, state: State) -> dict:
     _sync_all(writing)
     writing.rename(state.folder)
     return manifest
+
+
+def _link(source: Path, target: Path) -> bool:
+    """A table that stays, whoever removes it meanwhile; not every file system can do that."""
+    target.mkdir(parents=True)
+    try:
+        for file in source.iterdir():
+            os.link(file.resolve(), target / file.name)
+    except OSError:
+        return False
+    return True
 
 
 def _sync_all(folder: Path) -> None:

@@ -30,8 +30,8 @@ def new_key(expires: int = 0) -> tuple[str, Key]:
 
 
 def key_of(secret: str) -> Key:
-    """Of a secret that somebody else has made."""
-    return Key("given", _digest(secret), 0)
+    """Of a secret that somebody else has made; a file it was read from may have ended its last line."""
+    return Key("given", _digest(secret.strip()), 0)
 
 
 def allows(keys: Sequence[Key], header_value: str | None, now: float) -> bool:

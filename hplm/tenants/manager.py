@@ -15,7 +15,7 @@ from torch import Tensor
 from hplm.adapters.bank import Bank, Record, write_bank, write_record
 from hplm.adapters.heads import grown, size_for
 from hplm.adapters.layout import Layout
-from hplm.errors import InvalidInput
+from hplm.errors import HplmError, InvalidInput
 from hplm.plot.forest import Branch
 from hplm.plot.table import Table, TableMeta
 from hplm.tenants.keys import Key, new_key
@@ -157,7 +157,7 @@ class Manager:
             before = _size(self.state.banks)
             tenants = (*change.tenants.values(), *change.before.values())
             used = {record for tenant in tenants for record in tenant.records() if record.bank.startswith(LIVE)}
-            banks = {name: Bank(self.state.bank(name)) for name in {record.bank for record in used}}
+            banks = {name: self.state.open_bank(name) for name in {record.bank for record in used}}
             by_layout: dict[Layout, list[Record]] = defaultdict(list)
             for record in sorted(used, key=lambda record: (record.bank, record.index)):
                 by_layout[banks[record.bank].layout].append(record)
@@ -181,28 +181,34 @@ class Manager:
         return max(0, before - _size(self.state.banks))
 
     def adopt_domain(self, name: str, version: int, source: Path) -> DomainChange:
-        """A table's folder becomes the state's; it falls back to tables that are served."""
-        meta = Table(source).meta
-        with self.registry.change("domain add") as change:
-            here = {(branch.domain, branch.version) for branch in change.branches}
-            if (name, version) in here or (meta.domain, meta.version) != (name, version):
-                raise InvalidInput(f"{source} is version {meta.version} of domain {meta.domain!r}, or that is served already")
-            if (meta.parent, meta.parent_version) not in here:
-                raise InvalidInput(f"{source} falls back to version {meta.parent_version} of {meta.parent!r}: not served here")
-            known = self.table(change.branches[0].domain, change.branches[0].version).meta
-            if (meta.window, meta.vocabulary, meta.hidden) != (known.window, known.vocabulary, known.hidden):
-                raise InvalidInput(f"{source} was built for another backbone than {self.folder.parent.name!r}")
-            self.refuse_another(Table(source))
-            target = self.state.tables / name / str(version)
-            shutil.rmtree(target, ignore_errors=True)  # of an attempt that was cut: nobody is served from it
-            writing = target.with_name(f"{target.name}.writing")
-            shutil.rmtree(writing, ignore_errors=True)
-            shutil.copytree(source, writing)
-            for path in (*writing.iterdir(), writing):
+        """A copy of a table's folder becomes the state's; it falls back to tables that are served."""
+        self._check_table(name, version, source, self.registry.current().branches)
+        self.refuse_another(Table(source))
+        with self.state.aside() as aside:
+            arrived = aside / str(version)
+            shutil.copytree(source, arrived)
+            arrived.chmod(arrived.stat().st_mode | 0o700)  # what its owner may not write cannot be moved either
+            for path in (*arrived.iterdir(), arrived):
                 sync(path)
-            writing.rename(target)
-            change.place(name, version, Table(target).size)
-            return self.close(change, DomainChange(change.generation, name, version, [], [], [], []))
+            with self.registry.change("domain add") as change:  # only now: a copy takes minutes, and others wait for one
+                self._check_table(name, version, source, change.branches)
+                target = self.state.tables / name / str(version)
+                shutil.rmtree(target, ignore_errors=True)  # of an attempt that was cut: nobody is served from it
+                target.parent.mkdir(parents=True, exist_ok=True)
+                arrived.rename(target)
+                change.place(name, version, Table(target).size)
+                return self.close(change, DomainChange(change.generation, name, version, [], [], [], []))
+
+    def _check_table(self, name: str, version: int, source: Path, branches: Sequence[Branch]) -> None:
+        meta = Table(source).meta
+        here = {(branch.domain, branch.version) for branch in branches}
+        if (name, version) in here or (meta.domain, meta.version) != (name, version):
+            raise InvalidInput(f"{source} is version {meta.version} of domain {meta.domain!r}, or that is served already")
+        if (meta.parent, meta.parent_version) not in here:
+            raise InvalidInput(f"{source} falls back to version {meta.parent_version} of {meta.parent!r}: not served here")
+        known = self.table(branches[0].domain, branches[0].version).meta
+        if (meta.window, meta.vocabulary, meta.hidden) != (known.window, known.vocabulary, known.hidden):
+            raise InvalidInput(f"{source} was built for another backbone than {self.folder.parent.name!r}")
 
     def refuse_another(self, table: Table) -> None:
         """Readers look into the export first: a number that it has is that table's for ever, served or not."""
@@ -276,7 +282,11 @@ class Manager:
         self.state.banks.mkdir(parents=True, exist_ok=True)
         flat = layout.pack(layers)
         for path in sorted(self.state.banks.glob("*.bank")):
-            bank = Bank(path)
+            try:
+                bank = self.state.open_bank(path.name)
+            except HplmError as error:  # served without it, and changed without it
+                log.warning("nothing is written into it: %s", error)
+                continue
             if bank.layout != layout:
                 continue
             taken = change.records_of(LIVE + path.name)
@@ -351,10 +361,10 @@ class Manager:
         return [branch for branch in change.branches if (branch.domain, branch.version) not in needed]
 
 
-def newest_version(change: Change, name: str) -> int:
-    versions = [branch.version for branch in change.branches if branch.domain == name]
+def newest_version(served: Snapshot | Change, name: str) -> int:
+    versions = [branch.version for branch in served.branches if branch.domain == name]
     if not versions:
-        known = ", ".join(sorted({branch.domain for branch in change.branches}))
+        known = ", ".join(sorted({branch.domain for branch in served.branches}))
         raise InvalidInput(f"domain {name!r} is not served here: known are {known}")
     return max(versions)
 

@@ -5,17 +5,21 @@
     readers/<name>           the generation that a reader has taken, written again every second; where readers may write
     plot/  adapters/         tables and banks added since the export
     registry.sqlite          managers only
+    aside-<random>/          what a manager copies while others go on; left behind where it died, for a day
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
+import shutil
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from hplm.adapters.bank import Bank
 from hplm.errors import Broken
 from hplm.tenants.snapshot import LIVE, Snapshot
 
@@ -23,6 +27,8 @@ EXPORTED_TENANTS, EXPORTED_TABLES, EXPORTED_BANKS = "tenants.json", "plot", "ada
 ALIVE_SECONDS = 5.0  # a reader that has not written for so long is gone
 UNSEEN_SECONDS = 0.5
 PATIENCE = 10.0
+ABANDONED_SECONDS = 86_400.0  # longer than any table is copied
+WAY_OUT = "bring the state back with `hplm restore`, or the tenants in it with `hplm tenant update`"
 
 
 class Reader:
@@ -43,7 +49,7 @@ class Reader:
         self._said, self._at = generation, time.monotonic()
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._file.unlink()
 
 
@@ -74,6 +80,23 @@ class State:
         """By the name that records have."""
         return self.banks / name.removeprefix(LIVE)
 
+    def open_bank(self, name: str) -> Bank:
+        return Bank(self.bank(name), WAY_OUT)
+
+    @contextmanager
+    def aside(self) -> Iterator[Path]:
+        """A folder on the same file system, in which nobody tidies up meanwhile."""
+        for folder in self.folder.glob("aside-*"):
+            with suppress(FileNotFoundError):
+                if time.time() - folder.stat().st_mtime > ABANDONED_SECONDS:
+                    shutil.rmtree(folder, ignore_errors=True)
+        folder = self.folder / f"aside-{secrets.token_hex(4)}"
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
     def wait_for_readers(self, generation: int) -> list[str]:
         """Until all have taken it; names those that have not in ten seconds. Readers that may not write are given
         time for two looks."""
@@ -89,7 +112,7 @@ class State:
         """By reader that is alive."""
         taken = {}
         for file in self.readers.glob("[!.]*"):
-            with contextlib.suppress(FileNotFoundError, ValueError):  # gone, or just being written
+            with suppress(FileNotFoundError, ValueError):  # gone, or just being written
                 if time.time() - file.stat().st_mtime < ALIVE_SECONDS:
                     taken[file.name] = int(file.read_text("utf-8"))
         return taken

@@ -61,7 +61,7 @@ class SharedSecret:
 
     def __init__(self, backbone: str, server_pid: int, folder: Path = Path("/dev/shm")) -> None:
         # A process id alone comes back; together with its start time it does not.
-        self.path = folder / f"hplm-secret-{backbone}-{server_pid}-{_started(server_pid)}"
+        self.path = folder / f"hplm-secret-{backbone}-{_namespace()}-{server_pid}-{_started(server_pid)}"
         _sweep(folder)
         self.value = self._read_or_make()
 
@@ -81,15 +81,20 @@ class SharedSecret:
         return self.path.read_bytes()
 
 
+def _namespace() -> int:
+    """In which our process ids mean something: containers may share the folder and not these."""
+    return Path("/proc/self/ns/pid").stat().st_ino
+
+
 def _started(pid: int) -> str:
     # The command, field 2, is in parentheses and may hold anything; start time is field 22.
     return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[19]
 
 
 def _sweep(folder: Path) -> None:
-    """Removes what servers that are gone left behind."""
+    """Removes what servers that are gone left behind, as far as we can see whether they are."""
     for path in folder.glob("hplm-secret-*"):
-        owner = re.search(r"-(\d+)-(\d+)(\.\d+)?$", path.name)
+        owner = re.search(rf"-{_namespace()}-(\d+)-(\d+)(\.\d+)?$", path.name)
         if owner is None or _alive(int(owner[1]), owner[2]):
             continue
         with contextlib.suppress(FileNotFoundError, PermissionError):  # another sweeps too, or it is another user's
