@@ -65,8 +65,9 @@ def test_a_root_knows_its_model_from_anywhere(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("options", [RootOptions, DomainOptions, UpdateOptions, TrainingOptions])
 def test_a_seed_is_judged_before_any_work(options):
-    with pytest.raises(InvalidInput, match="seed -1: a whole number, 0 or more"):
-        options(seed=-1)
+    for seed in (-1, 2**64):
+        with pytest.raises(InvalidInput, match=f"seed {seed}: a whole number from 0 to 2"):
+            options(seed=seed)
 
 
 @pytest.mark.parametrize("keep", [-0.1, 1.5, float("nan")])
