@@ -42,7 +42,7 @@ from hplm.plot.table import FORMAT as TABLE_FORMAT
 OF_UPPER_LAYERS = ("adapter", "dedicated-lower", "dedicated-upper")  # numbers that depend on how many these are
 BARE = 0.001  # of the n-grams
 # Raised when the same options train otherwise, or the same recipe makes other lower layers: earlier numbers do not count then.
-TRAINING, BELOW = 1, 2
+TRAINING, BELOW = 1, 1
 FEW = ("maths-area", "learning-names")  # what most studies ask: the largest task, and one that tags
 
 
@@ -119,12 +119,11 @@ class Report:
         told |= {"training": asdict(options_of(case.scheme, self._training(run)))}
         if case.scheme in OF_UPPER_LAYERS or (isinstance(below, Pretraining) and below.part != "all"):
             told |= {"upper": self._root.upper}
-        if TRAINING > 1:
-            told |= {"trained": TRAINING}
+        versions = {"trained": TRAINING} if below is None else {"trained": TRAINING, "made": BELOW}
+        told |= {name: version for name, version in versions.items() if version > 1}
         if below is not None:
             corpora = self._corpora if isinstance(below, DomainRecipe) else {task.domain: self._corpora[task.domain]}
-            told |= {"below": {type(below).__name__: asdict(below.plain)}, "made": BELOW}
-            told |= {"corpora": digest_of(*corpora.values())}
+            told |= {"below": {type(below).__name__: asdict(below.plain)}, "corpora": digest_of(*corpora.values())}
         return told | ({"sample": run.sample} if run.sample else {})
 
     @cached_property

@@ -40,6 +40,10 @@ def studies_of(tier: Tier, layers: int) -> dict[str, Study]:
         """Over the root's table alone: a shape is told by less than that."""
         return Case(label, "hplm", replace(below, keep=0.0, root=replace(root, minutes=tier.shape_minutes, **shape)))
 
+    def adapted(times: int) -> Case:
+        minutes = times * tier.root_minutes
+        return Case(f"{minutes:g} minutes", "hplm", replace(below, root=replace(root, minutes=minutes)))
+
     def pretrained(part: str) -> Case:
         return Case(part, "dedicated", Pretraining(part, tier.whole_minutes))
 
@@ -53,6 +57,7 @@ def studies_of(tier: Tier, layers: int) -> dict[str, Study]:
     parts = [Case(part, f"dedicated-{part}", None) for part in ("lower", "upper")]
     studies = [
         Study("schemes", "ways of making a model for a task", (whole[0], Case("plot", "plot", below), hplm, *whole[1:]), False),
+        Study("root", "minutes that the root is adapted", tuple(adapted(times) for times in (1, 2)), False),
         Study("pretraining", "a domain's corpus learned, or only counted", (unlearned, *learned)),
         Study("keep", "share of the n-grams in the tables, the domain's and the root's", tuple(keeps)),
         Study("stored", "bits of a table's values", tuple(dtypes)),

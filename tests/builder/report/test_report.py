@@ -97,7 +97,7 @@ def test_every_study_runs_side_by_side(report):
     stores = {folder.name for folder in (report.home / "stores").iterdir()}
     shapes = ("1-3-3", "1-3-2", "1-3-5", "2-2-3", "1-2-3")
     cuts = (f"1-3-3-0.005-0.3-cut-{share:g}" for share in (0.1, 0.04, 0.004))
-    assert stores == {"1-3-3-0-0.001", *(f"{shape}-0.005-0.3" for shape in shapes), *cuts}
+    assert stores == {"1-3-3-0-0.001", "1-3-3-0.01-0.3", *(f"{shape}-0.005-0.3" for shape in shapes), *cuts}
     pretrained = {folder.name for folder in (report.home / "pretrained").iterdir()}
     assert pretrained == {f"toys-{part}-3-0.005" for part in ("lower", "upper", "all")}
     found = {run["case"]: run["windows_found"][0] for run in report.finished(report.studies["keep"])}
@@ -114,6 +114,8 @@ def test_studies_share_what_they_have_in_common():
     studies = studies_of(TIERS[1], 6)
     below = next(case.below for case in studies["schemes"].cases if case.label == "hplm")
     assert (below.root.lower, below.root.upper, below.keep, below.dtype) == (2, 4, 1.0, "fp16")
+    assert [case.below.root.minutes for case in studies["root"].cases] == [30, 60]
+    assert studies["root"].cases[0].below == below
     for name in ("pretraining", "keep", "stored"):
         assert any(case.below == below and case.scheme == "hplm" for case in studies[name].cases)
         assert all(case.below.root.whole == below.root for case in studies[name].cases)
