@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     try:
         from hplm_client import HplmClient, HplmClientError
     except ModuleNotFoundError as error:
-        raise HplmError(f"{error}; `hplm infer` needs the 'client' extra: pip install -e clients, in the checkout") from error
+        raise HplmError(f"{error}; `hplm infer` needs our client: in the checkout, .venv/bin/pip install -e clients") from error
 
     url = args.url or DEFAULT_URLS[args.protocol]
     key = args.key or os.environ.get("HPLM_API_KEY")

@@ -184,7 +184,7 @@ def test_impossible_orders_are_refused(checkpoint, documents):
         run(checkpoint, [documents[0], np.array([2, 3], dtype=np.int32)], steps=1)
     with pytest.raises(InvalidInput, match="minutes or in steps"):
         Budget()
-    with pytest.raises(InvalidInput, match="not negative"):
+    with pytest.raises(InvalidInput, match="a budget is a number from 0 on"):
         Budget(minutes=-1)
 
 
