@@ -40,9 +40,9 @@ def studies_of(tier: Tier, layers: int) -> dict[str, Study]:
         """Over the root's table alone: a shape is told by less than that."""
         return Case(label, "hplm", replace(below, keep=0.0, root=replace(root, minutes=tier.shape_minutes, **shape)))
 
-    def adapted(times: int) -> Case:
+    def over(scheme: str, times: int) -> Case:
         minutes = times * tier.root_minutes
-        return Case(f"{minutes:g} minutes", "hplm", replace(below, root=replace(root, minutes=minutes)))
+        return Case(f"{scheme}, {minutes:g} minutes", scheme, replace(below, root=replace(root, minutes=minutes)))
 
     def pretrained(part: str) -> Case:
         return Case(part, "dedicated", Pretraining(part, tier.whole_minutes))
@@ -54,10 +54,11 @@ def studies_of(tier: Tier, layers: int) -> dict[str, Study]:
     learned = (Case(way, "hplm", replace(below, minutes=tier.learning_minutes, learn=way)) for way in ("masked", "distil"))
     dtypes = (Case(dtype, "hplm", replace(below, dtype=dtype)) for dtype in ("fp16", "int8"))
     keeps = (Case(f"{keep:.1%}", "hplm", replace(below, keep=keep, root=root.cut_to(keep))) for keep in KEEPS)
+    adapted = (over(scheme, times) for scheme in ("plot", "hplm") for times in (1, 2))
     parts = [Case(part, f"dedicated-{part}", None) for part in ("lower", "upper")]
     studies = [
         Study("schemes", "ways of making a model for a task", (whole[0], Case("plot", "plot", below), hplm, *whole[1:]), False),
-        Study("root", "minutes that the root is adapted", tuple(adapted(times) for times in (1, 2)), False),
+        Study("root", "minutes that the root is adapted", tuple(adapted), False),
         Study("pretraining", "a domain's corpus learned, or only counted", (unlearned, *learned)),
         Study("keep", "share of the n-grams in the tables, the domain's and the root's", tuple(keeps)),
         Study("stored", "bits of a table's values", tuple(dtypes)),

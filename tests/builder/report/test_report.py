@@ -114,8 +114,9 @@ def test_studies_share_what_they_have_in_common():
     studies = studies_of(TIERS[1], 6)
     below = next(case.below for case in studies["schemes"].cases if case.label == "hplm")
     assert (below.root.lower, below.root.upper, below.keep, below.dtype) == (2, 4, 1.0, "fp16")
-    assert [case.below.root.minutes for case in studies["root"].cases] == [30, 60]
-    assert studies["root"].cases[0].below == below
+    adapted = [(case.scheme, case.below.root.minutes) for case in studies["root"].cases]
+    assert adapted == [("plot", 30), ("plot", 60), ("hplm", 30), ("hplm", 60)]
+    assert [case.below == below for case in studies["root"].cases] == [True, False, True, False]
     for name in ("pretraining", "keep", "stored"):
         assert any(case.below == below and case.scheme == "hplm" for case in studies[name].cases)
         assert all(case.below.root.whole == below.root for case in studies[name].cases)
