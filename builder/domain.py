@@ -17,7 +17,7 @@ from builder.options import check_keep, check_seed
 from builder.root import save_report
 from builder.store import Store, check_name
 from builder.table import build_table, ranked_rows
-from builder.work import Work, held, put_away, was_just_finished
+from builder.work import Work, held, parent_version_begun, put_away, was_just_finished
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint
 from hplm.model.stacks import LowerStack
@@ -49,9 +49,10 @@ def build_domain(
     Cut anywhere, the same call goes on with what is not done yet.
     """
     check_name("domain", name)
-    parent = (options.parent, store.latest(options.parent))
-    working, plan = store.work_folder(name, 1), {"parent version": parent[1], **asdict(options), **asdict(budget)}
+    working = store.work_folder(name, 1)
     with held(working, f"domain {name!r}"):
+        parent = (options.parent, parent_version_begun(working, options.parent) or store.latest(options.parent))
+        plan = {"parent version": parent[1], **asdict(options), **asdict(budget)}
         if any(domain == name for domain, _ in store.domains()):
             if was_just_finished(working, corpus, plan):
                 put_away(working)
@@ -97,8 +98,8 @@ def update_domain(
         before = store.table(name, store.latest(name))
         with held(finished := store.work_folder(name, before.meta.version), what):
             if was_just_finished(finished, corpus, plan):
+                store.sweep()  # before the plan goes, by which a command that fails here is known again
                 put_away(finished)
-                store.sweep()
                 return before
         version = before.meta.version + 1
         dtype = options.dtype or before.meta.dtype
@@ -153,7 +154,8 @@ def delete_domain(store: Store, name: str, version: int | None = None) -> list[i
         more = f" and {len(standing) - NAMED} more" if len(standing) > NAMED else ""
         which = f"domain {name!r}" if version is None else f"version {version} of domain {name!r}"
         raise InvalidInput(
-            f"{which} is in use by {', '.join(standing[:NAMED])}{more}: delete those first, or build them on another domain"
+            f"{which} is in use by {', '.join(standing[:NAMED])}{more}: delete those first, or build them on another domain; "
+            "a build that was begun is finished by its command, or given up by removing its folder"
         )
     newest = store.latest(name)
     with held(store.work_folder(name, newest + 1 if newest in versions else max(versions)), f"domain {name!r}"):

@@ -19,6 +19,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -239,13 +240,13 @@ class Store:
 
     def _begun(self) -> Iterator[tuple[tuple[str, int], Path]]:
         """What each build that has not ended, or was cut, stands on."""
-        for path in sorted(self.folder.glob("building/**/plan.json")):
+        for path in sorted(chain(self.folder.glob("building/*/plan.json"), self.folder.glob("building/tenants/*/plan.json"))):
             with suppress(FileNotFoundError):  # it has just ended
                 plan = json.loads(path.read_text("utf-8"))
                 options = plan.get("options", {})
                 if "domain" in plan:
                     yield (plan["domain"], plan["domain_version"]), path.parent
-                elif "parent" in options:
+                elif "parent version" in options:
                     yield (options["parent"], options["parent version"]), path.parent
 
     def sweep(self) -> list[tuple[str, int]]:

@@ -186,6 +186,9 @@ def _begin(folder: Path, tenant_id: str, plan: dict[str, Any]) -> None:
     begun = _begun(folder)
     if begun == plan:
         return
+    if begun is not None and {**begun, "version": plan["version"]} == plan:  # an import has taken the number meanwhile
+        write_json(folder / PLAN, plan)
+        return
     if begun is not None:
         print(f"tenant {tenant_id}: a training that was cut had other data or options; this one begins anew", file=sys.stderr)
     put_away(folder)

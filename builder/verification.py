@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ import numpy as np
 from builder.counts import Counts
 from builder.store import Store, TenantFile
 from hplm.adapters.bank import HEADER, HEADER_BYTES, PAGE, Bank, record_bytes
+from hplm.adapters.bank import WAY_OUT as EXPORT_AGAIN
 from hplm.baselines.models import WholeConfig
 from hplm.engine.backbone import Backbone
 from hplm.errors import Broken, HplmError, InvalidInput
 from hplm.model.weights import load_weights
 from hplm.plot.table import Table, TableMeta
 from hplm.tenants.snapshot import LIVE, Snapshot
+from hplm.tenants.state import WAY_OUT as RESTORE
 from hplm.tenants.state import State
 
 ROWS = 4096  # of a table that are read at once
@@ -92,10 +95,11 @@ def repository_parts(repository: Path, state: Path | None) -> list[Part]:
     parts = _whole_parts(whole)
     for folder in backbones:
         live = states.get(folder)
-        places = [(folder / Backbone.TABLES, folder / Backbone.BANKS)] + ([(live.tables, live.banks)] if live else [])
-        for tables, banks in places:
+        places = [(folder / Backbone.TABLES, folder / Backbone.BANKS, EXPORT_AGAIN)]
+        places += [(live.tables, live.banks, RESTORE)] if live else []
+        for tables, banks, way_out in places:
             parts += [Part("table", table, check_table) for table in _versions(tables) if (table / "meta.json").exists()]
-            parts += [Part("bank", bank, check_bank) for bank in sorted(banks.glob("*.bank"))]
+            parts += [Part("bank", bank, partial(check_bank, way_out=way_out)) for bank in sorted(banks.glob("*.bank"))]
         files = [folder / name for name in (Backbone.CONFIG, Backbone.TOKENIZER, Backbone.UPPER)]
         parts += [Part("file", file, check_file) for file in files]
         snapshots = [folder / Backbone.TENANTS]
@@ -195,7 +199,7 @@ def _check_registry(live: State) -> Callable[[Path, Progress], Iterator[str]]:
 def _decided(registry: Path) -> int:
     """The newest generation of a registry, if that is whole; 0 where its first change has failed."""
     try:
-        with closing(sqlite3.connect(f"file:{registry}?mode=ro", uri=True)) as database:
+        with closing(sqlite3.connect(f"{registry.resolve().as_uri()}?mode=ro", uri=True)) as database:
             found = [row[0] for row in database.execute("PRAGMA integrity_check")]
             if found == ["ok"]:
                 if database.execute("SELECT 1 FROM sqlite_master WHERE name = 'audit'").fetchone() is None:
@@ -226,9 +230,9 @@ def check_table(folder: Path, progress: Progress) -> Iterator[str]:
         yield f"table {folder}: checksum mismatch in {_named('row', wrong)} of values: build or copy the table again"
 
 
-def check_bank(path: Path, progress: Progress) -> Iterator[str]:
+def check_bank(path: Path, progress: Progress, way_out: str = EXPORT_AGAIN) -> Iterator[str]:
     try:
-        bank = Bank(path)
+        bank = Bank(path, way_out)
     except (HplmError, OSError, KeyError, TypeError) as error:
         yield f"bank {path}: {error}"
         return
@@ -243,7 +247,7 @@ def check_bank(path: Path, progress: Progress) -> Iterator[str]:
                 wrong.append(index)
             progress(len(record))
     if wrong:
-        yield f"bank {path}: checksum mismatch in {_named('record', wrong)}: export or restore the tenants these belong to"
+        yield f"bank {path}: checksum mismatch in {_named('record', wrong)}: {way_out}"
 
 
 def check_counts(folder: Path, progress: Progress) -> Iterator[str]:
@@ -285,11 +289,8 @@ def _promises(folder: Path, live: Any) -> Callable[[Path, Progress], Iterator[st
                 yield f"snapshot {path}: table {branch.folder} is in none of {', '.join(map(str, roots))}"
         banks: dict[str, Bank | None] = {}
         for name in snapshot.banks():
-            where = folder / Backbone.BANKS / name
-            if name.startswith(LIVE):
-                where = live.banks / name.removeprefix(LIVE) if live else where
             try:
-                banks[name] = Bank(where)
+                banks[name] = live.open_bank(name) if live and name.startswith(LIVE) else Bank(folder / Backbone.BANKS / name)
             except (HplmError, OSError, KeyError, TypeError) as error:
                 banks[name] = None
                 yield f"snapshot {path}: {error}"

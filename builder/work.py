@@ -103,6 +103,14 @@ class Work:
             raise
 
 
+def parent_version_begun(folder: Path, parent: str) -> int | None:
+    """Of a domain whose build was cut: the parent may have been updated since, and the build goes on as it began."""
+    if not (folder / PLAN).exists():
+        return None
+    options = json.loads((folder / PLAN).read_text("utf-8"))["options"]
+    return options.get("parent version") if options.get("parent") == parent else None
+
+
 def was_just_finished(folder: Path, corpus: list[Path], options: dict[str, Any]) -> bool:
     """Whether this very build made a branch that is there, and was cut before it put its folder away."""
     return (folder / PLAN).exists() and json.loads((folder / PLAN).read_text("utf-8")) == _plan(corpus, options)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from threading import Thread
 
@@ -22,21 +23,26 @@ def room(wanted: int) -> int:
 
 @contextmanager
 def workers(count: int) -> Iterator[ProcessPoolExecutor]:
-    """An error, or Ctrl-C, and what has not begun is not begun any more."""
-    pool = ProcessPoolExecutor(count, get_context("spawn"), initializer=_end_with_parent)
+    """An error, or Ctrl-C, ends them all at once: what they do goes on from savepoints, and nobody may write there unseen."""
+    context = get_context("spawn")
+    told, line = context.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(count, context, initializer=_end_with_owner, initargs=(told,))
     try:
         yield pool
     except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
+        line.close()
         raise
-    pool.shutdown()
+    finally:
+        pool.shutdown(cancel_futures=True)
+        line.close()
+        told.close()
 
 
-def _end_with_parent() -> None:
-    """A pool whose owner was killed would wait for work for ever."""
+def _end_with_owner(told: Connection) -> None:
+    """Whether it was killed, which leaves a pool waiting for work for ever, or hangs up."""
 
     def watch() -> None:
-        parent_process().join()
+        wait([parent_process().sentinel, told])
         os._exit(1)
 
-    Thread(target=watch, name="parent", daemon=True).start()
+    Thread(target=watch, name="owner", daemon=True).start()

@@ -70,7 +70,7 @@ def score_schemes(
     options = TrainingOptions(**own | {"places": tuple(own["places"]) if own["places"] else None})
     tries = points_about(options, report["grid"]) if "grid" in report else [(1.0, options)]
     stands_on, labels = (tenant.domain, tenant.domain_version), tuple(tenant.labels)
-    material = Material(store.folder, *stands_on, tenant.task, train_file, dev_file, options.seed, labels)
+    material = Material(store.folder, *stands_on, tenant.task, train_file, dev_file, options.seed, labels, options.dtype)
     ground, _ = material.open(device, show_progress)
     if ground.labels != tenant.labels:
         raise InvalidInput(f"{train_file} has other labels than tenant {tenant.id!r}: the tenant was not trained with it")

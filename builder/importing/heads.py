@@ -131,7 +131,7 @@ def chosen_task(given: str | None, found: str | None, source: Path) -> str:
     if given and found and given != found:
         raise InvalidInput(f"{source} is trained to {found}, not to {given}: leave --task out")
     if not (given or found):
-        raise InvalidInput(f"{source} does not say what it was trained for: give --task classify or --task tag")
+        raise InvalidInput(f"{source} does not say what it was trained for: give --task classify, multilabel, regress or tag")
     return given or found
 
 

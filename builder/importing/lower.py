@@ -77,7 +77,8 @@ def merged(
     stat = found.source.stat()
     adapter = [str(found.source.resolve()), stat.st_size, stat.st_mtime_ns]
     options = {name: value for name, value in asdict(new).items() if name != "corpus"}
-    working, plan = store.work_folder(new.name, 1), {"parent": list(parent), "adapter": adapter, **options}
+    plan = {"parent": parent[0], "parent version": parent[1], "adapter": adapter, **options}
+    working = store.work_folder(new.name, 1)
     with held(working, f"domain {new.name!r}"):
         if all(domain != new.name for domain, _ in store.domains()):
             work = Work(working, new.corpus, plan, clear=lambda: store.remove_branch(new.name, 1))

@@ -104,6 +104,7 @@ def _import(
             report["merged"] = {"domain": tenant.domain, "layers": layers, "ngrams": table.meta.keys, "mb": megabytes}
             if labelled is not None:
                 report["test"][f"on {tenant.domain}"] = _score(store, tenant, weights, labelled, device, show_progress)
+        store.chain(tenant.domain, tenant.domain_version)  # refuses what was deleted while the tenant was scored
         store.save_tenant(tenant, *weights, report)
     return tenant, report
 

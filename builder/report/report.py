@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass, replace
@@ -143,7 +144,12 @@ class Report:
 
     @property
     def _stores(self) -> Stores:
-        return Stores(self.model, self._corpora, self.home / "stores", self.device)
+        return Stores(self.model, self._kept_corpora, self.home / "stores", self.device)
+
+    @property
+    def _kept_corpora(self) -> dict[str, Path]:
+        """Copies: a build that was cut knows its corpora by path and date, and data come and go with packages."""
+        return {domain: self.home / "corpora" / f"{domain}.txt" for domain in self._corpora}
 
     def _training(self, run: Run) -> TrainingOptions:
         root = self._recipe(run.case.below).root
@@ -160,6 +166,11 @@ class Report:
         return DomainRecipe(replace(self._root, minutes=0, keep=BARE), 0, self.tier.learn, keep=0)
 
     def _build(self, runs: Sequence[Run]) -> None:
+        for domain, kept in self._kept_corpora.items():
+            if runs and not kept.exists():
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                with replaced(kept) as copy:
+                    shutil.copyfile(self._corpora[domain], copy)
         belows = dict.fromkeys((run.case.below, run.task.domain) for run in runs)
         wanted = [(self._recipe(below), domain) for below, domain in belows]
         for root in dict.fromkeys(recipe.root for recipe, _ in wanted):
@@ -212,7 +223,7 @@ class Report:
         return body
 
     def _pretrain(self, body: WholeBody, store: Store, below: Pretraining, domain: str, folder: Path) -> None:
-        documents = list(tokenize_corpus([self._corpora[domain]], store.tokenizer(), folder / "corpus"))
+        documents = list(tokenize_corpus([self._kept_corpora[domain]], store.tokenizer(), folder / "corpus"))
         head, budget = given_head(self.model, store.config), Budget(minutes=below.minutes)
         pretrain(body, store.config, head, documents, below.part, budget, 0, self.device, folder / "learning.pt")
         with replaced(folder / "body.pt") as temporary:

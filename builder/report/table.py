@@ -71,9 +71,10 @@ def markdown_of(runs: Runs, weights: dict[str, float] | None = None) -> str:
 def _mixed(runs: Runs) -> Iterator[str]:
     """What should be one and is not: a root that is built again, for minutes or on another machine, is another."""
     for case in dict.fromkeys(run["case"] for run in runs):
-        if len(roots := {run["root"] for run in runs if run["case"] == case and "root" in run}) > 1:
-            yield f"\n{case} stands on {len(roots)} different roots: compute all of it on one machine, with one --work folder."
-    ways = {f"{run['products']} on {run['device']}" for run in runs if "products" in run}
+        roots = sorted({run.get("root", "not told") for run in runs if run["case"] == case})
+        if len(roots) > 1:
+            yield f"\n{case} has no root in common ({', '.join(roots)}): compute it on one machine, with one --work folder."
+    ways = {f"{run['products']} on {run['device']}" if "products" in run else "not told" for run in runs}
     if len(ways) > 1:
         yield f"\nTrained in different ways: {', '.join(sorted(ways))}."
 

@@ -19,7 +19,7 @@ def register(commands: argparse._SubParsersAction) -> None:
     command.add_argument(
         "--labels", type=lambda text: text.split(","), metavar="A,B,...", help="in order of their ids (default: from the files)"
     )
-    command.add_argument("--task", choices=("classify", "multilabel", "tag"), help="default: from the files")
+    command.add_argument("--task", choices=("classify", "multilabel", "regress", "tag"), help="default: from the files")
     command.add_argument("--test", type=Path, metavar="FILE", help="JSONL to score the tenant on, as it will be served")
     command.add_argument(
         "--as-domain",

@@ -1,5 +1,7 @@
 """Domains as they are built, updated, deleted and swept; and killed on the way."""
 
+import contextlib
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -134,10 +136,52 @@ def test_a_domain_stays_while_something_is_built_on_it(tmp_path, monkeypatch):
     write_json(working / "plan.json", {"domain": "law", "domain_version": 1})
     with pytest.raises(InvalidInput, match=r"'bio' is in use by a build that was begun in .*/building/cells-1"):
         delete_domain(store, "bio")
-    with pytest.raises(InvalidInput, match=r"'law' is in use by a build that was begun in .*/building/tenants/acme"):
+    begun = r"'law' is in use by a build that was begun in .*/building/tenants/acme: .*removing its folder"
+    with pytest.raises(InvalidInput, match=begun):
         delete_domain(store, "law")
     shutil.rmtree(store.folder / "building")
     assert delete_domain(store, "bio") == delete_domain(store, "law") == [1]
+
+
+def test_an_update_that_fails_as_it_tidies_up_counts_nothing_twice(tmp_path, monkeypatch):
+    store = rooted(tmp_path)
+    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "sweep", lambda self: (_ for _ in ()).throw(OSError("the disk is away")))
+        for _ in range(2):
+            with pytest.raises(OSError, match="the disk is away"):
+                grow(store, tmp_path, "bio", 2)
+    assert grow(store, tmp_path, "bio", 2).meta.version == 2
+    assert not store.work_folder("bio", 2).exists()
+
+
+def test_a_cut_build_goes_on_upon_the_version_of_its_parent_that_it_began_on(tmp_path, monkeypatch):
+    store = rooted(tmp_path)
+    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+    options = replace(SMALL, parent="bio")
+    cut(monkeypatch, lambda: build_domain(store, "cells", [corpus(tmp_path, 3)], options, NO_TIME, CPU))
+    grow(store, tmp_path, "bio", 2)
+    table = build_domain(store, "cells", [corpus(tmp_path, 3)], options, NO_TIME, CPU)
+    assert (table.meta.parent, table.meta.parent_version) == ("bio", 1)
+    assert store.users()["bio", 1] == ["domain cells version 1"]
+
+
+def test_builds_that_end_meanwhile_are_no_users(tmp_path, monkeypatch):
+    store = rooted(tmp_path)
+    working = store.tenant_work_folder("acme")
+    working.mkdir(parents=True)
+    write_json(working / "plan.json", {"domain": "root", "domain_version": 1})
+    scandir = os.scandir
+
+    def ends(path):
+        if Path(path).name == "tenants":
+            entries = list(scandir(path))
+            shutil.rmtree(working, ignore_errors=True)
+            return contextlib.nullcontext(iter(entries))
+        return scandir(path)
+
+    monkeypatch.setattr("pathlib.Path._scandir" if hasattr(Path, "_scandir") else "os.scandir", ends)
+    assert store.users()["root", 1] == []
 
 
 def test_deleting_an_old_version_leaves_an_update_to_be_gone_on_with(tmp_path, monkeypatch):

@@ -3,8 +3,10 @@
 import contextlib
 import json
 import multiprocessing
+import os
 import shutil
 import sqlite3
+import time
 from dataclasses import replace
 from itertools import pairwise
 
@@ -299,6 +301,21 @@ def test_other_managers_are_at_work_while_a_table_is_copied(place, monkeypatch):
     assert done.generation == 1 + len(list(store.table_folder("bio", 2).iterdir())) and len(done.moved) == 8
     live.table("bio", 2).verify()
     assert not list(live.state.folder.glob("aside-*"))
+
+
+def test_what_a_killed_manager_left_behind_goes_with_the_next_change(place):
+    live = Live.open(*place[1:])
+    live.limit("tenant-0", rate=1.0)
+    with live.state.aside() as held:
+        left, new = live.state.folder / "aside-left", live.state.folder / "aside-new"
+        for folder in (left, new):
+            folder.mkdir()
+            (folder / "values").write_bytes(b"a table")
+        old = time.time() - 60
+        for folder in (held, left):
+            os.utime(folder, (old, old))
+        live.limit("tenant-0", rate=5.0)
+        assert held.exists() and new.exists() and not left.exists()
 
 
 def test_a_table_that_came_while_it_was_copied_is_placed_once(place, monkeypatch):

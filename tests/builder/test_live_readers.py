@@ -1,6 +1,7 @@
 """Readers of a live state: when they see a change, and what they go on with."""
 
 import gc
+import os
 import threading
 import time
 import weakref
@@ -54,15 +55,37 @@ def test_a_reader_that_cannot_take_a_change_is_late_and_not_gone(place, monkeypa
     live = Live.open(repository, state)
     backbone = served(place)
     monkeypatch.setattr(backbone, "refresh", lambda: (_ for _ in ()).throw(TypeError("a field that is not known")))
-    monkeypatch.setattr("hplm.tenants.state.ALIVE_SECONDS", 2.0)
-    monkeypatch.setattr("hplm.tenants.state.PATIENCE", 4.0)
+    monkeypatch.setattr("hplm.tenants.state.PATIENCE", 0.6)
     watch = Watch(backbone)
     try:
         until_somebody_reads(live)
         change = live.add_from(store, "new-a")
-        assert len(live.settle(change.generation)) == 1
+        (reader,) = live.state.readers.glob("[!.]*")
+        for _ in range(2):
+            before = reader.stat().st_mtime_ns
+            until(lambda before=before: reader.stat().st_mtime_ns > before, "a reader that cannot take a change is silent")
+        monkeypatch.setattr("hplm.tenants.state.ALIVE_SECONDS", 60.0)
+        assert live.settle(change.generation) == [reader.name]
     finally:
         watch.close()
+
+
+def test_a_reader_that_is_silent_for_a_moment_may_still_speak(place, monkeypatch):
+    """After a machine stood still, everybody was silent; whoever was killed stays so."""
+    live = Live.open(*place[1:])
+    generation = live.limit("tenant-0", rate=5.0) and live.state.current()
+    live.state.readers.mkdir(parents=True, exist_ok=True)
+    paused, killed = (live.state.readers / name for name in ("here-1-a", "here-2-b"))
+    for reader in (paused, killed):
+        reader.write_text("0\n")
+        os.utime(reader, (time.time() - 20,) * 2)
+    awake = threading.Timer(0.3, lambda: paused.write_text("0\n"))
+    awake.start()
+    monkeypatch.setattr("hplm.tenants.state.PATIENCE", 3.0)
+    assert live.settle(generation) == ["here-1-a"]
+    awake.join()
+    paused.write_text(f"{generation}\n")
+    assert live.settle(generation) == []
 
 
 def test_a_reader_says_that_it_is_there_while_it_takes_a_change(place, monkeypatch):

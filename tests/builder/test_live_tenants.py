@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from builder.export import export
 from builder.live import Live
@@ -16,13 +17,14 @@ from builder.model_configs import ServingOptions
 from builder.random_store import random_tenant
 from builder.store import Store, TenantFile
 from hplm.adapters.bank import Bank
+from hplm.adapters.layout import adapter_layout
 from hplm.engine.reference import Reference
 from hplm.errors import Broken, InvalidInput, NoTenant
 from hplm.tenants.manager import Knowledge, Manager
 from hplm.tenants.registry import Registry
 from hplm.tenants.snapshot import LIVE, Snapshot
 from tests.builder.places import make_place, served
-from tests.toy import WORDS
+from tests.toy import CONFIG, WORDS
 
 TEXT = " ".join(WORDS[:12])
 
@@ -206,6 +208,19 @@ def test_a_bank_that_cannot_be_opened_is_in_the_way_of_nobody_else(place, caplog
     assert (answer(place, "new-a") == exported_answer(place, "new-a")).all()
 
 
+def test_a_bank_that_a_change_has_begun_and_cannot_read_is_not_begun_again(place, monkeypatch):
+    """Else the second record would lie where the first one is promised."""
+    live = Live.open(place[1], place[2])
+    layout = adapter_layout(CONFIG, "lora", 3)
+    layers = [{name: torch.zeros(shape) for name, shape in layout.shapes.items()}] * layout.layers
+    with pytest.raises(Broken, match="which this change has begun, cannot be read"), live.registry.change("test") as change:
+        first = live.put_record(change, layout, 1001, 1, layers)
+        before = live.state.bank(first.bank).read_bytes()
+        monkeypatch.setattr(type(live.state), "open_bank", lambda *_: (_ for _ in ()).throw(Broken("too many open files")))
+        live.put_record(change, layout, 1002, 1, layers)
+    assert live.state.bank(first.bank).read_bytes() == before
+
+
 def test_what_cannot_be_tidied_away_costs_no_change(place, monkeypatch, caplog):
     store, repository, state = place
     live = Live.open(repository, state)
@@ -320,11 +335,16 @@ from pathlib import Path
 from builder.live import Live
 from builder.store import Store
 store, repository, state, delay = Store(Path(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3]), float(sys.argv[4])
-live = Live.open(repository, state)
-threading.Thread(target=lambda: (time.sleep(delay), os.kill(os.getpid(), signal.SIGKILL)), daemon=True).start()
+live, begun = Live.open(repository, state), threading.Event()
+def kill():
+    begun.wait()
+    time.sleep(delay)
+    os.kill(os.getpid(), signal.SIGKILL)
+threading.Thread(target=kill, daemon=True).start()
 while True:
     live.add_from(store, "new-a")
     print("added", flush=True)
+    begun.set()
     live.delete("new-a")
     print("deleted", flush=True)
 """
@@ -341,6 +361,7 @@ def test_killed_for_real_nothing_acknowledged_is_undone(place, delay):
     )
     assert done.returncode == -signal.SIGKILL
     said = done.stdout.decode().split()
+    assert said[0] == "added"
     assert served(place).view.snapshot.generation >= len(said)  # what was acknowledged, readers have
     live = Live.open(repository, state)
     live.registry.current()  # what had been decided and not said is finished by the next manager

@@ -285,6 +285,22 @@ def test_a_cut_command_does_not_take_a_tenant_imported_meanwhile_for_its_own(sto
     assert trained.version == 2 and "dev" in store.report(trained)
 
 
+def test_a_training_goes_on_when_an_import_has_taken_its_number(store, tmp_path, monkeypatch, capsys):
+    train = made(tmp_path, "classify", 60, 1)
+    other = learn(store, "classify", train, tenant="other", epochs=1)
+    with monkeypatch.context() as cut, pytest.raises(KeyboardInterrupt):
+        cut.setattr(Store, "save_tenant", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        learn(store, "classify", train, epochs=1)
+    left = store.tenant_work_folder("acme") / "kept"
+    left.write_text("a savepoint")
+    store.save_tenant(replace(other, id="acme"), *store.tenant_weights(other), {"task": "classify", "imported": {}})
+    with monkeypatch.context() as cut, pytest.raises(KeyboardInterrupt):
+        cut.setattr(Store, "save_tenant", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        learn(store, "classify", train, epochs=1)
+    assert left.exists() and "begins anew" not in capsys.readouterr().err
+    assert learn(store, "classify", train, epochs=1).version == 2
+
+
 def test_what_training_leaves_can_be_verified(store, tmp_path):
     learn(store, "classify", made(tmp_path, "classify", 60, 1), epochs=1)
     parts = [part for part in store_parts(store.folder) if "tenants" in part.path.parts]

@@ -99,3 +99,15 @@ def test_nothing_is_overwritten_and_nothing_is_mixed(place, capsys, tmp_path):
     export(other, tmp_path / "foreign", ServingOptions())
     strange = ["--repository", tmp_path / "foreign", "--state", place / "other"]
     assert "belongs to another export" in refused(capsys, "restore", "--from", place / "saved", *strange)
+
+
+def test_verify_says_what_brings_back_what_is_live(place, capsys):
+    """In a folder with a name that means something in an address."""
+    shutil.move(place / "state", place / "live#1?")
+    places = ["--repository", place / "repository", "--state", place / "live#1?"]
+    assert run(capsys, "verify", *places)["banks"] > 2
+    bank = next((place / "live#1?/toy/adapters").glob("*.bank"))
+    with open(bank, "r+b") as file:
+        file.write(b"?")
+    said = refused(capsys, "verify", *places)
+    assert f"bank {bank} has no readable header: bring the state back with `hplm restore`" in said and "export" not in said

@@ -9,8 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from builder.adaptation.learning import Budget
+from builder.domain import DomainOptions, build_domain, delete_domain
 from builder.export import export
 from builder.importing import lower
+from builder.importing import tenant as tenants
 from builder.importing.found import halves, records, upper_layout
 from builder.importing.lower import NewDomain, merge
 from builder.importing.tenant import ImportOptions, import_tenant, read_folder
@@ -149,6 +152,33 @@ def test_a_single_output_is_a_value(store, tmp_path, config):
         assert (tenant.task, tenant.labels) == ("regress", ["value"])
 
 
+def test_a_domain_that_went_while_a_tenant_was_scored_gets_none(store, tmp_path, monkeypatch):
+    build_domain(store, "bio", [corpus(tmp_path, 1)], DomainOptions(min_tokens=1), Budget(steps=0), CPU)
+
+    def scored_meanwhile(*_):
+        delete_domain(store, "bio")
+        return {}
+
+    monkeypatch.setattr(tenants, "_score", scored_meanwhile)
+    with pytest.raises(InvalidInput, match="bio"):
+        import_tenant(store, "acme", FIXTURES / "peft-everywhere", ImportOptions("bio", LABELS, test=scored(tmp_path)), CPU)
+    assert store.tenant("acme") is None
+
+
+def test_a_single_output_of_which_nothing_is_said_can_be_named_a_value(store, tmp_path):
+    peft = beside(tmp_path, "peft-everywhere", "config.json", id2label={0: "LABEL_0"})
+    settings = json.loads((peft / "adapter_config.json").read_text())
+    (peft / "adapter_config.json").write_text(json.dumps({**settings, "task_type": None, "auto_mapping": None}))
+    tensors = load_file(peft / "adapter_model.safetensors")
+    for part in ("weight", "bias"):
+        tensors[f"base_model.model.classifier.{part}"] = tensors[f"base_model.model.classifier.{part}"][:1].clone()
+    save_file(tensors, peft / "adapter_model.safetensors")
+    with pytest.raises(InvalidInput, match="give --task classify, multilabel, regress or tag"):
+        import_tenant(store, "acme", peft, ImportOptions(), CPU, show_progress=False)
+    tenant, _ = import_tenant(store, "acme", peft, ImportOptions(task="regress"), CPU, show_progress=False)
+    assert (tenant.task, tenant.labels) == ("regress", ["value"])
+
+
 def test_another_import_is_the_next_version_and_keeps_the_labels(store):
     """In their order, which clients know the logits by: another one's rows are moved."""
     first, again = ImportOptions(labels=LABELS), ImportOptions(labels=["green", "red", "blue"])
@@ -200,6 +230,7 @@ def test_an_import_that_was_cut_before_its_tenant_was_stored_goes_on(store, tmp_
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(Store, "save_tenant", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             import_tenant(store, "acme", FIXTURES / "peft-lower", options, CPU, show_progress=False)
+    assert store.users()["root", 1] == ["domain low version 1", f"a build that was begun in {store.work_folder('low', 1)}"]
     tenant, _ = import_tenant(store, "acme", FIXTURES / "peft-lower", options, CPU, show_progress=False)
     assert tenant.domain == "low" and store.domains() == [("root", 1), ("low", 1)]
     assert not store.work_folder("low", 1).exists()

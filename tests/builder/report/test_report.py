@@ -2,7 +2,9 @@
 
 import json
 import random
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -83,6 +85,22 @@ def test_every_number_is_computed_once(report, tmp_path, monkeypatch):
     report.data.domains[0].corpus.write_text("another")  # of which a BERT without tables knows nothing
     assert {run["case"] for run in replace(report).finished(schemes)} == {"dedicated", "adapter", "shared"}
     assert replace(report).home != report.home  # nor are stores of it gone on with
+
+
+def test_a_cut_store_goes_on_though_the_data_lie_elsewhere_now(report, tmp_path, monkeypatch):
+    """They are made again when a package comes, and their folder has another name then."""
+    report = replace(report, tier=replace(TINY, seeds=(0,)))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("builder.root.build_table", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        report.run([report.studies["schemes"]], at_a_time=1)
+    moved = tuple(
+        replace(domain, corpus=Path(shutil.copy(domain.corpus, tmp_path / f"moved-{domain.name}.txt")))
+        for domain in report.data.domains
+    )
+    again = replace(report, data=replace(report.data, domains=moved))
+    assert again.home == report.home
+    again.run([again.studies["schemes"]], at_a_time=1)
+    assert len(again.finished(again.studies["schemes"])) == again.size(again.studies["schemes"])
 
 
 def test_every_study_runs_side_by_side(report):
@@ -179,11 +197,14 @@ def test_another_model_of_the_same_name_has_other_results(tmp_path):
 def test_what_stands_on_different_roots_or_was_trained_otherwise_is_said():
     way = {"products": "bfloat16", "device": "cpu"}
     one, other = ({**run, "root": root, **way} for run, root in zip(RUNS[2:4], "ab", strict=True))
-    assert "hplm stands on 2 different roots" in markdown_of([*RUNS[:2], one, other])
+    assert "hplm has no root in common (a, b)" in markdown_of([*RUNS[:2], one, other])
+    untold = {name: value for name, value in other.items() if name not in ("root", "products")}
+    assert "hplm has no root in common (a, not told)" in markdown_of([one, untold])
+    assert "Trained in different ways: bfloat16 on cpu, not told" in markdown_of([one, untold])
     assert "Trained in different ways: bfloat16 on cpu, float32 on cuda" in markdown_of(
         [{**RUNS[0], "products": "float32", "device": "cuda"}, one]
     )
-    assert "roots" not in markdown_of([one, {**one, "task": "b"}]) and "ways" not in markdown_of([one, one])
+    assert "root" not in markdown_of([one, {**one, "task": "b"}]) and "ways" not in markdown_of([one, one])
 
 
 def test_what_makes_no_difference_is_no_other_number():
