@@ -12,8 +12,8 @@ import numpy as np
 import torch
 import triton_python_backend_utils as pb_utils
 
-from hplm.engine.answer import Rows, fill
-from hplm.engine.memory import check_shared
+from hplm.engine.answer import Rows, fill, size_of
+from hplm.engine.memory import SharedRoom
 from hplm.engine.request import LookedUp
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
@@ -22,6 +22,8 @@ from hplm.metrics.publisher import Publisher
 from hplm.tenants.ticket import SharedSecret, Ticket
 
 log = logging.getLogger(__name__)
+
+SHARED_ROOM = SharedRoom()
 
 # Names, not values: the stub adds TritonError to its utilities only after it has imported this file.
 CODES = {"invalid_input": "INVALID_ARG", "no_tenant": "NOT_FOUND", "broken": "INTERNAL"}
@@ -86,17 +88,18 @@ def _respond(sender: pb_utils.InferenceResponseSender, wanted: set[str], version
         _send(sender, error=result)
         return
     try:
-        filled = fill(result)
-        check_shared(filled.bytes)
-        tensors = [make(filled, version) for name, make in OUTPUTS.items() if name in wanted]
-    except HplmError as error:
-        _send(sender, error=error)
-        return
+        outputs = fill(result).outputs(wanted, version)
+        tensors = [_tensor(name, values) for name, values in outputs.items()]
     except Exception as error:
         log.exception("an answer could not be made")
         _send(sender, error=Broken(f"the answer could not be made: {error}"))
         return
-    _send(sender, tensors=tensors)
+    try:
+        with SHARED_ROOM.taken(size_of(outputs)):
+            _send(sender, tensors=tensors)
+    except Broken as error:  # nothing was sent
+        log.error("%s", error)
+        _send(sender, error=error)
 
 
 def _send(sender: pb_utils.InferenceResponseSender, tensors: list | None = None, error: Exception | None = None) -> None:
@@ -110,18 +113,7 @@ def _send(sender: pb_utils.InferenceResponseSender, tensors: list | None = None,
     sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
-def _strings(name: str, values: np.ndarray) -> pb_utils.Tensor:
-    return pb_utils.Tensor(name, np.char.encode(values.astype(str), "utf-8").astype(object))
-
-
-def _numbers(name: str, values: np.ndarray) -> pb_utils.Tensor:
+def _tensor(name: str, values: np.ndarray) -> pb_utils.Tensor:
+    if values.dtype == object:
+        return pb_utils.Tensor(name, values)
     return pb_utils.Tensor.from_dlpack(name, torch.from_numpy(values).__dlpack__())
-
-
-OUTPUTS = {
-    "LABEL": lambda filled, version: _strings("LABEL", filled.labels),
-    "SCORE": lambda filled, version: _numbers("SCORE", filled.scores),
-    "LOGITS": lambda filled, version: _numbers("LOGITS", filled.logits),
-    "SPAN": lambda filled, version: _numbers("SPAN", filled.spans),
-    "VERSION": lambda filled, version: _strings("VERSION", np.full((len(filled.labels), 1), str(version))),
-}

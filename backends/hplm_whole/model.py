@@ -13,13 +13,16 @@ import triton_python_backend_utils as pb_utils
 
 from hplm.baselines.models import Question, WholeModels
 from hplm.baselines.worker import Worker
-from hplm.engine.answer import fill
+from hplm.engine.answer import fill, size_of
 from hplm.engine.engine import resolve_device, resolve_dtype
-from hplm.engine.memory import check_shared
+from hplm.engine.memory import SharedRoom
 from hplm.errors import Broken, HplmError, InvalidInput
 
 # Names, not values: the stub adds TritonError to its utilities only after it has imported this file.
 CODES = {"invalid_input": "INVALID_ARG", "no_tenant": "NOT_FOUND", "broken": "INTERNAL"}
+
+
+SHARED_ROOM = SharedRoom()
 
 
 class TritonPythonModel:
@@ -78,31 +81,24 @@ def _respond(sender: pb_utils.InferenceResponseSender, wanted: set[str], version
         _send(sender, error=result)
         return
     try:
-        tensors = _tensors(result, wanted, version)
-    except HplmError as error:
-        _send(sender, error=error)
-        return
+        outputs = fill(result).outputs(wanted, version)
+        tensors = [_tensor(name, values) for name, values in outputs.items()]
     except Exception as error:
         logging.exception("an answer could not be made")
         _send(sender, error=Broken(f"the answer could not be made: {error}"))
         return
-    _send(sender, tensors=tensors)
+    try:
+        with SHARED_ROOM.taken(size_of(outputs)):
+            _send(sender, tensors=tensors)
+    except Broken as error:  # nothing was sent
+        logging.error("%s", error)
+        _send(sender, error=error)
 
 
-def _tensors(rows: list, wanted: set[str], version: int) -> list:
-    filled = fill(rows)
-    check_shared(filled.bytes)
-    strings = {"LABEL": filled.labels, "VERSION": np.full((len(rows), 1), str(version))}
-    numbers = {"SCORE": filled.scores, "LOGITS": filled.logits, "SPAN": filled.spans}
-    return [
-        pb_utils.Tensor(name, np.char.encode(values.astype(str), "utf-8").astype(object))
-        for name, values in strings.items()
-        if name in wanted
-    ] + [
-        pb_utils.Tensor.from_dlpack(name, torch.from_numpy(values).__dlpack__())
-        for name, values in numbers.items()
-        if name in wanted
-    ]
+def _tensor(name: str, values: np.ndarray) -> pb_utils.Tensor:
+    if values.dtype == object:
+        return pb_utils.Tensor(name, values)
+    return pb_utils.Tensor.from_dlpack(name, torch.from_numpy(values).__dlpack__())
 
 
 def _send(sender: pb_utils.InferenceResponseSender, tensors: list | None = None, error: HplmError | None = None) -> None:

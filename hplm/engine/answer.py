@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,11 +110,26 @@ class Filled:
     logits: np.ndarray
     spans: np.ndarray
 
-    @property
-    def bytes(self) -> int:
-        """On its way to the server process."""
-        of_labels = sum(map(len, self.labels.reshape(-1))) + 4 * self.labels.size
-        return of_labels + self.scores.nbytes + self.logits.nbytes + self.spans.nbytes
+    def outputs(self, wanted: Collection[str], version: int) -> dict[str, np.ndarray]:
+        """Those that are wanted, by their names on the wire; strings as bytes."""
+        versions = np.full((len(self.labels), 1), str(version), dtype=object)
+        numbers = {"SCORE": self.scores, "LOGITS": self.logits, "SPAN": self.spans}
+        strings = {name: _utf8(values) for name, values in (("LABEL", self.labels), ("VERSION", versions)) if name in wanted}
+        return strings | {name: values for name, values in numbers.items() if name in wanted}
+
+
+def size_of(outputs: Mapping[str, np.ndarray]) -> int:
+    """In bytes, on the way to the server process."""
+    return sum(
+        sum(4 + len(one) for one in values.flat) if values.dtype == object else values.nbytes for values in outputs.values()
+    )
+
+
+def _utf8(strings: np.ndarray) -> np.ndarray:
+    """Each as long as it is: numpy's own would all be as long as the longest."""
+    encoded = np.empty(strings.size, dtype=object)
+    encoded[:] = [one.encode() for one in strings.flat]
+    return encoded.reshape(strings.shape)
 
 
 def fill(texts: Sequence[Rows]) -> Filled:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakKeyDictionary, WeakSet
 
-from hplm.adapters.bank import Bank
+from hplm.adapters.bank import WAY_OUT, Bank
 from hplm.adapters.layout import Layout
 from hplm.errors import Broken, Draining, HplmError
 from hplm.model.config import BackboneConfig
@@ -103,7 +103,7 @@ class Backbone:
 
     def upper(self) -> UpperStack:
         upper = UpperStack(self.config)
-        upper.load_state_dict(load_weights(self.folder / self.UPPER))
+        upper.load_state_dict(load_weights(self.folder / self.UPPER, WAY_OUT))
         return upper
 
     def bank(self, name: str) -> Bank:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from hplm.errors import Broken
 
@@ -28,14 +31,26 @@ def keep_freed_memory() -> None:
         tune(M_ARENA_MAX, 1)  # other arenas hold 64 MB at most and are given back as a whole
 
 
-def check_shared(size: int) -> None:
-    """Before an answer is sent: one that finds no room on its way is lost, and so is the error that would say so."""
-    if size < LARGE:
-        return
-    room = os.statvfs(SHARED)
-    free = room.f_bavail * room.f_frsize
-    if size + SPARE > free:
-        raise Broken(
-            f"the answer takes {size / 1e6:,.0f} MB and {SHARED} has {free / 1e6:,.0f} left: send fewer texts, or give the "
-            "server more (Docker: --shm-size)"
-        )
+class SharedRoom:
+    """What large answers find of /dev/shm. A process's part of it grows with the largest one, and stays for the next."""
+
+    def __init__(self) -> None:
+        self._one_at_a_time = threading.Lock()  # what another is about to take is not to be counted as free
+        self._largest = 0
+
+    @contextmanager
+    def taken(self, size: int) -> Iterator[None]:
+        """While an answer of so many bytes is sent: one that finds no room is lost, and so is the error that would say so."""
+        if size < LARGE:
+            yield
+            return
+        with self._one_at_a_time:
+            room = os.statvfs(SHARED)
+            free = room.f_bavail * room.f_frsize
+            if size > self._largest and size - self._largest + SPARE > free:
+                raise Broken(
+                    f"the answer takes {size / 1e6:,.0f} MB and {SHARED} has {free / 1e6:,.0f} left: send fewer texts, or give "
+                    "the server more (Docker: --shm-size)"
+                )
+            yield
+            self._largest = max(self._largest, size)

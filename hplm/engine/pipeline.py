@@ -107,9 +107,14 @@ class Pipeline:
 
     def _expire(self) -> None:
         """Who is too late hears it at once, whatever the engine is doing."""
-        while (texts := self._line.expired()) is not None:
-            for text in texts:
-                self._answer_with(text.work.request.fail, _expired(text))
+        while self._expire_next():
+            pass
+
+    def _expire_next(self) -> bool:
+        texts = self._line.expired()
+        for text in texts or ():
+            self._answer_with(text.work.request.fail, _expired(text))
+        return texts is not None
 
     def _stage_one(self, works: list[Work]) -> StagedBatch | None:
         try:

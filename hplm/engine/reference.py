@@ -6,6 +6,7 @@ It shares the stored knowledge with the engine and nothing of its ways: no packi
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,8 @@ from hplm.adapters.layout import Layout
 from hplm.engine.answer import HOLDS, LONGEST_ANSWER
 from hplm.engine.backbone import Backbone
 from hplm.model.layer import activation
-from hplm.model.tokenizer import words_of
+from hplm.model.stacks import UpperStack
+from hplm.model.tokenizer import Tokenizer, words_of
 from hplm.plot.table import Table
 from hplm.tenants.snapshot import Tenant
 
@@ -37,14 +39,22 @@ class Reference:
     def open(cls, folder: Path, state: Path | None = None) -> Reference:
         return cls(Backbone(folder, state))
 
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return self.backbone.tokenizer()
+
+    @cached_property
+    def _upper(self) -> UpperStack:
+        return self.backbone.upper()
+
     @torch.no_grad()
     def forward(self, text: str, tenant_id: str, pair: str | None = None, truncate: bool = False) -> Tensor:
         """Logits, one row an answer row, fp32; NaN for a word the tokenizer has no token for. For `span` a row for each token
         of the passage."""
         config = self.backbone.config
         tenant = self.backbone.view.snapshot.find(tenant_id)
-        encoded = self.backbone.tokenizer().encode(text, pair, truncate)
-        upper = self.backbone.upper()
+        encoded = self._tokenizer.encode(text, pair, truncate)
+        upper = self._upper
         adapter = adapter_layout = None
         if tenant.adapter is not None:
             bank = self.backbone.bank(tenant.adapter.bank)

@@ -17,21 +17,24 @@ WORD = re.compile(r"\S+")
 class Encoded:
     """One text as the model sees it. What only some tasks read is made when it is read."""
 
-    def __init__(self, encoding: Encoding, kept: np.ndarray | slice = slice(None)) -> None:
+    def __init__(self, encoding: Encoding, kept: np.ndarray | None = None) -> None:
         """`kept`: which of its tokens, where not all."""
         self._encoding = encoding
-        self._kept = kept
-        self.tokens = np.array(encoding.ids, dtype=np.int32)[kept]  # special tokens included
-        self.segments = np.array(encoding.type_ids, dtype=np.uint8)[kept]
+        self.tokens = np.array(encoding.ids, dtype=np.int32)  # special tokens included
+        self.segments = np.array(encoding.type_ids, dtype=np.uint8)
+        if kept is not None:
+            self.tokens, self.segments = self.tokens[kept], self.segments[kept]
+            self.offsets, self.special = self.offsets[kept], self.special[kept]
+            self._encoding = None  # it holds what was cut off
 
     @cached_property
     def offsets(self) -> np.ndarray:
         """tokens x 2, int32: code points of the text (or the pair) that a token belongs to."""
-        return np.array(self._encoding.offsets, dtype=np.int32).reshape(-1, 2)[self._kept]
+        return np.array(self._encoding.offsets, dtype=np.int32).reshape(-1, 2)
 
     @cached_property
     def special(self) -> np.ndarray:
-        return np.array(self._encoding.special_tokens_mask, dtype=bool)[self._kept]
+        return np.array(self._encoding.special_tokens_mask, dtype=bool)
 
 
 class Tokenizer:

@@ -22,18 +22,18 @@ def save_weights(tensors: dict[str, Tensor], path: Path) -> None:
     path.write_bytes(save(stored, {CHECKSUM: checksum_of(stored)}))
 
 
-def load_weights(path: Path) -> dict[str, Tensor]:
+def load_weights(path: Path, way_out: str = "build or copy it again") -> dict[str, Tensor]:
     """Against their checksum; files that were written before there was one have none."""
     try:
         with safe_open(path, "pt") as stored:
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
             promised = (stored.metadata() or {}).get(CHECKSUM)
     except FileNotFoundError:
-        raise Broken(f"{path} is missing: build or copy it again") from None
+        raise Broken(f"{path} is missing: {way_out}") from None
     except (SafetensorError, OSError, RuntimeError, ValueError) as error:
-        raise Broken(f"{path} cannot be read ({error}): build or copy it again") from None
+        raise Broken(f"{path} cannot be read ({error}): {way_out}") from None
     if promised not in (None, checksum_of(tensors)):
-        raise Broken(f"{path} does not match its checksum: build or copy it again")
+        raise Broken(f"{path} does not match its checksum: {way_out}")
     return tensors
 
 

@@ -36,13 +36,18 @@ class Control:
         After SIGTERM Triton waits for idle keep-alive connections first, and then drops what is in flight.
         """
         deadline = time.monotonic() + timeout
-        try:
-            for model in self._live_models():
-                self._ask(self._http_port, "POST", f"/v2/repository/models/{model}/unload", "{}")
-            while self._live_models() and time.monotonic() < deadline:
-                time.sleep(0.05)
-        except (OSError, http.client.HTTPException):  # died or hangs: what is left for the caller is to kill it
-            return
+        left: set[str] | None = None
+        while left != set() and time.monotonic() < deadline:
+            try:
+                if left is None:
+                    for model in self._live_models():
+                        self._ask(self._http_port, "POST", f"/v2/repository/models/{model}/unload", "{}")
+                left = self._live_models()
+            except TimeoutError:  # a busy machine: ask again
+                continue
+            except (OSError, http.client.HTTPException):  # died: what is left for the caller is to kill it
+                return
+            time.sleep(0.05)
 
     def _name(self) -> str | None:
         answer = self._ask(self._http_port, "GET", "/v2")

@@ -15,7 +15,7 @@ from torch import Tensor
 from hplm.adapters.bank import Bank, Record, write_bank, write_record
 from hplm.adapters.heads import grown, size_for
 from hplm.adapters.layout import Layout
-from hplm.errors import HplmError, InvalidInput
+from hplm.errors import Broken, HplmError, InvalidInput
 from hplm.plot.forest import Branch
 from hplm.plot.table import Table, TableMeta
 from hplm.tenants.keys import Key, new_key
@@ -295,6 +295,8 @@ class Manager:
             change.take(record := Record(LIVE + path.name, index, uid, version))
             return record
         path = self.state.banks / f"{layout.name}.g{change.generation}.bank"  # a name is never given twice
+        if change.records_of(LIVE + path.name):
+            raise Broken(f"bank {path}, which this change has begun, cannot be read: give the command again")
         write_bank(path, layout, [(uid, version, flat)])
         change.take(record := Record(LIVE + path.name, 0, uid, version))
         return record

@@ -247,6 +247,7 @@ class Registry:
         for folder in self.state.tables.glob("*/*"):
             if f"{folder.parent.name}/{folder.name}" not in tables:
                 shutil.rmtree(folder)
+        self.state.sweep_aside()
         banks = needed_banks(snapshot, database)
         for file in self.state.banks.glob("*"):
             if LIVE + file.name not in banks:

@@ -5,11 +5,12 @@
     readers/<name>           the generation that a reader has taken, written again every second; where readers may write
     plot/  adapters/         tables and banks added since the export
     registry.sqlite          managers only
-    aside-<random>/          what a manager copies while others go on; left behind where it died, for a day
+    aside-<random>/          what a manager copies while others go on; left behind where it was killed, until the next change
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import shutil
@@ -26,8 +27,10 @@ from hplm.tenants.snapshot import LIVE, Snapshot
 EXPORTED_TENANTS, EXPORTED_TABLES, EXPORTED_BANKS = "tenants.json", "plot", "adapters"  # in the model folder
 ALIVE_SECONDS = 5.0  # a reader that has not written for so long is gone
 UNSEEN_SECONDS = 0.5
+SILENT_SECONDS = 1.5  # longer than from one word of a reader to the next
+STILL_SECONDS = 0.25  # from one look to the next; if it was longer, nobody else could do anything either
 PATIENCE = 10.0
-ABANDONED_SECONDS = 86_400.0  # longer than any table is copied
+NEW_SECONDS = 10.0  # between making a folder and holding it
 WAY_OUT = "bring the state back with `hplm restore`, or the tenants in it with `hplm tenant update`"
 
 
@@ -86,36 +89,51 @@ class State:
     @contextmanager
     def aside(self) -> Iterator[Path]:
         """A folder on the same file system, in which nobody tidies up meanwhile."""
-        for folder in self.folder.glob("aside-*"):
-            with suppress(FileNotFoundError):
-                if time.time() - folder.stat().st_mtime > ABANDONED_SECONDS:
-                    shutil.rmtree(folder, ignore_errors=True)
+        self.sweep_aside()
         folder = self.folder / f"aside-{secrets.token_hex(4)}"
         folder.mkdir()
+        held = os.open(folder, os.O_RDONLY)
         try:
+            fcntl.flock(held, fcntl.LOCK_EX)
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+            os.close(held)
+
+    def sweep_aside(self) -> None:
+        """Removes what managers left behind that were killed: nobody holds it."""
+        for folder in self.folder.glob("aside-*"):
+            with suppress(FileNotFoundError, BlockingIOError):
+                if time.time() - folder.stat().st_mtime < NEW_SECONDS:
+                    continue
+                held = os.open(folder, os.O_RDONLY)
+                try:
+                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+                finally:
+                    os.close(held)
 
     def wait_for_readers(self, generation: int) -> list[str]:
         """Until all have taken it; names those that have not in ten seconds. Readers that may not write are given
-        time for two looks."""
-        started = time.monotonic()
+        time for two looks, and those that are silent for a word: where the machine stood still, all of them were."""
+        waited, looked = 0.0, time.monotonic()
         while True:
-            late = [name for name, taken in self._taken().items() if taken < generation]
-            waited = time.monotonic() - started
-            if (not late and waited >= UNSEEN_SECONDS) or waited >= PATIENCE:
-                return sorted(late)
+            behind = self._behind(generation)
+            late = sorted(name for name, silent in behind.items() if not silent)
+            if waited >= PATIENCE or (not late and waited >= (SILENT_SECONDS if behind else UNSEEN_SECONDS)):
+                return late
             time.sleep(0.05)
+            now = time.monotonic()
+            waited, looked = waited + min(now - looked, STILL_SECONDS), now
 
-    def _taken(self) -> dict[str, int]:
-        """By reader that is alive."""
-        taken = {}
+    def _behind(self, generation: int) -> dict[str, bool]:
+        """Readers that have not taken it, and whether they have been silent for so long that they are gone."""
+        behind = {}
         for file in self.readers.glob("[!.]*"):
             with suppress(FileNotFoundError, ValueError):  # gone, or just being written
-                if time.time() - file.stat().st_mtime < ALIVE_SECONDS:
-                    taken[file.name] = int(file.read_text("utf-8"))
-        return taken
+                if int(file.read_text("utf-8")) < generation:
+                    behind[file.name] = time.time() - file.stat().st_mtime >= ALIVE_SECONDS
+        return behind
 
     def load(self, generation: int) -> Snapshot:
         return Snapshot.load(self.snapshots / str(generation))

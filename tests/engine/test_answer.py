@@ -1,9 +1,11 @@
 """What clients are told, from logits made by hand."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
-from hplm.engine.answer import LONGEST_ANSWER, answer, best_span, fill
+from hplm.engine.answer import LONGEST_ANSWER, Filled, answer, best_span, fill, size_of
 
 WHOLE = np.array([[0, 0, 9]], dtype=np.int32)
 
@@ -49,3 +51,19 @@ def test_texts_of_one_request_may_have_any_number_of_labels():
     assert filled.logits.tolist() == logits[:, None].tolist()
     assert filled.spans[:, :, 0].tolist() == [[0, 0], [0, -1], [-1, -1]]
     assert fill([answer("multilabel", logits[2:], WHOLE, ["a", "b"])]).labels.shape == (1, 1)
+
+
+def test_strings_are_each_as_long_as_they_are():
+    """One long label beside a thousand short ones."""
+    long = "水" * 100_000
+    labels = np.full((64, 4), "x", dtype=object)
+    labels[3, 2] = long
+    filled = Filled(labels, *(np.zeros((64, 4, width), dtype=np.float32) for width in (1, 2, 2)))
+    tracemalloc.start()
+    outputs = filled.outputs({"LABEL", "VERSION"}, 7)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2_000_000
+    assert set(outputs) == {"LABEL", "VERSION"} and outputs["LABEL"][3, 2] == long.encode() and outputs["VERSION"][0, 0] == b"7"
+    assert size_of(outputs) == 300_000 + 255 + 4 * 256 + 64 * 5
+    assert size_of(filled.outputs({"SCORE", "SPAN"}, 7)) == 4 * 64 * 4 * (1 + 2)

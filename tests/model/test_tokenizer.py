@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from tokenizers import Encoding
 
 from builder.random_store import tokenizer_json, word
 from hplm.errors import InvalidInput
@@ -82,3 +83,10 @@ def test_a_long_text_with_a_long_pair_costs_no_more_than_both(tokenizer):
     """The library makes pieces of what it cuts off, and of a pair every one with every other: here some hundred thousand."""
     long = " ".join(WORDS * 200)
     assert len(tokenizer.encode(long, long, truncate=True).tokens) == tokenizer.positions
+
+
+def test_what_is_cut_off_is_let_go(tokenizer):
+    text = " ".join(word(i) for i in range(100))
+    cut, whole = tokenizer.encode(text, truncate=True), Tokenizer(tokenizer_json(CONFIG.vocabulary), 10_000).encode(text)
+    assert not any(isinstance(held, Encoding) for held in vars(cut).values())
+    assert (cut.offsets[:63] == whole.offsets[:63]).all() and len(cut.offsets) == len(cut.special) == 64
