@@ -71,7 +71,8 @@ class Case:
 
 
 def compare(case: Case, results: Results, work: Path) -> dict:
-    """Measures what is missing, and puts all of it together."""
+    """Measures what is missing, and puts all of it together. What fails is said in the end, and keeps nothing else back."""
+    failed: list[str] = []
     total = len(case.schemes) * len(case.tenants)
     with tqdm(total=total, desc=case.scenario, unit="number", file=sys.stderr) as progress:
         for scheme in case.schemes:
@@ -86,8 +87,13 @@ def compare(case: Case, results: Results, work: Path) -> dict:
                 server = stack.enter_context(served(exported))
                 for tenants in missing:
                     progress.set_postfix_str(f"{scheme}, {tenants} tenants")
-                    results.put(scheme, tenants, _measure(server, case, tenants))
+                    try:
+                        results.put(scheme, tenants, _measure(server, case, tenants))
+                    except HplmError as error:
+                        failed.append(str(error))
                     progress.update()
+    if failed:
+        raise HplmError("\n".join(failed))
     return summary(results)
 
 
@@ -115,7 +121,8 @@ def _measure(server: Served, case: Case, tenants: int) -> dict:
     before, speeds = server.loads, [gflops()]
     report = run_apart(load)
     if case.scenario == "saturate":
-        report.expect_success(f"{server.exported.scheme} with {tenants} tenants")
+        way_out = "look at what the server says, or give more --patience, and then the command again"
+        report.expect_success(f"{server.exported.scheme} with {tenants} tenants", way_out)
     speeds.append(gflops())
     measured = _figures(report, load) | asdict(cost_of(server.exported)) | {
         "models_in_16_gb": cost_of(server.exported).models_in_16_gb,

@@ -80,14 +80,14 @@ class Report:
         refused = {f"status {status}": count for status, count in self.by_status.items() if status != 200}
         return Counter(refused) + self.errors + Counter({"lost connection": self.lost_connections})
 
-    def expect_success(self, of: str) -> None:
+    def expect_success(self, of: str, way_out: str = "look at what the server says, then give the command again") -> None:
         """Of a measurement that says nothing where requests fail."""
         failures = self.failures
         if failures:
             what, count = failures.most_common(1)[0]
             raise HplmError(
                 f"{of}: {failures.total():,} requests failed and {self.succeeded:,} succeeded, most failures are {what!r} "
-                f"({count:,}): nothing was measured; look at what the server says, then give the command again"
+                f"({count:,}): nothing was measured; {way_out}"
             )
         if not self.succeeded:
             raise HplmError(f"{of}: no request was answered: nothing was measured; measure for longer")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,11 +24,12 @@ from loadtest.swapper import Residency
 from tests.toy import CONFIG
 
 SMALL = Setup(CONFIG, tenants=5, budget=2, batch_tokens=64, dtype="fp32", rank=4)
-SCHEMES = ("hplm", "plot", "dedicated", DISK)  # that each works as such is tested where they are exported
+SCHEMES = ("hplm", "dedicated", DISK)  # that each works as such is tested where they are exported
 CASE = Case("saturate", SMALL, (1, 5), SCHEMES, "12", seconds=0.5, connections=3, patience=60.0)
 
 
 def test_schemes_answer_on_the_same_triton_and_nothing_is_measured_twice(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(compare_module, "gflops", lambda: 1.0)
     first = run(replace(CASE, schemes=("hplm", "dedicated")), tmp_path / "results", tmp_path / "work")
     figures = run(CASE, tmp_path / "results", tmp_path / "work")
     assert set(figures["schemes"]) == set(SCHEMES)
@@ -95,8 +97,23 @@ def test_a_rate_with_failures_is_no_rate(loads, monkeypatch, report, said) -> No
         compare_module._measure(serving("hplm"), CASE, 5)
 
 
+def test_what_fails_keeps_nothing_else_from_being_measured(monkeypatch, tmp_path: Path) -> None:
+    def measured(server: Served, case: Case, tenants: int) -> dict:
+        if server == "hplm" and tenants == 1:
+            reported([200], errors=Counter(timeout=1)).expect_success("hplm with 1 tenants")
+        return {"req_per_s": 1.0}
+
+    monkeypatch.setattr(compare_module, "export_compared", lambda work, scheme, setup: scheme)
+    monkeypatch.setattr(compare_module, "served", lambda exported: nullcontext(exported))
+    monkeypatch.setattr(compare_module, "_measure", measured)
+    with pytest.raises(HplmError, match="hplm with 1 tenants: 1 requests failed"):
+        run(replace(CASE, schemes=("hplm", "plot")), tmp_path, tmp_path)
+    results = Results(tmp_path / "toy-saturate")
+    assert {(scheme, tenants) for scheme, tenants, _ in results.all()} == {("hplm", 5), ("plot", 1), ("plot", 5)}
+
+
 def test_an_open_scenario_reports_response_times(tmp_path: Path) -> None:
-    case = replace(CASE, scenario="burst", tenants=(3,), schemes=("hplm", "dedicated_inprocess"), seconds=2.0)
+    case = replace(CASE, scenario="burst", tenants=(3,), schemes=("dedicated_inprocess",), seconds=2.0)
     run(case, tmp_path)
     for _, _, measured in Results(tmp_path / "toy-burst").all():
         # One user more every 0.05 s, and after 1.2 s each once more.

@@ -22,6 +22,7 @@ from builder.export import export
 from builder.model_configs import ServingOptions
 from hplm.server import TritonServer
 from tests.loadtest.small_server import SmallServer
+from tests.serving import serving
 from tests.toy import Toy
 
 LOCUSTFILE = Path(__file__).parents[2] / "loadtest" / "locustfile.py"
@@ -31,7 +32,7 @@ LOCUSTFILE = Path(__file__).parents[2] / "loadtest" / "locustfile.py"
 def served(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     repository = tmp_path_factory.mktemp("locust") / "repository"
     export(toy.store, repository, ServingOptions(dtype="fp32", threads=1))
-    with TritonServer(repository) as server:
+    with serving(repository) as server:
         yield server
 
 
@@ -65,7 +66,7 @@ def test_scenarios_side_by_side_with_files_for_a_report(served, tmp_path) -> Non
 
 def test_a_trace_over_grpc_with_deadlines_that_cannot_be_kept(served, tmp_path) -> None:
     rows = [
-        {"arrival": i / 50, "tokens": 12, "tenant": ["acme", "beta"][i % 2], "deadline_ms": 0.05 if i % 3 else 20_000}
+        {"arrival": i / 50, "tokens": 12, "tenant": ["acme", "beta"][i % 2], "deadline_ms": 0.05 if i % 3 else 100_000}
         for i in range(60)
     ]
     (tmp_path / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
