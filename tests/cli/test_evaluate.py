@@ -6,8 +6,8 @@ import pytest
 
 from builder.store import Store
 from hplm.cli.main import main
-from hplm.server import TritonServer
 from tests.cli.test_whole_way import material  # noqa: F401
+from tests.serving import serving
 
 KEYS = {"tenant", "metric", "hplm", "dedicated", "shared", "adapter", "plot", "served"}
 
@@ -47,7 +47,7 @@ def test_baselines_learn_from_the_same_data(built, material, capsys, tmp_path): 
 
 
 def test_what_is_served_scores_the_same(built, material, capsys):  # noqa: F811
-    with TritonServer(built / "repository") as server:
+    with serving(built / "repository") as server:
         for tenant in ("classify", "tag"):
             test = material / f"{tenant}.dev.jsonl"
             command = ["evaluate", "--store", built / "store", "--id", tenant, "--test", test]

@@ -10,7 +10,7 @@ from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
 from builder.random_store import tokenizer_json, words
 from hplm.cli.main import main
-from hplm.server import TritonServer
+from tests.serving import serving
 
 WORDS = words(200)
 FRUIT, METAL, OTHER = WORDS[:30], WORDS[30:60], WORDS[60:]
@@ -69,7 +69,7 @@ def test_the_whole_way(material, tmp_path, capsys):
             capsys, "build", "tenant", "--store", store, "--id", f"{task}-goods", "--domain", "goods", "--task", task,
             "--train", material / f"{task}.train.jsonl", "--dev", material / f"{task}.dev.jsonl", "--rank", 4,
         )  # fmt: skip
-        assert built["dev"]["texts"] == 60 and 0 <= built["dev"]["accuracy"] <= 1
+        assert built["dev"]["texts"] == 60
     assert _run(capsys, "export", "--store", store, "--repository", repository)["tenants"] == 2
     listed = _run(capsys, "tenant", "list", "--repository", repository)["tenants"]
     assert [(t["id"], t["backbone"], t["domain"], t["task"]) for t in listed] == [
@@ -77,7 +77,7 @@ def test_the_whole_way(material, tmp_path, capsys):
         ("tag-goods", "tiny", "goods", "tag"),
     ]
     text = f"{FRUIT[0]} {OTHER[0]} {FRUIT[1]} {FRUIT[2]}"
-    with TritonServer(repository) as server:
+    with serving(repository) as server:
         command = [sys.executable, "-m", "hplm.cli.main", "infer", "--url", server.http_url, "--json"]
         for tenant, labels in (("classify-goods", {"fruit", "metal"}), ("tag-goods", {"FRUIT", "O"})):
             done = subprocess.run([*command, "--tenant", tenant, text], capture_output=True, text=True, timeout=60)

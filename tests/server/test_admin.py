@@ -21,6 +21,7 @@ from hplm.engine.reference import Reference
 from hplm.errors import HplmError
 from hplm.server import TritonServer
 from tests.server.stock import Stock
+from tests.serving import serving
 from tests.toy import CONFIG, WORDS
 
 KEY = "a secret of the operator"
@@ -76,7 +77,7 @@ def with_number(given, number):
 
 def test_a_tenant_s_life_under_load(place):
     store, repository, state = place
-    with TritonServer(repository, state=state) as server:
+    with serving(repository, state=state) as server:
         admin, stock, end, failures = Admin(server), Stock(server, "http"), threading.Event(), []
 
         def neighbour():
@@ -110,7 +111,7 @@ def test_a_tenant_s_life_under_load(place):
             assert admin("tenant.delete", id="acme")["after"] is None
             with pytest.raises(InferenceServerException, match=r"\[no_tenant\]"):
                 stock.ask([TEXT], "acme")
-            assert admin("tenant.compact")["bytes"] >= 0
+            assert admin("tenant.compact")["bytes"] == 0  # the record rests for a minute
             actions = [change["action"] for change in admin("log")["changes"]]
             assert actions == [f"tenant {what}" for what in ("add", "update", "rollback", "key add", "delete")] + ["compact"]
         finally:
@@ -122,7 +123,7 @@ def test_a_tenant_s_life_under_load(place):
 def test_who_may_not_and_what_may_not_be_said(place):
     store, repository, state = place
     good = trained(store, "acme")
-    with TritonServer(repository, state=state) as server:
+    with serving(repository, state=state) as server:
         for key in (None, "wrong", ""):
             with pytest.raises(InferenceServerException, match=r"\[no_tenant\]"):
                 Admin(server, key)("tenant.list")
@@ -154,7 +155,7 @@ def test_who_may_not_and_what_may_not_be_said(place):
 
 def test_two_servers_on_one_state_see_the_same(place):
     store, repository, state = place
-    with TritonServer(repository, state=state) as one, TritonServer(repository, state=state) as other:
+    with serving(repository, state=state) as one, serving(repository, state=state) as other:
         added = Admin(one)("tenant.add", **trained(store, "acme"))
         assert added["late"] == []
         for server in (one, other):
@@ -188,7 +189,7 @@ def test_a_server_on_a_read_only_mount_of_the_state_sees_the_same(place, tmp_pat
     store, repository, state = place
     text, reader = [TEXT], tmp_path / "reader"
     shutil.copytree(repository, reader, ignore=shutil.ignore_patterns("toy-admin"))
-    with TritonServer(repository, state=state) as writer:
+    with serving(repository, state=state) as writer:
         Admin(writer)("tenant.add", **trained(store, "acme"))
         with OnReadOnlyState(reader, state=state) as replica:
             stock = Stock(replica, "http")
@@ -201,7 +202,7 @@ def test_a_server_on_a_read_only_mount_of_the_state_sees_the_same(place, tmp_pat
             Admin(writer)("tenant.delete", id="acme")
             with pytest.raises(InferenceServerException, match=r"\[no_tenant\]"):
                 _until(lambda: stock.ask(text, "acme"), None)
-            assert Admin(writer)("tenant.compact")["bytes"] >= 0
+            assert Admin(writer)("tenant.compact")["bytes"] == 0
             stock.ask(text, "tenant-0")
 
 

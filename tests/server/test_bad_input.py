@@ -15,6 +15,7 @@ from hplm.errors import HplmError
 from hplm.server import TritonServer
 from hplm.tenants.ticket import TICKET_BYTES, Ticket
 from tests.server.stock import LIBRARIES, Stock
+from tests.serving import serving
 from tests.toy import WORDS
 
 STATUS = {"grpc": {400: "StatusCode.INVALID_ARGUMENT", 404: "StatusCode.NOT_FOUND", 503: "StatusCode.UNAVAILABLE",
@@ -37,7 +38,7 @@ def repository(toy, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(repository):
-    with TritonServer(repository) as server:
+    with serving(repository) as server:
         yield server
 
 

@@ -10,11 +10,11 @@ from tritonclient.utils import InferenceServerException
 from builder.export import export
 from builder.model_configs import ServingOptions
 from hplm.cli.serve import open_tenants
-from hplm.server import TritonServer
 from hplm.tenants.keys import new_key
 from hplm.tenants.snapshot import Snapshot
 from tests.server.stock import LIBRARIES, Stock
 from tests.server.test_bad_input import STATUS
+from tests.serving import serving
 from tests.toy import WORDS
 
 SECRETS, KEYS = zip(*(new_key(), new_key(), new_key(expires=int(time.time()) - 1)), strict=True)
@@ -38,7 +38,7 @@ def repository(toy, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(repository):
-    with TritonServer(repository) as server:
+    with serving(repository) as server:
         yield server
 
 

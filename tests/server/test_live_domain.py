@@ -14,9 +14,9 @@ from builder.live import Live
 from builder.model_configs import ServingOptions
 from builder.random_store import random_store, random_table, random_tenant, random_tenants
 from hplm.engine.reference import Reference
-from hplm.server import TritonServer
 from tests.equality import Comparison
 from tests.server.stock import Stock
+from tests.serving import serving
 from tests.toy import CONFIG, random_text
 
 TENANTS = random_tenants(6, 4, 3, domains=("bio",))
@@ -87,7 +87,7 @@ def references(place):
 
 def test_old_or_new_never_a_mixture_and_none_fails(place):
     store, repository, state = place
-    with TritonServer(repository, state=state) as server, Load(server) as load:
+    with serving(repository, state=state) as server, Load(server) as load:
         load.wait_for(lambda tenant, text, answer: True)
         random_table(store, "bio", 2, ("root", 1), 3000, seed=77)
         for number, tenant in enumerate(TENANTS):
@@ -120,14 +120,14 @@ def test_a_server_started_on_a_state_serves_its_newest_generation(place):
     store, repository, state = place
     random_table(store, "law", 1, ("bio", 1), 1000, seed=5)
     Live.open(repository, state).add_domain(store, "law")
-    with TritonServer(repository, state=state) as server:
+    with serving(repository, state=state) as server:
         assert version_of(Stock(server, "http").ask([TEXTS[0]], TENANTS[0].id)) == 1
 
 
 def test_where_windows_are_found_is_counted(place):
     store, repository, _ = place
     chain = Reference.open(repository / "toy/1").backbone.view.forest.chain("bio", 1)
-    with TritonServer(repository) as server:
+    with serving(repository) as server:
         stock = Stock(server, "http")
         for text in TEXTS:
             stock.ask([text], TENANTS[0].id)

@@ -15,8 +15,8 @@ from tritonclient.utils import InferenceServerException
 from builder.model_configs import ServingOptions
 from builder.schemes.export import export_scheme
 from hplm.baselines.models import WholeModels
-from hplm.server import TritonServer
 from tests.server.stock import LIBRARIES, Stock
+from tests.serving import serving
 from tests.toy import TENANTS, Toy, random_text
 
 OPTIONS = ServingOptions(dtype="fp32", threads=1, batch_tokens=128)
@@ -26,7 +26,7 @@ OPTIONS = ServingOptions(dtype="fp32", threads=1, batch_tokens=128)
 def served(toy: Toy, tmp_path_factory: pytest.TempPathFactory):
     repository = tmp_path_factory.mktemp("inprocess")
     export_scheme(toy.store, repository, OPTIONS, "dedicated_inprocess", resident=2)
-    with TritonServer(repository) as server:
+    with serving(repository) as server:
         yield server, _opened(repository / "toy")
 
 
@@ -60,7 +60,7 @@ def test_errors_carry_the_words_of_the_contract(served) -> None:
 
 def test_dedicated_models_are_loaded_one_by_one(toy: Toy, tmp_path: Path) -> None:
     export_scheme(toy.store, tmp_path, OPTIONS, "dedicated")
-    with TritonServer(tmp_path, load=()) as server:
+    with serving(tmp_path, load=()) as server:
         name, secret = server.admin_header
         client = tritonclient.http.InferenceServerClient(server.http_url)
         assert not client.is_model_ready("toy-acme")

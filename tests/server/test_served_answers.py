@@ -8,9 +8,9 @@ import pytest
 
 from builder.export import export
 from builder.model_configs import ServingOptions
-from hplm.server import TritonServer
 from tests.equality import Comparison
 from tests.server.stock import LIBRARIES, Stock
+from tests.serving import serving
 from tests.toy import TENANTS, WORDS, random_text
 
 
@@ -18,7 +18,7 @@ from tests.toy import TENANTS, WORDS, random_text
 def served(request, toy, tmp_path_factory):
     repository = tmp_path_factory.mktemp(f"served-{request.param}")
     export(toy.store, repository, ServingOptions(dtype=request.param, slots=4, batch_tokens=256))
-    with TritonServer(repository) as server:
+    with serving(repository) as server:
         yield server, request.param
 
 

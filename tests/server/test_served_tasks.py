@@ -10,9 +10,9 @@ import torch
 from builder.evaluation.served import Server, score_served
 from builder.evaluation.tenant import evaluate_tenant
 from hplm.engine.reference import Reference
-from hplm.server import TritonServer
 from hplm_client import HplmClient
 from tests.server.stock import Stock
+from tests.serving import serving
 from tests.tasks import TENANTS, expected_logits, make_tasks, question, same_labels
 
 
@@ -23,7 +23,7 @@ def tasks(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(tasks):
-    with TritonServer(tasks.repository) as server:
+    with serving(tasks.repository) as server:
         yield server
 
 

@@ -154,7 +154,7 @@ def test_what_is_in_flight_is_answered_before_the_end(tmp_path, no_backends):
         answers = [pool.submit(ask, connect(server, protocol), protocol, "both") for protocol in LIBRARIES]
         while len(list((repository / "slow").glob("asked-*"))) < len(LIBRARIES):
             time.sleep(0.02)
-        server.stop()
+        server.stop(drain=60)
         assert [answer.result() for answer in answers] == ["late", "late"]
 
 
