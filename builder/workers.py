@@ -5,20 +5,33 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from threading import Thread
 
+from hplm.errors import HplmError
+
 BYTES_EACH = 2 << 30  # of memory, that a training takes at most
 
 
 def room(wanted: int) -> int:
     """How many trainings fit on this machine at a time."""
+    return max(1, min(wanted, len(os.sched_getaffinity(0)), _available() // BYTES_EACH))
+
+
+def _available(group: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes of memory: the machine's, or what a container is left of its own, pages of files not counted."""
     told = dict(line.split(":") for line in Path("/proc/meminfo").read_text("ascii").splitlines())
     available = 1024 * int(told["MemAvailable"].split()[0])
-    return max(1, min(wanted, len(os.sched_getaffinity(0)), available // BYTES_EACH))
+    try:
+        limit, used = ((group / name).read_text("ascii").strip() for name in ("memory.max", "memory.current"))
+        pages = dict(line.split() for line in (group / "memory.stat").read_text("ascii").splitlines())
+    except FileNotFoundError:  # no container, or an older kernel's
+        return available
+    return available if limit == "max" else min(available, int(limit) - int(used) + int(pages["inactive_file"]))
 
 
 @contextmanager
@@ -29,8 +42,13 @@ def workers(count: int) -> Iterator[ProcessPoolExecutor]:
     pool = ProcessPoolExecutor(count, context, initializer=_end_with_owner, initargs=(told,))
     try:
         yield pool
-    except BaseException:
+    except BaseException as error:
         line.close()
+        if isinstance(error, BrokenProcessPool):
+            raise HplmError(
+                "a training was ended from outside, for want of memory perhaps: the same command goes on from what is done; "
+                "see that it has more"
+            ) from error
         raise
     finally:
         pool.shutdown(cancel_futures=True)

@@ -5,6 +5,7 @@ For a root both halves learn. For a domain only the lower one does (HMI, observa
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -112,6 +113,10 @@ def adapt(
     kept = end.at_end >= fitted.at_end
     if not kept:
         learning.put(course.facts["first"])
+    elif train_upper:
+        _keep_apart(upper.segments.weight, course.facts["first"]["upper.segments"])
+    if not course.steps and not budget.empty:
+        print("adapting: the time was over before the first step, so nothing was learned; give more minutes", file=sys.stderr)
     student.requires_grad_(True)
     return AdaptationReport(
         documents=len(documents),
@@ -129,6 +134,12 @@ def adapt(
         tokens_per_second=round(course.tokens / course.seconds, 1),
         seed=seed,
     )
+
+
+@torch.no_grad()
+def _keep_apart(segments: Tensor, fitted: Tensor) -> None:
+    """All lessons are first segments: the others move with the first, as far from it as they were fitted."""
+    segments[1:] = segments[0] + (fitted[1:] - fitted[0]).to(segments.device)
 
 
 def split_documents(documents: Sequence[np.ndarray], seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:

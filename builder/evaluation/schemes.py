@@ -59,6 +59,8 @@ def score_schemes(
     tenant, report = evaluation.tenant, store.report(evaluation.tenant)
     if "training" not in report:
         raise InvalidInput(f"tenant {tenant.id!r} was imported, not trained here: there is no training to compare with")
+    if "adapter" in names and not tenant.rank:
+        raise InvalidInput(f"--against adapter: tenant {tenant.id!r} has a head and no adapter: ask for shared instead")
     train_file = train_file or Path(report["training"]["file"])
     if dev_file is None and report["dev"]["file"] != report["training"]["file"]:
         dev_file = Path(report["dev"]["file"])
@@ -74,6 +76,12 @@ def score_schemes(
     ground, _ = material.open(device, show_progress)
     if ground.labels != tenant.labels:
         raise InvalidInput(f"{train_file} has other labels than tenant {tenant.id!r}: the tenant was not trained with it")
+    learned_from = report["training"]["texts"], report["dev"]["texts"]
+    if (len(ground.texts.texts), len(ground.dev.texts)) != learned_from:
+        raise InvalidInput(
+            f"tenant {tenant.id!r} learned from {learned_from[0]:,} texts and had {learned_from[1]:,} for dev, and "
+            f"{train_file} is not divided so now: name its dev data with --dev, or build it again"
+        )
     texts = ground.reader.read(read_labelled(evaluation.labelled.path, tenant.task), tenant.task, tenant.labels, False)
     scores = {}
     for name in names:

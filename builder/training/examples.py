@@ -25,7 +25,7 @@ from hplm.plot.gathering import Gatherer
 FARTHEST_MEAN = {"fp16": 100.0, "bf16": 12.0}  # standard deviations from 0
 LEAST_SPREAD = {"fp16": 1e-3, "bf16": 1e-30}  # below it a head's weights are next to nothing
 LARGEST_VALUE = 10_000.0
-FEW_PASSAGES = 10  # questions on one passage are set aside together, unless there are no more passages than these
+FEW_ALIKE = 10  # passages, or texts of pairs: what shares one is set aside together, unless there are no more of them
 
 
 @dataclass(frozen=True)
@@ -210,10 +210,13 @@ def split_off(labelled: Labelled, share: float, seed: int) -> tuple[Labelled, La
 
 
 def _alike(labelled: Labelled) -> list[list[int]]:
-    """Examples of one text, or of one passage to find answers in, where there are many: what was learned would be asked."""
-    passages = {example.pair for example in labelled.examples if example.answers}
-    groups: dict[tuple[str, str | None], list[int]] = {}
-    for number, example in enumerate(labelled.examples):
-        text = "" if len(passages) > FEW_PASSAGES else example.text
-        groups.setdefault((text, example.pair), []).append(number)
+    """Examples of one text, or that share a side of a pair, where there are many of it: what was learned would be asked."""
+    examples = labelled.examples
+    texts, pairs = [example.text for example in examples], [example.pair for example in examples]
+    sides = [pairs] if any(example.answers for example in examples) else [texts, pairs]  # of questions, their passage
+    shared = [side for side in sides if FEW_ALIKE < len(set(side)) < len(examples)]
+    keys = min(shared, key=lambda side: len(set(side))) if shared else zip(texts, pairs, strict=True)
+    groups: dict[object, list[int]] = {}
+    for number, key in enumerate(keys):
+        groups.setdefault(key, []).append(number)
     return list(groups.values())

@@ -29,7 +29,8 @@ def register(commands: argparse._SubParsersAction) -> None:
         default=(),
         metavar="SCHEME,...",
         help="train these on the tenant's data with its budget: dedicated (all weights of the original BERT), shared (a head "
-        "alone), adapter (adapter and head on the original BERT), plot (all upper layers, tuned, on the tables)",
+        "alone), adapter (the tenant's, on the upper layers of the original BERT, and a head), plot (all upper layers, tuned, "
+        "on the tables)",
     )
     command.add_argument("--train", type=Path, help="for --against, where the training data are now")
     command.add_argument("--dev", type=Path, help="for --against, where the dev data are now")

@@ -2,6 +2,7 @@
 
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from builder.workers import workers
+from builder.workers import _available, workers
+from hplm.errors import HplmError
 
 OWNER = """
 import os, time
@@ -49,3 +51,18 @@ def test_a_worker_ends_with_a_killed_owner(tmp_path):
     while runs(worker):
         assert time.monotonic() < until, "a worker is left"
         time.sleep(0.05)
+
+
+def test_a_training_that_is_killed_is_told_as_one():
+    with pytest.raises(HplmError, match="ended from outside, for want of memory perhaps"), workers(1) as pool:
+        pool.submit(os.kill, pool.submit(os.getpid).result(), signal.SIGKILL).result()
+
+
+def test_a_container_has_its_own_memory(tmp_path, monkeypatch):
+    machine = _available(tmp_path)
+    assert machine > 1 << 28
+    (tmp_path / "memory.current").write_text("3000000\n")
+    (tmp_path / "memory.stat").write_text("anon 1000000\ninactive_file 2000000\n")
+    for limit, available in (("max", machine), ("9000000", 8_000_000)):
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        assert _available(tmp_path) == pytest.approx(available, rel=0.2)

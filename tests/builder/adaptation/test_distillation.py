@@ -173,6 +173,19 @@ def test_a_budget_of_minutes_ends(checkpoint, documents):
     assert report.at_end.at_split > report.at_start.at_split
 
 
+def test_second_segments_stay_as_far_from_the_first_as_they_were_fitted(checkpoint, documents):
+    """No lesson has one: only the first moves."""
+    fitted, moved = (run(checkpoint, documents, steps)[1].segments.weight.detach() for steps in (0, 12))
+    assert not torch.allclose(moved[0], fitted[0], atol=1e-4)
+    assert torch.allclose(moved[1] - moved[0], fitted[1] - fitted[0], atol=1e-6) and (moved[1] != moved[0]).any()
+
+
+def test_minutes_that_were_over_before_the_first_step_are_told(checkpoint, documents, capsys):
+    lower, upper = split(checkpoint)
+    report = adapt(checkpoint, lower, upper, documents, Budget(minutes=1e-6), 0, True, CPU, show_progress=False)
+    assert report.steps == 0 and "nothing was learned; give more minutes" in capsys.readouterr().err
+
+
 def test_without_steps_the_closed_form_remains(checkpoint, documents):
     report = run(checkpoint, documents, steps=0)[2]
     assert Budget(steps=0).empty and not Budget(minutes=1).empty

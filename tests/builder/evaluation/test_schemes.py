@@ -209,3 +209,17 @@ def test_schemes_take_the_values_that_the_tenant_s_precision_takes(store, tmp_pa
     )
     evaluation = evaluate_tenant(store, "fine", train, CPU, show_progress=False)
     assert score_schemes(store, evaluation, ["shared"], CPU, show_progress=False)["shared"].rows == 40
+
+
+def test_schemes_learn_from_as_much_as_the_tenant(store, tmp_path):
+    """Of one file that was named twice nothing was set aside."""
+    train = write(tmp_path / "train.jsonl", [classified(random.Random(number)) for number in range(40)])
+    options = {"rank": 0, "epochs": 1, "device": CPU, "show_progress": False}
+    build_tenant(store, "twice", "root", "classify", train, train, **options)
+    evaluation = evaluate_tenant(store, "twice", train, CPU, show_progress=False)
+    with pytest.raises(InvalidInput, match=r"learned from 40 texts and had 40 for dev, .* name its dev data with --dev"):
+        score_schemes(store, evaluation, ["shared"], CPU, show_progress=False)
+    found = score_schemes(store, evaluation, ["shared"], CPU, dev_file=train, show_progress=False)
+    assert found["shared"].rows == 40
+    with pytest.raises(InvalidInput, match="--against adapter: tenant 'twice' has a head and no adapter"):
+        score_schemes(store, evaluation, ["adapter"], CPU, dev_file=train, show_progress=False)

@@ -47,6 +47,16 @@ def test_a_text_is_learned_from_or_asked_never_both(tmp_path):
     assert not {example.text for example in training.examples} & {example.text for example in dev.examples}
 
 
+@pytest.mark.parametrize("repeats", ["text", "text_pair"])
+def test_what_many_pairs_share_is_learned_from_or_asked(tmp_path, repeats):
+    other = {"text": "text_pair", "text_pair": "text"}[repeats]
+    rows = [{repeats: f"query {i % 20}", other: f"candidate {i}", "label": "ab"[i % 2]} for i in range(100)]
+    path = write(tmp_path / "pairs.jsonl", rows)
+    training, dev, _ = Material(tmp_path, "root", 1, "classify", path, None, seed=0).read()
+    sides = [{(example.text, example.pair)[repeats == "text_pair"] for example in part.examples} for part in (training, dev)]
+    assert len(dev.examples) == 10 and not sides[0] & sides[1]
+
+
 @pytest.mark.parametrize("passages, shared", [(20, 0), (2, 2)])
 def test_questions_on_a_passage_stay_together_where_there_are_many(tmp_path, passages, shared):
     answers = {"text": ["end"], "answer_start": [0]}
