@@ -80,11 +80,12 @@ class Traffic:
         """Answers a second; an answer that is an error ends it."""
         numbers, answers, failures = count(), count(), []
         end, left = time.perf_counter() + seconds, threading.Semaphore(0)
-        generation = self._backbone.view.snapshot.generation
+        snapshot = self._backbone.view.snapshot
 
         def send() -> None:
             tenant, looked_up = self._asked[next(numbers) % len(self._asked)]
-            ticket = Ticket(generation, tenant.uid, tenant.version, time.monotonic_ns(), 0, 0, 0)
+            of_snapshot = snapshot.export_number, snapshot.generation
+            ticket = Ticket(*of_snapshot, tenant.uid, tenant.version, time.monotonic_ns(), 0, 0, 0)
             service.submit(LookedUp(ticket, looked_up.addresses, looked_up.segments, looked_up.spans), answered)
 
         def answered(answer: list | Exception) -> None:

@@ -79,6 +79,7 @@ class TritonPythonModel:
         self._tally.add(tenant.domain, view.forest.chain(tenant.domain, tenant.domain_version), resolved.hits)
         timeout_us = min(request.timeout() or tenant.deadline_us or self._deadline_us, LONGEST_TIMEOUT_US)
         ticket = Ticket(
+            export=view.snapshot.export_number,
             generation=view.snapshot.generation,
             uid=tenant.uid,
             version=tenant.version,

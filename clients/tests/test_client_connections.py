@@ -164,6 +164,19 @@ def test_a_healthy_connection_is_used_again(server):
         assert forwarder.connections == 1
 
 
+def test_a_forked_process_has_connections_of_its_own(server):
+    """On one that it shares with its parent it would read the parent's answers."""
+    port = free_port()
+    with Forwarder(port, server.http_url) as forwarder, HplmClient(forwarder.url, backbone="minilm") as client:
+        assert infer(client).label == "a"
+        child = os.fork()
+        if not child:
+            os._exit(0 if client.infer("child", tenant="acme").label == "child" else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert infer(client).label == "a"
+        assert forwarder.connections == 2
+
+
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_threads_that_end_leave_nothing_open(server, protocol):
     url = server.http_url if protocol == "http" else server.grpc_url

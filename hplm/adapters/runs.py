@@ -1,6 +1,7 @@
 """Linear maps by one grouped kernel: a product for each run of rows that share a slot, of whatever length.
 
-No row is padded. The kernel exists on CUDA for bf16 and wants rows of whole 16 bytes; elsewhere torch imitates it by a loop.
+No row is padded. The kernel exists on CUDA for bf16, from Hopper on, and wants rows of whole 16 bytes; elsewhere torch imitates
+it by a loop.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from torch.nn.functional import grouped_mm
 from hplm.adapters.groups import Groups
 
 ALIGNMENT = 16  # bytes
+GENERATIONS = (9, 10)  # of GPUs, major numbers of their capability
+MOST = 1023  # products of one call
 MANY = 2  # runs for each distinct slot; beyond, sorting rows costs less than reading weights that often
 
 
@@ -21,7 +24,7 @@ def fits(device: torch.device, dtype: torch.dtype, widths: list[int]) -> bool:
     return (
         device.type == "cuda"
         and dtype == torch.bfloat16
-        and torch.cuda.get_device_capability(device) >= (8, 0)
+        and torch.cuda.get_device_capability(device)[0] in GENERATIONS
         and all(width * dtype.itemsize % ALIGNMENT == 0 for width in widths)
     )
 
@@ -31,14 +34,14 @@ class Runs(Groups):
         self._take: Tensor | None = None  # rows sorted by slot, and back; None: as they lie
         self._back: Tensor | None = None
         starts = _starts(slots)
-        if len(starts) > MANY * len(np.unique(slots)):
+        if len(starts) > min(MANY * len(np.unique(slots)), MOST):
             order = np.argsort(slots, kind="stable")
             self._take = torch.from_numpy(order).to(device)
             self._back = torch.from_numpy(np.argsort(order)).to(device)
             slots = slots[order]
             starts = _starts(slots)
-        self._slots = torch.from_numpy(slots[starts].astype(np.int64)).to(device)
-        self._ends = torch.from_numpy(np.append(starts[1:], len(slots)).astype(np.int32)).to(device)
+        bounds = np.append(starts, len(slots))
+        self._calls = [_call(slots, bounds[i : i + MOST + 1], device) for i in range(0, len(starts), MOST)]
         self._slot_of_row = torch.from_numpy(slots.astype(np.int64)).to(device)
 
     def spread(self, x: Tensor) -> Tensor:
@@ -48,11 +51,18 @@ class Runs(Groups):
         return spread if self._back is None else spread.index_select(0, self._back)
 
     def linear(self, spread: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        mapped = grouped_mm(spread, weight.mT.index_select(0, self._slots), offs=self._ends)
+        parts = [grouped_mm(spread[rows], weight.mT.index_select(0, slots), offs=ends) for rows, slots, ends in self._calls]
+        mapped = parts[0] if len(parts) == 1 else torch.cat(parts)
         return mapped if bias is None else mapped.add_(bias.index_select(0, self._slot_of_row))
 
     def add(self, base: Tensor, spread: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
         base.add_(self.collect(self.linear(spread, weight, bias)))
+
+
+def _call(slots: np.ndarray, bounds: np.ndarray, device: torch.device) -> tuple[slice, Tensor, Tensor]:
+    """The rows from the first bound to the last, the slot of each run between two bounds, and where it ends among the rows."""
+    own, ends = slots[bounds[:-1]].astype(np.int64), (bounds[1:] - bounds[0]).astype(np.int32)
+    return slice(int(bounds[0]), int(bounds[-1])), torch.from_numpy(own).to(device), torch.from_numpy(ends).to(device)
 
 
 def _starts(slots: np.ndarray) -> np.ndarray:

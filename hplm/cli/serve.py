@@ -30,6 +30,9 @@ def register(commands) -> None:
             f"--{service}-port", type=int, default=port, metavar="PORT", help=f"default: {port}; 0 takes any free port"
         )
     serve.add_argument("--log-file", type=Path, metavar="FILE", help="appended to (default: .hplm/serve-HTTPPORT.log)")
+    serve.add_argument(
+        "--start-timeout", type=float, default=300.0, metavar="SECONDS", help="for all models to load (default: %(default)s)"
+    )
     flags = "more flags for tritonserver, such as --trace-config=rate=1; paths in them are absolute"
     serve.add_argument("flags", nargs="*", metavar="-- FLAG", help=flags)
     serve.set_defaults(run=run)
@@ -48,6 +51,7 @@ def run(args: argparse.Namespace) -> None:
         log_file=args.log_file or Path(f".hplm/serve-{args.http_port}.log"),
         state=args.state,
         extra_args=args.flags,
+        start_timeout=args.start_timeout,
     )
     say(f"tritonserver  {server.installation.binary} ({server.installation.description})")
     say(f"log           {server.log_file}")

@@ -21,7 +21,7 @@ from hplm.engine.pipeline import Pipeline
 from hplm.engine.request import LookedUp, Request, Respond, Trip, Work
 from hplm.engine.settings import Settings
 from hplm.engine.staging import Stager, StagingSettings
-from hplm.errors import DeadlineMissed, HplmError, InvalidInput
+from hplm.errors import DeadlineMissed, Draining, HplmError, InvalidInput
 from hplm.plot.rows import Rows as TableRows
 from hplm.plot.table import Table
 from hplm.scheduling.policy import policy
@@ -72,6 +72,8 @@ class Service:
     def submit(self, looked_up: LookedUp, respond: Respond) -> None:
         """Takes a request with a valid ticket, or raises why not; what is taken is answered through `respond`, once."""
         ticket = looked_up.ticket
+        if ticket.export != self._backbone.view.snapshot.export_number:
+            raise Draining("another export of this backbone is being loaded: send the request again")
         view = self._backbone.at(ticket.generation)
         tenant = view.snapshot.by_uid(ticket.uid)
         trip = Trip(looked_up.id, ticket.arrival_ns, ticket.deadline_ns, time.monotonic_ns(), len(looked_up.addresses))

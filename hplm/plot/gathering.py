@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,6 +14,13 @@ from torch import Tensor
 from hplm.model.windows import Window
 from hplm.plot.forest import NULL, Forest
 from hplm.plot.table import Table
+
+log = logging.getLogger(__name__)
+
+Bags = Callable[[Tensor, torch.dtype], Tensor]
+
+CPU = torch.device("cpu")
+FEW = 0.5  # of the tokens; sums of more are added up as quickly over all
 
 
 class Gatherer:
@@ -31,35 +41,62 @@ class Gatherer:
         return np.concatenate(bad)
 
     def sums(self, forest: Forest, addresses: np.ndarray, lengths: np.ndarray) -> Tensor:
-        """Of packed texts: tokens x hidden. One call per table: what lies in another table is the null row there."""
+        """Of packed texts: tokens x hidden. What lies in another table is the null row in this one."""
         total: Tensor | None = None
         tables = forest.tables_of(addresses)
         for table, base in tables:
             rows = addresses - base
             if len(tables) > 1:
                 rows[(rows < 0) | (rows >= table.size)] = NULL
-            for part in self._parts(table, rows, lengths):
-                total = part if total is None else total + part
-        assert total is not None  # every address lies in some table
+            for tokens, part in self._parts(table, rows, lengths, alone=len(tables) == 1):
+                if total is None and tokens is None:
+                    total = part
+                    continue
+                if total is None:
+                    total = part.new_zeros(len(addresses), part.shape[1])
+                total = total + part if tokens is None else total.index_add_(0, tokens, part)
+        if total is None:  # null rows alone, of which no text is made
+            total = torch.zeros(len(addresses), tables[0][0].meta.hidden, dtype=self._dtype, device=self._device)
         return total
 
-    def _parts(self, table: Table, rows: np.ndarray, lengths: np.ndarray) -> list[Tensor]:
-        window = table.meta.window
+    def _parts(
+        self, table: Table, rows: np.ndarray, lengths: np.ndarray, alone: bool
+    ) -> Iterator[tuple[Tensor | None, Tensor]]:
+        """Sums, and of which tokens: None for all."""
         if not self._resident:
-            index = torch.from_numpy(bags(rows, lengths, window))
-            return [table.rows.bags(index, self._dtype).to(self._device)]
+            yield from self._sums_of(table, table.rows.bags, rows, lengths, alone, CPU)
+            return
         resident = self._on_device.get(table)
         if resident is None:
-            resident = self._on_device[table] = table.rows.copy(min(self._resident, table.size), self._device)
-        here = rows < len(resident) // window.vectors
-        parts = []
-        if here.any():
-            index = torch.from_numpy(bags(np.where(here, rows, NULL), lengths, window)).to(self._device)
-            parts.append(table.meta.coding.bags(resident, index, self._dtype))
-        if not here.all():
-            index = torch.from_numpy(bags(np.where(here, NULL, rows), lengths, window))
-            parts.append(table.rows.bags(index, self._dtype).to(self._device))
-        return parts
+            resident = self._on_device[table] = self._copied(table)
+        here = rows < len(resident) // table.meta.window.vectors
+        bags_there = partial(table.meta.coding.bags, resident)
+        yield from self._sums_of(table, bags_there, np.where(here, rows, NULL), lengths, False, self._device)
+        yield from self._sums_of(table, table.rows.bags, np.where(here, NULL, rows), lengths, False, CPU)
+
+    def _sums_of(
+        self, table: Table, bags_of: Bags, rows: np.ndarray, lengths: np.ndarray, alone: bool, where: torch.device
+    ) -> Iterator[tuple[Tensor | None, Tensor]]:
+        """Over only those tokens that have something there, if they are few: in a batch of many domains most have nothing.
+
+        `alone`: all of them have. `where`: the rows lie.
+        """
+        window = table.meta.window
+        index, tokens = bags(rows, lengths, window), None
+        if not alone:
+            found = np.flatnonzero((index >= window.vectors).any(axis=1))  # vectors of the null row come first
+            if not len(found):
+                return
+            if len(found) <= FEW * len(index):
+                index, tokens = index[found], torch.from_numpy(found).to(self._device)
+        yield tokens, bags_of(torch.from_numpy(index).to(where), self._dtype).to(self._device)
+
+    def _copied(self, table: Table) -> Tensor:
+        try:
+            return table.rows.copy(min(self._resident, table.size), self._device)
+        except torch.OutOfMemoryError:
+            log.warning("%s has no room on %s: its rows are read from the host (lower --hot)", table.folder, self._device)
+            return table.rows.copy(0, self._device)
 
 
 def bags(rows: np.ndarray, lengths: np.ndarray, window: Window) -> np.ndarray:

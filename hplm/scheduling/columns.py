@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -24,7 +25,7 @@ WIDTHS = {
 
 
 class Numbers:
-    """Gives values small numbers of their own, and gives a number again once nobody holds it, so that they index arrays."""
+    """Gives values small numbers of their own, the smallest that nobody holds, so that they index arrays."""
 
     def __init__(self) -> None:
         self._number: dict[Hashable, int] = {}
@@ -42,10 +43,11 @@ class Numbers:
     def take(self, value: Hashable) -> int:
         number = self._number.get(value)
         if number is None:
-            if self._free:
-                number = self._free.pop()
+            if self._free and self._free[0] < len(self._value):
+                number = heappop(self._free)
                 self._value[number] = value
             else:
+                self._free.clear()  # what is left there lies beyond the end
                 number = len(self._value)
                 self._value.append(value)
                 self._held.append(0)
@@ -58,7 +60,10 @@ class Numbers:
             self._held[number] -= 1
             if not self._held[number]:
                 del self._number[self._value[number]]
-                self._free.append(number)
+                heappush(self._free, number)
+        while self._held and not self._held[-1]:
+            self._held.pop()
+            self._value.pop()
 
 
 class Columns:

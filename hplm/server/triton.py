@@ -44,6 +44,7 @@ class TritonServer:
         state: Path | None = None,
         extra_args: Sequence[str] = (),
         load: Sequence[str] = ("*",),
+        start_timeout: float = 300.0,
     ) -> None:
         self.repository = Path(repository).resolve()
         self.models = model_names(self.repository)
@@ -55,6 +56,7 @@ class TritonServer:
         self._state = Path(state).resolve() if state else None
         self._extra_args = tuple(extra_args)
         self._load = tuple(load)
+        self._start_timeout = start_timeout
         self._wanted = self._ports = Ports(http_port, grpc_port, metrics_port)
         # The id names the server in /v2 and its regions in /dev/shm, so that we know both for ours.
         self._id = f"hplm-{secrets.token_hex(6)}"
@@ -90,16 +92,16 @@ class TritonServer:
         """The header that opens the restricted APIs of this server."""
         return SECRET_HEADER, self._secret
 
-    def start(self, timeout: float = 300.0) -> TritonServer:
+    def start(self) -> TritonServer:
         """Returns when every model is ready."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + self._start_timeout
         try:
             for _ in range(_ATTEMPTS):
                 self._ports = self._wanted.claim(self.address)
                 self._launch()
                 if self._becomes_ready(deadline):
                     return self
-                failure = self._failure(timeout)
+                failure = self._failure()
                 if not self._lost_a_chosen_port():
                     break
                 self.stop()
@@ -191,9 +193,9 @@ class TritonServer:
             time.sleep(0.05)
         return False
 
-    def _failure(self, timeout: float) -> HplmError:
+    def _failure(self) -> HplmError:
         if self._process.poll() is None:
-            what = f"tritonserver was not ready within {timeout:.0f} s"
+            what = f"tritonserver was not ready within {self._start_timeout:.0f} s"
         else:
             for flag, port in self._lost_ports():
                 return HplmError(in_use(self.address, port, flag))

@@ -5,11 +5,13 @@ A snapshot never changes once it has its name. The exported one is generation 0,
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
 from hplm.adapters.bank import Record
@@ -54,6 +56,11 @@ class Snapshot:
         self.tenants = tuple(tenants)
         self._by_id = {tenant.id: tenant for tenant in tenants}
         self._by_uid = {tenant.uid: tenant for tenant in tenants}
+
+    @cached_property
+    def export_number(self) -> int:
+        """Of 64 bits, for tickets."""
+        return int.from_bytes(hashlib.sha256(self.export.encode()).digest()[:8], "little")
 
     def find(self, tenant_id: str | None) -> Tenant:
         tenant = self._by_id.get(tenant_id) if tenant_id is not None else None

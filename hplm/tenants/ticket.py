@@ -17,13 +17,14 @@ from pathlib import Path
 
 from hplm.errors import NoTenant
 
-_BODY = struct.Struct("<QQIqqiH")
+_BODY = struct.Struct("<QQQIqqiH")
 _SIGNATURE_BYTES = 16
 TICKET_BYTES = _BODY.size + _SIGNATURE_BYTES
 
 
 @dataclass(frozen=True)
 class Ticket:
+    export: int  # that the snapshot belongs to: generations of another have the same numbers
     generation: int  # of the snapshot the tenant was found in
     uid: int
     version: int
@@ -34,6 +35,7 @@ class Ticket:
 
     def sign(self, secret: bytes) -> bytes:
         body = _BODY.pack(
+            self.export,
             self.generation,
             self.uid,
             self.version,

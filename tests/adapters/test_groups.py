@@ -60,6 +60,22 @@ def test_runs_are_sorted_only_where_a_slot_comes_back_often():
     assert Runs(np.array([0, 1] * 6), CPU).spread(x) is not x
 
 
+def test_a_grouped_kernel_gets_no_more_products_than_it_takes(monkeypatch):
+    """Neither of slots that come in turns, nor of more than that."""
+    grouped_mm = runs.grouped_mm
+
+    def limited(x, weight, offs):
+        assert len(offs) < 1024
+        return grouped_mm(x, weight, offs=offs)
+
+    monkeypatch.setattr(runs, "grouped_mm", limited)
+    for slots in (np.tile(np.arange(600), 2), np.arange(2500)):
+        weight, x = torch.randn(int(slots.max()) + 1, 4, 8), torch.randn(len(slots), 8)
+        groups = Runs(slots, CPU)
+        mapped = groups.collect(groups.linear(groups.spread(x), weight))
+        assert torch.allclose(mapped, torch.einsum("rox,rx->ro", weight[torch.from_numpy(slots)], x), atol=1e-5)
+
+
 def test_a_grouped_kernel_is_for_the_devices_and_widths_it_takes(monkeypatch):
     cuda = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
@@ -67,5 +83,7 @@ def test_a_grouped_kernel_is_for_the_devices_and_widths_it_takes(monkeypatch):
     assert not runs.fits(cuda, torch.bfloat16, [768, 4])  # 8 bytes
     assert not runs.fits(cuda, torch.float32, [768, 32])
     assert not runs.fits(CPU, torch.bfloat16, [768, 32])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert not runs.fits(cuda, torch.bfloat16, [768, 32])  # a loop there, that waits for the device
     layout = Layout("bottleneck", 32, 768, 1, ("attention_out",))
     assert isinstance(layout.group(np.zeros(3, dtype=np.int64), CPU, torch.float32), Tiles)

@@ -40,9 +40,9 @@ class Asker:
                 self.answers[number].append(answer)
                 self._arrived.notify_all()
 
-        ticket = Ticket(
-            view.snapshot.generation, tenant.uid, tenant.version, time.monotonic_ns(), deadline_ns, 0, top_k
-        )
+        snapshot = view.snapshot
+        found_in = snapshot.export_number, snapshot.generation, tenant.uid, tenant.version
+        ticket = Ticket(*found_in, time.monotonic_ns(), deadline_ns, 0, top_k)
         found = LookedUp(ticket, resolved.addresses, resolved.segments, resolved.spans, id=f"request {number}")
         self.service.submit(found, respond)
         return number

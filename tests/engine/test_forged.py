@@ -7,7 +7,7 @@ import pytest
 
 from hplm.engine import service
 from hplm.engine.request import LookedUp
-from hplm.errors import DeadlineMissed, InvalidInput, NoTenant
+from hplm.errors import DeadlineMissed, Draining, InvalidInput, NoTenant
 from hplm.tenants.ticket import Ticket
 from tests.engine.asker import Asker
 from tests.toy import WORDS
@@ -24,7 +24,7 @@ def test_what_does_not_come_from_lookup_is_refused(asker):
     view = asker.backbone.view
     tenant = view.snapshot.find("beta")
     good = asker.lookup.resolve(view, tenant, [f"{WORDS[0]} {WORDS[1]}"], None, False)
-    ticket = Ticket(0, tenant.uid, tenant.version, time.monotonic_ns(), 0, 0, 0)
+    ticket = Ticket(view.snapshot.export_number, 0, tenant.uid, tenant.version, time.monotonic_ns(), 0, 0, 0)
     beyond_root = next(branch.base for branch in view.snapshot.branches if branch.domain == "bio") + 5  # beta has the root
     for addresses, segments, spans in [
         (good.addresses + 10**9, good.segments, good.spans),
@@ -40,7 +40,7 @@ def test_what_does_not_come_from_lookup_is_refused(asker):
         with pytest.raises(InvalidInput, match="not what the lookup model made"):
             asker.service.submit(LookedUp(ticket, addresses, segments, spans), lambda answer: None)
     with pytest.raises(NoTenant):
-        stranger = Ticket(0, 999, 1, time.monotonic_ns(), 0, 0, 0)
+        stranger = Ticket(view.snapshot.export_number, 0, 999, 1, time.monotonic_ns(), 0, 0, 0)
         asker.service.submit(LookedUp(stranger, good.addresses, good.segments, good.spans), lambda answer: None)
 
 
@@ -51,9 +51,20 @@ def test_a_ticket_grows_old(asker):
     good = asker.lookup.resolve(view, tenant, [WORDS[0]], None, False)
     for seconds, refused in ((service.TICKET_SECONDS - 5, False), (service.TICKET_SECONDS + 5, True)):
         arrival_ns = time.monotonic_ns() - seconds * 10**9
-        looked_up = LookedUp(Ticket(0, tenant.uid, 1, arrival_ns, 0, 0, 0), good.addresses, good.segments, good.spans)
+        ticket = Ticket(view.snapshot.export_number, 0, tenant.uid, 1, arrival_ns, 0, 0, 0)
+        looked_up = LookedUp(ticket, good.addresses, good.segments, good.spans)
         if refused:
             with pytest.raises(DeadlineMissed, match="send it again"):
                 asker.service.submit(looked_up, lambda answer: None)
         else:
             asker.service.submit(looked_up, lambda answer: None)
+
+
+def test_a_ticket_of_another_export_is_not_taken_for_one_of_this(asker):
+    """Its tenants have the same numbers: while models of an export that came anew are loaded, one has the old one yet."""
+    view = asker.backbone.view
+    tenant = view.snapshot.find("acme")
+    good = asker.lookup.resolve(view, tenant, [WORDS[0]], None, False)
+    ticket = Ticket(view.snapshot.export_number ^ 1, 0, tenant.uid, 1, time.monotonic_ns(), 0, 0, 0)
+    with pytest.raises(Draining, match="another export"):
+        asker.service.submit(LookedUp(ticket, good.addresses, good.segments, good.spans), lambda answer: None)

@@ -43,7 +43,7 @@ def ask(service, reference, tenant_id, texts, pairs, respond, passages=None, tru
     view = reference.backbone.view
     tenant = view.snapshot.find(tenant_id)
     resolved = Lookup(reference.backbone).resolve(view, tenant, texts, pairs, truncate)
-    ticket = Ticket(0, tenant.uid, tenant.version, time.monotonic_ns(), 0, 0, 0)
+    ticket = Ticket(reference.backbone.view.snapshot.export_number, 0, tenant.uid, tenant.version, time.monotonic_ns(), 0, 0, 0)
     service.submit(LookedUp(ticket, resolved.addresses, resolved.segments, resolved.spans, passages or pairs), respond)
 
 
@@ -78,7 +78,7 @@ def test_a_passage_is_asked_for_and_must_be_readable(service, reference):
         reference.backbone.view, reference.backbone.view.snapshot.find("find"), [WORDS[0]], [WORDS[1]], False
     )
     tenant = reference.backbone.view.snapshot.find("find")
-    ticket = Ticket(0, tenant.uid, tenant.version, time.monotonic_ns(), 0, 0, 0)
+    ticket = Ticket(reference.backbone.view.snapshot.export_number, 0, tenant.uid, tenant.version, time.monotonic_ns(), 0, 0, 0)
     with pytest.raises(InvalidInput, match="TEXT_PAIR is not what the lookup model was sent"):
         service.submit(LookedUp(ticket, resolved.addresses, resolved.segments, resolved.spans), print)
 

@@ -12,6 +12,7 @@ from hplm.plot.forest import Forest, place
 from hplm.plot.gathering import Gatherer
 from hplm.plot.keys import KeySpace
 from hplm.plot.levels import Tally, count_levels, ends
+from hplm.plot.rows import Rows
 from tests.plot.tables import HIDDEN, as_dictionary, make_table
 
 CPU = torch.device("cpu")
@@ -83,6 +84,46 @@ def test_a_forged_address_at_a_boundary_does_not_reach_the_neighbour(tmp_path):
     addresses, lengths = np.array([0, 0, 1, 0]), np.array([2, 2])  # row 1 has values at all three positions
     sums = Gatherer(CPU, torch.float32).sums(forest, addresses, lengths)
     assert (sums[:2] == 0).all() and (sums[2:] != 0).any()
+
+
+def test_a_batch_of_many_domains_costs_what_its_tokens_find(tmp_path, monkeypatch):
+    """And not every table's cost for every token."""
+    rng, grams = np.random.default_rng(0), [(a, b, c) for a in range(1, 6) for b in range(1, 6) for c in range(1, 6)]
+    domains = [f"d{number}" for number in range(20)]
+    tables = [make_table(tmp_path, "root", None, SPACE, UNIGRAMS)]
+    tables += [make_table(tmp_path, name, "root", SPACE, grams, seed=number) for number, name in enumerate(domains)]
+    forest = Forest([tmp_path], place(tables))
+    texts = [rng.integers(0, 5, 6) for _ in domains]
+    addresses = np.concatenate(
+        [forest.chain(name, 1).lookup(text, np.array([6])).addresses for name, text in zip(domains, texts, strict=True)]
+    )
+    asked, bags = [], Rows.bags
+    monkeypatch.setattr(Rows, "bags", lambda self, index, dtype: (asked.append(len(index)), bags(self, index, dtype))[1])
+    lengths = np.full(len(domains), 6)
+    sums = Gatherer(CPU, torch.float32).sums(forest, addresses, lengths)
+    assert sum(asked) <= 2 * len(addresses)
+    for number, name in enumerate(domains):
+        own = addresses[6 * number : 6 * number + 6]
+        alone = Gatherer(CPU, torch.float32).sums(forest, own, np.array([6]))
+        assert torch.allclose(sums[6 * number : 6 * number + 6], alone, atol=1e-6), name
+
+
+def test_hot_rows_that_find_no_room_on_the_device_are_read_from_the_host(tmp_path, monkeypatch, caplog):
+    root = make_table(tmp_path, "root", None, SPACE, [(1, 2, 3), *UNIGRAMS])
+    forest, copy = Forest([tmp_path], place([root])), Rows.copy
+    found = forest.chain("root", 1).lookup(np.array([0, 1, 2]), np.array([3]))
+    expected = Gatherer(CPU, torch.float32, 4).sums(forest, found.addresses, np.array([3]))
+
+    def full(self, rows, device):
+        if rows:
+            raise torch.OutOfMemoryError("the device is full")
+        return copy(self, rows, device)
+
+    monkeypatch.setattr(Rows, "copy", full)
+    gatherer = Gatherer(CPU, torch.float32, 4)
+    for _ in range(2):
+        assert torch.equal(gatherer.sums(forest, found.addresses, np.array([3])), expected)
+    assert caplog.text.count("has no room on cpu: its rows are read from the host") == 1
 
 
 def test_addresses_outside_the_chain_are_noticed(tmp_path):

@@ -148,7 +148,7 @@ def test_pairs_that_do_not_match(stock):
         None,
         np.zeros((1, TICKET_BYTES), dtype=np.uint8),
         np.zeros((1, 1), dtype=np.uint8),
-        np.frombuffer(Ticket(0, 1, 1, 0, 0, 0, 0).sign(b"guess"), dtype=np.uint8)[None],
+        np.frombuffer(Ticket(0, 0, 1, 1, 0, 0, 0, 0).sign(b"guess"), dtype=np.uint8)[None],
     ],
     ids=["none", "zeros", "short", "forged"],
 )

@@ -215,9 +215,9 @@ def test_a_binary_that_cannot_be_run_is_named(tmp_path, no_backends):
 
 def test_it_gives_up_on_a_model_that_takes_too_long(tmp_path, no_backends):
     add_model(tmp_path / "repository", "stuck", REFUSES.replace("raise", "import time; time.sleep(600); raise"))
-    server = TritonServer(tmp_path / "repository", backends=no_backends)
+    server = TritonServer(tmp_path / "repository", backends=no_backends, start_timeout=2)
     with pytest.raises(HplmError, match="tritonserver was not ready within 2 s"):
-        server.start(timeout=2)
+        server.start()
     assert leftovers(server, group=-1) == []
 
 

@@ -227,7 +227,7 @@ def test_an_answer_that_cannot_be_sent_gives_its_place_back_too(limited):
         tried.set()
         raise OSError("nobody listens")
 
-    ticket = Ticket(0, view.snapshot.find("acme").uid, 1, time.monotonic_ns(), 0, 0, 0)
+    ticket = Ticket(view.snapshot.export_number, 0, view.snapshot.find("acme").uid, 1, time.monotonic_ns(), 0, 0, 0)
     asker.service.submit(LookedUp(ticket, resolved.addresses, resolved.segments, resolved.spans), nobody_listens)
     assert tried.wait(60)
     assert not isinstance(asker.wait(asker.ask("acme", [WORDS[0]])), Exception)

@@ -7,7 +7,7 @@ import pytest
 from hplm.errors import NoTenant
 from hplm.tenants.ticket import TICKET_BYTES, SharedSecret, Ticket
 
-TICKET = Ticket(generation=3, uid=9, version=2, arrival_ns=5, deadline_ns=7, priority=-1, top_k=4)
+TICKET = Ticket(export=2**63, generation=3, uid=9, version=2, arrival_ns=5, deadline_ns=7, priority=-1, top_k=4)
 
 
 def test_a_ticket_survives_the_way():

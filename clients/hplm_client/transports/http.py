@@ -7,6 +7,7 @@ used it leaves four file descriptors behind when it ends. Here all threads share
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from collections import deque
@@ -28,6 +29,7 @@ class HttpTransport:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._idle: deque[HTTPConnection] = deque()  # the latest used is taken first
+        self._process = os.getpid()
         self._closed = False
 
     def infer(self, backbone: str, arguments: dict[str, Any], seconds: float) -> InferResult:
@@ -95,6 +97,8 @@ class HttpTransport:
             raise NotConnected(f"cannot connect to {self._settings.url} over HTTP: {error}") from error
 
     def _take(self) -> HTTPConnection:
+        if self._process != os.getpid():  # forked: who shares a connection with its parent reads its parent's answers
+            self._idle, self._process = deque(), os.getpid()
         while (connection := self._pop()) is not None:
             if _is_quiet(connection.sock):
                 return connection
