@@ -35,12 +35,22 @@ def main(argv: list[str] | None = None) -> int:
         what = f"{error.strerror}: {error.filename}" if error.filename is not None else error.strerror or error
         print(f"hplm {args.command}: {what}", file=sys.stderr)
         return 1
+    except RuntimeError as error:
+        if not _device_is_full(error):
+            raise
+        print(f"hplm {args.command}: {str(error).splitlines()[0]} Free some of it, or say --device cpu", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"hplm {args.command}: interrupted", file=sys.stderr)
         return 130
     if result is not None and getattr(args, "json", False):
         print(json.dumps(result))
     return 0
+
+
+def _device_is_full(error: RuntimeError) -> bool:
+    """torch is there, if it raised it."""
+    return "torch" in sys.modules and isinstance(error, sys.modules["torch"].OutOfMemoryError)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from hplm.cli.main import main, parser
 from tests.toy import TENANTS
@@ -83,6 +84,16 @@ def test_what_the_machine_refuses_is_one_line_and_a_mistake_of_ours_a_traceback(
     monkeypatch.setattr("builder.schemes.export.export", None)
     with pytest.raises(TypeError):
         main(export)
+
+
+def test_a_full_device_is_one_line_with_a_way_out(toy, tmp_path, capsys, monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nGPU 0 has ...")
+
+    monkeypatch.setattr("builder.schemes.export.export", full)
+    assert main(["export", "--store", str(toy.store.folder), "--repository", str(tmp_path / "r")]) == 1
+    said = capsys.readouterr().err
+    assert said == "hplm export: CUDA out of memory. Tried to allocate 2 GiB. Free some of it, or say --device cpu\n"
 
 
 def test_help_needs_no_heavy_import():
