@@ -44,14 +44,16 @@ def workers(count: int) -> Iterator[ProcessPoolExecutor]:
         yield pool
     except BaseException as error:
         line.close()
+        pool.shutdown(cancel_futures=True)
         if isinstance(error, BrokenProcessPool):
             raise HplmError(
                 "a training was ended from outside, for want of memory perhaps: the same command goes on from what is done; "
                 "see that it has more"
             ) from error
         raise
+    else:
+        pool.shutdown()  # when all that was given is done
     finally:
-        pool.shutdown(cancel_futures=True)
         line.close()
         told.close()
 

@@ -18,11 +18,10 @@ from hplm.engine.engine import resolve_device, resolve_dtype
 from hplm.engine.memory import SharedRoom
 from hplm.errors import Broken, HplmError, InvalidInput
 
+SHARED_ROOM = SharedRoom()
+
 # Names, not values: the stub adds TritonError to its utilities only after it has imported this file.
 CODES = {"invalid_input": "INVALID_ARG", "no_tenant": "NOT_FOUND", "broken": "INTERNAL"}
-
-
-SHARED_ROOM = SharedRoom()
 
 
 class TritonPythonModel:

@@ -23,6 +23,12 @@ if __name__ == "__main__":
 """
 
 
+def test_what_was_given_is_done_before_the_end():
+    with workers(1) as pool:
+        given = [pool.submit(math.sqrt, number * number) for number in range(20)]
+    assert [one.result(0) for one in given] == list(range(20))
+
+
 def test_an_error_ends_what_is_under_way():
     """What they work on is somebody else's as soon as it is over."""
     with pytest.raises(TypeError), workers(2) as pool:
