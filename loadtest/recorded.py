@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from hplm.errors import InvalidInput
-from hplm.scheduling.arrivals import MILLISECOND, SECOND, Arrivals
+from hplm.scheduling.simulation.arrivals import MILLISECOND, SECOND, Arrivals
 
 
 @dataclass(frozen=True)

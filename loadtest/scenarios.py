@@ -19,7 +19,7 @@ from locust import User, task
 from locust.exception import StopUser
 
 from hplm.errors import InvalidInput
-from hplm.scheduling.arrivals import MILLISECOND, SECOND, Arrivals
+from hplm.scheduling.simulation.arrivals import MILLISECOND, SECOND, Arrivals
 from hplm_client import HplmClient, HplmClientError
 from loadtest.outcomes import LATE, ON_TIME, UNSENT, NotOnTime, Outcomes
 from loadtest.recorded import read_recorded

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from builder.demo.docstrings import STANDARD_LIBRARY, Source, read_definitions
+from demo.docstrings import STANDARD_LIBRARY, Source, read_definitions
 from hplm.errors import InvalidInput
 
 PACKAGES = ("argparse", "asyncio", "collections", "email", "http", "json", "logging", "string", "threading", "unittest")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hplm.errors import InvalidInput
-from hplm.scheduling.arrivals import MILLISECOND, SECOND, Arrivals, Lengths
+from hplm.scheduling.simulation.arrivals import MILLISECOND, SECOND, Arrivals, Lengths
 
 HMI_PERIOD, HMI_REQUESTS = 20.0, 100  # of each tenant (HMI 7.4)
 BURST_USERS, BURST_APART, BURST_PERIOD, BURST_REQUESTS = 250, 0.05, 1.2, 50  # HMI 7.4

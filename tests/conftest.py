@@ -5,8 +5,8 @@ from __future__ import annotations
 import hypothesis
 import pytest
 
-from hplm.engine.reference import Reference
-from tests.toy import Toy, make_toy
+from testing.reference import Reference
+from testing.toy import Toy, make_toy
 
 hypothesis.settings.register_profile("unhurried", hypothesis.settings.default, deadline=None)
 hypothesis.settings.load_profile("unhurried")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from builder.export import export
-from builder.model_configs import ServingOptions
-from builder.random_store import random_store
-from builder.store import TenantFile
-from hplm.engine.reference import Reference
-from tests.toy import CONFIG, DOMAINS, Toy, random_text
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
+from builder.store.store import TenantFile
+from testing.random_store import random_store
+from testing.reference import Reference
+from testing.toy import CONFIG, DOMAINS, Toy, random_text
 
 TENANTS = [
     TenantFile("many", 1, "bio", 1, "multilabel", ["red", "grün", "blue", "black", "white"], 8),

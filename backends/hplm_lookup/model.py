@@ -19,7 +19,7 @@ from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
 from hplm.plot.levels import Tally
-from hplm.tenants.admission import admit
+from hplm.tenants.authorize import admit
 from hplm.tenants.quotas import Quotas
 from hplm.tenants.ticket import SharedSecret, Ticket
 

@@ -21,7 +21,7 @@ from builder.adaptation.learning import Budget, Group, Learning
 from builder.adaptation.lessons import Lesson, Lessons, Reading, Student
 from builder.adaptation.teacher import Teacher
 from builder.hardware import compiled, half_precision, step_tokens
-from builder.savepoint import Savepoint
+from builder.store.savepoint import Savepoint
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import Checkpoint
 from hplm.model.stacks import LowerStack, UpperStack

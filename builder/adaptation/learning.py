@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from builder.savepoint import Savepoint
+from builder.store.savepoint import Savepoint
 from hplm.errors import InvalidInput
 
 WARM_UP = 0.1

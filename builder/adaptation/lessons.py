@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from builder.adaptation.teacher import Teacher
 from builder.hardware import OpaqueAttention
-from builder.packs import packs, positions_of
+from builder.length_groups import packs, positions_of
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack
 from hplm.plot.keys import KeySpace, first_of_each, order

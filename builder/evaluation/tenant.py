@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from builder.data import Labelled, read_labelled
-from builder.store import Store, TenantFile
+from builder.store.store import Store, TenantFile
 from builder.training.bodies import PlotBody
 from builder.training.examples import Reader, Texts, check_labels
 from builder.training.finetuning import Ground, answers_to
+from builder.training.labelled import Labelled, read_labelled
 from builder.training.model import TenantModel
 from builder.training.scores import Scores, score
 from hplm.engine.engine import resolve_device

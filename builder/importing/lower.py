@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-from builder.domain import MIN_TOKENS
 from builder.importing.found import Changes, FoundAdapter
 from builder.options import check_keep
-from builder.store import Store, check_name
-from builder.table import build_table
-from builder.work import Work, held, put_away, was_just_finished
+from builder.store.store import Store, check_name
+from builder.tables.build_folder import Work, held, put_away, was_just_finished
+from builder.tables.domain import MIN_TOKENS
+from builder.tables.table import build_table
 from hplm.adapters.layout import PROJECTIONS
 from hplm.errors import InvalidInput
 from hplm.model.layer import QKV

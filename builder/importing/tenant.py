@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from builder.data import Labelled, read_labelled
 from builder.evaluation.tenant import Weights, evaluate_weights
 from builder.importing.adapterhub import is_adapterhub, read_adapterhub
 from builder.importing.files import read_json
@@ -17,9 +16,10 @@ from builder.importing.found import FoundAdapter, FoundHead, halves, records, st
 from builder.importing.heads import check_head, chosen_labels
 from builder.importing.lower import NewDomain, check_mergeable, merged
 from builder.importing.peft import is_peft, read_peft
-from builder.store import Store, TenantFile, check_name
+from builder.store.store import Store, TenantFile, check_name
+from builder.tables.build_folder import held
 from builder.training.examples import check_labels
-from builder.work import held
+from builder.training.labelled import Labelled, read_labelled
 from hplm.errors import InvalidInput
 
 APPROXIMATE = (

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from builder.data import Example, Labelled
-from builder.packs import positions_of
-from builder.store import Store
+from builder.length_groups import positions_of
+from builder.store.store import Store
+from builder.training.labelled import Example, Labelled
 from builder.training.objectives import targets_of
 from hplm.adapters.heads import SIZES
 from hplm.engine.lookup import check_length, rows_read

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from builder.hardware import half_precision
+from builder.length_groups import packs
 from builder.options import check_seed
-from builder.packs import packs
-from builder.savepoint import Savepoint
+from builder.store.savepoint import Savepoint
 from builder.training.bodies import Body
 from builder.training.cutting import cut, cuttable, hold
 from builder.training.examples import Pack, Reader, Texts

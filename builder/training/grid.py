@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from builder.savepoint import Savepoint
+from builder.store.savepoint import Savepoint
 from builder.training.bodies import PlotBody
 from builder.training.finetuning import Ground, Trained, TrainingOptions, tenant_model, train
 from builder.training.model import Diverged
 from builder.training.scores import Scores
-from builder.workers import room, workers
+from builder.worker_processes import room, workers
 
 FACTORS = (0.5, 1.0, 2.0)  # of the learning rate that was asked for
 BATCHES = (8, 32)  # texts

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from builder.data import Example
+from builder.training.labelled import Example
 
 UNREAD = -1  # of a row whose word has no token, or an answer that was cut off: never learned from, always counted as wrong
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from builder.data import Example
+from builder.training.labelled import Example
 
 Labels = Sequence[str]  # of the rows of one text; for `regress` the value, for `span` the answer
 BIO = re.compile(r"[BI]-.+|O")

@@ -118,7 +118,7 @@ def _step(steps: argparse._SubParsersAction, name: str, run: object, text: str) 
 
 def run_root(args: argparse.Namespace) -> dict:
     from builder.adaptation.learning import Budget
-    from builder.root import RootOptions, build_root
+    from builder.tables.root import RootOptions, build_root
     from hplm.model.windows import Window
 
     window = Window(args.window, args.causal)
@@ -130,8 +130,8 @@ def run_root(args: argparse.Namespace) -> dict:
 
 def run_domain(args: argparse.Namespace) -> dict:
     from builder.adaptation.learning import Budget
-    from builder.domain import DomainOptions, build_domain
-    from builder.store import Store
+    from builder.store.store import Store
+    from builder.tables.domain import DomainOptions, build_domain
 
     options = DomainOptions(args.parent, args.keep, args.dtype, args.seed, args.learn, args.min_tokens)
     table = build_domain(Store(args.store), args.name, args.corpus, options, Budget(minutes=args.minutes), device_of(args))
@@ -139,8 +139,8 @@ def run_domain(args: argparse.Namespace) -> dict:
 
 
 def run_tenant(args: argparse.Namespace) -> dict:
-    from builder.store import Store
-    from builder.tenant import build_tenant, warnings_of
+    from builder.store.store import Store
+    from builder.training.tenant import build_tenant, warnings_of
 
     store = Store(args.store)
     tenant = build_tenant(

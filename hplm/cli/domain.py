@@ -13,7 +13,7 @@ from hplm.cli.served import check_state, open_live, served_options
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from builder.inspection import Coverage
+    from builder.tables.inspection import Coverage
     from hplm.plot.table import TableMeta
     from hplm.tenants.manager import DomainChange
 
@@ -103,7 +103,7 @@ def _shares(text: str) -> list[float]:
 
 
 def run_list(args: argparse.Namespace) -> dict:
-    from builder.store import Store
+    from builder.store.store import Store
 
     if _is_live(args):
         check_state(args.state)
@@ -157,9 +157,9 @@ def _tree(rows: list[dict[str, Any]], parent: tuple[str | None, int | None], dep
 
 def run_update(args: argparse.Namespace) -> dict:
     from builder.adaptation.learning import Budget
-    from builder.domain import UpdateOptions, update_domain
-    from builder.inspection import behind
-    from builder.store import Store
+    from builder.store.store import Store
+    from builder.tables.domain import UpdateOptions, update_domain
+    from builder.tables.inspection import behind
 
     if (args.corpus is None) == (args.repository is None):
         raise InvalidInput("give --corpus to build a version, or --repository and --state to serve it: one of them")
@@ -178,7 +178,7 @@ def run_update(args: argparse.Namespace) -> dict:
 
 
 def run_add(args: argparse.Namespace) -> dict:
-    from builder.store import Store
+    from builder.store.store import Store
 
     return _said(args, open_live(args).add_domain(Store(args.store), args.name))
 
@@ -215,8 +215,8 @@ def _said(args: argparse.Namespace, change: DomainChange) -> dict:
 
 
 def run_delete(args: argparse.Namespace) -> dict:
-    from builder.domain import delete_domain
-    from builder.store import Store
+    from builder.store.store import Store
+    from builder.tables.domain import delete_domain
 
     if _is_live(args):
         _refuse(args, ("version",), "what is served goes as a whole, and old versions by themselves when nobody stands on them")
@@ -228,13 +228,13 @@ def run_delete(args: argparse.Namespace) -> dict:
 
 
 def run_inspect(args: argparse.Namespace) -> dict:
-    from builder.inspection import behind, frequent, table_bytes
-    from builder.store import Store
+    from builder.store.store import Store
+    from builder.tables.inspection import behind, frequent, table_bytes
 
     if args.text is None and (args.picture or args.keep):
         raise InvalidInput("--picture and --keep are about how much of a text is known: give one with --text")
     if args.picture is not None:
-        from builder.picture import check_picture
+        from builder.tables.coverage_picture import check_picture
 
         check_picture(args.picture)
     store = Store(args.store)
@@ -277,7 +277,7 @@ def run_inspect(args: argparse.Namespace) -> dict:
         if not args.json:
             _print_coverage(coverage, args.text)
         if args.picture is not None:
-            from builder.picture import draw
+            from builder.tables.coverage_picture import draw
 
             draw(coverage, meta, args.text.name, args.picture)
             if not args.json:
@@ -288,8 +288,8 @@ def run_inspect(args: argparse.Namespace) -> dict:
 def _cover(args: argparse.Namespace, store: Any, version: int) -> Coverage:
     from tqdm import tqdm
 
-    from builder.archives import check_file
-    from builder.inspection import cover
+    from builder.tables.inspection import cover
+    from builder.tables.text_files import check_file
 
     check_file(args.text)
     with tqdm(total=args.text.stat().st_size, desc="looking the text up", unit="B", unit_scale=True) as bar:

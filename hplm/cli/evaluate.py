@@ -41,20 +41,20 @@ def register(commands: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    from builder.evaluation.schemes import check_names, score_schemes
     from builder.evaluation.tenant import evaluate_tenant
-    from builder.store import Store
+    from builder.store.store import Store
     from hplm.cli.build import device_of
+    from research.schemes.trained import check_names, score_schemes
 
     store, device = Store(args.store), device_of(args)
     check_names(args.against)
     if args.picture is not None:
-        from builder.picture import check_picture
+        from builder.tables.coverage_picture import check_picture
 
         check_picture(args.picture)
     evaluation = evaluate_tenant(store, args.id, args.test, device)
     if args.picture is not None:
-        from builder.evaluation.picture import draw_confusion
+        from builder.evaluation.confusion_picture import draw_confusion
 
         draw_confusion(evaluation, args.picture)
     scores: dict[str, Scores | None] = {"hplm": evaluation.scores, **dict.fromkeys(AGAINST), "served": None}

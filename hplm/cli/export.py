@@ -44,9 +44,9 @@ def register(commands: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> dict:
-    from builder.model_configs import ServingOptions
-    from builder.schemes.export import export_scheme
-    from builder.store import Store
+    from builder.publish.model_configs import ServingOptions
+    from builder.store.store import Store
+    from research.schemes.export import export_scheme
 
     options = ServingOptions(
         dtype=args.dtype,

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> dict:
         raise InvalidInput("--as-domain NAME and --corpus FILE... go together: give both, or neither")
     from builder.importing.lower import NewDomain
     from builder.importing.tenant import ImportOptions, import_tenant
-    from builder.store import Store
+    from builder.store.store import Store
 
     new = NewDomain(args.as_domain, args.corpus, args.keep, args.dtype, args.min_tokens) if args.as_domain else None
     options = ImportOptions(args.domain, args.labels, args.task, new, args.test)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from builder.live import Live
+    from builder.publish.live import Live
 
 
 def served_options(parser: argparse.ArgumentParser, required: bool = False, repository: Path | None = None) -> None:
@@ -27,7 +27,7 @@ def check_state(state: Path | None) -> None:
 
 
 def open_live(args: argparse.Namespace) -> Live:
-    from builder.live import Live
+    from builder.publish.live import Live
     from hplm.errors import InvalidInput
 
     if args.state is None:

@@ -94,13 +94,13 @@ def run_show(args: argparse.Namespace) -> dict:
 
 
 def run_add(args: argparse.Namespace) -> dict:
-    from builder.store import Store
+    from builder.store.store import Store
 
     return _said(args, open_live(args).add_from(Store(args.store), args.id))
 
 
 def run_update(args: argparse.Namespace) -> dict:
-    from builder.store import Store
+    from builder.store.store import Store
 
     return _said(args, open_live(args).update_from(Store(args.store), args.id))
 

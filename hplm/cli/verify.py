@@ -25,7 +25,7 @@ def register(commands: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> dict:
     from tqdm import tqdm
 
-    from builder.verification import repository_parts, store_parts
+    from builder.store.verification import repository_parts, store_parts
     from hplm.errors import Broken, InvalidInput
 
     if args.state is not None and args.repository is None:

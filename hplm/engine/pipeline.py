@@ -18,9 +18,9 @@ import numpy as np
 
 from hplm.adapters.slots import Slots
 from hplm.engine.answer import answer
-from hplm.engine.courtesy import let_others_go_first
 from hplm.engine.engine import Engine
 from hplm.engine.instruments import Instruments
+from hplm.engine.niceness import let_others_go_first
 from hplm.engine.request import Request, Work
 from hplm.engine.staging import StagedBatch, Stager
 from hplm.errors import Broken, DeadlineMissed, Draining, HplmError

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hplm.errors import Broken, HplmError, InvalidInput, NoTenant
-from hplm.tenants.admission import admit
+from hplm.tenants.authorize import admit
 from hplm.tenants.snapshot import Snapshot, Tenant
 from hplm.tenants.state import EXPORTED_TENANTS, State
 

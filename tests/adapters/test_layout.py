@@ -9,7 +9,7 @@ from hplm.adapters.layout import Layout, adapter_layout, head_layout
 from hplm.adapters.tiles import Tiles
 from hplm.errors import InvalidInput
 from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV
-from tests.toy import CONFIG
+from testing.toy import CONFIG
 
 SLOTS = [0, 1, 0, 3, 3, 3, 2, 3, 1, 0]
 WIDTHS = {QKV: (8, 24), ATTENTION_OUT: (8, 8), FFN_IN: (8, 12), FFN_OUT: (12, 8)}

@@ -1,11 +1,11 @@
 """A backbone that is served with a live state, and a store that has learned more than was exported."""
 
-from builder.export import export
-from builder.model_configs import ServingOptions
-from builder.random_store import random_store, random_tenant, random_tenants
-from builder.store import TenantFile
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
+from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
-from tests.toy import CONFIG
+from testing.random_store import random_store, random_tenant, random_tenants
+from testing.toy import CONFIG
 
 
 def make_place(tmp_path):

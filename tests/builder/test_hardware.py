@@ -9,9 +9,9 @@ from torch import nn
 
 from builder.adaptation.lessons import EXAM_TOKENS, Reading, Student, Windowed, Windows
 from builder.hardware import STEP_TOKENS, compiled, step_tokens
-from builder.packs import positions_of
+from builder.length_groups import positions_of
 from hplm.model.checkpoint import random_backbone
-from tests.toy import CONFIG
+from testing.toy import CONFIG
 
 
 def read(lengths, seed):

@@ -6,14 +6,14 @@ import shutil
 import pytest
 import torch
 
-from builder.export import export
-from builder.live import Live
-from builder.model_configs import ServingOptions
-from builder.random_store import random_store, random_table, random_tenant, random_tenants
-from builder.store import TenantFile
-from hplm.engine.reference import Reference
+from builder.publish.export import export
+from builder.publish.live import Live
+from builder.publish.model_configs import ServingOptions
+from builder.store.store import TenantFile
+from testing.random_store import random_store, random_table, random_tenant, random_tenants
+from testing.reference import Reference
+from testing.toy import CONFIG, WORDS
 from tests.cli.test_domain import refused, run
-from tests.toy import CONFIG, WORDS
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ import shutil
 
 import pytest
 
-from builder.random_store import random_tenant
-from builder.store import TenantFile
+from builder.store.store import TenantFile
 from hplm.adapters.bank import HEADER_BYTES, PAGE, Bank, record_bytes
 from hplm.cli.main import main, parser
-from tests.builder.branches import some_lines
-from tests.builder.test_domain import corpus, rooted, tenant
+from testing.random_store import random_tenant
+from tests.builder.tables.branches import some_lines
+from tests.builder.tables.test_domain import corpus, rooted, tenant
 
 
 def run(capsys, *arguments):

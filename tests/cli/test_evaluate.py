@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from builder.store import Store
+from builder.store.store import Store
 from hplm.cli.main import main
 from tests.cli.test_whole_way import material  # noqa: F401
 from tests.serving import serving

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from builder.store import Store
+from builder.store.store import Store
 from hplm.cli.main import main
-from tests.builder.branches import some_lines
 from tests.builder.importing.stores import FIXTURES, LABELS, make_imported_store
-from tests.builder.test_domain import corpus
+from tests.builder.tables.branches import some_lines
+from tests.builder.tables.test_domain import corpus
 
 
 @pytest.fixture

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from builder.export import export
-from builder.model_configs import ServingOptions
-from builder.random_store import random_store, random_tenant, random_tenants
-from builder.store import Store, TenantFile
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
+from builder.store.store import Store, TenantFile
 from hplm.cli.main import main
+from testing.random_store import random_store, random_tenant, random_tenants
+from testing.toy import CONFIG
 from tests.cli.test_domain import refused, run
-from tests.toy import CONFIG
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import sys
 import pytest
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
-from builder.random_store import tokenizer_json, words
 from hplm.cli.main import main
+from testing.random_store import tokenizer_json, words
 from tests.serving import serving
 
 WORDS = words(200)

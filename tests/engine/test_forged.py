@@ -9,8 +9,8 @@ from hplm.engine import service
 from hplm.engine.request import LookedUp
 from hplm.errors import DeadlineMissed, Draining, InvalidInput, NoTenant
 from hplm.tenants.ticket import Ticket
+from testing.toy import WORDS
 from tests.engine.asker import Asker
-from tests.toy import WORDS
 
 
 @pytest.fixture

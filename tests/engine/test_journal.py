@@ -6,8 +6,8 @@ import time
 import pytest
 
 from hplm.errors import InvalidInput
+from testing.toy import WORDS
 from tests.engine.asker import Asker
-from tests.toy import WORDS
 
 
 def test_a_request_can_be_followed_from_its_arrival_to_its_answer(toy, tmp_path):

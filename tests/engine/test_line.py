@@ -9,8 +9,8 @@ import pytest
 from hplm.engine.engine import Engine
 from hplm.engine.request import Work
 from hplm.errors import Broken, DeadlineMissed, Draining, QueueFull
+from testing.toy import WORDS
 from tests.engine.asker import Asker
-from tests.toy import WORDS
 
 
 class Gate:

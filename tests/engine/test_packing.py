@@ -17,8 +17,8 @@ from hplm.engine.request import Request, Work
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.engine.turbo import Cost, cheapest_cuts
 from hplm.errors import InvalidInput
+from testing.toy import TENANTS, WORDS, random_text
 from tests.equality import Comparison
-from tests.toy import TENANTS, WORDS, random_text
 
 CPU = torch.device("cpu")
 POOL = 4  # texts of each tenant: short, longer, and as long as the backbone takes

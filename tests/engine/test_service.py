@@ -11,21 +11,21 @@ from functools import cache
 import numpy as np
 import pytest
 
-from builder.random_store import SPECIAL
 from hplm.engine.engine import Engine
 from hplm.engine.overlap import OVERLAPS
 from hplm.engine.packing import PACKINGS
 from hplm.engine.pipeline import Pipeline
-from hplm.engine.reference import Reference
 from hplm.engine.staging import Stager
 from hplm.errors import Broken, DeadlineMissed, InvalidInput
 from hplm.model.windows import Window
 from hplm.plot.gathering import Gatherer
 from hplm.plot.table import Table
 from hplm.scheduling.policy import OURS
+from testing.random_store import SPECIAL
+from testing.reference import Reference
+from testing.toy import CONFIG, TENANTS, WORDS, Toy, make_toy, random_text
 from tests.engine.asker import Asker
 from tests.equality import Comparison
-from tests.toy import CONFIG, TENANTS, WORDS, Toy, make_toy, random_text
 
 
 @pytest.fixture

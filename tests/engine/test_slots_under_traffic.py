@@ -4,14 +4,14 @@ import random
 
 import torch
 
-from builder.export import export
-from builder.model_configs import ServingOptions
-from builder.random_store import random_store
-from builder.store import TenantFile
-from hplm.engine.reference import Reference
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
+from builder.store.store import TenantFile
+from testing.random_store import random_store
+from testing.reference import Reference
+from testing.toy import CONFIG, WORDS, random_text
 from tests.engine.asker import Asker
 from tests.equality import Comparison
-from tests.toy import CONFIG, WORDS, random_text
 
 TENANTS = [TenantFile(f"tenant-{i:02d}", 1, "root", 1, "classify", ["a", "b", "c"], 8) for i in range(40)]
 

@@ -6,20 +6,20 @@ import time
 import numpy as np
 import pytest
 
-from builder.export import export
-from builder.model_configs import ServingOptions
-from builder.random_store import random_store
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
 from hplm.engine.lookup import Lookup
-from hplm.engine.reference import Reference
 from hplm.engine.request import LookedUp
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.errors import InvalidInput
 from hplm.model.weights import save_weights
 from hplm.tenants.ticket import Ticket
+from testing.random_store import random_store
+from testing.reference import Reference
+from testing.toy import CONFIG, DOMAINS, WORDS, random_text
 from tests.engine.asker import PARAMETERS, Asker
 from tests.tasks import TENANTS, expected_logits, make_tasks, question, same_labels
-from tests.toy import CONFIG, DOMAINS, WORDS, random_text
 
 
 @pytest.fixture(scope="module")

@@ -18,12 +18,12 @@ from urllib.request import urlopen
 
 import pytest
 
-from builder.export import export
-from builder.model_configs import ServingOptions
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
 from hplm.server import TritonServer
+from testing.toy import Toy
 from tests.loadtest.small_server import SmallServer
 from tests.serving import serving
-from tests.toy import Toy
 
 LOCUSTFILE = Path(__file__).parents[2] / "loadtest" / "locustfile.py"
 

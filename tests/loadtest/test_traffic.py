@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from hplm.errors import InvalidInput
-from hplm.scheduling.arrivals import SECOND, read_trace
+from hplm.scheduling.simulation.arrivals import SECOND, read_trace
 from loadtest.recorded import read_recorded
 from loadtest.texts import Texts, read_texts, standard_library
 from loadtest.traffic import Mix, burst, fixed, gamma, lengths_of, steady, texts_for, until
-from tests.toy import WORDS
+from testing.toy import WORDS
 
 
 def seconds(arrivals) -> np.ndarray:

@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import AutoModel, BertConfig, BertForMaskedLM, BertModel, GPT2Config, PreTrainedTokenizerFast
 
-from builder.random_store import tokenizer_json
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import full_stack, load_checkpoint, split
+from testing.random_store import tokenizer_json
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ from transformers import BertConfig, BertModel
 
 from builder.adaptation.learning import Budget
 from builder.adaptation.teacher import Teacher
-from builder.random_store import SPECIAL, words
-from builder.root import RootOptions, build_root
+from builder.tables.root import RootOptions, build_root
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import load_checkpoint, split
 from hplm.model.windows import Window
+from testing.random_store import SPECIAL, words
 
 HIDDEN, HEADS, INNER, SHALLOW, FULL = 24, 3, 40, 2, 3
 CONFIG = {

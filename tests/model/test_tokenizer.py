@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from tokenizers import Encoding
 
-from builder.random_store import tokenizer_json, word
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Tokenizer, first_tokens, words_of
-from tests.toy import CONFIG, WORDS
+from testing.random_store import tokenizer_json, word
+from testing.toy import CONFIG, WORDS
 
 
 @pytest.fixture

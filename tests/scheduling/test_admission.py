@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 from hplm.errors import DeadlineMissed
-from hplm.scheduling.arrivals import Arrivals
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Limits, Scheduler
-from hplm.scheduling.simulation import REFUSED, Machine, Simulation
+from hplm.scheduling.simulation.arrivals import Arrivals
+from hplm.scheduling.simulation.server import REFUSED, Machine, Simulation
 from hplm.scheduling.waiting import Capacity, Waiting
 
 ROOM = Capacity(tokens=100, texts=100, tenants=100)

@@ -13,16 +13,16 @@ import tritonclient.http
 from safetensors.torch import load, save
 from tritonclient.utils import InferenceServerException
 
-from builder.export import export
-from builder.model_configs import ServingOptions
-from builder.random_store import random_store, random_tenant, random_tenants
-from builder.store import TenantFile
-from hplm.engine.reference import Reference
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
+from builder.store.store import TenantFile
 from hplm.errors import HplmError
 from hplm.server import TritonServer
+from testing.random_store import random_store, random_tenant, random_tenants
+from testing.reference import Reference
+from testing.toy import CONFIG, WORDS
 from tests.server.stock import Stock
 from tests.serving import serving
-from tests.toy import CONFIG, WORDS
 
 KEY = "a secret of the operator"
 TEXT = " ".join(WORDS[:9])

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from builder.export import export
-from builder.model_configs import ALIAS, ServingOptions
-from builder.random_store import random_store
+from builder.publish.export import export
+from builder.publish.model_configs import ALIAS, ServingOptions
 from hplm.errors import InvalidInput
+from testing.random_store import random_store
+from testing.toy import CONFIG, DOMAINS, TENANTS, WORDS, random_text
 from tests.server.stock import LIBRARIES, Stock
 from tests.serving import serving
-from tests.toy import CONFIG, DOMAINS, TENANTS, WORDS, random_text
 
 OTHERS = [replace(tenant, id=f"other-{tenant.id}") for tenant in TENANTS[:3]] + [replace(TENANTS[4], id="hugo")]
 BACKBONES = {"acme": "toy", "beta": "toy", "other-acme": "other", "other-beta": "other", "other-city": "other"}

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from builder.export import export
-from builder.model_configs import ServingOptions
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
 from hplm.errors import HplmError
 from hplm.server import TritonServer
 from hplm.tenants.ticket import TICKET_BYTES, Ticket
+from testing.toy import WORDS
 from tests.server.stock import LIBRARIES, Stock
 from tests.serving import serving
-from tests.toy import WORDS
 
 STATUS = {"grpc": {400: "StatusCode.INVALID_ARGUMENT", 404: "StatusCode.NOT_FOUND", 503: "StatusCode.UNAVAILABLE",
                    500: "StatusCode.INTERNAL"},

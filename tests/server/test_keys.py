@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from builder.export import export
-from builder.model_configs import ServingOptions
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
 from hplm.cli.serve import open_tenants
 from hplm.tenants.keys import new_key
 from hplm.tenants.snapshot import Snapshot
+from testing.toy import WORDS
 from tests.server.stock import LIBRARIES, Stock
 from tests.server.test_bad_input import STATUS
 from tests.serving import serving
-from tests.toy import WORDS
 
 SECRETS, KEYS = zip(*(new_key(), new_key(), new_key(expires=int(time.time()) - 1)), strict=True)
 SETTINGS = {

@@ -9,15 +9,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from builder.export import export
-from builder.live import Live
-from builder.model_configs import ServingOptions
-from builder.random_store import random_store, random_table, random_tenant, random_tenants
-from hplm.engine.reference import Reference
+from builder.publish.export import export
+from builder.publish.live import Live
+from builder.publish.model_configs import ServingOptions
+from testing.random_store import random_store, random_table, random_tenant, random_tenants
+from testing.reference import Reference
+from testing.toy import CONFIG, random_text
 from tests.equality import Comparison
 from tests.server.stock import Stock
 from tests.serving import serving
-from tests.toy import CONFIG, random_text
 
 TENANTS = random_tenants(6, 4, 3, domains=("bio",))
 TEXTS = [random_text(random.Random(seed), 40) for seed in range(5)]

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from builder.export import export
-from builder.model_configs import ServingOptions
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
 from hplm.metrics.names import METRICS
 from hplm.server import TritonServer
+from testing.toy import WORDS
 from tests.server.stock import Stock
 from tests.serving import serving
-from tests.toy import WORDS
 
 LINE = re.compile(r"^(\w+)\{(.*)\} (\S+)$")
 LABEL = re.compile(r'(\w+)="([^"]*)"')

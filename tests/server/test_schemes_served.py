@@ -12,12 +12,12 @@ import torch
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from builder.model_configs import ServingOptions
-from builder.schemes.export import export_scheme
-from hplm.baselines.models import WholeModels
+from builder.publish.model_configs import ServingOptions
+from research.baselines.models import WholeModels
+from research.schemes.export import export_scheme
+from testing.toy import TENANTS, Toy, random_text
 from tests.server.stock import LIBRARIES, Stock
 from tests.serving import serving
-from tests.toy import TENANTS, Toy, random_text
 
 OPTIONS = ServingOptions(dtype="fp32", threads=1, batch_tokens=128)
 

@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from builder.export import export
-from builder.model_configs import ServingOptions
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
+from testing.toy import TENANTS, WORDS, random_text
 from tests.equality import Comparison
 from tests.server.stock import LIBRARIES, Stock
 from tests.serving import serving
-from tests.toy import TENANTS, WORDS, random_text
 
 
 @pytest.fixture(scope="module", params=["fp32", "bf16"])

@@ -9,8 +9,8 @@ import torch
 
 from builder.evaluation.served import Server, score_served
 from builder.evaluation.tenant import evaluate_tenant
-from hplm.engine.reference import Reference
 from hplm_client import HplmClient
+from testing.reference import Reference
 from tests.server.stock import Stock
 from tests.serving import serving
 from tests.tasks import TENANTS, expected_logits, make_tasks, question, same_labels

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from builder.export import export
-from builder.model_configs import ServingOptions
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
+from testing.toy import WORDS
 from tests.server.stock import Stock
 from tests.serving import serving
-from tests.toy import WORDS
 
 
 def test_a_request_is_in_triton_s_trace_and_in_the_journal(toy, tmp_path):

@@ -6,7 +6,7 @@ import json
 import pytest
 from safetensors.torch import save
 
-from builder.store import TenantFile
+from builder.store.store import TenantFile
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.tenants.commands import Commands

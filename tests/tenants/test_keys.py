@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from hplm.errors import NoTenant
-from hplm.tenants.admission import admit
+from hplm.tenants.authorize import admit
 from hplm.tenants.keys import Key, allows, key_of, new_key, presented_key
 from hplm.tenants.snapshot import Snapshot
 
@@ -88,7 +88,7 @@ def test_admission(snapshot, monkeypatch):
     assert admit(snapshot, {"tenant": "acme", "authorization": f"Bearer {secret}"}, NOW).id == "acme"
     assert admit(snapshot, {"tenant": "beta"}, NOW).id == "beta"
     checked = []
-    monkeypatch.setattr("hplm.tenants.admission.allows", lambda keys, *rest: checked.append(len(keys)) or allows(keys, *rest))
+    monkeypatch.setattr("hplm.tenants.authorize.allows", lambda keys, *rest: checked.append(len(keys)) or allows(keys, *rest))
     said = set()
     for parameters in ({}, {"tenant": "nobody"}, {"tenant": 7}, {"tenant": "acme"},
                        {"tenant": "acme", "authorization": "Bearer wrong"},

@@ -15,9 +15,9 @@ from hplm.errors import Broken, DeadlineMissed, InvalidInput, QueueFull, Quota
 from hplm.tenants.quotas import Quotas
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.ticket import Ticket
+from testing.toy import WORDS
 from tests.engine.asker import Asker
 from tests.engine.test_line import Gate
-from tests.toy import WORDS
 
 
 class Clock:

@@ -4,7 +4,7 @@ import pytest
 
 from hplm.errors import Broken, InvalidInput, NoTenant
 from hplm.tenants.snapshot import Snapshot
-from tests.toy import TENANTS
+from testing.toy import TENANTS
 
 
 def test_a_snapshot_comes_back_as_it_was(toy, tmp_path):

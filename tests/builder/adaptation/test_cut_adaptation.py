@@ -7,10 +7,10 @@ import signal
 import pytest
 import torch
 
-from builder import savepoint
 from builder.adaptation.distillation import adapt
 from builder.adaptation.learning import Budget
 from builder.adaptation.masked import further_pretrain
+from builder.store import savepoint
 from hplm.model.checkpoint import load_checkpoint, split
 from tests.builder.adaptation.test_masked import CPU, chained, save
 

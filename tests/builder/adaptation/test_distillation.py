@@ -11,10 +11,10 @@ from builder.adaptation.learning import Budget, Course
 from builder.adaptation.lessons import Lessons, Student
 from builder.adaptation.teacher import Teacher
 from builder.hardware import compiled
-from builder.random_store import random_documents, tokenizer_json
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
 from hplm.model.windows import Window
+from testing.random_store import random_documents, tokenizer_json
 
 CPU = torch.device("cpu")
 VOCABULARY = 90

@@ -7,17 +7,17 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
-from builder import root
 from builder.adaptation import masked
 from builder.adaptation.learning import Budget
 from builder.adaptation.masked import MaskedLessons, further_pretrain, given_head
-from builder.domain import DomainOptions, UpdateOptions, build_domain, update_domain
-from builder.random_store import random_documents, tokenizer_json
-from builder.root import RootOptions, build_root
-from builder.store import Store
+from builder.store.store import Store
+from builder.tables import root
+from builder.tables.domain import DomainOptions, UpdateOptions, build_domain, update_domain
+from builder.tables.root import RootOptions, build_root
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
-from tests.builder.branches import some_lines
+from testing.random_store import random_documents, tokenizer_json
+from tests.builder.tables.branches import some_lines
 
 CPU = torch.device("cpu")
 VOCABULARY = 90

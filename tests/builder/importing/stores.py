@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from builder.random_store import tokenizer_json
-from builder.store import Store
+from builder.store.store import Store
 from hplm.adapters.layout import Layout
 from hplm.adapters.tiles import Tiles
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import load_checkpoint, split
 from hplm.model.config import BackboneConfig
-from tests.builder.branches import CPU, build, some_lines
+from testing.random_store import tokenizer_json
 from tests.builder.importing.base import SIZES, SPLIT, save_base
+from tests.builder.tables.branches import CPU, build, some_lines
 
 FIXTURES = Path(__file__).parent / "fixtures"
 LABELS = ["red", "green", "blue"]

@@ -10,21 +10,21 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from builder.adaptation.learning import Budget
-from builder.domain import DomainOptions, build_domain, delete_domain
-from builder.export import export
 from builder.importing import lower
 from builder.importing import tenant as tenants
 from builder.importing.found import halves, records, upper_layout
 from builder.importing.lower import NewDomain, merge
 from builder.importing.tenant import ImportOptions, import_tenant, read_folder
-from builder.model_configs import ServingOptions
-from builder.store import Store
-from hplm.engine.reference import Reference
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
+from builder.store.store import Store
+from builder.tables.domain import DomainOptions, build_domain, delete_domain
 from hplm.errors import InvalidInput
 from hplm.model.layer import activation
-from tests.builder.branches import CPU, some_lines
+from testing.reference import Reference
 from tests.builder.importing.stores import FIXTURES, LABELS, make_imported_store, through
-from tests.builder.test_domain import corpus
+from tests.builder.tables.branches import CPU, some_lines
+from tests.builder.tables.test_domain import corpus
 
 UPPER_ONLY = [
     "peft-everywhere",

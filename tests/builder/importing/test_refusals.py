@@ -10,12 +10,12 @@ from safetensors.torch import load_file, save_file
 
 from builder.importing.lower import NewDomain
 from builder.importing.tenant import ImportOptions, import_tenant
-from builder.store import Store
+from builder.store.store import Store
 from hplm.errors import InvalidInput
-from tests.builder.branches import CPU
 from tests.builder.importing.base import save_base
 from tests.builder.importing.stores import FIXTURES, LABELS, make_imported_store
-from tests.builder.test_domain import corpus
+from tests.builder.tables.branches import CPU
+from tests.builder.tables.test_domain import corpus
 
 NAMED = ImportOptions(labels=LABELS)
 

@@ -12,7 +12,7 @@ from hplm.adapters.layout import PROJECTIONS, adapter_layout
 from hplm.adapters.tiles import Tiles
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import random_backbone
-from tests.toy import CONFIG
+from testing.toy import CONFIG
 
 LENGTHS = [5, 3]
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from builder.tenant import Material
+from builder.training.tenant import Material
 from hplm.errors import InvalidInput
-from tests.builder.test_tenant import write
+from tests.builder.training.test_tenant import write
 
 
 def test_values_are_judged_without_those_set_aside(tmp_path):

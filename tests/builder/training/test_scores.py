@@ -2,7 +2,7 @@
 
 import pytest
 
-from builder.data import Example
+from builder.training.labelled import Example
 from builder.training.scores import confusion, is_bio, score
 
 

@@ -1,0 +1,128 @@
+"""A table whose values are not in memory: the read-ahead beside parallel reads of the same rows, and plain page faults."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bench.plot_tables import VERSION, open_forest
+from bench.timing import Timing, alternate_timed
+from hplm.errors import Broken, InvalidInput
+from hplm.plot.gathering import Gatherer, bags
+from hplm.plot.table import Table
+
+THREADS = (1, 2, 4, 8, 16, 32)
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def drop(path: Path) -> None:
+    """Out of the page cache; raises if some of it stayed."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        resident = _resident_pages(descriptor)
+    finally:
+        os.close(descriptor)
+    if resident:
+        raise InvalidInput(f"{resident} pages of {path} cannot be dropped from memory: choose a --folder on a disk")
+
+
+def can_drop(folder: Path) -> bool:
+    """Not where files live in memory anyway (tmpfs)."""
+    probe = folder / "probe"
+    probe.write_bytes(bytes(1 << 20))
+    try:
+        drop(probe)
+    except InvalidInput:
+        return False
+    finally:
+        probe.unlink()
+    return True
+
+
+class Cold:
+    """Each repetition drops the file, then opens it anew: rows that were seen before would not be checked again."""
+
+    def __init__(self, folder: Path, dtype: str, addresses: list[np.ndarray], lengths: np.ndarray) -> None:
+        self._folder, self._dtype = folder, dtype
+        table = Table(folder / dtype / str(VERSION))
+        self._meta, self._path = table.meta, table.folder / "values"
+        self._addresses, self._lengths = addresses, lengths
+
+    def measure(self, seconds: float) -> tuple[dict[str, Timing], int]:
+        """And the number of threads that read fastest."""
+        with ThreadPoolExecutor(max(THREADS)) as pool:
+            list(pool.map(time.sleep, [0.01] * max(THREADS)))  # starts its threads
+            tried = {count: (lambda text, count=count: self._preads(text, pool, count)) for count in THREADS}
+            timings = alternate_timed({str(count): variant for count, variant in tried.items()}, seconds / len(THREADS))
+            best = min(THREADS, key=lambda count: timings[str(count)].median)
+            pair = alternate_timed({"cold": self._read_ahead, "pread": tried[best]}, seconds)
+            # Apart, and last: one of its turns takes longer than a hundred of the others'.
+            return pair | alternate_timed({"cold_faults": self._page_faults}, seconds), best
+
+    def _read_ahead(self, text: int) -> float:
+        addresses = self._of(text)
+        drop(self._path)
+        forest = open_forest(self._folder, self._dtype)
+        _ = forest.tables_of(addresses)[0][0].rows  # opened before the clock starts
+        gatherer = Gatherer(torch.device("cpu"), torch.bfloat16)
+        start = time.perf_counter()
+        broken = gatherer.broken(forest, addresses)
+        gatherer.sums(forest, addresses, self._lengths)
+        taken = time.perf_counter() - start
+        if len(broken):
+            raise Broken(f"row {broken[0]} of {self._path} does not match its checksum")
+        return taken
+
+    def _page_faults(self, text: int) -> float:
+        coding, addresses = self._meta.coding, self._of(text)
+        drop(self._path)
+        with open(self._path, "rb") as file, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given buffer is not writable")
+            mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            stored = torch.frombuffer(mapped, dtype=torch.uint8).view(-1, coding.width(self._meta.hidden))
+        start = time.perf_counter()
+        coding.bags(coding.typed(stored), torch.from_numpy(bags(addresses, self._lengths, self._meta.window)), torch.bfloat16)
+        return time.perf_counter() - start
+
+    def _preads(self, text: int, pool: ThreadPoolExecutor, threads: int) -> float:
+        stride = self._meta.row_bytes
+        starts = np.unique(self._of(text)) * stride
+        parts = [part.tolist() for part in np.array_split(starts, min(threads, len(starts)))]
+        drop(self._path)
+        descriptor = os.open(self._path, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # or it reads more than it is asked for
+
+        def read(part: list[int]) -> None:
+            for start in part:
+                os.pread(descriptor, stride, start)
+
+        start = time.perf_counter()
+        list(pool.map(read, parts))
+        taken = time.perf_counter() - start
+        os.close(descriptor)
+        return taken
+
+    def _of(self, text: int) -> np.ndarray:
+        return self._addresses[text % len(self._addresses)]
+
+
+def _resident_pages(descriptor: int) -> int:
+    size = os.fstat(descriptor).st_size
+    with mmap.mmap(descriptor, size, prot=mmap.PROT_READ) as mapped:
+        view = np.frombuffer(mapped, dtype=np.uint8)
+        pages = np.zeros(-(-size // mmap.PAGESIZE), dtype=np.uint8)
+        refused = _libc.mincore(ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(size), ctypes.c_void_p(pages.ctypes.data))
+        del view
+    if refused:
+        raise OSError(ctypes.get_errno(), "mincore")
+    return int((pages & 1).sum())

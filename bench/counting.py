@@ -1,0 +1,40 @@
+"""Counting n-grams in a process of its own: how fast, and with how much memory at most."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from builder.tables.corpus import Corpus
+from builder.tables.counting import count_ngrams
+from hplm.errors import HplmError
+from hplm.model.windows import TRIGRAMS
+from hplm.plot.keys import KeySpace
+
+
+def count_apart(corpus: Path, vocabulary: int, folder: Path) -> dict[str, float]:
+    command = [sys.executable, "-m", "bench.counting", str(corpus), str(vocabulary), str(folder)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, timeout=3600)
+    if done.returncode:
+        raise HplmError(f"counting n-grams ended with {done.returncode}")
+    return json.loads(done.stdout)
+
+
+def measure_counting(corpus: Corpus, vocabulary: int, folder: Path) -> dict[str, float]:
+    start = time.perf_counter()
+    count_ngrams(corpus, KeySpace(vocabulary, TRIGRAMS), folder)
+    taken = time.perf_counter() - start
+    return {"count_tokens_per_s": round(corpus.tokens / taken), "count_peak_mb": round(_peak_bytes() / 1e6, 1)}
+
+
+def _peak_bytes() -> int:
+    """Of this program's memory; what `getrusage` says includes what the process was before it became this program."""
+    status = Path("/proc/self/status").read_text("ascii").splitlines()
+    return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) * 1024
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure_counting(Corpus(Path(sys.argv[1])), int(sys.argv[2]), Path(sys.argv[3]))))

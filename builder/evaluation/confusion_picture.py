@@ -1,0 +1,50 @@
+"""The picture of `hplm evaluate`: which label was answered where which was right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from builder.evaluation.tenant import Evaluation
+from builder.tables.coverage_picture import INK
+from builder.training.scores import confusion
+from hplm.errors import InvalidInput
+
+TOLD_APART = ("classify", "tag")
+MOST_LABELS = 60  # more are no picture
+MOST_NUMBERED = 20
+
+
+def draw_confusion(evaluation: Evaluation, path: Path) -> None:
+    """Rows are shares of the right label; the format is that of the path's suffix."""
+    tenant = evaluation.tenant
+    if tenant.task not in TOLD_APART or len(tenant.labels) > MOST_LABELS:
+        raise InvalidInput(
+            f"--picture shows which labels are taken for which: that is for {' and '.join(TOLD_APART)} with up to "
+            f"{MOST_LABELS} labels; tenant {tenant.id!r} has the task {tenant.task} and {len(tenant.labels)}"
+        )
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    wanted = [label for example in evaluation.labelled.examples for label in example.labels]
+    answered = [label for answer in evaluation.answers for label in answer]
+    pairs = confusion(tenant.labels, wanted, answered)
+    answers = [*tenant.labels, "(none)"] if pairs[:, -1].any() else list(tenant.labels)
+    pairs = pairs[:, : len(answers)]
+    shares = pairs / pairs.sum(1, keepdims=True).clip(1)
+    size = 2.5 + 0.32 * min(len(tenant.labels), 40)
+    figure = Figure(figsize=(size + 1, size), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    axes.set_xticks(range(len(answers)), answers, rotation=90, parse_math=False)  # a label may well hold two dollar signs
+    axes.set_yticks(range(len(tenant.labels)), tenant.labels, parse_math=False)
+    if len(tenant.labels) <= MOST_NUMBERED:
+        for (row, column), count in ((at, pairs[at]) for at in zip(*pairs.nonzero(), strict=True)):
+            color = "white" if shares[row, column] > 0.5 else INK
+            axes.text(column, row, f"{count:,}", ha="center", va="center", color=color, fontsize=8)
+    axes.set_xlabel("answered")
+    axes.set_ylabel("right")
+    axes.set_title(f"{tenant.id} version {tenant.version}", loc="left", color=INK)
+    figure.colorbar(image, ax=axes, label="share of the right label")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)

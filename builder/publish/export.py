@@ -1,0 +1,124 @@
+"""From a store to Triton model folders: the ensemble, its two models and the knowledge they share."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from builder.publish.model_configs import ServingOptions, check_options, write_configs
+from builder.publish.records import Records
+from builder.store.store import Store, TenantFile, written_folder
+from hplm.adapters.bank import Bank
+from hplm.engine.backbone import Backbone
+from hplm.errors import InvalidInput
+from hplm.plot.forest import Branch, place
+from hplm.tenants.snapshot import Snapshot, Tenant
+
+
+@dataclass(frozen=True)
+class Exported:
+    backbone: str
+    tenants: int
+    tables: int
+    folder: Path
+
+
+def export(store: Store, repository: Path, options: ServingOptions, replace: bool = False) -> Exported:
+    """Writes `<backbone>`, `<backbone>-lookup` and `<backbone>-upper`.
+
+    The version folder is written whole beside the old one and takes its name; a server that has the old one mapped keeps it
+    until it is restarted or told to load. Tenants that only the repository knows are not dropped unless `replace` says so.
+    """
+    tenants = store.tenants()
+    if not tenants:
+        raise InvalidInput(f"{store.folder} has no tenants to export: build one with `hplm build tenant`")
+    check_options(store.config, options)
+    name = store.config.name
+    version_folder = repository / name / "1"
+    if version_folder.exists() and not replace:
+        refuse_loss(version_folder, {tenant.id for tenant in Snapshot.load(version_folder / Backbone.TENANTS).tenants}, tenants)
+    with _replaced_folder(version_folder) as folder:
+        store.config.save(folder / Backbone.CONFIG)
+        for file in (Backbone.TOKENIZER, Backbone.UPPER):
+            copy_file(store.folder / file, folder / file)
+        branches = place(store.table(*branch) for branch in _needed(store, tenants))
+        for branch in branches:
+            for file in sorted((store.folder / "plot" / branch.folder).iterdir()):
+                copy_file(file, folder / Backbone.TABLES / branch.folder / file.name)
+        exported = _write_banks(store, tenants, folder / Backbone.BANKS)
+        Snapshot(0, branches, exported, _digest(folder, branches, exported)).save(folder / Backbone.TENANTS)
+    write_configs(repository, store.config, options)
+    return Exported(name, len(tenants), len(branches), repository / name)
+
+
+def _needed(store: Store, tenants: list[TenantFile]) -> list[tuple[str, int]]:
+    """Tables that tenants are pinned to, the newest of each domain, and what they fall back to; the root first."""
+    needed = {(tenant.domain, tenant.domain_version) for tenant in tenants}
+    needed |= {(domain, store.latest(domain)) for domain, _ in store.domains()}
+    for step in list(needed):
+        while step[0] is not None:
+            needed.add(step)
+            meta = store.table(*step).meta
+            step = (meta.parent, meta.parent_version)
+    return [branch for branch in store.domains() if branch in needed]
+
+
+def refuse_loss(folder: Path, known: Iterable[str], tenants: list[TenantFile]) -> None:
+    """`known`: who is served there now."""
+    lost = sorted(set(known) - {tenant.id for tenant in tenants})
+    if lost:
+        raise InvalidInput(
+            f"{folder} serves {len(lost)} tenants that this store does not have ({', '.join(lost[:5])}"
+            f"{', ...' if len(lost) > 5 else ''}): export from the store they were built in, or say --replace to drop them"
+        )
+
+
+@contextmanager
+def _replaced_folder(folder: Path) -> Iterator[Path]:
+    """Like `written_folder`, but what is written takes the place of what is there."""
+    fresh = folder.with_name(folder.name + ".new")
+    old = folder.with_name(folder.name + ".old")
+    for left_behind in (fresh, old):
+        shutil.rmtree(left_behind, ignore_errors=True)
+    with written_folder(fresh) as writing:
+        yield writing
+    if folder.exists():
+        folder.rename(old)
+    fresh.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _write_banks(store: Store, tenants: list[TenantFile], folder: Path) -> list[Tenant]:
+    """In order of tenant id; uids number the tenants from 1."""
+    folder.mkdir()
+    records = Records(store)
+    exported = [records.add(tenant, uid) for uid, tenant in enumerate(tenants, start=1)]
+    records.write(folder)
+    return exported
+
+
+def _digest(folder: Path, branches: list[Branch], tenants: list[Tenant]) -> str:
+    """Names an export by its content, so that the same export again is the same to a live state, and no other one is."""
+    content = hashlib.sha256(repr((branches, tenants)).encode())
+    content.update((folder / Backbone.UPPER).read_bytes())
+    for branch in branches:
+        for name in ("meta.json", "checksums"):
+            content.update((folder / Backbone.TABLES / branch.folder / name).read_bytes())
+    for bank in sorted((folder / Backbone.BANKS).iterdir()):
+        for header in Bank(bank).headers():
+            content.update(header)
+    return content.hexdigest()[:16]
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """A hard link where the file system allows: nothing that is exported is ever written in place."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -1,0 +1,53 @@
+"""From trained tenants to records in banks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from builder.store.store import Store, TenantFile
+from hplm.adapters.bank import Record, write_bank
+from hplm.adapters.heads import grown, size_for
+from hplm.adapters.layout import Layout
+from hplm.tenants.snapshot import Tenant
+
+
+class Records:
+    """Records of one layout go to one bank."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._entries: dict[Layout, list[tuple[int, int, Tensor]]] = defaultdict(list)
+
+    def add(self, tenant: TenantFile, uid: int) -> Tenant:
+        """The tenant as a snapshot names it."""
+        config = self._store.config
+        adapter, head = self._store.tenant_weights(tenant)
+        adapter_record = None
+        if adapter is not None:
+            adapter_record = self._record(tenant.adapter_layout(config), uid, tenant.version, adapter)
+        size = size_for(len(tenant.labels))
+        layout = tenant.head_layout(config, size)
+        return Tenant(
+            id=tenant.id,
+            uid=uid,
+            version=tenant.version,
+            domain=tenant.domain,
+            domain_version=tenant.domain_version,
+            task=tenant.task,
+            labels=tuple(tenant.labels),
+            head=self._record(layout, uid, tenant.version, [grown(head, size)]),
+            adapter=adapter_record,
+        )
+
+    def write(self, folder: Path) -> None:
+        for layout, entries in self._entries.items():
+            write_bank(folder / layout.file_name, layout, entries)
+
+    def _record(self, layout: Layout, uid: int, version: int, layers: Sequence[Mapping[str, Tensor]]) -> Record:
+        entries = self._entries[layout]
+        entries.append((uid, version, layout.pack(layers)))
+        return Record(layout.file_name, len(entries) - 1, uid, version)

@@ -1,0 +1,378 @@
+"""The store: what has been built, before any of it is exported. One store, one backbone.
+
+    store.json                      format, and where the original model came from
+    backbone.json  tokenizer.json  upper.safetensors
+    lower/<domain>-<version>.safetensors        the lower stack behind a table, for building more
+    lower/<domain>-<version>.head.safetensors   what guesses masked words above it
+    plot/<domain>/<version>/                    the table
+    counts/<domain>/<version>/                  how often each n-gram occurs, for the next version
+    tenants/<id>/<version>/                     tenant.json  adapter.safetensors  head.safetensors  report.json  training.png
+
+Everything is written under a temporary name, synced and renamed, so what has its name is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from builder.store.resumable import digest_of, replaced, write_json
+from hplm.adapters.layout import Layout, adapter_layout, head_layout
+from hplm.errors import Broken, InvalidInput
+from hplm.model.config import BackboneConfig
+from hplm.model.stacks import LowerStack, UpperStack
+from hplm.model.tokenizer import Tokenizer
+from hplm.model.weights import load_weights, save_weights
+from hplm.plot.forest import Branch, Forest, place
+from hplm.plot.keys import KeySpace
+from hplm.plot.table import Table, TableMeta, TableSpec
+from hplm.tenants.snapshot import NAME
+
+FORMAT = 2
+
+
+@dataclass(frozen=True)
+class TenantFile:
+    """`tenant.json`: what a trained tenant is."""
+
+    id: str
+    version: int
+    domain: str
+    domain_version: int
+    task: str
+    labels: list[str]
+    rank: int  # of the adapter; 0: a head alone
+    adapter: str = "bottleneck"
+    places: tuple[str, ...] | None = None  # that it works on; None: its kind's usual ones
+    function: str = "relu"  # inside it
+    head_function: str | None = None  # between the layers of a head of two
+    dtype: str = "fp16"  # in which adapter and head are stored
+
+    def adapter_layout(self, config: BackboneConfig) -> Layout | None:
+        return adapter_layout(config, self.adapter, self.rank, self.places, self.function, self.dtype)
+
+    def head_layout(self, config: BackboneConfig, size: int | None = None) -> Layout:
+        return head_layout(config, size or len(self.labels), self.head_function, self.dtype)
+
+    @classmethod
+    def read(cls, path: Path) -> TenantFile:
+        stored = _read_json(path)
+        try:
+            return cls(**{**stored, "places": tuple(stored["places"]) if stored.get("places") else None})
+        except TypeError as error:
+            raise Broken(f"{path} does not describe a tenant ({error}): build or copy it again") from None
+
+
+def check_name(kind: str, name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise InvalidInput(f"{kind} name {name!r}: use 1-64 lower-case letters, digits, '.', '_' and '-', no leading sign")
+    return name
+
+
+@contextmanager
+def written_folder(folder: Path) -> Iterator[Path]:
+    """A folder that gets its name once its content is complete and synced."""
+    temporary = folder.with_name(folder.name + ".writing")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+    except BaseException:
+        shutil.rmtree(temporary)
+        raise
+    for file in temporary.rglob("*"):
+        if file.is_file():
+            with open(file, "rb") as written:
+                os.fsync(written.fileno())
+    temporary.rename(folder)
+
+
+class Store:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        path = folder / "store.json"
+        if not path.exists():
+            raise InvalidInput(f"{folder} is not a store: make one with `hplm build root --store {folder} ...`")
+        stored = _read_json(path)
+        if stored.get("format") != FORMAT:
+            raise InvalidInput(
+                f"{path} has format {stored.get('format')!r}, this version of hplm reads {FORMAT}: build the store again"
+            )
+        if "model" not in stored:
+            raise Broken(f"{path} does not name the model that the store was made from: copy it again")
+        self.model: str = stored["model"]  # the original, by name or folder
+        self.config = BackboneConfig.load(folder / "backbone.json")
+
+    @classmethod
+    def create(
+        cls,
+        folder: Path,
+        model: str,
+        config: BackboneConfig,
+        tokenizer_json: str,
+        lower: LowerStack,
+        upper: UpperStack,
+        head: nn.Module | None = None,
+    ) -> Store:
+        """Without tables yet; `store.json` comes last and makes it a store."""
+        if (folder / "store.json").exists():
+            raise InvalidInput(f"{folder} holds a store already: choose another --store, or remove it")
+        folder.mkdir(parents=True, exist_ok=True)
+        with replaced(folder / "backbone.json") as temporary:
+            config.save(temporary)
+        with replaced(folder / "tokenizer.json") as temporary:
+            temporary.write_text(tokenizer_json, "utf-8")
+        with replaced(folder / "upper.safetensors") as temporary:
+            save_weights(upper.state_dict(), temporary)
+        if head is not None:
+            _save_below(folder, "root-1.head", head.state_dict())
+        _save_below(folder, "root-1", lower.state_dict())
+        write_json(folder / "store.json", {"format": FORMAT, "model": model})
+        return cls(folder)
+
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer((self.folder / "tokenizer.json").read_text("utf-8"), self.config.positions)
+
+    def upper(self) -> UpperStack:
+        upper = UpperStack(self.config)
+        upper.load_state_dict(load_weights(self.folder / "upper.safetensors"))
+        return upper
+
+    def lower(self, domain: str, version: int) -> LowerStack:
+        lower = LowerStack(self.config)
+        lower.load_state_dict(load_weights(self.folder / "lower" / f"{domain}-{version}.safetensors"))
+        return lower
+
+    def has_lower(self, domain: str, version: int) -> bool:
+        return (self.folder / "lower" / f"{domain}-{version}.safetensors").exists()
+
+    def save_lower(self, domain: str, version: int, lower: LowerStack) -> None:
+        _save_below(self.folder, f"{domain}-{version}", lower.state_dict())
+
+    def masked_head(self, domain: str, version: int) -> dict[str, Tensor] | None:
+        """What guesses masked words above the branch's lower stack; None where none was made."""
+        path = self.folder / "lower" / f"{domain}-{version}.head.safetensors"
+        return load_weights(path) if path.exists() else None
+
+    def save_masked_head(self, domain: str, version: int, weights: dict[str, Tensor]) -> None:
+        """Before the lower stack, which makes the branch's learning complete."""
+        _save_below(self.folder, f"{domain}-{version}.head", weights)
+
+    def table_folder(self, domain: str, version: int) -> Path:
+        return self.folder / "plot" / domain / str(version)
+
+    def counts_folder(self, domain: str, version: int) -> Path:
+        return self.folder / "counts" / domain / str(version)
+
+    def work_folder(self, domain: str, version: int) -> Path:
+        """Where a branch is in the making."""
+        return self.folder / "building" / f"{domain}-{version}"
+
+    def tenant_work_folder(self, tenant_id: str) -> Path:
+        return self.folder / "building" / "tenants" / tenant_id
+
+    @property
+    def space(self) -> KeySpace:
+        return KeySpace(self.config.vocabulary, self.config.window)
+
+    def table_spec(
+        self, domain: str, version: int, parent: tuple[str, int] | None, dtype: str, corpus_tokens: int
+    ) -> TableSpec:
+        return TableSpec(
+            domain=domain,
+            version=version,
+            parent=parent[0] if parent else None,
+            parent_version=parent[1] if parent else None,
+            n=self.config.window.n,
+            causal=self.config.window.causal,
+            vocabulary=self.config.vocabulary,
+            hidden=self.config.hidden,
+            dtype=dtype,
+            corpus_tokens=corpus_tokens,
+        )
+
+    def domains(self) -> list[tuple[str, int]]:
+        """Every table, the root first, then in order of name and version."""
+        folders = [meta.parent for meta in self.folder.glob("plot/*/*/meta.json")]
+        found = [(folder.parent.name, int(folder.name)) for folder in folders if folder.name.isdecimal()]
+        return sorted(found, key=lambda domain: (domain[0] != "root", domain))
+
+    def latest(self, domain: str) -> int:
+        versions = [version for name, version in self.domains() if name == domain]
+        if not versions:
+            known = ", ".join(sorted({name for name, _ in self.domains()})) or "none yet"
+            raise InvalidInput(f"domain {domain!r} is not in {self.folder}: known are {known}")
+        return max(versions)
+
+    def table(self, domain: str, version: int) -> Table:
+        return Table(self.table_folder(domain, version))
+
+    def meta(self, domain: str, version: int) -> TableMeta:
+        """What a table says of itself, even if the rest of it is broken."""
+        return TableMeta.load(self.table_folder(domain, version) / "meta.json")
+
+    def chain_digest(self, domain: str, version: int) -> str:
+        """Of what a table and those it falls back to hold: a branch built anew may have the same name and number."""
+        steps = self.chain(domain, version)
+        return digest_of(*(self.table_folder(*step) / name for step in steps for name in ("meta.json", "checksums")))
+
+    def users(self) -> dict[tuple[str, int], list[str]]:
+        """Who stands on each branch: tenants in their newest version, domains whose parent it is, and either in the making."""
+        users: dict[tuple[str, int], list[str]] = {branch: [] for branch in self.domains()}
+        for tenant in self.tenants():
+            users.setdefault((tenant.domain, tenant.domain_version), []).append(f"tenant {tenant.id}")
+        for domain, version in self.domains():
+            meta = self.meta(domain, version)
+            if meta.parent is not None:
+                users.setdefault((meta.parent, meta.parent_version), []).append(f"domain {domain} version {version}")
+        for branch, folder in self._begun():
+            users.setdefault(branch, []).append(f"a build that was begun in {folder}")
+        return users
+
+    def _begun(self) -> Iterator[tuple[tuple[str, int], Path]]:
+        """What each build that has not ended, or was cut, stands on."""
+        for path in sorted(chain(self.folder.glob("building/*/plan.json"), self.folder.glob("building/tenants/*/plan.json"))):
+            with suppress(FileNotFoundError):  # it has just ended
+                plan = json.loads(path.read_text("utf-8"))
+                options = plan.get("options", {})
+                if "domain" in plan:
+                    yield (plan["domain"], plan["domain_version"]), path.parent
+                elif "parent version" in options:
+                    yield (options["parent"], options["parent version"]), path.parent
+
+    def sweep(self) -> list[tuple[str, int]]:
+        """Removes versions that nobody stands on, except the newest and the one before it, which a rollback needs."""
+        users = self.users()
+        versions: dict[str, list[int]] = {}
+        for domain, version in self.domains():
+            versions.setdefault(domain, []).append(version)
+        old = [(domain, version) for domain, found in versions.items() for version in found[:-2] if not users[domain, version]]
+        for branch in old:
+            self.remove_branch(*branch)
+        return old
+
+    def remove_branch(self, domain: str, version: int) -> None:
+        """Finished or in the making. The table last: a removal that was cut leaves a branch, which can be removed again."""
+        _remove_folder(self.counts_folder(domain, version))
+        for suffix in (".safetensors", ".json", ".png", ".head.safetensors"):
+            (self.folder / "lower" / f"{domain}-{version}{suffix}").unlink(missing_ok=True)
+        table = self.table_folder(domain, version)
+        _remove_folder(table.with_name(table.name + ".writing"))
+        _remove_folder(table)
+
+    def remove_unfinished(self, domain: str) -> None:
+        """What a cut build of any of its versions left behind: a later one of the same name must not go on with it."""
+        finished = self.domains()
+        for folder in self.folder.glob(f"building/{domain}-*"):
+            version = folder.name.removeprefix(f"{domain}-")
+            if version.isdecimal():
+                if (domain, int(version)) not in finished:
+                    self.remove_branch(domain, int(version))
+                shutil.rmtree(folder)
+
+    def branches(self) -> list[Branch]:
+        return place(self.table(*domain) for domain in self.domains())
+
+    def chain(self, domain: str, version: int) -> list[tuple[str, int]]:
+        """The branch, what it falls back to, and so on to the root."""
+        steps, meta = [(domain, version)], self.meta(domain, version)
+        while meta.parent is not None:
+            steps.append((meta.parent, meta.parent_version))
+            meta = self.meta(*steps[-1])
+        return steps
+
+    def forest(self, domain: str, version: int) -> Forest:
+        """Of what the branch needs, and nothing else: another domain's table may be broken."""
+        return Forest([self.folder / "plot"], place(self.table(*step) for step in reversed(self.chain(domain, version))))
+
+    def tenants(self) -> list[TenantFile]:
+        """The newest version of every tenant, in order of id."""
+        newest: dict[str, TenantFile] = {}
+        for path in self.folder.glob("tenants/*/*/tenant.json"):
+            if not path.parent.name.isdecimal():  # of a build that was killed as it wrote
+                continue
+            tenant = TenantFile.read(path)
+            if tenant.id not in newest or newest[tenant.id].version < tenant.version:
+                newest[tenant.id] = tenant
+        return [newest[name] for name in sorted(newest)]
+
+    def tenant(self, tenant_id: str) -> TenantFile | None:
+        """Its newest version."""
+        return next((tenant for tenant in self.tenants() if tenant.id == tenant_id), None)
+
+    def tenant_folder(self, tenant_id: str, version: int) -> Path:
+        return self.folder / "tenants" / tenant_id / str(version)
+
+    def tenant_weights(self, tenant: TenantFile) -> tuple[list[dict[str, Tensor]] | None, dict[str, Tensor]]:
+        """Adapter by layer (None if the tenant has only a head), and the head."""
+        folder = self.tenant_folder(tenant.id, tenant.version)
+        head = load_weights(folder / "head.safetensors")
+        if not tenant.rank:
+            return None, head
+        layers: list[dict[str, Tensor]] = [{} for _ in range(self.config.upper_layers)]
+        for name, tensor in load_weights(folder / "adapter.safetensors").items():
+            layer, _, part = name.partition(".")
+            layers[int(layer)][part] = tensor
+        return layers, head
+
+    def report(self, tenant: TenantFile) -> dict:
+        return _read_json(self.tenant_folder(tenant.id, tenant.version) / "report.json")
+
+    def save_tenant(
+        self,
+        tenant: TenantFile,
+        adapter: list[dict[str, Tensor]] | None,
+        head: dict[str, Tensor],
+        report: dict,
+        draw: Callable[[Path], object] | None = None,
+    ) -> None:
+        """Adapter tensors of each layer and head tensors, named and shaped as their layouts say; `draw` makes a picture."""
+        with written_folder(self.tenant_folder(tenant.id, tenant.version)) as folder:
+            if adapter is not None:
+                flat = {f"{i}.{name}": tensor for i, layer in enumerate(adapter) for name, tensor in layer.items()}
+                save_weights(flat, folder / "adapter.safetensors")
+            save_weights(head, folder / "head.safetensors")
+            (folder / "tenant.json").write_text(json.dumps(asdict(tenant), indent=2) + "\n", "utf-8")
+            (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", "utf-8")
+            if draw is not None:
+                draw(folder / "training.png")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        stored = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise Broken(f"{path} is missing: build or copy it again") from None
+    except ValueError as error:
+        raise Broken(f"{path} is not JSON ({error}): build or copy it again") from None
+    if not isinstance(stored, dict):
+        raise Broken(f"{path} holds no JSON object: build or copy it again")
+    return stored
+
+
+def _remove_folder(folder: Path) -> None:
+    """It loses its name first, so that it is whole or gone."""
+    going = folder.with_name(folder.name + ".removed")
+    if going.exists():  # a removal that was cut
+        shutil.rmtree(going)
+    if folder.exists():
+        folder.rename(going)
+        shutil.rmtree(going)
+    with suppress(OSError):  # others are still in it, or it is gone
+        folder.parent.rmdir()
+
+
+def _save_below(folder: Path, name: str, weights: dict[str, Tensor]) -> None:
+    target = folder / "lower" / f"{name}.safetensors"
+    target.parent.mkdir(exist_ok=True)
+    with replaced(target) as temporary:
+        save_weights(weights, temporary)

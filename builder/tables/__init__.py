@@ -1,0 +1,1 @@
+"""From text to tables: corpora, counted n-grams, roots and domains, and what a table knows."""

@@ -1,0 +1,145 @@
+"""Where a build works: held by one process at a time, and after a cut known again by the same command."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from builder.adaptation.distillation import readable
+from builder.store.resumable import write_json
+from builder.store.store import Store
+from builder.tables.corpus import Corpus, tokenize_corpus
+from builder.tables.counting import count_ngrams
+from builder.tables.counts import Counts
+from builder.tables.text_files import check_file
+from hplm.errors import InvalidInput
+from hplm.model.tokenizer import Tokenizer
+
+PLAN = "plan.json"
+ADAPTATION_TOKENS = 20_000_000  # more than an adaptation reads in hours; documents beyond are left out by chance
+
+
+@contextmanager
+def held(folder: Path, what: str) -> Iterator[None]:
+    """Where `what` is in the making, by one process at a time. In the end the folder goes, if nothing was left in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        if not _locked(handle, folder):
+            raise InvalidInput(f"{what} is being built by another process: wait for it")
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # a cut build goes on from what is in it
+                folder.rmdir()
+    finally:
+        os.close(handle)
+
+
+def _locked(handle: int, folder: Path) -> bool:
+    """Not if another process has it, or removed it as it ended."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(handle), folder.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
+
+
+class Work:
+    """A held folder for one branch in the making, with the plan: nothing is ever finished that was begun otherwise."""
+
+    def __init__(self, folder: Path, corpus: list[Path], options: dict[str, Any], clear: Callable[[], object]) -> None:
+        """`clear` removes what lies outside of the folder, of a build whose folder was removed to start over."""
+        self.folder = folder
+        self._paths = corpus
+        plan = _plan(corpus, options)
+        file = folder / PLAN
+        begun = json.loads(file.read_text("utf-8")) if file.exists() else None
+        if begun is None or (begun != plan and _nothing_made(folder)):
+            clear()
+            write_json(file, plan)
+        elif begun != plan:
+            changed = [name for name, value in plan["options"].items() if begun["options"].get(name) != value]
+            changed += ["corpus"] * (begun["corpus"] != plan["corpus"])
+            raise InvalidInput(
+                f"{folder} holds a build that was cut and had other {', '.join(changed)}: give the same command to finish it, "
+                "or remove that folder to start over"
+            )
+
+    def corpus(self, tokenizer: Tokenizer) -> Corpus:
+        with self._binding_nobody():
+            return tokenize_corpus(self._paths, tokenizer, self.folder / "corpus")
+
+    def documents(self, tokenizer: Tokenizer, seed: int) -> list[np.ndarray]:
+        """What an adaptation learns from: all of the corpus, or of a large one as many documents as fit in memory."""
+        documents = _some_documents(self.corpus(tokenizer), seed)
+        with self._binding_nobody():
+            readable(documents)
+        return documents
+
+    def count(self, store: Store, tokenizer: Tokenizer, folder: Path) -> Counts:
+        """The corpus's n-grams, counted into `folder`."""
+        return count_ngrams(self.corpus(tokenizer), store.space, folder)
+
+    def close(self) -> None:
+        """The branch is finished, or refused."""
+        put_away(self.folder)
+
+    @contextmanager
+    def _binding_nobody(self) -> Iterator[None]:
+        """A corpus that is refused: corrected, it is another."""
+        try:
+            yield
+        except InvalidInput:
+            self.close()
+            raise
+
+
+def parent_version_begun(folder: Path, parent: str) -> int | None:
+    """Of a domain whose build was cut: the parent may have been updated since, and the build goes on as it began."""
+    if not (folder / PLAN).exists():
+        return None
+    options = json.loads((folder / PLAN).read_text("utf-8"))["options"]
+    return options.get("parent version") if options.get("parent") == parent else None
+
+
+def was_just_finished(folder: Path, corpus: list[Path], options: dict[str, Any]) -> bool:
+    """Whether this very build made a branch that is there, and was cut before it put its folder away."""
+    return (folder / PLAN).exists() and json.loads((folder / PLAN).read_text("utf-8")) == _plan(corpus, options)
+
+
+def put_away(folder: Path) -> None:
+    """All that is in it, the plan last: while it is there, the same command is known again."""
+    for path in sorted(folder.iterdir(), key=lambda path: (path.name == PLAN, path.name)):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _nothing_made(folder: Path) -> bool:
+    """An earlier command failed at once, over a misspelt name perhaps: it binds nobody."""
+    return all(path.name.startswith(PLAN) for path in folder.iterdir())
+
+
+def _plan(corpus: list[Path], options: dict[str, Any]) -> dict[str, Any]:
+    for path in corpus:
+        check_file(path)
+    inputs = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in corpus]
+    return {"corpus": inputs, "options": options}
+
+
+def _some_documents(corpus: Corpus, seed: int) -> list[np.ndarray]:
+    if corpus.tokens <= ADAPTATION_TOKENS:
+        return list(corpus)
+    share = ADAPTATION_TOKENS / corpus.tokens
+    chosen = np.flatnonzero(np.random.default_rng(seed).random(len(corpus)) < share)
+    return [corpus[int(i)] for i in chosen]

@@ -1,0 +1,104 @@
+"""A tokenised corpus on disk, of any size.
+
+    tokens     uint32, all documents end to end; one that is longer than the model takes is several
+    ends       uint64, where each document ends
+    meta.json  how many of both, how many lines were read, and of which inputs
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from builder.store.resumable import META, Growing, is_finished, mapped
+from builder.tables.text_files import check_file
+from builder.training.labelled import read_corpus
+from hplm.errors import InvalidInput
+from hplm.model.tokenizer import Tokenizer
+
+BATCH_DOCUMENTS = 1000
+BATCH_CHARACTERS = 1 << 20  # a tokenizer's answer takes far more memory than its text
+
+
+class Corpus(Sequence[np.ndarray]):
+    """Documents of token ids, int32."""
+
+    def __init__(self, folder: Path) -> None:
+        if not (folder / META).exists():
+            raise InvalidInput(f"{folder} holds no finished corpus: tokenise it first")
+        meta = json.loads((folder / META).read_text("utf-8"))
+        self.folder = folder
+        self.tokens: int = meta["tokens"]
+        self._tokens = mapped(folder / "tokens", np.uint32, (meta["tokens"],))
+        self._ends = mapped(folder / "ends", np.uint64, (meta["documents"],))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, document: int) -> np.ndarray:
+        if not -len(self) <= document < len(self):
+            raise IndexError(document)
+        document %= len(self)
+        return np.array(self._tokens[self._start(document) : int(self._ends[document])], dtype=np.int32)
+
+    def pieces(self, most_tokens: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(tokens, lengths) of consecutive whole documents, at least one, else at most `most_tokens` tokens.
+
+        Read, not mapped: mapped pages would stay with the process.
+        """
+        first = 0
+        while first < len(self):
+            start = self._start(first)
+            last = max(first + 1, int(np.searchsorted(self._ends, np.uint64(start + most_tokens), side="right")))
+            ends = self._ends[first:last].astype(np.int64)
+            count = int(ends[-1]) - start
+            tokens = np.fromfile(self.folder / "tokens", np.int32, count, offset=start * np.dtype(np.int32).itemsize)
+            yield tokens, np.diff(ends, prepend=start)
+            first = last
+
+    def _start(self, document: int) -> int:
+        return int(self._ends[document - 1]) if document else 0
+
+
+def tokenize_corpus(paths: Sequence[Path], tokenizer: Tokenizer, folder: Path, show_progress: bool = True) -> Corpus:
+    """Killed anywhere and called again, it goes on after the documents it has."""
+    for path in paths:
+        check_file(path)
+    sizes = [path.stat().st_size for path in paths]
+    task = {"inputs": [[path.name, size] for path, size in zip(paths, sizes, strict=True)]}
+    if is_finished(folder, task):
+        return Corpus(folder)
+    bar = tqdm(total=sum(sizes), desc="tokenising the corpus", unit="B", unit_scale=True, disable=not show_progress)
+    with bar, Growing(folder, ("tokens", "ends"), task, {"lines": 0, "documents": 0, "tokens": 0}) as growing:
+        seconds, begun_with = 0.0, growing.done["tokens"]
+        for batch in _batches(islice(read_corpus(paths, bar.update), growing.done["lines"], None)):
+            started = time.perf_counter()
+            documents = tokenizer.encode_documents(batch)
+            ends = np.cumsum([len(document) for document in documents]) + growing.done["tokens"]
+            growing.append("tokens", np.concatenate(documents).astype(np.uint32))
+            growing.append("ends", ends.astype(np.uint64))
+            read = {"lines": growing.done["lines"] + len(batch), "documents": growing.done["documents"] + len(documents)}
+            growing.record(**read, tokens=int(ends[-1]))
+            seconds += time.perf_counter() - started
+            bar.set_postfix_str(f"{(growing.done['tokens'] - begun_with) / seconds:,.0f} tokens/s")
+        growing.finish(growing.done | task)
+    return Corpus(folder)
+
+
+def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    characters = 0
+    for document in documents:
+        batch.append(document)
+        characters += len(document)
+        if len(batch) == BATCH_DOCUMENTS or characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch

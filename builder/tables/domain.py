@@ -1,0 +1,243 @@
+"""A domain: a branch of the tree, its lower stack brought closer to a corpus, its frequent n-grams in a table of its own."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from builder.adaptation.distillation import adapt
+from builder.adaptation.learning import Budget
+from builder.adaptation.masked import MaskedHead, further_pretrain, given_head
+from builder.options import check_keep, check_seed
+from builder.store.store import Store, check_name
+from builder.tables.build_folder import Work, held, parent_version_begun, put_away, was_just_finished
+from builder.tables.counting import add_counts
+from builder.tables.counts import Counts
+from builder.tables.root import save_report
+from builder.tables.table import build_table, ranked_rows
+from hplm.errors import InvalidInput
+from hplm.model.checkpoint import load_checkpoint
+from hplm.model.stacks import LowerStack
+from hplm.plot.table import Table
+
+MIN_TOKENS = 50_000
+NAMED = 20  # users of a domain that a refusal names
+
+
+@dataclass(frozen=True)
+class DomainOptions:
+    parent: str = "root"
+    keep: float = 1.0
+    dtype: str = "fp16"
+    seed: int = 0
+    learn: str = "masked"  # how the lower layers learn the corpus
+    min_tokens: int = MIN_TOKENS
+
+    def __post_init__(self) -> None:
+        check_keep(self.keep)
+        check_seed(self.seed)
+
+
+def build_domain(
+    store: Store, name: str, corpus: list[Path], options: DomainOptions, budget: Budget, device: torch.device
+) -> Table:
+    """The upper half is shared and stays as it is: only the lower layers learn (HMI, observation O1).
+
+    Cut anywhere, the same call goes on with what is not done yet.
+    """
+    check_name("domain", name)
+    working = store.work_folder(name, 1)
+    with held(working, f"domain {name!r}"):
+        parent = (options.parent, parent_version_begun(working, options.parent) or store.latest(options.parent))
+        plan = {"parent version": parent[1], **asdict(options), **asdict(budget)}
+        if any(domain == name for domain, _ in store.domains()):
+            if was_just_finished(working, corpus, plan):
+                put_away(working)
+                return store.table(name, 1)
+            raise InvalidInput(
+                f"domain {name!r} is in {store.folder} already: add to it with `hplm domain update`, or choose another --name"
+            )
+        work = Work(working, corpus, plan, clear=lambda: store.remove_branch(name, 1))
+        if not store.has_lower(name, 1):
+            _refuse_little(store, work, name, options)
+            _adapt(store, work, parent, (name, 1), options, budget, device)
+        counts = work.count(store, store.tokenizer(), store.counts_folder(name, 1))
+        spec = store.table_spec(name, 1, parent, options.dtype, counts.tokens)
+        table = build_table(store, spec, counts, store.lower(name, 1), options.keep, device, work.folder)
+        work.close()
+        return table
+
+
+@dataclass(frozen=True)
+class UpdateOptions:
+    keep: float | None = None  # default: the share that the version before has of its n-grams
+    dtype: str | None = None  # default: the version's before
+    seed: int = 0
+    learn: str = "masked"
+
+    def __post_init__(self) -> None:
+        if self.keep is not None:
+            check_keep(self.keep)
+        check_seed(self.seed)
+
+
+def update_domain(
+    store: Store, name: str, corpus: list[Path], options: UpdateOptions, budget: Budget, device: torch.device
+) -> Table:
+    """The next version: counts of the new corpus are added to the old ones.
+
+    Without adaptation the lower stack stays, and so do the rows that are there: only new n-grams are computed. With it, the
+    lower stack learns on from where it is, and every row is new.
+    """
+    working, what = store.work_folder(name, store.latest(name) + 1), f"domain {name!r}"
+    plan = {**asdict(options), **asdict(budget)}
+    with held(working, what):
+        before = store.table(name, store.latest(name))
+        with held(finished := store.work_folder(name, before.meta.version), what):
+            if was_just_finished(finished, corpus, plan):
+                store.sweep()  # before the plan goes, by which a command that fails here is known again
+                put_away(finished)
+                return before
+        version = before.meta.version + 1
+        dtype = options.dtype or before.meta.dtype
+        parent = (before.meta.parent, before.meta.parent_version) if before.meta.parent is not None else None
+        if parent is None and not budget.empty:
+            raise InvalidInput(
+                "the root's lower stack belongs to the shared upper half: update it with --minutes 0, or build a new root"
+            )
+        old_counts = Counts(store.counts_folder(name, before.meta.version))
+        keep = ranked_rows(before, old_counts) / max(1, old_counts.distinct) if options.keep is None else options.keep
+        work = Work(working, corpus, plan, clear=lambda: store.remove_branch(name, version))
+        if not store.has_lower(name, version):
+            _adapt(store, work, (name, before.meta.version), (name, version), options, budget, device)
+        new_counts = work.count(store, store.tokenizer(), work.folder / "counts")
+        counts = add_counts([old_counts, new_counts], store.counts_folder(name, version))
+        spec = store.table_spec(name, version, parent, dtype, counts.tokens)
+        known = before if budget.empty and dtype == before.meta.dtype else None
+        table = build_table(store, spec, counts, store.lower(name, version), keep, device, work.folder, known)
+        store.sweep()
+        work.close()
+        return table
+
+
+def recut_domain(origin: Store, branch: str, store: Store, name: str, keep: float, dtype: str, device: torch.device) -> Table:
+    """Another table of a branch's corpus by the same lower layers, as a branch of its own of a store with the same root.
+
+    Rows that the origin's table has are taken from it where they are stored alike.
+    """
+    work = store.work_folder(name, 1)
+    with held(work, f"domain {name!r}"):
+        if (name, 1) in store.domains():
+            return store.table(name, 1)
+        counts, lower, known = Counts(origin.counts_folder(branch, 1)), origin.lower(branch, 1), origin.table(branch, 1)
+        spec = store.table_spec(name, 1, ("root", 1), dtype, counts.tokens)
+        table = build_table(store, spec, counts, lower, keep, device, work, known if known.meta.dtype == dtype else None)
+        store.save_lower(name, 1, lower)
+        put_away(work)
+        return table
+
+
+def delete_domain(store: Store, name: str, version: int | None = None) -> list[int]:
+    """All versions, or one; refused while tenants or other domains stand on it."""
+    versions = [found for domain, found in store.domains() if domain == name and version in (None, found)]
+    if not versions:
+        store.latest(name)  # says which there are, if the domain is not
+        raise InvalidInput(f"domain {name!r} has no version {version}")
+    if name == "root" and version is None:
+        raise InvalidInput("everything falls back to the root: remove the store instead")
+    users = store.users()
+    standing = sorted(user for found in versions for user in users[name, found])
+    if standing:
+        more = f" and {len(standing) - NAMED} more" if len(standing) > NAMED else ""
+        which = f"domain {name!r}" if version is None else f"version {version} of domain {name!r}"
+        raise InvalidInput(
+            f"{which} is in use by {', '.join(standing[:NAMED])}{more}: delete those first, or build them on another domain; "
+            "a build that was begun is finished by its command, or given up by removing its folder"
+        )
+    newest = store.latest(name)
+    with held(store.work_folder(name, newest + 1 if newest in versions else max(versions)), f"domain {name!r}"):
+        if newest in versions:
+            store.remove_unfinished(name)
+        for found in versions:
+            store.remove_branch(name, found)
+    return versions
+
+
+def _refuse_little(store: Store, work: Work, name: str, options: DomainOptions) -> None:
+    tokens = work.corpus(store.tokenizer()).tokens
+    if tokens < options.min_tokens:
+        work.close()
+        raise InvalidInput(
+            f"the corpus of domain {name!r} has {tokens:,} tokens, fewer than {options.min_tokens:,}: a branch of it would "
+            f"know little of what its tenants are asked. Give more text, build the tenants on {options.parent!r}, or lower "
+            "--min-tokens"
+        )
+
+
+def _adapt(
+    store: Store,
+    work: Work,
+    start: tuple[str, int],
+    branch: tuple[str, int],
+    options: DomainOptions | UpdateOptions,
+    budget: Budget,
+    device: torch.device,
+) -> None:
+    """The lower stack of `branch`, from that of `start`."""
+    if options.learn not in LEARN:
+        raise InvalidInput(f"--learn {options.learn!r} is not known: choose {' or '.join(LEARN)}")
+    lower = store.lower(*start)
+    if (head := store.masked_head(*start)) is not None:
+        store.save_masked_head(*branch, head)  # until guessing makes it better
+    if not budget.empty:
+        documents = work.documents(store.tokenizer(), options.seed)
+        saved = work.folder / "adaptation.pt"
+        LEARN[options.learn](store, start, branch, lower, documents, budget, options.seed, device, saved)
+    store.save_lower(*branch, lower)
+
+
+def _masked(
+    store: Store,
+    start: tuple[str, int],
+    branch: tuple[str, int],
+    lower: LowerStack,
+    documents: list[np.ndarray],
+    budget: Budget,
+    seed: int,
+    device: torch.device,
+    saved: Path,
+) -> None:
+    """The head goes on with the branch, so that an update need not make one anew."""
+    config, head, head_is = store.config, MaskedHead(store.config), "the branch's"
+    weights = store.masked_head(*start)
+    if weights is not None:
+        head.load_state_dict(weights)
+    else:
+        head, head_is = given_head(store.model, config), "the checkpoint's"
+    head, report = further_pretrain(config, lower, store.upper(), head, head_is, documents, budget, seed, device, saved=saved)
+    store.save_masked_head(*branch, head.state_dict())
+    save_report(store.folder, *branch, {"learn": "masked", **asdict(report)})
+
+
+def _distil(
+    store: Store,
+    start: tuple[str, int],
+    branch: tuple[str, int],
+    lower: LowerStack,
+    documents: list[np.ndarray],
+    budget: Budget,
+    seed: int,
+    device: torch.device,
+    saved: Path,
+) -> None:
+    config = store.config
+    teacher = load_checkpoint(store.model, config.name, config.lower_layers, config.upper_layers, config.window)
+    report = adapt(teacher, lower, store.upper(), documents, budget, seed, train_upper=False, device=device, saved=saved)
+    save_report(store.folder, *branch, {"learn": "distil", **asdict(report)})
+
+
+# masked: guesses words of the corpus (HMI's further pretraining). distil: says of the corpus what the original model says.
+LEARN = {"masked": _masked, "distil": _distil}

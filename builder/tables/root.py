@@ -1,0 +1,128 @@
+"""The root: a pretrained BERT split in two, its lower half adapted to n-gram windows, and the first table."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from builder.adaptation.distillation import adapt
+from builder.adaptation.learning import Budget
+from builder.adaptation.learning_curve import draw_adaptation
+from builder.adaptation.masked import further_pretrain, given_head
+from builder.options import check_keep, check_seed
+from builder.store.resumable import write_json
+from builder.store.store import Store, check_name
+from builder.tables.build_folder import Work, held, put_away, was_just_finished
+from builder.tables.counts import Counts
+from builder.tables.table import build_table
+from hplm.errors import InvalidInput
+from hplm.model.checkpoint import load_checkpoint, split
+from hplm.model.tokenizer import Tokenizer
+from hplm.model.windows import TRIGRAMS, Window
+from hplm.plot.table import Table
+
+
+@dataclass(frozen=True)
+class RootOptions:
+    name: str | None = None  # default: the model's
+    lower: int | None = None  # default: half the layers
+    upper: int | None = None  # default: the rest
+    window: Window = TRIGRAMS
+    keep: float = 1.0
+    dtype: str = "fp16"
+    seed: int = 0
+    masked: float = 0.0  # share of the budget in which the lower layers then guess masked words
+
+    def __post_init__(self) -> None:
+        check_keep(self.keep)
+        check_seed(self.seed)
+        if not 0 <= self.masked < 1:
+            raise InvalidInput(f"{self.masked:g} of the time for guessing masked words: a share from 0 to less than 1")
+
+
+def build_root(
+    model: str, corpus: list[Path], folder: Path, options: RootOptions, budget: Budget, device: torch.device
+) -> tuple[Store, Table]:
+    """Cut anywhere, the same call goes on with what is not done yet: tokens, adaptation, counts, table."""
+    if Path(model).is_dir():
+        model = str(Path(model).absolute())  # the store's commands are given anywhere
+    working, plan = folder / "building" / "root-1", {"model": model, **asdict(options), **asdict(budget)}
+    with held(working, f"the root of {folder}"):
+        if (folder / "store.json").exists() and (store := Store(folder)).domains():
+            if was_just_finished(working, corpus, plan):
+                put_away(working)
+                return store, store.table("root", 1)
+            raise InvalidInput(f"{folder} holds a finished root already: choose another --store, or remove it")
+        work = Work(working, corpus, plan, clear=lambda: _clear(folder))
+        begun = (folder / "store.json").exists()
+        store = Store(folder) if begun else _adapted(model, work, folder, options, budget, device)
+        counts = work.count(store, store.tokenizer(), store.counts_folder("root", 1))
+        spec = store.table_spec("root", 1, None, options.dtype, counts.tokens)
+        table = build_table(store, spec, counts, store.lower("root", 1), options.keep, device, work.folder)
+        work.close()
+        return store, table
+
+
+def recut_root(origin: Store, folder: Path, keep: float, device: torch.device) -> Table:
+    """Another table of the root's corpus by the same layers, in a store of its own; rows that the origin's has are its."""
+    with held(folder.with_name(f"{folder.name}.building"), f"the root of {folder}"):
+        return _recut_root(origin, folder, keep, device)
+
+
+def _recut_root(origin: Store, folder: Path, keep: float, device: torch.device) -> Table:
+    if (folder / "store.json").exists() and (store := Store(folder)).domains():
+        return store.table("root", 1)
+    shutil.rmtree(folder, ignore_errors=True)  # one that was cut
+    counts, lower, known = Counts(origin.counts_folder("root", 1)), origin.lower("root", 1), origin.table("root", 1)
+    tokenizer = (origin.folder / "tokenizer.json").read_text("utf-8")
+    store = Store.create(folder, origin.model, origin.config, tokenizer, lower, origin.upper())
+    spec = store.table_spec("root", 1, None, known.meta.dtype, counts.tokens)
+    work = store.work_folder("root", 1)
+    work.mkdir(parents=True)
+    table = build_table(store, spec, counts, lower, keep, device, work, known)
+    shutil.rmtree(work)
+    return table
+
+
+def _clear(folder: Path) -> None:
+    if (folder / "store.json").exists():
+        Store(folder).remove_branch("root", 1)
+        (folder / "store.json").unlink()
+
+
+def _adapted(
+    model: str, work: Work, folder: Path, options: RootOptions, budget: Budget, device: torch.device
+) -> Store:
+    checkpoint = load_checkpoint(model, options.name, options.lower, options.upper, options.window)
+    check_name("backbone", checkpoint.config.name)
+    if checkpoint.skipbert:
+        if not budget.empty:
+            print(f"{model}: a SkipBERT is taken as it was trained, nothing is adapted", file=sys.stderr, flush=True)
+        return Store.create(folder, model, checkpoint.config, checkpoint.tokenizer_json, *split(checkpoint))
+    documents = work.documents(Tokenizer(checkpoint.tokenizer_json, checkpoint.config.positions), options.seed)
+    lower, upper = split(checkpoint)
+    seed, config, masked = options.seed, checkpoint.config, budget.part(options.masked)
+    distilling, saved = budget.part(1 - options.masked), work.folder / "adaptation.pt"
+    report = asdict(adapt(checkpoint, lower, upper, documents, distilling, seed, train_upper=True, device=device, saved=saved))
+    head = None
+    if not masked.empty:
+        saved = work.folder / "masked.pt"
+        head, guessing = further_pretrain(
+            config, lower, upper, given_head(model, config), "the checkpoint's", documents, masked, seed, device, saved=saved
+        )
+        report["masked"] = asdict(guessing)
+    save_report(folder, "root", 1, report)
+    return Store.create(folder, model, config, checkpoint.tokenizer_json, lower, upper, head)
+
+
+def save_report(store_folder: Path, domain: str, version: int, report: dict[str, Any]) -> None:
+    path = store_folder / "lower" / f"{domain}-{version}.json"
+    path.parent.mkdir(exist_ok=True)
+    write_json(path, report)
+    if report["curve"]:
+        draw_adaptation(report, f"{domain} version {version}: adaptation", path.with_suffix(".png"))

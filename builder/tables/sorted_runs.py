@@ -1,0 +1,104 @@
+"""Sorted runs of distinct keys with their counts, on disk, and how many runs become one within bounded memory."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from builder.store.resumable import replaced
+from hplm.errors import Broken
+from hplm.plot.keys import first_of_each, order
+
+BYTES = 8  # of a word of a key, and of a count
+
+
+@dataclass(frozen=True)
+class Run:
+    """Rows are read, not mapped: mapped pages would stay with the process."""
+
+    keys: Path
+    counts: Path
+    words: int
+
+    @property
+    def rows(self) -> int:
+        return self.counts.stat().st_size // BYTES
+
+    def read_keys(self, start: int, stop: int) -> np.ndarray:
+        words = np.fromfile(self.keys, np.uint64, (stop - start) * self.words, offset=start * self.words * BYTES)
+        return words.reshape(-1, self.words)
+
+    def read_counts(self, start: int, stop: int) -> np.ndarray:
+        return np.fromfile(self.counts, np.uint64, stop - start, offset=start * BYTES)
+
+    def key(self, row: int) -> tuple[int, ...]:
+        return tuple(self.read_keys(row, row + 1)[0].tolist())
+
+    def find(self, key: tuple[int, ...]) -> int:
+        """The first row whose key is not smaller."""
+        return bisect_left(range(self.rows), key, key=self.key)
+
+    def write(self, keys: np.ndarray, counts: np.ndarray) -> None:
+        """Keys last: a run that has them is complete."""
+        for path, array in ((self.counts, counts), (self.keys, keys)):
+            with replaced(path) as temporary:
+                array.tofile(temporary)
+
+    def check(self, rows: int) -> None:
+        for path, width in ((self.keys, self.words), (self.counts, 1)):
+            expected, size = rows * width * BYTES, path.stat().st_size
+            if size != expected:
+                raise Broken(f"{path} has {size} bytes, not {expected}: count the corpus again")
+
+    def remove(self) -> None:
+        self.keys.unlink()
+        self.counts.unlink()
+
+
+def rows_in(memory: int, words: int) -> int:
+    """How many rows may be summed at once: a row's key, count and place, and what sorting copies of them."""
+    return max(1, memory // (BYTES * (4 * words + 8)))
+
+
+def summed(keys: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Each key once, in order, with the sum of its counts."""
+    if not len(keys):
+        return keys, counts
+    by_key = order(keys)
+    keys, counts = keys[by_key], counts[by_key]
+    first = first_of_each(keys)
+    return keys[first], np.add.reduceat(counts, first)
+
+
+class Merge:
+    """Some runs as one, in partitions by key that fit the memory. The same runs and memory give the same partitions."""
+
+    def __init__(self, runs: Sequence[Run], memory: int) -> None:
+        self._runs = [run for run in runs if run.rows]
+        splitters = self._splitters(memory) if self._runs else []
+        self._cuts = [[0, *map(run.find, splitters), run.rows] for run in self._runs]
+        self.partitions = len(splitters) + 1 if self._runs else 0
+
+    def _splitters(self, memory: int) -> list[tuple[int, ...]]:
+        """Every R-th of the sampled keys of R runs.
+
+        Between two of them lie fewer than 2 R samples (each run may have sampled the same key), a step of rows after each at
+        most, and in each run less than a step before its first: 3 R steps, which fit the memory.
+        """
+        runs = len(self._runs)
+        step = max(1, rows_in(memory, self._runs[0].words) // (3 * runs))
+        samples = sorted(run.key(row) for run in self._runs for row in range(0, run.rows, step))
+        return samples[runs::runs]
+
+    def rows(self, first: int, last: int) -> int:
+        """Of the partitions from `first` to before `last`."""
+        return sum(cuts[last] - cuts[first] for cuts in self._cuts)
+
+    def read(self, partition: int) -> tuple[np.ndarray, np.ndarray]:
+        slices = [(run, *cuts[partition : partition + 2]) for run, cuts in zip(self._runs, self._cuts, strict=True)]
+        keys = np.concatenate([run.read_keys(start, stop) for run, start, stop in slices])
+        return summed(keys, np.concatenate([run.read_counts(start, stop) for run, start, stop in slices]))

@@ -1,0 +1,139 @@
+"""From docstrings to documents: plain words, split by source file, without the same text on two sides of the split."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from itertools import groupby
+
+from demo.docstrings import Definition
+
+# Shares of the documents; whole source files go to one split, so that a module's habits cannot be learned by heart.
+SPLITS = {"train": 0.62, "dev": 0.12, "test": 0.26}
+SHORTEST, LONGEST = 6, 100  # words of a document
+SHINGLE = 5
+# What is said in headed sections is said in a form, not in sentences.
+SECTION = re.compile(
+    r"\s*(:(param|arg|type|returns?|rtype|raises)\b.*"
+    r"|\**(parameters|params|args|arguments|keyword arguments|other parameters|attributes|returns?|yields?|raises"
+    r"|examples?|notes?|see also|references|usage|warnings?|shape|inputs?|outputs?|explanation)\**\s*:{0,2})",
+    re.IGNORECASE,
+)
+ROLE = re.compile(r":[a-zA-Z][\w:+-]*:(?=`)")  # :func:`name` -> `name`
+CODE_LIKE = re.compile(r"[_.]|.[A-Z]")
+NOT_LETTERS = re.compile(r"[\W\d_]+")
+MARKS = "`*\"'()[]{}<>,.;:!?~|"
+
+
+@dataclass(frozen=True)
+class Document:
+    definition: Definition
+    area: str
+    paragraphs: tuple[str, ...]  # the docstring without code examples and ruled lines, one space between words
+    description: str  # what it says before the first headed section
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.paragraphs)
+
+
+def bare(word: str) -> str:
+    """A word without quotes, markup and punctuation around it."""
+    return word.strip(MARKS)
+
+
+def read_document(definition: Definition, area: str) -> Document:
+    lines = list(_prose(definition.docstring))
+    first_section = next((index for index, line in enumerate(lines) if SECTION.fullmatch(line)), len(lines))
+    blocks = groupby(lines, key=lambda line: bool(line.strip()))
+    paragraphs = tuple(_joined(block) for is_text, block in blocks if is_text)
+    return Document(definition, area, paragraphs, _joined(lines[:first_section]))
+
+
+def _prose(docstring: str) -> Iterator[str]:
+    """Lines without consoles, rulers and directives: what they hold is code, not text."""
+    in_code = False
+    for line in docstring.splitlines():
+        stripped = line.strip()
+        in_code = stripped.startswith((">>>", "$ ", "```")) or (in_code and bool(stripped))
+        is_ruler = stripped and not any(character.isalnum() for character in stripped)
+        if not (in_code or is_ruler or stripped.startswith(".. ")):
+            yield ROLE.sub("", line)
+
+
+def _joined(lines: Iterable[str]) -> str:
+    return " ".join(word for line in lines for word in line.split() if word.isprintable())
+
+
+def split_documents(documents: Sequence[Document]) -> dict[str, list[Document]]:
+    """Train, dev and test: each area in the shares of SPLITS, each file in one of them, no text twice."""
+    files: dict[tuple[str, str], list[Document]] = defaultdict(list)
+    for document in documents:
+        if len(document.text.split()) >= SHORTEST:
+            files[document.definition.package, document.definition.module].append(document)
+    filled: dict[tuple[str, str], int] = defaultdict(int)
+    chosen: dict[str, list[list[Document]]] = {split: [] for split in SPLITS}
+    # Large files first: the small ones after them even the shares out.
+    for _, members in sorted(files.items(), key=lambda item: (-len(item[1]), item[0])):
+        area = members[0].area
+        split = min(SPLITS, key=lambda name: filled[area, name] / SPLITS[name])
+        filled[area, split] += len(members)
+        chosen[split].append(members)
+    seen: set[str] = set()
+    return {split: _unseen([one for members in chosen[split] for one in members], seen) for split in SPLITS}
+
+
+class Asked:
+    """Texts that models are asked about, so that what they read beside can be kept clear of them."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._sizes: list[int] = []
+        self._where: dict[str, list[int]] = defaultdict(list)  # a shingle is held by these texts
+        for number, text in enumerate(dict.fromkeys(texts)):
+            held = shingles(text)
+            self._sizes.append(len(held))
+            for shingle in held:
+                self._where[shingle].append(number)
+
+    def is_told_by(self, text: str) -> bool:
+        """Whether half of `text` is asked about, or half of one of the texts is in it."""
+        own = shingles(text)
+        found = [self._where[shingle] for shingle in own if shingle in self._where]
+        shared = Counter(number for numbers in found for number in numbers)
+        return 2 * len(found) >= len(own) or any(2 * count >= self._sizes[number] for number, count in shared.items())
+
+
+def readable(documents: Iterable[Document], asked: Asked) -> list[Document]:
+    """Those that tell nothing of what is asked, and no text twice."""
+    long_enough = (one for one in documents if len(one.text.split()) >= SHORTEST)
+    return _unseen((one for one in long_enough if not asked.is_told_by(one.text)), set())
+
+
+def _unseen(documents: Iterable[Document], seen: set[str]) -> list[Document]:
+    """Documents of which less than half has been seen before, here or in an earlier split; what they hold is added."""
+    kept = []
+    for document in documents:
+        held = shingles(document.text)
+        if not is_seen(held, seen):
+            kept.append(document)
+        seen |= held
+    return kept
+
+
+def is_seen(held: Set[str], seen: Set[str]) -> bool:
+    """Half of a text's shingles, or more."""
+    return 2 * len(held & seen) >= len(held)
+
+
+def shingles(text: str) -> set[str]:
+    """Runs of SHINGLE words, letters only, every code-like name the same: a template and its copies look alike."""
+    plain = [_plain(word) for word in text.split()[:LONGEST]]
+    spoken = [word for word in plain if word]
+    return {" ".join(spoken[start : start + SHINGLE]) for start in range(max(1, len(spoken) - SHINGLE + 1))}
+
+
+def _plain(word: str) -> str:
+    core = bare(word)
+    return "#" if CODE_LIKE.search(core) else NOT_LETTERS.sub("", core).lower()

@@ -1,0 +1,53 @@
+"""Asks a running server the demo's test questions and marks the answers."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from tqdm import tqdm
+
+from demo.data import DemoTenant
+from hplm_client import Answer, HplmClient
+
+QUESTIONS = 200  # of each test file; half go over HTTP, half over gRPC
+
+
+@dataclass(frozen=True)
+class Mark:
+    tenant: DemoTenant
+    accuracy: float  # share of texts (classify) or of words (tag) that were answered right
+    http_ms: float  # median of one text at a time
+    grpc_ms: float
+
+
+def examine(tenants: tuple[DemoTenant, ...], http_url: str, grpc_url: str) -> list[Mark]:
+    with HplmClient(http_url, protocol="http") as http, HplmClient(grpc_url, protocol="grpc") as grpc:
+        return [_mark(tenant, {"http": http, "grpc": grpc}) for tenant in tqdm(tenants, desc="asking", unit="tenant")]
+
+
+def _mark(tenant: DemoTenant, clients: dict[str, HplmClient]) -> Mark:
+    lines = [line for line in tenant.test.read_text("utf-8").split("\n") if line][:QUESTIONS]
+    right = asked = 0
+    milliseconds: dict[str, list[float]] = {protocol: [] for protocol in clients}
+    for i, line in enumerate(lines):
+        question = json.loads(line)
+        text = question["text"] if tenant.task == "classify" else " ".join(question["tokens"])
+        expected = [question["label"]] if tenant.task == "classify" else question["tags"]
+        protocol = "http" if i % 2 else "grpc"
+        start = time.perf_counter()
+        answer = clients[protocol].infer(text, tenant=tenant.id, truncate=True)
+        milliseconds[protocol].append((time.perf_counter() - start) * 1e3)
+        right += _right(answer, expected)
+        asked += len(expected)
+    medians = {protocol: float(np.median(times)) for protocol, times in milliseconds.items()}
+    return Mark(tenant, right / asked, medians["http"], medians["grpc"])
+
+
+def _right(answer: Answer, expected: list[str]) -> int:
+    labels = [row.label for row in answer.rows]
+    if len(labels) != len(expected):
+        raise ValueError(f"asked about {len(expected)} words and got {len(labels)} rows")
+    return sum(label == wanted for label, wanted in zip(labels, expected, strict=True))

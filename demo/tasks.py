@@ -1,0 +1,156 @@
+"""The demo's tenants: what each is asked about a docstring, and the answers the code itself gives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from demo.docstrings import Definition
+from demo.documents import LONGEST, SHORTEST, Document, bare
+
+LEAST_TAGGED = 0.08  # of the words of a paragraph
+LONGEST_TAGGED = 40  # words: a tagged text costs its length in answers too
+# As a word of a sentence, a parameter of this name cannot be told from the word itself.
+EVERYDAY = frozenset(
+    {"a", "an", "and", "as", "at", "by", "for", "from", "if", "in", "is", "it", "name", "new", "not", "of", "on", "or"}
+    | {"other", "the", "this", "to", "type", "value", "with"}
+)
+KIND_WORDS = ("class", "Class", "function", "Function", "method", "Method")
+NOTHING = re.compile(r"(?!)")
+BUILTIN_TYPES = frozenset({"bool", "bytes", "dict", "float", "int", "list", "None", "str", "tuple"})
+MARKED = re.compile(r"[`*(\[]")
+CODE_NAME = re.compile(r"[A-Za-z]\w*(_\w|[a-z][A-Z])\w*")  # two words or more, run together as code does
+
+
+@dataclass(frozen=True)
+class Classified:
+    text: str
+    label: str
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return (self.label,)
+
+
+@dataclass(frozen=True)
+class Tagged:
+    tokens: tuple[str, ...]
+    tags: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.tokens)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self.tags
+
+
+Example = Classified | Tagged
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the sources of a domain call things."""
+
+    packages: frozenset[str]
+    classes: set[str] = field(default_factory=set)
+    functions: set[str] = field(default_factory=set)
+
+    def add(self, definition: Definition) -> None:
+        if definition.kind == "class":
+            self.classes.add(definition.name)
+        elif CODE_NAME.fullmatch(definition.name):
+            self.functions.add(definition.name)
+
+
+@dataclass(frozen=True)
+class DemoTask:
+    """`example` answers a document, or None where the question does not arise."""
+
+    tenant: str
+    domain: str
+    task: str
+    question: str
+    example: Callable[[Document, Names], Example | None]
+
+
+def area(document: Document, names: Names) -> Classified | None:
+    told = {*names.packages, document.definition.module.split("/")[0].removesuffix(".py")}
+    return _classified(document.text, _any_of(tuple(sorted(told)), re.IGNORECASE), document.area)
+
+
+def kind(document: Document, names: Names) -> Classified | None:
+    definition = document.definition
+    if definition.kind == "module" or "property" in definition.decorators:
+        return None
+    return _classified(document.description, _any_of((definition.name, *KIND_WORDS)), definition.kind)
+
+
+def returns(document: Document, names: Names) -> Classified | None:
+    definition = document.definition
+    asked = definition.kind in {"function", "method"} and not definition.name.startswith("__")
+    if not asked or definition.is_stub or definition.is_generator or "property" in definition.decorators:
+        return None
+    return _classified(document.description, NOTHING, "value" if definition.returns_value else "nothing")
+
+
+def parameters(document: Document, names: Names) -> Tagged | None:
+    own = set(document.definition.parameters)
+    return _tagged(document, lambda word: "PARAM" if _names_parameter(word, own) else "O")
+
+
+def code_names(document: Document, names: Names) -> Tagged | None:
+    own = set(document.definition.parameters)
+
+    def tag(word: str) -> str:
+        name = bare(word).rpartition(".")[2]
+        if _names_parameter(word, own):
+            return "PARAM"
+        if name in BUILTIN_TYPES or (name in names.classes and (CODE_NAME.fullmatch(name) or MARKED.match(word))):
+            return "TYPE"
+        return "FUNCTION" if name in names.functions else "O"
+
+    return _tagged(document, tag)
+
+
+def _classified(text: str, tells: re.Pattern[str], label: str) -> Classified | None:
+    """The words that do not name what is asked for, if enough are left."""
+    kept = [word for word in text.split() if not tells.search(word)][:LONGEST]
+    return Classified(" ".join(kept), label) if len(kept) >= SHORTEST else None
+
+
+@lru_cache(maxsize=4096)
+def _any_of(names: tuple[str, ...], flags: int = 0) -> re.Pattern[str]:
+    return re.compile(rf"\b(?:{'|'.join(map(re.escape, names))})\b", flags)
+
+
+def _tagged(document: Document, tag: Callable[[str], str]) -> Tagged | None:
+    """The paragraphs in which something is to be found, without the markup that would tell code from prose."""
+    pairs: list[tuple[str, str]] = []
+    for paragraph in document.paragraphs:
+        tagged = [(bare(word), tag(word)) for word in paragraph.split() if bare(word)]
+        if sum(found != "O" for _, found in tagged) >= LEAST_TAGGED * len(tagged):
+            pairs += tagged
+    tokens = tuple(word for word, _ in pairs[:LONGEST_TAGGED])
+    tags = tuple(found for _, found in pairs[:LONGEST_TAGGED])
+    return Tagged(tokens, tags) if len(tokens) >= SHORTEST and set(tags) != {"O"} else None
+
+
+def _names_parameter(word: str, own: Collection[str]) -> bool:
+    name = bare(word)
+    return name in own and (name not in EVERYDAY or bool(MARKED.search(word)))
+
+
+TASKS = (
+    DemoTask("stdlib-area", "stdlib", "classify", "which chapter of the standard library is it from?", area),
+    DemoTask("stdlib-returns", "stdlib", "classify", "does the function return something?", returns),
+    DemoTask("maths-area", "maths", "classify", "which field of mathematics is it about?", area),
+    DemoTask("maths-parameters", "maths", "tag", "which words are parameters of the function?", parameters),
+    DemoTask("learning-area", "learning", "classify", "which part of machine learning is it about?", area),
+    DemoTask("learning-names", "learning", "tag", "which words name classes, functions or parameters?", code_names),
+    DemoTask("web-library", "web", "classify", "which library is it from?", area),
+    DemoTask("web-kind", "web", "classify", "does it describe a class, a function or a method?", kind),
+)

@@ -1,0 +1,157 @@
+"""A server on a virtual clock: the scheduler that serves, a drawn or recorded load, an engine that only takes its time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hplm.errors import DeadlineMissed, QueueFull
+from hplm.scheduling.columns import NEVER
+from hplm.scheduling.scheduler import Batch, Scheduler
+from hplm.scheduling.simulation.arrivals import Arrivals
+from hplm.scheduling.waiting import Capacity
+
+WAITS, REFUSED, EXPIRED, ANSWERED = range(4)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The engine that is simulated."""
+
+    batch_ns: Callable[[np.ndarray], float]  # of the lengths of a batch's texts
+    capacity: Capacity
+    staging_ns: int = 0
+    answering_ns: int = 0  # from computed to in the client's hands
+    noise: float = 0.0  # standard deviation of a batch's time, relative
+
+
+@dataclass
+class Outcome:
+    """Of each arrival. Times are NEVER where it did not happen."""
+
+    arrivals: Arrivals
+    fate: np.ndarray
+    started_ns: np.ndarray
+    answered_ns: np.ndarray
+    batches: list[int] = field(default_factory=list)  # tokens of each
+    busy_ns: int = 0
+    end_ns: int = 0
+
+    @property
+    def deadline_ns(self) -> np.ndarray:
+        return np.where(self.arrivals.allowed_ns > 0, self.arrivals.at_ns + self.arrivals.allowed_ns, NEVER - 1)
+
+    @property
+    def scheduled(self) -> np.ndarray:
+        """Started by the deadline: what TCB counts."""
+        return self.started_ns <= self.deadline_ns
+
+    @property
+    def on_time(self) -> np.ndarray:
+        """Answered by the deadline: what users count."""
+        return self.answered_ns <= self.deadline_ns
+
+    @property
+    def answered(self) -> np.ndarray:
+        return self.fate == ANSWERED
+
+    @property
+    def utility(self) -> float:
+        """Of all there was: 1 / length of each text that was scheduled."""
+        value = 1 / self.arrivals.tokens
+        return float(value[self.scheduled].sum() / value.sum())
+
+    def p99_ms(self) -> float | None:
+        if not self.answered.any():
+            return None
+        return float(np.percentile((self.answered_ns - self.arrivals.at_ns)[self.answered], 99)) / 1e6
+
+
+class Simulation:
+    """`run` goes from event to event: a batch is done, the next starts, one is chosen, texts expire, a text arrives."""
+
+    def __init__(self, scheduler: Scheduler, machine: Machine, arrivals: Arrivals, seed: int = 0) -> None:
+        self._scheduler = scheduler
+        self._machine = machine
+        self._arrivals = arrivals
+        self._rng = np.random.default_rng(seed)
+        self._computing: tuple[Batch, int] | None = None  # and when it will be done
+        self._staged: tuple[Batch, int] | None = None  # and when it will be ready
+        self._choose_at = NEVER
+        count = len(arrivals)
+        never = np.full(count, NEVER)
+        self._outcome = Outcome(arrivals, np.full(count, WAITS), never, never.copy())
+
+    def run(self) -> Outcome:
+        arrival_ns = [*self._arrivals.at_ns.tolist(), NEVER]
+        arriving = now = 0
+        while True:
+            now = max(now, min(arrival_ns[arriving], self._next(now)))
+            if now == NEVER:
+                self._outcome.end_ns = max(end for end in self._outcome.answered_ns.tolist() if end != NEVER)
+                return self._outcome
+            if self._computing and self._computing[1] <= now:
+                self._finish(now)
+            if self._staged and not self._computing and self._staged[1] <= now:
+                self._start(now)
+            for text in self._scheduler.expired(now) if self._scheduler.next_expiry(now) <= now else ():
+                self._outcome.fate[text.work] = EXPIRED
+            while arrival_ns[arriving] <= now:
+                self._arrive(arriving, now)
+                arriving += 1
+            self._choose(now)
+
+    def _next(self, now: int) -> int:
+        events = [self._scheduler.next_expiry(now), self._choose_at]
+        if self._computing:
+            events.append(self._computing[1])
+        elif self._staged:
+            events.append(self._staged[1])
+        return min(events)
+
+    def _arrive(self, i: int, now: int) -> None:
+        try:
+            self._scheduler.offer([self._arrivals.waiting(i)], now)
+        except (QueueFull, DeadlineMissed):
+            self._outcome.fate[i] = REFUSED
+
+    def _choose(self, now: int) -> None:
+        """As the pipeline does: not before the batch that was chosen last has started."""
+        self._choose_at = NEVER
+        if self._staged or not len(self._scheduler):
+            return
+        at = self._scheduler.choose_at(now)
+        if at > now:
+            self._choose_at = at
+            return
+        batch = self._scheduler.choose(self._machine.capacity, now)
+        if batch:
+            self._staged = (batch, now + self._machine.staging_ns)
+            if not self._computing and not self._machine.staging_ns:
+                self._start(now)
+                self._choose(now)
+
+    def _start(self, now: int) -> None:
+        batch, _ = self._staged
+        self._staged = None
+        self._scheduler.started(batch, now)
+        took = self._machine.batch_ns(np.array([text.tokens for text in batch.texts]))
+        if self._machine.noise:
+            took *= max(0.2, self._rng.normal(1, self._machine.noise))
+        self._outcome.started_ns[_numbers(batch)] = now
+        self._outcome.batches.append(batch.tokens)
+        self._outcome.busy_ns += int(took)
+        self._computing = (batch, now + max(1, int(took)))
+
+    def _finish(self, now: int) -> None:
+        batch, _ = self._computing
+        self._computing = None
+        self._scheduler.finished(batch, now)
+        self._outcome.fate[_numbers(batch)] = ANSWERED
+        self._outcome.answered_ns[_numbers(batch)] = now + self._machine.answering_ns
+
+
+def _numbers(batch: Batch) -> Sequence[int]:
+    return [text.work for text in batch.texts]

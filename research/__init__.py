@@ -1,0 +1,1 @@
+"""The papers' tables and figures: hPLMs beside the models they are compared with."""

@@ -1,0 +1,96 @@
+"""`python -m research.accuracy --tier 1`: eight tasks in four domains of docstrings; hPLMs beside their rivals."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
+
+from demo.__main__ import BACKBONE, fingerprint, minilm, named
+from demo.data import stored_demo_data
+from hplm.engine.engine import resolve_device
+from hplm.errors import HplmError, InvalidInput
+from research.accuracy.report import Report
+from research.accuracy.results import Results
+from research.accuracy.studies import Study
+from research.accuracy.table import draw, markdown_of, tenants_in
+from research.accuracy.tiers import TIERS
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m research.accuracy", description=__doc__)
+    parser.add_argument("--tier", type=int, choices=sorted(TIERS), default=1, help="how much (default: %(default)s)")
+    parser.add_argument(
+        "--studies", default="schemes", help="or all; --list names them (default: %(default)s)"
+    )
+    parser.add_argument("--list", action="store_true", help="name the studies and how much of each is finished")
+    parser.add_argument("--finished", action="store_true", help="show what is finished, compute nothing")
+    parser.add_argument("--seeds", help="comma-separated; others than the tier's")
+    parser.add_argument("--work", type=Path, default=Path(".hplm/report"), help="data and stores (default: %(default)s)")
+    parser.add_argument(
+        "--results", type=Path, default=Path("docs/results/accuracy"), help="a file a finished number (default: %(default)s)"
+    )
+    parser.add_argument("--model", help="Hugging Face name or folder of another BERT than MiniLM")
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw each study there")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    args = parser.parse_args(argv)
+    try:
+        report = _report(args)
+        known = report.studies
+        if args.list:
+            for study in known.values():
+                print(f"{study.name:14} {len(report.finished(study)):4} of {report.size(study):4}  {study.title}")
+            return 0
+        chosen = [_study(known, name) for name in (known if args.studies == "all" else args.studies.split(","))]
+        if not args.finished:
+            report.run(chosen)
+        for study in chosen:
+            if runs := report.finished(study):
+                _show(study, runs, args.pictures)
+    except HplmError as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"report: {error.filename or args.work}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("report: interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _show(study: Study, runs: list[dict[str, Any]], pictures: Path | None) -> None:
+    weights = tenants_in(runs) if study.tenants else None
+    print(f"\n### {study.title} ({study.name})\n\n{markdown_of(runs, weights)}")
+    if pictures is not None:
+        draw(runs, study.title, pictures / f"accuracy-{study.name}.svg", weights)
+
+
+def _report(args: argparse.Namespace) -> Report:
+    model, tier = args.model or str(minilm()), TIERS[args.tier]
+    if args.seeds:
+        tier = tier.with_seeds(args.seeds)
+    layers = _layers(model)
+    name = BACKBONE if args.model is None else named(args.model)
+    data = stored_demo_data(args.work / "data" / f"{args.tier}-{fingerprint()}", tier.sizes, further=True)
+    return Report(name, model, layers, data, tier, args.work / "made", Results(args.results), resolve_device(args.device))
+
+
+def _layers(model: str) -> int:
+    try:
+        return AutoConfig.from_pretrained(model).num_hidden_layers
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"--model {model}: cannot read a model there: {str(error).strip().splitlines()[0]}") from None
+
+
+def _study(known: dict[str, Study], name: str) -> Study:
+    if name not in known:
+        raise InvalidInput(f"study {name!r} is not known: choose from {', '.join(known)}, all")
+    return known[name]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""Further pretraining of a whole BERT, of its lower layers, its upper ones or all: what HMI's observation O1 is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from builder.adaptation.learning import Budget, Group, Learning
+from builder.adaptation.lessons import Reading, index_of
+from builder.adaptation.masked import HEAD_RATE, HEAD_SHARE, LEARNING_RATE, MaskedHead, masked
+from builder.hardware import half_precision, step_tokens
+from builder.length_groups import positions_of
+from builder.store.savepoint import Savepoint
+from builder.training.bodies import WholeBody
+from builder.training.examples import Pack
+from hplm.model.config import BackboneConfig
+
+
+def pretrain(
+    body: WholeBody,
+    config: BackboneConfig,
+    head: MaskedHead | None,
+    documents: Sequence[np.ndarray],
+    part: str,
+    budget: Budget,
+    seed: int,
+    device: torch.device,
+    saved: Path,
+) -> None:
+    """Changes `body` in place. Without a head one is made and fitted first. Cut anywhere, the same call goes on."""
+    guesser = _Guesser(body, head or MaskedHead(config)).to(device).eval()
+    reading, in_half = Reading(config, documents, seed, step_tokens(device)), half_precision(device)
+
+    def losses(number: int) -> Callable[[], tuple[Tensor, int]]:
+        stream = reading.starting(number)
+
+        def loss() -> tuple[Tensor, int]:
+            texts, chance = next(stream)
+            with in_half:
+                return guesser.loss(*_lesson(texts, config, chance, device))
+
+        return loss
+
+    if head is None:
+        fitted = Group(HEAD_RATE, {f"head.{name}": parameter for name, parameter in guesser.head.named_parameters()})
+        savepoint = Savepoint(saved.with_name(f"{saved.stem}-head{saved.suffix}"))
+        Learning(guesser, [fitted], budget.part(HEAD_SHARE), savepoint).run("fitting a head", losses, show_progress=True)
+        budget = budget.part(1 - HEAD_SHARE)
+    learned = Group(LEARNING_RATE, {str(number): parameter for number, parameter in enumerate(body.part(part))})
+    Learning(guesser, [learned], budget, Savepoint(saved)).run(f"pretraining, {part}", losses, show_progress=True)
+
+
+class _Guesser(nn.Module):
+    def __init__(self, body: WholeBody, head: MaskedHead) -> None:
+        super().__init__()
+        self.body, self.head = body, head
+
+    def loss(self, pack: Pack, wanted: Tensor) -> tuple[Tensor, int]:
+        guesses = self.head(self.body(pack, None), self.body.words.weight)
+        return F.cross_entropy(guesses.float(), wanted), len(pack.tokens)
+
+
+def _lesson(
+    texts: list[np.ndarray], config: BackboneConfig, chance: np.random.Generator, device: torch.device
+) -> tuple[Pack, Tensor]:
+    words, lengths = np.concatenate(texts), np.array([len(text) for text in texts])
+    seen, guessed = masked(words, config, chance)
+    positions, wanted = index_of(positions_of(lengths), device), index_of(words[guessed], device)
+    pack = Pack(
+        texts=[], sums=None, tokens=index_of(seen, device), positions=positions, segments=torch.zeros_like(positions),
+        lengths=lengths.tolist(), reading=index_of(guessed, device), rows_of=[len(guessed)], targets=wanted,
+    )  # fmt: skip
+    return pack, wanted

@@ -1,0 +1,247 @@
+"""Runs what has no result yet: every case of a study, on every task, with every seed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from concurrent.futures import as_completed
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from builder.adaptation.learning import Budget
+from builder.adaptation.masked import given_head
+from builder.hardware import products_of
+from builder.store.resumable import digest_of, replaced
+from builder.store.store import FORMAT as STORE_FORMAT
+from builder.store.store import Store
+from builder.tables.build_folder import held
+from builder.tables.corpus import tokenize_corpus
+from builder.training.bodies import WholeBody
+from builder.training.examples import check_labels
+from builder.training.finetuning import Ground, TrainingOptions, evaluate
+from builder.training.labelled import read_labelled
+from builder.training.tenant import Material
+from builder.worker_processes import room, workers
+from demo.data import DemoData, DemoTenant
+from hplm.plot.table import FORMAT as TABLE_FORMAT
+from research.accuracy.pretraining import pretrain
+from research.accuracy.recipes import Below, DomainRecipe, Pretraining, RootRecipe
+from research.accuracy.results import Results
+from research.accuracy.stores import Stores
+from research.accuracy.studies import Case, Study, studies_of, tenants_of
+from research.accuracy.tiers import Tier
+from research.schemes.trained import options_of, train_scheme, whole_body
+
+OF_UPPER_LAYERS = ("adapter", "dedicated-lower", "dedicated-upper")  # numbers that depend on how many these are
+BARE = 0.001  # of the n-grams
+# Raised when the same options train otherwise, or the same recipe makes other lower layers: earlier numbers do not count then.
+TRAINING, BELOW = 1, 1
+FEW = ("maths-area", "learning-names")  # what most studies ask: the largest task, and one that tags
+
+
+@dataclass(frozen=True)
+class Run:
+    """One number: a case asked one task with one seed."""
+
+    task: DemoTenant
+    case: Case
+    seed: int
+    sample: int = 0  # texts, drawn with replacement by the seed; 0: the task's own
+
+
+@dataclass(frozen=True)
+class Report:
+    name: str  # of the model, in results
+    model: str
+    layers: int
+    data: DemoData
+    tier: Tier
+    work: Path  # for stores; large, and of no more use than to go on from
+    results: Results
+    device: torch.device
+    few: tuple[str, ...] = FEW
+
+    @cached_property
+    def studies(self) -> dict[str, Study]:
+        return studies_of(self.tier, self.layers)
+
+    def finished(self, study: Study) -> list[dict[str, Any]]:
+        """The runs that have a result, with it, in the order of tasks, cases, seeds."""
+        told = [(run, self._told(run)) for run in self._runs(study)]
+        found = [(run, self.results.get(one)) for run, one in told]
+        return [
+            {"task": run.task.id, "kind": run.task.task, "case": run.case.label, "seed": run.seed, **result}
+            for run, result in found
+            if result is not None
+        ]
+
+    def size(self, study: Study) -> int:
+        return sum(1 for _ in self._runs(study))
+
+    def run(self, studies: Sequence[Study], at_a_time: int | None = None) -> None:
+        """All that is missing. A training has one thread: its numbers do not depend on how many there are."""
+        wanted = {repr(self._told(run)): run for study in studies for run in self._runs(study)}
+        missing = [run for run in wanted.values() if self.results.get(self._told(run)) is None]
+        order = {case: number for number, case in enumerate(case for study in studies for case in study.cases)}
+        missing.sort(key=lambda run: (run.seed, order[run.case]))  # all of one seed before the next
+        self._build(missing)
+        at_a_time = at_a_time or (1 if self.device.type != "cpu" else room(len(missing)))
+        with tqdm(total=len(missing), desc="report", unit="training", disable=not missing) as bar:
+            for run, result in self._scored(missing, at_a_time):
+                self.results.put(self._told(run), result)
+                bar.set_postfix_str(f"{run.task.id}, {run.case.label}: {result[result['metric']]:.3f}")
+                bar.update()
+
+    def _runs(self, study: Study) -> Iterator[Run]:
+        tasks = [task for task in self.data.tenants if not study.few_tasks or task.id in self.few]
+        if study.tenants:
+            sizes = [(task, len(read_labelled(task.train, task.task).examples)) for task in tasks]
+            given = {task.id: count for task, count in tenants_of(sizes, study.tenants)}
+        for task in tasks:
+            for case in study.cases:
+                if study.tenants:
+                    yield from (Run(task, case, seed, self.tier.tenant_texts) for seed in range(given[task.id]))
+                else:
+                    yield from (Run(task, case, seed) for seed in self.tier.seeds)
+
+    def _told(self, run: Run) -> dict[str, Any]:
+        """All that the number depends on, and nothing else."""
+        task, case, below = run.task, run.case, run.case.below
+        told = {"task": task.id, "domain": task.domain, "kind": task.task, "model": self.name}
+        told |= {"data": self._digests[task.id], "scheme": case.scheme, "seed": run.seed}
+        told |= {"training": asdict(options_of(case.scheme, self._training(run)))}
+        if case.scheme in OF_UPPER_LAYERS or (isinstance(below, Pretraining) and below.part != "all"):
+            told |= {"upper": self._root.upper}
+        versions = {"trained": TRAINING} if below is None else {"trained": TRAINING, "made": BELOW}
+        told |= {name: version for name, version in versions.items() if version > 1}
+        if below is not None:
+            corpora = self._corpora if isinstance(below, DomainRecipe) else {task.domain: self._corpora[task.domain]}
+            told |= {"below": {type(below).__name__: asdict(below.plain)}, "corpora": digest_of(*corpora.values())}
+        return told | ({"sample": run.sample} if run.sample else {})
+
+    @cached_property
+    def _corpora(self) -> dict[str, Path]:
+        return {domain.name: domain.corpus for domain in self.data.domains}
+
+    @cached_property
+    def _digests(self) -> dict[str, str]:
+        """Other packages on another machine are other data."""
+        return {task.id: digest_of(task.train, task.dev, task.test) for task in self.data.tenants}
+
+    @cached_property
+    def home(self) -> Path:
+        """Of stores: other corpora, another model, other formats, another way of making them have another."""
+        made_of = [self.name, self.model, digest_of(*self._corpora.values()), STORE_FORMAT, TABLE_FORMAT, BELOW]
+        return self.work / hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:12]
+
+    @property
+    def _stores(self) -> Stores:
+        return Stores(self.model, self._kept_corpora, self.home / "stores", self.device)
+
+    @property
+    def _kept_corpora(self) -> dict[str, Path]:
+        """Copies: a build that was cut knows its corpora by path and date, and data come and go with packages."""
+        return {domain: self.home / "corpora" / f"{domain}.txt" for domain in self._corpora}
+
+    def _training(self, run: Run) -> TrainingOptions:
+        root = self._recipe(run.case.below).root
+        return self.tier.training(run.case.scheme, self.layers, root.upper, run.seed)
+
+    @property
+    def _root(self) -> RootRecipe:
+        return next(case.below.root for case in self.studies["schemes"].cases if isinstance(case.below, DomainRecipe))
+
+    def _recipe(self, below: Below) -> DomainRecipe:
+        """A whole BERT reads texts as an hPLM does; what tables say it does not ask, so those of a bare root will do."""
+        if isinstance(below, DomainRecipe):
+            return below
+        return DomainRecipe(replace(self._root, minutes=0, keep=BARE), 0, self.tier.learn, keep=0)
+
+    def _build(self, runs: Sequence[Run]) -> None:
+        for domain, kept in self._kept_corpora.items():
+            if runs and not kept.exists():
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                with replaced(kept) as copy:
+                    shutil.copyfile(self._corpora[domain], copy)
+        belows = dict.fromkeys((run.case.below, run.task.domain) for run in runs)
+        wanted = [(self._recipe(below), domain) for below, domain in belows]
+        for root in dict.fromkeys(recipe.root for recipe, _ in wanted):
+            self._stores.build_root(root)
+        for recipe, domain in self._stores.missing(wanted):
+            self._stores.build_domain(recipe, domain)
+        for below, domain in belows:
+            if isinstance(below, Pretraining):
+                self._pretrained(below, domain)
+
+    def _scored(self, runs: Sequence[Run], at_a_time: int) -> Iterator[tuple[Run, dict[str, Any]]]:
+        if at_a_time == 1:
+            score = _score_alone if self.device.type == "cpu" else Report.score
+            yield from ((run, score(self, run)) for run in runs)
+            return
+        with workers(at_a_time) as pool:
+            running = {pool.submit(_score_alone, self, run): run for run in runs}
+            for done in as_completed(running):
+                yield running[done], done.result()
+
+    def score(self, run: Run) -> dict[str, Any]:
+        task, case, recipe = run.task, run.case, self._recipe(run.case.below)
+        store, branch = self._stores.open(recipe), recipe.branch(task.domain)
+        material = Material(store.folder, branch, 1, task.task, task.train, task.dev, run.seed)
+        ground, _ = material.open(self.device)
+        labelled = read_labelled(task.test, task.task)
+        check_labels(labelled, ground.labels, str(task.train))
+        texts = ground.reader.read(labelled, task.task, ground.labels, show_progress=False)
+        if run.sample:
+            ground = _resampled(ground, run.sample, run.seed)
+        body = self._pretrained(case.below, task.domain) if isinstance(case.below, Pretraining) else None
+        trained = train_scheme(store, ground, case.scheme, self._training(run), show_progress=False, body=body)
+        scores, _ = evaluate(trained.body, trained.model, ground, texts)
+        told = {"dev": round(trained.scores.main, 4), "trained_on": len(ground.texts.texts)}
+        told |= {name: trained.report[name] for name in ("epochs_run", "best_epoch", "kept_epoch", "seconds")}
+        told |= {"products": str(products_of(self.device)).removeprefix("torch."), "device": self.device.type}
+        if trained.body.reads_tables:
+            told |= {"root": digest_of(store.folder / "upper.safetensors"), "windows_found": texts.found}
+        return {**scores.described(), **told}
+
+    def _pretrained(self, below: Pretraining, domain: str) -> WholeBody:
+        """The finished body is kept, for every task of the domain."""
+        store = self._stores.open(self._recipe(None))
+        body, name = whole_body(store), f"{domain}-{below.part}-{store.config.upper_layers}-{below.minutes:g}"
+        folder = self.home / "pretrained" / name
+        if not (folder / "body.pt").exists():
+            with held(folder, f"the further pretrained {name}"):
+                self._pretrain(body, store, below, domain, folder)
+        body.load_state_dict(torch.load(folder / "body.pt", weights_only=True, map_location="cpu"))
+        return body
+
+    def _pretrain(self, body: WholeBody, store: Store, below: Pretraining, domain: str, folder: Path) -> None:
+        documents = list(tokenize_corpus([self._kept_corpora[domain]], store.tokenizer(), folder / "corpus"))
+        head, budget = given_head(self.model, store.config), Budget(minutes=below.minutes)
+        pretrain(body, store.config, head, documents, below.part, budget, 0, self.device, folder / "learning.pt")
+        with replaced(folder / "body.pt") as temporary:
+            torch.save(body.state_dict(), temporary)
+
+
+def _score_alone(report: Report, run: Run) -> dict[str, Any]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return report.score(run)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _resampled(ground: Ground, count: int, seed: int) -> Ground:
+    """As if the task had only a bootstrap sample of its texts (HMI's Eq. 5)."""
+    texts = ground.texts
+    drawn = np.random.default_rng([seed, count]).integers(len(texts.texts), size=count)
+    sample = replace(texts, texts=[texts.texts[i] for i in drawn], lengths=texts.lengths[drawn])
+    return replace(ground, texts=sample)

@@ -1,0 +1,95 @@
+"""What the report asks: each study sets some cases side by side, on the same tasks and seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from demo.data import DemoTenant
+from research.accuracy.recipes import Below, DomainRecipe, Pretraining, RootRecipe
+from research.accuracy.tiers import Tier
+
+KEEPS = (1.0, 0.4, 0.1, 0.04, 0.004)
+WINDOWS = (2, 3, 5)
+
+
+@dataclass(frozen=True)
+class Case:
+    label: str
+    scheme: str
+    below: Below
+
+
+@dataclass(frozen=True)
+class Study:
+    name: str
+    title: str
+    cases: tuple[Case, ...]
+    few_tasks: bool = True  # those of FEW; only what everything else is measured by is asked of all
+    tenants: int = 0  # made by resampling the tasks; 0: each task is one
+
+
+def studies_of(tier: Tier, layers: int) -> dict[str, Study]:
+    """`layers`: of the model, a third of which are below."""
+    third = max(1, layers // 3)
+    root = RootRecipe(tier.root_minutes, tier.root_keep, third, layers - third)
+    below = DomainRecipe(root, tier.domain_minutes, tier.learn)
+    hplm = Case("hplm", "hplm", below)
+
+    def shaped(label: str, **shape: int) -> Case:
+        """Over the root's table alone: a shape is told by less than that."""
+        return Case(label, "hplm", replace(below, keep=0.0, root=replace(root, minutes=tier.shape_minutes, **shape)))
+
+    def over(scheme: str, times: int) -> Case:
+        minutes = times * tier.root_minutes
+        return Case(f"{scheme}, {minutes:g} minutes", scheme, replace(below, root=replace(root, minutes=minutes)))
+
+    def pretrained(part: str) -> Case:
+        return Case(part, "dedicated", Pretraining(part, tier.whole_minutes))
+
+    lowers = sorted({max(1, round(layers * share)) for share in (1 / 6, 1 / 3, 1 / 2)})
+    uppers = sorted({max(1, round(root.upper * share)) for share in (1 / 2, 3 / 4, 1)})
+    whole = [Case(name, name, None) for name in ("dedicated", "adapter", "shared")]
+    unlearned = Case("none", "hplm", replace(below, minutes=0))
+    learned = (Case(way, "hplm", replace(below, minutes=tier.learning_minutes, learn=way)) for way in ("masked", "distil"))
+    dtypes = (Case(dtype, "hplm", replace(below, dtype=dtype)) for dtype in ("fp16", "int8"))
+    keeps = (Case(f"{keep:.1%}", "hplm", replace(below, keep=keep, root=root.cut_to(keep))) for keep in KEEPS)
+    adapted = (over(scheme, times) for scheme in ("plot", "hplm") for times in (1, 2))
+    parts = [Case(part, f"dedicated-{part}", None) for part in ("lower", "upper")]
+    studies = [
+        Study("schemes", "ways of making a model for a task", (whole[0], Case("plot", "plot", below), hplm, *whole[1:]), False),
+        Study("root", "minutes that the root is adapted", tuple(adapted), False),
+        Study("pretraining", "a domain's corpus learned, or only counted", (unlearned, *learned)),
+        Study("keep", "share of the n-grams in the tables, the domain's and the root's", tuple(keeps)),
+        Study("stored", "bits of a table's values", tuple(dtypes)),
+        Study("window", "tokens in a window", tuple(shaped(f"{n}-grams", window=n) for n in WINDOWS)),
+        Study(
+            "split", "where the layers are split: lower + upper",
+            tuple(shaped(f"{n} + {layers - n}", lower=n, upper=layers - n) for n in lowers),
+        ),
+        Study(
+            "lower", "lower layers under as many upper ones, those that follow them",
+            tuple(shaped(f"{n} lower", lower=n, upper=layers - lowers[-1]) for n in lowers),
+        ),
+        Study("upper", "upper layers above the same lower ones", tuple(shaped(f"{n} upper", upper=n) for n in uppers)),
+        Study(
+            "o1", "layers of a whole BERT that are further pretrained",
+            (Case("none", "dedicated", None), *map(pretrained, ("lower", "upper", "all"))),
+        ),
+        Study("o2", "layers of a whole BERT that are fine-tuned", (*parts, Case("all", "dedicated", None))),
+        *(
+            Study(f"tenants-{count}", f"{count:,} tenants, samples of tasks", (whole[0], hplm, *whole[1:]), False, count)
+            for count in tier.tenants
+        ),
+    ]  # fmt: skip
+    return {study.name: study for study in studies}
+
+
+def tenants_of(tasks: Sequence[tuple[DemoTenant, int]], count: int) -> list[tuple[DemoTenant, int]]:
+    """How many of `count` tenants each task has: in proportion to its training texts (HMI's Eq. 4), every task one at least."""
+    total = sum(texts for _, texts in tasks)
+    shares = [max(1.0, count * texts / total) for _, texts in tasks]
+    given = [int(share) for share in shares]
+    for place in sorted(range(len(tasks)), key=lambda i: given[i] - shares[i])[: max(0, count - sum(given))]:
+        given[place] += 1
+    return [(task, number) for (task, _), number in zip(tasks, given, strict=True)]

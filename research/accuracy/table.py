@@ -1,0 +1,111 @@
+"""The report as a table and as a picture."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import cycle
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from builder.tables.coverage_picture import GRID, INK, OTHERS, OWN
+
+Runs = Sequence[dict[str, Any]]
+
+
+def scores_of(runs: Runs) -> dict[str, dict[str, float]]:
+    """By task and case: the metric that decides, in points, averaged over the seeds that all cases of the task have."""
+    seeds, table = seeds_of(runs), defaultdict(lambda: defaultdict(list))
+    for run in runs:
+        if run["seed"] in seeds[run["task"]]:
+            table[run["task"]][run["case"]].append(100 * run[run["metric"]])
+    return {task: {case: mean(points) for case, points in table[task].items()} for task in seeds}
+
+
+def seeds_of(runs: Runs) -> dict[str, set[int]]:
+    """By task; a case that is behind with its seeds is not compared with other seeds of the rest."""
+    found: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for run in runs:
+        found[run["task"]][run["case"]].add(run["seed"])
+    return {task: set.intersection(*cases.values()) for task, cases in found.items()}
+
+
+def averages_of(table: dict[str, dict[str, float]], weights: dict[str, float] | None = None) -> dict[str, float]:
+    """Over the tasks, of each case that all of them have been asked; `weights`: of the tasks, else they count alike."""
+    cases = dict.fromkeys(case for row in table.values() for case in row)
+    weights = weights or dict.fromkeys(table, 1.0)
+    total = sum(weights.values())
+    return {
+        case: sum(weights[task] * row[case] for task, row in table.items()) / total
+        for case in cases
+        if total and all(case in row for row in table.values())
+    }
+
+
+def tenants_in(runs: Runs) -> dict[str, float]:
+    """By task, where each run is a tenant: a task counts as often as it has tenants."""
+    return {task: float(len(seeds)) for task, seeds in seeds_of(runs).items()}
+
+
+def markdown_of(runs: Runs, weights: dict[str, float] | None = None) -> str:
+    """What is not finished is left empty; averages are of what all tasks have."""
+    table = scores_of(runs)
+    averages = averages_of(table, weights)
+    cases = list(dict.fromkeys(run["case"] for run in runs))
+    about = {run["task"]: (run["kind"], run["metric"], f"{run['trained_on']:,}") for run in runs}
+    seeds = {task: len(common) for task, common in seeds_of(runs).items()}
+    lines = [_row("task", "kind", "metric", "texts", "seeds", *cases), "|" + "---|" * (5 + len(cases))]
+    for task, row in table.items():
+        points = (f"{row[case]:.1f}" if case in row else "" for case in cases)
+        lines.append(_row(task, *about[task], str(seeds[task]), *points))
+    lines.append(
+        _row("**average**", "", "", "", "", *(f"**{averages[case]:.2f}**" if case in averages else "" for case in cases))
+    )
+    if (first := cases[0]) in averages:
+        gaps = (f"{averages[case] - averages[first]:+.2f}" if case in averages else "" for case in cases)
+        lines.append(_row(f"against {first}", "", "", "", "", *gaps))
+    return "\n".join([*lines, *_mixed(runs)])
+
+
+def _mixed(runs: Runs) -> Iterator[str]:
+    """What should be one and is not: a root that is built again, for minutes or on another machine, is another."""
+    for case in dict.fromkeys(run["case"] for run in runs):
+        roots = sorted({run.get("root", "not told") for run in runs if run["case"] == case})
+        if len(roots) > 1:
+            yield f"\n{case} has no root in common ({', '.join(roots)}): compute it on one machine, with one --work folder."
+    ways = {f"{run['products']} on {run['device']}" if "products" in run else "not told" for run in runs}
+    if len(ways) > 1:
+        yield f"\nTrained in different ways: {', '.join(sorted(ways))}."
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def draw(runs: Runs, title: str, path: Path, weights: dict[str, float] | None = None) -> None:
+    """The format is that of the path's suffix."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    table = scores_of(runs)
+    table = {**table, "average": averages_of(table, weights)}
+    cases = list(dict.fromkeys(run["case"] for run in runs))
+    figure = Figure(figsize=(1.4 + 1.05 * len(table), 4.2), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    width, others, own = 0.8 / len(cases), cycle(OTHERS), "hplm" if "hplm" in cases else cases[0]
+    for number, case in enumerate(cases):
+        places = [place + width * (number - (len(cases) - 1) / 2) for place in range(len(table))]
+        points = [row.get(case, 0.0) for row in table.values()]
+        axes.bar(places, points, width, color=OWN if case == own else next(others), label=case)
+    axes.set_ylim(bottom=max(0, min((min(row.values()) for row in table.values() if row), default=0) // 10 * 10 - 10))
+    axes.set_xticks(range(len(table)), list(table), rotation=25, ha="right")
+    axes.set_ylabel("points")
+    axes.grid(axis="y", color=GRID, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(f"{title}: accuracy or F1 on unseen files", loc="left", color=INK)
+    figure.legend(frameon=False, loc="outside lower center", ncols=len(cases))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)

@@ -1,0 +1,222 @@
+"""Whole models behind one Triton model: as many as there is room for are held, the least recently used one makes room.
+
+    whole.json      the scheme, its tenants, the tables if it has any
+    backbone.json   sizes; `upper_layers` are those that every tenant has for itself
+    tokenizer.json
+    bodies/  heads/     safetensors, one a tenant
+    plot/               tables, for the scheme that keeps them
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hplm.engine.answer import Rows, answer
+from hplm.engine.lookup import rows_read
+from hplm.engine.memory import keep_freed_memory
+from hplm.errors import Broken, DeadlineMissed, HplmError, InvalidInput, NoTenant
+from hplm.model.config import BackboneConfig
+from hplm.model.tokenizer import Encoded, Tokenizer
+from hplm.plot.forest import Branch, Forest
+from hplm.plot.gathering import Gatherer
+from research.baselines.body import BodyFile, Slot
+
+
+@dataclass(frozen=True)
+class WholeTenant:
+    id: str
+    version: int
+    domain: str
+    domain_version: int
+    task: str
+    labels: tuple[str, ...]
+    head_function: str | None
+    weights: str  # the name of its files
+
+
+@dataclass(frozen=True)
+class WholeConfig:
+    FILE = "whole.json"
+
+    scheme: str
+    note: str  # what the weights are, for who reads the file
+    tables: tuple[Branch, ...]
+    tenants: tuple[WholeTenant, ...]
+
+    def save(self, folder: Path) -> None:
+        (folder / self.FILE).write_text(json.dumps(asdict(self), indent=1) + "\n", "utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> WholeConfig:
+        stored = json.loads((folder / cls.FILE).read_text("utf-8"))
+        tenants = tuple(WholeTenant(**{**tenant, "labels": tuple(tenant["labels"])}) for tenant in stored["tenants"])
+        return cls(stored["scheme"], stored["note"], tuple(Branch(**branch) for branch in stored["tables"]), tenants)
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    tenant: WholeTenant
+    encoded: list[Encoded]
+    spans: list[np.ndarray]
+    passages: Sequence[str]
+    top_k: int
+    arrival: float  # of the monotonic clock
+    allowed_s: float  # 0: any time
+
+    @property
+    def too_late(self) -> DeadlineMissed | None:
+        if not self.allowed_s or time.monotonic() <= self.arrival + self.allowed_s:
+            return None
+        return DeadlineMissed(f"not started within the {self.allowed_s * 1e3:g} ms that the request allowed: allow more")
+
+
+Answered = tuple[Question, "list[Rows] | HplmError"]
+
+
+class WholeModels:
+    def __init__(
+        self,
+        folder: Path,
+        room: int,
+        batch_tokens: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        keep_pages: bool = True,
+    ) -> None:
+        """`keep_pages`: what is read may stay in the system's page cache, beyond the memory that `room` stands for."""
+        if device.type == "cpu":
+            keep_freed_memory()
+        self.config = BackboneConfig.load(folder / "backbone.json")
+        self._whole = WholeConfig.load(folder)
+        self._folder = folder
+        self._batch_tokens = batch_tokens
+        self._keep_pages = keep_pages
+        self._device = device
+        self._tenants = {tenant.id: tenant for tenant in self._whole.tenants}
+        self._tokenizer = Tokenizer((folder / "tokenizer.json").read_text("utf-8"), self.config.positions)
+        self._forest = Forest([folder / "plot"], self._whole.tables) if self._whole.tables else None
+        self._gatherer = Gatherer(device, dtype)
+        file = BodyFile.of(self._body(self._whole.tenants[0]))
+        count = min(room, len(self._tenants))
+        self._free = [Slot(self.config, file, device, dtype) for _ in range(count)]
+        self._held: OrderedDict[str, Slot] = OrderedDict()  # by tenant, the least recently used first
+        if count == len(self._tenants):  # as a server of so few models does: nobody waits for its first request
+            for tenant in self._whole.tenants:
+                self._slot(tenant)
+
+    def question(
+        self, parameters: Mapping[str, object], texts: Sequence[str], pairs: Sequence[str] | None, allowed_s: float = 0.0
+    ) -> Question:
+        arrival = time.monotonic()
+        alone = next(iter(self._tenants)) if len(self._tenants) == 1 else None
+        tenant = self._tenants.get(parameters.get("tenant", alone))
+        if tenant is None:
+            raise NoTenant
+        if pairs is not None and len(pairs) != len(texts):
+            raise InvalidInput(f"TEXT has {len(texts)} texts and TEXT_PAIR {len(pairs)}: send one pair for each")
+        seconds = pairs if pairs is not None else [None] * len(texts)
+        truncate = bool(parameters.get("truncate", False))
+        encoded = [self._tokenizer.encode(text, pair, truncate) for text, pair in zip(texts, seconds, strict=True)]
+        spans = [
+            rows_read(tenant.task, text, pair, one)
+            for text, pair, one in zip(texts, seconds, encoded, strict=True)
+        ]
+        top_k = min(int(parameters.get("top_k", 0)), len(tenant.labels))
+        passages = pairs if pairs is not None else [""] * len(texts)
+        return Question(tenant, encoded, spans, passages, top_k, arrival, allowed_s)
+
+    def answer(self, questions: Sequence[Question]) -> Iterator[Answered]:
+        """Every question once, as it is done. Those go first whose model is there: what others evict may be theirs."""
+        by_tenant: dict[str, list[Question]] = {}
+        for question in questions:
+            by_tenant.setdefault(question.tenant.id, []).append(question)
+        for mine in sorted(by_tenant.values(), key=lambda mine: mine[0].tenant.id not in self._held):
+            yield from self._answer_tenant(mine)
+
+    def _answer_tenant(self, questions: list[Question]) -> Iterator[Answered]:
+        left = list(questions)
+        try:
+            late = [question for question in questions if question.too_late]
+            for question in late:
+                left.remove(question)
+                yield question, question.too_late
+            if not left:
+                return
+            slot = self._slot(questions[0].tenant)
+            for batch in self._batches(list(left)):
+                for question, rows in zip(batch, self._run(slot, batch), strict=True):
+                    left.remove(question)
+                    yield question, rows
+        except HplmError as error:
+            yield from ((question, error) for question in left)
+        except (OSError, RuntimeError, ValueError) as error:
+            broken = Broken(f"tenant {questions[0].tenant.id!r}: {error}")
+            yield from ((question, broken) for question in left)
+
+    def _batches(self, questions: list[Question]) -> Iterator[list[Question]]:
+        """Whole requests together, up to `batch_tokens`; one that is larger goes alone."""
+        batch, tokens = [], 0
+        for question in questions:
+            own = sum(len(text.tokens) for text in question.encoded)
+            if batch and tokens + own > self._batch_tokens:
+                yield batch
+                batch, tokens = [], 0
+            batch.append(question)
+            tokens += own
+        yield batch
+
+    @torch.inference_mode()
+    def _run(self, slot: Slot, batch: list[Question]) -> list[list[Rows]]:
+        texts = [(question, number) for question in batch for number in range(len(question.encoded))]
+        texts.sort(key=lambda text: -len(text[0].encoded[text[1]].tokens))  # one length lies together: attention wants that
+        encoded = [question.encoded[number] for question, number in texts]
+        lengths = [len(text.tokens) for text in encoded]
+        tenant = batch[0].tenant
+        segments = torch.from_numpy(np.concatenate([text.segments for text in encoded]).astype(np.int64)).to(self._device)
+        starts = np.cumsum(lengths) - lengths
+        spans = [question.spans[number] for question, number in texts]
+        reading = np.concatenate([np.maximum(rows[:, 0], 0) + start for rows, start in zip(spans, starts, strict=True)])
+        asked = torch.from_numpy(reading.astype(np.int64)).to(self._device)
+        hidden = slot.body(self._ground(tenant, encoded, lengths), segments, lengths, asked)
+        logits = slot.logits(hidden, tenant.head_function).float().cpu().split([len(rows) for rows in spans])
+        answers: dict[Question, list[Rows]] = {question: [None] * len(question.encoded) for question in batch}
+        for (question, number), rows, own in zip(texts, spans, logits, strict=True):
+            answers[question][number] = answer(
+                tenant.task, own.numpy(), rows, tenant.labels, question.top_k, question.passages[number]
+            )
+        return list(answers.values())
+
+    def _ground(self, tenant: WholeTenant, encoded: list[Encoded], lengths: list[int]) -> Tensor:
+        tokens = np.concatenate([text.tokens for text in encoded])
+        if self._forest is None:
+            return torch.from_numpy(tokens.astype(np.int64)).to(self._device)
+        whole = np.array(lengths)
+        addresses = self._forest.chain(tenant.domain, tenant.domain_version).lookup(tokens, whole).addresses
+        if len(bad := self._gatherer.broken(self._forest, addresses)):
+            raise Broken(f"{self._forest.name_of(int(bad[0]))} does not match its checksum: export the scheme again")
+        return self._gatherer.sums(self._forest, addresses, whole)
+
+    def _slot(self, tenant: WholeTenant) -> Slot:
+        slot = self._held.pop(tenant.id, None)
+        if slot is None:
+            slot = self._free.pop() if self._free else self._held.popitem(last=False)[1]
+            try:
+                head = self._folder / "heads" / f"{tenant.weights}.safetensors"
+                slot.fill(self._body(tenant), head, self._keep_pages)
+            except BaseException:
+                self._free.append(slot)
+                raise
+        self._held[tenant.id] = slot
+        return slot
+
+    def _body(self, tenant: WholeTenant) -> Path:
+        return self._folder / "bodies" / f"{tenant.weights}.safetensors"

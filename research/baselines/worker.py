@@ -1,0 +1,59 @@
+"""One thread that answers what waits, round by round: a round is everything that came while the last one ran.
+
+The model owns its queue, as hPLMs do: Triton's batcher, when clients wait for their answers, now and then sleeps for up to half
+a second, and the baseline would look worse than it is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from hplm.engine.answer import Rows
+from hplm.errors import Broken, Draining, HplmError, QueueFull
+from research.baselines.models import Question, WholeModels
+
+Respond = Callable[["list[Rows] | HplmError"], None]
+
+
+class Worker:
+    def __init__(self, models: WholeModels, most: int) -> None:
+        self._models = models
+        self._most = most
+        self._waiting: dict[Question, Respond] = {}
+        self._change = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="answer", daemon=True)
+        self._thread.start()
+
+    def submit(self, question: Question, respond: Respond) -> None:
+        """Takes the question, or raises why not; what is taken is answered once."""
+        with self._change:
+            if self._closed:
+                raise Draining("the model is being unloaded: send the request again")
+            if len(self._waiting) >= self._most:
+                raise QueueFull(f"{self._most} requests are waiting: retry after 1 s")
+            self._waiting[question] = respond
+            self._change.notify()
+
+    def close(self) -> None:
+        """Answers what it has taken."""
+        with self._change:
+            self._closed = True
+            self._change.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                while not self._waiting:
+                    if self._closed:
+                        return
+                    self._change.wait()
+                waiting, self._waiting = self._waiting, {}
+            try:
+                for question, result in self._models.answer(list(waiting)):
+                    waiting.pop(question)(result)
+            except Exception as error:  # nobody who waits may be forgotten
+                for respond in waiting.values():
+                    respond(Broken(f"the batch failed: {error}"))

@@ -1,0 +1,126 @@
+"""`hplm export --scheme`: the same tenants, served in another way, under the same name and with the same inputs and outputs.
+
+    hplm                  this project: tables, shared upper layers, adapters
+    adapter               no tables: all layers computed, shared, with adapters
+    plot                  no adapters: tables, and the upper half for each tenant
+    shared                one BERT, a head for each tenant
+    dedicated             one BERT a tenant, each a Triton model of its own, `<backbone>-<tenant>`
+    dedicated_inprocess   the same BERTs behind one Triton model, which holds some of them and reads the wanted one in
+    compressed            as dedicated_inprocess, with half of the layers
+
+Where a store has only adapters, the body is the pretrained one: speed and memory are those of the scheme, answers are not.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from builder.publish.export import Exported, export, refuse_loss
+from builder.publish.model_configs import ServingOptions, check_options
+from builder.store.store import Store
+from hplm.errors import InvalidInput
+from research.baselines.models import WholeConfig
+from research.schemes.flat import flat_store
+from research.schemes.pretrained import pretrained
+from research.schemes.whole import WholeFolder
+
+FLAT = ("adapter", "shared")
+WHOLE = ("plot", "dedicated", "dedicated_inprocess", "compressed")
+SCHEMES = ("hplm", *FLAT, *WHOLE)
+NOTES = {
+    "adapter": "All layers are the pretrained ones; adapters are the trained ones in the upper half, zero below it.",
+    "shared": "All layers are the pretrained ones; heads were trained for other bodies.",
+    "plot": "Every tenant's upper half is the shared one, a copy each; heads were trained with adapters.",
+    "dedicated": "Every tenant's body is the pretrained one, a copy each; heads were trained for other bodies.",
+    "dedicated_inprocess": "Every tenant's body is the pretrained one, a copy each; heads were trained for other bodies.",
+    "compressed": "Half of the pretrained layers, a copy each, not distilled; heads were trained for other bodies.",
+}
+OF_WHOLE = ("dtype", "device", "threads", "batch_tokens", "queue_texts")  # options that whole models have too
+
+
+def export_scheme(
+    store: Store, repository: Path, options: ServingOptions, scheme: str, resident: int = 20, replace: bool = False
+) -> Exported:
+    """`resident`: models that a scheme without sharing holds in memory at once."""
+    if scheme not in SCHEMES:
+        raise InvalidInput(f"scheme {scheme!r} is not known: choose {', '.join(SCHEMES)}")
+    if resident < 1:
+        raise InvalidInput(f"resident {resident}: at least one model must be held to run it")
+    _refuse_mixture(repository, store.config.name, scheme)
+    if scheme == "hplm":
+        return export(store, repository, options, replace)
+    if scheme in FLAT:
+        return _export_flat(store, repository, options, scheme, replace)
+    return _export_whole(store, repository, options, scheme, resident, replace)
+
+
+def _export_flat(store: Store, repository: Path, options: ServingOptions, scheme: str, replace: bool) -> Exported:
+    repository.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".scheme-", dir=repository) as scratch:  # beside it, so that links can be made
+        flat = flat_store(store, Path(scratch) / "store", pretrained(store), with_adapters=scheme == "adapter")
+        exported = export(flat, repository, options, replace)
+    config = repository / exported.backbone / "config.pbtxt"
+    with open(config, "a", encoding="utf-8") as file:
+        file.write(f'\n# A baseline: {NOTES[scheme]}\nparameters {{ key: "scheme"  value {{ string_value: "{scheme}" }} }}\n')
+    return exported
+
+
+def _export_whole(
+    store: Store, repository: Path, options: ServingOptions, scheme: str, resident: int, replace: bool
+) -> Exported:
+    tenants, name = store.tenants(), store.config.name
+    if not tenants:
+        raise InvalidInput(f"{store.folder} has no tenants to export: build one with `hplm build tenant`")
+    check_options(store.config, options)
+    _refuse_others(options, scheme)
+    served = _served(repository, name)
+    if not replace:
+        refuse_loss(repository, served, tenants)
+    tables = store.branches() if scheme == "plot" else []
+    if scheme == "plot":
+        config, upper, words = store.config, store.upper(), None
+    else:
+        whole = pretrained(store)
+        if scheme == "compressed":
+            whole = whole.shorter(max(1, whole.config.upper_layers // 2))
+        config, upper, words = whole.config, whole.upper, whole.lower.words.weight
+    folder = WholeFolder(store, config, scheme, NOTES[scheme], options)
+    groups = {f"{name}-{tenant.id}": [tenant] for tenant in tenants} if scheme == "dedicated" else {name: tenants}
+    for model, mine in groups.items():
+        shutil.rmtree(repository / model, ignore_errors=True)
+        folder.write(repository / model, mine, upper, words, resident, tables)
+    for left in {path for path in served.values() if path.name not in groups}:
+        shutil.rmtree(left)
+    return Exported(name, len(tenants), len(tables), repository / next(iter(groups)))
+
+
+def _refuse_others(options: ServingOptions, scheme: str) -> None:
+    """Whole models have no slots, no line of ours and no tables to lock."""
+    given = [name for name, value in asdict(options).items() if value != getattr(ServingOptions, name) and name not in OF_WHOLE]
+    if given:
+        raise InvalidInput(f"scheme {scheme!r} has no {', '.join(given)}: leave out what sets it")
+
+
+def _served(repository: Path, name: str) -> dict[str, Path]:
+    """Model folders that an export of whole models wrote for this backbone, by tenant."""
+    served = {}
+    for file in repository.glob(f"{name}*/1/{WholeConfig.FILE}"):
+        model = file.parent.parent
+        tenants = [tenant.id for tenant in WholeConfig.load(file.parent).tenants]
+        if model.name in (name, *(f"{name}-{tenant}" for tenant in tenants)):
+            served |= dict.fromkeys(tenants, model)
+    return served
+
+
+def _refuse_mixture(repository: Path, name: str, scheme: str) -> None:
+    for config in sorted([*repository.glob(f"{name}/config.pbtxt"), *repository.glob(f"{name}-*/config.pbtxt")]):
+        found = re.search(r'key: "scheme"\s+value \{ string_value: "(\w+)"', config.read_text("utf-8"))
+        served = found[1] if found else "hplm"
+        if served != scheme and config.parent.name.split(f"{name}-")[-1] not in ("lookup", "upper", "admin"):
+            raise InvalidInput(
+                f"{config.parent} serves scheme {served!r} of backbone {name!r}: export {scheme!r} into another --repository"
+            )

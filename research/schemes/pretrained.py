@@ -1,0 +1,65 @@
+"""The whole model that a store was made of: words below, all its layers above them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from builder.store.store import Store
+from hplm.errors import InvalidInput
+from hplm.model.checkpoint import full_stack, load_checkpoint, random_backbone
+from hplm.model.config import BackboneConfig
+from hplm.model.stacks import LowerStack, UpperStack
+from hplm.model.windows import Window
+from testing.random_store import RANDOM
+
+UNIGRAMS = Window(1)
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """As a backbone whose lower half is empty: it gives each token its word's vector, and everything else is above."""
+
+    config: BackboneConfig
+    lower: LowerStack
+    upper: UpperStack
+
+    def shorter(self, layers: int) -> Pretrained:
+        """Evenly chosen layers, as students are usually begun (DistilBERT)."""
+        total = self.config.upper_layers
+        chosen = [round((i + 0.5) * total / layers - 0.5) for i in range(layers)]
+        config = replace(self.config, upper_layers=layers)
+        upper = UpperStack(config)
+        weights = {name: tensor for name, tensor in self.upper.state_dict().items() if not name.startswith("layers.")}
+        upper.load_state_dict(weights, strict=False)
+        for layer, source in zip(upper.layers, chosen, strict=True):
+            layer.load_state_dict(self.upper.layers[source].state_dict())
+        return Pretrained(config, self.lower, upper)
+
+
+def pretrained(store: Store) -> Pretrained:
+    split = store.config
+    if store.model == RANDOM:
+        config = _whole_config(split, split.lower_layers + split.upper_layers)
+        return Pretrained(config, *random_backbone(config))
+    checkpoint = load_checkpoint(store.model, split.name, split.lower_layers, split.upper_layers)
+    if checkpoint.skipbert:
+        raise InvalidInput(
+            f"{store.model!r} is a SkipBERT: its lower layers never saw whole texts, so there is no whole BERT to export; "
+            "compare with a store that was built from a plain one"
+        )
+    config, weights = _whole_config(split, checkpoint.total_layers), checkpoint.weights
+    lower, upper = LowerStack(config), UpperStack(config)
+    with torch.no_grad():
+        lower.words.weight.copy_(weights["embeddings.word_embeddings.weight"])
+        upper.positions.weight.copy_(weights["embeddings.position_embeddings.weight"])
+        upper.segments.weight.copy_(weights["embeddings.token_type_embeddings.weight"])
+        for part in ("weight", "bias"):
+            getattr(upper.norm, part).copy_(weights[f"embeddings.LayerNorm.{part}"])
+    upper.layers = full_stack(checkpoint)
+    return Pretrained(config, lower, upper)
+
+
+def _whole_config(split: BackboneConfig, layers: int) -> BackboneConfig:
+    return replace(split, lower_layers=0, upper_layers=layers, window=UNIGRAMS, entry_eps=None)

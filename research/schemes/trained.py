@@ -1,0 +1,170 @@
+"""HMI's Table 3 for one tenant: other ways of making a model for its task, trained on the same data with the same budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from builder.evaluation.tenant import Evaluation
+from builder.store.resumable import digest_of
+from builder.store.store import Store
+from builder.training.bodies import Body, PlotBody, RememberingBody, WholeBody
+from builder.training.finetuning import Ground, Trained, TrainingOptions, evaluate, train
+from builder.training.grid import points
+from builder.training.labelled import read_labelled
+from builder.training.model import Diverged
+from builder.training.scores import Scores
+from builder.training.tenant import Material
+from hplm.errors import InvalidInput
+from hplm.model.checkpoint import load_checkpoint
+
+HEAD_RATE = 1e-3  # of a head that stands alone, or above a body that learns
+
+
+@dataclass(frozen=True)
+class Scheme:
+    whole: bool  # the original BERT, its lower layers computed; else the domain's tables
+    body_rate: float = 0.0
+    body_part: str = "all"
+    adapter: bool = False
+
+
+SCHEMES = {
+    "dedicated": Scheme(whole=True, body_rate=5e-5),  # all weights of the original BERT tuned
+    "dedicated-lower": Scheme(whole=True, body_rate=5e-5, body_part="lower"),  # its embeddings and lower layers tuned
+    "dedicated-upper": Scheme(whole=True, body_rate=5e-5, body_part="upper"),  # its upper layers tuned
+    "shared": Scheme(whole=True),  # the original BERT untouched, a head alone
+    "adapter": Scheme(whole=True, adapter=True),  # adapter and head on the original BERT, no tables
+    "plot": Scheme(whole=False, body_rate=1e-4),  # tables below, all upper layers tuned
+}
+
+
+def score_schemes(
+    store: Store,
+    evaluation: Evaluation,
+    names: Sequence[str],
+    device: torch.device,
+    train_file: Path | None = None,
+    dev_file: Path | None = None,
+    show_progress: bool = True,
+) -> dict[str, Scores]:
+    """Data and budget are those that the tenant's own report names; files that were moved since are given anew.
+
+    Beside a tenant that is the best of a grid, the others are the best of one about their own rates.
+    """
+    tenant, report = evaluation.tenant, store.report(evaluation.tenant)
+    if "training" not in report:
+        raise InvalidInput(f"tenant {tenant.id!r} was imported, not trained here: there is no training to compare with")
+    if "adapter" in names and not tenant.rank:
+        raise InvalidInput(f"--against adapter: tenant {tenant.id!r} has a head and no adapter: ask for shared instead")
+    train_file = train_file or Path(report["training"]["file"])
+    if dev_file is None and report["dev"]["file"] != report["training"]["file"]:
+        dev_file = Path(report["dev"]["file"])
+    for option, part, file in (("train", "training", train_file), ("dev", "dev", dev_file)):
+        if file is not None:
+            _check_same(file, report[part].get("digest"), tenant.id, option)
+    known = TrainingOptions.__dataclass_fields__
+    own = {name: value for name, value in report.items() if name in known}
+    options = TrainingOptions(**own | {"places": tuple(own["places"]) if own["places"] else None})
+    tries = points_about(options, report["grid"]) if "grid" in report else [(1.0, options)]
+    stands_on, labels = (tenant.domain, tenant.domain_version), tuple(tenant.labels)
+    material = Material(store.folder, *stands_on, tenant.task, train_file, dev_file, options.seed, labels, options.dtype)
+    ground, _ = material.open(device, show_progress)
+    if ground.labels != tenant.labels:
+        raise InvalidInput(f"{train_file} has other labels than tenant {tenant.id!r}: the tenant was not trained with it")
+    learned_from = report["training"]["texts"], report["dev"]["texts"]
+    if (len(ground.texts.texts), len(ground.dev.texts)) != learned_from:
+        raise InvalidInput(
+            f"tenant {tenant.id!r} learned from {learned_from[0]:,} texts and had {learned_from[1]:,} for dev, and "
+            f"{train_file} is not divided so now: name its dev data with --dev, or build it again"
+        )
+    texts = ground.reader.read(read_labelled(evaluation.labelled.path, tenant.task), tenant.task, tenant.labels, False)
+    scores = {}
+    for name in names:
+        trained = _best_of(store, ground, name, tries, show_progress)
+        scores[name] = evaluate(trained.body, trained.model, ground, texts)[0]
+    return scores
+
+
+def points_about(chosen: TrainingOptions, grid: Sequence[Mapping[str, Any]]) -> list[tuple[float, TrainingOptions]]:
+    """The grid that a tenant's options were chosen from: by what each point multiplies the rates, and the point."""
+    rates = sorted({point["learning_rate"] for point in grid})
+    asked = rates[len(rates) // 2]
+    middle = replace(chosen, learning_rate=asked, body_rate=chosen.body_rate * asked / chosen.learning_rate)
+    return [(point.learning_rate / asked, point) for point in points(middle)]
+
+
+def _best_of(
+    store: Store, ground: Ground, name: str, tries: Sequence[tuple[float, TrainingOptions]], show_progress: bool
+) -> Trained:
+    """On dev, the first of equals; as in a grid, one that diverges ends no other."""
+    best = None
+    for factor, options in tries:
+        try:
+            trained = train_scheme(store, ground, name, options, show_progress, factor=factor)
+        except Diverged:
+            if len(tries) == 1:
+                raise
+            continue
+        if best is None or trained.scores.main > best.scores.main:
+            best = trained
+    if best is None:
+        raise Diverged(f"every point of the grid about {name!r} diverged")
+    return best
+
+
+def _check_same(file: Path, digest: str | None, tenant_id: str, option: str) -> None:
+    """None: of a report that was written before there were digests."""
+    if not file.exists():
+        raise InvalidInput(f"{file}, which tenant {tenant_id!r} was trained with, is gone: name it with --{option}")
+    if digest not in (None, digest_of(file)):
+        raise InvalidInput(
+            f"{file} is not what tenant {tenant_id!r} was trained with: name what it was with --{option}, or build the tenant "
+            "again"
+        )
+
+
+def train_scheme(
+    store: Store,
+    ground: Ground,
+    name: str,
+    own: TrainingOptions,
+    show_progress: bool = True,
+    body: Body | None = None,
+    factor: float = 1.0,
+) -> Trained:
+    """One of SCHEMES, or `hplm`: with the options of an hPLM, where they apply; `body`: another one than the scheme's;
+    `factor`: of the scheme's own rates."""
+    if body is None:
+        body = PlotBody(store.upper(), store.config.heads) if name == "hplm" else _body(store, SCHEMES[name])
+    return train(body, ground, options_of(name, own, factor), show_progress=show_progress)
+
+
+def check_names(names: Sequence[str]) -> None:
+    for name in names:
+        if name not in SCHEMES:
+            raise InvalidInput(f"--against {name!r} is not known: choose from {', '.join(SCHEMES)}")
+
+
+def _body(store: Store, scheme: Scheme) -> Body:
+    if not scheme.whole:
+        return PlotBody(store.upper(), store.config.heads)
+    whole = whole_body(store)
+    return whole if scheme.body_rate or scheme.adapter else RememberingBody(whole)
+
+
+def whole_body(store: Store) -> WholeBody:
+    config = store.config
+    return WholeBody(load_checkpoint(store.model, config.name, config.lower_layers, config.upper_layers, config.window))
+
+
+def options_of(name: str, own: TrainingOptions, factor: float = 1.0) -> TrainingOptions:
+    """With which a scheme trains, beside an hPLM with its `own`."""
+    if name == "hplm" or (scheme := SCHEMES[name]).adapter:
+        return own
+    bare = replace(own, adapter=TrainingOptions.adapter, rank=0, places=None, learning_rate=factor * HEAD_RATE)
+    return replace(bare, body_rate=factor * scheme.body_rate, body_part=scheme.body_part)

@@ -1,0 +1,127 @@
+"""`dedicated`, `dedicated_inprocess`, `compressed` and `plot`: a tenant has its own copy of all that is above the ground."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from string import Template
+
+import torch
+
+from builder.publish.export import copy_file
+from builder.publish.model_configs import MAX_TEXTS, ServingOptions
+from builder.store.store import Store, TenantFile, written_folder
+from hplm.model.config import BackboneConfig
+from hplm.model.stacks import UpperStack
+from hplm.model.weights import save_weights
+from hplm.plot.forest import Branch
+from research.baselines.body import Body, weights_of_linear
+from research.baselines.models import WholeConfig, WholeTenant
+
+_CONFIG = Template("""\
+# $name: a baseline, scheme $scheme, exported by `hplm export --scheme`. $note
+name: "$name"
+backend: "hplm_whole"
+max_batch_size: $max_texts
+
+input [
+  { name: "TEXT"       data_type: TYPE_STRING  dims: [ 1 ]  allow_ragged_batch: true },
+  { name: "TEXT_PAIR"  data_type: TYPE_STRING  dims: [ 1 ]  allow_ragged_batch: true  optional: true }
+]
+output [
+  { name: "LABEL"    data_type: TYPE_STRING  dims: [ -1 ] },
+  { name: "SCORE"    data_type: TYPE_FP32    dims: [ -1 ] },
+  { name: "LOGITS"   data_type: TYPE_FP32    dims: [ -1, -1 ] },
+  { name: "SPAN"     data_type: TYPE_INT32   dims: [ -1, 2 ] },
+  { name: "VERSION"  data_type: TYPE_STRING  dims: [ 1 ] }
+]
+
+instance_group [ { kind: KIND_MODEL  count: 1 } ]
+# The model owns its queue: what arrives while a batch runs makes the next one.
+dynamic_batching { }
+
+parameters { key: "scheme"        value { string_value: "$scheme" } }
+parameters { key: "device"        value { string_value: "$device" } }        # auto, cpu, cuda, cuda:1, ...
+parameters { key: "dtype"         value { string_value: "$dtype" } }         # auto: bf16 where the hardware has it, else fp32
+parameters { key: "threads"       value { string_value: "$threads" } }       # 0: all cores (CPU only)
+parameters { key: "batch_tokens"  value { string_value: "$batch_tokens" } }  # at most this many tokens a batch
+parameters { key: "queue_requests" value { string_value: "$queue_requests" } }  # more than these are refused: [queue_full]
+parameters { key: "resident"      value { string_value: "$resident" } }      # models held at once; others are read in over them
+parameters { key: "page_cache"    value { string_value: "true" } }           # false: what is not held comes from the disk
+""")
+
+
+class WholeFolder:
+    """One Triton model in the making: what `research.baselines.models` reads, and its `config.pbtxt`."""
+
+    def __init__(self, store: Store, config: BackboneConfig, scheme: str, note: str, options: ServingOptions) -> None:
+        self._store = store
+        self._config = config
+        self._scheme, self._note = scheme, note
+        self._options = options
+        self._body: Path | None = None
+
+    def write(
+        self,
+        target: Path,
+        tenants: Sequence[TenantFile],
+        upper: UpperStack,
+        words: torch.Tensor | None,
+        resident: int,
+        tables: Sequence[Branch] = (),
+    ) -> None:
+        """The bodies of all tenants, here and in the next model, have the same numbers: one file, and hard links to it."""
+        with written_folder(target) as model:
+            folder = model / "1"
+            (folder / "bodies").mkdir(parents=True)
+            (folder / "heads").mkdir()
+            self._config.save(folder / "backbone.json")
+            copy_file(self._store.folder / "tokenizer.json", folder / "tokenizer.json")
+            for branch in tables:
+                for file in sorted((self._store.folder / "plot" / branch.folder).iterdir()):
+                    copy_file(file, folder / "plot" / branch.folder / file.name)
+            first = self._body
+            for tenant in tenants:
+                body = folder / "bodies" / f"{tenant.id}.safetensors"
+                if first is None:
+                    save_weights(_body_weights(self._config, upper, words), body)
+                else:
+                    copy_file(first, body)
+                first = first or body
+                _, head = self._store.tenant_weights(tenant)
+                weights = {name: tensor.float() for name, tensor in head.items()}
+                save_weights(weights, folder / "heads" / f"{tenant.id}.safetensors")
+            listed = tuple(
+                WholeTenant(
+                    tenant.id, tenant.version, tenant.domain, tenant.domain_version, tenant.task, tuple(tenant.labels),
+                    tenant.head_function, tenant.id,
+                )
+                for tenant in tenants
+            )  # fmt: skip
+            WholeConfig(self._scheme, self._note, tuple(tables), listed).save(folder)
+            text = self._config_text(target.name, resident)
+            (model / "config.pbtxt").write_text(text, "utf-8")
+        self._body = target / "1" / "bodies" / f"{tenants[0].id}.safetensors"
+
+    def _config_text(self, name: str, resident: int) -> str:
+        return _CONFIG.substitute(
+            name=name,
+            scheme=self._scheme,
+            note=self._note,
+            max_texts=MAX_TEXTS,
+            device=self._options.device,
+            dtype=self._options.dtype,
+            threads=self._options.threads,
+            batch_tokens=self._options.batch_tokens,
+            queue_requests=self._options.queue_texts,
+            resident=resident,
+        )
+
+
+def _body_weights(config: BackboneConfig, upper: UpperStack, words: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    weights = {f"upper.{name}": tensor for name, tensor in upper.state_dict().items()}
+    if words is not None:
+        weights["words.weight"] = words
+    with torch.device("meta"):
+        turned = weights_of_linear(Body(config, words is not None))
+    return {name: (tensor.t() if name in turned else tensor).float() for name, tensor in weights.items()}

@@ -1,0 +1,140 @@
+"""A store of any size with random weights and a made-up vocabulary: for benchmarks and tests, where only the shapes count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+from tokenizers import models, normalizers, pre_tokenizers, processors
+
+from builder.store.store import Store, TenantFile
+from hplm.adapters.layout import Layout
+from hplm.model.checkpoint import random_backbone
+from hplm.model.config import BackboneConfig
+from hplm.model.windows import ABSENT
+from hplm.plot.keys import KeySpace, first_of_each, order
+from hplm.plot.table import TableSpec
+from hplm.plot.writing import write_table
+
+RANDOM = "random weights"  # in place of a model's name
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+MINILM = BackboneConfig("minilm", 30522, 384, 12, 1536, 3, 3, 512, 2, "gelu", 1e-12, 2, 3, 1, 4)
+BERT_BASE = BackboneConfig("bert-base", 30522, 768, 12, 3072, 6, 6, 512, 2, "gelu", 1e-12, 2, 3, 1, 4)
+
+
+def word(number: int) -> str:
+    """The text of a token: `w` and letters, so that it survives lower-casing and stays one word."""
+    letters = ""
+    while True:
+        number, rest = divmod(number, 26)
+        letters = chr(ord("a") + rest) + letters
+        if not number:
+            return "w" + letters
+
+
+def words(vocabulary: int) -> list[str]:
+    """The last one is not ASCII: a server's process may think in ASCII, and its tokenizer must not."""
+    return [*(word(i) for i in range(vocabulary - len(SPECIAL) - 1)), "水"]
+
+
+def tokenizer_json(vocabulary: int) -> str:
+    """One token a word, lower case, BERT's special tokens in BERT's places."""
+    entries = {token: i for i, token in enumerate([*SPECIAL, *words(vocabulary)])}
+    tokenizer = HuggingFaceTokenizer(models.WordPiece(entries, unk_token="[UNK]", max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", entries["[SEP]"]), ("[CLS]", entries["[CLS]"]))
+    return tokenizer.to_str()
+
+
+def random_documents(config: BackboneConfig, tokens: int, length: int, seed: int) -> list[np.ndarray]:
+    """Documents whose words follow Zipf's law, special tokens included."""
+    generator = np.random.default_rng(seed)
+    ranks = np.arange(1, config.vocabulary - len(SPECIAL) + 1)
+    weights = 1 / ranks
+    ids = generator.choice(len(ranks), size=(max(1, tokens // length), length), p=weights / weights.sum()) + len(SPECIAL)
+    ids[:, 0], ids[:, -1] = config.cls_id, config.sep_id
+    return list(ids.astype(np.int32))
+
+
+def random_store(
+    folder: Path,
+    config: BackboneConfig,
+    tenants: Sequence[TenantFile],
+    domains: Sequence[str] = (),
+    corpus_tokens: int = 20_000,
+    spread: float = 0.02,
+    seed: int = 0,
+    dtype: str = "fp16",
+) -> Store:
+    """Root and `domains` (its children) with the keys of Zipf corpora; every tenant gets an adapter and a head of its own."""
+    lower, upper = random_backbone(config, seed)
+    store = Store.create(folder, RANDOM, config, tokenizer_json(config.vocabulary), lower, upper)
+    for number, domain in enumerate(["root", *domains]):
+        random_table(store, domain, 1, ("root", 1) if number else None, corpus_tokens, seed + number, dtype)
+    for number, tenant in enumerate(tenants):
+        random_tenant(store, tenant, spread, seed + number)
+    return store
+
+
+def random_tenant(store: Store, tenant: TenantFile, spread: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    adapter, head = tenant.adapter_layout(store.config), tenant.head_layout(store.config)
+
+    def layers(layout: Layout) -> list[dict[str, torch.Tensor]]:
+        return [
+            {name: torch.randn(shape, generator=generator) * spread for name, shape in layout.shapes.items()}
+            for _ in range(layout.layers)
+        ]
+
+    store.save_tenant(tenant, layers(adapter) if adapter is not None else None, layers(head)[0], {})
+
+
+def random_table(
+    store: Store,
+    domain: str,
+    version: int,
+    parent: tuple[str, int] | None,
+    corpus_tokens: int,
+    seed: int,
+    dtype: str = "fp16",
+) -> None:
+    spec = store.table_spec(domain, version, parent, dtype, corpus_tokens)
+    keys = ranked_keys(random_documents(store.config, corpus_tokens, 64, seed), spec.space, with_unigrams=parent is None)
+    write_table(store.table_folder(domain, version), spec, keys, random_values(spec, seed))
+
+
+def ranked_keys(documents: Sequence[np.ndarray], space: KeySpace, with_unigrams: bool) -> np.ndarray:
+    """Keys of all windows and of what they shrink to, the most frequent first; of a corpus that fits in memory."""
+    lengths = np.array([len(document) for document in documents])
+    whole = space.of(np.concatenate(documents), lengths)
+    keys = np.concatenate([whole & mask for mask in space.masks] + [space.unigrams()] * with_unigrams)
+    keys = keys[order(keys)]
+    starts = first_of_each(keys)
+    counts = np.diff(np.append(starts, len(keys)))
+    return keys[starts[np.argsort(-counts, kind="stable")]]
+
+
+def random_values(spec: TableSpec, seed: int) -> Callable[[np.ndarray], torch.Tensor]:
+    """Normal numbers where a lower stack would have put a token's vector."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def values_of(windows: np.ndarray) -> torch.Tensor:
+        stored = windows[:, spec.window.stored]
+        values = torch.randn(*stored.shape, spec.hidden, generator=generator)
+        return values.masked_fill(torch.from_numpy(stored == ABSENT).unsqueeze(-1), 0)
+
+    return values_of
+
+
+def random_tenants(count: int, rank: int, labels: int, domains: Sequence[str] = ("root",)) -> list[TenantFile]:
+    names = [f"label-{i}" for i in range(labels)]
+    width = len(str(count - 1))
+    return [
+        TenantFile(f"tenant-{i:0{width}d}", 1, domains[i % len(domains)], 1, "classify", names, rank) for i in range(count)
+    ]
+

@@ -1,0 +1,47 @@
+import numpy as np
+import pytest
+import torch
+
+from bench.engine import TEXTS, Bench, batches_of, bench_engine, filling, padding, table_of
+from hplm.engine.packing import Concat, Naive, Packed
+from testing.toy import CONFIG
+
+
+def test_lengths_are_the_papers():
+    for variance in (20, 100):
+        lengths = np.concatenate(batches_of(TEXTS, variance))
+        assert lengths.min() >= 3 and lengths.max() <= 100
+        assert lengths.mean() == pytest.approx(20, abs=2)
+        assert lengths.var() == pytest.approx(variance, rel=0.3)
+    assert 900 < filling(1000, 20).sum() <= 1000
+
+
+def test_padding_is_the_share_of_rows_that_is_no_text():
+    batches = [np.array([10, 5, 5])]
+    assert padding(Packed(), batches) == 0
+    assert padding(Naive(), batches) == pytest.approx(1 / 3)
+    assert padding(Concat(4, 10), batches) == 0
+
+
+def test_every_figure_is_there(monkeypatch):
+    pytest.importorskip("transformers", reason="comes with the extra 'build'")
+    from bench.engine import Case
+
+    monkeypatch.setattr("bench.engine.SIZES", {"minilm": CONFIG})
+    monkeypatch.setattr("bench.engine.SLOT_ROWS", (2,))
+    figures = bench_engine(Case(("minilm",), 0.01, "fp32"))
+    for name in ("naive", "turbo", "concat", "slotted", "packed", "uniform"):
+        assert figures["minilm"]["var20"][name] > 0 and figures["minilm"]["var100"][name] > 0
+    assert set(figures["minilm"]["one"]) == {"128", "512"}
+    assert figures["dtype"] == "float32"
+    assert "packed / uniform" in table_of(figures)
+
+
+def test_the_adapters_of_the_benchmark_change_the_answers():
+    bench = Bench(CONFIG, torch.device("cpu"), torch.float32, 0.01)
+    adapters = bench._adapters(np.arange(2), np.array([3, 4]))
+    assert len(adapters) == CONFIG.upper_layers
+    before, after = torch.zeros(7, CONFIG.hidden), torch.ones(7, CONFIG.hidden)
+    with torch.inference_mode():
+        assert not torch.equal(adapters[0]("attention_out", before, after.clone()), after)
+        assert torch.equal(adapters[0]("qkv", before, after), after)

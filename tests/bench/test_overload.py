@@ -1,0 +1,47 @@
+"""What the overload benchmark makes of a report."""
+
+from collections import Counter
+
+import numpy as np
+
+from bench.overload import REFUSED, Case, Computed, Offered, figures, simulate
+from loadtest.report import Report
+
+
+def test_refusals_lateness_and_what_was_in_time_are_told_apart():
+    said = b"[deadline] it " + REFUSED + b" in 900 ms"
+    #           in time, late, refused at once, dropped later
+    bodies = [b"fine", b"fine", said, b"[deadline] not started within the 100 ms"]
+    report = Report(
+        wall_s=2.0,
+        cpu_s=0.1,
+        numbers=np.array([0, 2, 1, 3]),
+        statuses=np.array([200, 200, 503, 503]),
+        latencies=np.array([0.4, 0.3, 0.005, 0.2]),
+        lag_s=0.0,
+        errors=Counter(timeout=1),
+        bodies=bodies,
+    )
+    offered = Offered(np.array([0.0, 0.5, 1.0, 1.5, 2.0]), np.array([0.5, 0.5, 0.2, 0.2, 0.2]))
+    found = figures(report, offered, capacity=1.0, case=Case(batch_texts=4))
+    assert (found["refused"], found["dropped_later"], found["late"], found["unanswered"]) == (1, 1, 1, 1)
+    assert found["on_time_of_admitted"] == 0.25  # of four: the one without an answer counts against the server
+    assert found["goodput_of_capacity"] == 0.5
+    assert found["on_time_of_offered"] == 0.2
+    assert found["refusal_p99_ms"] == 5.0
+    assert found["batch_ms"] == 4000.0
+    assert found["offered_req_per_s"] == 2.5
+
+
+def test_the_simulated_server_does_what_its_batches_allow():
+    """Ten texts a batch, a batch a second: at three times that, a third is answered, and all of it at half."""
+    batches = [Computed.of({"tokens": 100, "stages": {"prepare": [0.0, 0.001], "compute": [1.0, 2.0]}})] * 40
+    case = Case(tokens=10, batch_texts=10)
+
+    def answered(rate):
+        count = round(60 * rate)
+        offered = Offered(np.arange(count) / rate, np.full(count, 6.0))
+        return simulate(offered, batches, case, "timely")
+
+    assert answered(5.0) == 1.0
+    assert 0.3 < answered(30.0) < 0.45  # what still waits at the end is answered, too

@@ -1,0 +1,20 @@
+"""`hplm bench training` on a backbone of the size of a toy: four ways of one step, and their ratios."""
+
+import json
+
+import pytest
+
+from bench import training as bench_training
+from hplm.cli.main import main
+from testing.toy import CONFIG
+
+
+def test_the_four_ways_take_turns(monkeypatch, capsys):
+    monkeypatch.setitem(bench_training.SIZES, "minilm", CONFIG)
+    assert main(["bench", "training", "--tokens", "12", "--texts", "4", "--seconds", "0.05", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["tokens"] == 48 and figures["steps"] >= 3
+    for name in ("whole", "windows", "upper"):
+        assert figures[f"share_of_{name}"] == pytest.approx(figures["tables_ms"] / figures[f"{name}_ms"], rel=0.2)
+    table = bench_training.table_of(figures)
+    assert f"tables / this: {figures['share_of_whole']:.2f}" in table

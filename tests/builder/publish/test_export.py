@@ -1,0 +1,158 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
+from builder.store.store import Store, check_name
+from hplm.adapters.bank import Bank
+from hplm.engine.backbone import Backbone
+from hplm.errors import InvalidInput
+from hplm.model.checkpoint import random_backbone
+from hplm.plot.table import Table
+from hplm.tenants.snapshot import Snapshot
+from research.schemes.export import export_scheme
+from testing.random_store import random_store, random_tenants, random_values
+from testing.toy import CONFIG, TENANTS
+
+
+def test_a_backbone_s_three_model_folders_and_the_alias(toy):
+    assert sorted(path.name for path in toy.repository.iterdir()) == ["hplm", "toy", "toy-lookup", "toy-upper"]
+    assert all((folder / "config.pbtxt").exists() and (folder / "1").is_dir() for folder in toy.repository.iterdir())
+    backbone = Backbone(toy.folder)
+    assert [tenant.uid for tenant in backbone.view.snapshot.tenants] == list(range(1, len(TENANTS) + 1))
+    for branch in backbone.view.snapshot.branches:
+        Table(toy.folder / "plot" / branch.folder).verify()
+    for tenant in backbone.view.snapshot.tenants:
+        stored, head = toy.store.tenant_weights(next(t for t in toy.store.tenants() if t.id == tenant.id))
+        record = backbone.bank(tenant.head.bank).weights(tenant.head)[0]
+        assert (record["weight"][: len(tenant.labels)] == head["weight"].to(record["weight"].dtype)).all()
+        assert (record["weight"][len(tenant.labels) :] == 0).all()
+        if stored is not None:
+            weights = Bank(toy.folder / "adapters" / tenant.adapter.bank).weights(tenant.adapter)
+            assert all((weights[1][name] == stored[1][name].to(weights[1][name].dtype)).all() for name in stored[1])
+
+
+def test_whoever_may_read_the_folder_may_read_all_of_it(toy):
+    """In the container the server is another user than the one who exported."""
+    modes = {path: path.stat().st_mode & 0o777 for path in toy.repository.rglob("*") if path.is_file()}
+    ours = (toy.folder / "tenants.json").stat().st_mode & 0o777
+    assert all(mode == ours for mode in modes.values()), modes
+
+
+def test_exporting_again_takes_the_old_one_s_place(tmp_path):
+    store = random_store(tmp_path / "store", CONFIG, random_tenants(2, 2, 2))
+    export(store, tmp_path / "repository", ServingOptions())
+    old = Path(tmp_path / "repository/toy/1/tenants.json").stat().st_ino
+    export(store, tmp_path / "repository", ServingOptions(policy="fcfs", slots=8))
+    assert Path(tmp_path / "repository/toy/1/tenants.json").stat().st_ino != old
+    assert [path.name for path in Path(tmp_path / "repository/toy").iterdir() if path.is_dir()] == ["1"]
+    assert '"8"' in Path(tmp_path / "repository/toy-upper/config.pbtxt").read_text()
+
+
+def test_an_export_is_named_by_all_that_is_in_it(tmp_path, monkeypatch):
+    def name(folder, **options):
+        store = random_store(folder / "store", CONFIG, random_tenants(2, 2, 2), corpus_tokens=500, **options)
+        export(store, folder / "repository", ServingOptions())
+        return Snapshot.load(folder / "repository/toy/1/tenants.json").export
+
+    first = name(tmp_path / "a")
+    assert name(tmp_path / "b") == first
+    assert name(tmp_path / "c", spread=0.5) != first  # other adapters, of the same names and places
+    with monkeypatch.context() as patch:
+        patch.setattr("testing.random_store.random_backbone", lambda config, seed: random_backbone(config, 7))
+        assert name(tmp_path / "d") != first
+    monkeypatch.setattr("testing.random_store.random_values", lambda spec, seed: random_values(spec, 7))
+    assert name(tmp_path / "e") != first
+
+
+def test_an_export_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
+    store = random_store(tmp_path / "store", CONFIG, random_tenants(2, 2, 2))
+    export(store, tmp_path / "repository", ServingOptions())
+    before = Path(tmp_path / "repository/toy/1/tenants.json").read_text()
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("builder.publish.records.write_bank", full)
+    with pytest.raises(OSError, match="No space left"):
+        export(store, tmp_path / "repository", ServingOptions())
+    assert Path(tmp_path / "repository/toy/1/tenants.json").read_text() == before
+    assert Backbone(tmp_path / "repository/toy/1").view.snapshot.tenants
+
+
+def test_tenants_of_the_repository_are_not_dropped_unasked(tmp_path):
+    export(random_store(tmp_path / "a", CONFIG, random_tenants(3, 2, 2)), tmp_path / "r", ServingOptions())
+    smaller = random_store(tmp_path / "b", CONFIG, random_tenants(2, 2, 2))
+    with pytest.raises(InvalidInput, match=r"1 tenants that this store does not have .tenant-2."):
+        export(smaller, tmp_path / "r", ServingOptions())
+    assert export(smaller, tmp_path / "r", ServingOptions(), replace=True).tenants == 2
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (ServingOptions(batch_tokens=10), "one text alone"),
+        (ServingOptions(slots=1), "'slots' is '1': a whole number of at least 2"),
+        (ServingOptions(plot_hot=-1), "'plot_hot' is '-1'"),
+        (ServingOptions(threads=-1), "'threads' is '-1'"),
+        (ServingOptions(queue_texts=0), "'queue_texts' is '0'"),
+        (ServingOptions(deadline_ms=-5.0), r"'deadline_ms' is '-5\.0'"),
+        (ServingOptions(packing="dense"), "packing 'dense' is not known"),
+        (ServingOptions(device="gpu"), "device 'gpu' is not known"),
+        (ServingOptions(journal="journal.jsonl"), "'journal' is 'journal.jsonl': name a file by its absolute path"),
+    ],
+)
+@pytest.mark.parametrize("scheme", ["hplm", "plot"])
+def test_settings_that_cannot_serve_are_refused_before_anything_is_written(toy, tmp_path, options, message, scheme):
+    with pytest.raises(InvalidInput, match=message):
+        export_scheme(toy.store, tmp_path, options, scheme)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_device_that_this_machine_has_not_is_the_server_s_business(toy, tmp_path):
+    export(toy.store, tmp_path, ServingOptions(device="cuda:7", packing="turbo"))
+    assert '"cuda:7"' in (tmp_path / "toy-upper/config.pbtxt").read_text()
+
+
+def test_the_admin_model_goes_with_an_export_without_it_and_no_namesake_does(toy, tmp_path):
+    export(toy.store, tmp_path, ServingOptions(admin=True))
+    assert (tmp_path / "toy-admin/config.pbtxt").exists()
+    export(toy.store, tmp_path, ServingOptions())
+    assert not (tmp_path / "toy-admin").exists()
+    (tmp_path / "toy-admin").mkdir()
+    (tmp_path / "toy-admin/config.pbtxt").write_text('name: "toy-admin"\nbackend: "hplm_whole"\n')
+    export(toy.store, tmp_path, ServingOptions())
+    assert (tmp_path / "toy-admin/config.pbtxt").exists()
+
+
+def test_a_store_without_tenants_is_not_exported(tmp_path):
+    with pytest.raises(InvalidInput, match="no tenants to export"):
+        export(random_store(tmp_path / "store", CONFIG, []), tmp_path / "r", ServingOptions())
+
+
+def test_more_labels_than_the_largest_head_are_refused(tmp_path):
+    store = random_store(tmp_path / "store", CONFIG, random_tenants(1, 0, 5000))
+    with pytest.raises(InvalidInput, match="5000 labels"):
+        export(store, tmp_path / "r", ServingOptions())
+
+
+def test_a_store_or_repository_of_another_format_is_refused(toy, tmp_path):
+    copy = shutil.copytree(toy.store.folder, tmp_path / "store")
+    (copy / "store.json").write_text(json.dumps({"format": 99, "model": "m"}))
+    with pytest.raises(InvalidInput, match="format 99"):
+        Store(copy)
+    with pytest.raises(InvalidInput, match="is not a store"):
+        Store(tmp_path)
+    version = shutil.copytree(toy.folder, tmp_path / "1")
+    (version / "backbone.json").write_text((version / "backbone.json").read_text().replace('"format": 2', '"format": 99'))
+    with pytest.raises(InvalidInput, match="format 99"):
+        Backbone(version)
+
+
+@pytest.mark.parametrize("name", ["", "Acme", "a/b", "../x", "-a", "a" * 65, "ü", "a b"])
+def test_names_are_safe_as_folders(name):
+    with pytest.raises(InvalidInput, match="tenant name"):
+        check_name("tenant", name)

@@ -1,0 +1,269 @@
+"""Readers of a live state: when they see a change, and what they go on with."""
+
+import gc
+import os
+import threading
+import time
+import weakref
+
+import pytest
+import torch
+
+from builder.publish.live import Live
+from builder.store.store import TenantFile
+from hplm.engine.backbone import View, Watch
+from hplm.errors import Draining, NoTenant
+from hplm.metrics import names
+from hplm.plot.rows import Rows
+from hplm.tenants.state import Reader
+from testing.random_store import random_table, random_tenant
+from testing.reference import Reference
+from testing.toy import WORDS
+from tests.builder.places import make_place, served
+from tests.engine.asker import Asker
+
+
+@pytest.fixture
+def place(tmp_path):
+    return make_place(tmp_path)
+
+
+def test_every_reader_is_waited_for(place):
+    store, repository, state = place
+    live = Live.open(repository, state)
+    backbone = served(place)
+    watch = Watch(backbone)
+    try:
+        until_somebody_reads(live)
+        change = live.add_from(store, "new-a")
+        assert live.settle(change.generation) == []
+        assert backbone.view.snapshot.generation == change.generation
+        stuck = next(live.state.readers.glob("[!.]*")).with_name("elsewhere-1-abc")
+        stuck.write_text("0\n")
+        monkey = pytest.MonkeyPatch()
+        monkey.setattr("hplm.tenants.state.PATIENCE", 0.6)
+        assert live.settle(change.generation) == ["elsewhere-1-abc"]
+        monkey.undo()
+    finally:
+        watch.close()
+    assert [file.name for file in live.state.readers.glob("[!.]*")] == ["elsewhere-1-abc"]
+
+
+def test_a_reader_that_cannot_take_a_change_is_late_and_not_gone(place, monkeypatch):
+    """Whoever deletes a tenant is told that it is still served there."""
+    store, repository, state = place
+    live = Live.open(repository, state)
+    backbone = served(place)
+    monkeypatch.setattr(backbone, "refresh", lambda: (_ for _ in ()).throw(TypeError("a field that is not known")))
+    monkeypatch.setattr("hplm.tenants.state.PATIENCE", 0.6)
+    watch = Watch(backbone)
+    try:
+        until_somebody_reads(live)
+        change = live.add_from(store, "new-a")
+        (reader,) = live.state.readers.glob("[!.]*")
+        for _ in range(2):
+            before = reader.stat().st_mtime_ns
+            until(lambda before=before: reader.stat().st_mtime_ns > before, "a reader that cannot take a change is silent")
+        monkeypatch.setattr("hplm.tenants.state.ALIVE_SECONDS", 60.0)
+        assert live.settle(change.generation) == [reader.name]
+    finally:
+        watch.close()
+
+
+def test_a_reader_that_is_silent_for_a_moment_may_still_speak(place, monkeypatch):
+    """After a machine stood still, everybody was silent; whoever was killed stays so."""
+    live = Live.open(*place[1:])
+    generation = live.limit("tenant-0", rate=5.0) and live.state.current()
+    live.state.readers.mkdir(parents=True, exist_ok=True)
+    paused, killed = (live.state.readers / name for name in ("here-1-a", "here-2-b"))
+    for reader in (paused, killed):
+        reader.write_text("0\n")
+        os.utime(reader, (time.time() - 20,) * 2)
+    awake = threading.Timer(0.3, lambda: paused.write_text("0\n"))
+    awake.start()
+    monkeypatch.setattr("hplm.tenants.state.PATIENCE", 3.0)
+    assert live.settle(generation) == ["here-1-a"]
+    awake.join()
+    paused.write_text(f"{generation}\n")
+    assert live.settle(generation) == []
+
+
+def test_a_reader_says_that_it_is_there_while_it_takes_a_change(place, monkeypatch):
+    """The index of a huge table is checked: whoever revokes a key must not hear that it is gone from everywhere."""
+    _, repository, state = place
+    live, backbone, done = Live.open(repository, state), served(place), threading.Event()
+    monkeypatch.setattr(backbone, "refresh", done.wait)
+    watch = Watch(backbone)
+    try:
+        until_somebody_reads(live)
+        (reader,) = live.state.readers.glob("[!.]*")
+        once = reader.stat().st_mtime_ns
+        until(lambda: reader.stat().st_mtime_ns > once, "a reader that takes a change is silent")
+        assert not done.is_set() and reader.read_text() == "0\n"
+    finally:
+        done.set()
+        watch.close()
+
+
+def test_a_disk_that_was_full_for_a_moment_silences_no_reader(place, monkeypatch, caplog):
+    _, repository, state = place
+    live, say, refused = Live.open(repository, state), Reader.say, iter([True, True])
+
+    def full_at_first(reader, generation):
+        if next(refused, False):
+            raise OSError(28, "No space left on device")
+        say(reader, generation)
+
+    monkeypatch.setattr(Reader, "say", full_at_first)
+    watch = Watch(served(place))
+    try:
+        until_somebody_reads(live)
+    finally:
+        watch.close()
+    assert caplog.text.count("No space left") == 1
+
+
+def test_a_reader_that_may_not_write_sees_the_same(place, monkeypatch):
+    store, repository, state = place
+    monkeypatch.setattr("hplm.tenants.state.Reader.say", _read_only)
+    backbone = served(place)
+    watch = Watch(backbone)
+    try:
+        change = Live.open(repository, state).add_from(store, "new-a")
+        for _ in range(1200):
+            if backbone.view.snapshot.generation == change.generation:
+                break
+            time.sleep(0.05)
+        assert backbone.view.snapshot.find("new-a")
+    finally:
+        watch.close()
+
+
+def test_a_request_that_was_admitted_before_compacting_is_answered_after_it(place):
+    store, repository, state = place
+    live = Live.open(repository, state)
+    live.add_from(store, "new-a")
+    backbone = served(place)
+    live.add_from(store, "new-b")  # the bank grows after it was opened
+    backbone.refresh()
+    view = backbone.view
+    expected = weights(served(place).view, "new-b")  # read through another opening
+    live.delete("new-a")
+    assert live.compact() > 0
+    backbone.refresh()
+    record = view.snapshot.find("new-b").adapter
+    assert not live.state.bank(record.bank).exists() and backbone.view.snapshot.find("new-b").adapter != record
+    for found, wanted in zip(weights(view, "new-b"), expected, strict=True):
+        assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+
+
+def weights(view: View, tenant: str) -> list[dict[str, torch.Tensor]]:
+    record = view.snapshot.find(tenant).adapter
+    return view.banks[record.bank].weights(record)
+
+
+def test_a_ticket_of_a_generation_that_was_never_looked_at_is_good(place):
+    """Two changes between two looks: lookup saw the first, and the upper half does not."""
+    store, repository, state = place
+    live, backbone = Live.open(repository, state), served(place)
+    generations = [live.add_from(store, name).generation for name in ("new-a", "new-b", "new-c")]
+    between = backbone.at(generations[1])
+    assert {tenant.id for tenant in between.snapshot.tenants} >= {"new-a", "new-b"}
+    with pytest.raises(NoTenant):
+        between.snapshot.find("new-c")
+    assert backbone.view.snapshot.generation == generations[2] and backbone.at(generations[1]) is between
+    with pytest.raises(Draining):
+        backbone.at(generations[2] + 1)
+
+
+def until_somebody_reads(live):
+    until(lambda: any(live.state.readers.glob("[!.]*")), "no reader has said what it serves")
+
+
+def until(come, otherwise):
+    for _ in range(1200):
+        if come():
+            return
+        time.sleep(0.05)
+    raise AssertionError(otherwise)
+
+
+def _read_only(*_):
+    raise PermissionError("read-only file system")
+
+
+def test_views_that_no_ticket_names_any_more_are_closed(place, monkeypatch):
+    """What was deleted is off the disk a minute later, whether or not anything changes again."""
+    store, repository, state = place
+    live = Live.open(repository, state)
+    live.add_from(store, "new-a")
+    backbone = served(place)
+    bank = backbone.view.snapshot.find("new-a").adapter.bank
+    opened = weakref.ref(backbone.view.banks[bank])
+    live.delete("new-a")
+    live.compact()
+    backbone.refresh()
+    newest = backbone.view.snapshot
+    assert opened() is not None
+    monkeypatch.setattr("hplm.engine.backbone.KEPT_SECONDS", 0.0)
+    backbone.refresh()
+    gc.collect()
+    assert opened() is None and backbone.view.snapshot is newest
+
+
+def test_room_of_layouts_that_are_gone_is_given_back(place, monkeypatch):
+    """And taken again when they come back; what was counted of them goes on."""
+    store, repository, state = place
+    live, folder = Live.open(repository, state), repository / "toy/1"
+    asker = Asker(folder, state)
+    service, readers = asker.service, (asker.backbone, asker.service._backbone)
+    stager, before = service._stager, service._stager.device_bytes
+
+    def answered(tenant):
+        for backbone in readers:
+            backbone.refresh()
+        (rows,) = asker.wait(asker.ask(tenant, [WORDS[0]]))
+        assert torch.allclose(torch.tensor(rows.logits), Reference.open(folder, state).forward(WORDS[0], tenant), atol=1e-3)
+
+    live.add_from(store, "new-c")
+    answered("new-c")
+    assert stager.device_bytes > before and "lora-2-query+ffn_in" in {layout.name for layout in stager.slots()}
+    with monkeypatch.context() as later:
+        later.setattr("hplm.engine.backbone.KEPT_SECONDS", 0.0)
+        live.delete("new-c")
+        answered("tenant-0")
+        answered("tenant-0")  # when the batch before it is released
+    assert stager.device_bytes == before
+    service.look()
+    live.add_from(store, "new-c")
+    answered("new-c")
+    assert stager.device_bytes > before
+    service.look()
+    counts, _ = service.instruments.meter.take()
+    assert counts[names.SLOT_MISSES, ("lora-2-query+ffn_in",)] == 2
+    asker.close()
+
+
+def test_a_table_that_is_brought_into_memory_keeps_nobody_waiting(place, monkeypatch):
+    store, repository, state = place
+    live = Live.open(repository, state)
+    asker = Asker(repository / "toy/1", state, plot_preload="true")
+    reading, done, preload = threading.Event(), threading.Event(), Rows.preload
+
+    def slow(rows, most=None):
+        reading.set()
+        assert done.wait(60)
+        preload(rows, most)
+
+    monkeypatch.setattr(Rows, "preload", slow)
+    random_table(store, "law", 1, ("root", 1), 2000, seed=3)
+    live.add_domain(store, "law")
+    random_tenant(store, TenantFile("lawyer", 1, "law", 1, "classify", ["x", "y"], 4), 0.3, seed=60)
+    live.add_from(store, "lawyer")
+    asker.backbone.refresh()
+    try:
+        answers = [asker.wait(asker.ask(tenant, [WORDS[0]])) for tenant in ("lawyer", "tenant-0")]
+        assert reading.wait(60) and not any(isinstance(answer, Exception) for answer in answers)
+    finally:
+        done.set()
+    asker.close()

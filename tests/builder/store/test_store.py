@@ -1,0 +1,91 @@
+"""What has its name in a store is complete, and what is damaged is refused."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from builder.store.store import Store, TenantFile
+from hplm.errors import Broken
+from hplm.model.weights import load_weights
+from hplm.model.windows import TRIGRAMS
+from testing.random_store import random_tenant
+from tests.builder.tables.branches import make_store
+
+
+def test_a_store_is_made_of_files_that_were_synced_before_they_got_their_names(tmp_path, monkeypatch):
+    synced, named, fsync, replace = [], {}, os.fsync, os.replace
+
+    def noted(handle):
+        synced.append(os.readlink(f"/proc/self/fd/{handle}"))
+        fsync(handle)
+
+    def moved(source, target):
+        assert synced[-1] == str(source)
+        named[str(Path(target).relative_to(tmp_path))] = len(named)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(os, "replace", moved)
+    store = make_store(tmp_path, TRIGRAMS)
+    written = {str(path.relative_to(tmp_path)) for path in store.folder.rglob("*") if path.is_file()}
+    assert written == set(named) and list(named)[-1] == "store/store.json"
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = make_store(tmp_path, TRIGRAMS)
+    for name, rank in (("acme", 4), ("bare", 0)):
+        random_tenant(store, TenantFile(name, 1, "root", 1, "classify", ["a", "b"], rank), 0.3, seed=1)
+    store.save_masked_head("root", 1, {"bias": torch.ones(3)})
+    return store
+
+
+READERS = {
+    "upper.safetensors": Store.upper,
+    "lower/root-1.safetensors": lambda store: store.lower("root", 1),
+    "lower/root-1.head.safetensors": lambda store: store.masked_head("root", 1),
+    "tenants/acme/1/head.safetensors": lambda store: store.tenant_weights(store.tenant("acme")),
+    "tenants/acme/1/adapter.safetensors": lambda store: store.tenant_weights(store.tenant("acme")),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_weights_that_are_damaged_or_lost_are_refused(store, name):
+    path = store.folder / name
+    whole = path.read_bytes()
+    flipped = whole[:-1] + bytes([whole[-1] ^ 1])
+    for content, said in ((flipped, "does not match its checksum"), (whole[:-1], "cannot be read"), (b"", "cannot be read")):
+        path.write_bytes(content)
+        with pytest.raises(Broken, match=f"{name} {said}.*: build or copy it again"):
+            READERS[name](store)
+    path.unlink()
+    if name == "lower/root-1.head.safetensors":  # not every branch has one
+        assert store.masked_head("root", 1) is None
+    else:
+        with pytest.raises(Broken, match=f"{name} is missing"):
+            READERS[name](store)
+
+
+def test_a_head_alone_and_weights_without_a_checksum_are_taken(store, tmp_path):
+    assert store.tenant_weights(store.tenant("bare"))[0] is None
+    save_file({"bias": torch.arange(3.0)}, tmp_path / "old.safetensors")
+    assert torch.equal(load_weights(tmp_path / "old.safetensors")["bias"], torch.arange(3.0))
+
+
+@pytest.mark.parametrize(
+    "name, content, said",
+    [
+        ("store.json", "{", "is not JSON"),
+        ("store.json", "[]", "holds no JSON object"),
+        ("store.json", '{"format": 2}', "does not name the model"),
+        ("tenants/acme/1/tenant.json", "", "is not JSON"),
+        ("tenants/acme/1/tenant.json", '{"id": "acme"}', "does not describe a tenant"),
+    ],
+)
+def test_a_damaged_description_is_named(store, name, content, said):
+    (store.folder / name).write_text(content)
+    with pytest.raises(Broken, match=f"{name} {said}"):
+        Store(store.folder).tenants()

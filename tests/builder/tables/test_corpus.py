@@ -1,0 +1,140 @@
+"""A corpus on disk holds what its inputs hold, however they are packed and however often the work was cut."""
+
+import gzip
+import json
+from itertools import chain, pairwise
+
+import numpy as np
+import pytest
+import zstandard
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+from tokenizers import models, pre_tokenizers, processors
+
+import builder.tables.corpus
+from builder.tables.corpus import Corpus, tokenize_corpus
+from builder.training.labelled import read_corpus
+from hplm.errors import InvalidInput
+from hplm.model.tokenizer import Tokenizer
+from tests.builder.killing import deaths_survived
+
+LETTERS = "abcdefghij"
+
+
+@pytest.fixture
+def tokenizer(monkeypatch):
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # the tests fork
+    entries = {token: i for i, token in enumerate(["[UNK]", "[CLS]", "[SEP]", *LETTERS])}
+    tokenizer = HuggingFaceTokenizer(models.WordPiece(entries, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    return Tokenizer(tokenizer.to_str(), positions=8)
+
+
+def documents_of(number, seed=0):
+    generator = np.random.default_rng(seed)
+    return [" ".join(generator.choice(list(LETTERS), size=generator.integers(1, 12))) for _ in range(number)]
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    """Four files of 30 documents, each kept in its own way."""
+    parts = [documents_of(30, seed) for seed in range(4)]
+    plain, objects = "\n\n".join(parts[0]), "\n".join(json.dumps({"text": text}) for text in parts[1])
+    half = len(parts[3]) // 2
+    frames = ["\n".join(parts[3][:half]) + "\n", "\n".join(parts[3][half:])]
+    files = {
+        "plain.txt": plain.encode(),
+        "objects.jsonl.gz": gzip.compress(objects.encode()),
+        "members.gz": gzip.compress("\n".join(parts[2][:7]).encode() + b"\n") + gzip.compress("\n".join(parts[2][7:]).encode()),
+        "frames.txt.zst": b"".join(zstandard.ZstdCompressor().compress(frame.encode()) for frame in frames),
+    }
+    for name, packed in files.items():
+        (tmp_path / name).write_bytes(packed)
+    return [tmp_path / name for name in files], list(chain(*parts))
+
+
+def test_plain_gzip_zstd_and_jsonl_are_read_as_one_corpus(inputs):
+    paths, documents = inputs
+    read = []
+    assert list(read_corpus(paths, read.append)) == documents
+    assert sum(read) == sum(path.stat().st_size for path in paths)
+
+
+@pytest.mark.parametrize("name", ["corpus.txt.gz", "corpus.txt.zst"])
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "not one"])
+def test_a_broken_archive_is_named(tmp_path, name, damage):
+    text = "\n".join(documents_of(1000)).encode()
+    packed = gzip.compress(text) if name.endswith("gz") else zstandard.ZstdCompressor(write_checksum=True).compress(text)
+    middle = len(packed) // 2
+    path = tmp_path / name
+    path.write_bytes(
+        {
+            "truncated": packed[:middle],
+            "flipped": packed[:middle] + bytes([packed[middle] ^ 64]) + packed[middle + 1 :],
+            "not one": text,
+        }[damage]
+    )
+    with pytest.raises(InvalidInput, match=rf"{name} is truncated or corrupt"):
+        list(read_corpus([path]))
+
+
+def test_the_corpus_holds_every_document(tmp_path, inputs, tokenizer):
+    paths, documents = inputs
+    corpus = tokenize_corpus(paths, tokenizer, tmp_path / "corpus", show_progress=False)
+    expected = tokenizer.encode_documents(documents)
+    assert len(corpus) == len(expected) and corpus.tokens == sum(map(len, expected))
+    for document, ids in zip(corpus, expected, strict=True):
+        assert document.dtype == np.int32
+        np.testing.assert_array_equal(document, ids)
+    np.testing.assert_array_equal(corpus[-1], expected[-1])
+
+
+@pytest.mark.parametrize("most", [1, 8, 50, 10_000])
+def test_pieces_are_whole_documents_that_fit(tmp_path, inputs, tokenizer, most):
+    corpus = tokenize_corpus(inputs[0], tokenizer, tmp_path / "corpus", show_progress=False)
+    pieces = list(corpus.pieces(most))
+    assert all(len(tokens) == lengths.sum() and (len(tokens) <= most or len(lengths) == 1) for tokens, lengths in pieces)
+    for (tokens, _), (_, following) in pairwise(pieces):
+        assert len(tokens) + following[0] > most  # as few pieces as can be
+    documents = [document for tokens, lengths in pieces for document in np.split(tokens, np.cumsum(lengths)[:-1])]
+    assert [list(document) for document in documents] == [list(document) for document in corpus]
+
+
+def test_killed_anywhere_it_goes_on_to_the_same_bytes(tmp_path, inputs, tokenizer, monkeypatch):
+    monkeypatch.setattr(builder.tables.corpus, "BATCH_DOCUMENTS", 25)
+    paths, _ = inputs
+    assert deaths_survived(lambda folder: tokenize_corpus(paths, tokenizer, folder, show_progress=False), tmp_path) >= 6
+
+
+def test_what_is_done_is_not_tokenised_again(tmp_path, inputs, tokenizer, monkeypatch):
+    monkeypatch.setattr(builder.tables.corpus, "BATCH_DOCUMENTS", 25)
+    paths, documents = inputs
+    seen = []
+
+    class Failing(Tokenizer):
+        def __init__(self, batches):
+            self.batches = batches
+
+        def encode_documents(self, texts):
+            if len(seen) == self.batches:
+                raise KeyboardInterrupt
+            seen.append(texts)
+            return tokenizer.encode_documents(texts)
+
+    with pytest.raises(KeyboardInterrupt):
+        tokenize_corpus(paths, Failing(2), tmp_path / "corpus", show_progress=False)
+    tokenize_corpus(paths, Failing(100), tmp_path / "corpus", show_progress=False)
+    assert list(chain(*seen)) == documents
+    tokenize_corpus(paths, Failing(0), tmp_path / "corpus", show_progress=False)
+
+
+def test_a_folder_begun_with_other_inputs_is_refused(tmp_path, inputs, tokenizer):
+    paths, _ = inputs
+    tokenize_corpus(paths[:2], tokenizer, tmp_path / "corpus", show_progress=False)
+    with pytest.raises(InvalidInput, match=r"corpus was begun with inputs .*: remove it"):
+        tokenize_corpus(paths, tokenizer, tmp_path / "corpus", show_progress=False)
+
+
+def test_a_corpus_that_is_not_finished_is_refused(tmp_path):
+    with pytest.raises(InvalidInput, match="holds no finished corpus"):
+        Corpus(tmp_path)

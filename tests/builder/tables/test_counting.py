@@ -1,0 +1,184 @@
+"""Counting outside memory gives what a dictionary gives, in order, in one go or in many."""
+
+import os
+import tempfile
+from collections import Counter
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from builder.store.resumable import Growing
+from builder.tables.corpus import Corpus
+from builder.tables.counting import add_counts, count_ngrams
+from builder.tables.counts import Counts
+from builder.tables.sorted_runs import Merge, rows_in
+from hplm.errors import Broken, InvalidInput
+from hplm.model.windows import Window
+from hplm.plot.keys import KeySpace
+from tests.builder.killing import content, deaths_survived
+
+MANY_RUNS = 3000  # bytes: some tens of tokens a run
+spaces = st.builds(KeySpace, st.sampled_from([3, 200, 250_000]), st.builds(Window, st.integers(1, 5), st.booleans()))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_waiting_for_the_disk():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
+def corpora(vocabulary, most=30):
+    tokens = st.one_of(st.integers(0, min(vocabulary, 4) - 1), st.integers(vocabulary - 2, vocabulary - 1))
+    return st.lists(st.lists(tokens, max_size=12), max_size=most)
+
+
+def corpus_of(folder, documents):
+    lengths = [len(document) for document in documents]
+    with Growing(folder, ("tokens", "ends"), {}, {}) as growing:
+        growing.append("tokens", np.array(list(chain(*documents)), dtype=np.uint32))
+        growing.append("ends", np.cumsum(lengths, dtype=np.uint64))
+        growing.finish({"documents": len(documents), "tokens": sum(lengths)})
+    return Corpus(folder)
+
+
+def expected_counts(space, documents):
+    """Each window says once what it is, and once what each of its shorter forms is."""
+    counts = Counter()
+    for document in documents:
+        windows = space.window.of(np.array(document, dtype=np.int32), np.array([len(document)]))
+        for window in windows:
+            forms = {tuple(np.where(keep, window, 0).tolist()) for keep in space.window.levels()}
+            counts.update(tuple(space.pack(np.array([form]))[0].tolist()) for form in forms)
+    return counts
+
+
+def stored_counts(counts):
+    entries = [(tuple(key), count) for level in range(len(counts.levels)) for key, count in rows(counts, level)]
+    assert len(dict(entries)) == len(entries) == counts.distinct  # in one level only
+    return dict(entries)
+
+
+def rows(counts, level):
+    run, distinct = counts.run(level), counts.levels[level]
+    keys = np.fromfile(run.keys, np.uint64).reshape(distinct, run.words)
+    numbers = np.fromfile(run.counts, np.uint64)
+    return zip(keys.tolist(), numbers.tolist(), strict=True)
+
+
+def expected_order(space, expected):
+    """Most frequent first; of equals the shorter form (the deeper level) first, then the smaller key."""
+
+    def level(key):
+        return max(i for i, mask in enumerate(space.masks) if np.array_equal(np.array(key, dtype=np.uint64) & mask, key))
+
+    return sorted(expected, key=lambda key: (-expected[key], -level(key), key))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data(), spaces, st.sampled_from([1, 1000, MANY_RUNS, 1 << 20]))
+def test_counts_are_those_of_a_dictionary(data, space, memory):
+    documents = data.draw(corpora(space.vocabulary))
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = corpus_of(Path(folder) / "corpus", documents)
+        counts = count_ngrams(corpus, space, Path(folder) / "counts", memory, show_progress=False)
+        expected = expected_counts(space, documents)
+        assert stored_counts(counts) == expected
+        assert (counts.tokens, counts.documents) == (corpus.tokens, len(documents))
+        for level in range(len(counts.levels)):
+            keys = [key for key, _ in rows(counts, level)]
+            assert keys == sorted(keys)
+        left = {path.name for path in counts.folder.iterdir()}
+        assert left == {"meta.json", *(f"{part}-{i}" for i in range(len(space.masks)) for part in ("keys", "counts"))}
+
+        in_order = [list(key) for key in expected_order(space, expected)]
+        number = data.draw(st.integers(0, counts.distinct + 1))
+        chunk = data.draw(st.sampled_from([1, 2, 5, 1 << 20]))
+        chunks = list(counts.ranked(number, chunk))
+        assert [len(keys) for keys in chunks[:-1]] == [chunk] * (len(chunks) - 1)
+        assert [key for keys in chunks for key in keys.tolist()] == in_order[:number]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data(), spaces, st.sampled_from([1, MANY_RUNS, 1 << 20]))
+def test_added_counts_are_those_of_both_corpora_together(data, space, memory):
+    parts = [data.draw(corpora(space.vocabulary, most=10)) for _ in range(data.draw(st.integers(1, 3)))]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        counted = [
+            count_ngrams(corpus_of(folder / f"corpus-{i}", part), space, folder / f"counts-{i}", show_progress=False)
+            for i, part in enumerate(parts)
+        ]
+        added = add_counts(counted, folder / "added", memory, show_progress=False)
+        corpus = corpus_of(folder / "corpus", list(chain(*parts)))
+        together = count_ngrams(corpus, space, folder / "together", show_progress=False)
+        assert content(added.folder) == content(together.folder)
+
+
+def some_documents(number=12, vocabulary=200):
+    generator = np.random.default_rng(0)
+    return [(generator.zipf(1.5, size=generator.integers(1, 15)) % vocabulary).tolist() for _ in range(number)]
+
+
+@pytest.mark.parametrize("space", [KeySpace(200, Window(3)), KeySpace(250_000, Window(5, causal=True))])
+def test_killed_anywhere_it_goes_on_to_the_same_bytes(tmp_path, space):
+    corpus = corpus_of(tmp_path / "corpus", some_documents())
+    assert deaths_survived(lambda folder: count_ngrams(corpus, space, folder, MANY_RUNS, show_progress=False), tmp_path) > 50
+
+
+def test_adding_killed_anywhere_goes_on_to_the_same_bytes(tmp_path):
+    space = KeySpace(200, Window(3))
+    parts = [
+        count_ngrams(corpus_of(tmp_path / name, documents), space, tmp_path / f"counts-{name}", show_progress=False)
+        for name, documents in (("a", some_documents()), ("b", some_documents()[::2]))
+    ]
+    assert deaths_survived(lambda folder: add_counts(parts, folder, MANY_RUNS, show_progress=False), tmp_path) > 10
+
+
+def test_a_partition_of_a_merge_fits_the_memory(tmp_path):
+    space = KeySpace(200, Window(2))
+    documents = some_documents(400)
+    parts = [
+        count_ngrams(corpus_of(tmp_path / str(i), documents[i::3]), space, tmp_path / f"c{i}", show_progress=False)
+        for i in range(3)
+    ]
+    memory = 10_000
+    merge = Merge([part.run(0) for part in parts], memory)
+    sizes = [merge.rows(i, i + 1) for i in range(merge.partitions)]
+    assert len(sizes) > 3
+    assert max(sizes) <= rows_in(memory, space.words) < sum(sizes)
+
+
+def test_what_does_not_belong_together_is_refused(tmp_path):
+    corpus = corpus_of(tmp_path / "corpus", some_documents())
+    counts = count_ngrams(corpus, KeySpace(200, Window(3)), tmp_path / "counts", show_progress=False)
+    causal = count_ngrams(corpus, KeySpace(200, Window(3, causal=True)), tmp_path / "causal", show_progress=False)
+    with pytest.raises(InvalidInput, match=r"counts 3-grams of 200 tokens.*only counts of the same"):
+        add_counts([causal, counts], tmp_path / "added", show_progress=False)
+    with pytest.raises(InvalidInput, match="counts was begun with n 3, this is n 2"):
+        count_ngrams(corpus, KeySpace(200, Window(2)), tmp_path / "counts", show_progress=False)
+    with pytest.raises(InvalidInput, match="the vocabulary 100: tokenise it"):
+        count_ngrams(corpus, KeySpace(100, Window(3)), tmp_path / "small", show_progress=False)
+    with pytest.raises(InvalidInput, match="holds no finished counts"):
+        Counts(tmp_path / "small")
+
+
+def test_a_truncated_file_is_named(tmp_path):
+    corpus = corpus_of(tmp_path / "corpus", some_documents())
+    counts = count_ngrams(corpus, KeySpace(200, Window(3)), tmp_path / "counts", show_progress=False)
+    with open(counts.folder / "counts-1", "r+b") as file:
+        file.truncate(8)
+    with pytest.raises(Broken, match="counts-1 has 8 bytes"):
+        Counts(counts.folder)
+
+
+def test_keep_is_a_share(tmp_path):
+    counts = count_ngrams(corpus_of(tmp_path / "corpus", some_documents()), KeySpace(200, Window(3)), tmp_path / "counts")
+    assert (counts.number(0), counts.number(0.5), counts.number(1)) == (0, round(counts.distinct / 2), counts.distinct)
+    for keep in (-0.1, 1.1, float("nan")):
+        with pytest.raises(InvalidInput, match=r"keep .*: a share between 0 and 1"):
+            counts.number(keep)

@@ -1,0 +1,358 @@
+"""Domains as they are built, updated, deleted and swept; and killed on the way."""
+
+import contextlib
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+import hplm.cli.build
+from builder.adaptation.learning import Budget
+from builder.store.resumable import write_json
+from builder.store.store import Store, TenantFile
+from builder.tables import domain as domains
+from builder.tables.domain import DomainOptions, UpdateOptions, build_domain, delete_domain, update_domain
+from builder.tables.root import RootOptions, build_root
+from builder.tables.table import ranked_rows
+from hplm.errors import InvalidInput
+from hplm.model.windows import TRIGRAMS, Window
+from testing.random_store import tokenizer_json
+from tests.builder import killing
+from tests.builder.killing import deaths_survived
+from tests.builder.tables.branches import CPU, build, make_store, some_lines
+
+NO_TIME = Budget(steps=0)
+SMALL = DomainOptions(min_tokens=1)
+
+
+def corpus(folder: Path, seed: int, lines: int = 30) -> Path:
+    path = folder / f"corpus-{seed}.txt"
+    if not path.exists():
+        path.write_text("\n".join(some_lines(lines, seed)), "utf-8")
+    return path
+
+
+def rooted(folder: Path, window: Window = TRIGRAMS, keep: float = 1.0) -> Store:
+    """A store with a root, without the checkpoint that a real one comes from."""
+    folder.mkdir(exist_ok=True)
+    store = make_store(folder, window)
+    _, _, counts = build(store, folder, "root", some_lines(20, seed=0), keep)
+    store.counts_folder("root", 1).parent.mkdir(parents=True)
+    counts.folder.rename(store.counts_folder("root", 1))
+    return store
+
+
+def tenant(store: Store, name: str, domain: str, version: int = 1) -> None:
+    weights = {"weight": store.upper().norm.weight.detach(), "bias": store.upper().norm.bias.detach()}
+    store.save_tenant(TenantFile(name, 1, domain, version, "classify", ["a", "b"], 0), None, weights, {})
+
+
+def grow(store: Store, folder: Path, name: str, seed: int, **options: object):
+    return update_domain(store, name, [corpus(folder, seed)], UpdateOptions(**options), NO_TIME, CPU)
+
+
+def rows(table) -> dict[bytes, bytes]:
+    values = table.rows.raw(np.arange(1, table.size))
+    return {key.tobytes(): value.tobytes() for key, value in zip(table.index.by_row(), values, strict=True)}
+
+
+def test_an_update_adds_up_to_what_both_corpora_give_together(tmp_path):
+    store = rooted(tmp_path)
+    first = build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+    tenant(store, "acme", "bio")
+    second = grow(store, tmp_path, "bio", 2)
+    both = build_domain(store, "both", [corpus(tmp_path, 1), corpus(tmp_path, 2)], SMALL, NO_TIME, CPU)
+    assert (second.index.by_row() == both.index.by_row()).all()
+    assert second.meta.corpus_tokens == both.meta.corpus_tokens > first.meta.corpus_tokens
+    old, new = rows(first), rows(second)
+    assert len(new) > len(old) and all(new[key] == value for key, value in old.items())
+    assert [branch for branch in store.domains() if branch[0] == "bio"] == [("bio", 1), ("bio", 2)]
+    assert store.users()["bio", 1] == ["tenant acme"] and store.users()["bio", 2] == []
+
+
+@pytest.mark.parametrize("keep", [1.0, 0.25, 0.0])
+@pytest.mark.parametrize("name", ["bio", "root"])
+def test_an_update_keeps_the_share_it_finds(tmp_path, name, keep):
+    store = rooted(tmp_path, keep=keep)
+    if name == "bio":
+        build_domain(store, "bio", [corpus(tmp_path, 1)], replace(SMALL, keep=keep), NO_TIME, CPU)
+    updated = grow(store, tmp_path, name, 2)
+    counts = domains.Counts(store.counts_folder(name, 2))
+    assert abs(ranked_rows(updated, counts) - counts.number(keep)) <= (1 if name == "bio" else 200)
+    if keep == 1.0:
+        assert ranked_rows(updated, counts) == counts.distinct
+
+
+def test_a_branch_of_a_branch_falls_back_all_the_way(tmp_path):
+    store = rooted(tmp_path)
+    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+    build_domain(store, "cells", [corpus(tmp_path, 2)], replace(SMALL, parent="bio"), NO_TIME, CPU)
+    chain = store.forest("cells", 1).chain("cells", 1)
+    assert [table.meta.domain for table, _ in chain.links] == ["cells", "bio", "root"]
+    tokenizer = store.tokenizer()
+    found = []
+    for seed, lines in ((2, 30), (1, 30), (0, 20)):
+        documents = tokenizer.encode_documents(some_lines(lines, seed))
+        hits = chain.lookup(np.concatenate(documents), np.array([len(document) for document in documents]))
+        assert (hits.levels == 0).all()
+        found.append(set(hits.links.tolist()))
+    assert found[0] == {0} and 1 in found[1] and 2 in found[2]
+
+
+def test_a_domain_in_use_stays_and_its_users_are_named(tmp_path):
+    store = rooted(tmp_path)
+    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+    build_domain(store, "cells", [corpus(tmp_path, 2)], replace(SMALL, parent="bio"), NO_TIME, CPU)
+    tenant(store, "acme", "bio")
+    with pytest.raises(InvalidInput, match="in use by domain cells version 1, tenant acme"):
+        delete_domain(store, "bio")
+    assert delete_domain(store, "cells") == [1]
+    with pytest.raises(InvalidInput, match="in use by tenant acme"):
+        delete_domain(store, "bio", 1)
+    grow(store, tmp_path, "bio", 3)
+    assert delete_domain(store, "bio", 2) == [2]
+    with pytest.raises(InvalidInput, match="no version 7"):
+        delete_domain(store, "bio", 7)
+    with pytest.raises(InvalidInput, match="'law' is not in"):
+        delete_domain(store, "law")
+    with pytest.raises(InvalidInput, match="falls back to the root"):
+        delete_domain(store, "root")
+    (store.tenant_folder("acme", 1) / "tenant.json").unlink()
+    assert delete_domain(store, "bio") == [1]
+    assert not [path for path in store.folder.rglob("*bio*")]
+
+
+def test_a_domain_stays_while_something_is_built_on_it(tmp_path, monkeypatch):
+    store = rooted(tmp_path)
+    for name, seed in (("bio", 1), ("law", 2)):
+        build_domain(store, name, [corpus(tmp_path, seed)], SMALL, NO_TIME, CPU)
+    cut(monkeypatch, lambda: build_domain(store, "cells", [corpus(tmp_path, 3)], replace(SMALL, parent="bio"), NO_TIME, CPU))
+    working = store.tenant_work_folder("acme")
+    working.mkdir(parents=True)
+    write_json(working / "plan.json", {"domain": "law", "domain_version": 1})
+    with pytest.raises(InvalidInput, match=r"'bio' is in use by a build that was begun in .*/building/cells-1"):
+        delete_domain(store, "bio")
+    begun = r"'law' is in use by a build that was begun in .*/building/tenants/acme: .*removing its folder"
+    with pytest.raises(InvalidInput, match=begun):
+        delete_domain(store, "law")
+    shutil.rmtree(store.folder / "building")
+    assert delete_domain(store, "bio") == delete_domain(store, "law") == [1]
+
+
+def test_an_update_that_fails_as_it_tidies_up_counts_nothing_twice(tmp_path, monkeypatch):
+    store = rooted(tmp_path)
+    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "sweep", lambda self: (_ for _ in ()).throw(OSError("the disk is away")))
+        for _ in range(2):
+            with pytest.raises(OSError, match="the disk is away"):
+                grow(store, tmp_path, "bio", 2)
+    assert grow(store, tmp_path, "bio", 2).meta.version == 2
+    assert not store.work_folder("bio", 2).exists()
+
+
+def test_a_cut_build_goes_on_upon_the_version_of_its_parent_that_it_began_on(tmp_path, monkeypatch):
+    store = rooted(tmp_path)
+    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+    options = replace(SMALL, parent="bio")
+    cut(monkeypatch, lambda: build_domain(store, "cells", [corpus(tmp_path, 3)], options, NO_TIME, CPU))
+    grow(store, tmp_path, "bio", 2)
+    table = build_domain(store, "cells", [corpus(tmp_path, 3)], options, NO_TIME, CPU)
+    assert (table.meta.parent, table.meta.parent_version) == ("bio", 1)
+    assert store.users()["bio", 1] == ["domain cells version 1"]
+
+
+def test_builds_that_end_meanwhile_are_no_users(tmp_path, monkeypatch):
+    store = rooted(tmp_path)
+    working = store.tenant_work_folder("acme")
+    working.mkdir(parents=True)
+    write_json(working / "plan.json", {"domain": "root", "domain_version": 1})
+    scandir = os.scandir
+
+    def ends(path):
+        if Path(path).name == "tenants":
+            entries = list(scandir(path))
+            shutil.rmtree(working, ignore_errors=True)
+            return contextlib.nullcontext(iter(entries))
+        return scandir(path)
+
+    monkeypatch.setattr("pathlib.Path._scandir" if hasattr(Path, "_scandir") else "os.scandir", ends)
+    assert store.users()["root", 1] == []
+
+
+def test_deleting_an_old_version_leaves_an_update_to_be_gone_on_with(tmp_path, monkeypatch):
+    store = rooted(tmp_path)
+    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+    grow(store, tmp_path, "bio", 2)
+    cut(monkeypatch, lambda: grow(store, tmp_path, "bio", 3))
+    assert delete_domain(store, "bio", 1) == [1] and store.has_lower("bio", 3)
+    assert grow(store, tmp_path, "bio", 3).meta.version == 3
+
+
+def test_a_broken_table_stops_nobody_who_does_not_stand_on_it(tmp_path):
+    store = rooted(tmp_path)
+    for name, seed in (("bio", 1), ("law", 2)):
+        build_domain(store, name, [corpus(tmp_path, seed)], SMALL, NO_TIME, CPU)
+    (store.table_folder("law", 1) / "values").write_bytes(b"")
+    assert store.chain("bio", 1) == [("bio", 1), ("root", 1)]
+    assert len(store.forest("bio", 1).chain("bio", 1).links) == 2 and not store.forest("bio", 1).failures()
+
+
+@pytest.mark.parametrize("minutes", [float("inf"), float("nan"), -1])
+def test_a_budget_is_a_number(minutes):
+    with pytest.raises(InvalidInput, match="a budget is a number from 0 on"):
+        Budget(minutes=minutes)
+
+
+def test_a_broken_table_can_be_deleted(tmp_path):
+    store = rooted(tmp_path)
+    table = build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+    (table.folder / "values").write_bytes(b"")
+    assert delete_domain(store, "bio") == [1]
+
+
+def test_a_small_corpus_makes_no_branch(tmp_path):
+    store = rooted(tmp_path)
+    with pytest.raises(InvalidInput, match="--min-tokens"):
+        build_domain(store, "bio", [corpus(tmp_path, 1)], DomainOptions(), NO_TIME, CPU)
+    assert not store.has_lower("bio", 1) and not store.work_folder("bio", 1).exists()
+    assert build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU).meta.keys
+
+
+def test_the_command_line_promises_the_real_minimum():
+    assert hplm.cli.build.MIN_TOKENS == domains.MIN_TOKENS
+
+
+def cut(monkeypatch, call) -> None:
+    """Fails where the table would be computed."""
+
+    def power_cut(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(domains, "build_table", power_cut)
+        call()
+
+
+def test_a_cut_build_is_finished_by_the_same_command_only(tmp_path, monkeypatch):
+    store = rooted(tmp_path)
+    cut(monkeypatch, lambda: build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU))
+    with pytest.raises(InvalidInput, match=r"bio-1 holds .* other dtype.*remove that folder"):
+        build_domain(store, "bio", [corpus(tmp_path, 1)], replace(SMALL, dtype="int8"), NO_TIME, CPU)
+    with pytest.raises(InvalidInput, match=r"other corpus"):
+        build_domain(store, "bio", [corpus(tmp_path, 2)], SMALL, NO_TIME, CPU)
+    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+    with pytest.raises(InvalidInput, match="hplm domain update"):
+        build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+
+
+def test_whoever_removes_the_folder_starts_over(tmp_path, monkeypatch):
+    """Nothing of the build before may be in the new one: neither counts nor rows."""
+    store = rooted(tmp_path)
+    cut(monkeypatch, lambda: build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU))
+    half_written = store.table_folder("bio", 1).with_name("1.writing")
+    half_written.mkdir(parents=True)
+    (half_written / "values").write_bytes(b"x" * 1000)
+    shutil.rmtree(store.work_folder("bio", 1))
+    table = build_domain(store, "bio", [corpus(tmp_path, 2)], SMALL, NO_TIME, CPU)
+    same = build_domain(store, "other", [corpus(tmp_path, 2)], SMALL, NO_TIME, CPU)
+    assert rows(table) == rows(same)
+
+
+def test_a_deleted_domain_leaves_no_half_update_to_its_namesake(tmp_path, monkeypatch):
+    store = rooted(tmp_path)
+    for seed in (1, 2):
+        build_domain(store, "bio", [corpus(tmp_path, seed)], SMALL, NO_TIME, CPU)
+        if seed == 1:
+            cut(monkeypatch, lambda: grow(store, tmp_path, "bio", 3))
+            delete_domain(store, "bio")
+    both = build_domain(store, "both", [corpus(tmp_path, 2), corpus(tmp_path, 3)], SMALL, NO_TIME, CPU)
+    assert rows(grow(store, tmp_path, "bio", 3)) == rows(both)
+
+
+def test_a_command_that_failed_at_once_binds_nobody(tmp_path):
+    store = rooted(tmp_path)
+    with pytest.raises(InvalidInput, match="does not exist"):
+        build_domain(store, "bio", [tmp_path / "none.txt"], SMALL, NO_TIME, CPU)
+    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+    for model in ("none", "nor-this-one"):
+        with pytest.raises(InvalidInput, match="cannot read a model"):
+            build_root(str(tmp_path / model), [corpus(tmp_path, 1)], tmp_path / "new", RootOptions(), NO_TIME, CPU)
+
+
+def test_sweep_keeps_who_is_stood_on_and_the_two_newest(tmp_path):
+    store = rooted(tmp_path)
+    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+    tenant(store, "acme", "bio", 1)
+    for seed in (2, 3, 4):
+        grow(store, tmp_path, "bio", seed)
+    assert [version for name, version in store.domains() if name == "bio"] == [1, 3, 4]
+    (store.tenant_folder("acme", 1) / "tenant.json").unlink()
+    assert store.sweep() == [("bio", 1)]
+    assert not store.counts_folder("bio", 1).exists() and not store.has_lower("bio", 2) and store.has_lower("bio", 3)
+    delete_domain(store, "bio", 4)
+    grow(store, tmp_path, "bio", 5)
+    delete_domain(store, "bio", 3)
+    grow(store, tmp_path, "bio", 6)
+    assert [version for name, version in store.domains() if name == "bio"] == [4, 5]
+    assert store.sweep() == []
+
+
+def test_the_root_is_updated_too_but_not_adapted(tmp_path):
+    store = rooted(tmp_path)
+    with pytest.raises(InvalidInput, match="--minutes 0"):
+        update_domain(store, "root", [corpus(tmp_path, 1)], UpdateOptions(), Budget(steps=1), CPU)
+    updated = grow(store, tmp_path, "root", 1)
+    assert updated.meta.parent is None and updated.meta.version == 2
+    assert (updated.find(store.space.unigrams()) > 0).all()
+    child = build_domain(store, "bio", [corpus(tmp_path, 2)], SMALL, NO_TIME, CPU)
+    assert child.meta.parent_version == 2
+
+
+@pytest.fixture
+def every_touch(monkeypatch):
+    monkeypatch.setattr(killing, "TOUCHES", ("replace", "unlink", "rename"))
+    monkeypatch.setattr(killing, "DEATHS", 12)
+
+
+@pytest.mark.timeout(120)
+def test_a_killed_build_and_a_killed_update_come_to_the_same_bytes(tmp_path, every_touch):
+    rooted(tmp_path / "ready")
+    corpora = [corpus(tmp_path, seed) for seed in (1, 2)]
+
+    def work(folder: Path) -> None:
+        """Only what is not done is done again, as whoever was interrupted would."""
+        if not folder.exists():
+            shutil.copytree(tmp_path / "ready", folder)
+        store = Store(folder / "store")
+        if ("bio", 1) not in store.domains() or store.work_folder("bio", 1).exists():
+            build_domain(store, "bio", corpora[:1], SMALL, NO_TIME, CPU)
+        update_domain(store, "bio", corpora[1:], UpdateOptions(dtype="int8"), NO_TIME, CPU)
+
+    assert deaths_survived(work, tmp_path) > 20
+
+
+@pytest.mark.timeout(120)
+def test_a_killed_root_comes_to_the_same_bytes(tmp_path, every_touch):
+    model = tmp_path / "model"
+    config = BertConfig(
+        vocab_size=90, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=40, initializer_range=0.15,
+    )  # fmt: skip
+    BertModel(config).save_pretrained(model)
+    (tmp_path / "tokens.json").write_text(tokenizer_json(90))
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokens.json"), **special).save_pretrained(model)
+    options = RootOptions(window=Window(2, causal=True), keep=0.5)
+
+    def work(folder: Path) -> None:
+        store, table = build_root(str(model), [corpus(tmp_path, 1)], folder, options, NO_TIME, CPU)
+        assert table.meta.causal and store.config.window == Window(2, causal=True)
+        (folder / "lower" / "root-1.json").write_text("")  # says how long it took
+
+    corpus(tmp_path, 1)
+    assert deaths_survived(work, tmp_path) > 10

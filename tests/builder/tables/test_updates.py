@@ -1,0 +1,26 @@
+"""A tenant's next version answers in the order of labels that its clients know, whichever way the first one came."""
+
+from builder.evaluation.tenant import evaluate_tenant
+from builder.publish.export import export
+from builder.publish.live import Live
+from builder.publish.model_configs import ServingOptions
+from builder.store.store import TenantFile
+from tests.builder.training.test_tenant import CPU, learn, made, store  # noqa: F401
+
+
+def imported(store, labels):  # noqa: F811
+    """As `hplm import --labels` leaves it: in an order of its own."""
+    hidden = store.upper().norm.weight.detach()
+    head = {"weight": hidden.repeat(len(labels), 1), "bias": hidden[: len(labels)]}
+    store.save_tenant(TenantFile("acme", 1, "root", 1, "classify", labels, 0), None, head, {})
+
+
+def test_training_keeps_the_order_of_labels(store, tmp_path):  # noqa: F811
+    imported(store, ["right", "left"])
+    export(store, tmp_path / "repository", ServingOptions())
+    train = made(tmp_path, "classify", 240, 1)
+    update = learn(store, "classify", train, epochs=6)
+    assert (update.version, update.labels) == (2, ["right", "left"])
+    assert evaluate_tenant(store, "acme", train, CPU, show_progress=False).scores.main > 0.7
+    live = Live.open(tmp_path / "repository", tmp_path / "state")
+    assert live.update_from(store, "acme").before == 1

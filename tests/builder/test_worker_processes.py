@@ -1,0 +1,74 @@
+"""A worker does not outlive who started it, however it ends."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from builder.worker_processes import _available, workers
+from hplm.errors import HplmError
+
+OWNER = """
+import os, time
+from builder.worker_processes import workers
+if __name__ == "__main__":
+    with workers(2) as pool:
+        print(pool.submit(os.getpid).result(), flush=True)
+        time.sleep(600)
+"""
+
+
+def test_what_was_given_is_done_before_the_end():
+    with workers(1) as pool:
+        given = [pool.submit(math.sqrt, number * number) for number in range(20)]
+    assert [one.result(0) for one in given] == list(range(20))
+
+
+def test_an_error_ends_what_is_under_way():
+    """What they work on is somebody else's as soon as it is over."""
+    with pytest.raises(TypeError), workers(2) as pool:
+        worker, given = pool.submit(os.getpid).result(), [pool.submit(time.sleep, 600) for _ in range(4)]
+        math.sqrt("no number")
+    assert all(one.done() for one in given) and not runs(worker)
+
+
+def runs(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_worker_ends_with_a_killed_owner(tmp_path):
+    script = tmp_path / "owner.py"
+    script.write_text(OWNER)
+    environment = os.environ | {"PYTHONPATH": os.getcwd()}
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment) as owner:
+        worker = int(owner.stdout.readline())
+        running = runs(worker)
+        owner.kill()
+    assert running
+    until = time.monotonic() + 60
+    while runs(worker):
+        assert time.monotonic() < until, "a worker is left"
+        time.sleep(0.05)
+
+
+def test_a_training_that_is_killed_is_told_as_one():
+    with pytest.raises(HplmError, match="ended from outside, for want of memory perhaps"), workers(1) as pool:
+        pool.submit(os.kill, pool.submit(os.getpid).result(), signal.SIGKILL).result()
+
+
+def test_a_container_has_its_own_memory(tmp_path, monkeypatch):
+    machine = _available(tmp_path)
+    assert machine > 1 << 28
+    (tmp_path / "memory.current").write_text("3000000\n")
+    (tmp_path / "memory.stat").write_text("anon 1000000\ninactive_file 2000000\n")
+    for limit, available in (("max", machine), ("9000000", 8_000_000)):
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        assert _available(tmp_path) == pytest.approx(available, rel=0.2)

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from demo import DemoData, write_demo_data
+from demo.data import data_of, stored_demo_data
+from demo.docstrings import STANDARD_LIBRARY, Source
+from demo.documents import shingles
+from demo.domains import Area, Domain
+from demo.tasks import TASKS
+from hplm.errors import HplmError
+
+SMALL = Domain(
+    "small",
+    tuple(Area(name, (Source(STANDARD_LIBRARY, (name,)),)) for name in ("asyncio", "email", "logging", "unittest")),
+)
+SMALL_TASKS = [replace(task, domain="small") for task in TASKS]
+SIZES = {"train": 60, "dev": 10, "test": 20}
+
+
+def written(folder: Path) -> DemoData:
+    return write_demo_data(folder, [SMALL], SMALL_TASKS, SIZES, show_progress=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("demo")
+
+
+@pytest.fixture(scope="module")
+def data(folder: Path) -> DemoData:
+    return written(folder)
+
+
+def rows(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def raw_texts(path: Path) -> list[str]:
+    return [row["text"] if "text" in row else " ".join(row["tokens"]) for row in rows(path)]
+
+
+def texts(path: Path) -> set[str]:
+    return {re.sub(r"\W+", " ", text).strip().lower() for text in raw_texts(path)}
+
+
+def test_the_same_sources_give_the_same_files(data: DemoData, folder: Path, tmp_path: Path) -> None:
+    written(tmp_path)
+    files = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.*")}
+    assert files == {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*.*")}
+    assert len(files) == 1 + 3 * len(SMALL_TASKS)
+
+
+def test_rows_are_what_the_builder_reads(data: DemoData) -> None:
+    for tenant in data.tenants:
+        for path in (tenant.train, tenant.dev, tenant.test):
+            for row in rows(path):
+                if tenant.task == "classify":
+                    assert set(row) == {"text", "label"}
+                    assert row["label"] in tenant.labels
+                    assert 6 <= len(row["text"].split()) <= 100
+                else:
+                    assert set(row) == {"tokens", "tags"}
+                    assert len(row["tokens"]) == len(row["tags"]) <= 100
+                    assert set(row["tags"]) <= set(tenant.labels)
+                    assert " ".join(row["tokens"]).split() == row["tokens"]
+
+
+def test_no_text_is_on_two_sides_of_a_split(data: DemoData) -> None:
+    for tenant in data.tenants:
+        assert texts(tenant.train).isdisjoint(texts(tenant.test))
+        assert texts(tenant.train).isdisjoint(texts(tenant.dev))
+        assert texts(tenant.dev).isdisjoint(texts(tenant.test))
+
+
+def test_half_of_a_text_that_is_tested_on_is_nowhere_else(tmp_path: Path) -> None:
+    """Not in what is learned from, and in no corpus: here one domain reads all that the other asks about."""
+    kin = (source for area in SMALL.areas for source in area.sources)
+    reader = Domain("reader", (Area("json", (Source(STANDARD_LIBRARY, ("json",)),)),), tuple(kin))
+    found = write_demo_data(tmp_path, [SMALL, reader], SMALL_TASKS, SIZES, show_progress=False, further=True)
+    corpora = [domain.corpus.read_text(encoding="utf-8").splitlines() for domain in found.domains]
+    assert [len(corpus) for corpus in corpora] == [domain.documents for domain in found.domains]
+    assert len(set(corpora[0]) & set(corpora[1])) > len(corpora[0]) / 2  # what is learned from, a reader may read
+    read = [shingles(line) for corpus in corpora for line in corpus]
+    for tenant in found.tenants:
+        earlier: set[str] = set()
+        for path in (tenant.train, tenant.dev, tenant.test):
+            held = [shingles(text) for text in raw_texts(path)]
+            assert not any(2 * len(own & earlier) >= len(own) for own in held), path
+            if path != tenant.train:
+                assert not any(2 * len(own & line) >= len(own) for own in held for line in read), path
+            earlier.update(*held)
+
+
+def test_the_majority_share_is_the_test_set_s(data: DemoData) -> None:
+    for tenant in data.tenants:
+        labels = Counter(label for row in rows(tenant.test) for label in row.get("tags") or [row["label"]])
+        assert tenant.majority_share == pytest.approx(max(labels.values()) / labels.total())
+
+
+def test_labels_are_balanced_as_far_as_the_sources_allow(data: DemoData) -> None:
+    areas = next(tenant for tenant in data.tenants if tenant.id == "stdlib-area")
+    counts = Counter(row["label"] for row in rows(areas.train))
+    assert set(counts) == {"asyncio", "email", "logging", "unittest"}
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
+def test_sources_without_examples_are_an_error_that_names_them(tmp_path: Path) -> None:
+    bare = Domain("small", (Area("nothing", (Source(STANDARD_LIBRARY, ("no_such_module",)),)),))
+    with pytest.raises(HplmError, match=r"'stdlib-area'.*stdlib hold no train examples"):
+        write_demo_data(tmp_path, [bare], SMALL_TASKS, SIZES, show_progress=False)
+
+
+def test_further_packages_are_in_the_corpus_alone(data: DemoData, folder: Path, tmp_path: Path) -> None:
+    wide = replace(SMALL, further=(Source(STANDARD_LIBRARY, ("json", "email")),))
+    found = write_demo_data(tmp_path, [wide], SMALL_TASKS, SIZES, show_progress=False, further=True)
+    before, after = (set(one.domains[0].corpus.read_text("utf-8").splitlines()) for one in (data, found))
+    assert before < after and any("JSON" in line for line in after - before)
+    assert [tenant.test.read_bytes() for tenant in found.tenants] == [tenant.test.read_bytes() for tenant in data.tenants]
+
+
+def test_data_that_are_there_are_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("demo.data.write_demo_data", lambda folder, **_: written(folder))
+    first = stored_demo_data(tmp_path, SIZES)
+    monkeypatch.setattr("demo.data.write_demo_data", None)
+    assert stored_demo_data(tmp_path, SIZES) == first == data_of(tmp_path)
+    moved = data_of(tmp_path.rename(tmp_path.with_name("moved")))
+    assert all(file.exists() for tenant in moved.tenants for file in (tenant.train, tenant.dev, tenant.test))
+    assert all(domain.corpus.exists() for domain in moved.domains)

@@ -1,0 +1,45 @@
+"""A tiny BERT as Hugging Face saves it, and a store that was made of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+from builder.store.store import Store, TenantFile
+from hplm.model.checkpoint import load_checkpoint, split
+from testing.random_store import random_table, random_tenant, tokenizer_json
+
+TENANTS = [
+    TenantFile("acme", 1, "root", 1, "classify", ["red", "green", "blue"], 4),
+    TenantFile("beta", 1, "root", 1, "tag", ["O", "PART"], 0),
+    TenantFile("city", 1, "root", 1, "classify", ["no", "yes"], 0, head_function="tanh"),
+    TenantFile("dune", 1, "root", 1, "multilabel", ["a", "b", "c"], 0),
+]
+
+
+def save_bert(folder: Path) -> BertModel:
+    torch.manual_seed(3)
+    config = BertConfig(
+        vocab_size=200, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=64,
+        max_position_embeddings=64, initializer_range=0.2,
+    )  # fmt: skip
+    model = BertModel(config, add_pooling_layer=False).eval()
+    model.save_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(tokenizer_json(200)), cls_token="[CLS]", sep_token="[SEP]", unk_token="[UNK]",
+        pad_token="[PAD]", mask_token="[MASK]",
+    )  # fmt: skip
+    tokenizer.save_pretrained(folder)
+    return model
+
+
+def make_store(folder: Path, model: Path) -> Store:
+    checkpoint = load_checkpoint(str(model), "tiny", 2, 2)
+    store = Store.create(folder, str(model), checkpoint.config, checkpoint.tokenizer_json, *split(checkpoint))
+    random_table(store, "root", 1, None, 2000, 1)
+    for seed, tenant in enumerate(TENANTS):
+        random_tenant(store, tenant, 0.3, seed)
+    return store

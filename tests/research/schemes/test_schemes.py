@@ -1,0 +1,272 @@
+"""What the baselines answer is what the models they stand for answer."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import threading
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from builder.publish.model_configs import ServingOptions
+from builder.store.store import Store
+from builder.store.verification import repository_parts
+from hplm.cli.main import main
+from hplm.errors import Broken, DeadlineMissed, Draining, InvalidInput, NoTenant, QueueFull
+from research.baselines.models import WholeConfig, WholeModels
+from research.baselines.worker import Worker
+from research.schemes.export import SCHEMES, export_scheme
+from research.schemes.pretrained import pretrained
+from testing.reference import Reference
+from testing.toy import random_text
+from tests.research.schemes.checkpoints import TENANTS, make_store, save_bert
+
+CPU = torch.device("cpu")
+WITHOUT_TABLES = ("dedicated", "dedicated_inprocess", "compressed")
+OPTIONS = ServingOptions(dtype="fp32", batch_tokens=128)
+RNG = random.Random(5)
+TEXTS = [random_text(RNG, 40) for _ in range(24)]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("bert")
+    return save_bert(folder / "model"), make_store(folder / "store", folder / "model")
+
+
+@pytest.fixture(scope="module")
+def repositories(bert, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    _, store = bert
+    folder = tmp_path_factory.mktemp("repositories")
+    for scheme in SCHEMES:
+        export_scheme(store, folder / scheme, OPTIONS, scheme, resident=2)
+    return {scheme: folder / scheme for scheme in SCHEMES}
+
+
+def open_models(repository: Path, room: int = 2, model: str = "tiny") -> WholeModels:
+    return WholeModels(repository / model / "1", room, OPTIONS.batch_tokens, CPU, torch.float32)
+
+
+def ask(models: WholeModels, asked: list[tuple[str, str]]) -> list[np.ndarray]:
+    """Logits of (tenant, text) pairs that wait together."""
+    questions = [models.question({"tenant": tenant}, [text], None) for tenant, text in asked]
+    answers = dict(models.answer(questions))
+    assert len(answers) == len(questions)
+    return [answers[question][0].logits for question in questions]
+
+
+def by_transformers(bert, tenant_id: str, text: str) -> np.ndarray:
+    model, store = bert
+    tenant = next(one for one in TENANTS if one.id == tenant_id)
+    encoded = store.tokenizer().encode(text)
+    with torch.no_grad():
+        hidden = model(torch.from_numpy(encoded.tokens.astype(np.int64))[None]).last_hidden_state[0]
+    _, head = store.tenant_weights(tenant)
+    head = {name: tensor.float() for name, tensor in head.items()}
+    if tenant.head_function:
+        hidden = torch.tanh(hidden @ head["dense"].T + head["dense_bias"])
+    logits = (hidden @ head["weight"].T + head["bias"]).numpy()
+    return logits[1 : len(text.split()) + 1] if tenant.task == "tag" else logits[:1]
+
+
+@pytest.mark.parametrize("room", [1, 2, 9])
+def test_dedicated_models_answer_as_transformers_does_however_few_fit(bert, repositories, room) -> None:
+    models = open_models(repositories["dedicated_inprocess"], room)
+    rng = random.Random(room)
+    for _ in range(4):
+        asked = [(rng.choice(TENANTS).id, rng.choice(TEXTS)) for _ in range(20)]
+        for (tenant, text), logits in zip(asked, ask(models, asked), strict=True):
+            np.testing.assert_allclose(logits, by_transformers(bert, tenant, text), atol=1e-4)
+
+
+def test_a_dedicated_model_of_its_own_answers_the_same_without_being_told_the_tenant(bert, repositories) -> None:
+    models = open_models(repositories["dedicated"], model="tiny-city")
+    question = models.question({}, TEXTS[:3], None)
+    ((_, rows),) = models.answer([question])
+    for text, row in zip(TEXTS, rows, strict=False):
+        np.testing.assert_allclose(row.logits, by_transformers(bert, "city", text), atol=1e-4)
+    with pytest.raises(NoTenant):
+        models.question({"tenant": "acme"}, TEXTS[:1], None)
+
+
+def test_the_shared_bert_is_the_dedicated_one_with_words_stored_in_16_bits(bert, repositories) -> None:
+    reference = Reference.open(repositories["shared"] / "tiny" / "1")
+    for tenant in TENANTS:
+        served = reference.forward(TEXTS[0], tenant.id).numpy()
+        np.testing.assert_allclose(served, by_transformers(bert, tenant.id, TEXTS[0]), atol=0.02)
+
+
+def test_adapters_work_on_the_upper_half_of_all_layers_and_change_answers(bert, repositories) -> None:
+    reference = Reference.open(repositories["adapter"] / "tiny" / "1")
+    np.testing.assert_allclose(
+        reference.forward(TEXTS[0], "dune").numpy(), by_transformers(bert, "dune", TEXTS[0]), atol=0.02
+    )  # it has no adapter
+    with_adapter = reference.forward(TEXTS[0], "acme").numpy()
+    assert np.abs(with_adapter - by_transformers(bert, "acme", TEXTS[0])).max() > 0.1
+    (record,) = [tenant.adapter for tenant in reference.backbone.view.snapshot.tenants if tenant.id == "acme"]
+    layers = reference.backbone.bank(record.bank).weights(record)
+    used = [any(tensor.any() for tensor in layer.values()) for layer in layers]
+    assert used == [False, False, True, True]
+
+
+def test_plot_is_hplm_without_adapters(repositories) -> None:
+    reference = Reference.open(repositories["hplm"] / "tiny" / "1")
+    models = open_models(repositories["plot"])
+    asked = [(tenant, text) for text in TEXTS[:4] for tenant in ("beta", "city", "dune")]
+    for (tenant, text), logits in zip(asked, ask(models, asked), strict=True):
+        np.testing.assert_allclose(logits, reference.forward(text, tenant).numpy(), atol=1e-3)
+
+
+def test_the_compressed_model_has_every_other_layer(bert, repositories) -> None:
+    _, store = bert
+    models = open_models(repositories["compressed"])
+    assert models.config.upper_layers == 2
+    whole = pretrained(store)
+    short = whole.shorter(2)
+    assert torch.equal(short.upper.layers[0].ffn_in.weight, whole.upper.layers[0].ffn_in.weight)
+    assert torch.equal(short.upper.layers[1].ffn_in.weight, whole.upper.layers[2].ffn_in.weight)
+    assert ask(models, [("acme", TEXTS[0])])[0].shape == (1, 3)
+
+
+def test_a_broken_body_fails_its_tenant_and_the_room_it_had_is_used_again(bert, tmp_path) -> None:
+    _, store = bert
+    export_scheme(store, tmp_path, OPTIONS, "dedicated_inprocess")
+    models = open_models(tmp_path, room=1)
+    body = tmp_path / "tiny/1/bodies/acme.safetensors"
+    content = body.read_bytes()
+    body.unlink()  # others are hard links to the same bytes
+    body.write_bytes(content[:-100])
+    questions = [models.question({"tenant": tenant}, TEXTS[:1], None) for tenant in ("acme", "beta")]
+    answers = dict(models.answer(questions))
+    assert isinstance(answers[questions[0]], Broken) and "acme" in str(answers[questions[0]])
+    np.testing.assert_allclose(answers[questions[1]][0].logits, by_transformers(bert, "beta", TEXTS[0]), atol=1e-4)
+
+
+def test_who_waited_too_long_is_told_and_costs_nothing(repositories) -> None:
+    models = open_models(repositories["dedicated_inprocess"])
+    late = models.question({"tenant": "acme"}, TEXTS[:1], None, allowed_s=1e-9)
+    in_time = models.question({"tenant": "acme"}, TEXTS[:1], None, allowed_s=600)
+    other = models.question({"tenant": "beta"}, TEXTS[:1], None, allowed_s=1e-9)
+    answers = dict(models.answer([late, in_time, other]))
+    assert isinstance(answers[late], DeadlineMissed) and isinstance(answers[other], DeadlineMissed)
+    assert answers[in_time][0].labels[0] in ("red", "green", "blue")
+
+
+def test_a_worker_answers_all_it_took_and_takes_no_more_than_it_may(repositories) -> None:
+    models = open_models(repositories["dedicated_inprocess"])
+    answered: list[object] = []
+    blocked, running = threading.Event(), threading.Event()
+
+    def wait(result: object) -> None:
+        running.set()
+        blocked.wait(30)
+        answered.append(result)
+
+    worker = Worker(models, most=2)
+    ask = partial(models.question, {"tenant": "acme"}, TEXTS[:1], None)
+    worker.submit(ask(), wait)
+    running.wait(30)  # the first is being answered: others wait
+    worker.submit(ask(), answered.append)
+    worker.submit(ask(), answered.append)
+    with pytest.raises(QueueFull):
+        worker.submit(ask(), answered.append)
+    blocked.set()
+    worker.close()
+    assert len(answered) == 3 and all(isinstance(result, list) for result in answered)
+    with pytest.raises(Draining):
+        worker.submit(ask(), answered.append)
+
+
+def test_a_worker_forgets_nobody_when_a_round_fails(repositories, monkeypatch) -> None:
+    models = open_models(repositories["dedicated_inprocess"])
+    monkeypatch.setattr(models, "answer", lambda questions: 1 / 0)
+    answered: list[object] = []
+    worker = Worker(models, most=9)
+    worker.submit(models.question({"tenant": "acme"}, TEXTS[:1], None), answered.append)
+    worker.close()
+    assert len(answered) == 1 and isinstance(answered[0], Broken)
+
+
+def test_the_exported_files_say_what_their_weights_are(repositories) -> None:
+    whole = json.loads((repositories["dedicated_inprocess"] / "tiny/1/whole.json").read_text())
+    assert "pretrained" in whole["note"]
+    for scheme, model in [("adapter", "tiny"), ("dedicated", "tiny-acme"), ("compressed", "tiny")]:
+        config = (repositories[scheme] / model / "config.pbtxt").read_text()
+        assert f'string_value: "{scheme}"' in config and "pretrained" in config
+
+
+def test_copies_of_one_body_take_its_room_once(repositories) -> None:
+    for bodies in (
+        [repositories["dedicated"] / f"tiny-{tenant.id}/1/bodies/{tenant.id}.safetensors" for tenant in TENANTS],
+        [repositories["dedicated_inprocess"] / f"tiny/1/bodies/{tenant.id}.safetensors" for tenant in TENANTS],
+    ):
+        assert len({body.stat().st_ino for body in bodies}) == 1
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_scheme_can_be_verified(repositories, scheme, capsys) -> None:
+    assert main(["verify", "--repository", str(repositories[scheme])]) == 0
+    assert capsys.readouterr().out.startswith(f"ok: {scheme not in WITHOUT_TABLES:d} tables")
+
+
+def test_what_is_broken_in_a_scheme_without_sharing_is_named_and_one_body_is_read_once(repositories, tmp_path, capsys) -> None:
+    parts = repository_parts(repositories["dedicated"], None)
+    assert [part.path.parent.name for part in parts].count("bodies") == 1
+    folder = Path(shutil.copytree(repositories["plot"], tmp_path / "plot")) / "tiny" / "1"
+    body = folder / "bodies/beta.safetensors"
+    content = body.read_bytes()
+    body.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    (folder / "heads/acme.safetensors").unlink()
+    shutil.rmtree(folder / "plot")
+    assert main(["verify", "--repository", str(tmp_path / "plot")]) == 1
+    said = capsys.readouterr().err
+    assert "3 broken" in said and f"file {body} does not match its checksum" in said
+    for lost in ("heads/acme.safetensors", "plot/root/1"):
+        assert f"file {folder / lost} is missing: export the scheme again" in said
+
+
+def test_schemes_do_not_share_a_repository(bert, repositories, tmp_path) -> None:
+    _, store = bert
+    export_scheme(store, tmp_path, OPTIONS, "shared")
+    export_scheme(store, tmp_path, OPTIONS, "shared")  # again is fine
+    with pytest.raises(InvalidInput, match=r"scheme 'shared'.*another --repository"):
+        export_scheme(store, tmp_path, OPTIONS, "hplm")
+    with pytest.raises(InvalidInput, match="scheme 'dedicated'"):
+        export_scheme(store, repositories["dedicated"], OPTIONS, "hplm")
+    with pytest.raises(InvalidInput, match="not known: choose hplm"):
+        export_scheme(store, tmp_path / "x", OPTIONS, "bert")
+
+
+@pytest.mark.parametrize("scheme", ["dedicated", "dedicated_inprocess"])
+def test_tenants_that_are_gone_are_dropped_where_that_is_said_and_only_there(bert, tmp_path, scheme) -> None:
+    _, store = bert
+    export_scheme(store, tmp_path / "repository", OPTIONS, scheme)
+    fewer = Store(shutil.copytree(store.folder, tmp_path / "store"))
+    gone = fewer.tenants()[0].id
+    shutil.rmtree(fewer.folder / "tenants" / gone)
+    with pytest.raises(InvalidInput, match=rf"serves 1 tenants that this store does not have \({gone}\)"):
+        export_scheme(fewer, tmp_path / "repository", OPTIONS, scheme)
+    export_scheme(fewer, tmp_path / "repository", OPTIONS, scheme, replace=True)
+    served = {tenant.id for file in (tmp_path / "repository").glob("*/1") for tenant in WholeConfig.load(file).tenants}
+    assert served == {tenant.id for tenant in fewer.tenants()}
+
+
+def test_options_that_whole_models_do_not_have_are_refused(bert, tmp_path) -> None:
+    _, store = bert
+    with pytest.raises(InvalidInput, match="scheme 'dedicated' has no slots, plot_preload: leave out"):
+        export_scheme(store, tmp_path, replace(OPTIONS, slots=4, plot_preload=True), "dedicated")
+
+
+def test_the_command_line_exports_a_scheme(bert, tmp_path, capsys) -> None:
+    _, store = bert
+    assert isinstance(store, Store)
+    main(["export", "--store", str(store.folder), "--repository", str(tmp_path), "--scheme", "compressed", "--resident", "3",
+          "--json"])  # fmt: skip
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["scheme"] == "compressed"
+    assert 'key: "resident"      value { string_value: "3" }' in (tmp_path / "tiny/config.pbtxt").read_text()

@@ -1,0 +1,225 @@
+"""What hPLMs are compared with: the whole BERT is the original, and each scheme tunes what it says and nothing else."""
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, BertConfig, BertModel, PreTrainedTokenizerFast
+
+from builder.evaluation.tenant import evaluate_tenant
+from builder.store.store import Store
+from builder.training.bodies import RememberingBody
+from builder.training.examples import Reader
+from builder.training.finetuning import Ground, TrainingOptions, train
+from builder.training.labelled import read_labelled
+from builder.training.model import Diverged
+from builder.training.tenant import build_tenant
+from hplm.errors import InvalidInput
+from hplm.model.checkpoint import load_checkpoint, split
+from research.schemes import trained as schemes
+from research.schemes.trained import HEAD_RATE, SCHEMES, _body, options_of, points_about, score_schemes, whole_body
+from testing.random_store import tokenizer_json
+from testing.toy import CONFIG
+from tests.builder.tables.branches import build, some_lines
+from tests.builder.training.test_tenant import classified, paired, write
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("schemes")
+    (folder / "made.json").write_text(tokenizer_json(CONFIG.vocabulary))
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=CONFIG.vocabulary, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=64,
+        max_position_embeddings=64, initializer_range=0.2,
+    )  # fmt: skip
+    BertModel(config).save_pretrained(folder / "bert")
+    PreTrainedTokenizerFast(tokenizer_file=str(folder / "made.json"), **special).save_pretrained(folder / "bert")
+    checkpoint = load_checkpoint(str(folder / "bert"), "tiny")
+    config, tokenizer = checkpoint.config, checkpoint.tokenizer_json
+    store = Store.create(folder / "store", str(folder / "bert"), config, tokenizer, *split(checkpoint))
+    build(store, folder, "root", some_lines(200, seed=1))
+    return store
+
+
+@pytest.fixture
+def ground(store, tmp_path):
+    rng, labels = random.Random(0), ["left", "right"]
+    path = write(tmp_path / "data.jsonl", [classified(rng) for _ in range(40)])
+    reader = Reader(store, "root", 1)
+    texts = reader.read(read_labelled(path, "classify"), "classify", labels, show_progress=False)
+    return Ground(store.config, reader, texts, texts, "classify", labels, CPU)
+
+
+def test_the_whole_body_is_the_original_model(store, tmp_path):
+    rng = random.Random(1)
+    path = write(tmp_path / "pairs.jsonl", [paired(rng) for _ in range(4)])
+    reader = Reader(store, "root", 1)
+    texts = reader.read(read_labelled(path, "classify"), "classify", ["no", "yes"], show_progress=False)
+    body = _body(store, SCHEMES["dedicated"]).eval()
+    stock = AutoModel.from_pretrained(store.model, add_pooling_layer=False).eval()
+    pack = reader.pack(texts, np.argsort(texts.lengths), CPU, with_sums=False)
+    with torch.no_grad():
+        ours, start = body(replace(pack, reading=torch.arange(len(pack.tokens))), None), 0
+        assert torch.allclose(body(pack, None), ours[pack.reading], atol=1e-5)
+        for length in pack.lengths:
+            part = slice(start, start + length)
+            theirs = stock(pack.tokens[None, part], token_type_ids=pack.segments[None, part]).last_hidden_state[0]
+            assert torch.allclose(ours[part], theirs, atol=1e-4)
+            start += length
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_scheme_tunes_what_it_says(store, ground, name):
+    own = TrainingOptions(epochs=1, rank=4)
+    body = _body(store, SCHEMES[name])
+    before = {key: tensor.clone() for key, tensor in body.state_dict().items()}
+    trained = train(body, ground, options_of(name, own), show_progress=False)
+    changed = {key for key, tensor in trained.body.state_dict().items() if not torch.equal(tensor, before[key])}
+    assert bool(changed) == (name.startswith("dedicated") or name == "plot")
+    if name in ("dedicated-lower", "dedicated-upper"):
+        half = range(2) if name == "dedicated-lower" else range(2, 4)
+        layers = {key: int(key.split(".")[1]) in half for key in before if key.startswith("layers.")}
+        assert all(inside == (key in changed) for key, inside in layers.items())
+        assert ("words.weight" in changed) == (name == "dedicated-lower")
+    if name == "plot":
+        assert all(key.startswith("upper.layers.") for key in changed)  # an hPLM's course: its adapter is cut from it
+    if name == "dedicated":
+        assert {"layers.0.qkv.weight", "layers.3.ffn_out.weight", "words.weight"} <= changed
+    assert len(trained.model.adapters) == (store.config.upper_layers if name == "adapter" else 0)
+    if name == "adapter":
+        assert any(float(slot["attention_out/up"].detach().abs().max()) > 0 for slot in trained.model.adapters)
+    assert json.dumps(trained.report)
+
+
+@pytest.mark.parametrize("name", ["hplm", "adapter"])
+def test_what_upper_layers_learn_is_cut_from_either_body(store, ground, name):
+    """The whole one's lower layers do not learn, and both bodies are in the end as they were."""
+    own = TrainingOptions(epochs=1, rank=4, adapter="lora", body_rate=1e-3)
+    body = _body(store, SCHEMES["plot" if name == "hplm" else name])
+    before = {key: tensor.clone() for key, tensor in body.state_dict().items()}
+    trained = train(body, ground, options_of(name, own), show_progress=False)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in trained.body.state_dict().items())
+    assert all(float(slot["ffn_in/b"].detach().abs().max()) > 0 for slot in trained.model.adapters)
+    assert len(trained.model.adapters) == store.config.upper_layers and 0.3 < trained.report["change_held"] < 1
+    learned = {key for key, tensor in body.state_dict().items() if not torch.equal(tensor, before[key])}
+    above = ("layers.2.", "layers.3.") if name == "adapter" else ("upper.layers.0.", "upper.layers.1.")
+    assert learned and all(key.startswith(above) and key.endswith("weight") and "norm" not in key for key in learned)
+    kept = trained.report["history"][trained.report["kept_epoch"] - 1]
+    assert trained.scores.main == pytest.approx(kept["dev"], abs=0.02)  # what is stored has been scored on the way
+
+
+def test_what_is_remembered_is_what_is_computed(store, ground):
+    whole = whole_body(store).eval().requires_grad_(False)
+    remembering = RememberingBody(whole)
+    pack, other = (ground.reader.pack(ground.texts, np.array(chosen), CPU, False) for chosen in ([3, 1, 2], [2, 5]))
+    first = remembering(pack, None)
+    assert torch.equal(first, whole(pack, None))
+    remembering.body = None  # is not asked again
+    assert torch.equal(remembering(pack, None), first)
+    again = ground.reader.pack(ground.texts, np.array([2, 3]), CPU, False)
+    assert torch.equal(remembering(again, None), first[[2, 0]])
+    remembering.body = whole
+    assert torch.allclose(remembering(other, None), whole(other, None))
+
+
+def test_what_does_not_fit_in_memory_is_computed_again(store, ground):
+    remembering = RememberingBody(whole_body(store).eval())
+    remembering._room = 2
+    pack = ground.reader.pack(ground.texts, np.array([0, 1, 2]), CPU, False)
+    assert torch.equal(remembering(pack, None), remembering(pack, None)) and not remembering._rows
+
+
+def test_schemes_learn_from_the_tenants_own_data_and_no_other(store, tmp_path, monkeypatch):
+    """Wherever the command is given; a report without a digest is believed."""
+    rng = random.Random(3)
+    parts = ("train", "other", "test")
+    train, other, test = (write(tmp_path / f"{part}.jsonl", [classified(rng) for _ in range(40)]) for part in parts)
+    monkeypatch.chdir(tmp_path)
+    build_tenant(store, "own", "root", "classify", Path(train.name), rank=0, epochs=1, device=CPU, show_progress=False)
+    monkeypatch.chdir("/")
+    evaluation = evaluate_tenant(store, "own", test, CPU, show_progress=False)
+
+    def compared(**files):
+        return score_schemes(store, evaluation, ["shared"], CPU, show_progress=False, **files)["shared"].rows
+
+    assert compared() == 40
+    moved = train.rename(tmp_path / "moved.jsonl")
+    assert compared(train_file=moved) == 40
+    for files, option in (({"train_file": other}, "train"), ({"train_file": moved, "dev_file": other}, "dev")):
+        with pytest.raises(InvalidInput, match=f"is not what tenant 'own' was trained with: .* --{option}"):
+            compared(**files)
+    train.write_text(other.read_text())
+    with pytest.raises(InvalidInput, match=r"train\.jsonl is not what tenant 'own' was trained with"):
+        compared()
+    known = store.report(evaluation.tenant)
+    del known["training"]["digest"], known["dev"]["digest"]
+    monkeypatch.setattr(Store, "report", lambda *_: known)
+    assert compared() == 40
+    other.write_text(other.read_text().replace("left", "up"))
+    with pytest.raises(InvalidInput, match="has other labels than tenant 'own'"):
+        compared(train_file=other)
+
+
+def test_beside_the_best_of_a_grid_stand_the_best_of_grids(store, tmp_path, monkeypatch):
+    rng = random.Random(3)
+    train, test = (write(tmp_path / f"{part}.jsonl", [classified(rng) for _ in range(40)]) for part in ("train", "test"))
+    options = {"rank": 0, "epochs": 1, "learning_rate": 1e-3}
+    build_tenant(store, "grid", "root", "classify", train, grid=True, device=CPU, show_progress=False, **options)
+    report = store.report(store.tenant("grid"))
+    tries = {(round(factor, 3), point.batch_texts, round(point.learning_rate, 6)) for factor, point in points_about(
+        TrainingOptions(**options | {"learning_rate": report["learning_rate"]}), report["grid"]
+    )}  # fmt: skip
+    assert tries == {(factor, batch, 1e-3 * factor) for factor in (0.5, 1, 2) for batch in (8, 32)}
+    asked, train_one = [], schemes.train
+
+    def counted(body, ground, options, **more):
+        asked.append((options.learning_rate, options.body_rate, options.batch_texts))
+        if len(asked) == 1:
+            raise Diverged("too fast")
+        return train_one(body, ground, options, **more)
+
+    monkeypatch.setattr(schemes, "train", counted)
+    evaluation = evaluate_tenant(store, "grid", test, CPU, show_progress=False)
+    assert score_schemes(store, evaluation, ["dedicated"], CPU, show_progress=False)["dedicated"].rows == 40
+    assert set(asked) == {(factor * HEAD_RATE, factor * 5e-5, batch) for factor in (0.5, 1, 2) for batch in (8, 32)}
+
+
+def test_schemes_answer_in_the_tenants_order_of_labels(store, tmp_path):
+    train = write(tmp_path / "train.jsonl", [classified(random.Random(number)) for number in range(40)])
+    first = build_tenant(store, "turned", "root", "classify", train, rank=0, epochs=1, device=CPU, show_progress=False)
+    store.save_tenant(replace(first, version=2, labels=first.labels[::-1]), *store.tenant_weights(first), store.report(first))
+    evaluation = evaluate_tenant(store, "turned", train, CPU, show_progress=False)
+    assert evaluation.tenant.labels == ["right", "left"]
+    assert score_schemes(store, evaluation, ["shared"], CPU, show_progress=False)["shared"].rows == 40
+
+
+def test_schemes_take_the_values_that_the_tenant_s_precision_takes(store, tmp_path):
+    lines = [{"text": classified(random.Random(number))["text"], "label": 5e-4 * (number % 2)} for number in range(40)]
+    train = write(tmp_path / "train.jsonl", lines)
+    build_tenant(
+        store, "fine", "root", "regress", train, rank=0, epochs=1, dtype="bf16", device=CPU, show_progress=False
+    )
+    evaluation = evaluate_tenant(store, "fine", train, CPU, show_progress=False)
+    assert score_schemes(store, evaluation, ["shared"], CPU, show_progress=False)["shared"].rows == 40
+
+
+def test_schemes_learn_from_as_much_as_the_tenant(store, tmp_path):
+    """Of one file that was named twice nothing was set aside."""
+    train = write(tmp_path / "train.jsonl", [classified(random.Random(number)) for number in range(40)])
+    options = {"rank": 0, "epochs": 1, "device": CPU, "show_progress": False}
+    build_tenant(store, "twice", "root", "classify", train, train, **options)
+    evaluation = evaluate_tenant(store, "twice", train, CPU, show_progress=False)
+    with pytest.raises(InvalidInput, match=r"learned from 40 texts and had 40 for dev, .* name its dev data with --dev"):
+        score_schemes(store, evaluation, ["shared"], CPU, show_progress=False)
+    found = score_schemes(store, evaluation, ["shared"], CPU, dev_file=train, show_progress=False)
+    assert found["shared"].rows == 40
+    with pytest.raises(InvalidInput, match="--against adapter: tenant 'twice' has a head and no adapter"):
+        score_schemes(store, evaluation, ["adapter"], CPU, dev_file=train, show_progress=False)

@@ -1,0 +1,106 @@
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hplm.errors import InvalidInput
+from hplm.scheduling.columns import NEVER
+from hplm.scheduling.policy import OURS, policy
+from hplm.scheduling.scheduler import Limits, Scheduler
+from hplm.scheduling.simulation.arrivals import Arrivals, Lengths, Stream, read_trace
+from hplm.scheduling.simulation.engines import PACKINGS, EngineCost
+from hplm.scheduling.simulation.server import ANSWERED, EXPIRED, REFUSED, Machine, Simulation
+from hplm.scheduling.waiting import Capacity
+
+CAPACITY = Capacity(320, 320, 320)
+COST = EngineCost(batch=1e6, token=20e3, score=0)
+TEXTS_A_SECOND = 320 / 20 / COST.packed(np.full(16, 20)) * 1e9
+
+
+def _run(given_policy, load, admission=False, commit_ns=0, noise=0.0, staging_ns=0):
+    machine = Machine(COST.packed, CAPACITY, staging_ns, noise=noise)
+    return Simulation(Scheduler(policy(given_policy), Limits(10**6, 10**9), admission, commit_ns), machine, load).run()
+
+
+def _load(rate, seconds=0.5, **options):
+    return Stream(rate * TEXTS_A_SECOND, seconds, allowed_ms=(12.0, 75.0), **options).draw(3)
+
+
+@settings(deadline=None, max_examples=12)
+@given(
+    name=st.sampled_from([*OURS, "das:rows=4"]), rate=st.sampled_from([0.5, 1.0, 3.0]), cv=st.sampled_from([1.0, 3.0]),
+    admission=st.booleans(), commit_ns=st.sampled_from([None, 0, 2_000_000]), staging_ns=st.sampled_from([0, 1_000_000]),
+)  # fmt: skip
+def test_every_text_has_exactly_one_fate(name, rate, cv, admission, commit_ns, staging_ns):
+    load = _load(rate, 0.1, cv=cv, tenants=range(3))
+    outcome = _run(name, load, admission, commit_ns, 0.05, staging_ns)
+    assert set(np.unique(outcome.fate)) <= {REFUSED, EXPIRED, ANSWERED}
+    assert ((outcome.answered_ns < NEVER) == outcome.answered).all()
+    assert sum(outcome.batches) == load.tokens[outcome.answered].sum()
+    assert max(outcome.batches) <= CAPACITY.tokens
+    assert (outcome.started_ns[outcome.answered] >= load.at_ns[outcome.answered]).all()
+    assert outcome.busy_ns <= outcome.end_ns
+
+
+def test_the_same_load_and_seed_give_the_same_outcome():
+    first, second = (_run("timely", _load(1.5), admission=True, noise=0.1) for _ in range(2))
+    assert (first.answered_ns == second.answered_ns).all() and (first.fate == second.fate).all()
+
+
+@pytest.mark.parametrize("rate", [1.0, 1.5, 3.0])
+@pytest.mark.parametrize("variance", [20, 100])
+def test_the_default_has_the_utility_of_shortest_first_and_answers_more_in_time(rate, variance):
+    load = _load(rate, 1.0, lengths=Lengths(20, variance))
+    default, shortest, skipping = (_run(name, load) for name in ("timely", "sjf", "sjf:in_time=1"))
+    assert default.utility >= 0.99 * shortest.utility
+    assert default.on_time.mean() > shortest.on_time.mean() and default.on_time.mean() >= skipping.on_time.mean() - 0.002
+
+
+@pytest.mark.parametrize("lengths", [Lengths(20, 20), Lengths(8, 4)])
+def test_a_flood_does_not_push_another_tenant_aside(lengths):
+    modest = _load(0.2, 1.0)
+    flood = Stream(3 * TEXTS_A_SECOND, 1.0, lengths, (12.0, 75.0), tenants=(1,)).draw(4)
+    alone, beside = (_run("timely", load) for load in (modest, Arrivals.together([modest, flood])))
+    mine = beside.arrivals.tenant == 0
+    assert beside.on_time[mine].mean() > 0.97 * alone.on_time.mean()
+    full_batch = COST.packed(np.full(16, 20))
+    took = (beside.answered_ns - beside.arrivals.at_ns)[mine & beside.answered]
+    assert np.percentile(took, 99) < 2 * 1.1 * full_batch  # the batch that runs, and its own
+
+
+def test_at_three_times_the_load_those_let_in_are_answered_in_time():
+    full = COST.packed(np.full(10, 32))
+    lengths, allowed = Lengths(32, 0, 32, 32), (2 * full / 1e6, 12 * full / 1e6)
+    load = Stream(3 * 10 / full * 1e9, 3.0, lengths, allowed).draw(5)
+    outcome = _run("timely", load, admission=True, noise=0.05)
+    admitted = outcome.fate != REFUSED
+    assert outcome.on_time[admitted].mean() >= 0.9
+    assert outcome.on_time.sum() / outcome.end_ns >= 0.9 * 10 / full
+
+
+def test_admission_refuses_nobody_who_would_be_in_time():
+    outcome = _run("timely", _load(0.5), admission=True)
+    assert outcome.on_time.all()
+
+
+def test_packing_without_padding_is_the_cheapest_and_turbo_beats_naive():
+    lengths = Lengths(20, 100).draw(64, np.random.default_rng(0))
+    cost = EngineCost()
+    took = {packing: cost.of(packing)(lengths) for packing in PACKINGS}
+    assert took["packed"] == min(took.values()) and took["turbo"] <= took["naive"]
+    uniform = np.full(64, 20)
+    assert cost.naive(uniform) == cost.packed(uniform) == cost.turbo(uniform) == cost.slotted(uniform)
+
+
+def test_a_trace_is_read_as_it_was_recorded(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    rows = [{"arrival": 5.5, "tokens": 20, "deadline_ms": 50, "tenant": "b"}, {"arrival": 5.0, "tokens": 30, "tenant": "a"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    load = read_trace(path)
+    assert load.at_ns.tolist() == [0, 500_000_000] and load.tokens.tolist() == [30, 20]
+    assert load.allowed_ns.tolist() == [0, 50_000_000] and len(set(load.tenant.tolist())) == 2
+    path.write_text('{"arrival": 1}\n')
+    with pytest.raises(InvalidInput, match="line 1"):
+        read_trace(path)
