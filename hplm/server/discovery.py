@@ -6,12 +6,14 @@ import importlib.util
 import re
 import shutil
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from hplm.errors import HplmError
 from hplm.server.embedded import INSTALL, embedded, obstacle
 from hplm.server.installation import STUB, Installation
 
+GROUP = "hplm.backends"  # of entry points: packages that bring Triton backends of their own
 IN_CONTAINERS = Path("/opt/tritonserver/bin/tritonserver")
 
 
@@ -30,16 +32,25 @@ def find_installation() -> Installation:
     return installation
 
 
-def find_backends() -> Path:
-    """The installed `backends` package: a folder a backend."""
-    package = importlib.util.find_spec("backends")
-    folders = [Path(place) for place in (package.submodule_search_locations or ())] if package else []
-    for folder in folders:
-        if any(folder.glob("hplm_*/model.py")):
-            return folder
-    raise HplmError(
-        f"our Triton backends are not among the installed packages of {sys.executable}: install hplm there with `pip install`"
-    )
+def find_backends() -> tuple[Path, ...]:
+    """Folders that hold a folder for each backend: the `backends` package, then those of other installed packages."""
+    ours = _folder_of("backends")
+    if ours is None:
+        raise HplmError(
+            f"the package `backends` is not installed for {sys.executable}: install hplm there with `pip install`"
+        )
+    others = (_folder_of(point.value) for point in entry_points(group=GROUP))
+    return ours, *(folder for folder in others if folder is not None)
+
+
+def _folder_of(package: str) -> Path | None:
+    """None where the package is registered but not installed, as research is in the container image."""
+    try:
+        found = importlib.util.find_spec(package)
+    except ModuleNotFoundError:  # not even the package above it
+        return None
+    folders = [Path(place) for place in (found.submodule_search_locations or ())] if found else []
+    return next((folder for folder in folders if any(folder.glob("*/model.py"))), None)
 
 
 def _or_embedded() -> str:

@@ -20,13 +20,15 @@ class Installation:
     library_folders: tuple[Path, ...] = ()  # what binary and stub would not find by themselves ...
     library_links: Mapping[str, Path] = field(default_factory=dict)  # ... and single libraries, by the name asked for
 
-    def lay_out(self, folder: Path, backends: Path) -> None:
-        """Fill `folder`: Triton takes one --backend-directory, so its own backends and ours must stand side by side."""
+    def lay_out(self, folder: Path, *backends: Path) -> None:
+        """Fills `folder`: Triton takes one --backend-directory, so its own backends and ours must stand side by side."""
         target = self.backend_directory(folder)
         target.mkdir()
         stock = _folders(self.stock_backends)
         self._copy_python_backend(stock.pop("python"), target / "python")
-        for backend in {**stock, **_folders(backends)}.values():
+        for found in map(_folders, backends):
+            stock |= found
+        for backend in stock.values():
             (target / backend.name).symlink_to(backend)
         libraries = folder / "lib"
         libraries.mkdir()

@@ -52,7 +52,7 @@ class TritonServer:
         self.installation = find_installation()
         self.log_file = Path(log_file).resolve() if log_file else None
         self._keeps_log = log_file is not None
-        self._backends = Path(backends).resolve() if backends else find_backends()
+        self._backends = (Path(backends).resolve(),) if backends else find_backends()
         self._state = Path(state).resolve() if state else None
         self._extra_args = tuple(extra_args)
         self._load = tuple(load)
@@ -132,7 +132,7 @@ class TritonServer:
     def _launch(self) -> None:
         folder = Path(tempfile.mkdtemp(prefix=f"{self._id}-"))
         self._leftovers.callback(shutil.rmtree, folder, ignore_errors=True)
-        self.installation.lay_out(folder, self._backends)
+        self.installation.lay_out(folder, *self._backends)
         environment = self.installation.environment(folder, os.environ)
         environment.pop("HPLM_STATE", None)
         if self._state:

@@ -18,10 +18,10 @@ from hplm.server import process_group
 from hplm.server.discovery import find_installation
 from hplm.server.flags import contract_flags
 from hplm.server.ports import Ports
+from testing.toy import TENANTS
 from tests.deploy.image import ROOT, SECRET, compose_service, docker_run, dockerfile_copies, lay_out
 from tests.equality import Comparison
 from tests.server.stock import Stock
-from tests.toy import TENANTS
 
 # Installed here, not in the image.
 NOT_IN_THE_IMAGE = ("transformers", "tritonclient", "matplotlib", "pytriton")
@@ -133,6 +133,6 @@ def test_containers_are_given_longer_to_stop_than_triton_takes():
 def test_every_backend_is_copied_to_where_triton_looks():
     targets = {source: copy.target for copy in dockerfile_copies() for source in copy.sources}
     ours = [backend.parent.name for backend in ROOT.glob("backends/*/model.py")]
-    assert sorted(ours) == ["hplm_admin", "hplm_alias", "hplm_lookup", "hplm_upper", "hplm_whole"]
+    assert sorted(ours) == ["hplm_admin", "hplm_alias", "hplm_lookup", "hplm_upper"]
     for backend in ours:
         assert targets[f"backends/{backend}"] == f"/opt/tritonserver/backends/{backend}"
