@@ -201,9 +201,7 @@ def _requests(backbone: str, serve: Serve, deadlines: np.ndarray | None) -> list
     ]
 
 
-def _overload(
-    server: TritonServer, backbone: str, serve: Serve, case: Case, offered: Offered
-) -> tuple[Report, list[int]]:
+def _overload(server: TritonServer, backbone: str, serve: Serve, case: Case, offered: Offered) -> tuple[Report, list[int]]:
     host, port = server.http_url.split(":")
     load = Load(
         host,

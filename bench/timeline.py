@@ -1,6 +1,6 @@
 """What the threads of a loaded pipeline do, batch by batch (HMI, Fig. 17), from the journal of a real server:
 
-    python -m bench.timeline --results results        leaves timeline.json there, for `research.comparison.figures`
+python -m bench.timeline --results results        leaves timeline.json there, for `research.comparison.figures`
 """
 
 from __future__ import annotations

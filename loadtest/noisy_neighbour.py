@@ -68,9 +68,7 @@ def _together(server: TritonServer, args: argparse.Namespace, noisy_connections:
     def send(who: str, tenant: str, connections: int, rate: float | None) -> None:
         host, _, port = server.http_url.rpartition(":")
         request = infer_request(args.model or args.backbone, [args.text], tenant)
-        reports[who] = run_apart(
-            Load(host, int(port), [request], connections=connections, seconds=args.seconds, rate=rate)
-        )
+        reports[who] = run_apart(Load(host, int(port), [request], connections=connections, seconds=args.seconds, rate=rate))
 
     senders = [threading.Thread(target=send, args=("quiet", args.quiet, 8, QUIET_RATE))]
     if noisy_connections:

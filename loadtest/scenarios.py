@@ -195,4 +195,3 @@ class Replay(Scenario):
             for number, (text, tokens) in enumerate(zip(recorded.texts, lengths, strict=True))
         ]
         cls.plan = Plan(recorded.arrivals, texts)
-

@@ -134,7 +134,4 @@ def random_values(spec: TableSpec, seed: int) -> Callable[[np.ndarray], torch.Te
 def random_tenants(count: int, rank: int, labels: int, domains: Sequence[str] = ("root",)) -> list[TenantFile]:
     names = [f"label-{i}" for i in range(labels)]
     width = len(str(count - 1))
-    return [
-        TenantFile(f"tenant-{i:0{width}d}", 1, domains[i % len(domains)], 1, "classify", names, rank) for i in range(count)
-    ]
-
+    return [TenantFile(f"tenant-{i:0{width}d}", 1, domains[i % len(domains)], 1, "classify", names, rank) for i in range(count)]

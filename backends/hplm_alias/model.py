@@ -45,9 +45,7 @@ class TritonPythonModel:
                 _send(sender, _failure(full.word, full.wire()))
         return [None] * len(requests)
 
-    def _serve(
-        self, request: pb_utils.InferenceRequest, sender: pb_utils.InferenceResponseSender, arrival: float
-    ) -> None:
+    def _serve(self, request: pb_utils.InferenceRequest, sender: pb_utils.InferenceResponseSender, arrival: float) -> None:
         try:
             if time.monotonic() - arrival > A_WHILE and request.is_cancelled():
                 response = _cancelled()

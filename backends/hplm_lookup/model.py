@@ -95,9 +95,7 @@ class TritonPythonModel:
             "SPANS": resolved.spans,
             "TICKET": np.tile(signed, (len(texts), 1)),
         }
-        return [
-            pb_utils.Tensor.from_dlpack(name, torch.from_numpy(tensor).__dlpack__()) for name, tensor in tensors.items()
-        ]
+        return [pb_utils.Tensor.from_dlpack(name, torch.from_numpy(tensor).__dlpack__()) for name, tensor in tensors.items()]
 
     def finalize(self) -> None:
         self._publisher.close()

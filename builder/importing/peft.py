@@ -118,9 +118,7 @@ def _sorted_tensors(tensors: Mapping[str, Tensor], source: Path) -> _Sorted:
     return result
 
 
-def _scaled(
-    config: Mapping[str, Any], alpha: float, module: str, pair: dict[str, Tensor], source: Path
-) -> dict[str, Tensor]:
+def _scaled(config: Mapping[str, Any], alpha: float, module: str, pair: dict[str, Tensor], source: Path) -> dict[str, Tensor]:
     """With the scale in B. A tensor knows its own rank; alpha may be the module's own."""
     if pair.keys() != {"a", "b"}:
         raise InvalidInput(f"{source} has only one of A and B of {module!r}: save the adapter again")

@@ -1,8 +1,8 @@
 """A tokenised corpus on disk, of any size.
 
-    tokens     uint32, all documents end to end; one that is longer than the model takes is several
-    ends       uint64, where each document ends
-    meta.json  how many of both, how many lines were read, and of which inputs
+tokens     uint32, all documents end to end; one that is longer than the model takes is several
+ends       uint64, where each document ends
+meta.json  how many of both, how many lines were read, and of which inputs
 """
 
 from __future__ import annotations

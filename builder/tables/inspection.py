@@ -228,9 +228,7 @@ def _pieces(store: Store) -> dict[int, str]:
     return {token: piece for piece, token in vocabulary.items()}
 
 
-def _pieces_of(
-    store: Store, text: Path, progress: Callable[[int], object] | None
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _pieces_of(store: Store, text: Path, progress: Callable[[int], object] | None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """A text a few documents at a time, as a corpus is read."""
     tokenizer, documents = store.tokenizer(), read_corpus([text], progress)
     while batch := list(islice(documents, BATCH_DOCUMENTS)):

@@ -95,9 +95,7 @@ def _clear(folder: Path) -> None:
         (folder / "store.json").unlink()
 
 
-def _adapted(
-    model: str, work: Work, folder: Path, options: RootOptions, budget: Budget, device: torch.device
-) -> Store:
+def _adapted(model: str, work: Work, folder: Path, options: RootOptions, budget: Budget, device: torch.device) -> Store:
     checkpoint = load_checkpoint(model, options.name, options.lower, options.upper, options.window)
     check_name("backbone", checkpoint.config.name)
     if checkpoint.skipbert:

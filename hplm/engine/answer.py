@@ -21,9 +21,7 @@ class Rows:
     spans: np.ndarray  # rows x 2, int32
 
 
-def answer(
-    task: str, logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], top_k: int = 0, passage: str = ""
-) -> Rows:
+def answer(task: str, logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], top_k: int = 0, passage: str = "") -> Rows:
     """`logits` and `spans` have a row for each token that was read; `passage` is what the spans of `span` speak of."""
     if task == "span":
         return _span(logits, spans, passage)

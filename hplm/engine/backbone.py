@@ -48,9 +48,7 @@ class Backbone:
     TABLES = EXPORTED_TABLES
     BANKS = EXPORTED_BANKS
 
-    def __init__(
-        self, folder: Path, state: Path | None = None, prepare: Callable[[Table], None] = lambda table: None
-    ) -> None:
+    def __init__(self, folder: Path, state: Path | None = None, prepare: Callable[[Table], None] = lambda table: None) -> None:
         """`state` holds a folder a backbone; `prepare` opens what its user needs of a table, before the first request does."""
         self.folder = folder
         self.config = BackboneConfig.load(folder / self.CONFIG)

@@ -50,9 +50,7 @@ class Instruments:
             trip.started_ns = trip.started_ns or now
             trip.batch = self._batches
         self.meter.observe(names.WAIT_SECONDS, ((now - text.arrival_ns) / 1e9 for text in batch.texts))
-        self.meter.observe(
-            names.SLACK_SECONDS, ((text.deadline_ns - now) / 1e9 for text in batch.texts if text.deadline_ns)
-        )
+        self.meter.observe(names.SLACK_SECONDS, ((text.deadline_ns - now) / 1e9 for text in batch.texts if text.deadline_ns))
 
     def computed(self, staged: StagedBatch) -> None:
         """Before its requests are answered."""

@@ -33,9 +33,7 @@ ANSWERING_THREADS = 4  # sending is a round trip to the server process: one thre
 
 
 class Pipeline:
-    def __init__(
-        self, line: Queue, capacity: Capacity, stager: Stager, engine: Engine, instruments: Instruments
-    ) -> None:
+    def __init__(self, line: Queue, capacity: Capacity, stager: Stager, engine: Engine, instruments: Instruments) -> None:
         self._line = line
         self._capacity = capacity
         self._stager = stager

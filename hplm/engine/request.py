@@ -47,9 +47,7 @@ class Trip:
 class Request:
     """Waits for all its texts; answers when the last is done, or fails with the first that fails."""
 
-    def __init__(
-        self, view: View, tenant: Tenant, texts: int, top_k: int, respond: Respond, trip: Trip | None = None
-    ) -> None:
+    def __init__(self, view: View, tenant: Tenant, texts: int, top_k: int, respond: Respond, trip: Trip | None = None) -> None:
         self.view = view  # held, so that what it consists of stays until the request is answered
         self.tenant = tenant
         self.trip = trip or Trip(id="", arrival_ns=0, deadline_ns=0, taken_ns=0, texts=texts)

@@ -40,9 +40,7 @@ LOOKUPS = Metric(
     ("outcome",),
 )
 LOOKUP_SECONDS = Metric("hplm_lookup_seconds_total", COUNTER, "Time spent looking requests up")
-WINDOWS = Metric(
-    "hplm_plot_windows_total", COUNTER, "n-gram windows looked up, by where they were found", ("domain", "level")
-)
+WINDOWS = Metric("hplm_plot_windows_total", COUNTER, "n-gram windows looked up, by where they were found", ("domain", "level"))
 
 # Upper: requests
 REQUESTS = Metric(

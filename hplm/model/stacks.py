@@ -66,9 +66,7 @@ class UpperStack(nn.Module):
         """Packed tokens x hidden in and out; `adapters`: one function a layer; `rows`: the only tokens that are asked for."""
         return self.through(self.enter(sums, positions, segments), attend, adapters, rows)
 
-    def through(
-        self, x: Tensor, attend: Attend, adapters: Sequence[Adapt] | None = None, rows: Tensor | None = None
-    ) -> Tensor:
+    def through(self, x: Tensor, attend: Attend, adapters: Sequence[Adapt] | None = None, rows: Tensor | None = None) -> Tensor:
         return through(self.layers, x, attend, adapters, rows)
 
 

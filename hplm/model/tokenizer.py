@@ -43,9 +43,7 @@ class Tokenizer:
         self._tokenizer = HuggingFaceTokenizer.from_str(tokenizer_json)
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        self._special_tokens = {
-            pair: self._tokenizer.num_special_tokens_to_add(is_pair=pair) for pair in (False, True)
-        }
+        self._special_tokens = {pair: self._tokenizer.num_special_tokens_to_add(is_pair=pair) for pair in (False, True)}
 
     def encode(self, text: str, pair: str | None = None, truncate: bool = False) -> Encoded:
         if not text.strip():

@@ -113,9 +113,7 @@ class Table:
     @cached_property
     def rows(self) -> Rows:
         meta = self.meta
-        return Rows(
-            self.folder / "values", self.folder / "checksums", meta.rows, meta.window.vectors, meta.hidden, meta.coding
-        )
+        return Rows(self.folder / "values", self.folder / "checksums", meta.rows, meta.window.vectors, meta.hidden, meta.coding)
 
     def find(self, keys: np.ndarray) -> np.ndarray:
         """Row of each key, 0 where the table has none."""

@@ -36,9 +36,7 @@ def find_backends() -> tuple[Path, ...]:
     """Folders that hold a folder for each backend: the `backends` package, then those of other installed packages."""
     ours = _folder_of("backends")
     if ours is None:
-        raise HplmError(
-            f"the package `backends` is not installed for {sys.executable}: install hplm there with `pip install`"
-        )
+        raise HplmError(f"the package `backends` is not installed for {sys.executable}: install hplm there with `pip install`")
     others = (_folder_of(point.value) for point in entry_points(group=GROUP))
     return ours, *(folder for folder in others if folder is not None)
 

@@ -44,9 +44,7 @@ class Installation:
         environment["PATH"] = _joined(Path(sys.executable).parent, inherited.get("PATH"))
         if self.library_links or self.library_folders:
             # Single links, not the folder libpython lies in: that may hold a libstdc++ or a CUDA of its own.
-            environment["LD_LIBRARY_PATH"] = _joined(
-                folder / "lib", *self.library_folders, inherited.get("LD_LIBRARY_PATH")
-            )
+            environment["LD_LIBRARY_PATH"] = _joined(folder / "lib", *self.library_folders, inherited.get("LD_LIBRARY_PATH"))
         return environment
 
     def _copy_python_backend(self, stock: Path, target: Path) -> None:

@@ -71,6 +71,5 @@ def _reason(error: OSError, address: str, port: int, flag: str) -> str:
 
 def in_use(address: str, port: int, flag: str) -> str:
     return (
-        f"port {port} on {address} is in use: stop what listens there, "
-        f"or choose another port with {flag} (0 takes a free one)"
+        f"port {port} on {address} is in use: stop what listens there, or choose another port with {flag} (0 takes a free one)"
     )

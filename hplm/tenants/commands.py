@@ -1,8 +1,8 @@
 """Managing from afar: a JSON command in, a JSON answer out. What may be said is what `Manager` can do.
 
-    {"command": "tenant.list"}                  {"command": "tenant.delete", "id": "acme"}
-    {"command": "tenant.add", "id": "acme", "domain": "bio", "domain_version": 1, "task": "classify", "labels": ["no", "yes"],
-     "adapter": {"kind": "bottleneck", "rank": 32}, "tensors": "<a safetensors file, base64>"}
+{"command": "tenant.list"}                  {"command": "tenant.delete", "id": "acme"}
+{"command": "tenant.add", "id": "acme", "domain": "bio", "domain_version": 1, "task": "classify", "labels": ["no", "yes"],
+ "adapter": {"kind": "bottleneck", "rank": 32}, "tensors": "<a safetensors file, base64>"}
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Commands:
         except ValueError as error:
             raise InvalidInput(f"the command is not JSON: {error}") from None
         if not isinstance(given, dict) or str(given.get("command")) not in self._known:
-            raise InvalidInput(f"a command is one of {', '.join(self._known)}, as in {{\"command\": \"tenant.list\"}}")
+            raise InvalidInput(f'a command is one of {", ".join(self._known)}, as in {{"command": "tenant.list"}}')
         return json.dumps(self._known[given["command"]](given))
 
     def _list(self, given: dict[str, Any]) -> dict[str, Any]:

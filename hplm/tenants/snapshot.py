@@ -103,8 +103,7 @@ class Snapshot:
             raise Broken(f"{path} is not JSON ({error}): export the repository again") from None
         if stored.get("format") != FORMAT:
             raise InvalidInput(
-                f"{path} has format {stored.get('format')!r}, this version of hplm reads {FORMAT}: "
-                "export the repository again"
+                f"{path} has format {stored.get('format')!r}, this version of hplm reads {FORMAT}: export the repository again"
             )
         tenants = [read_tenant(entry) for entry in stored["tenants"]]
         return cls(stored["generation"], [Branch(**entry) for entry in stored["tables"]], tenants, stored["export"])

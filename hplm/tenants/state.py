@@ -1,11 +1,11 @@
 """The live state of a backbone, as readers see it: snapshots by generation, and CURRENT, which names the newest.
 
-    snapshots/<generation>   what exists; never changes once it has its name
-    CURRENT                  a generation
-    readers/<name>           the generation that a reader has taken, written again every second; where readers may write
-    plot/  adapters/         tables and banks added since the export
-    registry.sqlite          managers only
-    aside-<random>/          what a manager copies while others go on; left behind where it was killed, until the next change
+snapshots/<generation>   what exists; never changes once it has its name
+CURRENT                  a generation
+readers/<name>           the generation that a reader has taken, written again every second; where readers may write
+plot/  adapters/         tables and banks added since the export
+registry.sqlite          managers only
+aside-<random>/          what a manager copies while others go on; left behind where it was killed, until the next change
 """
 
 from __future__ import annotations

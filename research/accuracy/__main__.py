@@ -23,9 +23,7 @@ from research.accuracy.tiers import TIERS
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m research.accuracy", description=__doc__)
     parser.add_argument("--tier", type=int, choices=sorted(TIERS), default=1, help="how much (default: %(default)s)")
-    parser.add_argument(
-        "--studies", default="schemes", help="or all; --list names them (default: %(default)s)"
-    )
+    parser.add_argument("--studies", default="schemes", help="or all; --list names them (default: %(default)s)")
     parser.add_argument("--list", action="store_true", help="name the studies and how much of each is finished")
     parser.add_argument("--finished", action="store_true", help="show what is finished, compute nothing")
     parser.add_argument("--seeds", help="comma-separated; others than the tier's")

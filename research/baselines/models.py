@@ -1,10 +1,10 @@
 """Whole models behind one Triton model: as many as there is room for are held, the least recently used one makes room.
 
-    whole.json      the scheme, its tenants, the tables if it has any
-    backbone.json   sizes; `upper_layers` are those that every tenant has for itself
-    tokenizer.json
-    bodies/  heads/     safetensors, one a tenant
-    plot/               tables, for the scheme that keeps them
+whole.json      the scheme, its tenants, the tables if it has any
+backbone.json   sizes; `upper_layers` are those that every tenant has for itself
+tokenizer.json
+bodies/  heads/     safetensors, one a tenant
+plot/               tables, for the scheme that keeps them
 """
 
 from __future__ import annotations
@@ -126,10 +126,7 @@ class WholeModels:
         seconds = pairs if pairs is not None else [None] * len(texts)
         truncate = bool(parameters.get("truncate", False))
         encoded = [self._tokenizer.encode(text, pair, truncate) for text, pair in zip(texts, seconds, strict=True)]
-        spans = [
-            rows_read(tenant.task, text, pair, one)
-            for text, pair, one in zip(texts, seconds, encoded, strict=True)
-        ]
+        spans = [rows_read(tenant.task, text, pair, one) for text, pair, one in zip(texts, seconds, encoded, strict=True)]
         top_k = min(int(parameters.get("top_k", 0)), len(tenant.labels))
         passages = pairs if pairs is not None else [""] * len(texts)
         return Question(tenant, encoded, spans, passages, top_k, arrival, allowed_s)

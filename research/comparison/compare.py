@@ -124,12 +124,16 @@ def _measure(server: Served, case: Case, tenants: int) -> dict:
         way_out = "look at what the server says, or give more --patience, and then the command again"
         report.expect_success(f"{server.exported.scheme} with {tenants} tenants", way_out)
     speeds.append(gflops())
-    measured = _figures(report, load) | asdict(cost_of(server.exported)) | {
-        "models_in_16_gb": cost_of(server.exported).models_in_16_gb,
-        "machine_gflops": [round(speed, 1) for speed in speeds],  # before and after: is the machine steady?
-        "known_tenants": case.setup.tenants,
-        "private_mb": round(server.private_mb(), 1),
-    }
+    measured = (
+        _figures(report, load)
+        | asdict(cost_of(server.exported))
+        | {
+            "models_in_16_gb": cost_of(server.exported).models_in_16_gb,
+            "machine_gflops": [round(speed, 1) for speed in speeds],  # before and after: is the machine steady?
+            "known_tenants": case.setup.tenants,
+            "private_mb": round(server.private_mb(), 1),
+        }
+    )
     if before is not None:
         measured["loads"] = server.loads - before
     return measured

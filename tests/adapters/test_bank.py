@@ -69,5 +69,3 @@ def test_a_bank_of_another_format_is_refused(bank):
     bank.path.write_bytes(bank.path.read_bytes().replace(b'"format": 3', b'"format": 9'))
     with pytest.raises(InvalidInput, match="format 9"):
         Bank(bank.path)
-
-

@@ -35,9 +35,7 @@ def material(tmp_path_factory):
     examples = [(kind, rng.sample(text, len(text))) for kind in ("fruit", "metal") * 150 for text in [_text(rng, kind)]]
     (folder / "corpus.txt").write_text("\n".join(" ".join(text) for _, text in examples) + "\n")
     classify = [json.dumps({"text": " ".join(text), "label": kind}) for kind, text in examples]
-    tag = [
-        json.dumps({"tokens": text, "tags": ["FRUIT" if word in FRUIT else "O" for word in text]}) for _, text in examples
-    ]
+    tag = [json.dumps({"tokens": text, "tags": ["FRUIT" if word in FRUIT else "O" for word in text]}) for _, text in examples]
     for name, lines in (("classify", classify), ("tag", tag)):
         (folder / f"{name}.train.jsonl").write_text("\n".join(lines[:240]) + "\n")
         (folder / f"{name}.dev.jsonl").write_text("\n".join(lines[240:]) + "\n")

@@ -73,9 +73,7 @@ def test_a_histogram_counts_each_value_in_every_bucket_that_holds_it():
 
 def test_the_last_counts_are_published_and_a_series_that_is_not_kept_ends(family):
     meter, looked = Meter(), []
-    publisher = Publisher(
-        family, meter, "toy", before=lambda: looked.append(1), keeps=lambda series: series[1] != ("gone",)
-    )
+    publisher = Publisher(family, meter, "toy", before=lambda: looked.append(1), keeps=lambda series: series[1] != ("gone",))
     meter.add(SEEN, 3, "a")
     meter.add(SEEN, 1, "gone")
     meter.set(LEVEL, 2)

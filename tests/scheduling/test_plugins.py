@@ -50,9 +50,7 @@ def test_a_package_that_is_broken_is_named_and_ours_are_not_replaced(installed):
         policy("unknown")
 
 
-@pytest.mark.parametrize(
-    "chosen", [[0, 0], [7], [-1], [0.0, 1.0], [True, False, True], [], None, [[0], [1]]], ids=str
-)
+@pytest.mark.parametrize("chosen", [[0, 0], [7], [-1], [0.0, 1.0], [True, False, True], [], None, [[0], [1]]], ids=str)
 def test_what_no_policy_may_choose_costs_nobody_an_answer(chosen, caplog):
     class Unsound:
         def select(self, columns, start_ns, capacity, cost):

@@ -49,7 +49,5 @@ class Stock:
         timeout = parameters.pop("timeout", None)
         if tenant is not None:
             parameters["tenant"] = tenant
-        result = self.client.infer(
-            model, inputs, outputs=wanted, timeout=timeout, parameters=parameters, headers=headers
-        )
+        result = self.client.infer(model, inputs, outputs=wanted, timeout=timeout, parameters=parameters, headers=headers)
         return {name: result.as_numpy(name) for name in outputs}

@@ -85,9 +85,9 @@ def test_the_layout_holds_stock_and_own_backends_and_the_python_one_lies_inside(
     library.write_text("")
     laid = tmp_path / "laid"
     laid.mkdir()
-    Installation(
-        container, "", container.parent.parent / "backends", stub, library_links={"libpython3.so": library}
-    ).lay_out(laid, tmp_path / "ours")
+    Installation(container, "", container.parent.parent / "backends", stub, library_links={"libpython3.so": library}).lay_out(
+        laid, tmp_path / "ours"
+    )
     backends = laid / "backends"
     assert sorted(path.name for path in backends.iterdir()) == ["hplm_lookup", "onnxruntime", "python"]
     assert (backends / "hplm_lookup/model.py").read_text() == ECHO

@@ -44,12 +44,18 @@ def test_the_watchdog_ends_the_group_when_the_parent_is_killed(tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
     with group() as leader:
-        parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(f"""
+        parent = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                textwrap.dedent(f"""
             import os, subprocess, sys, time
             subprocess.Popen([sys.executable, "-I", "-S", {process_group.__file__!r}, str(os.getpid()), "{leader.pid}",
                               "{region.name}", {str(folder)!r}], start_new_session=True)
             time.sleep(600)
-        """)])
+        """),
+            ]
+        )
         try:
             time.sleep(1.0)
             assert len(process_group.members(leader.pid)) == 2  # the parent lives, so does the group

@@ -224,14 +224,18 @@ def test_it_gives_up_on_a_model_that_takes_too_long(tmp_path, no_backends):
 def test_nothing_outlives_a_parent_that_is_killed(tmp_path, no_backends):
     add_model(tmp_path / "repository", "echo", ECHO)
     parent = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(f"""
+        [
+            sys.executable,
+            "-c",
+            textwrap.dedent(f"""
             import time
             from pathlib import Path
             from hplm.server import TritonServer
             server = TritonServer(Path({str(tmp_path / "repository")!r}), backends=Path({str(no_backends)!r})).start()
             print(server.pid, server._id, flush=True)
             time.sleep(600)
-        """)],
+        """),
+        ],
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -357,9 +357,7 @@ def test_two_managers_at_once_lose_nothing(place):
     for name in names:
         random_table(store, name, 1, ("root", 1), 300, seed=3)
     context = multiprocessing.get_context("fork")
-    managers = [
-        context.Process(target=_manager, args=(store.folder, repository, state, names[half::2])) for half in range(2)
-    ]
+    managers = [context.Process(target=_manager, args=(store.folder, repository, state, names[half::2])) for half in range(2)]
     for manager in managers:
         manager.start()
     for manager in managers:

@@ -204,9 +204,7 @@ def test_schemes_answer_in_the_tenants_order_of_labels(store, tmp_path):
 def test_schemes_take_the_values_that_the_tenant_s_precision_takes(store, tmp_path):
     lines = [{"text": classified(random.Random(number))["text"], "label": 5e-4 * (number % 2)} for number in range(40)]
     train = write(tmp_path / "train.jsonl", lines)
-    build_tenant(
-        store, "fine", "root", "regress", train, rank=0, epochs=1, dtype="bf16", device=CPU, show_progress=False
-    )
+    build_tenant(store, "fine", "root", "regress", train, rank=0, epochs=1, dtype="bf16", device=CPU, show_progress=False)
     evaluation = evaluate_tenant(store, "fine", train, CPU, show_progress=False)
     assert score_schemes(store, evaluation, ["shared"], CPU, show_progress=False)["shared"].rows == 40
 
