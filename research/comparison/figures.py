@@ -13,6 +13,7 @@ import argparse
 import json
 import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,8 +27,8 @@ from research.comparison.served_schemes import COMPARED, DISK
 
 SIZES_IN_WORDS = {"bert-base": "BERT-base (6 + 6 layers, width 768)", "minilm": "MiniLM (3 + 3 layers, width 384)"}
 OVERLAPS_IN_WORDS = {
-    "pipelined": "all of it",
-    "coarse_swapping": "adapters by batch, not by layer",
+    "pipelined": "everything ahead",
+    "coarse_swapping": "adapters copied by batch, not by layer",
     "no_retrieval": "without pipelined retrieval",
     "no_swapping": "without pipelined adapter swapping",
     "synchronous": "nothing ahead",
@@ -48,7 +49,7 @@ def make_report(results: Path, to: Path) -> list[str]:
         command = f"python -m research.comparison.compare --results {results}"
         raise InvalidInput(f"{results} holds no results: measure some with `{command}`")
     machines = dict.fromkeys(in_words(Results(folder).settings()["machine"]) for folder in scenarios)
-    head = page.HEAD.substitute(machines="\n".join(f"Machine: {machine}." for machine in machines))
+    head = page.HEAD.substitute(machines="\n".join(textwrap.fill(f"Machine: {machine}.", 100) for machine in machines))
     to.mkdir(parents=True, exist_ok=True)
     (to / "README.md").write_text(head + "".join(text for _, text in sections), "utf-8")
     if (to / "results").resolve() != results.resolve():

@@ -5,10 +5,11 @@ from __future__ import annotations
 from string import Template
 
 HEAD = Template("""\
-# What was measured
+# hPLMs beside dedicated models: measurements
 
-Workloads and figures of HMI (7.2-7.4, 7.8): all schemes from the same tenants, on the same Triton. Weights are random: speed
-and memory do not depend on them. Made by `python -m research.comparison.figures`; the numbers behind it lie in `results/`.
+These are the workloads and figures of HMI (7.2-7.4, 7.8). All schemes serve the same tenants on the
+same Triton. Weights are random, because speed and memory do not depend on them. The page is made by
+`python -m research.comparison.figures`; the numbers behind it are in `results/`.
 
 $machines
 
@@ -19,12 +20,17 @@ SATURATE = Template("""\
 
 ![Throughput against tenants]($name.png)
 
-$connections clients, each sending its next request when the last is answered, each request for any of the tenants; $lengths.
-Dedicated and compressed models have memory for $budget. The others are read in when they are asked for: from the page
-cache, as if host memory held all of them, or *from disk*, where memory holds those $budget and nothing else. *Triton's model
-control* starts a process for each model, as an operator does today; *one process* copies it over another one's place.
-A number is $seconds s of load; where models take seconds to come, few requests stand behind it. How steady the machine was
-meanwhile: bare matrix products before and after each number, $speeds GFLOP/s.
+$connections clients send requests. Each sends the next one when the last one is answered. A request
+is for any of the tenants; $lengths.
+
+Dedicated and compressed models have memory for $budget. Any other model is read in when a request
+needs it. It comes from the page cache, as if host memory held all models. *From disk*, memory holds
+those $budget models and nothing else. *Triton's model control* starts a process for each model, as an
+operator does today. *One process* copies the new model over another one.
+
+A number is $seconds s of load. Where models take seconds to load, it stands on few requests. To show
+how steady the machine was, bare matrix products were timed before and after each number:
+$speeds GFLOP/s.
 
 $table
 
@@ -34,8 +40,9 @@ $ratios
 
 ![Memory of one model more]($name-memory.png)
 
-Weights alone, as the paper counts. *shared* is there once, *a model* is what one more takes of the device; what is *swapped*
-waits in host memory and has a place on the device while it is used. Tables are mapped files.
+Weights alone, as the paper counts them. *Shared* weights are there once. *A model* is what one more
+model takes of the device. What is *swapped* stays in host memory, and has a place on the device
+while it is used. Tables are mapped files.
 
 $memory
 
@@ -46,8 +53,8 @@ STEADY = Template("""\
 
 ![Response time against tenants]($name.png)
 
-Every tenant sends a request each 20 s, $lengths, for $seconds s. Time counts from the moment a request was due. Who is not
-answered within $patience s is given up, and not in the median:
+Every tenant sends a request each 20 s; $lengths, for $seconds s. Time counts from the moment a request
+was due. A request without an answer within $patience s is given up, and is not in the median:
 
 $table
 
@@ -58,22 +65,25 @@ BURST = Template("""\
 
 $pictures
 
-250 users, one more every 0.05 s, a request each 1.2 s whether the last one was answered or not; $lengths, the first $seconds s
-of it. A curve that ends below 100 % has requests that were not answered within $patience s.
+250 users start, one every 0.05 s. Each sends a request every 1.2 s, even if the last one is not
+answered yet; $lengths. The figures are of the first $seconds s.
+A curve that ends below 100 % has requests that were not answered within $patience s.
 
 $table
 
 """)
 
 PIPELINE = Template("""\
-## What pipelining is worth (Table 6)
+## What pipelining gains (Table 6)
 
 ![Pipeline ablation](pipeline.png)
 
-$case. Looking up and bringing adapters can only be hidden behind computing where another processor does one of them: HMI had
-a GPU beside its CPU.
+$case.
 
-| | requests a second | of nothing ahead |
+Looking up rows and copying adapters can be hidden behind computing only where another processor
+does part of the work. HMI had a GPU beside its CPU.
+
+| | requests a second | relative to nothing ahead |
 |---|---|---|
 $rows
 
@@ -84,16 +94,17 @@ TIMELINE = """\
 
 ![Timeline of the pipeline](timeline.png)
 
-A few batches from the middle, by their numbers: while one computes, the next is chosen and made ready (*prepare* finds slots,
-*swap* copies adapters into them, *retrieve* gathers rows of tables), and the last one is answered. All of it is in
+The picture shows a few batches from the middle of the run, by their numbers. While one batch
+computes, the next is chosen and prepared, and the one before is answered. *Prepare* finds slots,
+*swap* copies adapters into them, *retrieve* gathers rows of tables. The whole run is in
 [timeline-trace.json](timeline-trace.json), which chrome://tracing and ui.perfetto.dev open.
 
 """
 
 RATIOS = {
-    "hplm_to_dedicated_at_least_tenants": "hPLM over a dedicated model, fewest tenants",
+    "hplm_to_dedicated_at_least_tenants": "hPLM over a dedicated model under model control, fewest tenants",
     "hplm_to_dedicated_at_most_tenants": "hPLM over dedicated models under model control, most tenants",
     "hplm_to_inprocess": "hPLM over dedicated models in one process, most tenants",
     "hplm_to_inprocess_from_disk": "the same, models from disk",
-    "hplm_most_to_least_tenants": "hPLM, most tenants over fewest",
+    "hplm_most_to_least_tenants": "hPLM with the most tenants over hPLM with the fewest",
 }
