@@ -10,7 +10,7 @@ from pathlib import Path
 import triton_python_backend_utils as pb_utils
 
 from backends import replies
-from hplm.engine.request import LookedUp
+from hplm.engine.lookup import LookedUp
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.errors import HplmError
@@ -47,10 +47,9 @@ class TritonPythonModel:
     def _take(self, request: pb_utils.InferenceRequest, sender: pb_utils.InferenceResponseSender) -> None:
         signed = replies.array(request, "TICKET")
         ticket = Ticket.read(signed[0].tobytes() if signed is not None else b"", self._secret)
-        addresses, segments, spans = (replies.array(request, name) for name in ("ROWS", "SEGMENTS", "SPANS"))
-        looked_up = LookedUp(ticket, addresses, segments, spans, replies.texts(request, "TEXT_PAIR"), request.request_id())
+        looked_up = LookedUp(*(replies.array(request, name) for name in ("ROWS", "SEGMENTS", "SPANS")))
         respond = partial(replies.send_answer, sender, set(request.requested_output_names()), ticket.version)
-        self._service.submit(looked_up, respond)
+        self._service.submit(ticket, looked_up, respond, replies.texts(request, "TEXT_PAIR"), request.request_id())
 
     def finalize(self) -> None:
         self._service.close()
