@@ -27,10 +27,11 @@ from hplm.engine.backbone import Backbone
 from hplm.engine.engine import Engine
 from hplm.engine.lookup import Lookup
 from hplm.engine.overlap import OVERLAPS
-from hplm.engine.request import LookedUp, Request, Work
+from hplm.engine.request import Request, Text
 from hplm.engine.service import Service
 from hplm.engine.settings import EARLIEST, Settings
 from hplm.engine.staging import Stager, StagingSettings
+from hplm.tenants.snapshot import Tenant
 from hplm.tenants.ticket import Ticket
 from testing.random_store import random_store, random_tenants
 
@@ -69,24 +70,25 @@ class Traffic:
             tenant = view.snapshot.tenants[number]
             self._asked.append((tenant, lookup.resolve(view, tenant, [text], None, False)))
 
-    def works(self) -> list[Work]:
+    def texts(self) -> list[Text]:
         found = []
         for tenant, looked_up in self._asked:
-            request = Request(self._backbone.view, tenant, 1, 0, lambda answer: None)
-            found.append(Work(request, 0, looked_up.addresses[0], looked_up.segments[0], looked_up.spans[0]))
+            request = Request(self._ticket(tenant), self._backbone.view, tenant, 1, lambda request, answer: None)
+            found += request.texts_from(looked_up)
         return found
+
+    def _ticket(self, tenant: Tenant) -> Ticket:
+        snapshot = self._backbone.view.snapshot
+        return Ticket(snapshot.export_number, snapshot.generation, tenant.uid, tenant.version, time.monotonic_ns(), 0, 0, 0)
 
     def rate(self, service: Service, seconds: float) -> float:
         """Answers a second; an answer that is an error ends it."""
         numbers, answers, failures = count(), count(), []
         end, left = time.perf_counter() + seconds, threading.Semaphore(0)
-        snapshot = self._backbone.view.snapshot
 
         def send() -> None:
             tenant, looked_up = self._asked[next(numbers) % len(self._asked)]
-            of_snapshot = snapshot.export_number, snapshot.generation
-            ticket = Ticket(*of_snapshot, tenant.uid, tenant.version, time.monotonic_ns(), 0, 0, 0)
-            service.submit(LookedUp(ticket, looked_up.addresses, looked_up.segments, looked_up.spans), answered)
+            service.submit(self._ticket(tenant), looked_up, answered)
 
         def answered(answer: list | Exception) -> None:
             if isinstance(answer, Exception):
@@ -150,10 +152,10 @@ def _staging_share(folder: Path, traffic: Traffic, settings: Settings, case: Cas
     backbone = Backbone(folder)
     engine = Engine(backbone.upper(), settings.device, settings.dtype)
     stager = Stager(backbone, StagingSettings(settings.slots, settings.device, settings.dtype))
-    works, staging, whole = traffic.works(), [], []
+    texts, staging, whole = traffic.texts(), [], []
     for number in range(STAGED):
         start = time.perf_counter()
-        batch = stager.stage(works[number * case.batch_texts :][: case.batch_texts], broken=_raise)
+        batch = stager.stage(texts[number * case.batch_texts :][: case.batch_texts], broken=_raise)
         staged = time.perf_counter()
         engine.run(batch)
         whole.append(time.perf_counter() - start)
@@ -162,7 +164,7 @@ def _staging_share(folder: Path, traffic: Traffic, settings: Settings, case: Cas
     return float(np.median(staging) / np.median(whole))
 
 
-def _raise(work: Work, error: Exception) -> None:
+def _raise(text: Text, error: Exception) -> None:
     raise error
 
 

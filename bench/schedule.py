@@ -199,7 +199,7 @@ def _commit(case: Case) -> dict[str, float]:
 def _overhead(given: str, count: int = WAITING) -> float:
     """Choosing among so many, the removal included: the least of some, as a share of the time of the batch chosen."""
     load = Stream(count, 1.0, Lengths(MEAN, 100), tenants=range(16)).draw(0)
-    waiting = [load.waiting(i) for i in range(count)]
+    waiting = [load.text(i) for i in range(count)]
     cost = CostModel()
     for _ in range(20):
         cost.observe(TOKENS, TOKENS // MEAN, 0, int(BATCH_NS))

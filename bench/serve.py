@@ -25,10 +25,11 @@ from builder.publish.model_configs import ServingOptions
 from hplm.engine.backbone import Backbone
 from hplm.engine.engine import Engine, resolve_device, resolve_dtype
 from hplm.engine.lookup import Lookup
-from hplm.engine.request import Request, Work
+from hplm.engine.request import Request, Text
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.errors import HplmError
 from hplm.server import TritonServer
+from hplm.tenants.ticket import Ticket
 from loadtest.encode import infer_request
 from loadtest.generator import run_apart
 from loadtest.report import Load, Report
@@ -133,17 +134,17 @@ def measure_engine(folder: Path, case: Case) -> dict:
     engine = Engine(backbone.upper(), device, dtype)
     stager = Stager(backbone, StagingSettings(max(2, 2 * case.tenants), device, dtype))
     lookup = Lookup(backbone)
-    works = []
+    snapshot, texts = backbone.view.snapshot, []
     for i, text in enumerate(texts_of(case)):
-        tenant = backbone.view.snapshot.tenants[i % case.tenants]
+        tenant = snapshot.tenants[i % case.tenants]
         found = lookup.resolve(backbone.view, tenant, [text], None, False)
-        request = Request(backbone.view, tenant, 1, 0, lambda answer: None)
-        works.append(Work(request, 0, found.addresses[0], found.segments[0], found.spans[0]))
+        ticket = Ticket(snapshot.export_number, snapshot.generation, tenant.uid, tenant.version, 0, 0, 0, 0)
+        texts += Request(ticket, backbone.view, tenant, 1, lambda request, answer: None).texts_from(found)
 
     def seconds_of(count: int) -> float:
         times = []
         end = time.perf_counter() + case.seconds / 8
-        batches = cycle([works[i : i + count] for i in range(0, len(works) - count + 1, count)])
+        batches = cycle([texts[i : i + count] for i in range(0, len(texts) - count + 1, count)])
         while time.perf_counter() < end or len(times) < 6:
             start = time.perf_counter()
             batch = stager.stage(next(batches), broken=_raise)
@@ -153,7 +154,7 @@ def measure_engine(folder: Path, case: Case) -> dict:
         return float(np.median(times[1:]))
 
     alone = seconds_of(1)
-    largest = min(BATCH_TOKENS // case.tokens, len(works))
+    largest = min(BATCH_TOKENS // case.tokens, len(texts))
     counts = sorted({count for count in (2, 4, 8, 16, 32, 64, 128) if count < largest} | {largest})
     rates = {count: count / seconds_of(count) for count in tqdm(counts, desc="bare engine, batch sizes")}
     return {
@@ -164,7 +165,7 @@ def measure_engine(folder: Path, case: Case) -> dict:
     }
 
 
-def _raise(work: Work, error: Exception) -> None:
+def _raise(text: Text, error: Exception) -> None:
     raise error
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -10,44 +9,40 @@ from pathlib import Path
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from backends import replies
 from hplm.errors import HplmError, InvalidInput, NoTenant
 from hplm.model.config import BackboneConfig
 from hplm.tenants.commands import Commands
 from hplm.tenants.keys import allows, key_of, presented_key
 from hplm.tenants.manager import Manager
 
-CODES = {"invalid_input": "INVALID_ARG", "no_tenant": "NOT_FOUND"}
-
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        parameters = {key: value["string_value"] for key, value in json.loads(args["model_config"])["parameters"].items()}
-        folder = Path(args["model_repository"]).parent / parameters["backbone"] / "1"
-        state, secret = os.environ.get("HPLM_STATE"), os.environ.get("HPLM_ADMIN_KEY", "").strip()
-        if not state or not secret:
+        folder = Path(args["model_repository"]).parent / replies.model_parameters(args)["backbone"] / "1"
+        state, secret = replies.state_folder(), os.environ.get("HPLM_ADMIN_KEY", "").strip()
+        if state is None or not secret:
             raise InvalidInput(
                 f"model {args['model_name']!r} changes what is served: it needs a state (hplm serve --state, HPLM_STATE) and a "
                 "key (HPLM_ADMIN_KEY); without them leave its folder out of the repository"
             )
         self._keys = (key_of(secret),)
-        self._commands = Commands(Manager(folder, Path(state)), BackboneConfig.load(folder / "backbone.json"))
+        self._commands = Commands(Manager(folder, state), BackboneConfig.load(folder / "backbone.json"))
 
     def execute(self, requests: list) -> list:
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
         try:
-            if not allows(self._keys, presented_key(json.loads(request.parameters() or "{}")), time.time()):
+            if not allows(self._keys, presented_key(replies.request_parameters(request)), time.time()):
                 raise NoTenant
             commands = pb_utils.get_input_tensor_by_name(request, "COMMAND").as_numpy().reshape(-1)
             if len(commands) != 1:
                 raise InvalidInput(f"{len(commands)} commands: send one at a time")
             answer = self._commands.run(commands[0].decode("utf-8", "replace"))
-            return pb_utils.InferenceResponse([pb_utils.Tensor("ANSWER", np.array([answer.encode()], dtype=object))])
+            return pb_utils.InferenceResponse([replies.tensor("ANSWER", np.array([answer.encode()], dtype=object))])
         except HplmError as error:
-            code = getattr(pb_utils.TritonError, CODES.get(error.word, "INTERNAL"))
-            return pb_utils.InferenceResponse(error=pb_utils.TritonError(error.wire(), code))
+            return replies.failure(error)
         except Exception as error:
             pb_utils.Logger.log_error(f"a command failed: {error!r}")
-            failure = pb_utils.TritonError(f"[broken] the command failed: {error}", pb_utils.TritonError.INTERNAL)
-            return pb_utils.InferenceResponse(error=failure)
+            return replies.failure(error, "the command")

@@ -5,9 +5,7 @@ Headers that Triton forwarded are parameters by now, and go on as such: a client
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,11 +13,10 @@ from pathlib import Path
 
 import triton_python_backend_utils as pb_utils
 
-from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, QueueFull, word_of
+from backends import replies
+from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, QueueFull, error_in
 from hplm.tenants.directory import Directory
 
-# Names, not values: the stub adds TritonError to its utilities only after it has imported this file.
-CODES = {"invalid_input": "INVALID_ARG", "no_tenant": "NOT_FOUND", "broken": "INTERNAL"}
 AT_ONCE = 32  # Triton's own pool for such requests has as many threads
 WAITING = 1024
 A_WHILE = 0.01  # seconds; asking whether the client is still there is a round trip to the server process
@@ -28,8 +25,7 @@ A_WHILE = 0.01  # seconds; asking whether the client is still there is a round t
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
-        state = os.environ.get("HPLM_STATE")
-        self._directory = Directory(Path(args["model_repository"]).parent, Path(state) if state else None)
+        self._directory = Directory(Path(args["model_repository"]).parent, replies.state_folder())
         self._room = threading.BoundedSemaphore(AT_ONCE + WAITING)
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="forward")
 
@@ -42,7 +38,7 @@ class TritonPythonModel:
                 self._pool.submit(self._serve, request, sender, arrival)
             else:
                 full = QueueFull(f"{WAITING} requests are waiting to be sent on: retry after 0.1 s, or ask the backbone itself")
-                _send(sender, _failure(full.word, full.wire()))
+                replies.send(sender, replies.failure(full))
         return [None] * len(requests)
 
     def _serve(self, request: pb_utils.InferenceRequest, sender: pb_utils.InferenceResponseSender, arrival: float) -> None:
@@ -52,16 +48,16 @@ class TritonPythonModel:
             else:
                 response = self._forward(request, arrival)
         except HplmError as error:
-            response = _failure(error.word, error.wire())
+            response = replies.failure(error)
         except Exception as error:
             logging.exception("a request could not be sent on")
-            response = _failure(Broken.word, Broken(f"the request could not be sent on: {error}").wire())
+            response = replies.failure(error, "sending the request on")
         finally:
             self._room.release()
-        _send(sender, response)
+        replies.send(sender, response)
 
     def _forward(self, request: pb_utils.InferenceRequest, arrival: float) -> pb_utils.InferenceResponse:
-        parameters = json.loads(request.parameters() or "{}")
+        parameters = replies.request_parameters(request)
         backbone, _ = self._directory.find(parameters, time.time())
         answer = pb_utils.InferenceRequest(
             request_id=request.request_id(),
@@ -75,10 +71,10 @@ class TritonPythonModel:
         if not answer.has_error():
             return pb_utils.InferenceResponse(answer.output_tensors())  # they lie in shared memory already
         message = answer.error().message()  # its code is lost on the way
-        word = word_of(message)
-        if word is None and not pb_utils.is_model_ready(backbone):
+        known = error_in(message)
+        if known is None and not pb_utils.is_model_ready(backbone):
             raise Draining(f"backbone {backbone!r} is being stopped or loaded: send the request again")
-        return _failure(word or Broken.word, message)
+        return replies.failure_with((known or Broken).status, message)
 
     def finalize(self) -> None:
         self._pool.shutdown(wait=True)
@@ -94,15 +90,6 @@ def _left(timeout_us: int, arrival: float) -> int:
     return left
 
 
-def _failure(word: str, message: str) -> pb_utils.InferenceResponse:
-    code = getattr(pb_utils.TritonError, CODES.get(word, "UNAVAILABLE"))
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code))
-
-
 def _cancelled() -> pb_utils.InferenceResponse:
-    """Nobody reads it."""
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError("the client has gone", pb_utils.TritonError.CANCELLED))
-
-
-def _send(sender: pb_utils.InferenceResponseSender, response: pb_utils.InferenceResponse) -> None:
-    sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    """The client has gone: nobody reads this."""
+    return replies.failure_with("CANCELLED", "the client has gone")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 import triton_python_backend_utils as pb_utils
 
+from backends import replies
 from hplm.engine.backbone import Backbone, Watch
 from hplm.engine.lookup import Lookup
 from hplm.engine.settings import deadline_us
@@ -23,20 +23,17 @@ from hplm.tenants.authorize import admit
 from hplm.tenants.quotas import Quotas
 from hplm.tenants.ticket import SharedSecret, Ticket
 
-# Names, not values: the stub adds TritonError to its utilities only after it has imported this file.
-CODES = {"invalid_input": "INVALID_ARG", "no_tenant": "NOT_FOUND", "quota": "UNAVAILABLE"}
 PASSED_ON = "passed_on"
 LONGEST_TIMEOUT_US = 10**12  # more is no deadline that a clock of nanoseconds holds
 
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        parameters = {key: value["string_value"] for key, value in json.loads(args["model_config"])["parameters"].items()}
+        parameters = replies.model_parameters(args)
         name = parameters["backbone"]
         torch.set_num_threads(1)  # tensors are only carried here
-        state = os.environ.get("HPLM_STATE")
         folder = Path(args["model_repository"]).parent / name / "1"
-        self._backbone = Backbone(folder, Path(state) if state else None, lambda table: table.index)
+        self._backbone = Backbone(folder, replies.state_folder(), lambda table: table.index)
         self._watch = Watch(self._backbone)
         self._lookup = Lookup(self._backbone)
         self._quotas = Quotas()
@@ -55,21 +52,21 @@ class TritonPythonModel:
         try:
             response, outcome = pb_utils.InferenceResponse(self._resolve(request, arrival_ns)), PASSED_ON
         except HplmError as error:
-            response, outcome = _failure(error), error.word
+            response, outcome = replies.failure(error), error.word
         except Exception as error:
             pb_utils.Logger.log_error(f"lookup failed: {error!r}")
-            response, outcome = _failure(Broken(f"lookup failed: {error}")), Broken.word
+            response, outcome = replies.failure(error, "lookup"), Broken.word
         self._meter.add(names.LOOKUPS, 1, outcome)
         self._meter.add(names.LOOKUP_SECONDS, time.perf_counter() - start)
         return response
 
     def _resolve(self, request: pb_utils.InferenceRequest, arrival_ns: int) -> list[pb_utils.Tensor]:
-        parameters = json.loads(request.parameters() or "{}")
+        parameters = replies.request_parameters(request)
         view = self._backbone.view
         tenant = admit(view.snapshot, parameters, time.time())
         self._quotas.spend(tenant)  # upper counts all of them; what is refused here already costs nobody a look-up
-        texts = _texts(request, "TEXT")
-        pairs = _texts(request, "TEXT_PAIR")
+        texts = replies.texts(request, "TEXT")
+        pairs = replies.texts(request, "TEXT_PAIR")
         if pairs is not None and len(pairs) != len(texts):
             raise InvalidInput(f"TEXT has {len(texts)} texts and TEXT_PAIR {len(pairs)}: send one pair for each")
         # Not `priority`: Triton keeps that word for itself and hands it to no Python model.
@@ -95,7 +92,7 @@ class TritonPythonModel:
             "SPANS": resolved.spans,
             "TICKET": np.tile(signed, (len(texts), 1)),
         }
-        return [pb_utils.Tensor.from_dlpack(name, torch.from_numpy(tensor).__dlpack__()) for name, tensor in tensors.items()]
+        return [replies.tensor(name, values) for name, values in tensors.items()]
 
     def finalize(self) -> None:
         self._publisher.close()
@@ -104,19 +101,6 @@ class TritonPythonModel:
     def _count_windows(self) -> None:
         for (domain, level), count in self._tally.take().items():
             self._meter.add(names.WINDOWS, count, domain, level)
-
-
-def _texts(request: pb_utils.InferenceRequest, name: str) -> list[str] | None:
-    tensor = pb_utils.get_input_tensor_by_name(request, name)
-    if tensor is None:
-        return None
-    texts = []
-    for i, raw in enumerate(tensor.as_numpy().reshape(-1)):
-        try:
-            texts.append(raw.decode("utf-8"))
-        except UnicodeDecodeError as error:
-            raise InvalidInput(f"{name} {i + 1} is not UTF-8 ({error.reason} at byte {error.start})") from None
-    return texts
 
 
 def _flag(parameters: dict, name: str) -> bool:
@@ -131,8 +115,3 @@ def _whole_number(parameters: dict, name: str, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InvalidInput(f"parameter {name!r} is {value!r}: send a whole number from {low} to {high}")
     return value
-
-
-def _failure(error: HplmError) -> pb_utils.InferenceResponse:
-    code = getattr(pb_utils.TritonError, CODES.get(error.word, "INTERNAL"))
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(error.wire(), code))

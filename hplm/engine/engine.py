@@ -63,8 +63,8 @@ class Engine:
         by_text: dict[int, np.ndarray] = {}
         for sheet, logits in zip(batch.sheets, computed, strict=True):
             parts = logits.cpu().split(sheet.rows_of)
-            by_text.update((text, part.numpy()) for text, part in zip(sheet.texts, parts, strict=True))
-        return [by_text[text] for text in range(len(batch.works))]
+            by_text.update((text, part.numpy()) for text, part in zip(sheet.indexes, parts, strict=True))
+        return [by_text[text] for text in range(len(batch.texts))]
 
     def _compute(self, sheet: Sheet) -> Tensor:
         last = len(self._upper.layers) - 1

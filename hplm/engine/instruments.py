@@ -6,7 +6,7 @@ import time
 
 from hplm.adapters.layout import Layout
 from hplm.engine.journal import Journal
-from hplm.engine.request import Trip
+from hplm.engine.request import Answer, Request
 from hplm.engine.staging import StagedBatch, Stager
 from hplm.errors import Broken, HplmError
 from hplm.metrics import names
@@ -14,7 +14,6 @@ from hplm.metrics.busiest import Busiest
 from hplm.metrics.meter import Meter, Series
 from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Batch
-from hplm.tenants.snapshot import Tenant
 
 BUSIEST = 20  # tenants with a series of their own
 SECONDS_BETWEEN_CHOICES = 30.0
@@ -29,37 +28,37 @@ class Instruments:
         self._chosen_at = time.monotonic()
         self._seen: dict[Layout, tuple[int, int]] = {}  # hits and misses already counted
 
-    def left(self, trip: Trip, tenant: Tenant, answer: object) -> None:
-        """A request, answered or refused; once each."""
-        now = time.monotonic_ns()
+    def left(self, request: Request, answer: Answer) -> None:
+        """Counts a request that is answered or refused, once."""
+        now, tenant = time.monotonic_ns(), request.tenant
         if isinstance(answer, Exception):
             outcome = answer.word if isinstance(answer, HplmError) else Broken.word
-        elif not trip.deadline_ns:
+        elif not request.deadline_ns:
             outcome = "answered"
         else:
-            outcome = "on_time" if now <= trip.deadline_ns else "late"
+            outcome = "on_time" if now <= request.deadline_ns else "late"
         self.meter.add(names.REQUESTS, 1, tenant.domain, outcome)
         self.meter.add(names.TENANT_REQUESTS, 1, self._busiest.name(tenant.id), outcome)
-        self._journal.request(trip, tenant.id, tenant.version, outcome, now)
+        self._journal.request(request, outcome, now)
 
     def started(self, batch: Batch, staged: StagedBatch) -> None:
         now = time.monotonic_ns()
         self._batches += 1
-        for work in staged.works:
-            trip = work.request.trip
-            trip.started_ns = trip.started_ns or now
-            trip.batch = self._batches
+        for text in staged.texts:
+            request = text.request
+            request.started_ns = request.started_ns or now
+            request.batch = self._batches
         self.meter.observe(names.WAIT_SECONDS, ((now - text.arrival_ns) / 1e9 for text in batch.texts))
         self.meter.observe(names.SLACK_SECONDS, ((text.deadline_ns - now) / 1e9 for text in batch.texts if text.deadline_ns))
 
     def computed(self, staged: StagedBatch) -> None:
         """Before its requests are answered."""
         now = time.monotonic_ns()
-        for work in staged.works:
-            work.request.trip.computed_ns = now
-        tokens = sum(work.tokens for work in staged.works)
+        for text in staged.texts:
+            text.request.computed_ns = now
+        tokens = sum(text.tokens for text in staged.texts)
         self.meter.add(names.BATCHES)
-        self.meter.add(names.BATCH_TEXTS, len(staged.works))
+        self.meter.add(names.BATCH_TEXTS, len(staged.texts))
         self.meter.add(names.BATCH_TOKENS, tokens)
         self.meter.add(names.BATCH_PADDING, sum(len(sheet.positions) for sheet in staged.sheets) - tokens)
         for stage, (start, end) in staged.stages.items():

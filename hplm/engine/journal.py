@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any, TextIO
 
-from hplm.engine.request import Trip
+from hplm.engine.request import Request
 from hplm.engine.staging import StagedBatch
 from hplm.errors import InvalidInput
 
@@ -26,28 +26,28 @@ class Journal:
         self._lock = threading.Lock()
         self._file = {NONE: None, LOG: sys.stderr}[where] if where in (NONE, LOG) else _open(Path(where))
 
-    def request(self, trip: Trip, tenant: str, version: int, outcome: str, now_ns: int) -> None:
+    def request(self, request: Request, outcome: str, now_ns: int) -> None:
         self._write(
-            request=trip.id,
-            tenant=tenant,
-            version=version,
+            request=request.id,
+            tenant=request.tenant.id,
+            version=request.tenant.version,
             outcome=outcome,
-            texts=trip.texts,
-            tokens=trip.tokens,
-            arrived=trip.arrival_ns / 1e9,
-            taken=trip.taken_ns / 1e9,
-            started=trip.started_ns and trip.started_ns / 1e9,  # 0: never
-            computed=trip.computed_ns and trip.computed_ns / 1e9,
+            texts=request.texts,
+            tokens=request.tokens,
+            arrived=request.arrival_ns / 1e9,
+            taken=request.taken_ns / 1e9,
+            started=request.started_ns and request.started_ns / 1e9,  # 0: never
+            computed=request.computed_ns and request.computed_ns / 1e9,
             answered=now_ns / 1e9,
-            deadline=trip.deadline_ns and trip.deadline_ns / 1e9,
-            batch=trip.batch,
+            deadline=request.deadline_ns and request.deadline_ns / 1e9,
+            batch=request.batch,
         )
 
     def batch(self, number: int, staged: StagedBatch) -> None:
         self._write(
             batch=number,
-            texts=len(staged.works),
-            tokens=sum(work.tokens for work in staged.works),
+            texts=len(staged.texts),
+            tokens=sum(text.tokens for text in staged.texts),
             brought=staged.brought,
             stages={stage: [start / 1e9, end / 1e9] for stage, (start, end) in staged.stages.items()},
         )

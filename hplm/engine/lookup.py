@@ -20,13 +20,18 @@ MOST_CHARACTERS = 40 * LONGEST_TEXT  # of a request: while they are tokenised, n
 
 
 @dataclass(frozen=True)
-class Resolved:
-    """A request's texts as rectangles, short ones filled up with PAD."""
+class LookedUp:
+    """A request between the two models: its texts as rectangles, short ones filled up with PAD."""
 
     addresses: np.ndarray  # texts x tokens, int64
     segments: np.ndarray  # texts x tokens, uint8; 0 beyond the end
     spans: np.ndarray  # texts x answer rows x 3, int32
-    hits: Hits  # of all tokens, end to end
+    hits: Hits | None = None  # where the windows of all tokens were found; lookup counts them and does not send them
+
+    def text(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Addresses, segments and spans of one text. Copies: a text that waits keeps its own part alive, not all of them."""
+        tokens, rows = _used(self.addresses[index]), _used(self.spans[index, :, 1])
+        return self.addresses[index, :tokens].copy(), self.segments[index, :tokens].copy(), self.spans[index, :rows].copy()
 
 
 class Lookup:
@@ -35,7 +40,7 @@ class Lookup:
 
     def resolve(
         self, view: View, tenant: Tenant, texts: Sequence[str], pairs: Sequence[str] | None, truncate: bool
-    ) -> Resolved:
+    ) -> LookedUp:
         if (characters := sum(map(len, texts)) + sum(map(len, pairs or ()))) > MOST_CHARACTERS:
             raise InvalidInput(f"the texts of the request have {characters:,} characters, of {MOST_CHARACTERS:,}: send several")
         read = [
@@ -53,7 +58,7 @@ class Lookup:
                 f"{len(rows)} texts, the longest with {rows.max():,} words, are answered in more than {MOST_ROWS:,} rows: "
                 "send long texts in requests of their own"
             )
-        return Resolved(
+        return LookedUp(
             addresses=_rectangle(hits.addresses, lengths, PAD),
             segments=_rectangle(segments, lengths, 0),
             spans=_rectangle(np.concatenate(spans), rows, PAD),
@@ -92,6 +97,11 @@ def rows_read(task: str, text: str, pair: str | None, encoded: Encoded) -> np.nd
             raise InvalidInput("the passage holds no token that the model can read")
         return np.column_stack([tokens, encoded.offsets[tokens]])
     return np.array([[0, 0, len(text)]], dtype=np.int32)
+
+
+def _used(row: np.ndarray) -> int:
+    """How much of a row is not padding."""
+    return int((row != PAD).sum())
 
 
 def _rectangle(flat: np.ndarray, lengths: np.ndarray, fill: int) -> np.ndarray:

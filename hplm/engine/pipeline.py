@@ -21,12 +21,12 @@ from hplm.engine.answer import answer
 from hplm.engine.engine import Engine
 from hplm.engine.instruments import Instruments
 from hplm.engine.niceness import let_others_go_first
-from hplm.engine.request import Request, Work
+from hplm.engine.request import Request, Text
 from hplm.engine.staging import StagedBatch, Stager
 from hplm.errors import Broken, DeadlineMissed, Draining, HplmError
 from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Batch
-from hplm.scheduling.waiting import Capacity, Waiting
+from hplm.scheduling.waiting import Capacity
 
 log = logging.getLogger(__name__)
 ANSWERING_THREADS = 4  # sending is a round trip to the server process: one thread does not keep up
@@ -53,25 +53,6 @@ class Pipeline:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, request: Request, texts: list[Work], arrival_ns: int, deadline_ns: int, priority: int) -> None:
-        """Takes the request, or raises why not; once taken it gets its answer from the pipeline."""
-        tenant = request.tenant
-        self._line.offer(
-            [
-                Waiting(
-                    tokens=work.tokens,
-                    bytes=work.bytes,
-                    arrival_ns=arrival_ns,
-                    deadline_ns=deadline_ns,
-                    priority=priority,
-                    knowledge=(tenant.head, tenant.adapter),
-                    tenant=tenant.uid,
-                    work=work,
-                )
-                for work in texts
-            ]
-        )
-
     def close(self, timeout: float) -> None:
         """Serves what it has taken; what is not served in time is answered with an error. Nothing is left unanswered."""
         self._line.close()
@@ -79,7 +60,7 @@ class Pipeline:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         for text in self._line.abandon():
-            _sending(text.work.request.fail, Draining("the server is shutting down: send the request again"))
+            _sending(text.request.fail, Draining("the server is shutting down: send the request again"))
         self._answering.shutdown(wait=True)
 
     def _stage(self) -> None:
@@ -94,8 +75,8 @@ class Pipeline:
             self._staged.put(None)
             return False
         self._release_computed()
-        works = [text.work for text in batch.texts if not text.work.request.answered]
-        staged = self._stage_one(works) if works else None
+        texts = [text for text in batch.texts if not text.request.answered]
+        staged = self._stage_one(texts) if texts else None
         if staged is None:
             self._line.dropped(batch)
             self._room.release()
@@ -111,14 +92,14 @@ class Pipeline:
     def _expire_next(self) -> bool:
         texts = self._line.expired()
         for text in texts or ():
-            self._answer_with(text.work.request.fail, _expired(text))
+            self._answer_with(text.request.fail, _expired(text))
         return texts is not None
 
-    def _stage_one(self, works: list[Work]) -> StagedBatch | None:
+    def _stage_one(self, texts: list[Text]) -> StagedBatch | None:
         try:
-            return self._stager.stage(works, broken=self._broken)
+            return self._stager.stage(texts, broken=self._broken)
         except Exception as error:
-            self._fail(works, "staging", error)
+            self._fail(texts, "staging", error)
             return None
 
     def _compute(self) -> None:
@@ -138,11 +119,11 @@ class Pipeline:
             logits = self._run(staged)
         except Exception as error:
             self._line.dropped(batch)
-            self._fail(staged.works, "computing", error)
+            self._fail(staged.texts, "computing", error)
         else:
             self._line.finished(batch, staged.brought)
             self._instruments.computed(staged)
-            self._answer(staged.works, logits)
+            self._answer(staged.texts, logits)
         self._computed.put(staged.held)
         return True
 
@@ -162,10 +143,10 @@ class Pipeline:
             except queue.Empty:
                 return
 
-    def _answer(self, works: list[Work], logits: list[np.ndarray]) -> None:
+    def _answer(self, texts: list[Text], logits: list[np.ndarray]) -> None:
         """Texts of one request go to one thread, so that a batch of a thousand does not become a thousand tasks."""
-        by_request: dict[Request, list[tuple[Work, np.ndarray]]] = {}
-        for pair in zip(works, logits, strict=True):
+        by_request: dict[Request, list[tuple[Text, np.ndarray]]] = {}
+        for pair in zip(texts, logits, strict=True):
             by_request.setdefault(pair[0].request, []).append(pair)
         if len(by_request) == 1 and self._staged.empty():
             _sending(_answer_texts, next(iter(by_request.values())))  # the engine has nothing better to do: spare the hand-over
@@ -179,14 +160,14 @@ class Pipeline:
         except RuntimeError:  # the pipeline was closed over this batch: still exactly one answer
             _sending(send, *args)
 
-    def _broken(self, work: Work, error: HplmError) -> None:
-        log.error("tenant %s: %s", work.request.tenant.id, error)
-        self._answer_with(work.request.fail, Broken(f"tenant {work.request.tenant.id!r}: {error}"))
+    def _broken(self, text: Text, error: HplmError) -> None:
+        log.error("tenant %s: %s", text.request.tenant.id, error)
+        self._answer_with(text.request.fail, Broken(f"tenant {text.request.tenant.id!r}: {error}"))
 
-    def _fail(self, works: list[Work], what: str, error: Exception) -> None:
-        log.error("%s a batch of %d texts failed", what, len(works), exc_info=error)
+    def _fail(self, texts: list[Text], what: str, error: Exception) -> None:
+        log.error("%s a batch of %d texts failed", what, len(texts), exc_info=error)
         failure = error if isinstance(error, HplmError) else Broken(f"{what} the batch failed: {error}")
-        for request in {work.request for work in works}:
+        for request in {text.request for text in texts}:
             self._answer_with(request.fail, failure)
 
 
@@ -198,19 +179,19 @@ def _sending(send: Callable[..., None], *args: object) -> None:
         log.exception("an answer could not be sent")
 
 
-def _answer_texts(pairs: list[tuple[Work, np.ndarray]]) -> None:
-    for work, logits in pairs:
-        request = work.request
+def _answer_texts(pairs: list[tuple[Text, np.ndarray]]) -> None:
+    for text, logits in pairs:
+        request = text.request
         try:
             labels = request.tenant.labels
-            own = np.zeros((len(work.spans), len(labels)), dtype=logits.dtype)  # rows without a token are left out of answers
-            own[work.read] = logits[:, : len(labels)]
-            request.done(work.index, answer(request.tenant.task, own, work.spans, labels, request.top_k, work.passage))
+            own = np.zeros((len(text.spans), len(labels)), dtype=logits.dtype)  # rows without a token are left out of answers
+            own[text.read] = logits[:, : len(labels)]
+            request.done(text.index, answer(request.tenant.task, own, text.spans, labels, request.top_k, text.passage))
         except Exception as error:
             log.exception("answering failed")
             request.fail(Broken(f"answering failed: {error}"))
 
 
-def _expired(text: Waiting) -> DeadlineMissed:
+def _expired(text: Text) -> DeadlineMissed:
     allowed = (text.deadline_ns - text.arrival_ns) / 1e6
     return DeadlineMissed(f"not to be answered within the {allowed:g} ms that the request allowed: allow more, or send fewer")

@@ -5,23 +5,24 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from hplm.engine.answer import Rows
 from hplm.engine.backbone import Backbone, Watch
 from hplm.engine.engine import Engine
 from hplm.engine.instruments import Instruments
 from hplm.engine.journal import Journal
-from hplm.engine.lookup import PAD
+from hplm.engine.lookup import LookedUp
 from hplm.engine.packing import read_packing
 from hplm.engine.pipeline import Pipeline
-from hplm.engine.request import LookedUp, Request, Respond, Trip, Work
+from hplm.engine.request import Answer, Request, Text
 from hplm.engine.settings import Settings
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.errors import DeadlineMissed, Draining, HplmError, InvalidInput
+from hplm.plot.forest import Chain
 from hplm.plot.rows import Rows as TableRows
 from hplm.plot.table import Table
 from hplm.scheduling.policy import policy
@@ -29,10 +30,12 @@ from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Limits, Scheduler
 from hplm.scheduling.waiting import Capacity
 from hplm.tenants.quotas import Quotas
+from hplm.tenants.ticket import Ticket
 
 log = logging.getLogger(__name__)
 ANSWERING_NS = 2_000_000  # from computed to the client: the way back through the server
 DRAIN_SECONDS = 8.0  # below the exit timeout that `hplm serve` gives Triton
+FOREIGN = "ROWS, SEGMENTS or SPANS are not what the lookup model made for this ticket"
 MOST_NUMBERS = 1 << 24  # in an answer: logits, of all rows
 TICKET_SECONDS = 30  # from one model to the other; what a ticket says of a tenant and its keys must not outlast them for long
 
@@ -69,48 +72,52 @@ class Service:
         self._watch = Watch(self._backbone)
         log.info("serving %s on %s in %s", self._backbone.config.name, settings.device, settings.dtype)
 
-    def submit(self, looked_up: LookedUp, respond: Respond) -> None:
-        """Takes a request with a valid ticket, or raises why not; what is taken is answered through `respond`, once."""
-        ticket = looked_up.ticket
+    def submit(
+        self,
+        ticket: Ticket,
+        looked_up: LookedUp,
+        respond: Callable[[Answer], None],
+        passages: Sequence[str] | None = None,
+        id: str = "",
+    ) -> None:
+        """Takes a request with a valid ticket, or raises why not; a request taken is answered through `respond`, once."""
         if ticket.export != self._backbone.view.snapshot.export_number:
             raise Draining("another export of this backbone is being loaded: send the request again")
         view = self._backbone.at(ticket.generation)
         tenant = view.snapshot.by_uid(ticket.uid)
-        trip = Trip(looked_up.id, ticket.arrival_ns, ticket.deadline_ns, time.monotonic_ns(), len(looked_up.addresses))
-
-        def leave(answer: list[Rows] | Exception) -> None:
-            # Before the answer leaves: who waits for it to send the next must not meet the one that is done.
-            self._quotas.give_back(tenant)
-            try:
-                self.instruments.left(trip, tenant, answer)
-            finally:
-                respond(answer)
-
+        count = len(looked_up.addresses)
+        request = Request(ticket, view, tenant, count, partial(self._leave, respond), id, time.monotonic_ns())
         try:
-            if trip.taken_ns - ticket.arrival_ns > TICKET_SECONDS * 1_000_000_000:
+            if request.taken_ns - ticket.arrival_ns > TICKET_SECONDS * 1_000_000_000:
                 raise DeadlineMissed(f"the request was on its way for more than {TICKET_SECONDS} s: send it again")
             self._quotas.take(tenant)
             try:
-                top_k = min(ticket.top_k, len(tenant.labels))
-                request = Request(view, tenant, trip.texts, top_k, leave, trip)
-                works = self._works(request, looked_up)
-                trip.tokens = sum(work.tokens for work in works)
-                self._pipeline.submit(request, works, ticket.arrival_ns, ticket.deadline_ns, ticket.priority)
+                texts = self._checked(request, looked_up, passages, ticket.top_k)
+                request.tokens = sum(text.tokens for text in texts)
+                self._line.offer(texts)
             except BaseException:
                 self._quotas.give_back(tenant)  # it was not taken, so nobody answers it
                 raise
         except Exception as error:
-            self.instruments.left(trip, tenant, error)
+            self.instruments.left(request, error)
             raise
 
-    def _works(self, request: Request, looked_up: LookedUp) -> list[Work]:
-        """Checked: tickets are signed, what came beside them is not."""
-        tenant, passages = request.tenant, looked_up.passages
-        if looked_up.ticket.top_k and tenant.task != "classify":
+    def _leave(self, respond: Callable[[Answer], None], request: Request, answer: Answer) -> None:
+        # The quota goes back before the answer leaves: a client that then sends its next request must not be refused.
+        self._quotas.give_back(request.tenant)
+        try:
+            self.instruments.left(request, answer)
+        finally:
+            respond(answer)
+
+    def _checked(self, request: Request, looked_up: LookedUp, passages: Sequence[str] | None, top_k: int) -> list[Text]:
+        """The request's texts. Tickets are signed, what came beside them is not."""
+        tenant = request.tenant
+        if top_k and tenant.task != "classify":
             raise InvalidInput(f"top_k is for tenants that classify; tenant {tenant.id!r} has the task {tenant.task!r}")
         if tenant.task != "span":
-            passages = [""] * len(looked_up.addresses)
-        elif passages is None or len(passages) != len(looked_up.addresses):
+            passages = None
+        elif passages is None or len(passages) != request.texts:
             raise InvalidInput("TEXT_PAIR is not what the lookup model was sent: it holds the passage of each text")
         texts, widest, _ = looked_up.spans.shape
         if texts * widest * len(tenant.labels) > MOST_NUMBERS:
@@ -118,27 +125,24 @@ class Service:
                 f"{texts:,} texts with up to {widest:,} rows of {len(tenant.labels):,} labels are answered in more than "
                 f"{MOST_NUMBERS:,} numbers: send fewer texts, or shorter ones"
             )
+        if not len(looked_up.addresses) == len(looked_up.segments) == len(looked_up.spans):
+            raise InvalidInput(FOREIGN)
+        found = request.texts_from(looked_up, passages)
         chain = request.view.forest.chain(tenant.domain, tenant.domain_version)
-        works = []
-        for i, (addresses, segments, spans) in enumerate(
-            zip(looked_up.addresses, looked_up.segments, looked_up.spans, strict=True)
-        ):
-            length, rows = _used(addresses), _used(spans[:, 1])
-            # Copies: what waits keeps its own part of the rectangles alive, not all of them.
-            own = addresses[:length].copy(), segments[:length].copy(), spans[:rows].copy()
-            work = Work(request, i, *own, passages[i])
-            if not (
-                1 <= length <= self._positions
-                and len(work.segments) == length
-                and chain.holds(work.addresses)
-                and (work.segments < self._backbone.config.segments).all()
-                and rows
-                and len(work.read) <= length
-                and (work.spans[:, 0] < length).all()
-            ):
-                raise InvalidInput("ROWS, SEGMENTS or SPANS are not what the lookup model made for this ticket")
-            works.append(work)
-        return works
+        if not all(self._is_sound(text, chain) for text in found):
+            raise InvalidInput(FOREIGN)
+        return found
+
+    def _is_sound(self, text: Text, chain: Chain) -> bool:
+        return bool(
+            1 <= text.tokens <= self._positions
+            and len(text.segments) == text.tokens
+            and chain.holds(text.addresses)
+            and (text.segments < self._backbone.config.segments).all()
+            and len(text.spans)
+            and len(text.read) <= text.tokens
+            and (text.spans[:, 0] < text.tokens).all()
+        )
 
     def look(self) -> None:
         """Brings the instruments up to date."""
@@ -175,8 +179,3 @@ class Service:
             rows.preload(self._settings.plot_hot)
         elif self._settings.plot_hot:
             rows.lock(self._settings.plot_hot)
-
-
-def _used(row: np.ndarray) -> int:
-    """How much of a row is not padding."""
-    return int((row != PAD).sum())

@@ -25,7 +25,7 @@ from hplm.adapters.slots import Slots
 from hplm.engine.backbone import Backbone, View
 from hplm.engine.overlap import Overlap
 from hplm.engine.packing import Arrangement, Packed, Packing
-from hplm.engine.request import Work
+from hplm.engine.request import Text
 from hplm.errors import Broken, HplmError
 from hplm.model.layer import Attend
 from hplm.plot.forest import Forest
@@ -49,7 +49,7 @@ class Part:
 class Sheet:
     """The texts of a batch that are computed in one tensor."""
 
-    texts: list[int]  # which of the batch
+    indexes: list[int]  # which texts of the batch
     addresses: np.ndarray  # of all of them, end to end
     lengths: np.ndarray
     homes: Tensor | None  # where in the tensor each token lies; None: as they come
@@ -66,7 +66,7 @@ class Sheet:
 
 @dataclass
 class StagedBatch:
-    works: list[Work]
+    texts: list[Text]
     forest: Forest
     sheets: list[Sheet]
     arrived: dict[Layout, list[Mark]]  # what the parts of its sheets wait for; empty until it is swapped in
@@ -103,12 +103,12 @@ class Stager:
         for bank in backbone.view.banks.values():
             self._slots_for(bank.layout)
 
-    def stage(self, works: Sequence[Work], broken: Callable[[Work, HplmError], None]) -> StagedBatch | None:
+    def stage(self, texts: Sequence[Text], broken: Callable[[Text, HplmError], None]) -> StagedBatch | None:
         """All that is done ahead; a text whose stored knowledge is broken is handed to `broken` and left out."""
         if self._view() is not self._backbone.view:
             self._give_room_back()
         start, missed = time.monotonic_ns(), self._misses()
-        batch = self._prepare(works, broken)
+        batch = self._prepare(texts, broken)
         if batch is not None:
             batch.stages["prepare"] = start, time.monotonic_ns()
             batch.brought = self._misses() - missed
@@ -146,26 +146,26 @@ class Stager:
             sums = sums.new_zeros(len(sheet.positions), sums.shape[1]).index_copy_(0, sheet.homes, sums)
         sheet.sums = sums
 
-    def _prepare(self, works: Sequence[Work], broken: Callable[[Work, HplmError], None]) -> StagedBatch | None:
+    def _prepare(self, texts: Sequence[Text], broken: Callable[[Text, HplmError], None]) -> StagedBatch | None:
         """Slots, places and indexes, for adapters and vectors that are yet to come."""
         held: list[tuple[Slots, int]] = []
         adapter_slots: list[tuple[Layout, int] | None] = []
         head_slots: list[tuple[Layout, int]] = []
-        kept: list[Work] = []
+        kept: list[Text] = []
         try:
             forest = self._backbone.view.forest
-            for work in self._readable(forest, works, broken):
-                view, tenant = work.request.view, work.request.tenant
+            for text in self._readable(forest, texts, broken):
+                view, tenant = text.request.view, text.request.tenant
                 try:
                     adapter = self._hold(view, tenant.adapter, held) if tenant.adapter is not None else None
                     head = self._hold(view, tenant.head, held)
                 except HplmError as error:
-                    broken(work, error)
+                    broken(text, error)
                     continue
                 except Exception as error:  # such as no memory for slots of a new layout: the others have theirs
-                    broken(work, Broken(f"no slots: {error}"))
+                    broken(text, Broken(f"no slots: {error}"))
                     continue
-                kept.append(work)
+                kept.append(text)
                 adapter_slots.append(adapter)
                 head_slots.append(head)
             if not kept:
@@ -196,19 +196,19 @@ class Stager:
             slots.release(slot)
             self._pinned[slots] -= 1
 
-    def _readable(self, forest: Forest, works: Sequence[Work], broken: Callable[[Work, HplmError], None]) -> Sequence[Work]:
+    def _readable(self, forest: Forest, texts: Sequence[Text], broken: Callable[[Text, HplmError], None]) -> Sequence[Text]:
         """Those whose rows, in memory from here on, match their checksums."""
-        bad = self._gatherer.broken(forest, np.concatenate([work.addresses for work in works]))
+        bad = self._gatherer.broken(forest, np.concatenate([text.addresses for text in texts]))
         if not len(bad):
-            return works
+            return texts
         kept = []
-        for work in works:
-            mine = work.addresses[np.isin(work.addresses, bad)]
+        for text in texts:
+            mine = text.addresses[np.isin(text.addresses, bad)]
             if len(mine):
                 row = forest.name_of(int(mine[0]))
-                broken(work, Broken(f"{row} does not match its checksum: build or copy the table again"))
+                broken(text, Broken(f"{row} does not match its checksum: build or copy the table again"))
             else:
-                kept.append(work)
+                kept.append(text)
         return kept
 
     def _hold(self, view: View, record: Record, held: list[tuple[Slots, int]]) -> tuple[Layout, int]:
@@ -248,18 +248,18 @@ class Stager:
 
     def _sheets(
         self,
-        works: list[Work],
+        texts: list[Text],
         adapter_slots: list[tuple[Layout, int] | None],
         head_slots: list[tuple[Layout, int]],
         arrived: dict[Layout, list[Mark]],
     ) -> list[Sheet]:
-        lengths = np.array([work.tokens for work in works], dtype=np.int64)
+        lengths = np.array([text.tokens for text in texts], dtype=np.int64)
         return [
             self._sheet(
                 arrangement,
-                [works[text] for text in arrangement.texts],
-                [adapter_slots[text] for text in arrangement.texts],
-                [head_slots[text] for text in arrangement.texts],
+                [texts[i] for i in arrangement.texts],
+                [adapter_slots[i] for i in arrangement.texts],
+                [head_slots[i] for i in arrangement.texts],
                 arrived,
             )
             for arrangement in self._settings.packing.arrange(lengths)
@@ -268,7 +268,7 @@ class Stager:
     def _sheet(
         self,
         arrangement: Arrangement,
-        works: list[Work],
+        texts: list[Text],
         adapter_slots: list[tuple[Layout, int] | None],
         head_slots: list[tuple[Layout, int]],
         arrived: dict[Layout, list[Mark]],
@@ -285,16 +285,16 @@ class Stager:
             whole[home] = numbers
             return self._index(whole)
 
-        read = [np.maximum(work.spans[work.read, 0], 0) + start for work, start in zip(works, starts, strict=True)]
+        read = [np.maximum(text.spans[text.read, 0], 0) + start for text, start in zip(texts, starts, strict=True)]
         rows_of = np.array([len(rows) for rows in read], dtype=np.int64)
         return Sheet(
-            texts=arrangement.texts.tolist(),
+            indexes=arrangement.texts.tolist(),
             attend=arrangement.attention(self._backbone.config.heads, self._settings.device, self._settings.dtype),
-            addresses=np.concatenate([work.addresses for work in works]),
+            addresses=np.concatenate([text.addresses for text in texts]),
             lengths=lengths,
             homes=self._index(home) if padded else None,
             positions=lay(offsets),
-            segments=lay(np.concatenate([work.segments for work in works])),
+            segments=lay(np.concatenate([text.segments for text in texts])),
             reading=self._index(np.concatenate(read)),
             rows_of=rows_of.tolist(),
             adapters=self._parts(adapter_slots, rooms, arrived),

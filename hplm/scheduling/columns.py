@@ -17,7 +17,7 @@ WIDTHS = {
     "arrival": np.int64,
     "deadline": np.int64,
     "priority": np.int32,
-    "knowledge": np.int32,
+    "slot_key": np.int32,
     "tenant": np.int32,
     "request": np.int64,
     "place": np.int32,
@@ -74,7 +74,7 @@ class Columns:
         self._columns = {name: np.empty(FIRST_ROOM, width) for name, width in WIDTHS.items()}
         self._texts: list[Waiting | None] = []  # these do not move; `place` says where they are
         self._free: list[int] = []
-        self._knowledges, self._tenants = Numbers(), Numbers()
+        self._slot_keys, self._tenants = Numbers(), Numbers()
         self._requests = 0
         for text in texts:
             self.add([text])
@@ -101,9 +101,9 @@ class Columns:
         return self._columns["priority"][: self._length]
 
     @property
-    def knowledge(self) -> np.ndarray:
-        """Small numbers, below `knowledges`."""
-        return self._columns["knowledge"][: self._length]
+    def slot_key(self) -> np.ndarray:
+        """Small numbers, below `slot_keys`."""
+        return self._columns["slot_key"][: self._length]
 
     @property
     def tenant(self) -> np.ndarray:
@@ -116,8 +116,8 @@ class Columns:
         return self._columns["request"][: self._length]
 
     @property
-    def knowledges(self) -> int:
-        return len(self._knowledges)
+    def slot_keys(self) -> int:
+        return len(self._slot_keys)
 
     @property
     def tenants(self) -> int:
@@ -142,7 +142,7 @@ class Columns:
                 text.arrival_ns,
                 text.deadline_ns or NEVER,
                 text.priority,
-                self._knowledges.take(text.knowledge),
+                self._slot_keys.take(text.slot_key),
                 self._tenants.take(text.tenant),
                 self._requests,
                 self._put(text),
@@ -160,7 +160,7 @@ class Columns:
         for place in places:
             self._texts[place] = None
         self._free += places
-        self._knowledges.give_back(self.knowledge[indexes].tolist())
+        self._slot_keys.give_back(self.slot_key[indexes].tolist())
         self._tenants.give_back(self.tenant[indexes].tolist())
         stays = np.ones(self._length, bool)
         stays[indexes] = False

@@ -18,7 +18,7 @@ class Room:
         self.tokens = capacity.tokens
         self.texts = capacity.texts
         self.tenants = capacity.tenants
-        self._inside = np.zeros(columns.knowledges, bool)  # whose slots the batch has
+        self._inside = np.zeros(columns.slot_keys, bool)  # whose slots the batch has
         self._taken: list[np.ndarray] = []
 
     @property
@@ -46,7 +46,7 @@ class Room:
 
     def greedily(self, ordered: np.ndarray, limit: int | None = None) -> None:
         """Puts in, one after the other, whatever still fits: what does not is skipped."""
-        tokens, knowledge = self._columns.tokens, self._columns.knowledge
+        tokens, slot_key = self._columns.tokens, self._columns.slot_key
         left = self.tokens if limit is None else min(limit, self.tokens)
         may_be_larger = not self._taken and limit is None
         while len(ordered) and not self.full:
@@ -57,12 +57,12 @@ class Room:
             ordered = ordered[len(went_in) + 1 :]  # what stopped the prefix does not fit, and room only shrinks
             fits = tokens[ordered] <= left
             if self.tenants <= 0:
-                fits &= self._inside[knowledge[ordered]]
+                fits &= self._inside[slot_key[ordered]]
             ordered = ordered[fits]
 
     def _with_slots(self, ordered: np.ndarray) -> int:
         """How many of these the slots allow."""
-        new = self._columns.knowledge[ordered]
+        new = self._columns.slot_key[ordered]
         positions = np.flatnonzero(~self._inside[new])
         _, first = np.unique(new[positions], return_index=True)
         if len(first) <= self.tenants:
@@ -70,8 +70,8 @@ class Room:
         return int(positions[np.sort(first)[self.tenants]])
 
     def _take(self, chosen: np.ndarray, tokens: int) -> None:
-        knowledge = self._columns.knowledge[chosen]
-        new = np.unique(knowledge[~self._inside[knowledge]])
+        slot_key = self._columns.slot_key[chosen]
+        new = np.unique(slot_key[~self._inside[slot_key]])
         self._inside[new] = True
         self.tenants -= len(new)
         self.tokens -= tokens

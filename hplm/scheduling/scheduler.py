@@ -35,7 +35,7 @@ class Batch:
 
     texts: list[Waiting]
     tokens: int
-    knowledges: int
+    slot_keys: int
     chosen_ns: int
     expected_ns: float  # how long it will compute
     alone: bool  # chosen when nothing else ran, so that nothing hid its staging
@@ -126,12 +126,12 @@ class Scheduler:
         if not len(indexes):
             return None
         tokens = int(self.columns.tokens[indexes].sum())
-        knowledges = len(np.unique(self.columns.knowledge[indexes]))
-        expected = float(self.cost.predict(tokens, len(indexes), knowledges * self._loaded))
-        batch = Batch(self._remove(indexes), tokens, knowledges, now_ns, expected, alone=not self._running)
+        slot_keys = len(np.unique(self.columns.slot_key[indexes]))
+        expected = float(self.cost.predict(tokens, len(indexes), slot_keys * self._loaded))
+        batch = Batch(self._remove(indexes), tokens, slot_keys, now_ns, expected, alone=not self._running)
         self._running.append(batch)
         if self._admission:
-            self._admission.chosen(tokens, len(batch.texts), knowledges * self._loaded, is_full=len(self.columns) > 0)
+            self._admission.chosen(tokens, len(batch.texts), slot_keys * self._loaded, is_full=len(self.columns) > 0)
             self._recount(now_ns)
         return batch
 
@@ -145,7 +145,7 @@ class Scheduler:
     def finished(self, batch: Batch, now_ns: int, adapters: int = 0) -> None:
         """The engine is done with it; `adapters` had to be loaded for it."""
         self._running.remove(batch)
-        self._loaded += LEARNING * (adapters / batch.knowledges - self._loaded)
+        self._loaded += LEARNING * (adapters / batch.slot_keys - self._loaded)
         self.cost.observe(batch.tokens, len(batch.texts), adapters, now_ns - batch.started_ns)
         if self._admission:
             with_deadline = [text.deadline_ns for text in batch.texts if text.deadline_ns]

@@ -1,24 +1,29 @@
-"""What waits: a text, and how much room a batch has."""
+"""What waits: a text as the scheduler sees it, and how much room a batch has."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Waiting:
-    """One text in line. Times are nanoseconds of the clock the line is read with."""
+class Waiting(Protocol):
+    """One text in line: the engine's, or a simulated one. Times are nanoseconds of the clock that the queue reads."""
 
-    tokens: int
-    bytes: int = 0  # what it keeps in memory while it waits
-    arrival_ns: int
-    deadline_ns: int = 0  # 0: none
-    priority: int = 0  # higher goes first, where a policy looks at it
-    knowledge: Hashable = 0  # texts that share it share device slots
-    tenant: int = 0  # whose share of the engine it takes
-    work: Any = None  # the engine's business
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...  # that it keeps in memory while it waits
+    @property
+    def arrival_ns(self) -> int: ...
+    @property
+    def deadline_ns(self) -> int: ...  # 0: none
+    @property
+    def priority(self) -> int: ...  # higher goes first, where a policy looks at it
+    @property
+    def slot_key(self) -> Hashable: ...  # texts that share it share device slots
+    @property
+    def tenant(self) -> int: ...  # whose share of the engine it takes
 
 
 @dataclass(frozen=True)
@@ -27,4 +32,4 @@ class Capacity:
 
     tokens: int
     texts: int
-    tenants: int  # device slots: as many different `knowledge` may share a batch
+    tenants: int  # device slots: as many different slot keys may share a batch

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hplm.errors import WORDS
+from hplm.errors import BY_WORD
 from hplm.metrics.names import METRICS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -18,7 +18,7 @@ EXPRESSIONS = {rule["alert"]: rule["expr"] for rule in RULES} | {
 }
 LABELS = {metric.name: {"backbone", *metric.labels} for metric in METRICS}
 TRITON = {"nv_inference_request_success": {"model", "version"}}
-OUTCOMES = {"answered", "on_time", "late", "passed_on", *WORDS}
+OUTCOMES = {"answered", "on_time", "late", "passed_on", *BY_WORD}
 SELECTOR = re.compile(r"\b((?:hplm|nv)_\w+)(?:\{([^}]*)\})?")
 MATCHER = re.compile(r'(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"')
 

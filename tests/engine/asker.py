@@ -6,7 +6,6 @@ from collections import Counter
 
 from hplm.engine.backbone import Backbone
 from hplm.engine.lookup import Lookup
-from hplm.engine.request import LookedUp
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.tenants.ticket import Ticket
@@ -43,8 +42,7 @@ class Asker:
         snapshot = view.snapshot
         found_in = snapshot.export_number, snapshot.generation, tenant.uid, tenant.version
         ticket = Ticket(*found_in, time.monotonic_ns(), deadline_ns, 0, top_k)
-        found = LookedUp(ticket, resolved.addresses, resolved.segments, resolved.spans, id=f"request {number}")
-        self.service.submit(found, respond)
+        self.service.submit(ticket, resolved, respond, id=f"request {number}")
         return number
 
     def wait(self, number):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hplm.engine import service
-from hplm.engine.request import LookedUp
+from hplm.engine.lookup import LookedUp
 from hplm.errors import DeadlineMissed, Draining, InvalidInput, NoTenant
 from hplm.tenants.ticket import Ticket
 from testing.toy import WORDS
@@ -38,10 +38,10 @@ def test_what_does_not_come_from_lookup_is_refused(asker):
         (good.addresses, good.segments, np.tile(good.spans, (1, 9, 1))),
     ]:
         with pytest.raises(InvalidInput, match="not what the lookup model made"):
-            asker.service.submit(LookedUp(ticket, addresses, segments, spans), lambda answer: None)
+            asker.service.submit(ticket, LookedUp(addresses, segments, spans), lambda answer: None)
     with pytest.raises(NoTenant):
         stranger = Ticket(view.snapshot.export_number, 0, 999, 1, time.monotonic_ns(), 0, 0, 0)
-        asker.service.submit(LookedUp(stranger, good.addresses, good.segments, good.spans), lambda answer: None)
+        asker.service.submit(stranger, good, lambda answer: None)
 
 
 def test_a_ticket_grows_old(asker):
@@ -52,12 +52,11 @@ def test_a_ticket_grows_old(asker):
     for seconds, refused in ((service.TICKET_SECONDS - 5, False), (service.TICKET_SECONDS + 5, True)):
         arrival_ns = time.monotonic_ns() - seconds * 10**9
         ticket = Ticket(view.snapshot.export_number, 0, tenant.uid, 1, arrival_ns, 0, 0, 0)
-        looked_up = LookedUp(ticket, good.addresses, good.segments, good.spans)
         if refused:
             with pytest.raises(DeadlineMissed, match="send it again"):
-                asker.service.submit(looked_up, lambda answer: None)
+                asker.service.submit(ticket, good, lambda answer: None)
         else:
-            asker.service.submit(looked_up, lambda answer: None)
+            asker.service.submit(ticket, good, lambda answer: None)
 
 
 def test_a_ticket_of_another_export_is_not_taken_for_one_of_this(asker):
@@ -67,4 +66,4 @@ def test_a_ticket_of_another_export_is_not_taken_for_one_of_this(asker):
     good = asker.lookup.resolve(view, tenant, [WORDS[0]], None, False)
     ticket = Ticket(view.snapshot.export_number ^ 1, 0, tenant.uid, 1, time.monotonic_ns(), 0, 0, 0)
     with pytest.raises(Draining, match="another export"):
-        asker.service.submit(LookedUp(ticket, good.addresses, good.segments, good.spans), lambda answer: None)
+        asker.service.submit(ticket, good, lambda answer: None)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hplm.engine.engine import Engine
-from hplm.engine.request import Work
+from hplm.engine.request import Text
 from hplm.errors import Broken, DeadlineMissed, Draining, QueueFull
 from testing.toy import WORDS
 from tests.engine.asker import Asker
@@ -101,5 +101,5 @@ def test_closing_over_a_stuck_engine_leaves_nobody_without_an_answer(toy, monkey
 
 def test_a_passage_counts_as_memory():
     numbers = np.zeros((1, 3), dtype=np.int32)
-    short, long = (Work(None, 0, numbers, numbers, numbers, "水" * length).bytes for length in (1, 100_000))
+    short, long = (Text(None, 0, numbers, numbers, numbers, "水" * length).bytes for length in (1, 100_000))
     assert long - short >= 199_000

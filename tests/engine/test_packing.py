@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from hplm.engine.engine import Engine
 from hplm.engine.lookup import Lookup
 from hplm.engine.packing import Concat, Naive, Packed, Slotted, Turbo, read_packing
-from hplm.engine.request import Request, Work
+from hplm.engine.request import Request
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.engine.turbo import Cost, cheapest_cuts
 from hplm.errors import InvalidInput
+from hplm.tenants.ticket import Ticket
 from testing.toy import TENANTS, WORDS, random_text
 from tests.equality import Comparison
 
@@ -51,10 +52,11 @@ class Kitchen:
         self.texts = [WORDS[0], random_text(rng, 5), random_text(rng), " ".join(rng.choices(WORDS, k=60))]
 
     @cache  # noqa: B019
-    def work(self, tenant_number, text_number):
+    def text(self, tenant_number, text_number):
         view, tenant = self.backbone.view, self.backbone.view.snapshot.find(TENANTS[tenant_number].id)
         found = self.lookup.resolve(view, tenant, [self.texts[text_number]], None, True)
-        return Work(Request(view, tenant, 1, 0, lambda answer: None), 0, found.addresses[0], found.segments[0], found.spans[0])
+        ticket = Ticket(view.snapshot.export_number, view.snapshot.generation, tenant.uid, tenant.version, 0, 0, 0, 0)
+        return Request(ticket, view, tenant, 1, lambda request, answer: None).texts_from(found)[0]
 
     @cache  # noqa: B019
     def expected(self, tenant_number, text_number):
@@ -62,9 +64,9 @@ class Kitchen:
 
     def serve(self, packing, orders):
         stager = Stager(self.backbone, StagingSettings(16, CPU, torch.float32, packing=packing))
-        works = [self.work(*order) for order in orders]
-        batch = stager.stage(works, broken=lambda work, error: pytest.fail(str(error)))
-        assert batch.works == works
+        texts = [self.text(*order) for order in orders]
+        batch = stager.stage(texts, broken=lambda text, error: pytest.fail(str(error)))
+        assert batch.texts == texts
         return batch, self.engine.run(batch)
 
 
@@ -79,9 +81,9 @@ def test_every_packing_gives_the_reference_answers(kitchen, packing, orders):
     _, served = kitchen.serve(packing, orders)
     comparison = Comparison()
     for (tenant, text), logits in zip(orders, served, strict=True):
-        work, expected = kitchen.work(tenant, text), kitchen.expected(tenant, text)
+        text, expected = kitchen.text(tenant, text), kitchen.expected(tenant, text)
         labels = len(TENANTS[tenant].labels)
-        readable = work.spans[:, 0] >= 0
+        readable = text.spans[:, 0] >= 0
         comparison.add(TENANTS[tenant].id, logits[readable, :labels], expected[readable])
     comparison.assert_equal("fp32")
 
@@ -93,7 +95,7 @@ def test_each_packing_lays_a_batch_as_it_says(kitchen):
         batch, _ = kitchen.serve(packing, orders)
         return [len(sheet.sums) for sheet in batch.sheets]
 
-    lengths = [kitchen.work(*order).tokens for order in orders]
+    lengths = [kitchen.text(*order).tokens for order in orders]
     longest, tokens = max(lengths), sum(lengths)
     assert rows(Packed()) == [tokens]
     assert rows(Naive()) == [longest * len(orders)]

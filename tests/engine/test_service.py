@@ -14,13 +14,13 @@ import pytest
 from hplm.engine.engine import Engine
 from hplm.engine.overlap import OVERLAPS
 from hplm.engine.packing import PACKINGS
-from hplm.engine.pipeline import Pipeline
 from hplm.engine.staging import Stager
 from hplm.errors import Broken, DeadlineMissed, InvalidInput
 from hplm.model.windows import Window
 from hplm.plot.gathering import Gatherer
 from hplm.plot.table import Table
 from hplm.scheduling.policy import OURS
+from hplm.scheduling.queue import Queue
 from testing.random_store import SPECIAL
 from testing.reference import Reference
 from testing.toy import CONFIG, TENANTS, WORDS, Toy, make_toy, random_text
@@ -213,13 +213,13 @@ def test_an_answer_of_too_many_numbers_is_refused_before_it_is_computed(asker, m
 
 def test_a_quiet_engine_holds_on_to_no_request(asker, monkeypatch):
     """A request keeps open what its tenant stood on: what was deleted would stay on the disk until somebody asks again."""
-    requests, submit = [], Pipeline.submit
+    requests, offer = [], Queue.offer
 
-    def watched(self, request, *rest):
-        requests.append(weakref.ref(request))
-        return submit(self, request, *rest)
+    def watched(self, texts):
+        requests.append(weakref.ref(texts[0].request))
+        return offer(self, texts)
 
-    monkeypatch.setattr(Pipeline, "submit", watched)
+    monkeypatch.setattr(Queue, "offer", watched)
     for number in [asker.ask(tenant, [WORDS[0]] * 3) for tenant in ("acme", "beta", "city")]:
         asker.wait(number)
     assert isinstance(asker.wait(asker.ask("acme", [WORDS[0]], deadline_ns=time.monotonic_ns() + 1)), DeadlineMissed)

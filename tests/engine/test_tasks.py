@@ -9,7 +9,6 @@ import pytest
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.lookup import Lookup
-from hplm.engine.request import LookedUp
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.errors import InvalidInput
@@ -44,7 +43,7 @@ def ask(service, reference, tenant_id, texts, pairs, respond, passages=None, tru
     tenant = view.snapshot.find(tenant_id)
     resolved = Lookup(reference.backbone).resolve(view, tenant, texts, pairs, truncate)
     ticket = Ticket(reference.backbone.view.snapshot.export_number, 0, tenant.uid, tenant.version, time.monotonic_ns(), 0, 0, 0)
-    service.submit(LookedUp(ticket, resolved.addresses, resolved.segments, resolved.spans, passages or pairs), respond)
+    service.submit(ticket, resolved, respond, passages or pairs)
 
 
 def test_every_task_in_mixed_batches_equals_the_reference(service, reference):
@@ -80,7 +79,7 @@ def test_a_passage_is_asked_for_and_must_be_readable(service, reference):
     tenant = reference.backbone.view.snapshot.find("find")
     ticket = Ticket(reference.backbone.view.snapshot.export_number, 0, tenant.uid, tenant.version, time.monotonic_ns(), 0, 0, 0)
     with pytest.raises(InvalidInput, match="TEXT_PAIR is not what the lookup model was sent"):
-        service.submit(LookedUp(ticket, resolved.addresses, resolved.segments, resolved.spans), print)
+        service.submit(ticket, resolved, print)
 
 
 def test_a_passage_that_is_too_long_is_cut_at_its_end(service, reference):

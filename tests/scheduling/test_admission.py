@@ -4,16 +4,16 @@ import pytest
 from hplm.errors import DeadlineMissed
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Limits, Scheduler
-from hplm.scheduling.simulation.arrivals import Arrivals
+from hplm.scheduling.simulation.arrivals import Arrivals, SimulatedText
 from hplm.scheduling.simulation.server import REFUSED, Machine, Simulation
-from hplm.scheduling.waiting import Capacity, Waiting
+from hplm.scheduling.waiting import Capacity
 
 ROOM = Capacity(tokens=100, texts=100, tenants=100)
 FULL = 10_000_000  # a batch of ten texts of ten tokens
 
 
 def _text(deadline, tenant=0, tokens=10, now=0):
-    return Waiting(tokens=tokens, arrival_ns=now, deadline_ns=deadline, tenant=tenant, knowledge=tenant)
+    return SimulatedText(tokens=tokens, arrival_ns=now, deadline_ns=deadline, tenant=tenant, slot_key=tenant)
 
 
 def _busy(waiting):

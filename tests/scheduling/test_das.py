@@ -12,14 +12,15 @@ from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.das import DeadlineAware, SlottedDeadlineAware
 from hplm.scheduling.policy import policy
-from hplm.scheduling.waiting import Capacity, Waiting
+from hplm.scheduling.simulation.arrivals import SimulatedText
+from hplm.scheduling.waiting import Capacity
 
 COST = CostModel()
 ROW = 12
 
 
 def _text(tokens, deadline=0):
-    return Waiting(tokens=tokens, arrival_ns=0, deadline_ns=deadline)
+    return SimulatedText(tokens=tokens, arrival_ns=0, deadline_ns=deadline)
 
 
 def _lengths(chooses, texts, capacity):

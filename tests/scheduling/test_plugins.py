@@ -10,7 +10,8 @@ from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Limits, Scheduler
-from hplm.scheduling.waiting import Capacity, Waiting
+from hplm.scheduling.simulation.arrivals import SimulatedText
+from hplm.scheduling.waiting import Capacity
 
 DOCS = Path(__file__).parents[2] / "docs" / "scheduling.md"
 
@@ -37,7 +38,7 @@ def installed(tmp_path, monkeypatch):
 
 
 def test_a_policy_of_another_package_is_chosen_by_name_and_takes_options(installed):
-    columns = Columns([Waiting(tokens=tokens, arrival_ns=0) for tokens in (10, 40, 20, 30)])
+    columns = Columns([SimulatedText(tokens=tokens, arrival_ns=0) for tokens in (10, 40, 20, 30)])
     batch = columns.remove(policy("longest_first:at_most=30").select(columns, 0, Capacity(60, 9, 9), CostModel()))
     assert [text.tokens for text in batch] == [30, 20, 10]
 
@@ -57,7 +58,7 @@ def test_what_no_policy_may_choose_costs_nobody_an_answer(chosen, caplog):
             return chosen if chosen is None else np.array(chosen)
 
     scheduler = Scheduler(Unsound(), Limits(100, 10**6))
-    texts = [Waiting(tokens=10, arrival_ns=number) for number in range(3)]
+    texts = [SimulatedText(tokens=10, arrival_ns=number) for number in range(3)]
     scheduler.offer(texts, 0)
     assert scheduler.choose(Capacity(100, 100, 100), 0).texts == texts  # in order of arrival
     assert "the policy failed" in caplog.text and not len(scheduler)

@@ -7,16 +7,17 @@ from hplm.errors import InvalidInput
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policy import OURS, policy
-from hplm.scheduling.waiting import Capacity, Waiting
+from hplm.scheduling.simulation.arrivals import SimulatedText
+from hplm.scheduling.waiting import Capacity
 
 ROOM = Capacity(tokens=100, texts=10, tenants=3)
 COST = CostModel()
 
 waiting = st.lists(
     st.builds(
-        Waiting,
+        SimulatedText,
         tokens=st.integers(1, 120), arrival_ns=st.just(0), deadline_ns=st.sampled_from([0, 10**6, 10**7, 10**8]),
-        priority=st.sampled_from([0, 0, 1, -3]), knowledge=st.integers(-2, 3), tenant=st.integers(0, 2),
+        priority=st.sampled_from([0, 0, 1, -3]), slot_key=st.integers(-2, 3), tenant=st.integers(0, 2),
     ),
     min_size=1, max_size=40,
 )  # fmt: skip
@@ -31,7 +32,7 @@ def serve(chooses, waiting):
         batch = columns.remove(indexes)
         if len(batch) > 1:
             assert sum(text.tokens for text in batch) <= ROOM.tokens and len(batch) <= ROOM.texts
-            assert len({text.knowledge for text in batch}) <= ROOM.tenants
+            assert len({text.slot_key for text in batch}) <= ROOM.tenants
         yield batch
 
 
@@ -49,7 +50,7 @@ def test_first_come_first_served_overtakes_nobody_of_equal_priority(waiting):
 
 @pytest.mark.parametrize("name", ["fcfs", "timely"])
 def test_the_lowest_priority_that_can_be_asked_for_comes_last(name):
-    waiting = [Waiting(tokens=5, arrival_ns=i, priority=priority) for i, priority in enumerate((-(2**31), 0, 2**31 - 1))]
+    waiting = [SimulatedText(tokens=5, arrival_ns=i, priority=priority) for i, priority in enumerate((-(2**31), 0, 2**31 - 1))]
     assert [text.priority for text in next(serve(policy(name), waiting))] == [2**31 - 1, 0, -(2**31)]
 
 
@@ -61,7 +62,7 @@ def test_an_unknown_policy_is_named():
 
 
 def test_columns_grow_and_close_their_gaps():
-    texts = [Waiting(tokens=i + 1, arrival_ns=i, knowledge=i % 7, tenant=i % 3) for i in range(3000)]
+    texts = [SimulatedText(tokens=i + 1, arrival_ns=i, slot_key=i % 7, tenant=i % 3) for i in range(3000)]
     columns = Columns(texts)
     out = columns.remove(np.array([5, 2999, 0]))
     assert out == [texts[5], texts[2999], texts[0]]
@@ -69,4 +70,4 @@ def test_columns_grow_and_close_their_gaps():
         columns.tokens.tolist() == [text.tokens for text in [columns.text(i) for i in range(len(columns))]]
         and len(columns) == 2997
     )
-    assert columns.knowledges == 7 and columns.tenants == 3
+    assert columns.slot_keys == 7 and columns.tenants == 3

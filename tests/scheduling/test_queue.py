@@ -6,7 +6,8 @@ from hplm.errors import Draining, QueueFull
 from hplm.scheduling.policy import policy
 from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Limits, Scheduler
-from hplm.scheduling.waiting import Capacity, Waiting
+from hplm.scheduling.simulation.arrivals import SimulatedText
+from hplm.scheduling.waiting import Capacity
 
 ROOM = Capacity(tokens=100, texts=10, tenants=3)
 
@@ -20,7 +21,7 @@ class Clock:
 
 
 def _text(tokens=10, deadline=0, size=1):
-    return Waiting(tokens=tokens, bytes=size, arrival_ns=0, deadline_ns=deadline)
+    return SimulatedText(tokens=tokens, bytes=size, arrival_ns=0, deadline_ns=deadline)
 
 
 def _queue(limit=100, size=1000):

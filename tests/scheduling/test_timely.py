@@ -7,16 +7,17 @@ from hypothesis import strategies as st
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.sharing import fair_share
+from hplm.scheduling.simulation.arrivals import SimulatedText
 from hplm.scheduling.timely import Timely
-from hplm.scheduling.waiting import Capacity, Waiting
+from hplm.scheduling.waiting import Capacity
 
 ROOM = Capacity(tokens=200, texts=200, tenants=200)
 COST = CostModel()
 
 
 def _text(tokens=10, deadline=0, priority=0, tenant=0, name=None):
-    return Waiting(
-        tokens=tokens, arrival_ns=0, deadline_ns=deadline, priority=priority, knowledge=tenant, tenant=tenant, work=name
+    return SimulatedText(
+        tokens=tokens, arrival_ns=0, deadline_ns=deadline, priority=priority, slot_key=tenant, tenant=tenant, number=name
     )
 
 
@@ -109,6 +110,6 @@ def test_what_has_no_deadline_is_not_starved_by_what_has():
         for _ in range(60):
             columns.add([_text(10, deadline=(batch + 3) * full)])
         served = columns.remove(chooses.select(columns, batch * full, ROOM, COST))
-        if any(text.work == "patient" for text in served):
+        if any(text.number == "patient" for text in served):
             return
     raise AssertionError("still waits")

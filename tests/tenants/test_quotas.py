@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 
-from hplm.engine.request import LookedUp
 from hplm.errors import Broken, DeadlineMissed, InvalidInput, QueueFull, Quota
 from hplm.tenants.quotas import Quotas
 from hplm.tenants.snapshot import Snapshot
@@ -228,7 +227,7 @@ def test_an_answer_that_cannot_be_sent_gives_its_place_back_too(limited):
         raise OSError("nobody listens")
 
     ticket = Ticket(view.snapshot.export_number, 0, view.snapshot.find("acme").uid, 1, time.monotonic_ns(), 0, 0, 0)
-    asker.service.submit(LookedUp(ticket, resolved.addresses, resolved.segments, resolved.spans), nobody_listens)
+    asker.service.submit(ticket, resolved, nobody_listens)
     assert tried.wait(60)
     assert not isinstance(asker.wait(asker.ask("acme", [WORDS[0]])), Exception)
     asker.close()

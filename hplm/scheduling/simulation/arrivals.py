@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from hplm.errors import InvalidInput
-from hplm.scheduling.waiting import Waiting
 
 SECOND, MILLISECOND = 10**9, 10**6
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SimulatedText:
+    """A text in line that is only a length and a time: no tokens, no answer."""
+
+    tokens: int
+    bytes: int = 0
+    arrival_ns: int
+    deadline_ns: int = 0
+    priority: int = 0
+    slot_key: Hashable = 0
+    tenant: int = 0
+    number: int = 0  # which of the arrivals
 
 
 @dataclass(frozen=True)
@@ -42,16 +55,16 @@ class Arrivals:
     def __len__(self) -> int:
         return len(self.at_ns)
 
-    def waiting(self, i: int) -> Waiting:
+    def text(self, i: int) -> SimulatedText:
         at, allowed, tenant = int(self.at_ns[i]), int(self.allowed_ns[i]), int(self.tenant[i])
-        return Waiting(
+        return SimulatedText(
             tokens=int(self.tokens[i]),
             arrival_ns=at,
             deadline_ns=at + allowed if allowed else 0,
             priority=int(self.priority[i]),
-            knowledge=tenant,
+            slot_key=tenant,
             tenant=tenant,
-            work=i,
+            number=i,
         )
 
     @classmethod

@@ -97,7 +97,7 @@ class Simulation:
             if self._staged and not self._computing and self._staged[1] <= now:
                 self._start(now)
             for text in self._scheduler.expired(now) if self._scheduler.next_expiry(now) <= now else ():
-                self._outcome.fate[text.work] = EXPIRED
+                self._outcome.fate[text.number] = EXPIRED
             while arrival_ns[arriving] <= now:
                 self._arrive(arriving, now)
                 arriving += 1
@@ -113,7 +113,7 @@ class Simulation:
 
     def _arrive(self, i: int, now: int) -> None:
         try:
-            self._scheduler.offer([self._arrivals.waiting(i)], now)
+            self._scheduler.offer([self._arrivals.text(i)], now)
         except (QueueFull, DeadlineMissed):
             self._outcome.fate[i] = REFUSED
 
@@ -154,4 +154,4 @@ class Simulation:
 
 
 def _numbers(batch: Batch) -> Sequence[int]:
-    return [text.work for text in batch.texts]
+    return [text.number for text in batch.texts]
