@@ -43,7 +43,7 @@ class Asker:
         snapshot = view.snapshot
         found_in = snapshot.export_number, snapshot.generation, tenant.uid, tenant.version
         ticket = Ticket(*found_in, time.monotonic_ns(), deadline_ns, 0, top_k)
-        found = LookedUp(ticket, resolved.addresses, resolved.segments, resolved.spans, id=f"request {number}")
+        found = LookedUp(ticket, resolved.addresses, resolved.segments, resolved.spans, pairs, id=f"request {number}")
         self.service.submit(found, respond)
         return number
 
