@@ -14,11 +14,11 @@ import torch
 import triton_python_backend_utils as pb_utils
 
 from hplm.engine.answer import Rows, fill, size_of
-from hplm.engine.memory import SharedRoom
+from hplm.engine.memory import SharedMemory
 from hplm.errors import Broken, HplmError, InvalidInput
 
 log = logging.getLogger(__name__)
-SHARED_ROOM = SharedRoom()
+SHARED_MEMORY = SharedMemory()
 
 
 def model_parameters(args: dict[str, str]) -> dict[str, str]:
@@ -95,7 +95,7 @@ def send_answer(
         send(sender, failure(error, "making the answer"))
         return
     try:
-        with SHARED_ROOM.taken(size_of(outputs)):
+        with SHARED_MEMORY.taken(size_of(outputs)):
             send(sender, response)
     except Broken as error:  # nothing was sent
         log.error("%s", error)

@@ -166,7 +166,7 @@ def _layer(case: Case) -> Layer:
 
 
 def _slots(layout: Layout) -> dict[str, Tensor]:
-    (weights,) = layout.room(SLOTS, CPU, torch.float32)
+    (weights,) = layout.allocate(SLOTS, CPU, torch.float32)
     generator = torch.Generator().manual_seed(layout.size)
     for tensor in weights.values():
         tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.1)

@@ -143,7 +143,7 @@ class Bench:
         """Every text of another tenant than its neighbours."""
         layout = adapter_layout(self.config, "bottleneck", RANK)
         assert layout is not None
-        layers = layout.room(TENANTS, self.device, self.dtype)
+        layers = layout.allocate(TENANTS, self.device, self.dtype)
         for tensor in (tensor for weights in layers for tensor in weights.values()):
             tensor.copy_(self._random(*tensor.shape) * 0.02)
         groups = layout.group(np.repeat(texts % TENANTS, rooms), self.device, self.dtype)

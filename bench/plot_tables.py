@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
-from hplm.plot.forest import Forest, place
+from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.keys import KeySpace
 from hplm.plot.table import Table, TableSpec
 from hplm.plot.writing import BATCH, write_table
@@ -71,7 +71,7 @@ def tables(case: Case, folder: Path) -> dict[str, Forest]:
 
 
 def open_forest(folder: Path, dtype: str) -> Forest:
-    return Forest([folder], place([Table(folder / dtype / str(VERSION))]))
+    return Forest([folder], assign_addresses([Table(folder / dtype / str(VERSION))]))
 
 
 def fresh_texts(case: Case) -> list[np.ndarray]:

@@ -17,7 +17,7 @@ from hplm.errors import HplmError
 BYTES_EACH = 2 << 30  # of memory, that a training takes at most
 
 
-def room(wanted: int) -> int:
+def processes_that_fit(wanted: int) -> int:
     """How many trainings fit on this machine at a time."""
     return max(1, min(wanted, len(os.sched_getaffinity(0)), _available() // BYTES_EACH))
 
@@ -35,7 +35,7 @@ def _available(group: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 @contextmanager
-def workers(count: int) -> Iterator[ProcessPoolExecutor]:
+def worker_processes(count: int) -> Iterator[ProcessPoolExecutor]:
     """An error, or Ctrl-C, ends them all at once: what they do goes on from savepoints, and nobody may write there unseen."""
     context = get_context("spawn")
     told, line = context.Pipe(duplex=False)

@@ -26,7 +26,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
         self._directory = Directory(Path(args["model_repository"]).parent, replies.state_folder())
-        self._room = threading.BoundedSemaphore(AT_ONCE + WAITING)
+        self._capacity = threading.BoundedSemaphore(AT_ONCE + WAITING)
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="forward")
 
     def execute(self, requests: list) -> list[None]:
@@ -34,7 +34,7 @@ class TritonPythonModel:
         arrival = time.monotonic()
         for request in requests:
             sender = request.get_response_sender()
-            if self._room.acquire(blocking=False):
+            if self._capacity.acquire(blocking=False):
                 self._pool.submit(self._serve, request, sender, arrival)
             else:
                 full = QueueFull(f"{WAITING} requests are waiting to be sent on: retry after 0.1 s, or ask the backbone itself")
@@ -53,7 +53,7 @@ class TritonPythonModel:
             logging.exception("a request could not be sent on")
             response = replies.failure(error, "sending the request on")
         finally:
-            self._room.release()
+            self._capacity.release()
         replies.send(sender, response)
 
     def _forward(self, request: pb_utils.InferenceRequest, arrival: float) -> pb_utils.InferenceResponse:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from builder.adaptation.teacher import Teacher
 from builder.hardware import OpaqueAttention
-from builder.length_groups import packs, positions_of
+from builder.packed_batches import packed_batches, positions_of
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack
 from hplm.plot.keys import KeySpace, first_of_each, order
@@ -76,7 +76,7 @@ class Reading:
         lengths = np.array([len(document) for document in self._documents])
         place = passed = 0
         for epoch in count():
-            for chosen in packs(lengths, self._tokens, len(lengths), np.random.default_rng([self._seed, epoch])):
+            for chosen in packed_batches(lengths, self._tokens, len(lengths), np.random.default_rng([self._seed, epoch])):
                 place += 1
                 for long in (False, True)[: 2 if place % LONG_EVERY == 0 else 1]:
                     if passed >= number:
@@ -133,7 +133,7 @@ class Lessons:
 def in_packs(documents: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
     """To examine with: the same on every device."""
     lengths = np.array([len(document) for document in documents])
-    return [[documents[i] for i in chosen] for chosen in packs(lengths, EXAM_TOKENS, len(documents))]
+    return [[documents[i] for i in chosen] for chosen in packed_batches(lengths, EXAM_TOKENS, len(documents))]
 
 
 def index_of(numbers: np.ndarray, device: torch.device) -> Tensor:

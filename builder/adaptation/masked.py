@@ -19,7 +19,7 @@ from builder.adaptation.distillation import lower_groups, split_documents
 from builder.adaptation.learning import Budget, Group, Learning
 from builder.adaptation.lessons import Reading, Shrinking, Student, Windowed, in_packs, index_of
 from builder.hardware import compiled, half_precision, step_tokens
-from builder.length_groups import positions_of
+from builder.packed_batches import positions_of
 from builder.store.savepoint import Savepoint
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig

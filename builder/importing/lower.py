@@ -12,7 +12,7 @@ import torch
 from builder.importing.found import Changes, FoundAdapter
 from builder.options import check_keep
 from builder.store.store import Store, check_name
-from builder.tables.build_folder import Work, held, put_away, was_just_finished
+from builder.tables.build_folder import BuildFolder, held, put_away, was_just_finished
 from builder.tables.domain import MIN_TOKENS
 from builder.tables.table import build_table
 from hplm.adapters.layout import PROJECTIONS
@@ -81,8 +81,8 @@ def merged(
     working = store.work_folder(new.name, 1)
     with held(working, f"domain {new.name!r}"):
         if all(domain != new.name for domain, _ in store.domains()):
-            work = Work(working, new.corpus, plan, clear=lambda: store.remove_branch(new.name, 1))
-            table = _tabulated(store, parent, changes, new, work, device)
+            build = BuildFolder(working, new.corpus, plan, clear=lambda: store.remove_branch(new.name, 1))
+            table = _tabulated(store, parent, changes, new, build, device)
         elif was_just_finished(working, new.corpus, plan):
             table = store.table(new.name, 1)
         else:
@@ -92,12 +92,12 @@ def merged(
 
 
 def _tabulated(
-    store: Store, parent: tuple[str, int], changes: Changes, new: NewDomain, work: Work, device: torch.device
+    store: Store, parent: tuple[str, int], changes: Changes, new: NewDomain, build: BuildFolder, device: torch.device
 ) -> Table:
     if not store.has_lower(new.name, 1):
-        tokens = work.corpus(store.tokenizer()).tokens
+        tokens = build.corpus(store.tokenizer()).tokens
         if tokens < new.min_tokens:
-            work.close()
+            build.close()
             raise InvalidInput(
                 f"the corpus has {tokens:,} tokens, fewer than {new.min_tokens:,}: most lookups would fall back to "
                 f"{parent[0]!r}, which knows nothing of the adapter. Give more text, or lower --min-tokens"
@@ -105,6 +105,6 @@ def _tabulated(
         lower = store.lower(*parent)
         merge(lower, changes)
         store.save_lower(new.name, 1, lower)
-    counts = work.count(store, store.tokenizer(), store.counts_folder(new.name, 1))
+    counts = build.count(store, store.tokenizer(), store.counts_folder(new.name, 1))
     spec = store.table_spec(new.name, 1, parent, new.dtype, counts.tokens)
-    return build_table(store, spec, counts, store.lower(new.name, 1), new.keep, device, work.folder)
+    return build_table(store, spec, counts, store.lower(new.name, 1), new.keep, device, build.folder)

@@ -16,7 +16,7 @@ from builder.store.store import Store, TenantFile, written_folder
 from hplm.adapters.bank import Bank
 from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
-from hplm.plot.forest import Branch, place
+from hplm.plot.forest import Branch, assign_addresses
 from hplm.tenants.snapshot import Snapshot, Tenant
 
 
@@ -46,7 +46,7 @@ def export(store: Store, repository: Path, options: ServingOptions, replace: boo
         store.config.save(folder / Backbone.CONFIG)
         for file in (Backbone.TOKENIZER, Backbone.UPPER):
             copy_file(store.folder / file, folder / file)
-        branches = place(store.table(*branch) for branch in _needed(store, tenants))
+        branches = assign_addresses(store.table(*branch) for branch in _needed(store, tenants))
         for branch in branches:
             for file in sorted((store.folder / "plot" / branch.folder).iterdir()):
                 copy_file(file, folder / Backbone.TABLES / branch.folder / file.name)

@@ -133,7 +133,7 @@ class Live(Manager):
             shutil.rmtree(target, ignore_errors=True)  # of an attempt that was cut: nobody is served from it
             target.parent.mkdir(parents=True, exist_ok=True)
             copy.rename(target)
-            change.place(table.meta.domain, table.meta.version, table.size)
+            change.add_branch(table.meta.domain, table.meta.version, table.size)
 
     def _missing(self, store: Store, served: Snapshot | Change, name: str, version: int) -> Iterator[Table]:
         """Of the table and those it falls back to."""

@@ -17,7 +17,7 @@ META = "meta.json"
 PROGRESS = "progress.json"
 
 
-class Growing(ExitStack):
+class ResumableFiles(ExitStack):
     """`meta.json` comes last and makes the folder complete; until then `progress.json` says what of the files counts."""
 
     def __init__(self, folder: Path, names: Sequence[str], task: dict, start: dict) -> None:

@@ -32,7 +32,7 @@ from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack
 from hplm.model.tokenizer import Tokenizer
 from hplm.model.weights import load_weights, save_weights
-from hplm.plot.forest import Branch, Forest, place
+from hplm.plot.forest import Branch, Forest, assign_addresses
 from hplm.plot.keys import KeySpace
 from hplm.plot.table import Table, TableMeta, TableSpec
 from hplm.tenants.snapshot import NAME
@@ -280,7 +280,7 @@ class Store:
                 shutil.rmtree(folder)
 
     def branches(self) -> list[Branch]:
-        return place(self.table(*domain) for domain in self.domains())
+        return assign_addresses(self.table(*domain) for domain in self.domains())
 
     def chain(self, domain: str, version: int) -> list[tuple[str, int]]:
         """The branch, what it falls back to, and so on to the root."""
@@ -292,7 +292,9 @@ class Store:
 
     def forest(self, domain: str, version: int) -> Forest:
         """Of what the branch needs, and nothing else: another domain's table may be broken."""
-        return Forest([self.folder / "plot"], place(self.table(*step) for step in reversed(self.chain(domain, version))))
+        return Forest(
+            [self.folder / "plot"], assign_addresses(self.table(*step) for step in reversed(self.chain(domain, version)))
+        )
 
     def tenants(self) -> list[TenantFile]:
         """The newest version of every tenant, in order of id."""

@@ -53,7 +53,7 @@ def _locked(handle: int, folder: Path) -> bool:
         return False
 
 
-class Work:
+class BuildFolder:
     """A held folder for one branch in the making, with the plan: nothing is ever finished that was begun otherwise."""
 
     def __init__(self, folder: Path, corpus: list[Path], options: dict[str, Any], clear: Callable[[], object]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from builder.store.resumable import META, Growing, is_finished, mapped
+from builder.store.resumable import META, ResumableFiles, is_finished, mapped
 from builder.tables.text_files import check_file
 from builder.training.labelled import read_corpus
 from hplm.errors import InvalidInput
@@ -75,7 +75,7 @@ def tokenize_corpus(paths: Sequence[Path], tokenizer: Tokenizer, folder: Path, s
     if is_finished(folder, task):
         return Corpus(folder)
     bar = tqdm(total=sum(sizes), desc="tokenising the corpus", unit="B", unit_scale=True, disable=not show_progress)
-    with bar, Growing(folder, ("tokens", "ends"), task, {"lines": 0, "documents": 0, "tokens": 0}) as growing:
+    with bar, ResumableFiles(folder, ("tokens", "ends"), task, {"lines": 0, "documents": 0, "tokens": 0}) as growing:
         seconds, begun_with = 0.0, growing.done["tokens"]
         for batch in _batches(islice(read_corpus(paths, bar.update), growing.done["lines"], None)):
             started = time.perf_counter()

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from builder.store.resumable import Growing, is_finished
+from builder.store.resumable import ResumableFiles, is_finished
 from builder.tables.corpus import Corpus
 from builder.tables.counts import Counts, level_run
 from builder.tables.sorted_runs import Merge, Run, rows_in, summed
@@ -82,7 +82,7 @@ def _count_pieces(corpus: Corpus, space: KeySpace, folder: Path, memory: int, sh
 
 
 def _merged(
-    growing: Growing, level: int, runs: Sequence[Run], memory: int, show_progress: bool
+    growing: ResumableFiles, level: int, runs: Sequence[Run], memory: int, show_progress: bool
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """(number, keys, counts) of the partitions of a level that are not recorded yet."""
     merge, first = Merge(runs, memory), growing.done["partition"]
@@ -94,18 +94,18 @@ def _merged(
             bar.update(merge.rows(partition, partition + 1))
 
 
-def _growing(folder: Path, space: KeySpace, meta: dict, memory: int) -> Growing:
+def _growing(folder: Path, space: KeySpace, meta: dict, memory: int) -> ResumableFiles:
     names = [f"{part}-{level}" for level in range(len(space.masks)) for part in ("keys", "counts")]
-    return Growing(folder, names, meta | {"memory": memory}, {"level": 0, "partition": 0})
+    return ResumableFiles(folder, names, meta | {"memory": memory}, {"level": 0, "partition": 0})
 
 
-def _append(growing: Growing, level: int, partition: int, keys: np.ndarray, counts: np.ndarray) -> None:
+def _append(growing: ResumableFiles, level: int, partition: int, keys: np.ndarray, counts: np.ndarray) -> None:
     growing.append(f"keys-{level}", keys)
     growing.append(f"counts-{level}", counts)
     growing.record(partition=partition + 1)
 
 
-def _finished(growing: Growing, space: KeySpace, meta: dict) -> Counts:
+def _finished(growing: ResumableFiles, space: KeySpace, meta: dict) -> Counts:
     distinct = [level_run(growing.folder, level, space).rows for level in range(len(space.masks))]
     growing.finish(meta | {"distinct": distinct})
     return Counts(growing.folder)

@@ -13,7 +13,7 @@ from builder.adaptation.learning import Budget
 from builder.adaptation.masked import MaskedHead, further_pretrain, given_head
 from builder.options import check_keep, check_seed
 from builder.store.store import Store, check_name
-from builder.tables.build_folder import Work, held, parent_version_begun, put_away, was_just_finished
+from builder.tables.build_folder import BuildFolder, held, parent_version_begun, put_away, was_just_finished
 from builder.tables.counting import add_counts
 from builder.tables.counts import Counts
 from builder.tables.root import save_report
@@ -60,14 +60,14 @@ def build_domain(
             raise InvalidInput(
                 f"domain {name!r} is in {store.folder} already: add to it with `hplm domain update`, or choose another --name"
             )
-        work = Work(working, corpus, plan, clear=lambda: store.remove_branch(name, 1))
+        build = BuildFolder(working, corpus, plan, clear=lambda: store.remove_branch(name, 1))
         if not store.has_lower(name, 1):
-            _refuse_little(store, work, name, options)
-            _adapt(store, work, parent, (name, 1), options, budget, device)
-        counts = work.count(store, store.tokenizer(), store.counts_folder(name, 1))
+            _refuse_little(store, build, name, options)
+            _adapt(store, build, parent, (name, 1), options, budget, device)
+        counts = build.count(store, store.tokenizer(), store.counts_folder(name, 1))
         spec = store.table_spec(name, 1, parent, options.dtype, counts.tokens)
-        table = build_table(store, spec, counts, store.lower(name, 1), options.keep, device, work.folder)
-        work.close()
+        table = build_table(store, spec, counts, store.lower(name, 1), options.keep, device, build.folder)
+        build.close()
         return table
 
 
@@ -110,16 +110,16 @@ def update_domain(
             )
         old_counts = Counts(store.counts_folder(name, before.meta.version))
         keep = ranked_rows(before, old_counts) / max(1, old_counts.distinct) if options.keep is None else options.keep
-        work = Work(working, corpus, plan, clear=lambda: store.remove_branch(name, version))
+        build = BuildFolder(working, corpus, plan, clear=lambda: store.remove_branch(name, version))
         if not store.has_lower(name, version):
-            _adapt(store, work, (name, before.meta.version), (name, version), options, budget, device)
-        new_counts = work.count(store, store.tokenizer(), work.folder / "counts")
+            _adapt(store, build, (name, before.meta.version), (name, version), options, budget, device)
+        new_counts = build.count(store, store.tokenizer(), build.folder / "counts")
         counts = add_counts([old_counts, new_counts], store.counts_folder(name, version))
         spec = store.table_spec(name, version, parent, dtype, counts.tokens)
         known = before if budget.empty and dtype == before.meta.dtype else None
-        table = build_table(store, spec, counts, store.lower(name, version), keep, device, work.folder, known)
+        table = build_table(store, spec, counts, store.lower(name, version), keep, device, build.folder, known)
         store.sweep()
-        work.close()
+        build.close()
         return table
 
 
@@ -128,15 +128,15 @@ def recut_domain(origin: Store, branch: str, store: Store, name: str, keep: floa
 
     Rows that the origin's table has are taken from it where they are stored alike.
     """
-    work = store.work_folder(name, 1)
-    with held(work, f"domain {name!r}"):
+    build = store.work_folder(name, 1)
+    with held(build, f"domain {name!r}"):
         if (name, 1) in store.domains():
             return store.table(name, 1)
         counts, lower, known = Counts(origin.counts_folder(branch, 1)), origin.lower(branch, 1), origin.table(branch, 1)
         spec = store.table_spec(name, 1, ("root", 1), dtype, counts.tokens)
-        table = build_table(store, spec, counts, lower, keep, device, work, known if known.meta.dtype == dtype else None)
+        table = build_table(store, spec, counts, lower, keep, device, build, known if known.meta.dtype == dtype else None)
         store.save_lower(name, 1, lower)
-        put_away(work)
+        put_away(build)
         return table
 
 
@@ -166,10 +166,10 @@ def delete_domain(store: Store, name: str, version: int | None = None) -> list[i
     return versions
 
 
-def _refuse_little(store: Store, work: Work, name: str, options: DomainOptions) -> None:
-    tokens = work.corpus(store.tokenizer()).tokens
+def _refuse_little(store: Store, build: BuildFolder, name: str, options: DomainOptions) -> None:
+    tokens = build.corpus(store.tokenizer()).tokens
     if tokens < options.min_tokens:
-        work.close()
+        build.close()
         raise InvalidInput(
             f"the corpus of domain {name!r} has {tokens:,} tokens, fewer than {options.min_tokens:,}: a branch of it would "
             f"know little of what its tenants are asked. Give more text, build the tenants on {options.parent!r}, or lower "
@@ -179,7 +179,7 @@ def _refuse_little(store: Store, work: Work, name: str, options: DomainOptions) 
 
 def _adapt(
     store: Store,
-    work: Work,
+    build: BuildFolder,
     start: tuple[str, int],
     branch: tuple[str, int],
     options: DomainOptions | UpdateOptions,
@@ -193,8 +193,8 @@ def _adapt(
     if (head := store.masked_head(*start)) is not None:
         store.save_masked_head(*branch, head)  # until guessing makes it better
     if not budget.empty:
-        documents = work.documents(store.tokenizer(), options.seed)
-        saved = work.folder / "adaptation.pt"
+        documents = build.documents(store.tokenizer(), options.seed)
+        saved = build.folder / "adaptation.pt"
         LEARN[options.learn](store, start, branch, lower, documents, budget, options.seed, device, saved)
     store.save_lower(*branch, lower)
 

@@ -17,7 +17,7 @@ from builder.adaptation.masked import further_pretrain, given_head
 from builder.options import check_keep, check_seed
 from builder.store.resumable import write_json
 from builder.store.store import Store, check_name
-from builder.tables.build_folder import Work, held, put_away, was_just_finished
+from builder.tables.build_folder import BuildFolder, held, put_away, was_just_finished
 from builder.tables.counts import Counts
 from builder.tables.table import build_table
 from hplm.errors import InvalidInput
@@ -58,13 +58,13 @@ def build_root(
                 put_away(working)
                 return store, store.table("root", 1)
             raise InvalidInput(f"{folder} holds a finished root already: choose another --store, or remove it")
-        work = Work(working, corpus, plan, clear=lambda: _clear(folder))
+        build = BuildFolder(working, corpus, plan, clear=lambda: _clear(folder))
         begun = (folder / "store.json").exists()
-        store = Store(folder) if begun else _adapted(model, work, folder, options, budget, device)
-        counts = work.count(store, store.tokenizer(), store.counts_folder("root", 1))
+        store = Store(folder) if begun else _adapted(model, build, folder, options, budget, device)
+        counts = build.count(store, store.tokenizer(), store.counts_folder("root", 1))
         spec = store.table_spec("root", 1, None, options.dtype, counts.tokens)
-        table = build_table(store, spec, counts, store.lower("root", 1), options.keep, device, work.folder)
-        work.close()
+        table = build_table(store, spec, counts, store.lower("root", 1), options.keep, device, build.folder)
+        build.close()
         return store, table
 
 
@@ -82,10 +82,10 @@ def _recut_root(origin: Store, folder: Path, keep: float, device: torch.device) 
     tokenizer = (origin.folder / "tokenizer.json").read_text("utf-8")
     store = Store.create(folder, origin.model, origin.config, tokenizer, lower, origin.upper())
     spec = store.table_spec("root", 1, None, known.meta.dtype, counts.tokens)
-    work = store.work_folder("root", 1)
-    work.mkdir(parents=True)
-    table = build_table(store, spec, counts, lower, keep, device, work, known)
-    shutil.rmtree(work)
+    build = store.work_folder("root", 1)
+    build.mkdir(parents=True)
+    table = build_table(store, spec, counts, lower, keep, device, build, known)
+    shutil.rmtree(build)
     return table
 
 
@@ -95,21 +95,21 @@ def _clear(folder: Path) -> None:
         (folder / "store.json").unlink()
 
 
-def _adapted(model: str, work: Work, folder: Path, options: RootOptions, budget: Budget, device: torch.device) -> Store:
+def _adapted(model: str, build: BuildFolder, folder: Path, options: RootOptions, budget: Budget, device: torch.device) -> Store:
     checkpoint = load_checkpoint(model, options.name, options.lower, options.upper, options.window)
     check_name("backbone", checkpoint.config.name)
     if checkpoint.skipbert:
         if not budget.empty:
             print(f"{model}: a SkipBERT is taken as it was trained, nothing is adapted", file=sys.stderr, flush=True)
         return Store.create(folder, model, checkpoint.config, checkpoint.tokenizer_json, *split(checkpoint))
-    documents = work.documents(Tokenizer(checkpoint.tokenizer_json, checkpoint.config.positions), options.seed)
+    documents = build.documents(Tokenizer(checkpoint.tokenizer_json, checkpoint.config.positions), options.seed)
     lower, upper = split(checkpoint)
     seed, config, masked = options.seed, checkpoint.config, budget.part(options.masked)
-    distilling, saved = budget.part(1 - options.masked), work.folder / "adaptation.pt"
+    distilling, saved = budget.part(1 - options.masked), build.folder / "adaptation.pt"
     report = asdict(adapt(checkpoint, lower, upper, documents, distilling, seed, train_upper=True, device=device, saved=saved))
     head = None
     if not masked.empty:
-        saved = work.folder / "masked.pt"
+        saved = build.folder / "masked.pt"
         head, guessing = further_pretrain(
             config, lower, upper, given_head(model, config), "the checkpoint's", documents, masked, seed, device, saved=saved
         )

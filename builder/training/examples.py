@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from builder.length_groups import positions_of
+from builder.packed_batches import positions_of
 from builder.store.store import Store
 from builder.training.labelled import Example, Labelled
 from builder.training.objectives import targets_of

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from builder.hardware import half_precision
-from builder.length_groups import packs
 from builder.options import check_seed
+from builder.packed_batches import packed_batches
 from builder.store.savepoint import Savepoint
 from builder.training.bodies import Body
 from builder.training.cutting import cut, cuttable, hold
@@ -148,7 +148,7 @@ def train(
         groups.append({"params": tuned, "peak": options.body_rate})
     optimizer = torch.optim.AdamW(groups, weight_decay=options.weight_decay, fused=True)
     rng = np.random.default_rng(options.seed)
-    epochs = [list(packs(ground.texts.lengths, PACK_TOKENS, options.batch_texts, rng)) for _ in range(options.epochs)]
+    epochs = [list(packed_batches(ground.texts.lengths, PACK_TOKENS, options.batch_texts, rng)) for _ in range(options.epochs)]
     total = sum(len(epoch) for epoch in epochs)
 
     in_half = half_precision(ground.device)
@@ -243,7 +243,7 @@ def answers_to(body: Body, model: TenantModel, ground: Ground, texts: Texts) -> 
     """What a client would be answered, text by text, and the mean loss."""
     answers: list[list[str]] = [[]] * len(texts.texts)
     total = learned = 0.0
-    for some in packs(texts.lengths, PACK_TOKENS, len(answers)):
+    for some in packed_batches(texts.lengths, PACK_TOKENS, len(answers)):
         pack = ground.reader.pack(texts, some, ground.device, body.reads_tables)
         logits = model(body, pack)
         loss, count = loss_of(ground.task, logits, pack.targets, pack.rows_of, model.spread)

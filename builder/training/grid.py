@@ -17,7 +17,7 @@ from builder.training.bodies import PlotBody
 from builder.training.finetuning import Ground, Trained, TrainingOptions, tenant_model, train
 from builder.training.model import Diverged
 from builder.training.scores import Scores
-from builder.worker_processes import room, workers
+from builder.worker_processes import processes_that_fit, worker_processes
 
 FACTORS = (0.5, 1.0, 2.0)  # of the learning rate that was asked for
 BATCHES = (8, 32)  # texts
@@ -51,7 +51,7 @@ def train_grid(
     opened: Opened, options: Sequence[TrainingOptions], folder: Path, device: torch.device, show_progress: bool
 ) -> tuple[Trained, list[Tried]]:
     """The best of them on dev, the first of equals. What `folder` holds of finished ones is not done again."""
-    count = 1 if device.type != "cpu" else room(len(options))
+    count = 1 if device.type != "cpu" else processes_that_fit(len(options))
     threads = max(1, torch.get_num_threads() // len(options))  # however many fit into memory: the numbers stay the same
     files = [folder / f"point-{number}" for number in range(len(options))]
     jobs = [partial(_try, opened, point, file, threads) for point, file in zip(options, files, strict=True)]
@@ -60,7 +60,7 @@ def train_grid(
         for job in bar(jobs):
             job()
     else:
-        with workers(count) as pool:
+        with worker_processes(count) as pool:
             for done in bar([pool.submit(job) for job in jobs]):
                 done.result()
     results = [Savepoint(file.with_suffix(".done")).load() for file in files]

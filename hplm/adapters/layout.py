@@ -107,7 +107,7 @@ class Layout:
             for layer in flat
         ]
 
-    def room(self, slots: int, device: torch.device, dtype: torch.dtype) -> list[dict[str, Tensor]]:
+    def allocate(self, slots: int, device: torch.device, dtype: torch.dtype) -> list[dict[str, Tensor]]:
         """For as many records, by layer, slots first."""
         return [
             {

@@ -36,7 +36,7 @@ class Slots:
     def __init__(self, layout: Layout, count: int, device: torch.device, dtype: torch.dtype) -> None:
         self._layout = layout
         self._device = device
-        self.layers: list[dict[str, Tensor]] = layout.room(count, device, dtype)
+        self.layers: list[dict[str, Tensor]] = layout.allocate(count, device, dtype)
         self._slot_of: OrderedDict[Record, int] = OrderedDict()  # least recently used first
         self._pins = [0] * count
         self._empty = list(reversed(range(count)))  # low ones first: weights of consecutive slots are used where they lie

@@ -31,7 +31,7 @@ def keep_freed_memory() -> None:
         tune(M_ARENA_MAX, 1)  # other arenas hold 64 MB at most and are given back as a whole
 
 
-class SharedRoom:
+class SharedMemory:
     """What large answers find of /dev/shm. A process's part of it grows with the largest one, and stays for the next."""
 
     def __init__(self) -> None:
@@ -45,8 +45,8 @@ class SharedRoom:
             yield
             return
         with self._one_at_a_time:
-            room = os.statvfs(SHARED)
-            free = room.f_bavail * room.f_frsize
+            system = os.statvfs(SHARED)
+            free = system.f_bavail * system.f_frsize
             if size > self._largest and size - self._largest + SPARE > free:
                 raise Broken(
                     f"the answer takes {size / 1e6:,.0f} MB and {SHARED} has {free / 1e6:,.0f} left: send fewer texts, or give "

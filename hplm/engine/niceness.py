@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 NICENESS = 5
 
 
-def let_others_go_first() -> None:
+def lower_priority() -> None:
     """This thread and those it starts, as torch does for its products, give way to those that look up, refuse and answer.
 
     A batch takes a hundred times as long as any of these, and loses nothing but what they need.

@@ -20,7 +20,7 @@ from hplm.adapters.slots import Slots
 from hplm.engine.answer import answer
 from hplm.engine.engine import Engine
 from hplm.engine.instruments import Instruments
-from hplm.engine.niceness import let_others_go_first
+from hplm.engine.niceness import lower_priority
 from hplm.engine.request import Request, Text
 from hplm.engine.staging import StagedBatch, Stager
 from hplm.errors import Broken, DeadlineMissed, Draining, HplmError
@@ -41,7 +41,7 @@ class Pipeline:
         self._instruments = instruments
         self._overlap = stager.overlap
         # Two batches are in flight at most: one is not chosen before the one before it starts to compute.
-        self._room = threading.Semaphore(1)
+        self._may_choose = threading.Semaphore(1)
         self._staged: queue.SimpleQueue[tuple[Batch, StagedBatch] | None] = queue.SimpleQueue()
         self._computed: queue.SimpleQueue[list[tuple[Slots, int]]] = queue.SimpleQueue()  # what a batch held
         self._answering = ThreadPoolExecutor(ANSWERING_THREADS, thread_name_prefix="answer")
@@ -69,7 +69,7 @@ class Pipeline:
 
     def _stage_next(self) -> bool:
         """What it has in hand is let go before it waits again: a request keeps open what its tenant stood on."""
-        self._room.acquire()
+        self._may_choose.acquire()
         batch = self._line.take(self._capacity)
         if batch is None:
             self._staged.put(None)
@@ -79,7 +79,7 @@ class Pipeline:
         staged = self._stage_one(texts) if texts else None
         if staged is None:
             self._line.dropped(batch)
-            self._room.release()
+            self._may_choose.release()
         else:
             self._staged.put((batch, staged))
         return True
@@ -104,7 +104,7 @@ class Pipeline:
 
     def _compute(self) -> None:
         if self._engine.device.type == "cpu":
-            let_others_go_first()
+            lower_priority()
         while self._compute_next():
             pass
 
@@ -129,7 +129,7 @@ class Pipeline:
 
     def _run(self, staged: StagedBatch) -> list[np.ndarray]:
         with ExitStack() as next_batch:
-            next_batch.callback(self._room.release)
+            next_batch.callback(self._may_choose.release)
             self._stager.finish(staged)
             if self._overlap.staging:
                 next_batch.close()  # it may be chosen and staged while this one computes

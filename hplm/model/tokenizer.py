@@ -67,10 +67,10 @@ class Tokenizer:
         """
         part = np.array([-1 if of is None else of for of in encoding.sequence_ids])
         text, pair = np.flatnonzero(part == 0), np.flatnonzero(part == 1)
-        room = self.positions - self._special_tokens[paired]
-        shorter = min(len(text), len(pair), room // 2)
-        keep = min(len(text), room - shorter) if len(text) >= len(pair) else shorter
-        return np.sort(np.concatenate([np.flatnonzero(part < 0), text[:keep], pair[: room - keep]]))
+        limit = self.positions - self._special_tokens[paired]
+        shorter = min(len(text), len(pair), limit // 2)
+        keep = min(len(text), limit - shorter) if len(text) >= len(pair) else shorter
+        return np.sort(np.concatenate([np.flatnonzero(part < 0), text[:keep], pair[: limit - keep]]))
 
     def encode_documents(self, texts: list[str]) -> list[np.ndarray]:
         """Corpus documents, in bulk: ids only; a longer one than the model takes comes in pieces."""
@@ -81,9 +81,9 @@ class Tokenizer:
         """Each begins and ends as the whole does."""
         if len(ids) <= self.positions:
             return [ids]
-        room = self.positions - 2
-        starts = range(1, len(ids) - 1, room)
-        return [np.concatenate([ids[:1], ids[start : min(start + room, len(ids) - 1)], ids[-1:]]) for start in starts]
+        limit = self.positions - 2
+        starts = range(1, len(ids) - 1, limit)
+        return [np.concatenate([ids[:1], ids[start : min(start + limit, len(ids) - 1)], ids[-1:]]) for start in starts]
 
 
 def words_of(text: str) -> list[tuple[int, int]]:

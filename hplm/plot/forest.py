@@ -147,7 +147,7 @@ class Forest:
         return path
 
 
-def place(tables: Iterable[Table], first: int = 0) -> list[Branch]:
+def assign_addresses(tables: Iterable[Table], first: int = 0) -> list[Branch]:
     """Addresses for tables, from the first free one on."""
     branches = []
     for table in tables:

@@ -20,7 +20,7 @@ WIDTHS = {
     "slot_key": np.int32,
     "tenant": np.int32,
     "request": np.int64,
-    "place": np.int32,
+    "position": np.int32,
 }
 
 
@@ -72,7 +72,7 @@ class Columns:
     def __init__(self, texts: Sequence[Waiting] = ()) -> None:
         self._length = 0
         self._columns = {name: np.empty(FIRST_ROOM, width) for name, width in WIDTHS.items()}
-        self._texts: list[Waiting | None] = []  # these do not move; `place` says where they are
+        self._texts: list[Waiting | None] = []  # these do not move; `position` says where they are
         self._free: list[int] = []
         self._slot_keys, self._tenants = Numbers(), Numbers()
         self._requests = 0
@@ -128,7 +128,7 @@ class Columns:
         return self._tenants.number_of(tenant)
 
     def text(self, index: int) -> Waiting:
-        return self._texts[self._columns["place"][index]]
+        return self._texts[self._columns["position"][index]]
 
     def add(self, texts: Sequence[Waiting]) -> None:
         """The texts of one request."""
@@ -155,11 +155,11 @@ class Columns:
         """Takes these out, and hands them over in the order given."""
         if not len(indexes):
             return []
-        places = self._columns["place"][indexes].tolist()
-        out = [self._texts[place] for place in places]
-        for place in places:
-            self._texts[place] = None
-        self._free += places
+        positions = self._columns["position"][indexes].tolist()
+        out = [self._texts[position] for position in positions]
+        for position in positions:
+            self._texts[position] = None
+        self._free += positions
         self._slot_keys.give_back(self.slot_key[indexes].tolist())
         self._tenants.give_back(self.tenant[indexes].tolist())
         stays = np.ones(self._length, bool)
@@ -182,8 +182,8 @@ class Columns:
 
     def _put(self, text: Waiting) -> int:
         if self._free:
-            place = self._free.pop()
-            self._texts[place] = text
-            return place
+            position = self._free.pop()
+            self._texts[position] = text
+            return position
         self._texts.append(text)
         return len(self._texts) - 1

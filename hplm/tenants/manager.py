@@ -196,7 +196,7 @@ class Manager:
                 shutil.rmtree(target, ignore_errors=True)  # of an attempt that was cut: nobody is served from it
                 target.parent.mkdir(parents=True, exist_ok=True)
                 arrived.rename(target)
-                change.place(name, version, Table(target).size)
+                change.add_branch(name, version, Table(target).size)
                 return self.close(change, DomainChange(change.generation, name, version, [], [], [], []))
 
     def _check_table(self, name: str, version: int, source: Path, branches: Sequence[Branch]) -> None:

@@ -107,7 +107,7 @@ class Change:
     def take(self, record: Record) -> None:
         self._taken.add((record.bank, record.index))
 
-    def place(self, domain: str, version: int, size: int) -> Branch:
+    def add_branch(self, domain: str, version: int, size: int) -> Branch:
         """Addresses are never given twice: a ticket on its way may still speak of a table that is gone."""
         branch = Branch(domain, version, self.next_address)
         self.branches.append(branch)

@@ -14,7 +14,7 @@ from builder.adaptation.learning import Budget, Group, Learning
 from builder.adaptation.lessons import Reading, index_of
 from builder.adaptation.masked import HEAD_RATE, HEAD_SHARE, LEARNING_RATE, MaskedHead, masked
 from builder.hardware import half_precision, step_tokens
-from builder.length_groups import positions_of
+from builder.packed_batches import positions_of
 from builder.store.savepoint import Savepoint
 from builder.training.bodies import WholeBody
 from builder.training.examples import Pack

@@ -29,7 +29,7 @@ from builder.training.examples import check_labels
 from builder.training.finetuning import Ground, TrainingOptions, evaluate
 from builder.training.labelled import read_labelled
 from builder.training.tenant import Material
-from builder.worker_processes import room, workers
+from builder.worker_processes import processes_that_fit, worker_processes
 from demo.data import DemoData, DemoTenant
 from hplm.plot.table import FORMAT as TABLE_FORMAT
 from research.accuracy.pretraining import pretrain
@@ -93,7 +93,7 @@ class Report:
         order = {case: number for number, case in enumerate(case for study in studies for case in study.cases)}
         missing.sort(key=lambda run: (run.seed, order[run.case]))  # all of one seed before the next
         self._build(missing)
-        at_a_time = at_a_time or (1 if self.device.type != "cpu" else room(len(missing)))
+        at_a_time = at_a_time or (1 if self.device.type != "cpu" else processes_that_fit(len(missing)))
         with tqdm(total=len(missing), desc="report", unit="training", disable=not missing) as bar:
             for run, result in self._scored(missing, at_a_time):
                 self.results.put(self._told(run), result)
@@ -186,7 +186,7 @@ class Report:
             score = _score_alone if self.device.type == "cpu" else Report.score
             yield from ((run, score(self, run)) for run in runs)
             return
-        with workers(at_a_time) as pool:
+        with worker_processes(at_a_time) as pool:
             running = {pool.submit(_score_alone, self, run): run for run in runs}
             for done in as_completed(running):
                 yield running[done], done.result()

@@ -86,7 +86,7 @@ class WholeModels:
     def __init__(
         self,
         folder: Path,
-        room: int,
+        resident: int,
         batch_tokens: int,
         device: torch.device,
         dtype: torch.dtype,
@@ -106,7 +106,7 @@ class WholeModels:
         self._forest = Forest([folder / "plot"], self._whole.tables) if self._whole.tables else None
         self._gatherer = Gatherer(device, dtype)
         file = BodyFile.of(self._body(self._whole.tenants[0]))
-        count = min(room, len(self._tenants))
+        count = min(resident, len(self._tenants))
         self._free = [Slot(self.config, file, device, dtype) for _ in range(count)]
         self._held: OrderedDict[str, Slot] = OrderedDict()  # by tenant, the least recently used first
         if count == len(self._tenants):  # as a server of so few models does: nobody waits for its first request

@@ -9,7 +9,7 @@ from torch import nn
 
 from builder.adaptation.lessons import EXAM_TOKENS, Reading, Student, Windowed, Windows
 from builder.hardware import STEP_TOKENS, compiled, step_tokens
-from builder.length_groups import positions_of
+from builder.packed_batches import positions_of
 from hplm.model.checkpoint import random_backbone
 from testing.toy import CONFIG
 

@@ -10,28 +10,28 @@ from pathlib import Path
 
 import pytest
 
-from builder.worker_processes import _available, workers
+from builder.worker_processes import _available, worker_processes
 from hplm.errors import HplmError
 
 OWNER = """
 import os, time
-from builder.worker_processes import workers
+from builder.worker_processes import worker_processes
 if __name__ == "__main__":
-    with workers(2) as pool:
+    with worker_processes(2) as pool:
         print(pool.submit(os.getpid).result(), flush=True)
         time.sleep(600)
 """
 
 
 def test_what_was_given_is_done_before_the_end():
-    with workers(1) as pool:
+    with worker_processes(1) as pool:
         given = [pool.submit(math.sqrt, number * number) for number in range(20)]
     assert [one.result(0) for one in given] == list(range(20))
 
 
 def test_an_error_ends_what_is_under_way():
     """What they work on is somebody else's as soon as it is over."""
-    with pytest.raises(TypeError), workers(2) as pool:
+    with pytest.raises(TypeError), worker_processes(2) as pool:
         worker, given = pool.submit(os.getpid).result(), [pool.submit(time.sleep, 600) for _ in range(4)]
         math.sqrt("no number")
     assert all(one.done() for one in given) and not runs(worker)
@@ -60,7 +60,7 @@ def test_a_worker_ends_with_a_killed_owner(tmp_path):
 
 
 def test_a_training_that_is_killed_is_told_as_one():
-    with pytest.raises(HplmError, match="ended from outside, for want of memory perhaps"), workers(1) as pool:
+    with pytest.raises(HplmError, match="ended from outside, for want of memory perhaps"), worker_processes(1) as pool:
         pool.submit(os.kill, pool.submit(os.getpid).result(), signal.SIGKILL).result()
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from hplm.engine import memory
-from hplm.engine.memory import SPARE, SharedRoom
+from hplm.engine.memory import SPARE, SharedMemory
 from hplm.errors import Broken
 
 MB = 1 << 20
@@ -21,7 +21,7 @@ def shared(monkeypatch):
 
 
 def test_an_answer_that_finds_no_room_is_refused_and_not_lost(shared):
-    room = SharedRoom()
+    room = SharedMemory()
     with room.taken(1000):  # small ones fit into what the process has
         pass
     with pytest.raises(Broken, match=r"the answer takes 26 MB and /dev/shm has 0 left: send fewer texts"), room.taken(25 * MB):
@@ -29,7 +29,7 @@ def test_an_answer_that_finds_no_room_is_refused_and_not_lost(shared):
 
 
 def test_what_has_held_one_large_answer_holds_the_next(shared):
-    room, shared.bytes = SharedRoom(), 25 * MB + SPARE
+    room, shared.bytes = SharedMemory(), 25 * MB + SPARE
     with room.taken(25 * MB):
         shared.bytes -= 25 * MB
     with room.taken(25 * MB):
@@ -40,7 +40,7 @@ def test_what_has_held_one_large_answer_holds_the_next(shared):
 
 def test_large_answers_are_sent_one_at_a_time(shared):
     """What one is about to take looks free to the other."""
-    room, shared.bytes, sent = SharedRoom(), 25 * MB + SPARE, threading.Event()
+    room, shared.bytes, sent = SharedMemory(), 25 * MB + SPARE, threading.Event()
 
     def send():
         with room.taken(20 * MB):
@@ -55,7 +55,7 @@ def test_large_answers_are_sent_one_at_a_time(shared):
 
 
 def test_what_was_refused_has_taken_nothing(shared):
-    room = SharedRoom()
+    room = SharedMemory()
     for _ in range(2):
         with pytest.raises(Broken), room.taken(30 * MB):
             pytest.fail("it was sent")

@@ -1,6 +1,6 @@
 """Batches give way to what is short, as far as the system lets them."""
 
-from hplm.engine.niceness import let_others_go_first
+from hplm.engine.niceness import lower_priority
 from testing.toy import WORDS
 from tests.engine.asker import Asker
 
@@ -9,7 +9,7 @@ def test_who_gives_way_already_is_not_brought_forward(monkeypatch):
     given = []
     monkeypatch.setattr("os.getpriority", lambda *_: 10)
     monkeypatch.setattr("os.setpriority", lambda *call: given.append(call[-1]))
-    let_others_go_first()
+    lower_priority()
     assert given == [10]
 
 

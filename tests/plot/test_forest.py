@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hplm.errors import Broken, InvalidInput
 from hplm.model.windows import Window
-from hplm.plot.forest import Forest, place
+from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.gathering import Gatherer
 from hplm.plot.keys import KeySpace
 from hplm.plot.levels import Tally, count_levels, ends
@@ -63,7 +63,7 @@ def test_lookup_and_gather_agree_with_dictionaries(tmp_path_factory, window, voc
     root = make_table(folder, "root", None, space, sorted(uni | set(some[::3])), dtype, seed)
     stem = make_table(folder, "stem", "root", space, some[1::3], dtype, seed + 1)
     leaf = make_table(folder, "leaf", "stem", space, some[2::3], dtype, seed + 2)
-    forest = Forest([folder], place([leaf, root, stem]))
+    forest = Forest([folder], assign_addresses([leaf, root, stem]))
     chain = forest.chain("leaf", 1)
     hits = chain.lookup(tokens, lengths)
     sums, places = zip(
@@ -80,7 +80,7 @@ def test_lookup_and_gather_agree_with_dictionaries(tmp_path_factory, window, voc
 
 def test_a_forged_address_at_a_boundary_does_not_reach_the_neighbour(tmp_path):
     root = make_table(tmp_path, "root", None, SPACE, [(1, 2, 3), *UNIGRAMS])
-    forest = Forest([tmp_path], place([root]))
+    forest = Forest([tmp_path], assign_addresses([root]))
     addresses, lengths = np.array([0, 0, 1, 0]), np.array([2, 2])  # row 1 has values at all three positions
     sums = Gatherer(CPU, torch.float32).sums(forest, addresses, lengths)
     assert (sums[:2] == 0).all() and (sums[2:] != 0).any()
@@ -92,7 +92,7 @@ def test_a_batch_of_many_domains_costs_what_its_tokens_find(tmp_path, monkeypatc
     domains = [f"d{number}" for number in range(20)]
     tables = [make_table(tmp_path, "root", None, SPACE, UNIGRAMS)]
     tables += [make_table(tmp_path, name, "root", SPACE, grams, seed=number) for number, name in enumerate(domains)]
-    forest = Forest([tmp_path], place(tables))
+    forest = Forest([tmp_path], assign_addresses(tables))
     texts = [rng.integers(0, 5, 6) for _ in domains]
     addresses = np.concatenate(
         [forest.chain(name, 1).lookup(text, np.array([6])).addresses for name, text in zip(domains, texts, strict=True)]
@@ -110,7 +110,7 @@ def test_a_batch_of_many_domains_costs_what_its_tokens_find(tmp_path, monkeypatc
 
 def test_hot_rows_that_find_no_room_on_the_device_are_read_from_the_host(tmp_path, monkeypatch, caplog):
     root = make_table(tmp_path, "root", None, SPACE, [(1, 2, 3), *UNIGRAMS])
-    forest, copy = Forest([tmp_path], place([root])), Rows.copy
+    forest, copy = Forest([tmp_path], assign_addresses([root])), Rows.copy
     found = forest.chain("root", 1).lookup(np.array([0, 1, 2]), np.array([3]))
     expected = Gatherer(CPU, torch.float32, 4).sums(forest, found.addresses, np.array([3]))
 
@@ -129,7 +129,7 @@ def test_hot_rows_that_find_no_room_on_the_device_are_read_from_the_host(tmp_pat
 def test_addresses_outside_the_chain_are_noticed(tmp_path):
     root = make_table(tmp_path, "root", None, SPACE, UNIGRAMS)
     leaf = make_table(tmp_path, "leaf", "root", SPACE, [(1, 2, 3)])
-    forest = Forest([tmp_path], place([root, leaf]))
+    forest = Forest([tmp_path], assign_addresses([root, leaf]))
     assert forest.chain("leaf", 1).holds(np.array([1, 5, 6, 7]))
     assert not forest.chain("root", 1).holds(np.array([1, 7]))
     assert not forest.chain("leaf", 1).holds(np.array([8]))
@@ -139,20 +139,20 @@ def test_addresses_outside_the_chain_are_noticed(tmp_path):
 def test_a_missing_parent_is_named(tmp_path):
     leaf = make_table(tmp_path, "leaf", "root", SPACE, [(1, 2, 3)])
     with pytest.raises(InvalidInput, match="'leaf' version 1 needs 'root' version 1"):
-        Forest([tmp_path], place([leaf])).chain("leaf", 1)
+        Forest([tmp_path], assign_addresses([leaf])).chain("leaf", 1)
 
 
 def test_a_token_in_no_table_is_named(tmp_path):
     root = make_table(tmp_path, "root", None, SPACE, UNIGRAMS[:2])
     with pytest.raises(InvalidInput, match="token 3 is in no table"):
-        Forest([tmp_path], place([root])).chain("root", 1).lookup(np.array([0, 3]), np.array([2]))
+        Forest([tmp_path], assign_addresses([root])).chain("root", 1).lookup(np.array([0, 3]), np.array([2]))
 
 
 def test_a_broken_table_fails_its_own_chains_only(tmp_path):
     root = make_table(tmp_path, "root", None, SPACE, UNIGRAMS)
     good = make_table(tmp_path, "good", "root", SPACE, [(1, 2, 3)])
     bad = make_table(tmp_path, "bad", "root", SPACE, [(1, 2, 3)])
-    branches = place([root, good, bad])
+    branches = assign_addresses([root, good, bad])
     (bad.folder / "values").write_bytes(b"short")
     forest = Forest([tmp_path], branches)
     assert forest.chain("good", 1).lookup(np.array([0, 1, 2]), np.array([3])).links.tolist() == [1, 0, 1]
@@ -163,9 +163,9 @@ def test_a_broken_table_fails_its_own_chains_only(tmp_path):
 
 def test_a_later_forest_shares_what_the_one_before_has_open(tmp_path):
     root = make_table(tmp_path, "root", None, SPACE, UNIGRAMS)
-    first = Forest([tmp_path], place([root]))
+    first = Forest([tmp_path], assign_addresses([root]))
     leaf = make_table(tmp_path / "live", "leaf", "root", SPACE, [(1, 2, 3)])
-    second = Forest([tmp_path, tmp_path / "live"], place([root, leaf]), before=first)
+    second = Forest([tmp_path, tmp_path / "live"], assign_addresses([root, leaf]), before=first)
     assert second.chain("root", 1).links[0][0] is first.chain("root", 1).links[0][0]
     assert [table.meta.domain for table, _ in second.chain("leaf", 1).links] == ["leaf", "root"]
 
@@ -174,7 +174,7 @@ def test_where_lookups_end_is_counted_by_name(tmp_path):
     root = make_table(tmp_path, "root", None, SPACE, [*UNIGRAMS, (0, 1, 2), (3, 4, 5)])
     stem = make_table(tmp_path, "stem", "root", SPACE, [(2, 3, 4)])
     leaf = make_table(tmp_path, "leaf", "stem", SPACE, [(1, 2, 3), (0, 4, 5)])
-    chain = Forest([tmp_path], place([root, stem, leaf])).chain("leaf", 1)
+    chain = Forest([tmp_path], assign_addresses([root, stem, leaf])).chain("leaf", 1)
     hits = chain.lookup(np.array([0, 1, 2, 3, 4]), np.array([5]))  # 012 123 234 345 450, which is 50 at its text's end
     wanted = {"domain": 1, "parent": 1, "root": 2, "2-gram": 1, "1-gram": 0}
     assert dict(count_levels(chain, ends(chain, hits))) == wanted
@@ -188,6 +188,6 @@ def test_where_lookups_end_is_counted_by_name(tmp_path):
 def test_of_two_tables_by_one_name_the_first_counts(tmp_path):
     """The other was deleted, and a request in flight still needs its addresses."""
     root = make_table(tmp_path, "root", None, SPACE, UNIGRAMS)
-    forest = Forest([tmp_path], [*place([root]), *place([root], first=1000)])
+    forest = Forest([tmp_path], [*assign_addresses([root]), *assign_addresses([root], first=1000)])
     assert forest.chain("root", 1).links[0][1] == 0
     assert [base for _, base in forest.tables_of(np.array([1, 1001]))] == [0, 1000]

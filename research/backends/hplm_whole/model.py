@@ -25,7 +25,7 @@ class TritonPythonModel:
         device = resolve_device(parameters["device"])
         self._models = WholeModels(
             Path(args["model_repository"]) / args["model_version"],
-            room=int(parameters["resident"]),
+            resident=int(parameters["resident"]),
             batch_tokens=int(parameters["batch_tokens"]),
             device=device,
             dtype=resolve_dtype(parameters["dtype"], device),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builder.store.resumable import Growing
+from builder.store.resumable import ResumableFiles
 from builder.tables.corpus import Corpus
 from builder.tables.counting import add_counts, count_ngrams
 from builder.tables.counts import Counts
@@ -39,7 +39,7 @@ def corpora(vocabulary, most=30):
 
 def corpus_of(folder, documents):
     lengths = [len(document) for document in documents]
-    with Growing(folder, ("tokens", "ends"), {}, {}) as growing:
+    with ResumableFiles(folder, ("tokens", "ends"), {}, {}) as growing:
         growing.append("tokens", np.array(list(chain(*documents)), dtype=np.uint32))
         growing.append("ends", np.cumsum(lengths, dtype=np.uint64))
         growing.finish({"documents": len(documents), "tokens": sum(lengths)})

@@ -12,7 +12,7 @@ from builder.tables.domain import DomainOptions, UpdateOptions, build_domain, up
 from builder.tables.inspection import behind, cover, frequent, table_bytes
 from hplm.errors import InvalidInput
 from hplm.model.windows import Window
-from hplm.plot.forest import Forest, place
+from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.levels import count_levels, ends
 from tests.builder.tables.branches import CPU, build, some_lines
 from tests.builder.tables.test_domain import NO_TIME, SMALL, corpus, rooted, tenant
@@ -61,7 +61,7 @@ def test_a_root_keeps_its_tokens_at_every_size(tmp_path, window):
     coverage = cover(store, "root", 1, text, KEEPS)
     for number, (keep, kept) in enumerate(zip(KEEPS, coverage.kept, strict=True)):
         table, _, _ = build(store, tmp_path, f"kept-{number}", some_lines(20, seed=0), keep=keep)
-        chain = Forest([store.folder / "plot"], place([table])).chain(f"kept-{number}", 1)
+        chain = Forest([store.folder / "plot"], assign_addresses([table])).chain(f"kept-{number}", 1)
         own, above, shorter = shares(store, chain, text)
         assert kept.ngrams == table.meta.keys and above == kept.above == 0
         assert kept.here == pytest.approx(own) and kept.shorter == pytest.approx(shorter)

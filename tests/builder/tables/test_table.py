@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hplm.model.windows import Window
-from hplm.plot.forest import Forest, place
+from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.gathering import Gatherer
 from testing.toy import CONFIG
 from tests.builder.tables.branches import build, make_store, some_lines
@@ -19,7 +19,7 @@ def test_the_table_gives_back_what_the_lower_stack_computes(tmp_path, window, dt
     """Where every window is in the table, gathering equals running the lower stack, up to storing."""
     store = make_store(tmp_path, window)
     table, corpus, _ = build(store, tmp_path, "whole", some_lines(40, seed=1), dtype=dtype)
-    forest = Forest([store.folder / "plot"], place([table]))
+    forest = Forest([store.folder / "plot"], assign_addresses([table]))
     documents = list(corpus)
     tokens, lengths = np.concatenate(documents), np.array([len(document) for document in documents])
     hits = forest.chain("whole", 1).lookup(tokens, lengths)
@@ -53,7 +53,7 @@ def test_the_same_corpus_gives_the_same_bytes(tmp_path):
 def test_rare_and_unseen_windows_are_served_by_shorter_ones(tmp_path):
     store = make_store(tmp_path, Window(3))
     table, _, _ = build(store, tmp_path, "small", some_lines(25, seed=2), keep=0.1)
-    hits = Forest([store.folder / "plot"], place([table])).chain("small", 1).lookup(np.arange(5, 60), np.array([55]))
+    hits = Forest([store.folder / "plot"], assign_addresses([table])).chain("small", 1).lookup(np.arange(5, 60), np.array([55]))
     assert set(hits.levels) >= {2}
     alone = np.array([[0, 60, 0]])
     with torch.no_grad():

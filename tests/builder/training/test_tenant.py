@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from builder.evaluation.tenant import evaluate_tenant
-from builder.length_groups import packs
+from builder.packed_batches import packed_batches
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store
@@ -187,7 +187,7 @@ def test_what_is_scored_is_what_is_served(trained, tmp_path, name):
     model = TenantModel(tenant.adapter_layout(CONFIG), tenant.head_layout(CONFIG), seed=0)
     model.load(*store.tenant_weights(tenant))
     reader = Reader(store, tenant.domain, tenant.domain_version)
-    for chosen in packs(evaluation.texts.lengths, 400, 20):
+    for chosen in packed_batches(evaluation.texts.lengths, 400, 20):
         pack = reader.pack(evaluation.texts, chosen, CPU)
         with torch.inference_mode():
             logits = model(PlotBody(store.upper().eval(), CONFIG.heads), pack)

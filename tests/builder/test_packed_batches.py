@@ -4,14 +4,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builder.length_groups import packs, positions_of
+from builder.packed_batches import packed_batches, positions_of
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 70), min_size=1, max_size=300), st.integers(1, 20), st.booleans())
 def test_every_text_is_in_one_pack(lengths, most_texts, shuffled):
     lengths = np.array(lengths)
-    cut = list(packs(lengths, 100, most_texts, np.random.default_rng(1) if shuffled else None))
+    cut = list(packed_batches(lengths, 100, most_texts, np.random.default_rng(1) if shuffled else None))
     assert sorted(np.concatenate(cut).tolist()) == list(range(len(lengths)))
     for pack in cut:
         assert len(pack) <= most_texts
@@ -20,12 +20,12 @@ def test_every_text_is_in_one_pack(lengths, most_texts, shuffled):
 
 
 def test_a_text_longer_than_the_limit_has_a_pack_of_its_own():
-    assert [pack.tolist() for pack in packs(np.array([5, 500, 6]), 100, 10)] == [[0, 2], [1]]
+    assert [pack.tolist() for pack in packed_batches(np.array([5, 500, 6]), 100, 10)] == [[0, 2], [1]]
 
 
 def test_chance_decides_the_order_and_nothing_else_does():
     lengths = np.arange(1, 200) % 17 + 1
-    orders = [np.concatenate(list(packs(lengths, 64, 8, np.random.default_rng(seed)))).tolist() for seed in (1, 1, 2)]
+    orders = [np.concatenate(list(packed_batches(lengths, 64, 8, np.random.default_rng(seed)))).tolist() for seed in (1, 1, 2)]
     assert orders[0] == orders[1] != orders[2]
 
 

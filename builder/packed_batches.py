@@ -9,7 +9,7 @@ import numpy as np
 POOLED = 40  # packs that are cut from one sorted pool: lengths nearly agree, and the order still depends on chance
 
 
-def packs(
+def packed_batches(
     lengths: np.ndarray, most_tokens: int, most_texts: int, rng: np.random.Generator | None = None
 ) -> Iterator[np.ndarray]:
     """Indices of every text once, cut into packs, each in order of length. With `rng`, in an order by chance."""
