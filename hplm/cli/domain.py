@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hplm.cli.build import CORPUS, DTYPES, device_of, learn_option, table_built
-from hplm.cli.served import check_state, open_live, served_options
+from hplm.cli.served import check_state, open_manager, served_options
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -107,11 +107,11 @@ def run_list(args: argparse.Namespace) -> dict:
 
     if _is_live(args):
         check_state(args.state)
-        live = open_live(args)
-        snapshot = live.current()
+        manager = open_manager(args)
+        snapshot = manager.current()
         tenants = Counter((tenant.domain, tenant.domain_version) for tenant in snapshot.tenants)
         branches = sorted((branch.domain, branch.version) for branch in snapshot.branches)
-        rows = [_row(live.table(*branch).meta, tenants[branch]) for branch in branches]
+        rows = [_row(manager.tables.open(*branch).meta, tenants[branch]) for branch in branches]
     else:
         store = Store(args.store)
         tenants = Counter((tenant.domain, tenant.domain_version) for tenant in store.tenants())
@@ -157,6 +157,7 @@ def _tree(rows: list[dict[str, Any]], parent: tuple[str | None, int | None], dep
 
 def run_update(args: argparse.Namespace) -> dict:
     from builder.adaptation.learning import Budget
+    from builder.publish import live
     from builder.store.store import Store
     from builder.tables.domain import UpdateOptions, update_domain
     from builder.tables.inspection import behind
@@ -166,7 +167,7 @@ def run_update(args: argparse.Namespace) -> dict:
     if args.corpus is None:
         building = ("keep", "dtype", "minutes", "learn", "seed", "device")
         _refuse(args, building, "a version is served as it was built; these are for building it, --corpus")
-        return _said(args, open_live(args).update_domain(Store(args.store), args.name, args.canary))
+        return _said(args, live.update_domain(open_manager(args), Store(args.store), args.name, args.canary))
     _refuse(args, ("canary", "state", "backbone"), "a version is built in the store; these are for serving it, --repository")
     store, options = Store(args.store), UpdateOptions(args.keep, args.dtype, args.seed, args.learn)
     table = update_domain(store, args.name, args.corpus, options, Budget(minutes=args.minutes), device_of(args))
@@ -178,13 +179,14 @@ def run_update(args: argparse.Namespace) -> dict:
 
 
 def run_add(args: argparse.Namespace) -> dict:
+    from builder.publish.live import add_domain
     from builder.store.store import Store
 
-    return _said(args, open_live(args).add_domain(Store(args.store), args.name))
+    return _said(args, add_domain(open_manager(args), Store(args.store), args.name))
 
 
 def run_rollback(args: argparse.Namespace) -> dict:
-    return _said(args, open_live(args).roll_back_domain(args.name))
+    return _said(args, open_manager(args).roll_back_domain(args.name))
 
 
 def _is_live(args: argparse.Namespace) -> bool:
@@ -220,7 +222,7 @@ def run_delete(args: argparse.Namespace) -> dict:
 
     if _is_live(args):
         _refuse(args, ("version",), "what is served goes as a whole, and old versions by themselves when nobody stands on them")
-        return _said(args, open_live(args).delete_domain(args.name))
+        return _said(args, open_manager(args).delete_domain(args.name))
     versions = delete_domain(Store(args.store), args.name, args.version)
     if not args.json:
         print(f"domain {args.name}: removed version {', '.join(map(str, versions))}")

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hplm.cli.served import check_state, open_live, served_options
+from hplm.cli.served import check_state, open_manager, served_options
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -94,31 +94,33 @@ def run_show(args: argparse.Namespace) -> dict:
 
 
 def run_add(args: argparse.Namespace) -> dict:
+    from builder.publish.live import add_tenant
     from builder.store.store import Store
 
-    return _said(args, open_live(args).add_from(Store(args.store), args.id))
+    return _said(args, add_tenant(open_manager(args), Store(args.store), args.id))
 
 
 def run_update(args: argparse.Namespace) -> dict:
+    from builder.publish.live import update_tenant
     from builder.store.store import Store
 
-    return _said(args, open_live(args).update_from(Store(args.store), args.id))
+    return _said(args, update_tenant(open_manager(args), Store(args.store), args.id))
 
 
 def run_rollback(args: argparse.Namespace) -> dict:
-    return _said(args, open_live(args).roll_back(args.id))
+    return _said(args, open_manager(args).roll_back(args.id))
 
 
 def run_delete(args: argparse.Namespace) -> dict:
-    return _said(args, open_live(args).delete(args.id))
+    return _said(args, open_manager(args).delete(args.id))
 
 
 def run_key_add(args: argparse.Namespace) -> dict:
-    live = open_live(args)
-    secret, key = live.add_key(args.id, args.days)
+    manager = open_manager(args)
+    secret, key = manager.add_key(args.id, args.days)
     if not args.json:
         print(f"key {key.id} of tenant {args.id}; its secret, which is shown only now:\n{secret}", flush=True)
-    late = live.settle_now()
+    late = manager.settle_now()
     if not args.json:
         _print_late(late)
     return {"tenant": args.id, "key": key.id, "secret": secret, "expires": key.expires, "late": late}
@@ -136,9 +138,9 @@ def run_key_list(args: argparse.Namespace) -> dict:
 
 
 def run_key_revoke(args: argparse.Namespace) -> dict:
-    live = open_live(args)
-    live.revoke_key(args.id, args.key)
-    late = live.settle_now()
+    manager = open_manager(args)
+    manager.revoke_key(args.id, args.key)
+    late = manager.settle_now()
     if not args.json:
         print(f"key {args.key} of tenant {args.id} is revoked")
         _print_late(late)
@@ -153,21 +155,21 @@ def run_limit(args: argparse.Namespace) -> dict:
     limits = {name: value for name, value in wanted.items() if value is not None}
     if not limits:
         raise InvalidInput("give --rate, --burst, --in-flight or --deadline-ms; 0 takes a limit away")
-    open_live(args).limit(args.id, **limits)
+    open_manager(args).limit(args.id, **limits)
     if not args.json:
         print(f"tenant {args.id}: {', '.join(f'{name} {value:g}' for name, value in limits.items())}")
     return {"tenant": args.id, **limits}
 
 
 def run_compact(args: argparse.Namespace) -> dict:
-    won = open_live(args).compact()
+    won = open_manager(args).compact()
     if not args.json:
         print(f"{won / 1e6:,.1f} MB won")
     return {"bytes": won}
 
 
 def run_log(args: argparse.Namespace) -> dict:
-    registry = open_live(args).registry
+    registry = open_manager(args).registry
     registry.check_begun()
     changes = registry.audit()
     if not args.json:
@@ -178,7 +180,7 @@ def run_log(args: argparse.Namespace) -> dict:
 
 
 def _said(args: argparse.Namespace, change: TenantChange) -> dict:
-    late = open_live(args).settle(change.generation)
+    late = open_manager(args).settle(change.generation)
     if not args.json:
         versions = f"version {change.before or 'none'} -> {change.after or 'none'}"
         print(f"tenant {change.tenant}: {versions}, generation {change.generation}")

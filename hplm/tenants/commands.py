@@ -24,7 +24,8 @@ from hplm.adapters.layout import Layout, adapter_layout, head_layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.plot.table import Table
-from hplm.tenants.manager import Knowledge, Manager
+from hplm.tenants.knowledge import Knowledge
+from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import NAME
 
 log = logging.getLogger(__name__)

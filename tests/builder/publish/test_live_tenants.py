@@ -12,13 +12,15 @@ import pytest
 import torch
 
 from builder.publish.export import export
-from builder.publish.live import Live
+from builder.publish.live import add_tenant, update_tenant
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store, TenantFile
 from hplm.adapters.bank import Bank
 from hplm.adapters.layout import adapter_layout
 from hplm.errors import Broken, InvalidInput, NoTenant
-from hplm.tenants.manager import Knowledge, Manager
+from hplm.tenants.banks import Banks
+from hplm.tenants.knowledge import Knowledge
+from hplm.tenants.manager import Manager
 from hplm.tenants.registry import Registry
 from hplm.tenants.snapshot import LIVE, Snapshot
 from testing.random_store import random_tenant
@@ -55,60 +57,60 @@ def exported_answer(place, tenant_id):
 @pytest.mark.parametrize("name", ["new-a", "new-c"])
 def test_what_is_added_answers_as_what_is_exported(place, name):
     store, repository, state = place
-    live = Live.open(repository, state)
+    live = Manager.open(repository, state)
     before = answer(place, "tenant-0")
-    change = live.add_from(store, name)
+    change = add_tenant(live, store, name)
     assert (change.generation, change.before, change.after) == (1, None, 1)
     assert (answer(place, name) == exported_answer(place, name)).all()
     assert (answer(place, "tenant-0") == before).all()
     with pytest.raises(InvalidInput, match="served already"):
-        live.add_from(store, name)
+        add_tenant(live, store, name)
 
 
 def test_updates_go_on_from_what_is_served_and_back(place):
     store, repository, state = place
-    live = Live.open(repository, state)
+    live = Manager.open(repository, state)
     first = answer(place, "tenant-0")
     learn(store, "tenant-0", 2, seed=60)
-    assert live.update_from(store, "tenant-0").after == 2
+    assert update_tenant(live, store, "tenant-0").after == 2
     second = answer(place, "tenant-0")
     assert (second == exported_answer(place, "tenant-0")).all() and (second != first).any()
     assert live.roll_back("tenant-0").after == 1 and (answer(place, "tenant-0") == first).all()
     with pytest.raises(InvalidInput, match="no version before 1"):
         live.roll_back("tenant-0")
     learn(store, "tenant-0", 3, seed=61)
-    assert live.update_from(store, "tenant-0").after == 3  # 2 was given to other knowledge
+    assert update_tenant(live, store, "tenant-0").after == 3  # 2 was given to other knowledge
     learn(store, "new-a", 5, seed=62)
-    assert live.add_from(store, "new-a").after == 5  # as the store calls it
+    assert add_tenant(live, store, "new-a").after == 5  # as the store calls it
     random_tenant(store, TenantFile("tenant-0", 4, "root", 1, "classify", ["other"], 4), 0.3, seed=1)
     with pytest.raises(InvalidInput, match="an update keeps both"):
-        live.update_from(store, "tenant-0")
+        update_tenant(live, store, "tenant-0")
 
 
 def test_who_is_deleted_is_unknown_and_its_record_rests_before_it_is_used_again(place, monkeypatch):
     store, repository, state = place
-    live = Live.open(repository, state)
+    live = Manager.open(repository, state)
     for name in ("new-a", "new-b"):
-        live.add_from(store, name)
+        add_tenant(live, store, name)
     records = {name: served(place).view.snapshot.find(name).adapter.index for name in ("new-a", "new-b")}
     assert records == {"new-a": 0, "new-b": 1}
     live.delete("new-a")
     with pytest.raises(NoTenant):
         served(place).view.snapshot.find("new-a")
-    live.add_from(store, "new-a")
+    add_tenant(live, store, "new-a")
     again = served(place).view.snapshot.find("new-a")
     assert again.adapter.index == 2 and again.uid == 5  # a stranger to whoever still holds the old one
     live.delete("new-a")
     monkeypatch.setattr("hplm.tenants.registry.time.time", lambda: time.monotonic() + 10**10)
-    live.add_from(store, "new-a")
+    add_tenant(live, store, "new-a")
     assert served(place).view.snapshot.find("new-a").adapter.index == 0
 
 
 def test_compacting_wins_back_what_is_gone_and_changes_no_answer(place):
     store, repository, state = place
-    live = Live.open(repository, state)
+    live = Manager.open(repository, state)
     for name in ("new-a", "new-b", "new-c"):
-        live.add_from(store, name)
+        add_tenant(live, store, name)
     kept = {name: answer(place, name) for name in ("new-b", "new-c")}
     live.delete("new-a")
     secret = Bank(live.state.bank(served(place).view.snapshot.find("new-b").adapter.bank))
@@ -124,17 +126,17 @@ def test_compacting_wins_back_what_is_gone_and_changes_no_answer(place):
 def test_compacting_joins_banks_of_one_layout(place, monkeypatch):
     """Two of them come about where a manager dies, or another one writes, before the old bank is removed."""
     store, repository, state = place
-    live, glob = Live.open(repository, state), Path.glob
+    live, glob = Manager.open(repository, state), Path.glob
     unseen = live.state.banks  # so that each tenant begins a bank of its own
     for name in ("new-a", "new-b"):
         with monkeypatch.context() as apart:
             apart.setattr(Path, "glob", lambda self, pattern: [] if self == unseen else glob(self, pattern))
-            live.add_from(store, name)
+            add_tenant(live, store, name)
     kept = {name: answer(place, name) for name in ("new-a", "new-b")}
     banks = {served(place).view.snapshot.find(name).adapter.bank for name in kept}
     assert len(banks) == 2
     learn(store, "new-a", 2, seed=61)
-    live.update_from(store, "new-a")
+    update_tenant(live, store, "new-a")
     live.roll_back("new-a")
     live.compact()
     assert len({served(place).view.snapshot.find(name).adapter.bank for name in kept}) == 1
@@ -145,9 +147,9 @@ def test_compacting_joins_banks_of_one_layout(place, monkeypatch):
 def test_a_bank_s_name_is_never_given_twice(place):
     """Readers keep banks open by name: another file of the same name would be read as the old one."""
     store, repository, state = place
-    live, names = Live.open(repository, state), set()
+    live, names = Manager.open(repository, state), set()
     for _ in range(3):
-        live.add_from(store, "new-a")
+        add_tenant(live, store, "new-a")
         name = served(place).view.snapshot.find("new-a").adapter.bank
         assert name not in names and name.startswith(LIVE)
         names.add(name)
@@ -156,11 +158,11 @@ def test_a_bank_s_name_is_never_given_twice(place):
 
 def test_keys_and_limits_stay_through_versions(place):
     store, repository, state = place
-    live = Live.open(repository, state)
+    live = Manager.open(repository, state)
     secret, key = live.add_key("tenant-0")
     live.limit("tenant-0", rate=5.0, deadline_us=1000)
     learn(store, "tenant-0", 2, seed=60)
-    live.update_from(store, "tenant-0")
+    update_tenant(live, store, "tenant-0")
     _, second = live.add_key("tenant-0")
     live.roll_back("tenant-0")
     tenant = served(place).view.snapshot.find("tenant-0")
@@ -177,12 +179,12 @@ def test_keys_and_limits_stay_through_versions(place):
 
 def test_what_cannot_be_served_is_refused(place):
     store, repository, state = place
-    live = Live.open(repository, state)
+    live = Manager.open(repository, state)
     random_tenant(store, TenantFile("lost", 1, "law", 7, "classify", ["x"], 4), 0.3, seed=1)
     with pytest.raises(InvalidInput, match="version 7 of domain 'law', which is not served"):
-        live.add_from(store, "lost")
+        add_tenant(live, store, "lost")
     with pytest.raises(InvalidInput, match=r"'nobody' is not in .*: known are"):
-        live.add_from(store, "nobody")
+        add_tenant(live, store, "nobody")
     with pytest.raises(InvalidInput, match="'nobody' is not served"):
         live.delete("nobody")
     knowledge = Knowledge("root", 1, "span", ("start",), (None, {}), None)
@@ -194,53 +196,53 @@ def test_what_cannot_be_served_is_refused(place):
 
 def test_a_bank_that_cannot_be_opened_is_in_the_way_of_nobody_else(place, caplog):
     store, repository, state = place
-    live = Live.open(repository, state)
-    live.add_from(store, "new-a")
+    live = Manager.open(repository, state)
+    add_tenant(live, store, "new-a")
     name = served(place).view.snapshot.find("new-a").adapter.bank
     with open(live.state.bank(name), "r+b") as file:
         file.write(b"?")
-    live.add_from(store, "new-b")  # of the same layout
+    add_tenant(live, store, "new-b")  # of the same layout
     assert (answer(place, "new-b") == exported_answer(place, "new-b")).all()
     assert f"{live.state.bank(name)} has no readable header" in caplog.text
     with pytest.raises(Broken, match=r"has no readable header: bring the state back with `hplm restore`"):
         answer(place, "new-a")
-    assert live.update_from(store, "new-a").after == 2
+    assert update_tenant(live, store, "new-a").after == 2
     assert (answer(place, "new-a") == exported_answer(place, "new-a")).all()
 
 
 def test_a_bank_that_a_change_has_begun_and_cannot_read_is_not_begun_again(place, monkeypatch):
     """Else the second record would lie where the first one is promised."""
-    live = Live.open(place[1], place[2])
+    live = Manager.open(place[1], place[2])
     layout = adapter_layout(CONFIG, "lora", 3)
     layers = [{name: torch.zeros(shape) for name, shape in layout.shapes.items()}] * layout.layers
     with pytest.raises(Broken, match="which this change has begun, cannot be read"), live.registry.change("test") as change:
-        first = live.put_record(change, layout, 1001, 1, layers)
+        first = live.banks.put(change, layout, 1001, 1, layers)
         before = live.state.bank(first.bank).read_bytes()
         monkeypatch.setattr(type(live.state), "open_bank", lambda *_: (_ for _ in ()).throw(Broken("too many open files")))
-        live.put_record(change, layout, 1002, 1, layers)
+        live.banks.put(change, layout, 1002, 1, layers)
     assert live.state.bank(first.bank).read_bytes() == before
 
 
 def test_what_cannot_be_tidied_away_costs_no_change(place, monkeypatch, caplog):
     store, repository, state = place
-    live = Live.open(repository, state)
+    live = Manager.open(repository, state)
 
     def denied(*_):
         raise PermissionError("another user's file")
 
     monkeypatch.setattr(Registry, "_sweep", denied)
-    assert live.add_from(store, "new-a").after == 1
+    assert add_tenant(live, store, "new-a").after == 1
     assert served(place).view.snapshot.find("new-a").version == 1 and "another user's file" in caplog.text
 
 
 def test_a_change_is_made_and_published_if_a_backup_begins_as_soon_as_it_is_decided(place, monkeypatch, caplog):
-    live, opened, backup = Live.open(place[1], place[2]), Registry._opened, contextlib.ExitStack()
+    live, opened, backup = Manager.open(place[1], place[2]), Registry._opened, contextlib.ExitStack()
     begins = iter([False, True])  # as the registry is opened to decide, and to publish
     monkeypatch.setattr("hplm.tenants.registry.PATIENCE", 0.1)
 
     def opened_after_a_backup(registry):
         if registry is live.registry and next(begins):
-            backup.enter_context(Live.open(place[1], place[2]).registry.frozen())
+            backup.enter_context(Manager.open(place[1], place[2]).registry.frozen())
         return opened(registry)
 
     monkeypatch.setattr(Registry, "_opened", opened_after_a_backup)
@@ -251,7 +253,7 @@ def test_a_change_is_made_and_published_if_a_backup_begins_as_soon_as_it_is_deci
 
 
 def test_a_change_that_could_not_be_published_is_when_its_readers_are_waited_for(place, monkeypatch, caplog):
-    live = Live.open(place[1], place[2])
+    live = Manager.open(place[1], place[2])
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -265,7 +267,7 @@ def test_a_change_that_could_not_be_published_is_when_its_readers_are_waited_for
 
 
 def test_a_new_key_is_not_lost_where_servers_cannot_be_seen(place, monkeypatch, caplog):
-    live = Live.open(place[1], place[2])
+    live = Manager.open(place[1], place[2])
     live.add_key("tenant-0")
 
     def denied(*_):
@@ -276,8 +278,8 @@ def test_a_new_key_is_not_lost_where_servers_cannot_be_seen(place, monkeypatch, 
 
 
 MOMENTS = [
-    (Manager, "_put"),
-    (Manager, "put_record"),
+    (Manager, "put"),
+    (Banks, "put"),
     (Registry, "_write"),
     (Snapshot, "save"),
     (Registry, "_publish"),
@@ -291,7 +293,7 @@ MOMENTS = [
 def test_a_model_check_of_every_step(place, monkeypatch, owner, moment, after, action):
     """Cut before or after any step, there is the old state or the new one; and the next change works."""
     store, repository, state = place
-    live = Live.open(repository, state)
+    live = Manager.open(repository, state)
     learn(store, "tenant-0", 2, seed=60)
     old = {name: answer(place, name) for name in ("tenant-0", "tenant-1")}
 
@@ -307,8 +309,8 @@ def test_a_model_check_of_every_step(place, monkeypatch, owner, moment, after, a
 
     def act():
         return {
-            "add": lambda: live.add_from(store, "new-a"),
-            "update": lambda: live.update_from(store, "tenant-0"),
+            "add": lambda: add_tenant(live, store, "new-a"),
+            "update": lambda: update_tenant(live, store, "tenant-0"),
             "delete": lambda: live.delete("tenant-0"),
         }[action]()
 
@@ -325,24 +327,25 @@ def test_a_model_check_of_every_step(place, monkeypatch, owner, moment, after, a
     if not generation:
         act()
         assert (answer(place, "tenant-1") == old["tenant-1"]).all()
-    live.add_from(store, "new-c")
+    add_tenant(live, store, "new-c")
     assert (answer(place, "new-c") == exported_answer(place, "new-c")).all()
 
 
 KILLED = """
 import os, random, signal, sys, threading, time
 from pathlib import Path
-from builder.publish.live import Live
+from builder.publish.live import add_tenant
 from builder.store.store import Store
+from hplm.tenants.manager import Manager
 store, repository, state, delay = Store(Path(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3]), float(sys.argv[4])
-live, begun = Live.open(repository, state), threading.Event()
+live, begun = Manager.open(repository, state), threading.Event()
 def kill():
     begun.wait()
     time.sleep(delay)
     os.kill(os.getpid(), signal.SIGKILL)
 threading.Thread(target=kill, daemon=True).start()
 while True:
-    live.add_from(store, "new-a")
+    add_tenant(live, store, "new-a")
     print("added", flush=True)
     begun.set()
     live.delete("new-a")
@@ -363,25 +366,25 @@ def test_killed_for_real_nothing_acknowledged_is_undone(place, delay):
     said = done.stdout.decode().split()
     assert said[0] == "added"
     assert served(place).view.snapshot.generation >= len(said)  # what was acknowledged, readers have
-    live = Live.open(repository, state)
+    live = Manager.open(repository, state)
     live.registry.current()  # what had been decided and not said is finished by the next manager
     changes = [entry["action"].removeprefix("tenant ") for entry in live.registry.audit()]
     assert len(changes) in (len(said), len(said) + 1)
     assert [word.removesuffix("ed").replace("delet", "delete") for word in said] == changes[: len(said)]
     tenants = {tenant.id for tenant in served(place).view.snapshot.tenants}
     assert ("new-a" in tenants) == (len(changes) % 2 == 1)
-    live.add_from(Store(store.folder), "new-b")
+    add_tenant(live, Store(store.folder), "new-b")
     assert (answer(place, "new-b") == exported_answer(place, "new-b")).all()
 
 
 def test_a_state_of_another_format_is_refused_with_the_way_out(place):
     store, repository, state = place
-    live = Live.open(repository, state)
-    live.add_from(store, "new-a")
+    live = Manager.open(repository, state)
+    add_tenant(live, store, "new-a")
     snapshot = live.state.snapshots / "1"
     snapshot.write_text(snapshot.read_text().replace('"format": 2', '"format": 1'))
     with pytest.raises(InvalidInput, match="format 1, this version of hplm reads 2"):
         served(place)
     live.state.registry.unlink()
     with pytest.raises(Broken, match="serves generation 1 and its registry knows 0: restore the state"):
-        live.add_from(store, "new-b")
+        add_tenant(live, store, "new-b")
