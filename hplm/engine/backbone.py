@@ -25,7 +25,16 @@ from hplm.model.weights import load_weights
 from hplm.plot.forest import Forest
 from hplm.plot.table import Table
 from hplm.tenants.snapshot import LIVE, Snapshot
-from hplm.tenants.state import EXPORTED_BANKS, EXPORTED_TABLES, EXPORTED_TENANTS, Reader, State
+from hplm.tenants.state import (
+    EXPORTED_BANKS,
+    EXPORTED_CONFIG,
+    EXPORTED_TABLES,
+    EXPORTED_TENANTS,
+    EXPORTED_TOKENIZER,
+    EXPORTED_UPPER,
+    Reader,
+    State,
+)
 
 log = logging.getLogger(__name__)
 REMEMBERED = 16  # generations at most that a ticket on its way between the two models may still name
@@ -41,9 +50,9 @@ class View:
 
 
 class Backbone:
-    CONFIG = "backbone.json"
-    TOKENIZER = "tokenizer.json"
-    UPPER = "upper.safetensors"
+    CONFIG = EXPORTED_CONFIG
+    TOKENIZER = EXPORTED_TOKENIZER
+    UPPER = EXPORTED_UPPER
     TENANTS = EXPORTED_TENANTS
     TABLES = EXPORTED_TABLES
     BANKS = EXPORTED_BANKS
