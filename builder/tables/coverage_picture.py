@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from builder.tables.inspection import Coverage
+from builder.tables.coverage import Coverage
 from hplm.errors import InvalidInput
 from hplm.plot.table import TableMeta
 

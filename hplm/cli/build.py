@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+from hplm.cli.options import CORPUS, DTYPES, MIN_TOKENS, device_of, learn_option
+from hplm.cli.tables import table_built
 
-    from hplm.plot.table import Table
-
-CORPUS = "one document a line, however long, or JSONL with `text`; plain, .gz or .zst"
-DTYPES = ("fp16", "bf16", "int8")
-MIN_TOKENS = 50_000
 TASKS = ("classify", "multilabel", "tag", "regress", "span")
 
 
@@ -96,16 +90,6 @@ def register(commands: argparse._SubParsersAction) -> None:
     )
 
 
-def learn_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--learn",
-        choices=("masked", "distil"),
-        default="masked",
-        help="how the lower layers learn the corpus: they guess masked words of it, or say of it what the original model says "
-        "(default: %(default)s)",
-    )
-
-
 def _step(steps: argparse._SubParsersAction, name: str, run: object, text: str) -> argparse.ArgumentParser:
     step = steps.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     step.add_argument("--store", type=Path, required=True, help="folder of what has been built")
@@ -172,25 +156,3 @@ def run_tenant(args: argparse.Namespace) -> dict:
         print(f"tenant {tenant.id} version {tenant.version}: {metric} {dev[metric]:.3f} on {dev['texts']} dev texts")
         print(f"how it was trained: {store.tenant_folder(tenant.id, tenant.version)}/report.json, training.png")
     return {"tenant": tenant.id, "version": tenant.version, "task": tenant.task, "labels": tenant.labels, "dev": dev}
-
-
-def device_of(args: argparse.Namespace) -> torch.device:
-    from hplm.engine.engine import resolve_device
-
-    return resolve_device(args.device)
-
-
-def table_built(args: argparse.Namespace, table: Table, what: str) -> dict:
-    meta = table.meta
-    megabytes = round(sum(meta.sizes().values()) / 1e6, 3)
-    if not args.json:
-        print(f"{what}: {meta.keys:,} n-grams of {meta.corpus_tokens:,} tokens in {megabytes:,.1f} MB")
-    return {
-        "domain": meta.domain,
-        "version": meta.version,
-        "ngrams": meta.keys,
-        "tokens": meta.corpus_tokens,
-        "mb": megabytes,
-        "dtype": meta.dtype,
-        "least_cosine": meta.least_cosine,
-    }

@@ -43,7 +43,7 @@ def register(commands: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     from builder.evaluation.tenant import evaluate_tenant
     from builder.store.store import Store
-    from hplm.cli.build import device_of
+    from hplm.cli.options import device_of
     from research.schemes.trained import check_names, score_schemes
 
     store, device = Store(args.store), device_of(args)

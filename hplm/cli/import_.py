@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hplm.cli.build import CORPUS, DTYPES, MIN_TOKENS, device_of
+from hplm.cli.options import CORPUS, DTYPES, MIN_TOKENS, device_of
 from hplm.errors import InvalidInput
 
 

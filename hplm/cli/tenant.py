@@ -7,7 +7,7 @@ import math
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hplm.cli.served import check_state, open_manager, served_options
 from hplm.errors import InvalidInput
@@ -61,19 +61,10 @@ def _action(
 
 
 def run_list(args: argparse.Namespace) -> dict:
-    rows = [
-        {
-            "id": tenant.id,
-            "backbone": backbone,
-            "domain": tenant.domain,
-            "domain_version": tenant.domain_version,
-            "version": tenant.version,
-            "task": tenant.task,
-            "labels": list(tenant.labels),
-            "open": not tenant.keys,
-        }
-        for backbone, tenant in _tenants(args)
-    ]
+    from hplm.tenants.listing import served_tenants, tenant_row
+
+    check_state(args.state)
+    rows = [tenant_row(*served) for served in served_tenants(args.repository, args.state, args.backbone)]
     if not args.json:
         width = max((len(row["id"]) for row in rows), default=0)
         for row in rows:
@@ -85,8 +76,10 @@ def run_list(args: argparse.Namespace) -> dict:
 
 
 def run_show(args: argparse.Namespace) -> dict:
+    from hplm.tenants.listing import described
+
     backbone, tenant = _find(args)
-    shown = {"backbone": backbone, **asdict(tenant), "labels": list(tenant.labels), "keys": _keys(tenant)}
+    shown = {"backbone": backbone, **described(tenant)}
     if not args.json:
         for name, value in shown.items():
             print(f"{name:<15} {value}")
@@ -127,7 +120,9 @@ def run_key_add(args: argparse.Namespace) -> dict:
 
 
 def run_key_list(args: argparse.Namespace) -> dict:
-    keys = _keys(_find(args)[1])
+    from hplm.tenants.listing import key_rows
+
+    keys = key_rows(_find(args)[1].keys)
     if not args.json:
         for key in keys:
             ends = time.strftime("expires %F %T", time.localtime(key["expires"])) if key["expires"] else "does not expire"
@@ -193,30 +188,8 @@ def _print_late(late: list[str]) -> None:
         print(f"  not taken after some seconds by {', '.join(late)}: is it alive?")
 
 
-def _keys(tenant: Tenant) -> list[dict[str, Any]]:
-    return [{"id": key.id, "expires": key.expires} for key in tenant.keys]
-
-
 def _find(args: argparse.Namespace) -> tuple[str, Tenant]:
-    for backbone, tenant in _tenants(args):
-        if tenant.id == args.id:
-            return backbone, tenant
-    raise InvalidInput(f"tenant {args.id!r} is not in {args.repository}: `hplm tenant list` names those that are")
+    from hplm.tenants.listing import find_tenant
 
-
-def _tenants(args: argparse.Namespace) -> list[tuple[str, Tenant]]:
-    from hplm.engine.backbone import Backbone
-    from hplm.tenants.manager import Manager
-    from hplm.tenants.snapshot import Snapshot
-
-    if not args.repository.is_dir():
-        raise InvalidInput(f"{args.repository} is no folder: name the model repository with --repository")
-    paths = sorted(args.repository.glob(f"{args.backbone or '*'}/1/{Backbone.TENANTS}"))
-    if not paths:
-        raise InvalidInput(f"{args.repository} holds no backbone{' ' + args.backbone if args.backbone else ''}: export one")
     check_state(args.state)
-    found = []
-    for path in paths:
-        snapshot = Manager(path.parent, args.state).current() if args.state is not None else Snapshot.load(path)
-        found += [(path.parent.parent.name, tenant) for tenant in snapshot.tenants]
-    return found
+    return find_tenant(args.id, args.repository, args.state, args.backbone)

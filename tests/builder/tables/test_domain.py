@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-import hplm.cli.build
+import hplm.cli.options
 from builder.adaptation.learning import Budget
 from builder.store.resumable import write_json
 from builder.store.store import Store, TenantFile
@@ -224,7 +224,7 @@ def test_a_small_corpus_makes_no_branch(tmp_path):
 
 
 def test_the_command_line_promises_the_real_minimum():
-    assert hplm.cli.build.MIN_TOKENS == domains.MIN_TOKENS
+    assert hplm.cli.options.MIN_TOKENS == domains.MIN_TOKENS
 
 
 def cut(monkeypatch, call) -> None:
