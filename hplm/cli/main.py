@@ -13,6 +13,8 @@ from hplm.errors import HplmError
 # Each module registers its commands with `register(commands)`; a command sets `run=function(args) -> dict | None`.
 # Heavy imports belong inside the run functions, so that `hplm --help` answers at once.
 GROUPS = ("build", "import_", "export", "serve", "tenant", "domain", "verify", "backup", "infer", "evaluate", "bench")
+# Our packages that need not be installed, as in the container image, and the extra of each in a checkout.
+EXTRAS = {"builder": "build", "bench": "bench", "research": "build", "loadtest": "loadtest", "demo": "demo"}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,6 +36,12 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:  # a wrong path, no permission, a full disk
         what = f"{error.strerror}: {error.filename}" if error.filename is not None else error.strerror or error
         print(f"hplm {args.command}: {what}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        way_out = f"in a checkout of hplm, pip install -e '.[{EXTRAS[error.name]}]'"
+        print(f"hplm {args.command}: the package `{error.name}` is not installed: {way_out}", file=sys.stderr)
         return 1
     except RuntimeError as error:
         if not _device_is_full(error):
