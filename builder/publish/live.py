@@ -62,7 +62,7 @@ def update_domain(manager: Manager, store: Store, name: str, share: float = 1.0)
         on_it = sum((tenant.domain, tenant.domain_version) == (name, version) for tenant in change.tenants.values())
         going = ready[: max(0, max(1, round(share * (len(ready) + on_it))) - on_it)]
         for tenant in going:
-            manager.put(change, tenant.id, _knowledge(store, tuned[tenant.id]))
+            manager.put(change, tenant.id, knowledge_of(store, tuned[tenant.id]))
         gone = {tenant.id for tenant in going}
         done = DomainChange(
             generation=change.generation,
@@ -86,6 +86,21 @@ def update_domain(manager: Manager, store: Store, name: str, share: float = 1.0)
         return manager.close(change, done)
 
 
+def knowledge_of(store: Store, tenant: TenantFile) -> Knowledge:
+    """What a store knows of a tenant, as a manager takes it."""
+    adapter, head = store.tenant_weights(tenant)
+    layout = tenant.adapter_layout(store.config)
+    return Knowledge(
+        domain=tenant.domain,
+        domain_version=tenant.domain_version,
+        task=tenant.task,
+        labels=tuple(tenant.labels),
+        head=(tenant.head_layout(store.config), head),
+        adapter=(layout, adapter) if adapter is not None else None,
+        version=tenant.version,
+    )
+
+
 def _trained(manager: Manager, store: Store, tenant_id: str) -> Knowledge:
     _check_store(manager, store)
     found = store.tenant(tenant_id)
@@ -93,7 +108,7 @@ def _trained(manager: Manager, store: Store, tenant_id: str) -> Knowledge:
         known = ", ".join(tenant.id for tenant in store.tenants()[:10]) or "none yet"
         raise InvalidInput(f"tenant {tenant_id!r} is not in {store.folder}: known are {known}")
     _check_same(manager, store, found.domain, found.domain_version)
-    return _knowledge(store, found)
+    return knowledge_of(store, found)
 
 
 def _check_same(manager: Manager, store: Store, domain: str, version: int) -> None:
@@ -165,20 +180,6 @@ def _copy(table: Table, copies: Path) -> None:
     with written_folder(copies / _folder_of(table)) as folder:
         for file in sorted(table.folder.iterdir()):
             copy_file(file, folder / file.name)
-
-
-def _knowledge(store: Store, tenant: TenantFile) -> Knowledge:
-    adapter, head = store.tenant_weights(tenant)
-    layout = tenant.adapter_layout(store.config)
-    return Knowledge(
-        domain=tenant.domain,
-        domain_version=tenant.domain_version,
-        task=tenant.task,
-        labels=tuple(tenant.labels),
-        head=(tenant.head_layout(store.config), head),
-        adapter=(layout, adapter) if adapter is not None else None,
-        version=tenant.version,
-    )
 
 
 def _canary_order(tenant: Tenant) -> bytes:

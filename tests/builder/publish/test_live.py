@@ -3,10 +3,8 @@
 import contextlib
 import json
 import multiprocessing
-import os
 import shutil
 import sqlite3
-import time
 from dataclasses import replace
 from itertools import pairwise
 
@@ -228,27 +226,6 @@ def test_a_number_that_was_exported_stays_that_table_s(place, tmp_path):
     assert live.adopt_domain("bio", 1, own).version == 1  # the very same may come back
 
 
-def test_changes_are_made_while_a_domain_arrives(place, tmp_path, monkeypatch):
-    store, repository, state = place
-    live, copytree = Manager.open(repository, state), shutil.copytree
-    source = tmp_path / "law"
-    random_table(store, "law", 1, ("root", 1), 500, seed=3)
-    copytree(store.table_folder("law", 1), source)
-    monkeypatch.setattr("hplm.tenants.registry.PATIENCE", 0.1)
-
-    def copied_late(*arguments):
-        monkeypatch.setattr("shutil.copytree", copytree)
-        Manager.open(repository, state).limit("tenant-0", rate=5.0)
-        Manager.open(repository, state).adopt_domain("law", 1, source)
-        return copytree(*arguments)
-
-    monkeypatch.setattr("shutil.copytree", copied_late)
-    with pytest.raises(InvalidInput, match="or that is served already"):
-        live.adopt_domain("law", 1, source)
-    assert [entry["action"] for entry in live.registry.audit()] == ["tenant limit", "domain add"]
-    assert not served(repository, state).view.forest.failures() and not list(live.state.folder.glob("aside-*"))
-
-
 def test_every_change_is_in_the_audit_log(place):
     store, repository, state = place
     live = Manager.open(repository, state)
@@ -314,21 +291,6 @@ def test_other_managers_are_at_work_while_a_table_is_copied(place, monkeypatch):
     assert done.generation == 1 + len(list(store.table_folder("bio", 2).iterdir())) and len(done.moved) == 8
     live.tables.open("bio", 2).verify()
     assert not list(live.state.folder.glob("aside-*"))
-
-
-def test_what_a_killed_manager_left_behind_goes_with_the_next_change(place):
-    live = Manager.open(*place[1:])
-    live.limit("tenant-0", rate=1.0)
-    with live.state.aside() as held:
-        left, new = live.state.folder / "aside-left", live.state.folder / "aside-new"
-        for folder in (left, new):
-            folder.mkdir()
-            (folder / "values").write_bytes(b"a table")
-        old = time.time() - 60
-        for folder in (held, left):
-            os.utime(folder, (old, old))
-        live.limit("tenant-0", rate=5.0)
-        assert held.exists() and new.exists() and not left.exists()
 
 
 def test_a_table_that_came_while_it_was_copied_is_placed_once(place, monkeypatch):

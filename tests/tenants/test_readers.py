@@ -9,7 +9,6 @@ import weakref
 import pytest
 import torch
 
-from builder.publish.live import add_domain, add_tenant
 from builder.store.store import TenantFile
 from hplm.engine.backbone import View, Watch
 from hplm.errors import Draining, NoTenant
@@ -20,8 +19,8 @@ from hplm.tenants.state import Reader
 from testing.random_store import random_table, random_tenant
 from testing.reference import Reference
 from testing.toy import WORDS
-from tests.builder.places import make_place, served
 from tests.engine.asker import Asker
+from tests.places import knowledge, make_place, served
 
 
 @pytest.fixture
@@ -36,7 +35,7 @@ def test_every_reader_is_waited_for(place):
     watch = Watch(backbone)
     try:
         until_somebody_reads(live)
-        change = add_tenant(live, store, "new-a")
+        change = live.add("new-a", knowledge(store, "new-a"))
         assert live.settle(change.generation) == []
         assert backbone.view.snapshot.generation == change.generation
         stuck = next(live.state.readers.glob("[!.]*")).with_name("elsewhere-1-abc")
@@ -60,7 +59,7 @@ def test_a_reader_that_cannot_take_a_change_is_late_and_not_gone(place, monkeypa
     watch = Watch(backbone)
     try:
         until_somebody_reads(live)
-        change = add_tenant(live, store, "new-a")
+        change = live.add("new-a", knowledge(store, "new-a"))
         (reader,) = live.state.readers.glob("[!.]*")
         for _ in range(2):
             before = reader.stat().st_mtime_ns
@@ -130,7 +129,7 @@ def test_a_reader_that_may_not_write_sees_the_same(place, monkeypatch):
     backbone = served(place)
     watch = Watch(backbone)
     try:
-        change = add_tenant(Manager.open(repository, state), store, "new-a")
+        change = Manager.open(repository, state).add("new-a", knowledge(store, "new-a"))
         for _ in range(1200):
             if backbone.view.snapshot.generation == change.generation:
                 break
@@ -143,9 +142,9 @@ def test_a_reader_that_may_not_write_sees_the_same(place, monkeypatch):
 def test_a_request_that_was_admitted_before_compacting_is_answered_after_it(place):
     store, repository, state = place
     live = Manager.open(repository, state)
-    add_tenant(live, store, "new-a")
+    live.add("new-a", knowledge(store, "new-a"))
     backbone = served(place)
-    add_tenant(live, store, "new-b")  # the bank grows after it was opened
+    live.add("new-b", knowledge(store, "new-b"))  # the bank grows after it was opened
     backbone.refresh()
     view = backbone.view
     expected = weights(served(place).view, "new-b")  # read through another opening
@@ -167,7 +166,7 @@ def test_a_ticket_of_a_generation_that_was_never_looked_at_is_good(place):
     """Two changes between two looks: lookup saw the first, and the upper half does not."""
     store, repository, state = place
     live, backbone = Manager.open(repository, state), served(place)
-    generations = [add_tenant(live, store, name).generation for name in ("new-a", "new-b", "new-c")]
+    generations = [live.add(name, knowledge(store, name)).generation for name in ("new-a", "new-b", "new-c")]
     between = backbone.at(generations[1])
     assert {tenant.id for tenant in between.snapshot.tenants} >= {"new-a", "new-b"}
     with pytest.raises(NoTenant):
@@ -197,7 +196,7 @@ def test_views_that_no_ticket_names_any_more_are_closed(place, monkeypatch):
     """What was deleted is off the disk a minute later, whether or not anything changes again."""
     store, repository, state = place
     live = Manager.open(repository, state)
-    add_tenant(live, store, "new-a")
+    live.add("new-a", knowledge(store, "new-a"))
     backbone = served(place)
     bank = backbone.view.snapshot.find("new-a").adapter.bank
     opened = weakref.ref(backbone.view.banks[bank])
@@ -226,7 +225,7 @@ def test_room_of_layouts_that_are_gone_is_given_back(place, monkeypatch):
         (rows,) = asker.wait(asker.ask(tenant, [WORDS[0]]))
         assert torch.allclose(torch.tensor(rows.logits), Reference.open(folder, state).forward(WORDS[0], tenant), atol=1e-3)
 
-    add_tenant(live, store, "new-c")
+    live.add("new-c", knowledge(store, "new-c"))
     answered("new-c")
     assert stager.device_bytes > before and "lora-2-query+ffn_in" in {layout.name for layout in stager.slots()}
     with monkeypatch.context() as later:
@@ -236,7 +235,7 @@ def test_room_of_layouts_that_are_gone_is_given_back(place, monkeypatch):
         answered("tenant-0")  # when the batch before it is released
     assert stager.device_bytes == before
     service.look()
-    add_tenant(live, store, "new-c")
+    live.add("new-c", knowledge(store, "new-c"))
     answered("new-c")
     assert stager.device_bytes > before
     service.look()
@@ -258,9 +257,9 @@ def test_a_table_that_is_brought_into_memory_keeps_nobody_waiting(place, monkeyp
 
     monkeypatch.setattr(Rows, "preload", slow)
     random_table(store, "law", 1, ("root", 1), 2000, seed=3)
-    add_domain(live, store, "law")
+    live.adopt_domain("law", 1, store.table_folder("law", 1))
     random_tenant(store, TenantFile("lawyer", 1, "law", 1, "classify", ["x", "y"], 4), 0.3, seed=60)
-    add_tenant(live, store, "lawyer")
+    live.add("lawyer", knowledge(store, "lawyer"))
     asker.backbone.refresh()
     try:
         answers = [asker.wait(asker.ask(tenant, [WORDS[0]])) for tenant in ("lawyer", "tenant-0")]
