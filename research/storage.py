@@ -31,7 +31,7 @@ from hplm.errors import HplmError, InvalidInput
 from hplm.plot.levels import Tally
 
 KEEPS = (1.0, 0.004, 0.001, 0.0)
-DTYPES = ("fp16", "int8")
+COMPARED = ("fp16", "int8")
 WHOLE = ("domain", "root")
 
 
@@ -75,7 +75,7 @@ def measure(folder: Path, domains: list[str]) -> Iterator[Row]:
         mine = [tenant for tenant in tenants if tenant.domain == domain]
         if not mine:
             raise InvalidInput(f"the demo has no domain {domain!r}: it has {', '.join(sorted({t.domain for t in tenants}))}")
-        for dtype in DTYPES:
+        for dtype in COMPARED:
             for keep in KEEPS:
                 if keep:
                     name = f"{domain}-{dtype}-{keep:g}"

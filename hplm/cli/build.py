@@ -6,14 +6,14 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hplm.options import BANK_DTYPES, MIN_TOKENS, TABLE_DTYPES
+
 if TYPE_CHECKING:
     import torch
 
     from hplm.plot.table import Table
 
 CORPUS = "one document a line, however long, or JSONL with `text`; plain, .gz or .zst"
-DTYPES = ("fp16", "bf16", "int8")
-MIN_TOKENS = 50_000
 TASKS = ("classify", "multilabel", "tag", "regress", "span")
 
 
@@ -57,7 +57,7 @@ def register(commands: argparse._SubParsersAction) -> None:
             metavar="SHARE",
             help="of the corpus's distinct n-grams, the most frequent first, that get an entry (default: %(default)s)",
         )
-        step.add_argument("--dtype", choices=DTYPES, default="fp16", help="of the stored values (default: %(default)s)")
+        step.add_argument("--dtype", choices=TABLE_DTYPES, default="fp16", help="of the stored values (default: %(default)s)")
         step.add_argument("--minutes", type=float, default=minutes, help="of adaptation; 0: none (default: %(default)s)")
     tenant = _step(steps, "tenant", run_tenant, "train an adapter and a head on labelled data")
     tenant.add_argument("--id", required=True)
@@ -65,7 +65,7 @@ def register(commands: argparse._SubParsersAction) -> None:
     tenant.add_argument("--task", choices=TASKS, required=True)
     tenant.add_argument("--train", type=Path, required=True, help="JSONL")
     tenant.add_argument("--dev", type=Path, help="JSONL (default: a tenth of the training data)")
-    tenant.add_argument("--adapter", choices=("bottleneck", "lora"), default="bottleneck", help="default: %(default)s")
+    tenant.add_argument("--adapter", metavar="KIND", default="bottleneck", help="bottleneck or lora (default: %(default)s)")
     tenant.add_argument(
         "--places",
         type=lambda text: tuple(text.split(",")),
@@ -73,7 +73,7 @@ def register(commands: argparse._SubParsersAction) -> None:
         help="projections the adapter works on: query, key, value, attention_out, ffn_in, ffn_out "
         "(default: attention_out; lora: query,value; with --upper-rate all)",
     )
-    tenant.add_argument("--dtype", choices=("fp16", "bf16"), default="fp16", help="of what is stored (default: %(default)s)")
+    tenant.add_argument("--dtype", choices=BANK_DTYPES, default="fp16", help="of what is stored (default: %(default)s)")
     tenant.add_argument("--rank", type=int, default=32, help="of the adapter; 0: a head alone (default: %(default)s)")
     tenant.add_argument("--epochs", type=int, default=4, help="at most (default: %(default)s)")
     tenant.add_argument(

@@ -8,9 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hplm.cli.build import CORPUS, DTYPES, device_of, learn_option, table_built
+from hplm.cli.build import CORPUS, device_of, learn_option, table_built
 from hplm.cli.served import check_state, open_live, served_options
 from hplm.errors import InvalidInput
+from hplm.options import TABLE_DTYPES
 
 if TYPE_CHECKING:
     from builder.tables.inspection import Coverage
@@ -68,7 +69,7 @@ def _register_update(actions: argparse._SubParsersAction) -> None:
     update.add_argument(
         "--keep", type=float, metavar="SHARE", help="of the distinct n-grams, old and new (default: that of the version before)"
     )
-    update.add_argument("--dtype", choices=DTYPES, help="of the stored values (default: that of the version before)")
+    update.add_argument("--dtype", choices=TABLE_DTYPES, help="of the stored values (default: that of the version before)")
     update.add_argument(
         "--minutes",
         type=float,

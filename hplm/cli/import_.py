@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hplm.cli.build import CORPUS, DTYPES, MIN_TOKENS, device_of
+from hplm.cli.build import CORPUS, device_of
 from hplm.errors import InvalidInput
+from hplm.options import MIN_TOKENS, TABLE_DTYPES
 
 
 def register(commands: argparse._SubParsersAction) -> None:
@@ -28,7 +29,7 @@ def register(commands: argparse._SubParsersAction) -> None:
     )
     command.add_argument("--corpus", type=Path, nargs="+", action="extend", help=f"for --as-domain: {CORPUS}")
     command.add_argument("--keep", type=float, default=1.0, metavar="SHARE", help="for --as-domain (default: %(default)s)")
-    command.add_argument("--dtype", choices=DTYPES, default="fp16", help="for --as-domain (default: %(default)s)")
+    command.add_argument("--dtype", choices=TABLE_DTYPES, default="fp16", help="for --as-domain (default: %(default)s)")
     command.add_argument(
         "--min-tokens", type=int, default=MIN_TOKENS, metavar="N", help="of --corpus, at least (default: %(default)s)"
     )
