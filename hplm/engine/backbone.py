@@ -25,12 +25,11 @@ from hplm.model.weights import load_weights
 from hplm.plot.forest import Forest
 from hplm.plot.table import Table
 from hplm.tenants.snapshot import LIVE, Snapshot
-from hplm.tenants.state import EXPORTED_BANKS, EXPORTED_TABLES, EXPORTED_TENANTS, Reader, State
+from hplm.tenants.state import EXPORTED_BANKS, EXPORTED_TABLES, EXPORTED_TENANTS, SECONDS_BETWEEN_LOOKS, Reader, State
 
 log = logging.getLogger(__name__)
 REMEMBERED = 16  # generations at most that a ticket on its way between the two models may still name
 KEPT_SECONDS = 60.0  # after another took its place: longer than tickets are good
-SECONDS_BETWEEN_LOOKS = 0.2
 
 
 @dataclass(frozen=True, eq=False)
