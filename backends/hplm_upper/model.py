@@ -12,13 +12,14 @@ import numpy as np
 import torch
 import triton_python_backend_utils as pb_utils
 
-from hplm.engine.answer import Rows, fill, size_of
+from hplm.engine.answer import fill, size_of
 from hplm.engine.memory import SharedRoom
 from hplm.engine.request import LookedUp
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.errors import Broken, HplmError
 from hplm.metrics.publisher import Publisher
+from hplm.tasks import Rows
 from hplm.tenants.ticket import SharedSecret, Ticket
 
 log = logging.getLogger(__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,15 @@ if TYPE_CHECKING:
     from hplm.plot.table import Table
 
 CORPUS = "one document a line, however long, or JSONL with `text`; plain, .gz or .zst"
-TASKS = ("classify", "multilabel", "tag", "regress", "span")
+
+
+class TaskNames:
+    """The names of the tasks, when they are needed: numpy, which tasks import, would make `hplm --help` slower."""
+
+    def __iter__(self) -> Iterator[str]:
+        from hplm.tasks import TASKS
+
+        return iter(TASKS)
 
 
 def register(commands: argparse._SubParsersAction) -> None:
@@ -62,7 +71,7 @@ def register(commands: argparse._SubParsersAction) -> None:
     tenant = _step(steps, "tenant", run_tenant, "train an adapter and a head on labelled data")
     tenant.add_argument("--id", required=True)
     tenant.add_argument("--domain", default="root", help="default: %(default)s")
-    tenant.add_argument("--task", choices=TASKS, required=True)
+    tenant.add_argument("--task", choices=TaskNames(), required=True, metavar="TASK", help="%(choices)s")
     tenant.add_argument("--train", type=Path, required=True, help="JSONL")
     tenant.add_argument("--dev", type=Path, help="JSONL (default: a tenth of the training data)")
     tenant.add_argument("--adapter", metavar="KIND", default="bottleneck", help="bottleneck or lora (default: %(default)s)")

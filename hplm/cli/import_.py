@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hplm.cli.build import CORPUS, device_of
+from hplm.cli.build import CORPUS, TaskNames, device_of
 from hplm.errors import InvalidInput
 from hplm.options import MIN_TOKENS, TABLE_DTYPES
 
@@ -20,7 +20,9 @@ def register(commands: argparse._SubParsersAction) -> None:
     command.add_argument(
         "--labels", type=lambda text: text.split(","), metavar="A,B,...", help="in order of their ids (default: from the files)"
     )
-    command.add_argument("--task", choices=("classify", "multilabel", "regress", "tag"), help="default: from the files")
+    command.add_argument(
+        "--task", choices=TaskNames(), metavar="TASK", help="what it was trained for (default: from the files)"
+    )
     command.add_argument("--test", type=Path, metavar="FILE", help="JSONL to score the tenant on, as it will be served")
     command.add_argument(
         "--as-domain",

@@ -17,7 +17,6 @@ from contextlib import ExitStack
 import numpy as np
 
 from hplm.adapters.slots import Slots
-from hplm.engine.answer import answer
 from hplm.engine.engine import Engine
 from hplm.engine.instruments import Instruments
 from hplm.engine.niceness import let_others_go_first
@@ -205,7 +204,7 @@ def _answer_texts(pairs: list[tuple[Work, np.ndarray]]) -> None:
             labels = request.tenant.labels
             own = np.zeros((len(work.spans), len(labels)), dtype=logits.dtype)  # rows without a token are left out of answers
             own[work.read] = logits[:, : len(labels)]
-            request.done(work.index, answer(request.tenant.task, own, work.spans, labels, request.top_k, work.passage))
+            request.done(work.index, request.tenant.task_object.answer(own, work.spans, labels, request.top_k, work.passage))
         except Exception as error:
             log.exception("answering failed")
             request.fail(Broken(f"answering failed: {error}"))

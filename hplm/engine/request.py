@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hplm.engine.answer import Rows
 from hplm.engine.backbone import View
+from hplm.tasks import Rows
 from hplm.tenants.snapshot import Tenant
 from hplm.tenants.ticket import Ticket
 
@@ -25,7 +25,7 @@ class LookedUp:
     addresses: np.ndarray  # texts x tokens, int64, padded with -1
     segments: np.ndarray
     spans: np.ndarray  # texts x rows x 3, padded with -1
-    passages: Sequence[str] | None = None  # the texts' second segments, from which a tenant of the task `span` answers
+    passages: Sequence[str] | None = None  # the texts' second segments, for tasks that answer from them
     id: str = ""  # as the client called it
 
 
@@ -88,7 +88,7 @@ class Work:
     addresses: np.ndarray  # int64, one a token
     segments: np.ndarray  # uint8
     spans: np.ndarray  # rows x 3, int32: token to read (-1: none), first and last code point it speaks of
-    passage: str = ""  # that the code points of `span` are counted in
+    passage: str = ""  # that `spans` speak of, where the task answers from a pair
 
     @property
     def tokens(self) -> int:

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hplm.engine.answer import Rows
 from hplm.engine.backbone import Backbone, Watch
 from hplm.engine.engine import Engine
 from hplm.engine.instruments import Instruments
@@ -28,6 +27,7 @@ from hplm.scheduling.policy import policy
 from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Limits, Scheduler
 from hplm.scheduling.waiting import Capacity
+from hplm.tasks import TASKS, Rows
 from hplm.tenants.quotas import Quotas
 
 log = logging.getLogger(__name__)
@@ -106,9 +106,10 @@ class Service:
     def _works(self, request: Request, looked_up: LookedUp) -> list[Work]:
         """Checked: tickets are signed, what came beside them is not."""
         tenant, passages = request.tenant, looked_up.passages
-        if looked_up.ticket.top_k and tenant.task != "classify":
-            raise InvalidInput(f"top_k is for tenants that classify; tenant {tenant.id!r} has the task {tenant.task!r}")
-        if tenant.task != "span":
+        if looked_up.ticket.top_k and not tenant.task_object.allows_top_k:
+            able = " or ".join(task.name for task in TASKS.values() if task.allows_top_k)
+            raise InvalidInput(f"top_k is for tenants that {able}; tenant {tenant.id!r} has the task {tenant.task!r}")
+        if not tenant.task_object.needs_pair:
             passages = [""] * len(looked_up.addresses)
         elif passages is None or len(passages) != len(looked_up.addresses):
             raise InvalidInput("TEXT_PAIR is not what the lookup model was sent: it holds the passage of each text")

@@ -18,9 +18,10 @@ from hplm.adapters.layout import Layout
 from hplm.errors import Broken, HplmError, InvalidInput
 from hplm.plot.forest import Branch
 from hplm.plot.table import Table, TableMeta
+from hplm.tasks import TASKS
 from hplm.tenants.keys import Key, new_key
 from hplm.tenants.registry import Change, Registry, sync
-from hplm.tenants.snapshot import LIVE, TASKS, Snapshot, Tenant
+from hplm.tenants.snapshot import LIVE, Snapshot, Tenant
 from hplm.tenants.state import EXPORTED_BANKS, EXPORTED_TABLES, EXPORTED_TENANTS, State
 
 log = logging.getLogger(__name__)
@@ -332,7 +333,7 @@ class Manager:
     def _check(self, change: Change, tenant_id: str, knowledge: Knowledge) -> None:
         if knowledge.task not in TASKS:
             raise InvalidInput(f"tenant {tenant_id!r}: task {knowledge.task!r} is not known: choose {' or '.join(TASKS)}")
-        size = {"regress": 1, "span": 2}.get(knowledge.task, len(knowledge.labels))
+        size = TASKS[knowledge.task].head_size(len(knowledge.labels))
         if len(knowledge.labels) != size:
             found = len(knowledge.labels)
             raise InvalidInput(f"tenant {tenant_id!r} has {found} labels: one of the task {knowledge.task} has {size}")
