@@ -19,7 +19,7 @@ from hplm.plot.table import Table, TableSpec
 from hplm.plot.writing import BATCH, write_table
 from testing.random_store import BERT_BASE, random_documents, ranked_keys
 
-CODINGS = ("fp16", "int8")
+COMPARED = ("fp16", "int8")
 TEXTS = 256  # together their rows are more than the CPU's caches hold
 LONGEST_DOCUMENT = 512
 VERSION = 1
@@ -56,7 +56,7 @@ class Case:
 
 def tables(case: Case, folder: Path) -> dict[str, Forest]:
     """One forest a coding, each of one table with the same rows; what `folder` has already is used again."""
-    missing = [dtype for dtype in CODINGS if not _fits(case, folder, dtype)]
+    missing = [dtype for dtype in COMPARED if not _fits(case, folder, dtype)]
     _expect_space(case, folder, missing)
     if missing:
         keys = _keys(case)
@@ -67,7 +67,7 @@ def tables(case: Case, folder: Path) -> dict[str, Forest]:
                 # The same few thousand rows again and again: only where they lie counts, not what they say.
                 path = folder / dtype / str(VERSION)
                 write_table(path, case.spec(dtype), keys, lambda windows: pool[: len(windows)], progress=bar.update)
-    return {dtype: open_forest(folder, dtype) for dtype in CODINGS}
+    return {dtype: open_forest(folder, dtype) for dtype in COMPARED}
 
 
 def open_forest(folder: Path, dtype: str) -> Forest:

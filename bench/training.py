@@ -23,7 +23,7 @@ from builder.training.bodies import Body, PlotBody, WholeBody
 from builder.training.examples import Pack, Reader
 from builder.training.finetuning import TrainingOptions, tenant_model
 from builder.training.labelled import Example, Labelled
-from builder.training.objectives import loss_of
+from builder.training.tasks import training_task
 from hplm.model.checkpoint import Checkpoint
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack
@@ -67,8 +67,8 @@ def bench_training(case: Case) -> dict[str, Any]:
     config = SIZES[case.size]
     with TemporaryDirectory() as folder:
         store = random_store(Path(folder) / "store", config, ())
-        reader = Reader(store, "root", 1)
-        texts = reader.read(_labelled(config, case.tokens), "classify", ["no", "yes"], show_progress=False)
+        reader, task = Reader(store, "root", 1), training_task("classify")
+        texts = reader.read(_labelled(config, case.tokens), task, ["no", "yes"], show_progress=False)
         in_half = half_precision(CPU)
         bodies: dict[str, Body | WindowBody] = {
             "tables": PlotBody(store.upper(), config.heads),
@@ -88,7 +88,7 @@ def bench_training(case: Case) -> dict[str, Any]:
                 pack = reader.pack(texts, chosen, CPU, body.reads_tables)
                 with in_half:
                     logits = model(body, pack)
-                loss, learned = loss_of("classify", logits, pack.targets, pack.rows_of)
+                loss, learned = task.loss(logits, pack.targets, pack.rows_of)
                 optimizer.zero_grad()
                 (loss / learned).backward()
                 optimizer.step()

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from tqdm import tqdm
 
 from builder.evaluation.tenant import Evaluation
-from builder.training.scores import Scores, score
+from builder.training.scores import Scores
+from builder.training.tasks import training_task
 from hplm.errors import HplmError, InvalidInput
 from hplm_client import HplmClient, HplmClientError
 
@@ -38,7 +39,7 @@ def score_served(server: Server, evaluation: Evaluation, show_progress: bool = T
                     answers[i] = list(answer.labels)
     except HplmClientError as error:
         raise HplmError(str(error)) from error
-    return score(tenant.task, tenant.labels, examples, answers)
+    return training_task(tenant.task).score(tenant.labels, examples, answers)
 
 
 def _check_version(tenant_id: str, here: int, there: str) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hplm.cli.options import CORPUS, DTYPES, MIN_TOKENS, device_of, learn_option
+from hplm.cli.options import CORPUS, TaskNames, device_of, learn_option
 from hplm.cli.tables import table_built
-
-TASKS = ("classify", "multilabel", "tag", "regress", "span")
+from hplm.options import BANK_DTYPES, MIN_TOKENS, TABLE_DTYPES
 
 
 def register(commands: argparse._SubParsersAction) -> None:
@@ -51,15 +50,15 @@ def register(commands: argparse._SubParsersAction) -> None:
             metavar="SHARE",
             help="of the corpus's distinct n-grams, the most frequent first, that get an entry (default: %(default)s)",
         )
-        step.add_argument("--dtype", choices=DTYPES, default="fp16", help="of the stored values (default: %(default)s)")
+        step.add_argument("--dtype", choices=TABLE_DTYPES, default="fp16", help="of the stored values (default: %(default)s)")
         step.add_argument("--minutes", type=float, default=minutes, help="of adaptation; 0: none (default: %(default)s)")
     tenant = _step(steps, "tenant", run_tenant, "train an adapter and a head on labelled data")
     tenant.add_argument("--id", required=True)
     tenant.add_argument("--domain", default="root", help="default: %(default)s")
-    tenant.add_argument("--task", choices=TASKS, required=True)
+    tenant.add_argument("--task", choices=TaskNames(), required=True, metavar="TASK", help="%(choices)s")
     tenant.add_argument("--train", type=Path, required=True, help="JSONL")
     tenant.add_argument("--dev", type=Path, help="JSONL (default: a tenth of the training data)")
-    tenant.add_argument("--adapter", choices=("bottleneck", "lora"), default="bottleneck", help="default: %(default)s")
+    tenant.add_argument("--adapter", metavar="KIND", default="bottleneck", help="bottleneck or lora (default: %(default)s)")
     tenant.add_argument(
         "--places",
         type=lambda text: tuple(text.split(",")),
@@ -67,7 +66,7 @@ def register(commands: argparse._SubParsersAction) -> None:
         help="projections the adapter works on: query, key, value, attention_out, ffn_in, ffn_out "
         "(default: attention_out; lora: query,value; with --upper-rate all)",
     )
-    tenant.add_argument("--dtype", choices=("fp16", "bf16"), default="fp16", help="of what is stored (default: %(default)s)")
+    tenant.add_argument("--dtype", choices=BANK_DTYPES, default="fp16", help="of what is stored (default: %(default)s)")
     tenant.add_argument("--rank", type=int, default=32, help="of the adapter; 0: a head alone (default: %(default)s)")
     tenant.add_argument("--epochs", type=int, default=4, help="at most (default: %(default)s)")
     tenant.add_argument(

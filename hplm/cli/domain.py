@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hplm.cli import inspection
-from hplm.cli.options import CORPUS, DTYPES, device_of, learn_option
+from hplm.cli.options import CORPUS, device_of, learn_option
 from hplm.cli.served import check_state, open_manager, served_options
 from hplm.cli.tables import print_tree, table_built
 from hplm.errors import InvalidInput
+from hplm.options import TABLE_DTYPES
 
 if TYPE_CHECKING:
     from hplm.tenants.manager import DomainChange
@@ -67,7 +68,7 @@ def _register_update(actions: argparse._SubParsersAction) -> None:
     update.add_argument(
         "--keep", type=float, metavar="SHARE", help="of the distinct n-grams, old and new (default: that of the version before)"
     )
-    update.add_argument("--dtype", choices=DTYPES, help="of the stored values (default: that of the version before)")
+    update.add_argument("--dtype", choices=TABLE_DTYPES, help="of the stored values (default: that of the version before)")
     update.add_argument(
         "--minutes",
         type=float,

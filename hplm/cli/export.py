@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from hplm.options import ENGINE_DTYPES
+
 
 def register(commands: argparse._SubParsersAction) -> None:
     export = commands.add_parser(
@@ -15,7 +17,7 @@ def register(commands: argparse._SubParsersAction) -> None:
     export.add_argument("--store", type=Path, required=True, help="what `hplm build` made")
     export.add_argument("--repository", type=Path, default=Path("model_repository"), help="default: %(default)s")
     export.add_argument("--replace", action="store_true", help="drop tenants that only the repository has")
-    export.add_argument("--dtype", choices=("auto", "fp32", "bf16"), default="auto", help="what the engine computes in")
+    export.add_argument("--dtype", choices=("auto", *ENGINE_DTYPES), default="auto", help="what the engine computes in")
     export.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     export.add_argument("--threads", type=int, default=0, help="CPU threads of the engine; 0: all cores")
     export.add_argument("--slots", type=int, default=256, help="tenants held on the device (default: %(default)s)")

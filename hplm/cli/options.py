@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
 CORPUS = "one document a line, however long, or JSONL with `text`; plain, .gz or .zst"
-DTYPES = ("fp16", "bf16", "int8")
-MIN_TOKENS = 50_000
+
+
+class TaskNames:
+    """The names of the tasks, when they are needed: numpy, which tasks import, would make `hplm --help` slower."""
+
+    def __iter__(self) -> Iterator[str]:
+        from hplm.tasks import TASKS
+
+        return iter(TASKS)
 
 
 def learn_option(parser: argparse.ArgumentParser) -> None:

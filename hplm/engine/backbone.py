@@ -32,6 +32,7 @@ from hplm.tenants.state import (
     EXPORTED_TENANTS,
     EXPORTED_TOKENIZER,
     EXPORTED_UPPER,
+    SECONDS_BETWEEN_LOOKS,
     Reader,
     State,
 )
@@ -39,7 +40,6 @@ from hplm.tenants.state import (
 log = logging.getLogger(__name__)
 REMEMBERED = 16  # generations at most that a ticket on its way between the two models may still name
 KEPT_SECONDS = 60.0  # after another took its place: longer than tickets are good
-SECONDS_BETWEEN_LOOKS = 0.2
 
 
 @dataclass(frozen=True, eq=False)

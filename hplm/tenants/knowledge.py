@@ -10,7 +10,7 @@ from torch import Tensor
 from hplm.adapters.layout import Layout
 from hplm.errors import InvalidInput
 from hplm.plot.forest import Branch
-from hplm.tenants.snapshot import TASKS
+from hplm.tasks import TASKS
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Knowledge:
         """Refuses what a backbone with these tables cannot serve; `width` of its vectors, None if it is not known."""
         if self.task not in TASKS:
             raise InvalidInput(f"tenant {tenant_id!r}: task {self.task!r} is not known: choose {' or '.join(TASKS)}")
-        size = {"regress": 1, "span": 2}.get(self.task, len(self.labels))
+        size = TASKS[self.task].head_size(len(self.labels))
         if len(self.labels) != size:
             found = len(self.labels)
             raise InvalidInput(f"tenant {tenant_id!r} has {found} labels: one of the task {self.task} has {size}")
