@@ -143,7 +143,7 @@ def run_schedule(args: argparse.Namespace) -> dict:
         return figures
     case = Case(args.seconds, allowed_ms=tuple(args.deadlines_ms), cv=args.cv)
     if args.picture:
-        from builder.tables.coverage_picture import check_picture
+        from builder.pictures import check_picture
 
         check_picture(args.picture)
     figures = bench_schedule(case)

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     store, device = Store(args.store), device_of(args)
     check_names(args.against)
     if args.picture is not None:
-        from builder.tables.coverage_picture import check_picture
+        from builder.pictures import check_picture
 
         check_picture(args.picture)
     evaluation = evaluate_tenant(store, args.id, args.test, device)

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, PercentFormatter
 
 from bench.thread_spans import Span
-from builder.tables.coverage_picture import GRID, INK
+from builder.pictures import GRID, INK
 from research.comparison.served_schemes import COMPARED, DISK
 
 CHARACTERS = 11  # of a title, an inch
