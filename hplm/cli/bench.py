@@ -97,12 +97,12 @@ def _counts(given: str) -> list[int]:
 
 
 def run_serve(args: argparse.Namespace) -> dict:
-    from bench.serve import Case, bench_serve
+    from bench.measuring.serve import Case, bench_serve
 
     if len(args.tenants) == 1:
         figures = bench_serve(Case(args.size, args.tokens, args.tenants[0], args.seconds, args.connections, args.dtype))
     else:
-        from bench.tenants import bench_tenants
+        from bench.measuring.tenants import bench_tenants
 
         case = Case(args.size, args.tokens, seconds=args.seconds, connections=args.connections, dtype=args.dtype)
         figures = bench_serve(case) | bench_tenants(case, args.tenants)
@@ -134,7 +134,7 @@ def _schedule(kinds: argparse._SubParsersAction) -> None:
 
 
 def run_schedule(args: argparse.Namespace) -> dict:
-    from bench.schedule import Case, bench_schedule, replay, table_of
+    from bench.measuring.schedule import Case, bench_schedule, replay, table_of
 
     if args.trace:
         figures = replay(args.trace, tuple(args.cost), args.policy, args.batch_tokens, args.commit_ms, args.admission)
@@ -148,7 +148,7 @@ def run_schedule(args: argparse.Namespace) -> dict:
         check_picture(args.picture)
     figures = bench_schedule(case)
     if args.picture:
-        from bench.schedule_picture import draw
+        from bench.measuring.schedule_picture import draw
 
         draw(figures, args.picture)
     if not args.json:
@@ -157,8 +157,8 @@ def run_schedule(args: argparse.Namespace) -> dict:
 
 
 def run_plot(args: argparse.Namespace) -> dict:
-    from bench.plot import bench_plot, table_of
-    from bench.plot_tables import Case
+    from bench.measuring.plot import bench_plot, table_of
+    from bench.measuring.plot_tables import Case
 
     case = Case(args.keys, args.hidden, args.tokens, args.seconds, args.dtype, args.count_tokens)
     figures = bench_plot(case, args.folder)
@@ -168,7 +168,7 @@ def run_plot(args: argparse.Namespace) -> dict:
 
 
 def run_adapters(args: argparse.Namespace) -> dict:
-    from bench.adapters import Case, bench_adapters, table_of
+    from bench.measuring.adapters import Case, bench_adapters, table_of
 
     figures = bench_adapters(Case(args.hidden, args.rank, args.seconds))
     if not args.json:
@@ -177,7 +177,7 @@ def run_adapters(args: argparse.Namespace) -> dict:
 
 
 def run_engine(args: argparse.Namespace) -> dict:
-    from bench.engine import SIZES, Case, bench_engine, table_of
+    from bench.measuring.engine import SIZES, Case, bench_engine, table_of
 
     figures = bench_engine(Case(tuple(SIZES) if args.size == "both" else (args.size,), args.seconds, args.dtype))
     if not args.json:
@@ -186,7 +186,7 @@ def run_engine(args: argparse.Namespace) -> dict:
 
 
 def run_pipeline(args: argparse.Namespace) -> dict:
-    from bench.pipeline import Case, bench_pipeline, table_of
+    from bench.measuring.pipeline import Case, bench_pipeline, table_of
 
     figures = bench_pipeline(Case(args.size, args.tokens, seconds=args.seconds, dtype=args.dtype))
     if not args.json:
@@ -195,7 +195,7 @@ def run_pipeline(args: argparse.Namespace) -> dict:
 
 
 def run_overload(args: argparse.Namespace) -> dict:
-    from bench.overload import Case, bench_overload
+    from bench.measuring.overload import Case, bench_overload
 
     case = Case(args.size, args.tokens, args.batch_texts, overload=args.overload, seconds=args.seconds, policy=args.policy)
     figures = bench_overload(case)
@@ -205,7 +205,7 @@ def run_overload(args: argparse.Namespace) -> dict:
 
 
 def run_training(args: argparse.Namespace) -> dict:
-    from bench.training import Case, bench_training, table_of
+    from bench.measuring.training import Case, bench_training, table_of
 
     figures = bench_training(Case(args.size, args.tokens, args.texts, args.seconds))
     if not args.json:

@@ -22,10 +22,10 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from bench.machine import gflops, machine
+from bench.measuring.serve import SIZES
+from bench.measuring.tenants import tenant_id
 from bench.options import expect_above_zero, expect_text
-from bench.serve import SIZES
-from bench.tenants import tenant_id
+from bench.tools.machine import gflops, machine
 from hplm.cli.bench import _counts
 from hplm.errors import HplmError
 from hplm.scheduling.simulation.arrivals import SECOND, Arrivals

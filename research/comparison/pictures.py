@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, PercentFormatter
 
-from bench.thread_spans import Span
+from bench.tools.thread_spans import Span
 from builder.pictures import GRID, INK
 from research.comparison.served_schemes import COMPARED, DISK
 

@@ -13,9 +13,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.processes import memory_of
-from bench.serve import SIZES
-from bench.tenants import LABELS, multiply, tenant_id
+from bench.measuring.serve import SIZES
+from bench.measuring.tenants import LABELS, multiply, tenant_id
+from bench.tools.processes import memory_of
 from builder.publish.export import copy_file
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store

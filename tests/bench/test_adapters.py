@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from bench import adapters as bench_adapters
-from bench.adapters import TOKENS, WITHOUT_PEFT, Case, table_of, variants
+from bench.measuring import adapters as bench_adapters
+from bench.measuring.adapters import TOKENS, WITHOUT_PEFT, Case, table_of, variants
 from hplm.cli.main import main
 
 TINY = Case(hidden=32, rank=4, seconds=0.005, tenants=(1, 16))

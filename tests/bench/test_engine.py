@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.engine import TEXTS, Bench, batches_of, bench_engine, filling, padding, table_of
+from bench.measuring.engine import TEXTS, Bench, batches_of, bench_engine, filling, padding, table_of
 from hplm.engine.packing import Concat, Naive, Packed
 from testing.toy import CONFIG
 
@@ -25,10 +25,10 @@ def test_padding_is_the_share_of_rows_that_is_no_text():
 
 def test_every_figure_is_there(monkeypatch):
     pytest.importorskip("transformers", reason="comes with the extra 'build'")
-    from bench.engine import Case
+    from bench.measuring.engine import Case
 
-    monkeypatch.setattr("bench.engine.SIZES", {"minilm": CONFIG})
-    monkeypatch.setattr("bench.engine.SLOT_ROWS", (2,))
+    monkeypatch.setattr("bench.measuring.engine.SIZES", {"minilm": CONFIG})
+    monkeypatch.setattr("bench.measuring.engine.SLOT_ROWS", (2,))
     figures = bench_engine(Case(("minilm",), 0.01, "fp32"))
     for name in ("naive", "turbo", "concat", "slotted", "packed", "uniform"):
         assert figures["minilm"]["var20"][name] > 0 and figures["minilm"]["var100"][name] > 0

@@ -2,11 +2,11 @@
 
 import pytest
 
-from bench import overload as bench_overload
-from bench import pipeline as bench_pipeline
-from bench import schedule as bench_schedule
-from bench import serve as bench_serve
-from bench import training as bench_training
+from bench.measuring import overload as bench_overload
+from bench.measuring import pipeline as bench_pipeline
+from bench.measuring import schedule as bench_schedule
+from bench.measuring import serve as bench_serve
+from bench.measuring import training as bench_training
 from hplm.cli.main import main
 from research.comparison import compare
 

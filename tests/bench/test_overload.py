@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 
-from bench.overload import REFUSED, Case, Computed, Offered, figures, simulate
+from bench.measuring.overload import REFUSED, Case, Computed, Offered, figures, simulate
 from loadtest.report import Report
 
 

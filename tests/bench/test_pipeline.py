@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from bench import pipeline as bench_pipeline
-from bench.pipeline import Case, table_of
-from bench.serve import SIZES
+from bench.measuring import pipeline as bench_pipeline
+from bench.measuring.pipeline import Case, table_of
+from bench.measuring.serve import SIZES
 from hplm.engine.engine import Engine
 from hplm.engine.overlap import OVERLAPS
 from hplm.errors import Broken

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.cold import can_drop, drop
-from bench.plot import TARGETS, bench_plot, table_of
-from bench.plot_tables import Case
+from bench.measuring.cold import can_drop, drop
+from bench.measuring.plot import TARGETS, bench_plot, table_of
+from bench.measuring.plot_tables import Case
 from hplm.cli.main import main
 from hplm.errors import InvalidInput
 

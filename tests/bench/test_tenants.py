@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.processes import Memory, memory_of
-from bench.tenants import multiply, tenant_id
+from bench.measuring.tenants import multiply, tenant_id
+from bench.tools.processes import Memory, memory_of
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from hplm.cli.bench import _counts

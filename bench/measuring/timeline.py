@@ -1,6 +1,6 @@
 """What the threads of a loaded pipeline do, batch by batch (HMI, Fig. 17), from the journal of a real server:
 
-python -m bench.timeline --results results        leaves timeline.json there, for `research.comparison.figures`
+python -m bench.measuring.timeline --results results        leaves timeline.json there, for `research.comparison.figures`
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from bench.serve import SIZES, Case, _requests, texts_of
-from bench.thread_spans import Span, read_journal
+from bench.measuring.serve import SIZES, Case, _requests, texts_of
+from bench.tools.thread_spans import Span, read_journal
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from hplm.errors import HplmError
@@ -54,7 +54,7 @@ def bench_timeline(case: Timeline) -> list[Span]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="bench.timeline", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="bench.measuring.timeline", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--size", choices=tuple(SIZES), default=Timeline.size, help="default: %(default)s")
     parser.add_argument("--tokens", type=int, default=Timeline.tokens, help="of a text (default: %(default)s)")

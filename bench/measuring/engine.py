@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.timing import Timing, alternate_timed
+from bench.tools.timing import Timing, alternate_timed
 from hplm.adapters.layout import adapter_layout
 from hplm.engine.engine import Engine, resolve_device, resolve_dtype
 from hplm.engine.packing import Concat, Naive, Packed, Packing, Slotted, Turbo

@@ -119,7 +119,7 @@ def load_server(url: str, requests: list[bytes], warming: list[bytes], case: Cas
 
 
 def _engine_apart(repository: Path, backbone: str, case: Case) -> dict:
-    command = [sys.executable, "-m", "bench.serve", str(repository / backbone / "1"), json.dumps(asdict(case))]
+    command = [sys.executable, "-m", "bench.measuring.serve", str(repository / backbone / "1"), json.dumps(asdict(case))]
     done = subprocess.run(command, stdout=subprocess.PIPE, timeout=600 + 2 * case.seconds)
     if done.returncode:
         raise HplmError(f"measuring the bare engine ended with {done.returncode}")

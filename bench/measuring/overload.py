@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.measuring.serve import SIZES, batch_texts, texts_of
+from bench.measuring.serve import Case as Serve
 from bench.options import expect_above_zero, expect_text
-from bench.processes import memory_of
-from bench.serve import SIZES, batch_texts, texts_of
-from bench.serve import Case as Serve
+from bench.tools.processes import memory_of
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.service import ANSWERING_NS

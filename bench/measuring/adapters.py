@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bench.timing import Timing, alternate_timed
+from bench.tools.timing import Timing, alternate_timed
 from hplm.adapters.layout import PROJECTIONS, Layout
 from hplm.adapters.tiles import Tiles
 from hplm.model.attention import PackedAttention

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
 from bench.options import expect_above_zero, expect_text
-from bench.timing import Timing, alternate, cpu_ticks
+from bench.tools.timing import Timing, alternate, cpu_ticks
 from builder.adaptation.lessons import Windows
 from builder.hardware import half_precision
 from builder.store.store import Store

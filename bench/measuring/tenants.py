@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from bench.processes import memory_of
-from bench.serve import BATCH_TOKENS, SIZES, Case, load_server, texts_of
+from bench.measuring.serve import BATCH_TOKENS, SIZES, Case, load_server, texts_of
+from bench.tools.processes import memory_of
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from hplm.adapters.bank import Bank, Record, record_bytes, write_bank

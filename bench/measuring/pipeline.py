@@ -18,9 +18,9 @@ from google.protobuf import text_format
 from tqdm import tqdm
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from bench.measuring.serve import SIZES, batch_texts, texts_of
+from bench.measuring.serve import Case as Serve
 from bench.options import expect_above_zero, expect_text
-from bench.serve import SIZES, batch_texts, texts_of
-from bench.serve import Case as Serve
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.backbone import Backbone

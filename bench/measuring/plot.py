@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from bench.cold import Cold, can_drop
-from bench.counting import count_apart
-from bench.plot_tables import TEXTS, VERSION, Case, fresh_texts, tables, write_corpus
-from bench.timing import Timing, alternate, cpu_ticks, threads
+from bench.measuring.cold import Cold, can_drop
+from bench.measuring.counting import count_apart
+from bench.measuring.plot_tables import TEXTS, VERSION, Case, fresh_texts, tables, write_corpus
+from bench.tools.timing import Timing, alternate, cpu_ticks, threads
 from hplm.engine.engine import resolve_dtype
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
