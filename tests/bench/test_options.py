@@ -29,7 +29,7 @@ from research.comparison import compare
 )
 def test_nonsense_is_refused_at_once(monkeypatch, capsys, given, said) -> None:
     for module in (bench_overload, bench_pipeline, bench_schedule, bench_serve, bench_training):
-        name = module.__name__.rpartition(".")[2]
+        name = f"bench_{module.__name__.rpartition('.')[2]}"
         monkeypatch.setattr(module, name, lambda *_, name=name: pytest.fail(f"{name} was begun"))
     assert main(["bench", *given.split()]) == 1
     assert said in capsys.readouterr().err
