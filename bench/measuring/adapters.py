@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bench.adapters import AdaptersBench
 from bench.tools.timing import Timing, alternate_timed
 from hplm.adapters.layout import PROJECTIONS, Layout
 from hplm.adapters.tiles import Tiles
@@ -25,7 +26,6 @@ from testing.random_store import BERT_BASE
 CPU = torch.device("cpu")
 SLOTS = 256
 HEAD = 64  # numbers of a vector that a head of attention has
-TENANTS = (1, 4, 16, 64)
 TOKENS = (20, 128)  # of a tenant
 TO_LOOP = {20: 4.0, 128: 2.0}  # targets, with MANY tenants or more
 TO_PEFT = 2.0
@@ -34,23 +34,15 @@ WITHOUT_PEFT = "peft is not installed and was not measured: pip install -c const
 
 
 @dataclass(frozen=True)
-class Case:
-    hidden: int = 768
-    rank: int = 32
-    seconds: float = 1.0
-    tenants: tuple[int, ...] = TENANTS
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Of one batch: tenants x tokens, text by text."""
+class Projected:
+    """What goes into and comes out of a projection of the shared layer: rows of tenants x tokens, text by text."""
 
     before: Tensor
     after: Tensor
     slots: np.ndarray  # of each tenant
 
     @classmethod
-    def drawn(cls, tenants: int, tokens: int, hidden: int, parts: int) -> Rows:
+    def drawn(cls, tenants: int, tokens: int, hidden: int, parts: int) -> Projected:
         generator = torch.Generator().manual_seed(tenants)
         rows = tenants * tokens
         before = torch.randn(rows, hidden, generator=generator)
@@ -68,18 +60,18 @@ class Rows:
 
 @dataclass(frozen=True)
 class Variant:
-    rows: Rows
+    rows: Projected
     run: Callable[[Tensor], object]  # changes what came out of the projection
 
 
-def bench_adapters(case: Case) -> dict:
+def bench_adapters(case: AdaptersBench) -> dict:
     figures: dict = {}
     spread: dict[str, dict] = {}
-    has_peft = _has_peft()
+    with_peft = has_peft()
     with torch.inference_mode():
         for tokens in TOKENS:
             for tenants in case.tenants:
-                timings = alternate_timed(_timed(variants(case, tenants, tokens, has_peft)), case.seconds, warm_up=3)
+                timings = alternate_timed(_timed(variants(case, tenants, tokens, with_peft)), case.seconds, warm_up=3)
                 spread[f"t{tokens}.{tenants}"] = {name: asdict(timing) for name, timing in timings.items()}
                 figures.setdefault(f"t{tokens}", {})[str(tenants)] = _figures(timings)
     return figures | {
@@ -87,7 +79,7 @@ def bench_adapters(case: Case) -> dict:
         "case": asdict(case),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        **({} if has_peft else {"peft": WITHOUT_PEFT}),
+        **({} if with_peft else {"peft": WITHOUT_PEFT}),
     }
 
 
@@ -128,10 +120,10 @@ def _timed(variants: dict[str, Variant]) -> dict[str, Callable[[int], float]]:
     return {name: timed(variant) for name, variant in variants.items()}
 
 
-def variants(case: Case, tenants: int, tokens: int, with_peft: bool) -> dict[str, Variant]:
+def variants(case: AdaptersBench, tenants: int, tokens: int, with_peft: bool) -> dict[str, Variant]:
     bottleneck = Layout("bottleneck", case.rank, case.hidden, 1, ("attention_out",))
     lora = Layout("lora", case.rank, case.hidden, 1, ("query", "value"))
-    out, qkv = Rows.drawn(tenants, tokens, case.hidden, 1), Rows.drawn(tenants, tokens, case.hidden, 3)
+    out, qkv = Projected.drawn(tenants, tokens, case.hidden, 1), Projected.drawn(tenants, tokens, case.hidden, 3)
     out_groups, qkv_groups = out.groups, qkv.groups
     adapters, loras = _slots(bottleneck), _slots(lora)
     found: dict[str, Variant] = {
@@ -160,7 +152,7 @@ def variants(case: Case, tenants: int, tokens: int, with_peft: bool) -> dict[str
     return found
 
 
-def _layer(case: Case) -> Layer:
+def _layer(case: AdaptersBench) -> Layer:
     torch.manual_seed(0)
     return Layer(replace(BERT_BASE, hidden=case.hidden, intermediate=4 * case.hidden)).eval()
 
@@ -178,7 +170,7 @@ def _loop_weights(weights: dict[str, Tensor]) -> list[dict[str, Tensor]]:
     return [{name: tensor[slot].contiguous() for name, tensor in weights.items()} for slot in range(SLOTS)]
 
 
-def _bottleneck_loop(rows: Rows, weights: dict[str, Tensor]) -> Callable[[Tensor], object]:
+def _bottleneck_loop(rows: Projected, weights: dict[str, Tensor]) -> Callable[[Tensor], object]:
     tenants = rows.of_tenants()
     own = _loop_weights({name.removeprefix("attention_out/"): tensor for name, tensor in weights.items()})
 
@@ -191,7 +183,7 @@ def _bottleneck_loop(rows: Rows, weights: dict[str, Tensor]) -> Callable[[Tensor
     return run
 
 
-def _lora_loop(rows: Rows, weights: dict[str, Tensor]) -> Callable[[Tensor], object]:
+def _lora_loop(rows: Projected, weights: dict[str, Tensor]) -> Callable[[Tensor], object]:
     tenants = rows.of_tenants()
     own = _loop_weights(weights)
     hidden = rows.before.shape[1]
@@ -206,7 +198,7 @@ def _lora_loop(rows: Rows, weights: dict[str, Tensor]) -> Callable[[Tensor], obj
     return run
 
 
-def _products(rows: Rows, weights: dict[str, Tensor]) -> Callable[[Tensor], object]:
+def _products(rows: Projected, weights: dict[str, Tensor]) -> Callable[[Tensor], object]:
     """The step's two batched products and nothing else, over weights that lie together: the most that batching can give."""
     slots = torch.from_numpy(rows.slots)
     down, up = (weights[f"attention_out/{name}"].mT[slots].contiguous() for name in ("down", "up"))
@@ -220,7 +212,7 @@ def _products(rows: Rows, weights: dict[str, Tensor]) -> Callable[[Tensor], obje
     return run
 
 
-def _has_peft() -> bool:
+def has_peft() -> bool:
     try:
         import peft  # noqa: F401
     except ModuleNotFoundError as error:
@@ -230,7 +222,7 @@ def _has_peft() -> bool:
     return True
 
 
-def _peft(rows: Rows, weights: dict[str, Tensor], rank: int) -> Callable[[Tensor], object]:
+def _peft(rows: Projected, weights: dict[str, Tensor], rank: int) -> Callable[[Tensor], object]:
     """Its step alone: the shared projection under it gives what was computed before, and is not measured."""
     from peft import LoraConfig
     from peft.tuners.lora import Linear

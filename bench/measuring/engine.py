@@ -9,12 +9,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from bench.engine import EngineBench
 from bench.tools.timing import Timing, alternate_timed
 from hplm.adapters.layout import adapter_layout
 from hplm.engine.engine import Engine, resolve_device, resolve_dtype
@@ -23,9 +24,8 @@ from hplm.engine.turbo import Cost
 from hplm.model.checkpoint import random_backbone
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Adapt
-from testing.random_store import BERT_BASE, MINILM
+from testing.random_store import SIZES
 
-SIZES = {"minilm": MINILM, "bert-base": BERT_BASE}
 TEXTS = 64
 BATCHES = 4  # different ones, in turn
 MEAN, VARIANCES, CLIP = 20, (20, 100), (3, 100)
@@ -38,15 +38,8 @@ SWEPT = "minilm"  # the size whose slots and batch sizes are swept
 BATCH_SIZES = (8, 16, 32, 128)  # beside the 64 of the main figures
 
 
-@dataclass(frozen=True)
-class Case:
-    sizes: tuple[str, ...] = tuple(SIZES)
-    seconds: float = 3.0  # for each figure
-    dtype: str = "auto"
-
-
-class Bench:
-    """One size, on one device, in one precision."""
+class MeasuredLayers:
+    """The shared upper layers of one size, on one device, in one precision."""
 
     def __init__(self, config: BackboneConfig, device: torch.device, dtype: torch.dtype, seconds: float) -> None:
         self.config = config
@@ -129,7 +122,7 @@ class Bench:
             for arrangement in packing.arrange(lengths):
                 x = self._random(arrangement.rows, self.config.hidden)
                 attend = arrangement.attention(self.config.heads, self.device, self.dtype)
-                own = self._adapters(arrangement.texts, arrangement.rooms) if adapters else None
+                own = self.adapters(arrangement.texts, arrangement.rooms) if adapters else None
                 sheets.append((x, attend, own, torch.from_numpy(arrangement.starts).to(self.device) if first else None))
             ready.append((int(lengths.sum()), sheets))
 
@@ -139,7 +132,7 @@ class Bench:
 
         return run
 
-    def _adapters(self, texts: np.ndarray, rooms: np.ndarray) -> list[Adapt]:
+    def adapters(self, texts: np.ndarray, rooms: np.ndarray) -> list[Adapt]:
         """Every text of another tenant than its neighbours."""
         layout = adapter_layout(self.config, "bottleneck", RANK)
         assert layout is not None
@@ -202,21 +195,21 @@ class Bench:
         return torch.randn(*shape, generator=torch.Generator().manual_seed(1)).to(self.device, self.dtype)
 
 
-def bench_engine(case: Case) -> dict:
+def bench_engine(case: EngineBench) -> dict:
     device = resolve_device("auto")
     dtype = resolve_dtype(case.dtype, device)
     figures: dict = {}
     for size in case.sizes:
         print(f"measuring {size} on {device} in {dtype}", file=sys.stderr, flush=True)
-        bench = Bench(SIZES[size], device, dtype, case.seconds)
+        layers = MeasuredLayers(SIZES[size], device, dtype, case.seconds)
         figures[size.replace("-", "_")] = {
-            **{f"var{variance}": bench.packed(variance) for variance in VARIANCES},
-            "equal": {str(tokens): bench.equal(tokens) for tokens in EQUAL},
-            "one": {str(tokens): bench.one(tokens) for tokens in ONE},
+            **{f"var{variance}": layers.packed(variance) for variance in VARIANCES},
+            "equal": {str(tokens): layers.equal(tokens) for tokens in EQUAL},
+            "one": {str(tokens): layers.one(tokens) for tokens in ONE},
         }
         if size == SWEPT:
-            figures["slots"] = {str(rows): bench.slots(rows) for rows in SLOT_ROWS}
-            figures["batch"] = {str(texts): bench.batch(texts) for texts in BATCH_SIZES}
+            figures["slots"] = {str(rows): layers.slots(rows) for rows in SLOT_ROWS}
+            figures["batch"] = {str(texts): layers.batch(texts) for texts in BATCH_SIZES}
     return figures | {
         "dtype": str(dtype).removeprefix("torch."),
         "bf16": "native" if resolve_dtype("auto", device) is torch.bfloat16 else "emulated",

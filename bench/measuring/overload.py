@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.measuring.serve import SIZES, batch_texts, texts_of
-from bench.measuring.serve import Case as Serve
-from bench.options import expect_above_zero, expect_text
+from bench.measuring.serve import batch_texts, texts_of
+from bench.overload import OverloadBench
+from bench.serve import ServeBench
 from bench.tools.processes import memory_of
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
@@ -32,7 +32,7 @@ from hplm.server import TritonServer
 from loadtest.encode import infer_request
 from loadtest.generator import run_apart
 from loadtest.report import Load, Report
-from testing.random_store import random_store, random_tenants
+from testing.random_store import SIZES, random_store, random_tenants
 
 MOST_CONNECTIONS = 512
 LOOKS = 8  # at the server's memory
@@ -43,26 +43,6 @@ MB = 1e6
 
 
 @dataclass(frozen=True)
-class Case:
-    size: str = "bert-base"
-    tokens: int = 128
-    batch_texts: int = 8
-    tenants: int = 16
-    overload: float = 3.0  # times the capacity
-    deadlines: tuple[float, float] = (2.0, 12.0)  # in batch times, uniform between
-    seconds: float = 60.0
-    policy: str | None = None
-    dtype: str = "auto"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        expect_above_zero(batch_texts=self.batch_texts, overload=self.overload, seconds=self.seconds)
-        expect_text(self.tokens, SIZES[self.size].positions)
-        if self.policy is not None:
-            policy(self.policy)
-
-
-@dataclass(frozen=True)
 class Offered:
     """Requests of an open loop."""
 
@@ -70,9 +50,9 @@ class Offered:
     deadlines: np.ndarray  # seconds after the arrival
 
 
-def bench_overload(case: Case) -> dict:
+def bench_overload(case: OverloadBench) -> dict:
     case = replace(case, batch_texts=batch_texts(case.size, case.tokens, case.batch_texts))
-    serve = Serve(case.size, case.tokens, case.tenants, case.seconds, connections=4 * case.batch_texts, dtype=case.dtype)
+    serve = ServeBench(case.size, case.tokens, case.tenants, case.seconds, connections=4 * case.batch_texts, dtype=case.dtype)
     with tempfile.TemporaryDirectory(prefix="hplm-bench-") as folder:
         repository, journal = Path(folder) / "repository", Path(folder) / "journal.jsonl"
         store = random_store(Path(folder) / "store", SIZES[case.size], random_tenants(case.tenants, 32, 4))
@@ -118,7 +98,7 @@ class Computed:
         return cls(entry["tokens"], sum(took.values()), computing)
 
 
-def simulate(offered: Offered, batches: list[Computed], case: Case, given: str) -> float:
+def simulate(offered: Offered, batches: list[Computed], case: OverloadBench, given: str) -> float:
     """The share of what was offered that the simulated server answers in time."""
     tokens, seconds = (np.array([getattr(batch, name) for batch in batches]) for name in ("tokens", "computing_s"))
     slope, base = np.polyfit(tokens, seconds, 1) if np.ptp(tokens) else (0.0, float(seconds.mean()))
@@ -144,7 +124,7 @@ def simulate(offered: Offered, batches: list[Computed], case: Case, given: str) 
     return round(float(Simulation(scheduler, machine, arrivals, case.seed).run().on_time.mean()), 4)
 
 
-def figures(report: Report, offered: Offered, capacity: float, case: Case) -> dict:
+def figures(report: Report, offered: Offered, capacity: float, case: OverloadBench) -> dict:
     served = report.statuses == 200
     refused = np.array([REFUSED in body for body in report.bodies], dtype=bool)
     on_time = served & (report.latencies <= offered.deadlines[report.numbers])
@@ -171,7 +151,7 @@ def _percentile_ms(latencies: np.ndarray, percent: float) -> float | None:
     return round(float(np.percentile(latencies, percent)) * 1e3, 2) if len(latencies) else None
 
 
-def _capacity(server: TritonServer, backbone: str, serve: Serve) -> float:
+def _capacity(server: TritonServer, backbone: str, serve: ServeBench) -> float:
     host, port = server.http_url.split(":")
     requests = _requests(backbone, serve, None)
     report = run_apart(Load(host, int(port), requests, seconds=serve.seconds / 6, connections=serve.connections))  # warms up
@@ -180,7 +160,7 @@ def _capacity(server: TritonServer, backbone: str, serve: Serve) -> float:
     return report.req_per_s
 
 
-def _offer(case: Case, capacity: float) -> Offered:
+def _offer(case: OverloadBench, capacity: float) -> Offered:
     generator = np.random.default_rng(case.seed)
     count = round(case.seconds * case.overload * capacity)
     batch = case.batch_texts / capacity
@@ -190,7 +170,7 @@ def _offer(case: Case, capacity: float) -> Offered:
     )
 
 
-def _requests(backbone: str, serve: Serve, deadlines: np.ndarray | None) -> list[bytes]:
+def _requests(backbone: str, serve: ServeBench, deadlines: np.ndarray | None) -> list[bytes]:
     texts, width = texts_of(serve), len(str(serve.tenants - 1))
     timeouts = [{}] * len(texts) if deadlines is None else [{"timeout": round(float(one) * 1e6)} for one in deadlines]
     return [
@@ -201,7 +181,9 @@ def _requests(backbone: str, serve: Serve, deadlines: np.ndarray | None) -> list
     ]
 
 
-def _overload(server: TritonServer, backbone: str, serve: Serve, case: Case, offered: Offered) -> tuple[Report, list[int]]:
+def _overload(
+    server: TritonServer, backbone: str, serve: ServeBench, case: OverloadBench, offered: Offered
+) -> tuple[Report, list[int]]:
     host, port = server.http_url.split(":")
     load = Load(
         host,

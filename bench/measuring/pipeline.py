@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
 
@@ -18,9 +18,9 @@ from google.protobuf import text_format
 from tqdm import tqdm
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from bench.measuring.serve import SIZES, batch_texts, texts_of
-from bench.measuring.serve import Case as Serve
-from bench.options import expect_above_zero, expect_text
+from bench.measuring.serve import batch_texts, texts_of
+from bench.pipeline import PipelineBench
+from bench.serve import ServeBench
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.backbone import Backbone
@@ -33,38 +33,22 @@ from hplm.engine.settings import EARLIEST, Settings
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.tenants.snapshot import Tenant
 from hplm.tenants.ticket import Ticket
-from testing.random_store import random_store, random_tenants
+from testing.random_store import SIZES, random_store, random_tenants
 
 ROUNDS = 5
 COMMITS = (0, 5)  # milliseconds before the engine is free, instead of a batch ahead
 STAGED = 12  # batches, for the share that staging has of a batch's time
 
 
-@dataclass(frozen=True)
-class Case:
-    size: str = "minilm"
-    tokens: int = 32
-    batch_texts: int = 32
-    tenants: int = 256
-    slots: int = 64
-    seconds: float = 10.0  # of each variant
-    dtype: str = "auto"
-    rank: int = 32
-
-    def __post_init__(self) -> None:
-        expect_above_zero(seconds=self.seconds)
-        expect_text(self.tokens, SIZES[self.size].positions)
-
-
 class Traffic:
     """Looked-up requests, sent one after another; `in_flight` of them wait or run at any time."""
 
-    def __init__(self, folder: Path, case: Case) -> None:
+    def __init__(self, folder: Path, case: PipelineBench) -> None:
         self._backbone = Backbone(folder)
         self._in_flight = 3 * case.batch_texts
         lookup, view = Lookup(self._backbone), self._backbone.view
         tenants = np.random.default_rng(3).choice(case.tenants, max(4 * case.tenants, STAGED * case.batch_texts))
-        texts = texts_of(Serve(case.size, case.tokens, case.tenants, connections=len(tenants) // 4))
+        texts = texts_of(ServeBench(case.size, case.tokens, case.tenants, connections=len(tenants) // 4))
         self._asked = []
         for number, text in zip(tenants, texts, strict=True):
             tenant = view.snapshot.tenants[number]
@@ -109,7 +93,7 @@ class Traffic:
         return (next(answers) + self._in_flight) / (time.perf_counter() - start)
 
 
-def bench_pipeline(case: Case) -> dict:
+def bench_pipeline(case: PipelineBench) -> dict:
     case = replace(case, batch_texts=batch_texts(case.size, case.tokens, case.batch_texts))
     with tempfile.TemporaryDirectory(prefix="hplm-bench-") as scratch:
         repository = Path(scratch) / "repository"
@@ -147,7 +131,7 @@ def _parameters(config: Path) -> dict[str, str]:
     return {name: value.string_value for name, value in model.parameters.items()}
 
 
-def _staging_share(folder: Path, traffic: Traffic, settings: Settings, case: Case) -> float:
+def _staging_share(folder: Path, traffic: Traffic, settings: Settings, case: PipelineBench) -> float:
     """Of the time of staging and computing a batch one after the other: what there is to hide."""
     backbone = Backbone(folder)
     engine = Engine(backbone.upper(), settings.device, settings.dtype)

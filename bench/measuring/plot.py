@@ -19,7 +19,8 @@ from torch import nn
 
 from bench.measuring.cold import Cold, can_drop
 from bench.measuring.counting import count_apart
-from bench.measuring.plot_tables import TEXTS, VERSION, Case, fresh_texts, tables, write_corpus
+from bench.measuring.plot_tables import TEXTS, VERSION, config_of, fresh_texts, spec_of, tables, write_corpus
+from bench.plot import PlotBench
 from bench.tools.timing import Timing, alternate, cpu_ticks, threads
 from hplm.engine.engine import resolve_dtype
 from hplm.errors import InvalidInput
@@ -46,7 +47,7 @@ TARGETS = {  # the most, or if negative the least
 }
 
 
-def bench_plot(case: Case, folder: Path | None = None) -> dict:
+def bench_plot(case: PlotBench, folder: Path | None = None) -> dict:
     """Tables stay in `folder`, if one is given, and are used again."""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +106,7 @@ def _ratios(figures: dict) -> dict[str, float]:
 
 
 def _warm(
-    case: Case, forests: dict[str, Forest], texts: list[np.ndarray], addresses: list[np.ndarray], lengths: np.ndarray
+    case: PlotBench, forests: dict[str, Forest], texts: list[np.ndarray], addresses: list[np.ndarray], lengths: np.ndarray
 ) -> dict[str, Timing]:
     forest, int8 = forests["fp16"], forests["int8"]
     chain = forest.chain("fp16", VERSION)
@@ -133,9 +134,9 @@ def _warm(
     )
 
 
-def _lower_layers(case: Case) -> dict[str, Timing]:
+def _lower_layers(case: PlotBench) -> dict[str, Timing]:
     """The layers that the table replaces, on one text as one sequence; bf16 is emulated by CPUs that do not multiply it."""
-    config = case.config
+    config = config_of(case)
     attend = PackedAttention([case.tokens], config.heads)
 
     def stack(dtype: torch.dtype):
@@ -153,7 +154,7 @@ def _lower_layers(case: Case) -> dict[str, Timing]:
     return alternate({f"lower_stack_{name}": stack(getattr(torch, name)) for name in ("bfloat16", "float32")}, case.seconds)
 
 
-def _index(case: Case, scratch: Path) -> dict[str, Timing]:
+def _index(case: PlotBench, scratch: Path) -> dict[str, Timing]:
     """`find` alone, of keys anywhere in the table."""
     generator = np.random.default_rng(17)
     variants = {}
@@ -169,10 +170,10 @@ def _index(case: Case, scratch: Path) -> dict[str, Timing]:
     return timings
 
 
-def _building(case: Case, scratch: Path) -> dict[str, float]:
+def _building(case: PlotBench, scratch: Path) -> dict[str, float]:
     """The bare lower stack on the builder's batches, and the builder's writing with the same stack; all cores, turn about."""
-    lower = random_backbone(case.config)[0].eval()
-    spec = case.spec("fp16")
+    lower = random_backbone(config_of(case))[0].eval()
+    spec = spec_of(case, "fp16")
     keys = spec.space.pack(np.random.default_rng(19).integers(1, case.vocabulary + 1, (case.build_keys, spec.n)))
     keys = np.unique(keys, axis=0)
 

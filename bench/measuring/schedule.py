@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from bench.options import expect_above_zero
-from hplm.errors import InvalidInput
+from bench.schedule import ScheduleBench
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policy import DEFAULT, policy
@@ -39,23 +37,7 @@ WAITING = 10_000
 UNBOUNDED = Limits(10**7, 10**12)
 
 
-@dataclass(frozen=True)
-class Case:
-    seconds: float = 3.0
-    rates: tuple[float, ...] = (0.5, 0.8, 1.0, 1.5, 2.0, 3.0)
-    allowed_ms: tuple[float, float] = (50.0, 300.0)
-    cv: float = 1.0
-    commit_ms: float | None = 0.0
-    seed: int = 1
-
-    def __post_init__(self) -> None:
-        expect_above_zero(seconds=self.seconds, cv=self.cv)
-        least, most = self.allowed_ms
-        if not 0 < least <= most:
-            raise InvalidInput(f"--deadlines-ms {least} {most}: give the least and the most, both above 0")
-
-
-def bench_schedule(case: Case) -> dict:
+def bench_schedule(case: ScheduleBench) -> dict:
     by_variance = {variance: _by_rate(case, variance) for variance in VARIANCES}
     overheads = {name: _overhead(given) for name, given in POLICIES.items()}
     return {
@@ -94,7 +76,7 @@ def targets(by_variance: dict[int, dict]) -> dict[str, bool]:
     }
 
 
-def _stream(case: Case, rate: float, variance: float, **options: object) -> Stream:
+def _stream(case: ScheduleBench, rate: float, variance: float, **options: object) -> Stream:
     lengths = Lengths(MEAN, variance)
     return Stream(rate * TEXTS_A_SECOND, case.seconds, lengths, case.allowed_ms, case.cv, **options)
 
@@ -114,7 +96,7 @@ def _figures(outcome: Outcome) -> dict[str, float | None]:
     }
 
 
-def _by_rate(case: Case, variance: int) -> dict[str, dict]:
+def _by_rate(case: ScheduleBench, variance: int) -> dict[str, dict]:
     machine = Machine(EngineCost(score=0).packed, CAPACITY)
     return {
         str(rate): {
@@ -126,7 +108,7 @@ def _by_rate(case: Case, variance: int) -> dict[str, dict]:
     }
 
 
-def _by_packing(case: Case, variance: int) -> dict[str, dict]:
+def _by_packing(case: ScheduleBench, variance: int) -> dict[str, dict]:
     """Utility, and texts answered in time a second, in the order of the rates."""
     loads = [_stream(case, rate, variance).draw(case.seed) for rate in case.rates]
     figures: dict[str, dict] = {}
@@ -141,7 +123,7 @@ def _by_packing(case: Case, variance: int) -> dict[str, dict]:
     return figures
 
 
-def _fairness(case: Case) -> dict[str, dict]:
+def _fairness(case: ScheduleBench) -> dict[str, dict]:
     """A tenant that sends a fifth of what the engine can do: alone, and beside another that sends three times all of it."""
     modest = _stream(case, 0.2, 20).draw(case.seed)
     long_texts = Stream(0.2 * TEXTS_A_SECOND / 2, case.seconds, Lengths(2 * MEAN, 20), case.allowed_ms).draw(case.seed)
@@ -167,7 +149,7 @@ def _of_first_tenant(outcome: Outcome) -> dict[str, float]:
     return {"on_time": round(float(outcome.on_time[mine].mean()), 4), "p99_ms": round(float(np.percentile(took, 99)) / 1e6, 1)}
 
 
-def _admission(case: Case) -> dict[str, dict]:
+def _admission(case: ScheduleBench) -> dict[str, dict]:
     """Texts of 128 tokens, eight a batch of 33 ms, deadlines of 2 to 12 batch times; the engine's time is not exact."""
     machine = Machine(lambda lengths: 3e6 + 30e6 / 1024 * lengths.sum(), Capacity(1024, 1024, 1024), noise=0.05)
     figures = {}
@@ -184,7 +166,7 @@ def _admission(case: Case) -> dict[str, dict]:
     return figures
 
 
-def _commit(case: Case) -> dict[str, float]:
+def _commit(case: ScheduleBench) -> dict[str, float]:
     """On-time share against how long before the engine is free a batch is chosen, where staging takes 3 ms."""
     machine = Machine(EngineCost(score=0).packed, CAPACITY, staging_ns=3_000_000, noise=0.05)
     load = _stream(case, 1.0, 20).draw(case.seed)

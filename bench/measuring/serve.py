@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import cycle
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from bench.options import expect_above_zero, expect_text
+from bench.serve import ServeBench
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.backbone import Backbone
@@ -33,34 +33,18 @@ from hplm.tenants.ticket import Ticket
 from loadtest.encode import infer_request
 from loadtest.generator import run_apart
 from loadtest.report import Load, Report
-from testing.random_store import BERT_BASE, MINILM, random_store, random_tenants, words
+from testing.random_store import SIZES, random_store, random_tenants, words
 
-SIZES = {"bert-base": BERT_BASE, "minilm": MINILM}
 BATCH_TOKENS = 4096
 
 
-@dataclass(frozen=True)
-class Case:
-    size: str = "bert-base"
-    tokens: int = 128
-    tenants: int = 16
-    seconds: float = 20.0
-    connections: int = 64
-    dtype: str = "auto"
-    rank: int = 32
-
-    def __post_init__(self) -> None:
-        expect_above_zero(tenants=self.tenants, seconds=self.seconds, connections=self.connections)
-        expect_text(self.tokens, SIZES[self.size].positions)
-
-
-def bench_serve(case: Case) -> dict:
+def bench_serve(case: ServeBench) -> dict:
     with tempfile.TemporaryDirectory(prefix="hplm-bench-") as folder:
         repository = Path(folder) / "repository"
         store = random_store(Path(folder) / "store", SIZES[case.size], random_tenants(case.tenants, case.rank, 4))
         options = ServingOptions(dtype=case.dtype, slots=max(2, 2 * case.tenants), batch_tokens=BATCH_TOKENS)
         backbone = export(store, repository, options).backbone
-        requests = _requests(backbone, texts_of(case), case)
+        requests = tenant_requests(backbone, texts_of(case), case)
         before = _engine_apart(repository, backbone, case)
         with TritonServer(repository) as server:
             alone, saturated = load_server(server.http_url, requests, requests, case)
@@ -83,7 +67,7 @@ def bench_serve(case: Case) -> dict:
     }
 
 
-def texts_of(case: Case) -> list[str]:
+def texts_of(case: ServeBench) -> list[str]:
     """Words by Zipf's law; with the two special tokens each text has exactly the tokens asked for."""
     generator = np.random.default_rng(7)
     vocabulary = words(SIZES[case.size].vocabulary)
@@ -97,7 +81,8 @@ def batch_texts(size: str, tokens: int, asked: int) -> int:
     return max(asked, -(-SIZES[size].positions // tokens))
 
 
-def _requests(backbone: str, texts: list[str], case: Case) -> list[bytes]:
+def tenant_requests(backbone: str, texts: list[str], case: ServeBench) -> list[bytes]:
+    """One for each text, to the tenants in turn."""
     width = len(str(case.tenants - 1))
     return [
         infer_request(backbone, [text], f"tenant-{i % case.tenants:0{width}d}", outputs=("LABEL", "SCORE"))
@@ -105,7 +90,7 @@ def _requests(backbone: str, texts: list[str], case: Case) -> list[bytes]:
     ]
 
 
-def load_server(url: str, requests: list[bytes], warming: list[bytes], case: Case) -> tuple[Report, Report]:
+def load_server(url: str, requests: list[bytes], warming: list[bytes], case: ServeBench) -> tuple[Report, Report]:
     """One connection, then all of them."""
     host, port = url.split(":")
     reports = []
@@ -118,7 +103,7 @@ def load_server(url: str, requests: list[bytes], warming: list[bytes], case: Cas
     return reports[0], reports[1]
 
 
-def _engine_apart(repository: Path, backbone: str, case: Case) -> dict:
+def _engine_apart(repository: Path, backbone: str, case: ServeBench) -> dict:
     command = [sys.executable, "-m", "bench.measuring.serve", str(repository / backbone / "1"), json.dumps(asdict(case))]
     done = subprocess.run(command, stdout=subprocess.PIPE, timeout=600 + 2 * case.seconds)
     if done.returncode:
@@ -126,7 +111,7 @@ def _engine_apart(repository: Path, backbone: str, case: Case) -> dict:
     return json.loads(done.stdout)
 
 
-def measure_engine(folder: Path, case: Case) -> dict:
+def measure_engine(folder: Path, case: ServeBench) -> dict:
     """The engine room alone: staging and computing, no threads, queue or server; one text, and the best batch size."""
     backbone = Backbone(folder)
     device = resolve_device("auto")
@@ -170,4 +155,4 @@ def _raise(text: Text, error: Exception) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure_engine(Path(sys.argv[1]), Case(**json.loads(sys.argv[2])))))
+    print(json.dumps(measure_engine(Path(sys.argv[1]), ServeBench(**json.loads(sys.argv[2])))))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
-from bench.options import expect_above_zero, expect_text
 from bench.tools.timing import Timing, alternate, cpu_ticks
+from bench.training import TrainingBench
 from builder.adaptation.lessons import Windows
 from builder.hardware import half_precision
 from builder.store.store import Store
@@ -27,23 +26,10 @@ from builder.training.objectives import loss_of
 from hplm.model.checkpoint import Checkpoint
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack
-from testing.random_store import BERT_BASE, MINILM, random_store, tokenizer_json, words
+from testing.random_store import SIZES, random_store, tokenizer_json, words
 
-SIZES = {"minilm": MINILM, "bert-base": BERT_BASE}
 CPU = torch.device("cpu")
 TEXTS = 256  # that are looked up before the clock runs; a step takes some of them
-
-
-@dataclass(frozen=True)
-class Case:
-    size: str = "minilm"
-    tokens: int = 64  # of a text
-    texts: int = 8  # of a step
-    seconds: float = 10.0  # for each figure
-
-    def __post_init__(self) -> None:
-        expect_above_zero(texts=self.texts, seconds=self.seconds)
-        expect_text(self.tokens, SIZES[self.size].positions)
 
 
 class WindowBody(nn.Module):
@@ -63,7 +49,7 @@ class WindowBody(nn.Module):
         return self.upper.from_sums(sums, pack, adapters)
 
 
-def bench_training(case: Case) -> dict[str, Any]:
+def bench_training(case: TrainingBench) -> dict[str, Any]:
     config = SIZES[case.size]
     with TemporaryDirectory() as folder:
         store = random_store(Path(folder) / "store", config, ())

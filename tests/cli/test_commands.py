@@ -1,8 +1,6 @@
 """The command line as a user meets it: one line of JSON under --json, errors without a traceback."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -94,12 +92,6 @@ def test_a_full_device_is_one_line_with_a_way_out(toy, tmp_path, capsys, monkeyp
     assert main(["export", "--store", str(toy.store.folder), "--repository", str(tmp_path / "r")]) == 1
     said = capsys.readouterr().err
     assert said == "hplm export: CUDA out of memory. Tried to allocate 2 GiB. Free some of it, or say --device cpu\n"
-
-
-def test_help_needs_no_heavy_import():
-    """`hplm --help` answers at once: torch is imported by the commands that compute."""
-    code = "import sys; from hplm.cli.main import parser; parser(); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("command", ["", "build", "build root", "export", "serve", "tenant list", "infer", "bench serve"])

@@ -1,0 +1,34 @@
+"""`hplm bench adapters`: one layer's adapters for many tenants at once."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+from bench.options import benchmark, seconds_option
+
+
+@dataclass(frozen=True)
+class AdaptersBench:
+    hidden: int = 768  # width of a vector
+    rank: int = 32  # of an adapter
+    seconds: float = 1.0  # for each figure
+    tenants: tuple[int, ...] = (1, 4, 16, 64)  # in a batch
+
+
+def register(kinds: argparse._SubParsersAction) -> None:
+    parser = benchmark(kinds, "adapters", run, "one layer's adapters for many tenants at once", (
+        "Measures the step of one layer for a batch of 1 to 64 tenants, beside a loop over tenants and beside peft."
+    ))  # fmt: skip
+    parser.add_argument("--hidden", type=int, default=AdaptersBench.hidden, help="width of a vector (default: %(default)s)")
+    parser.add_argument("--rank", type=int, default=AdaptersBench.rank, help="of an adapter (default: %(default)s)")
+    seconds_option(parser, AdaptersBench.seconds, "for each figure")
+
+
+def run(args: argparse.Namespace) -> dict:
+    from bench.measuring.adapters import bench_adapters, table_of
+
+    figures = bench_adapters(AdaptersBench(args.hidden, args.rank, args.seconds))
+    if not args.json:
+        print(table_of(figures))
+    return figures

@@ -1,0 +1,34 @@
+"""`hplm bench engine`: the packings, and how far the engine is from bare matrix products."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+from bench.options import SIZE_NAMES, benchmark, dtype_option, seconds_option
+
+
+@dataclass(frozen=True)
+class EngineBench:
+    sizes: tuple[str, ...] = SIZE_NAMES
+    seconds: float = 3.0  # for each figure
+    dtype: str = "auto"
+
+
+def register(kinds: argparse._SubParsersAction) -> None:
+    parser = benchmark(kinds, "engine", run, "packings, and how far the engine is from bare matrix products", (
+        "Measures the shared upper layers on texts of mixed lengths: five packings beside texts of one length, a batch of one "
+        "beside plain layers, equal lengths beside bare matrix products, and sweeps over slots and batch sizes."
+    ))  # fmt: skip
+    parser.add_argument("--size", choices=(*SIZE_NAMES, "both"), default="both", help="of the model (default: %(default)s)")
+    seconds_option(parser, EngineBench.seconds, "for each figure")
+    dtype_option(parser)
+
+
+def run(args: argparse.Namespace) -> dict:
+    from bench.measuring.engine import bench_engine, table_of
+
+    figures = bench_engine(EngineBench(SIZE_NAMES if args.size == "both" else (args.size,), args.seconds, args.dtype))
+    if not args.json:
+        print(table_of(figures))
+    return figures

@@ -1,0 +1,60 @@
+"""`hplm bench overload`: a server that gets more requests than it can answer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass
+
+from bench.options import benchmark, expect_above_zero, expect_text, positions_of, seconds_option, size_option, tokens_option
+
+
+@dataclass(frozen=True)
+class OverloadBench:
+    size: str = "bert-base"
+    tokens: int = 128  # of a text
+    batch_texts: int = 8
+    tenants: int = 16
+    overload: float = 3.0  # times the capacity
+    deadlines: tuple[float, float] = (2.0, 12.0)  # in batch times, uniform between
+    seconds: float = 60.0  # of the overload
+    policy: str | None = None
+    dtype: str = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        expect_above_zero(batch_texts=self.batch_texts, overload=self.overload, seconds=self.seconds)
+        expect_text(self.tokens, positions_of(self.size))
+        if self.policy is not None:
+            from hplm.scheduling.policy import policy
+
+            policy(self.policy)
+
+
+def register(kinds: argparse._SubParsersAction) -> None:
+    parser = benchmark(kinds, "overload", run, "a server that gets more requests than it can answer", (
+        "Offers a real server a multiple of its capacity with deadlines of some batch times: what is answered in time, what is "
+        "refused, and how soon."
+    ))  # fmt: skip
+    size_option(parser, OverloadBench.size)
+    tokens_option(parser, OverloadBench.tokens)
+    parser.add_argument(
+        "--batch-texts", type=int, default=OverloadBench.batch_texts, help="of a batch; more if short (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--overload", type=float, default=OverloadBench.overload, help="times the capacity (default: %(default)s)"
+    )
+    parser.add_argument("--policy", default=OverloadBench.policy, help="default: the one that is exported by default")
+    seconds_option(parser, OverloadBench.seconds, "of the overload")
+
+
+def run(args: argparse.Namespace) -> dict:
+    from bench.measuring.overload import bench_overload
+
+    case = OverloadBench(
+        args.size, args.tokens, args.batch_texts, overload=args.overload, seconds=args.seconds, policy=args.policy
+    )
+    figures = bench_overload(case)
+    if not args.json:
+        print(json.dumps(figures, indent=2))
+    return figures

@@ -1,0 +1,64 @@
+"""`hplm bench plot`: what a lookup in a table costs, beside the layers that the table replaces."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.options import benchmark, dtype_option, seconds_option, tokens_option
+from hplm.errors import InvalidInput
+
+
+def _two_batches() -> int:
+    from hplm.plot.writing import BATCH
+
+    return 2 * BATCH
+
+
+def _bert_vocabulary() -> int:
+    from testing.random_store import BERT_BASE
+
+    return BERT_BASE.vocabulary
+
+
+@dataclass(frozen=True)
+class PlotBench:
+    keys: int = 1_000_000  # n-grams in the table
+    hidden: int = 768  # width of a vector
+    tokens: int = 128  # of a text
+    seconds: float = 3.0  # for each figure
+    dtype: str = "auto"  # of the layers that the table replaces
+    count_tokens: int = 5_000_000  # in the corpus whose n-grams are counted
+    build_keys: int = field(default_factory=_two_batches)  # n-grams whose values are computed and written
+    vocabulary: int = field(default_factory=_bert_vocabulary)
+
+    def __post_init__(self) -> None:
+        if self.keys < 1 or self.hidden < 1 or self.tokens < 3 or not self.seconds > 0 or self.count_tokens < 0:
+            raise InvalidInput("keys, hidden and seconds must be above 0, tokens at least 3")
+
+
+def register(kinds: argparse._SubParsersAction) -> None:
+    parser = benchmark(kinds, "plot", run, "lookups, gathering, cold reads and building of a table", (
+        "Writes tables of random values with real key statistics, and measures one text on one thread, beside the layers that "
+        "a table replaces. A million keys of width 768 take 8 GB of disk and some minutes."
+    ))  # fmt: skip
+    parser.add_argument("--keys", type=int, default=PlotBench.keys, help="n-grams in the table (default: %(default)s)")
+    parser.add_argument("--hidden", type=int, default=PlotBench.hidden, help="width of a vector (default: %(default)s)")
+    tokens_option(parser, PlotBench.tokens)
+    seconds_option(parser, PlotBench.seconds, "for each figure")
+    parser.add_argument(
+        "--count-tokens", type=int, default=PlotBench.count_tokens, help="count the n-grams of so many (default: %(default)s)"
+    )
+    parser.add_argument("--folder", type=Path, help="on a disk: keep the tables there, and use them again")
+    dtype_option(parser, "of the layers it is compared with")
+
+
+def run(args: argparse.Namespace) -> dict:
+    from bench.measuring.plot import bench_plot, table_of
+
+    case = PlotBench(args.keys, args.hidden, args.tokens, args.seconds, args.dtype, args.count_tokens)
+    figures = bench_plot(case, args.folder)
+    if not args.json:
+        print(table_of(figures))
+    return figures
