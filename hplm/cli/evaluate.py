@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from hplm.cli.client import open_client
 
 if TYPE_CHECKING:
     from builder.training.scores import Scores
@@ -59,10 +60,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         draw_confusion(evaluation, args.picture)
     scores: dict[str, Scores | None] = {"hplm": evaluation.scores, **dict.fromkeys(AGAINST), "served": None}
     if args.url is not None:
-        from builder.evaluation.served import Server, score_served
+        from builder.evaluation.served import score_served
 
-        key = args.key or os.environ.get("HPLM_API_KEY")
-        scores["served"] = score_served(Server(args.url, args.protocol, args.backbone or store.config.name, key), evaluation)
+        with open_client(args, args.url, args.backbone or store.config.name) as client:
+            scores["served"] = score_served(client, evaluation)
         _say_if_apart(evaluation.scores.main, scores["served"].main)
     scores |= score_schemes(store, evaluation, args.against, device, args.train, args.dev) if args.against else {}
     if not args.json:
