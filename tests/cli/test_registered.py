@@ -1,4 +1,4 @@
-"""Commands of other packages, by entry points: found, and named where they are registered but not installed."""
+"""Commands and schemes of other packages, by entry points: found, and named where they are registered but not installed."""
 
 import json
 import subprocess
@@ -7,6 +7,9 @@ import sys
 import pytest
 
 from hplm.cli.main import main, parser
+from hplm.registered import RIVALS, SCHEMES, registered
+from research.schemes import export as schemes
+from research.schemes import trained
 
 ECHO = """
 def register(commands):
@@ -51,13 +54,47 @@ def test_what_cannot_be_loaded_is_listed_and_says_why(installed, capsys, words):
     assert "'echo_command:nothing'" in capsys.readouterr().err
 
 
+def without(monkeypatch, package):
+    for name in [package, *(name for name in sys.modules if name.startswith(f"{package}."))]:
+        monkeypatch.setitem(sys.modules, name, None)  # whoever imports it is told that there is no such module
+
+
 @pytest.mark.parametrize("words", ["", "serve --size minilm --json", "--help"])
 def test_without_bench_its_command_says_how_to_get_it(monkeypatch, capsys, words):
     """As in the container image, which holds the metadata of all packages and of these only hplm and backends."""
-    monkeypatch.setitem(sys.modules, "bench", None)
+    without(monkeypatch, "bench")
     assert main(["bench", *words.split()]) == 1
     said = capsys.readouterr().err
     assert "`bench`" in said and "not installed" in said and "pip install -e '.[bench]'" in said
+
+
+def test_all_schemes_and_rivals_of_research_are_registered():
+    assert registered(SCHEMES).keys() == set(schemes.SCHEMES) - {"hplm"}
+    assert registered(RIVALS).keys() == trained.SCHEMES.keys()
+
+
+@pytest.mark.parametrize("command", ["export --scheme plot --repository", "evaluate --against plot --id acme --test"])
+def test_without_research_its_schemes_say_how_to_get_them(toy, tmp_path, monkeypatch, capsys, command):
+    without(monkeypatch, "research")
+    store = ["--store", str(toy.store.folder)]
+    assert main([*command.split(), str(tmp_path / "x"), *store]) == 1
+    said = capsys.readouterr().err
+    assert "'plot'" in said and "`research`" in said and "not installed" in said and "pip install" in said
+    assert main(["export", "--repository", str(tmp_path / "repository"), *store]) == 0  # needs no other package
+
+
+def test_an_unknown_scheme_is_told_the_known_ones(toy, tmp_path, capsys):
+    given = ["--store", str(toy.store.folder), "--repository", str(tmp_path), "--scheme", "bert"]
+    assert main(["export", *given]) == 1
+    said = capsys.readouterr().err
+    assert "'bert'" in said and "hplm, adapter, compressed" in said
+
+
+def test_a_repository_serves_a_backbone_in_one_scheme(toy, tmp_path, capsys):
+    export = ["export", "--store", str(toy.store.folder), "--repository", str(tmp_path)]
+    assert main([*export, "--scheme", "shared"]) == 0
+    assert main(export) == 1
+    assert "scheme 'shared'" in capsys.readouterr().err
 
 
 def test_help_needs_no_heavy_import():
