@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from builder.evaluation.tenant import Evaluation
-from builder.tables.coverage_picture import INK
+from builder.pictures import INK
 from builder.training.scores import confusion
 from builder.training.tasks import TRAINING_TASKS, training_task
 from hplm.errors import InvalidInput

@@ -6,6 +6,9 @@ import argparse
 from pathlib import Path
 
 from hplm.options import ENGINE_DTYPES
+from hplm.registered import SCHEMES, chosen, registered
+
+OURS = "hplm"  # the scheme that needs no other package
 
 
 def register(commands: argparse._SubParsersAction) -> None:
@@ -33,9 +36,9 @@ def register(commands: argparse._SubParsersAction) -> None:
     export.add_argument("--preload", action="store_true", help="read the tables into memory before serving")
     export.add_argument("--admin", action="store_true", help="also the model <backbone>-admin, which changes what is served")
     export.add_argument(
-        "--scheme", default="hplm", metavar="NAME",
-        help="serve the same tenants in another way, to compare with: adapter, plot, shared, dedicated, dedicated_inprocess "
-        "or compressed (docs/loadtest.md); default: %(default)s",
+        "--scheme", default=OURS, metavar="NAME",
+        help=f"serve the same tenants in another way, to compare with: {', '.join(registered(SCHEMES)) or 'none is installed'} "
+        "(docs/loadtest.md); default: %(default)s",
     )  # fmt: skip
     export.add_argument(
         "--resident", type=int, default=20, metavar="N",
@@ -46,9 +49,9 @@ def register(commands: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> dict:
+    from builder.publish.export import export, refuse_mixture
     from builder.publish.model_configs import ServingOptions
     from builder.store.store import Store
-    from research.schemes.export import export_scheme
 
     options = ServingOptions(
         dtype=args.dtype,
@@ -65,7 +68,13 @@ def run(args: argparse.Namespace) -> dict:
         plot_preload=args.preload,
         admin=args.admin,
     )
-    exported = export_scheme(Store(args.store), args.repository, options, args.scheme, args.resident, replace=args.replace)
+    if args.scheme == OURS:
+        store = Store(args.store)
+        refuse_mixture(args.repository, store.config.name)
+        exported = export(store, args.repository, options, args.replace)
+    else:
+        export_scheme = chosen(SCHEMES, args.scheme, "--scheme", [OURS])
+        exported = export_scheme(Store(args.store), args.repository, options, args.scheme, args.resident, args.replace)
     if not args.json:
         print(f"exported backbone {exported.backbone}: {exported.tenants} tenants, {exported.tables} tables")
         print(f"next: hplm serve --repository {args.repository}")

@@ -143,12 +143,6 @@ def train_scheme(
     return train(body, ground, options_of(name, own, factor), show_progress=show_progress)
 
 
-def check_names(names: Sequence[str]) -> None:
-    for name in names:
-        if name not in SCHEMES:
-            raise InvalidInput(f"--against {name!r} is not known: choose from {', '.join(SCHEMES)}")
-
-
 def _body(store: Store, scheme: Scheme) -> Body:
     if not scheme.whole:
         return PlotBody(store.upper(), store.config.heads)
