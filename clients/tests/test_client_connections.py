@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import os
+import re
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -109,18 +110,18 @@ def test_an_absent_server_is_not_ready(way):
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind", "complaint"),
+    ("answer", "kind", "named"),
     [
-        (http("200 OK", b"<html>hello</html>"), UnexpectedAnswer, "no answer of Triton's"),
-        (http("200 OK", b'{"outputs": []}'), UnexpectedAnswer, "LABEL is missing"),
+        (http("200 OK", b"<html>hello</html>"), UnexpectedAnswer, "127.0.0.1"),
+        (http("200 OK", b'{"outputs": []}'), UnexpectedAnswer, "LABEL"),
         (http("502 Bad Gateway", b"<html>proxy</html>"), Unavailable, "<html>proxy</html>"),
         (b"\0\0\0\4\0\0\0\0\0 not HTTP at all\r\n\r\n", ConnectionLost, "127.0.0.1"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\ncut", ConnectionLost, "127.0.0.1"),
     ],
 )
 @pytest.mark.parametrize("is_async", [False, True])
-def test_other_http_servers(answer, kind, complaint, is_async):
-    with Canned(answer) as stranger, pytest.raises(kind, match=complaint) as caught:
+def test_other_http_servers(answer, kind, named, is_async):
+    with Canned(answer) as stranger, pytest.raises(kind, match=named) as caught:
         Way("http", is_async).call(stranger.url, infer, backbone="minilm")
     assert type(caught.value) is kind
 
@@ -218,13 +219,14 @@ def test_a_closed_client_says_so(way):
             await client.close()
             await client.ready()
 
-        with pytest.raises(HplmClientError, match="closed"):
+        with pytest.raises(HplmClientError) as caught:
             asyncio.run(use_closed())
     else:
         client = HplmClient("127.0.0.1:1", way.protocol)
         client.close()
-        with pytest.raises(HplmClientError, match="closed"):
+        with pytest.raises(HplmClientError) as caught:
             infer(client)
+    assert type(caught.value) is HplmClientError
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -236,8 +238,9 @@ def test_an_asyncio_client_stays_with_its_loop(server, protocol):
         await client._bound[1].close()
 
     asyncio.run(use_and_keep())
-    with pytest.raises(HplmClientError, match="another event loop"):
+    with pytest.raises(HplmClientError) as caught:
         asyncio.run(infer(client))
+    assert type(caught.value) is HplmClientError
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -256,24 +259,24 @@ def test_a_cancelled_task_leaves_the_client_usable(server, protocol):
 
 
 @pytest.mark.parametrize(
-    ("settings", "complaint"),
+    ("settings", "named"),
     [
-        ({"url": "http://127.0.0.1:8000"}, "HOST:PORT"),
-        ({"url": "127.0.0.1"}, "HOST:PORT"),
-        ({"url": "127.0.0.1:port"}, "[Pp]ort"),
-        ({"url": "127.0.0.1:8000/path"}, "HOST:PORT"),
-        ({"protocol": "https"}, "http, grpc"),
-        ({"api_key": "two\nlines"}, "printable ASCII"),
-        ({"api_key": "schlüssel"}, "printable ASCII"),
-        ({"api_key": ""}, "printable ASCII"),
-        ({"network_timeout": 0}, "nothing hangs"),
-        ({"network_timeout": float("inf")}, "nothing hangs"),
-        ({"retries": -1}, "0 turns them off"),
+        ({"url": "http://127.0.0.1:8000"}, "'http://127.0.0.1:8000'"),
+        ({"url": "127.0.0.1"}, "'127.0.0.1'"),
+        ({"url": "127.0.0.1:port"}, "'127.0.0.1:port'"),
+        ({"url": "127.0.0.1:8000/path"}, "'127.0.0.1:8000/path'"),
+        ({"protocol": "https"}, "'https'"),
+        ({"api_key": "two\nlines"}, "ASCII"),
+        ({"api_key": "schlüssel"}, "ASCII"),
+        ({"api_key": ""}, "ASCII"),
+        ({"network_timeout": 0}, "network_timeout 0"),
+        ({"network_timeout": float("inf")}, "network_timeout inf"),
+        ({"retries": -1}, "retries -1"),
     ],
 )
 @pytest.mark.parametrize("kind", [HplmClient, AsyncHplmClient])
-def test_wrong_settings_are_refused_at_once(kind, settings, complaint):
-    with pytest.raises(InvalidInput, match=complaint) as caught:
+def test_wrong_settings_are_refused_at_once(kind, settings, named):
+    with pytest.raises(InvalidInput, match=re.escape(named)) as caught:
         kind(**{"url": "127.0.0.1:8000", **settings})
     assert "schl" not in str(caught.value), "a key does not belong into a message"
 

@@ -114,7 +114,7 @@ def test_tritons_own_refusals_are_told_apart(ask):
 
 
 def test_a_silent_server_is_given_up(ask):
-    with pytest.raises(ClientTimeout, match="within"):
+    with pytest.raises(ClientTimeout, match=r"\b0\.05 s"):
         ask(lambda client: client.infer("sleep 2", tenant="acme"), network_timeout=0.05)
 
 
@@ -178,7 +178,7 @@ def test_a_server_that_hides_its_models_wants_the_name(monkeypatch, ask, way):
         raise Forbidden("This API is restricted")
 
     monkeypatch.setattr(wire, "backbones_in", refused)
-    with pytest.raises(NoBackbone, match="name one"):
+    with pytest.raises(NoBackbone, match="This API is restricted"):
         ask(lambda client: client.infer("a", tenant="acme"), backbone=None)
 
 
@@ -189,7 +189,7 @@ def test_of_two_backbones_one_must_be_named(ask, server):
         try:
             for model in ("twin", "twin-lookup", "twin-upper"):
                 control.load_model(model, headers=headers)
-            with pytest.raises(NoBackbone, match="name one of them: minilm, twin"):
+            with pytest.raises(NoBackbone, match="minilm, twin"):
                 ask(lambda client: client.infer("a", tenant="acme"), backbone=None)
         finally:
             for model in ("twin", "twin-lookup", "twin-upper"):

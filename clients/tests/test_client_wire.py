@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -63,21 +64,23 @@ def test_only_what_is_asked_for_is_sent():
 
 
 @pytest.mark.parametrize(
-    ("question", "complaint"),
+    ("question", "named"),
     [
-        (lambda: wire.Question([], "acme"), "no texts"),
-        (lambda: wire.Question("abc", "acme"), "str where a list"),
-        (lambda: wire.Question(["a"], "acme", "b"), "str where a list"),
-        (lambda: wire.Question(["a"], ""), "no tenant"),
-        (lambda: wire.Question(["a", "b"], "acme", ["c"]), "2 texts but 1 pairs"),
-        (lambda: wire.encode(wire.Question(["a", b"b"], "acme"), tritonclient.http), "TEXT 1 is bytes"),
-        (lambda: wire.encode(wire.Question(["a"], "acme", [None]), tritonclient.http), "TEXT_PAIR 0 is NoneType"),
-        (lambda: wire.encode(wire.Question(["\ud800"], "acme"), tritonclient.http), "TEXT 0 cannot be sent as UTF-8"),
+        (lambda: wire.Question([], "acme"), []),
+        (lambda: wire.Question("abc", "acme"), ["str"]),
+        (lambda: wire.Question(["a"], "acme", "b"), ["str"]),
+        (lambda: wire.Question(["a"], ""), ["tenant"]),
+        (lambda: wire.Question(["a", "b"], "acme", ["c"]), ["2", "1"]),
+        (lambda: wire.encode(wire.Question(["a", b"b"], "acme"), tritonclient.http), ["TEXT 1", "bytes"]),
+        (lambda: wire.encode(wire.Question(["a"], "acme", [None]), tritonclient.http), ["TEXT_PAIR 0", "NoneType"]),
+        (lambda: wire.encode(wire.Question(["\ud800"], "acme"), tritonclient.http), ["TEXT 0", "UTF-8"]),
     ],
 )
-def test_a_wrong_question_is_refused_before_it_is_sent(question, complaint):
-    with pytest.raises(InvalidInput, match=complaint):
+def test_a_wrong_question_is_refused_before_it_is_sent(question, named):
+    with pytest.raises(InvalidInput) as caught:
         question()
+    for thing in named:
+        assert re.search(rf"\b{thing}\b", str(caught.value))
 
 
 def test_fill_ups_are_dropped_and_unread_words_kept():
@@ -122,7 +125,7 @@ def test_an_answer_of_another_shape_is_no_answer(changed):
 
 
 def test_a_missing_output_is_named():
-    with pytest.raises(UnexpectedAnswer, match="LOGITS is missing"):
+    with pytest.raises(UnexpectedAnswer, match="LOGITS"):
         wire.decode(answered([[("A", 0.5, (0, 1))]]), wire.Question(["x"], "acme", logits=True))
 
 
@@ -134,7 +137,7 @@ def test_backbones_are_models_with_both_halves_ready():
     with pytest.raises(UnexpectedAnswer):
         wire.backbones_in(["something else"])
     assert wire.only_backbone(["a"]) == "a"
-    with pytest.raises(NoBackbone, match="name one of them: a, b"):
+    with pytest.raises(NoBackbone, match="a, b"):
         wire.only_backbone(["a", "b"])
-    with pytest.raises(NoBackbone, match="no backbone that is ready"):
+    with pytest.raises(NoBackbone, match=r"(?=.*-lookup\b)(?=.*-upper\b)"):
         wire.only_backbone([])

@@ -36,13 +36,14 @@ def test_one_line_of_json(server, protocol, capsys):
 
 def test_a_table_for_people(server, capsys):
     run("two\n ~ words", "--tenant", "tagger", "--url", server.http_url)
-    assert capsys.readouterr().out.splitlines() == [
+    *table, last = capsys.readouterr().out.splitlines()
+    assert table == [
         "LABEL   SCORE  SPAN  TEXT",
         "TWO    1.0000   0-3  two",
         "-      0.0000   5-6  ~",
         "WORDS  0.3333  7-12  words",
-        "tenant tagger, version v7",
     ]
+    assert "tagger" in last and "v7" in last
 
 
 def test_long_texts_are_cut_in_the_table_and_pairs_left_out(server, capsys):
@@ -66,15 +67,15 @@ def test_options_and_key_reach_the_server(server, monkeypatch):
 
 
 def test_failures_are_the_command_lines(server):
-    for arguments, complaint in (
+    for arguments, named in (
         (["a", "--tenant", "nobody"], "no_tenant"),
         (["a", "--tenant", "acme", "--backbone", "nope"], "nope"),
-        (["a", "--tenant", "acme", "--deadline-ms", "0"], "positive"),
+        (["a", "--tenant", "acme", "--deadline-ms", "0"], r"\b0(\.0)? ms"),
         (["a\udcff", "--tenant", "acme"], "UTF-8"),
     ):
-        with pytest.raises(HplmError, match=complaint):
+        with pytest.raises(HplmError, match=named):
             run(*arguments, "--url", server.http_url)
-    with pytest.raises(HplmError, match="HOST:PORT"):
+    with pytest.raises(HplmError, match="'http://somewhere'"):
         run("a", "--tenant", "acme", "--url", "http://somewhere")
 
 

@@ -7,6 +7,7 @@ import pytest
 from bench.measuring import training as bench_training
 from hplm.cli.main import main
 from testing.toy import CONFIG
+from tests.naming import names
 
 
 def test_the_four_ways_take_turns(monkeypatch, capsys):
@@ -17,4 +18,4 @@ def test_the_four_ways_take_turns(monkeypatch, capsys):
     for name in ("whole", "windows", "upper"):
         assert figures[f"share_of_{name}"] == pytest.approx(figures["tables_ms"] / figures[f"{name}_ms"], rel=0.2)
     table = bench_training.table_of(figures)
-    assert f"tables / this: {figures['share_of_whole']:.2f}" in table
+    assert names(table, f"{figures['share_of_whole']:.2f}")

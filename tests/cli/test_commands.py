@@ -9,6 +9,7 @@ import torch
 
 from hplm.cli.main import main, parser
 from testing.toy import TENANTS
+from tests.naming import names
 
 
 def _json(capsys, *arguments):
@@ -48,22 +49,23 @@ def test_export(toy, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    "arguments, named",
     [
-        (["tenant", "show", "nobody", "--repository", "{toy}"], "'nobody' is not in"),
-        (["tenant", "list", "--repository", "{tmp}/none"], "is no folder"),
-        (["tenant", "list", "--repository", "{tmp}"], "holds no backbone"),
-        (["export", "--store", "{tmp}", "--repository", "{tmp}/r"], "is not a store"),
-        (["build", "tenant", "--store", "{tmp}", "--id", "a", "--task", "tag", "--train", "x"], "is not a store"),
+        (["tenant", "show", "nobody", "--repository", "{toy}"], ["'nobody'", "{toy}", "hplm tenant list"]),
+        (["tenant", "list", "--repository", "{tmp}/none"], ["{tmp}/none", "--repository"]),
+        (["tenant", "list", "--repository", "{tmp}"], ["{tmp}"]),
+        (["export", "--store", "{tmp}", "--repository", "{tmp}/r"], ["{tmp}", "hplm build root"]),
+        (["build", "tenant", "--store", "{tmp}", "--id", "a", "--task", "tag", "--train", "x"], ["{tmp}", "hplm build root"]),
         (
             ["build", "root", "--store", "{tmp}/s", "--model", "{tmp}/none", "--corpus", "{toy}/toy/config.pbtxt"],
-            "cannot read a model",
+            ["{tmp}/none"],
         ),
     ],
 )
-def test_errors_name_the_thing_and_have_no_traceback(toy, tmp_path, capsys, arguments, message):
-    assert main([argument.format(toy=toy.repository, tmp=tmp_path) for argument in arguments]) == 1
-    assert message in capsys.readouterr().err
+def test_errors_name_the_thing_and_have_no_traceback(toy, tmp_path, capsys, arguments, named):
+    arguments, named = ([one.format(toy=toy.repository, tmp=tmp_path) for one in those] for those in (arguments, named))
+    assert main(arguments) == 1
+    assert names(capsys.readouterr().err, *named)
 
 
 def test_what_the_machine_refuses_is_one_line_and_a_mistake_of_ours_a_traceback(toy, tmp_path, capsys, monkeypatch):
@@ -93,7 +95,8 @@ def test_a_full_device_is_one_line_with_a_way_out(toy, tmp_path, capsys, monkeyp
     monkeypatch.setattr("builder.publish.export.export", full)
     assert main(["export", "--store", str(toy.store.folder), "--repository", str(tmp_path / "r")]) == 1
     said = capsys.readouterr().err
-    assert said == "hplm export: CUDA out of memory. Tried to allocate 2 GiB. Free some of it, or say --device cpu\n"
+    assert said.startswith("hplm export: CUDA out of memory. Tried to allocate 2 GiB.") and said.count("\n") == 1
+    assert names(said, "--device cpu")
 
 
 def test_help_needs_no_heavy_import():

@@ -7,6 +7,7 @@ import pytest
 from builder.store.store import Store
 from hplm.cli.main import main
 from tests.cli.test_whole_way import material  # noqa: F401
+from tests.naming import names
 from tests.serving import serving
 
 RIVALS = {"dedicated", "dedicated-lower", "dedicated-upper", "shared", "adapter", "plot"}
@@ -63,22 +64,22 @@ def test_what_is_served_scores_the_same(built, material, capsys):  # noqa: F811
         again = ["build", "tenant", "--id", "tag", "--task", "tag", "--train", train, "--epochs", "1"]
         run(capsys, *again, "--store", built / "store")
         assert main([*map(str, command), "--url", server.http_url]) == 1
-        assert "the server answers with version 1 of tenant 'tag', the store's newest is 2" in capsys.readouterr().err
+        assert names(capsys.readouterr().err, "'tag'", 1, 2, "hplm tenant update")
 
 
 @pytest.mark.parametrize(
-    "changes, message",
+    "changes, named",
     [
-        (["--against", "bigger"], "--against 'bigger' is not known: choose from adapter, dedicated"),
-        (["--against", "plot", "--train", "gone.jsonl"], "gone.jsonl, which tenant 'classify' was trained with, is gone"),
-        (["--url", "127.0.0.1:1"], "127.0.0.1:1"),
-        (["--test", "gone.jsonl", "--picture", "out.txt"], "--picture out.txt: give it a name that ends in .png, .svg, .pdf"),
+        (["--against", "bigger"], ["--against", "'bigger'", "dedicated"]),
+        (["--against", "plot", "--train", "gone.jsonl"], ["gone.jsonl", "'classify'", "--train"]),
+        (["--url", "127.0.0.1:1"], ["127.0.0.1:1"]),
+        (["--test", "gone.jsonl", "--picture", "out.txt"], ["--picture", "out.txt", ".png", ".svg", ".pdf"]),
     ],
 )
-def test_what_cannot_be_compared_is_named(built, material, capsys, changes, message):  # noqa: F811
+def test_what_cannot_be_compared_is_named(built, material, capsys, changes, named):  # noqa: F811
     command = ["evaluate", "--store", built / "store", "--id", "classify", "--test", material / "classify.dev.jsonl"]
     assert main([*map(str, command), *changes]) == 1
-    assert message in capsys.readouterr().err
+    assert names(capsys.readouterr().err, *named)
 
 
 def test_other_data_than_the_tenants_are_refused(built, material, capsys, tmp_path):  # noqa: F811
@@ -86,5 +87,5 @@ def test_other_data_than_the_tenants_are_refused(built, material, capsys, tmp_pa
     other.write_text("".join(json.dumps({"text": "w", "label": label}) + "\n" for label in ("up", "down") * 20))
     command = ["evaluate", "--store", built / "store", "--id", "classify", "--test", material / "classify.dev.jsonl"]
     assert main([*map(str, command), "--against", "shared", "--train", str(other)]) == 1
-    assert "other.jsonl is not what tenant 'classify' was trained with" in capsys.readouterr().err
+    assert names(capsys.readouterr().err, other, "'classify'", "--train")
     assert Store(built / "store").tenants()[0].version == 1

@@ -11,6 +11,7 @@ from hplm.cli.main import main
 from testing.random_store import random_store, random_tenant, random_tenants
 from testing.toy import CONFIG
 from tests.cli.test_domain import refused, run
+from tests.naming import names
 
 
 @pytest.fixture
@@ -52,7 +53,8 @@ def test_keys_are_shown_once_and_limits_are_kept(served, capsys):
     keys = run(capsys, "tenant", "key", "list", "tenant-0", *places)["keys"]
     assert [key["id"] for key in keys] == [first["key"], second["key"]]
     run(capsys, "tenant", "key", "revoke", "tenant-0", "--key", first["key"], *places)
-    assert "is the last key" in refused(capsys, "tenant", "key", "revoke", "tenant-0", "--key", second["key"], *places)
+    said = refused(capsys, "tenant", "key", "revoke", "tenant-0", "--key", second["key"], *places)
+    assert names(said, "'tenant-0'", f"'{second['key']}'")
     run(capsys, "tenant", "limit", "tenant-0", "--rate", 5, "--in-flight", 2, "--deadline-ms", 50, *places)
     shown = run(capsys, "tenant", "show", "tenant-0", *places)
     assert (shown["rate"], shown["in_flight"], shown["deadline_us"]) == (5, 2, 50000)
@@ -72,27 +74,27 @@ def test_a_key_s_secret_is_said_before_servers_are_waited_for_and_a_revocation_a
 
     monkeypatch.setattr("hplm.tenants.state.State.wait_for_readers", wait)
     assert main(["tenant", "key", "add", "tenant-0", *map(str, places)]) == 0
-    assert "hplm_" in said_before[-1] and "not taken after some seconds by elsewhere-1-abc" in capsys.readouterr().out
+    assert "hplm_" in said_before[-1] and names(capsys.readouterr().out, "elsewhere-1-abc")
     assert main(["tenant", "key", "revoke", "tenant-0", "--key", kept, *map(str, places)]) == 0
     said = capsys.readouterr().out
-    assert said_before[-1] == "" and "is revoked" in said and "not taken after some seconds by elsewhere-1-abc" in said
+    assert said_before[-1] == "" and names(said, kept, "tenant-0", "elsewhere-1-abc")
 
 
-def test_what_cannot_be_is_refused(served, capsys):
+def test_what_cannot_be_is_refused(served, capsys, tmp_path):
     store, places = served
-    for arguments, message in [
-        (["add", "nobody", *store, *places], "'nobody' is not in"),
-        (["add", "tenant-0", *store, *places], "served already"),
-        (["delete", "nobody", *places], "is not served"),
-        (["delete", "tenant-0", *places[:2]], "give --state DIR"),
-        (["limit", "tenant-0", *places], "give --rate, --burst"),
-        (["limit", "tenant-0", "--rate", -1, *places], "none of them negative"),
-        (["limit", "tenant-0", "--rate", "nan", *places], "none of them negative"),
-        (["limit", "tenant-0", "--burst", "inf", *places], "none of them negative or above"),
-        (["limit", "tenant-0", "--deadline-ms", "nan", *places], "none of them negative"),
-        (["limit", "tenant-0", "--deadline-ms", "inf", *places], "none of them negative or above"),
-        (["key", "add", "tenant-0", "--days", -1, *places], "0 for a key that does not expire"),
-        (["key", "add", "tenant-0", "--days", "nan", *places], "0 for a key that does not expire"),
-        (["key", "add", "tenant-0", "--days", "inf", *places], "0 for a key that does not expire"),
+    for arguments, named in [
+        (["add", "nobody", *store, *places], ["'nobody'", tmp_path / "store"]),
+        (["add", "tenant-0", *store, *places], ["'tenant-0'", "hplm tenant update"]),
+        (["delete", "nobody", *places], ["'nobody'", "hplm tenant list"]),
+        (["delete", "tenant-0", *places[:2]], ["--state", "hplm serve"]),
+        (["limit", "tenant-0", *places], ["--rate", "--burst"]),
+        (["limit", "tenant-0", "--rate", -1, *places], ["'rate'"]),
+        (["limit", "tenant-0", "--rate", "nan", *places], ["'rate'"]),
+        (["limit", "tenant-0", "--burst", "inf", *places], ["'burst'"]),
+        (["limit", "tenant-0", "--deadline-ms", "nan", *places], ["'deadline_us'"]),
+        (["limit", "tenant-0", "--deadline-ms", "inf", *places], ["'deadline_us'"]),
+        (["key", "add", "tenant-0", "--days", -1, *places], ["'days'", -1.0]),
+        (["key", "add", "tenant-0", "--days", "nan", *places], ["'days'", "nan"]),
+        (["key", "add", "tenant-0", "--days", "inf", *places], ["'days'", "inf"]),
     ]:
-        assert message in refused(capsys, "tenant", *arguments)
+        assert names(refused(capsys, "tenant", *arguments), *named), arguments

@@ -5,6 +5,7 @@ import pytest
 from hplm.engine.settings import Settings, deadline_us
 from hplm.errors import InvalidInput
 from tests.engine.asker import PARAMETERS
+from tests.naming import naming
 
 
 @pytest.mark.parametrize(
@@ -16,13 +17,13 @@ from tests.engine.asker import PARAMETERS
     ],
 )  # fmt: skip
 def test_a_parameter_that_makes_no_sense_is_refused_by_name(name, value):
-    with pytest.raises(InvalidInput, match=f"{name}.*'{value}'"):
+    with pytest.raises(InvalidInput, match=naming(name, f"'{value}'")):
         Settings.read({**PARAMETERS, name: value})
 
 
 @pytest.mark.parametrize("value", ["-5", "nan", "inf", "soon"])
 def test_a_deadline_that_makes_no_sense_is_refused_by_name(value):
-    with pytest.raises(InvalidInput, match=f"'deadline_ms' is '{value}': milliseconds, or 0 for no deadline"):
+    with pytest.raises(InvalidInput, match=naming("'deadline_ms'", f"'{value}'")):
         deadline_us({"deadline_ms": value})
 
 
@@ -31,5 +32,5 @@ def test_a_deadline_is_read_in_microseconds():
 
 
 def test_a_repository_without_a_parameter_is_to_be_exported_again():
-    with pytest.raises(InvalidInput, match=r"'packing' is missing in .*: export the repository again"):
+    with pytest.raises(InvalidInput, match=naming("'packing'", "config.pbtxt")):
         Settings.read({name: value for name, value in PARAMETERS.items() if name != "packing"})

@@ -13,6 +13,7 @@ from loadtest.encode import http_request
 from loadtest.generator import main, run, run_apart
 from loadtest.report import Load, Report
 from tests.loadtest.small_server import RESET, SILENCE, SmallServer, answer
+from tests.naming import naming
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -110,7 +111,7 @@ def test_nobody_there_is_an_error_that_says_so() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-        with pytest.raises(HplmError, match=rf"127\.0\.0\.1:{port} .*start it first"):
+        with pytest.raises(HplmError, match=naming(f"127.0.0.1:{port}")):
             run(Load("127.0.0.1", port, numbered(1)))
 
 
@@ -152,7 +153,7 @@ def test_an_open_loop_follows_the_arrivals_it_is_given() -> None:
         report = loaded(server, requests=numbered(5), arrivals=arrivals, seconds=1.0)
     assert server.bodies == [str(number).encode() for number in range(4)]
     assert report.wall_s >= 0.2
-    with pytest.raises(ValueError, match="not both"):
+    with pytest.raises(ValueError, match=naming("rate", "arrivals")):
         Load("127.0.0.1", 1, numbered(1), rate=1.0, arrivals=arrivals)
 
 
@@ -175,7 +176,7 @@ def test_what_an_open_loop_could_not_send_is_told() -> None:
     "limits", [{"seconds": 0.0}, {"count": 0}, {"rate": float("inf")}, {"requests": []}, {"patience": -1.0}]
 )
 def test_a_load_without_bounds_is_refused(limits: dict) -> None:
-    with pytest.raises(ValueError, match="finite and above 0"):
+    with pytest.raises(ValueError, match=naming("requests", "limits")):
         Load("127.0.0.1", 1, **({"requests": numbered(1)} | limits))
 
 
@@ -185,7 +186,7 @@ def test_a_process_of_its_own_reports_the_same() -> None:
         report = run_apart(load)
     assert report.by_status == {200: 25}
     assert sorted(report.bodies) == sorted(5 * [b"0", b"1", b"2", b"3", b"4"])
-    with pytest.raises(HplmError, match="start it first"):
+    with pytest.raises(HplmError, match=naming(f"127.0.0.1:{load.port}")):
         run_apart(load)
 
 

@@ -10,6 +10,7 @@ from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import full_stack, load_checkpoint, split
 from testing.random_store import tokenizer_json
+from tests.naming import naming
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_what_is_no_bert_is_refused(tmp_path, tokenizer):
     GPT2Config(n_layer=1, n_head=2, n_embd=8).save_pretrained(tmp_path / "gpt")
     with pytest.raises(InvalidInput, match="gpt2"):
         load_checkpoint(str(tmp_path / "gpt"))
-    with pytest.raises(InvalidInput, match="cannot read a model"):
+    with pytest.raises(InvalidInput, match=naming(tmp_path / "nothing")):
         load_checkpoint(str(tmp_path / "nothing"))
 
 
@@ -71,7 +72,7 @@ def test_a_checkpoint_with_missing_tensors_is_refused(tmp_path, tokenizer):
     BertModel(_config(2)).save_pretrained(tmp_path / "m")
     _config(3).save_pretrained(tmp_path / "m")
     tokenizer.save_pretrained(tmp_path / "m")
-    with pytest.raises(InvalidInput, match="lacks 16 tensors"):
+    with pytest.raises(InvalidInput, match=naming(tmp_path / "m", 16)):
         load_checkpoint(str(tmp_path / "m"))
 
 
@@ -79,7 +80,7 @@ def test_a_checkpoint_with_missing_tensors_is_refused(tmp_path, tokenizer):
 def test_impossible_splits_are_refused(tmp_path, tokenizer, lower, upper):
     BertModel(_config(5)).save_pretrained(tmp_path / "m")
     tokenizer.save_pretrained(tmp_path / "m")
-    with pytest.raises(InvalidInput, match="cannot split 5 layers"):
+    with pytest.raises(InvalidInput, match=naming(5, lower, upper)):
         load_checkpoint(str(tmp_path / "m"), lower=lower, upper=upper)
 
 
@@ -88,5 +89,5 @@ def test_positions_that_are_not_absolute_are_refused(tmp_path, tokenizer):
     tokenizer.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "position_embedding_type": "relative_key"}))
-    with pytest.raises(InvalidInput, match="'relative_key' position embeddings"):
+    with pytest.raises(InvalidInput, match="'relative_key'"):
         load_checkpoint(str(tmp_path))

@@ -13,6 +13,7 @@ from hplm.plot.gathering import Gatherer
 from hplm.plot.keys import KeySpace
 from hplm.plot.levels import Tally, count_levels, ends
 from hplm.plot.rows import Rows
+from tests.naming import naming
 from tests.plot.tables import HIDDEN, as_dictionary, make_table
 
 CPU = torch.device("cpu")
@@ -123,7 +124,7 @@ def test_hot_rows_that_find_no_room_on_the_device_are_read_from_the_host(tmp_pat
     gatherer = Gatherer(CPU, torch.float32, 4)
     for _ in range(2):
         assert torch.equal(gatherer.sums(forest, found.addresses, np.array([3])), expected)
-    assert caplog.text.count("has no room on cpu: its rows are read from the host") == 1
+    assert caplog.text.count(str(root.folder)) == 1
 
 
 def test_addresses_outside_the_chain_are_noticed(tmp_path):
@@ -138,13 +139,13 @@ def test_addresses_outside_the_chain_are_noticed(tmp_path):
 
 def test_a_missing_parent_is_named(tmp_path):
     leaf = make_table(tmp_path, "leaf", "root", SPACE, [(1, 2, 3)])
-    with pytest.raises(InvalidInput, match="'leaf' version 1 needs 'root' version 1"):
+    with pytest.raises(InvalidInput, match=naming("'leaf'", "'root'", 1)):
         Forest([tmp_path], assign_addresses([leaf])).chain("leaf", 1)
 
 
 def test_a_token_in_no_table_is_named(tmp_path):
     root = make_table(tmp_path, "root", None, SPACE, UNIGRAMS[:2])
-    with pytest.raises(InvalidInput, match="token 3 is in no table"):
+    with pytest.raises(InvalidInput, match=naming(3)):
         Forest([tmp_path], assign_addresses([root])).chain("root", 1).lookup(np.array([0, 3]), np.array([2]))
 
 
@@ -156,7 +157,7 @@ def test_a_broken_table_fails_its_own_chains_only(tmp_path):
     (bad.folder / "values").write_bytes(b"short")
     forest = Forest([tmp_path], branches)
     assert forest.chain("good", 1).lookup(np.array([0, 1, 2]), np.array([3])).links.tolist() == [1, 0, 1]
-    with pytest.raises(Broken, match=r"bad/1/values has 5 bytes"):
+    with pytest.raises(Broken, match=naming(bad.folder / "values", 5)):
         forest.chain("bad", 1)
     assert len(forest.failures()) == 1
 

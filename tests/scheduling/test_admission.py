@@ -38,7 +38,7 @@ def _busy(waiting):
 
 def test_who_cannot_make_it_is_told_how_long_it_would_take():
     scheduler, now = _busy(waiting=1)
-    with pytest.raises(DeadlineMissed, match=r"would take 2\d ms.* allowed 15 ms"):
+    with pytest.raises(DeadlineMissed, match=r"(?=.*\b2\d ms)(?=.*\b15 ms)"):
         scheduler.offer([_text(now + 15_000_000, now=now)], now)
     scheduler.offer([_text(now + 5 * FULL, now=now)], now)
 

@@ -14,6 +14,7 @@ from hplm.scheduling.das import DeadlineAware, SlottedDeadlineAware
 from hplm.scheduling.policy import policy
 from hplm.scheduling.simulation.arrivals import SimulatedText
 from hplm.scheduling.waiting import Capacity
+from tests.naming import naming
 
 COST = CostModel()
 ROW = 12
@@ -52,9 +53,9 @@ def test_what_does_not_fit_a_slot_waits_and_is_not_lost():
 
 def test_options_are_checked():
     assert policy("das:eta=0.25,q=0.75,rows=4") == DeadlineAware(eta=0.25, q=0.75, rows=4)
-    with pytest.raises(InvalidInput, match="eta"):
+    with pytest.raises(InvalidInput, match=naming("eta")):
         policy("das:eta=0")
-    with pytest.raises(InvalidInput, match="colour"):
+    with pytest.raises(InvalidInput, match=naming("colour")):
         policy("das:colour=2")
 
 

@@ -12,6 +12,7 @@ from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Limits, Scheduler
 from hplm.scheduling.simulation.arrivals import SimulatedText
 from hplm.scheduling.waiting import Capacity
+from tests.naming import naming
 
 DOCS = Path(__file__).parents[2] / "docs" / "scheduling.md"
 
@@ -44,7 +45,7 @@ def test_a_policy_of_another_package_is_chosen_by_name_and_takes_options(install
 
 
 def test_a_package_that_is_broken_is_named_and_ours_are_not_replaced(installed):
-    with pytest.raises(InvalidInput, match=r"'absent'.*'nowhere:Policy'"):
+    with pytest.raises(InvalidInput, match=naming("'absent'", "'nowhere:Policy'")):
         policy("absent")
     assert type(policy("fcfs")).__name__ == "FirstComeFirstServed"
     with pytest.raises(InvalidInput, match="longest_first"):
@@ -61,4 +62,4 @@ def test_what_no_policy_may_choose_costs_nobody_an_answer(chosen, caplog):
     texts = [SimulatedText(tokens=10, arrival_ns=number) for number in range(3)]
     scheduler.offer(texts, 0)
     assert scheduler.choose(Capacity(100, 100, 100), 0).texts == texts  # in order of arrival
-    assert "the policy failed" in caplog.text and not len(scheduler)
+    assert [record.exc_info is not None for record in caplog.records] == [True] and not len(scheduler)

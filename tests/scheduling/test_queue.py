@@ -8,6 +8,7 @@ from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Limits, Scheduler
 from hplm.scheduling.simulation.arrivals import SimulatedText
 from hplm.scheduling.waiting import Capacity
+from tests.naming import naming
 
 ROOM = Capacity(tokens=100, texts=10, tenants=3)
 
@@ -39,7 +40,7 @@ def _in_a_thread(call):
 def test_a_request_enters_whole_or_not_at_all():
     queue, _ = _queue(limit=3)
     queue.offer([_text(), _text()])
-    with pytest.raises(QueueFull, match="2 texts are waiting and 2 more"):
+    with pytest.raises(QueueFull, match=naming(2, 3, "retry after 0.1 s")):
         queue.offer([_text(), _text()])
     queue.offer([_text()])
     assert len(queue) == 3
@@ -48,7 +49,7 @@ def test_a_request_enters_whole_or_not_at_all():
 def test_the_line_is_bounded_in_bytes_too():
     queue, _ = _queue(size=10)
     queue.offer([_text(size=6)])
-    with pytest.raises(QueueFull, match="6 bytes are waiting and 5 more"):
+    with pytest.raises(QueueFull, match=naming(6, 5, 10, "retry after 0.1 s")):
         queue.offer([_text(size=2), _text(size=3)])
     assert queue.take(ROOM)
     queue.offer([_text(size=10)])

@@ -17,6 +17,7 @@ from builder.publish.model_configs import ALIAS, ServingOptions
 from hplm.errors import InvalidInput
 from testing.random_store import random_store
 from testing.toy import CONFIG, DOMAINS, TENANTS, WORDS, random_text
+from tests.naming import naming
 from tests.server.stock import LIBRARIES, Stock
 from tests.serving import serving
 
@@ -103,7 +104,7 @@ def test_a_deadline_may_pass_on_the_way_too(stock):
 def test_a_tenant_that_no_backbone_knows_is_told_what_each_of_them_says(stock, tenant):
     said = {_refusal(stock, model, tenant, texts=[WORDS[0]]) for model in ("toy", "other", ALIAS)}
     ((status, message),) = said
-    assert status in ("404", "StatusCode.NOT_FOUND") and message.startswith("[no_tenant] no such tenant, or not yours")
+    assert status in ("404", "StatusCode.NOT_FOUND") and message.startswith("[no_tenant]")
 
 
 def _refusal(stock, model, tenant, **question):
@@ -115,7 +116,7 @@ def _refusal(stock, model, tenant, **question):
 
 
 def test_a_tenant_of_two_backbones_must_be_asked_for_by_backbone(stock):
-    with pytest.raises(InferenceServerException, match=r"'hugo' is known to several backbones.*'other', 'toy'"):
+    with pytest.raises(InferenceServerException, match=naming("[invalid_input]", "'hugo'", "'other'", "'toy'")):
         stock.ask([WORDS[0]], "hugo", model=ALIAS)
     assert stock.ask([WORDS[0]], "hugo", model="other")["LABEL"].shape == (1, 1)
 

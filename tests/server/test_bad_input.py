@@ -15,6 +15,7 @@ from hplm.errors import HplmError
 from hplm.server import TritonServer
 from hplm.tenants.ticket import TICKET_BYTES, Ticket
 from testing.toy import WORDS
+from tests.naming import names, naming
 from tests.server.stock import LIBRARIES, Stock
 from tests.serving import serving
 
@@ -54,22 +55,21 @@ def _refused(stock, code, words, *args, **kwargs):
     with pytest.raises(InferenceServerException) as caught:
         stock.ask(*args, **kwargs)
     assert caught.value.status() == STATUS[stock.protocol][code], caught.value
-    for word in words:
-        assert word in caught.value.message()
+    assert names(caught.value.message(), *words)
 
 
 @pytest.mark.parametrize("text", ["", "   ", "\n\t", "\x00"])
 def test_text_without_content(stock, text):
-    _refused(stock, 400, ["[invalid_input]", "text 1 of 1"], [text], "city")
+    _refused(stock, 400, ["[invalid_input]", 1], [text], "city")
 
 
 def test_one_empty_text_among_many_is_named(stock):
-    _refused(stock, 400, ["[invalid_input]", "text 3 of 4", "empty"], [WORDS[0], WORDS[1], "", WORDS[2]], "city")
+    _refused(stock, 400, ["[invalid_input]", 3, 4], [WORDS[0], WORDS[1], "", WORDS[2]], "city")
 
 
 def test_text_longer_than_the_model_takes(stock):
     text = " ".join(WORDS[:100])
-    _refused(stock, 400, ["[invalid_input]", "102 tokens", "takes 64", "truncate=true"], [text], "city")
+    _refused(stock, 400, ["[invalid_input]", 102, 64, "truncate=true"], [text], "city")
     assert stock.ask([text], "city", truncate=True)["LABEL"].shape == (1, 1)
     tags = stock.ask([text], "beta", truncate=True)  # what was cut off says so: no label, but its span
     assert (tags["LABEL"][0, 62:] == b"").all() and (tags["LABEL"][0, :62] != b"").all()
@@ -77,20 +77,20 @@ def test_text_longer_than_the_model_takes(stock):
 
 
 def test_a_monstrous_text(stock):
-    _refused(stock, 400, ["[invalid_input]", "characters"], ["wa " * 100_000], "city", truncate=True)
+    _refused(stock, 400, ["[invalid_input]", "100,000"], ["wa " * 100_000], "city", truncate=True)
 
 
 def test_invalid_utf8(stock):
-    _refused(stock, 400, ["[invalid_input]", "TEXT 2 is not UTF-8", "at byte 3"], [b"fine", b"bad\xff\xfe"], "city")
+    _refused(stock, 400, ["[invalid_input]", "TEXT", 2, "UTF-8", 3], [b"fine", b"bad\xff\xfe"], "city")
 
 
 @pytest.mark.parametrize("tenant", [None, "nobody", "ACME", "", "../city"])
 def test_unknown_and_missing_tenant_read_alike(stock, tenant):
-    _refused(stock, 404, ["[no_tenant] no such tenant, or not yours"], [WORDS[0]], tenant)
+    _refused(stock, 404, ["[no_tenant]"], [WORDS[0]], tenant)
 
 
 def test_a_corrupt_record_fails_its_tenant_alone(stock):
-    _refused(stock, 500, ["[broken]", "'acme'", "corrupt"], [WORDS[0]], "acme")
+    _refused(stock, 500, ["[broken]", "'acme'", 0, "bottleneck-8.bank"], [WORDS[0]], "acme")
     assert stock.ask([WORDS[0]], "dune")["LABEL"].shape == (1, 1)  # in the same bank
 
 
@@ -179,7 +179,7 @@ def test_a_ticket_does_not_open_other_rows(server):
 
     assert upper(rows).as_numpy("LABEL").shape == (1, 1)
     for forged in (rows + 10**7, rows - 10**7, np.full_like(rows, 2**62)):
-        with pytest.raises(InferenceServerException, match="not what the lookup model made"):
+        with pytest.raises(InferenceServerException, match=naming("[invalid_input]", "ROWS", "SEGMENTS", "SPANS")):
             upper(forged)
 
 
@@ -197,5 +197,5 @@ def test_a_repository_of_another_format_is_refused_at_start(toy, tmp_path):
     export(toy.store, tmp_path, ServingOptions())
     config = tmp_path / "toy/1/backbone.json"
     config.write_text(re.sub(r'"format": 2', '"format": 99', config.read_text()))
-    with pytest.raises(HplmError, match="format 99, this version of hplm reads 2"):
+    with pytest.raises(HplmError, match=naming("backbone.json", 99, 2)):
         TritonServer(tmp_path).start()

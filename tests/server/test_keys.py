@@ -13,6 +13,7 @@ from hplm.cli.serve import open_tenants
 from hplm.tenants.keys import new_key
 from hplm.tenants.snapshot import Snapshot
 from testing.toy import WORDS
+from tests.naming import names
 from tests.server.stock import LIBRARIES, Stock
 from tests.server.test_bad_input import STATUS
 from tests.serving import serving
@@ -73,7 +74,7 @@ def test_the_header_s_own_case_does_not_matter_over_http(server, model):
 @pytest.mark.parametrize("model", ["toy", "hplm"])
 def test_every_refusal_is_that_of_an_unknown_tenant(stock, model):
     stranger = _refusal(stock, [WORDS[0]], "nobody", model=model)
-    assert stranger[0] == STATUS[stock.protocol][404] and "[no_tenant] no such tenant, or not yours" in stranger[1]
+    assert stranger[0] == STATUS[stock.protocol][404] and "[no_tenant]" in stranger[1]
     for headers in (
         None,
         {"authorization": f"Bearer {SECRETS[2]}"},  # expired
@@ -101,7 +102,7 @@ def test_a_quota_is_a_503_with_the_time_to_wait_and_others_are_served(server):
         stock.ask([WORDS[0]], "flux")
     for model in ("toy", "hplm"):
         status, message = _refusal(stock, [WORDS[0]], "flux", model=model)
-        assert status == "503" and "[quota] tenant 'flux' may send 0.01 requests a second: retry after" in message
+        assert status == "503" and names(message, "[quota]", "'flux'", 0.01, "retry after")
     assert _refusal(Stock(server, "grpc"), [WORDS[0]], "flux")[0] == "StatusCode.UNAVAILABLE"
     assert stock.ask([WORDS[0]], "beta")["LABEL"].shape == (1, 1)
 

@@ -1,7 +1,10 @@
+import re
+
 import pytest
 
 from hplm.errors import HplmError
 from hplm.server.repository import model_names
+from tests.naming import naming
 from tests.server.plain_models import ECHO, add_model
 
 
@@ -15,12 +18,12 @@ def test_the_models_of_a_repository(tmp_path):
 def test_what_is_no_repository_is_refused_with_the_way_to_one(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
-    for name, complaint in (("absent", "no such directory"), ("file", "not a directory"), ("empty", "holds no model")):
-        with pytest.raises(HplmError, match=rf"{tmp_path / name}.*{complaint}.*hplm export"):
+    for name in ("absent", "file", "empty"):
+        with pytest.raises(HplmError, match=naming(tmp_path / name, "hplm export")):
             model_names(tmp_path / name)
 
 
 def test_the_folder_of_one_model_points_to_the_folder_above(tmp_path):
     add_model(tmp_path, "one", ECHO)
-    with pytest.raises(HplmError, match=rf"folder above it, {tmp_path}$"):
+    with pytest.raises(HplmError, match=rf"{re.escape(str(tmp_path))}(?![\w/])"):
         model_names(tmp_path / "one")

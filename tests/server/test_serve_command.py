@@ -1,6 +1,7 @@
 """`hplm serve` as a user runs it."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import sys
 import pytest
 
 from hplm.server import process_group
+from tests.naming import names
 from tests.server.plain_models import ECHO, add_model
 
 SERVE = [sys.executable, "-m", "hplm.cli.main", "serve"]
@@ -44,14 +46,15 @@ def children(parent: int) -> list[int]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_says_where_it_listens_and_a_signal_stops_it_cleanly(serving, tmp_path, number):
     process, group, said = serving
-    for what in ("tritonserver", "HTTP          127.0.0.1:", "gRPC          127.0.0.1:", "metrics", "echo", "loopback"):
-        assert what in said
+    for protocol in ("HTTP", "gRPC", "metrics"):
+        assert re.search(rf"^{protocol} +127\.0\.0\.1:\d+", said, re.MULTILINE)
+    assert names(said, "tritonserver", "echo", "--address 0.0.0.0")
     log = tmp_path / ".hplm" / "serve-0.log"
     assert str(log) in said
     assert log.is_file()
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (0, "stopped\n", "")
+    assert (process.returncode, out.count("\n"), err) == (0, 1, "")
     assert process_group.members(group) == []
 
 
@@ -60,7 +63,7 @@ def test_a_tritonserver_that_dies_by_itself_ends_it_with_the_logs_words(serving)
     os.kill(group, signal.SIGKILL)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "hplm serve: tritonserver ended by itself with code -9; its log says:\n  " in err
+    assert err.startswith("hplm serve: ") and names(err.splitlines()[0], "tritonserver", -9)
     assert "Started Metrics Service" in err
     assert process_group.members(group) == []
 
@@ -68,7 +71,7 @@ def test_a_tritonserver_that_dies_by_itself_ends_it_with_the_logs_words(serving)
 def test_what_is_no_repository_is_one_line_of_error(tmp_path):
     done = subprocess.run([*SERVE, "--repository", str(tmp_path / "absent")], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert done.stderr.startswith(f"hplm serve: model repository {tmp_path}/absent: no such directory")
+    assert done.stderr.startswith("hplm serve: ") and names(done.stderr, tmp_path / "absent")
     assert done.stderr.count("\n") == 1
 
 

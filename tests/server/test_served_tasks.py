@@ -11,6 +11,7 @@ from builder.evaluation.served import score_served
 from builder.evaluation.tenant import evaluate_tenant
 from hplm_client import HplmClient
 from testing.reference import Reference
+from tests.naming import naming
 from tests.server.stock import Stock
 from tests.serving import serving
 from tests.tasks import TENANTS, expected_logits, make_tasks, question, same_labels
@@ -58,7 +59,7 @@ def test_the_client_reads_every_task(server, tasks):
 
 
 def test_a_passage_that_is_missing_is_asked_for(server):
-    with pytest.raises(Exception, match=r"\[invalid_input\].*the passage as TEXT_PAIR"):
+    with pytest.raises(Exception, match=naming("[invalid_input]", "TEXT_PAIR")):
         Stock(server, "grpc").ask(["w"], "find")
 
 

@@ -11,6 +11,7 @@ from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.tenants.commands import Commands
 from hplm.tenants.manager import Manager
+from tests.naming import naming
 from tests.places import make_place
 
 
@@ -42,11 +43,11 @@ def test_versions_and_ranks_are_whole_numbers(place):
     store, manager, commands = place
     good = trained(store)
     for name, value in [("domain_version", 1.0), ("domain_version", True), ("domain_version", [1]), ("domain_version", 0)]:
-        with pytest.raises(InvalidInput, match=r"'domain_version' is .*: a positive whole number"):
+        with pytest.raises(InvalidInput, match=naming("'domain_version'", repr(value))):
             commands.run(json.dumps({**good, name: value}))
-    with pytest.raises(InvalidInput, match="'rank' is True: a positive whole number"):
+    with pytest.raises(InvalidInput, match=naming("'rank'", True)):
         commands.run(json.dumps({**good, "adapter": {"kind": "bottleneck", "rank": True}}))
-    with pytest.raises(InvalidInput, match=r"'version' is 1\.0: a positive whole number"):
+    with pytest.raises(InvalidInput, match=naming("'version'", 1.0)):
         commands.run('{"command": "domain.add", "name": "bio", "version": 1.0}')
     assert json.loads(commands.run(json.dumps(good)))["after"] == 1
     assert manager.current().find("acme").domain_version == 1
@@ -68,8 +69,8 @@ def test_what_is_of_another_type_is_refused(place, wrong):
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-1", "1e13", "true", '"1"', f"1{'0' * 400}"])
 def test_what_is_no_number_of_days_and_no_limit_is_refused(place, number):
     _, manager, commands = place
-    with pytest.raises(InvalidInput, match=r"'days' is .*0 for a key that does not expire"):
+    with pytest.raises(InvalidInput, match=naming("'days'", repr(json.loads(number)))):
         commands.run(f'{{"command": "tenant.key.add", "id": "tenant-0", "days": {number}}}')
-    with pytest.raises(InvalidInput, match=r"none of them negative|each a number"):
+    with pytest.raises(InvalidInput, match="'rate'"):
         commands.run(f'{{"command": "tenant.limit", "id": "tenant-0", "rate": {number}}}')
     assert not manager.current().generation

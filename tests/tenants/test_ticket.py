@@ -6,6 +6,7 @@ import pytest
 
 from hplm.errors import NoTenant
 from hplm.tenants.ticket import TICKET_BYTES, SharedSecret, Ticket
+from tests.naming import naming
 
 TICKET = Ticket(export=2**63, generation=3, uid=9, version=2, arrival_ns=5, deadline_ns=7, priority=-1, top_k=4)
 
@@ -60,5 +61,5 @@ def test_servers_that_share_the_folder_and_no_process_ids_leave_each_other_s_alo
 def test_a_secret_planted_by_someone_else_is_not_used(tmp_path):
     genuine = SharedSecret("toy", os.getpid(), tmp_path)
     Path(genuine.path).chmod(0o644)
-    with pytest.raises(PermissionError, match="not made by this server"):
+    with pytest.raises(PermissionError, match=naming(genuine.path)):
         SharedSecret("toy", os.getpid(), tmp_path)

@@ -18,6 +18,7 @@ from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
 from testing.random_store import random_documents, tokenizer_json
 from tests.builder.tables.branches import some_lines
+from tests.naming import naming
 
 CPU = torch.device("cpu")
 VOCABULARY = 90
@@ -140,7 +141,7 @@ def test_an_update_goes_on_from_the_branch_with_its_head(model, tmp_path):
     for branch in ("bio-1", "bio-2", "law-1"):
         assert (store.folder / "lower" / f"{branch}.png").read_bytes().startswith(b"\x89PNG")
     assert store.masked_head("law", 1) is None
-    with pytest.raises(InvalidInput, match="--learn 'guess' is not known: choose masked or distil"):
+    with pytest.raises(InvalidInput, match=naming("--learn", "'guess'", "masked", "distil")):
         build_domain(store, "new", [corpus(tmp_path, 1)], DomainOptions(min_tokens=1, learn="guess"), Budget(steps=2), CPU)
     update_domain(store, "bio", [corpus(tmp_path, 0)], UpdateOptions(), Budget(steps=0), CPU)  # learns nothing
     kept = store.masked_head("bio", 3)
@@ -175,5 +176,5 @@ def test_a_root_may_guess_too_and_domains_go_on_with_its_head(model, tmp_path, m
     again = rooted("cut")
     for path in ("lower/root-1.safetensors", "lower/root-1.head.safetensors", "upper.safetensors"):
         assert (again.folder / path).read_bytes() == (store.folder / path).read_bytes()
-    with pytest.raises(InvalidInput, match="1 of the time for guessing masked words: a share from 0 to less than 1"):
+    with pytest.raises(InvalidInput, match=naming(1)):
         RootOptions(masked=1)

@@ -16,6 +16,7 @@ from tests.builder.importing.base import save_base
 from tests.builder.importing.stores import FIXTURES, LABELS, make_imported_store
 from tests.builder.tables.branches import CPU
 from tests.builder.tables.test_domain import corpus
+from tests.naming import naming
 
 NAMED = ImportOptions(labels=LABELS)
 
@@ -26,8 +27,8 @@ def store(tmp_path_factory) -> Store:
     return Store(make_imported_store(tmp_path_factory.mktemp("imported")))
 
 
-def refused(store: Store, folder: Path, options: ImportOptions, match: str) -> None:
-    with pytest.raises(InvalidInput, match=match):
+def refused(store: Store, folder: Path, options: ImportOptions, *named: object) -> None:
+    with pytest.raises(InvalidInput, match=naming(*named)):
         import_tenant(store, "acme", folder, options, CPU, show_progress=False)
     assert store.tenants() == [] and store.domains() == [("root", 1)]
 
@@ -48,46 +49,45 @@ def changed(folder: Path, name: str, file: str, *path: str, value: object) -> Pa
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "match"),
+    ("option", "value", "named"),
     [
-        ("peft_type", "LOHA", "peft_type 'LOHA' is not supported: train with LoraConfig"),
-        ("bias", "lora_only", "bias='lora_only' changes biases of the shared layers.*bias='none'"),
-        ("use_dora", True, "use_dora is not supported, DoRA rescales the shared weights: train without it"),
-        ("lora_bias", True, "lora_bias is not supported"),
-        ("fan_in_fan_out", True, "fan_in_fan_out is not supported"),
-        ("layer_replication", [[0, 4]], "layer_replication is not supported"),
-        ("trainable_token_indices", [7], "trainable_token_indices is not supported, it changes word embeddings"),
-        ("init_lora_weights", "pissa", "init_lora_weights='pissa' takes its start out of the shared weights"),
-        ("task_type", "SEQ_2_SEQ_LM", "task_type 'SEQ_2_SEQ_LM' is not supported: train with SEQ_CLS or TOKEN_CLS"),
-        ("lora_alpha", None, "adapter_config.json lacks lora_alpha: save the adapter again"),
-        ("task_type", None, "does not say what it was trained for: give --task"),
+        ("peft_type", "LOHA", ["peft_type", "'LOHA'", "LoraConfig"]),
+        ("bias", "lora_only", ["bias='lora_only'", "bias='none'"]),
+        ("use_dora", True, ["use_dora"]),
+        ("lora_bias", True, ["lora_bias"]),
+        ("fan_in_fan_out", True, ["fan_in_fan_out"]),
+        ("layer_replication", [[0, 4]], ["layer_replication"]),
+        ("trainable_token_indices", [7], ["trainable_token_indices"]),
+        ("init_lora_weights", "pissa", ["init_lora_weights='pissa'", "init_lora_weights=True"]),
+        ("task_type", "SEQ_2_SEQ_LM", ["task_type", "'SEQ_2_SEQ_LM'", "SEQ_CLS", "TOKEN_CLS"]),
+        ("lora_alpha", None, ["adapter_config.json", "lora_alpha"]),
+        ("task_type", None, ["--task"]),
     ],
 )
-def test_options_of_peft(store, tmp_path, option, value, match):
-    refused(store, changed(tmp_path, "peft-everywhere", "adapter_config.json", option, value=value), NAMED, match)
+def test_options_of_peft(store, tmp_path, option, value, named):
+    refused(store, changed(tmp_path, "peft-everywhere", "adapter_config.json", option, value=value), NAMED, *named)
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "match"),
+    ("option", "value", "named"),
     [
-        ("original_ln_after", False, "original_ln_after=False is not supported, BERT's own norm is left out: train"),
-        ("ln_before", True, "ln_before=True is not supported"),
-        ("ln_after", True, "ln_after=True is not supported"),
-        ("is_parallel", True, "is_parallel=True is not supported"),
-        ("use_gating", True, "use_gating=True is not supported"),
-        ("phm_layer", True, "phm_layer=True is not supported"),
-        ("inv_adapter", "nice", "inv_adapter='nice' is not supported, it changes word embeddings"),
-        ("cross_adapter", True, "cross_adapter=True is not supported"),
-        ("non_linearity", "leakyrelu", "non_linearity 'leakyrelu' is not supported: train with one of gelu"),
-        ("non_linearity", None, "adapter_config.json lacks non_linearity"),
-        ("scaling", "learned", None),
-        ("architecture", "union", "architecture 'union' is not supported: train a double_seq_bn or a LoRA"),
+        ("original_ln_after", False, ["original_ln_after=False"]),
+        ("ln_before", True, ["ln_before=True"]),
+        ("ln_after", True, ["ln_after=True"]),
+        ("is_parallel", True, ["is_parallel=True"]),
+        ("use_gating", True, ["use_gating=True"]),
+        ("phm_layer", True, ["phm_layer=True"]),
+        ("inv_adapter", "nice", ["inv_adapter='nice'"]),
+        ("cross_adapter", True, ["cross_adapter=True"]),
+        ("non_linearity", "leakyrelu", ["non_linearity", "'leakyrelu'", "gelu"]),
+        ("non_linearity", None, ["adapter_config.json", "non_linearity"]),
+        ("scaling", "learned", ["'learned'"]),
+        ("architecture", "union", ["architecture", "'union'", "double_seq_bn"]),
     ],
 )
-def test_options_of_a_bottleneck(store, tmp_path, option, value, match):
+def test_options_of_a_bottleneck(store, tmp_path, option, value, named):
     name = "adapters-stock-head" if option == "scaling" else "adapters-double"
-    match = match or "lacks the scaling that its configuration .'learned'. says was learned"
-    refused(store, changed(tmp_path, name, "adapter_config.json", "config", option, value=value), ImportOptions(), match)
+    refused(store, changed(tmp_path, name, "adapter_config.json", "config", option, value=value), ImportOptions(), *named)
 
 
 @pytest.mark.parametrize(
@@ -95,49 +95,49 @@ def test_options_of_a_bottleneck(store, tmp_path, option, value, match):
 )
 def test_options_of_adapterhubs_lora(store, tmp_path, option, value):
     folder = changed(tmp_path, "adapters-lora-tag", "adapter_config.json", "config", option, value=value)
-    refused(store, folder, ImportOptions(), f"{option}={value!r} is not supported.*train a plain LoRAConfig")
+    refused(store, folder, ImportOptions(), f"{option}={value!r}", "LoRAConfig")
 
 
 def test_the_usual_bottleneck_reads_what_ours_cannot(store):
-    refused(store, FIXTURES / "adapters-refused", ImportOptions(), "original_ln_before=True.*after BERT's norm.*double_seq_bn")
+    refused(store, FIXTURES / "adapters-refused", ImportOptions(), "original_ln_before=True", "double_seq_bn")
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "match"),
+    ("option", "value", "named"),
     [
-        ("head_type", "multiple_choice", "head_type 'multiple_choice' is not supported"),
-        ("use_pooler", True, "makes 3 layers, ours have at most two"),
-        ("activation_function", None, "two layers without activation_function"),
-        ("activation_function", "mish", "activation_function 'mish' is not supported"),
-        ("label2id", {"red": 0, "green": 1, "blue": 3}, "does not number its labels 0, 1, 2"),
-        ("label2id", None, "does not name the labels of its 3 outputs: give --labels"),
-        ("label2id", {"red": 0, "green": 1}, "has 3 outputs, and there are 2 labels"),
+        ("head_type", "multiple_choice", ["head_type", "'multiple_choice'"]),
+        ("use_pooler", True, ["use_pooler=True", 3]),
+        ("activation_function", None, ["activation_function", "layers=1"]),
+        ("activation_function", "mish", ["activation_function", "'mish'"]),
+        ("label2id", {"red": 0, "green": 1, "blue": 3}, ["label2id", "--labels"]),
+        ("label2id", None, [3, "--labels"]),
+        ("label2id", {"red": 0, "green": 1}, [3, 2, "--labels"]),
     ],
 )
-def test_heads_of_adapterhub(store, tmp_path, option, value, match):
+def test_heads_of_adapterhub(store, tmp_path, option, value, named):
     folder = changed(tmp_path, "adapters-double", "head_config.json", "config", option, value=value)
-    refused(store, folder, ImportOptions(), match)
+    refused(store, folder, ImportOptions(), *named)
 
 
 @pytest.mark.parametrize(
-    ("labels", "match"),
+    ("labels", "named"),
     [
-        (None, "does not name the labels of its 3 outputs: give --labels"),
-        (["a", "b"], "has 3 outputs, and there are 2 labels"),
-        (["a", "b", "a"], "not all different"),
+        (None, [3, "--labels"]),
+        (["a", "b"], [3, 2, "--labels"]),
+        (["a", "b", "a"], ["['a', 'b', 'a']", "--labels"]),
     ],
 )
-def test_labels(store, labels, match):
-    refused(store, FIXTURES / "peft-everywhere", ImportOptions(labels=labels), match)
+def test_labels(store, labels, named):
+    refused(store, FIXTURES / "peft-everywhere", ImportOptions(labels=labels), *named)
 
 
 def test_a_file_instead_of_its_folder(store):
     file = FIXTURES / "peft-everywhere" / "adapter_model.safetensors"
-    refused(store, file, NAMED, "adapter_config.json is missing: --from is the folder")
+    refused(store, file, NAMED, file / "adapter_config.json", "--from")
 
 
 def test_a_task_that_is_not_its_own(store):
-    refused(store, FIXTURES / "adapters-lora-tag", ImportOptions(task="classify"), "is trained to tag, not to classify")
+    refused(store, FIXTURES / "adapters-lora-tag", ImportOptions(task="classify"), "tag", "classify", "--task")
 
 
 def test_a_task_that_these_libraries_save_no_head_for(store, tmp_path):
@@ -155,33 +155,31 @@ def with_config(folder: Path, name: str, problem_type: str) -> Path:
 
 @pytest.mark.parametrize("name", ["peft-everywhere", "adapters-stock-head"])
 @pytest.mark.parametrize(
-    ("problem_type", "options", "match"),
+    ("problem_type", "options", "named"),
     [
-        ("multi_label_classification", {"task": "classify"}, "is trained to multilabel, not to classify: leave --task out"),
-        ("regression", {}, "leave --labels out"),
-        ("regression", {"labels": None}, "tells 3 numbers a text.*with one output"),
-        ("ranking", {}, "problem_type 'ranking' is not supported: train for single_label_classification or"),
+        ("multi_label_classification", {"task": "classify"}, ["multilabel", "classify", "--task"]),
+        ("regression", {}, ["--labels"]),
+        ("regression", {"labels": None}, [3]),
+        ("ranking", {}, ["problem_type", "'ranking'", "single_label_classification"]),
     ],
 )
-def test_kinds_of_classifiers(store, tmp_path, name, problem_type, options, match):
-    refused(store, with_config(tmp_path, name, problem_type), ImportOptions(**{"labels": LABELS, **options}), match)
+def test_kinds_of_classifiers(store, tmp_path, name, problem_type, options, named):
+    refused(store, with_config(tmp_path, name, problem_type), ImportOptions(**{"labels": LABELS, **options}), *named)
 
 
 def test_lower_layers(store, tmp_path):
-    match = "lower layers .0, 1.*layers_to_transform.* only layers 2 to 3, or give --as-domain"
-    refused(store, FIXTURES / "peft-lower", NAMED, match)
+    refused(store, FIXTURES / "peft-lower", NAMED, "0, 1", "layers_to_transform", 2, 3, "--as-domain")
     new = NewDomain("low", [corpus(tmp_path, 1)], min_tokens=1)
-    match = "a bottleneck in lower layers.*cannot be merged.*leave_out"
-    refused(store, FIXTURES / "adapters-lower", ImportOptions(new_domain=new), match)
-    refused(store, FIXTURES / "peft-everywhere", ImportOptions(labels=LABELS, new_domain=new), "changes no lower layer.*omit")
+    refused(store, FIXTURES / "adapters-lower", ImportOptions(new_domain=new), "bottleneck", "0, 1", "leave_out", 2, 3)
+    refused(store, FIXTURES / "peft-everywhere", ImportOptions(labels=LABELS, new_domain=new), "--as-domain")
     few = ImportOptions(labels=LABELS, new_domain=NewDomain("low", [corpus(tmp_path, 1)]))
-    refused(store, FIXTURES / "peft-lower", few, "fewer than 50,000.*lower --min-tokens")
+    refused(store, FIXTURES / "peft-lower", few, "50,000", "--min-tokens")
     assert not store.work_folder("low", 1).exists()
 
 
 def test_layers_that_the_backbone_lacks(tmp_path):
     cut = Store(make_imported_store(tmp_path, lower=2, upper=1))
-    refused(cut, FIXTURES / "peft-everywhere", NAMED, "changes layer 3, but backbone 'tiny' has 2 lower and 1 upper layers")
+    refused(cut, FIXTURES / "peft-everywhere", NAMED, 3, "'tiny'", 2, 1)
 
 
 def tensors_changed(folder: Path, change) -> Path:
@@ -197,35 +195,35 @@ LAYER = "base_model.model.bert.encoder.layer.2.attention.self.query"
 
 
 @pytest.mark.parametrize(
-    ("change", "match"),
+    ("change", "named"),
     [
-        (lambda t: t.pop(f"{LAYER}.lora_B.weight"), "only one of A and B"),
-        (lambda t: t.update({f"{LAYER}.lora_A.weight": torch.zeros(4, 48)}), r"as \(4, 48\), backbone 'tiny' needs \(4, 32\)"),
-        (lambda t: t.update({f"{LAYER}.lora_magnitude_vector": torch.ones(32)}), "no A and no B"),
-        (lambda t: t.update({"base_model.model.bert.embeddings.lora_embedding_A": torch.ones(1)}), "no A and no B"),
-        (lambda t: t.update({f"base_model.model.x.lora_{i}.weight": torch.ones(1, 1) for i in "AB"}), "'x', which is no"),
-        (lambda t: t.update({"base_model.model.bert.embeddings.norm": torch.ones(32)}), "no part of a BERT"),
-        (lambda t: [t.pop(f"base_model.model.classifier.{part}") for part in ("weight", "bias")], "has no classifier"),
-        (lambda t: t.update({"base_model.model.classifier.weight": torch.ones(3, 48)}), "weight of the head as"),
-        (lambda t: t.update({"base_model.model.classifier.weight": torch.full((3, 32), 1e6)}), "too large for fp16"),
+        (lambda t: t.pop(f"{LAYER}.lora_B.weight"), [f"'{LAYER.removeprefix('base_model.model.')}'"]),
+        (lambda t: t.update({f"{LAYER}.lora_A.weight": torch.zeros(4, 48)}), ["(4, 48)", "'tiny'", "(4, 32)"]),
+        (lambda t: t.update({f"{LAYER}.lora_magnitude_vector": torch.ones(32)}), ["lora_magnitude_vector"]),
+        (lambda t: t.update({"base_model.model.bert.embeddings.lora_embedding_A": torch.ones(1)}), ["lora_embedding_A"]),
+        (lambda t: t.update({f"base_model.model.x.lora_{i}.weight": torch.ones(1, 1) for i in "AB"}), ["'x'"]),
+        (lambda t: t.update({"base_model.model.bert.embeddings.norm": torch.ones(32)}), ["embeddings.norm"]),
+        (lambda t: [t.pop(f"base_model.model.classifier.{part}") for part in ("weight", "bias")], ["modules_to_save"]),
+        (lambda t: t.update({"base_model.model.classifier.weight": torch.ones(3, 48)}), ["weight", "(3, 48)"]),
+        (lambda t: t.update({"base_model.model.classifier.weight": torch.full((3, 32), 1e6)}), ["weight", "fp16"]),
     ],
 )
-def test_tensors(store, tmp_path, change, match):
-    refused(store, tensors_changed(tmp_path, change), NAMED, match)
+def test_tensors(store, tmp_path, change, named):
+    refused(store, tensors_changed(tmp_path, change), NAMED, *named)
 
 
 def test_files(store, tmp_path):
-    refused(store, tmp_path, NAMED, "adapter_config.json is missing")
+    refused(store, tmp_path, NAMED, tmp_path / "adapter_config.json")
     folder = copied(tmp_path, "peft-everywhere")
     (folder / "adapter_model.safetensors").write_bytes(b"cut")
-    refused(store, folder, NAMED, "adapter_model.safetensors cannot be read")
+    refused(store, folder, NAMED, folder / "adapter_model.safetensors")
     (folder / "adapter_model.safetensors").unlink()
-    refused(store, folder, NAMED, "has neither adapter_model.safetensors nor adapter_model.bin")
+    refused(store, folder, NAMED, folder, "adapter_model.safetensors", "adapter_model.bin", "--from")
     (folder / "adapter_config.json").write_text("{}")
-    refused(store, folder, NAMED, "neither of `peft` nor of `adapters`")
+    refused(store, folder, NAMED, folder / "adapter_config.json", "peft", "adapters")
     headless = copied(tmp_path, "adapters-double")
     (headless / "head_config.json").unlink()
-    refused(store, headless, ImportOptions(), "has no head: save it with the adapter")
+    refused(store, headless, ImportOptions(), headless, "with_head=True")
 
 
 def test_a_pickle_that_would_run_code(store, tmp_path):
@@ -235,7 +233,7 @@ def test_a_pickle_that_would_run_code(store, tmp_path):
 
     folder = copied(tmp_path, "peft-tag-patterns")
     torch.save({"a": Evil()}, folder / "adapter_model.bin")
-    refused(store, folder, NAMED, "adapter_model.bin cannot be read")
+    refused(store, folder, NAMED, folder / "adapter_model.bin")
     assert not (tmp_path / "ran").exists()
 
 
@@ -244,11 +242,10 @@ def test_a_pooler_that_is_nowhere(tmp_path):
     base = tmp_path / "base"
     tensors = {name: tensor for name, tensor in load_file(base / "model.safetensors").items() if "pooler" not in name}
     save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
-    match = "reads BERT's pooler, which .* lacks: save the adapter with its pooler"
-    refused(Store(folder), FIXTURES / "peft-everywhere", NAMED, match)
+    refused(Store(folder), FIXTURES / "peft-everywhere", NAMED, "pooler", base)
     import_tenant(Store(folder), "own", FIXTURES / "peft-pooler", NAMED, CPU)  # brings its own
     shutil.rmtree(base)
-    with pytest.raises(InvalidInput, match=r"reads BERT's pooler, and .* cannot be loaded"):
+    with pytest.raises(InvalidInput, match=naming("pooler", base)):
         import_tenant(Store(folder), "acme", FIXTURES / "peft-everywhere", NAMED, CPU)
     save_base(base)
     import_tenant(Store(folder), "acme", FIXTURES / "peft-everywhere", NAMED, CPU)

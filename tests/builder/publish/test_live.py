@@ -32,6 +32,7 @@ from testing.random_store import (
 )
 from testing.reference import Reference
 from testing.toy import CONFIG, WORDS
+from tests.naming import naming
 
 TEXT = " ".join(WORDS[:20])
 
@@ -81,7 +82,7 @@ def test_a_canary_goes_first_and_the_rest_follows(place):
     assert len(second.moved) == 2 and not set(second.moved) & set(first.moved)
     rest = update_domain(live, store, "bio")
     assert sorted(rest.moved + second.moved + first.moved) == [f"tenant-{i}" for i in range(8)]
-    with pytest.raises(InvalidInput, match=r"no tenant waits to move to it; behind are tenant-8, tenant-9"):
+    with pytest.raises(InvalidInput, match=naming("'bio'", 2, "tenant-8", "tenant-9", "hplm build tenant")):
         update_domain(live, store, "bio")
     backbone.refresh()
     assert versions(backbone) == {f"tenant-{i}": (2, 2) if i < 8 else (1, 1) for i in range(10)}
@@ -92,7 +93,7 @@ def test_a_canary_is_somebody_and_the_same_again_says_what_to_do(place):
     live = Manager.open(repository, state)
     first = update_domain(live, store, "bio", share=0.01)
     assert len(first.moved) == 1 and len(first.waiting) == 7
-    with pytest.raises(InvalidInput, match=r"1 tenants are on it, .* canary of 0.01; 7 wait: give a larger --canary"):
+    with pytest.raises(InvalidInput, match=naming("'bio'", 1, 0.01, 7, "--canary")):
         update_domain(live, store, "bio", share=0.01)
     assert len(update_domain(live, store, "bio").moved) == 7
 
@@ -118,7 +119,7 @@ def test_rolling_back_takes_those_back_that_had_moved(place):
     back = live.roll_back_domain("bio")
     assert back.moved == moved and back.version == 1
     assert set(versions(served(repository, state)).values()) == {(1, 1)}
-    with pytest.raises(InvalidInput, match="no tenant of domain 'bio' has a version to go back to"):
+    with pytest.raises(InvalidInput, match="'bio'"):
         live.roll_back_domain("bio")
     assert update_domain(live, store, "bio").moved == [f"tenant-{i}" for i in range(8)]
 
@@ -174,28 +175,28 @@ def test_a_domain_is_added_with_its_ancestors_and_deleted_when_nobody_uses_it(pl
     add_domain(live, store, "law")
     backbone = served(repository, state)
     assert [table.meta.domain for table, _ in backbone.view.forest.chain("law", 1).links] == ["law", "bio", "root"]
-    with pytest.raises(InvalidInput, match="served already"):
+    with pytest.raises(InvalidInput, match=naming("'law'", "hplm domain update")):
         add_domain(live, store, "law")
-    with pytest.raises(InvalidInput, match=r"in use by domain law version 1, tenant tenant-0, .* and 6 more"):
+    with pytest.raises(InvalidInput, match=naming("'bio'", "law", "tenant-0", 6)):
         live.delete_domain("bio")
-    with pytest.raises(InvalidInput, match="root: it cannot be deleted"):
+    with pytest.raises(InvalidInput, match=naming("root")):
         live.delete_domain("root")
     live.delete_domain("law")
     assert not (live.state.tables / "law").is_dir() or not list((live.state.tables / "law").iterdir())
-    with pytest.raises(InvalidInput, match=r"'law' is not served here: known are bio, root"):
+    with pytest.raises(InvalidInput, match=naming("'law'", "bio", "root")):
         live.delete_domain("law")
 
 
 def test_another_store_and_another_export_are_refused(place, tmp_path):
     store, repository, state = place
     other = random_store(tmp_path / "other", CONFIG, random_tenants(2, 4, 3), ("bio",), corpus_tokens=500, seed=9)
-    with pytest.raises(InvalidInput, match="exported from another store"):
+    with pytest.raises(InvalidInput, match=naming(other.folder)):
         update_domain(Manager.open(repository, state), other, "bio")
     update_domain(Manager.open(repository, state), store, "bio")
     export(store, repository, ServingOptions())
-    with pytest.raises(Broken, match="belongs to another export"):
+    with pytest.raises(Broken, match=naming(state / "toy")):
         served(repository, state)
-    with pytest.raises(Broken, match="belongs to another export"):
+    with pytest.raises(Broken, match=naming(state / "toy")):
         update_domain(Manager.open(repository, state), store, "bio")
 
 
@@ -206,7 +207,7 @@ def test_another_table_of_the_same_number_is_refused(place):
     store.remove_branch("bio", 2)
     write_other_values(store, "bio", 2)
     for bring in (lambda: update_domain(live, store, "bio"), lambda: update_tenant(live, store, "tenant-7")):
-        with pytest.raises(InvalidInput, match=r"version 2 of domain 'bio' is served and .* has another table of that number"):
+        with pytest.raises(InvalidInput, match=naming("'bio'", 2, store.folder)):
             bring()
 
 
@@ -221,7 +222,7 @@ def test_a_number_that_was_exported_stays_that_table_s(place, tmp_path):
         store.remove_branch("bio", version)
     random_table(store, "bio", 1, ("root", 1), 2000, seed=1234)
     for bring in (lambda: add_domain(live, store, "bio"), lambda: live.adopt_domain("bio", 1, store.table_folder("bio", 1))):
-        with pytest.raises(InvalidInput, match="version 1 of domain 'bio' was exported and is another table"):
+        with pytest.raises(InvalidInput, match=naming("'bio'", 1)):
             bring()
     assert live.adopt_domain("bio", 1, own).version == 1  # the very same may come back
 
@@ -349,12 +350,12 @@ def test_a_locked_registry_delays_managers_and_no_reader(place, monkeypatch):
     monkeypatch.setattr("hplm.tenants.registry.PATIENCE", 0.1)
     other = sqlite3.connect(live.state.registry, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(Busy, match="another manager"):
+    with pytest.raises(Busy, match=naming(live.state.folder)):
         update_domain(live, store, "bio")
     assert served(repository, state).view.snapshot.generation == 1
     other.execute("ROLLBACK")
     live.state.registry.write_bytes(b"not a database at all" * 100)
-    with pytest.raises(Broken, match=r"registry\.sqlite is broken"):
+    with pytest.raises(Broken, match=naming(live.state.registry)):
         update_domain(live, store, "bio")
     assert served(repository, state).view.snapshot.generation == 1
 
@@ -365,13 +366,13 @@ def test_a_state_that_cannot_be_read_is_named(place):
     update_domain(live, store, "bio")
     backbone = served(repository, state)
     live.state.current_file.write_text("seven")
-    with pytest.raises(Broken, match="CURRENT does not hold"):
+    with pytest.raises(Broken, match=naming(live.state.current_file)):
         backbone.refresh()
     assert backbone.view.snapshot.generation == 1  # what is served goes on
     live.state.current_file.write_text("1")
     snapshot = live.state.snapshots / "1"
     snapshot.write_text(json.dumps({**json.loads(snapshot.read_text()), "format": 99}))
-    with pytest.raises(InvalidInput, match="format 99"):
+    with pytest.raises(InvalidInput, match=naming(snapshot, 99)):
         served(repository, state)
     with pytest.raises(NoTenant):
         backbone.view.snapshot.find("nobody")

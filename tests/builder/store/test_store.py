@@ -13,6 +13,7 @@ from hplm.model.weights import load_weights
 from hplm.model.windows import TRIGRAMS
 from testing.random_store import random_tenant
 from tests.builder.tables.branches import make_store
+from tests.naming import naming
 
 
 def test_a_store_is_made_of_files_that_were_synced_before_they_got_their_names(tmp_path, monkeypatch):
@@ -57,15 +58,15 @@ def test_weights_that_are_damaged_or_lost_are_refused(store, name):
     path = store.folder / name
     whole = path.read_bytes()
     flipped = whole[:-1] + bytes([whole[-1] ^ 1])
-    for content, said in ((flipped, "does not match its checksum"), (whole[:-1], "cannot be read"), (b"", "cannot be read")):
+    for content in (flipped, whole[:-1], b""):
         path.write_bytes(content)
-        with pytest.raises(Broken, match=f"{name} {said}.*: build or copy it again"):
+        with pytest.raises(Broken, match=naming(path)):
             READERS[name](store)
     path.unlink()
     if name == "lower/root-1.head.safetensors":  # not every branch has one
         assert store.masked_head("root", 1) is None
     else:
-        with pytest.raises(Broken, match=f"{name} is missing"):
+        with pytest.raises(Broken, match=naming(path)):
             READERS[name](store)
 
 
@@ -76,16 +77,16 @@ def test_a_head_alone_and_weights_without_a_checksum_are_taken(store, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, content, said",
+    "name, content",
     [
-        ("store.json", "{", "is not JSON"),
-        ("store.json", "[]", "holds no JSON object"),
-        ("store.json", '{"format": 2}', "does not name the model"),
-        ("tenants/acme/1/tenant.json", "", "is not JSON"),
-        ("tenants/acme/1/tenant.json", '{"id": "acme"}', "does not describe a tenant"),
+        ("store.json", "{"),
+        ("store.json", "[]"),
+        ("store.json", '{"format": 2}'),
+        ("tenants/acme/1/tenant.json", ""),
+        ("tenants/acme/1/tenant.json", '{"id": "acme"}'),
     ],
 )
-def test_a_damaged_description_is_named(store, name, content, said):
+def test_a_damaged_description_is_named(store, name, content):
     (store.folder / name).write_text(content)
-    with pytest.raises(Broken, match=f"{name} {said}"):
+    with pytest.raises(Broken, match=naming(store.folder / name)):
         Store(store.folder).tenants()

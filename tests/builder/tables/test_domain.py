@@ -23,6 +23,7 @@ from testing.random_store import tokenizer_json
 from tests.builder import killing
 from tests.builder.killing import deaths_survived
 from tests.builder.tables.branches import CPU, build, make_store, some_lines
+from tests.naming import naming
 
 NO_TIME = Budget(steps=0)
 SMALL = DomainOptions(min_tokens=1)
@@ -107,18 +108,18 @@ def test_a_domain_in_use_stays_and_its_users_are_named(tmp_path):
     build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
     build_domain(store, "cells", [corpus(tmp_path, 2)], replace(SMALL, parent="bio"), NO_TIME, CPU)
     tenant(store, "acme", "bio")
-    with pytest.raises(InvalidInput, match="in use by domain cells version 1, tenant acme"):
+    with pytest.raises(InvalidInput, match=naming("'bio'", "cells", 1, "acme")):
         delete_domain(store, "bio")
     assert delete_domain(store, "cells") == [1]
-    with pytest.raises(InvalidInput, match="in use by tenant acme"):
+    with pytest.raises(InvalidInput, match=naming("'bio'", 1, "acme")):
         delete_domain(store, "bio", 1)
     grow(store, tmp_path, "bio", 3)
     assert delete_domain(store, "bio", 2) == [2]
-    with pytest.raises(InvalidInput, match="no version 7"):
+    with pytest.raises(InvalidInput, match=naming("'bio'", 7)):
         delete_domain(store, "bio", 7)
-    with pytest.raises(InvalidInput, match="'law' is not in"):
+    with pytest.raises(InvalidInput, match="'law'"):
         delete_domain(store, "law")
-    with pytest.raises(InvalidInput, match="falls back to the root"):
+    with pytest.raises(InvalidInput, match=naming("root")):
         delete_domain(store, "root")
     (store.tenant_folder("acme", 1) / "tenant.json").unlink()
     assert delete_domain(store, "bio") == [1]
@@ -133,10 +134,9 @@ def test_a_domain_stays_while_something_is_built_on_it(tmp_path, monkeypatch):
     working = store.tenant_work_folder("acme")
     working.mkdir(parents=True)
     write_json(working / "plan.json", {"domain": "law", "domain_version": 1})
-    with pytest.raises(InvalidInput, match=r"'bio' is in use by a build that was begun in .*/building/cells-1"):
+    with pytest.raises(InvalidInput, match=naming("'bio'", store.work_folder("cells", 1))):
         delete_domain(store, "bio")
-    begun = r"'law' is in use by a build that was begun in .*/building/tenants/acme: .*removing its folder"
-    with pytest.raises(InvalidInput, match=begun):
+    with pytest.raises(InvalidInput, match=naming("'law'", working)):
         delete_domain(store, "law")
     shutil.rmtree(store.folder / "building")
     assert delete_domain(store, "bio") == delete_domain(store, "law") == [1]
@@ -203,7 +203,7 @@ def test_a_broken_table_stops_nobody_who_does_not_stand_on_it(tmp_path):
 
 @pytest.mark.parametrize("minutes", [float("inf"), float("nan"), -1])
 def test_a_budget_is_a_number(minutes):
-    with pytest.raises(InvalidInput, match="a budget is a number from 0 on"):
+    with pytest.raises(InvalidInput):
         Budget(minutes=minutes)
 
 
@@ -236,9 +236,9 @@ def cut(monkeypatch, call) -> None:
 def test_a_cut_build_is_finished_by_the_same_command_only(tmp_path, monkeypatch):
     store = rooted(tmp_path)
     cut(monkeypatch, lambda: build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU))
-    with pytest.raises(InvalidInput, match=r"bio-1 holds .* other dtype.*remove that folder"):
+    with pytest.raises(InvalidInput, match=naming(store.work_folder("bio", 1), "dtype")):
         build_domain(store, "bio", [corpus(tmp_path, 1)], replace(SMALL, dtype="int8"), NO_TIME, CPU)
-    with pytest.raises(InvalidInput, match=r"other corpus"):
+    with pytest.raises(InvalidInput, match=naming(store.work_folder("bio", 1), "corpus")):
         build_domain(store, "bio", [corpus(tmp_path, 2)], SMALL, NO_TIME, CPU)
     build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
     with pytest.raises(InvalidInput, match="hplm domain update"):
@@ -271,11 +271,11 @@ def test_a_deleted_domain_leaves_no_half_update_to_its_namesake(tmp_path, monkey
 
 def test_a_command_that_failed_at_once_binds_nobody(tmp_path):
     store = rooted(tmp_path)
-    with pytest.raises(InvalidInput, match="does not exist"):
+    with pytest.raises(InvalidInput, match=naming(tmp_path / "none.txt")):
         build_domain(store, "bio", [tmp_path / "none.txt"], SMALL, NO_TIME, CPU)
     build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
     for model in ("none", "nor-this-one"):
-        with pytest.raises(InvalidInput, match="cannot read a model"):
+        with pytest.raises(InvalidInput, match=naming(tmp_path / model)):
             build_root(str(tmp_path / model), [corpus(tmp_path, 1)], tmp_path / "new", RootOptions(), NO_TIME, CPU)
 
 

@@ -19,6 +19,7 @@ from builder.training.finetuning import TrainingOptions
 from hplm.errors import HplmError, InvalidInput
 from tests.builder.tables.branches import build, some_lines
 from tests.builder.training.test_tenant import CUT, learn, made, make_store
+from tests.naming import names, naming
 
 FILES = ("adapter.safetensors", "head.safetensors", "tenant.json")
 
@@ -124,7 +125,7 @@ def test_a_table_of_the_same_name_and_number_is_another(store, tmp_path, capsys)
     (tmp_path / "again").mkdir()
     build(store, tmp_path / "again", "root", some_lines(200, seed=2))
     again, _ = trained(store, train, "cut")
-    assert "this one begins anew" in capsys.readouterr().err
+    assert names(capsys.readouterr().err, "cut")
     assert again == trained(store, train, "whole")[0]
 
 
@@ -132,10 +133,10 @@ def test_a_tenant_is_trained_by_one_process_at_a_time(store, tmp_path):
     train = made(tmp_path, "classify", 60, 1)
     with (
         held(store.folder / "building/tenants/acme", "the other's"),
-        pytest.raises(InvalidInput, match="tenant 'acme' is being built by another process: wait for it"),
+        pytest.raises(InvalidInput, match="'acme'"),
     ):
         learn(store, "classify", train, epochs=1)
-    with pytest.raises(InvalidInput, match="does not exist"):
+    with pytest.raises(InvalidInput, match=naming(tmp_path / "none.jsonl")):
         learn(store, "classify", tmp_path / "none.jsonl", epochs=1)
     assert learn(store, "classify", train, epochs=1).version == 1
 
@@ -144,7 +145,7 @@ def test_options_that_are_refused_leave_what_was_cut(store, tmp_path, capsys):
     train, places = made(tmp_path, "classify", 60, 1), ("attention_out", "ffn_out")
     undisturbed, _ = trained(store, train, "whole", places=places)
     killed(store, train, "cut", 6, places=places)
-    with pytest.raises(InvalidInput, match="a layer has no projection 'fnf_out'"):
+    with pytest.raises(InvalidInput, match="'fnf_out'"):
         trained(store, train, "cut", places=("attention_out", "fnf_out"))
     assert (store.folder / "building/tenants/cut/training.pt").exists()
     assert trained(store, train, "cut", places=places)[0] == undisturbed and not capsys.readouterr().err
@@ -156,7 +157,7 @@ def test_other_data_or_options_begin_anew(store, tmp_path, capsys):
     killed(store, train, "cut", 6)
     again, _ = trained(store, train, "cut", seed=7)
     assert again == undisturbed
-    assert "tenant cut: a training that was cut had other data or options; this one begins anew" in capsys.readouterr().err
+    assert names(capsys.readouterr().err, "cut")
 
 
 def test_the_best_point_of_a_grid_is_kept_and_none_is_done_twice(store, tmp_path, monkeypatch):
@@ -202,7 +203,7 @@ def test_a_point_that_diverges_ends_no_other(store, tmp_path, monkeypatch):
     assert [point["dev"] is None for point in report["grid"]] == [False, False, True]
     assert report["learning_rate"] <= most and torch.get_num_threads() == threads
     most = 0.0
-    with pytest.raises(HplmError, match="every point of the grid diverged"):
+    with pytest.raises(HplmError, match="--learning-rate"):
         trained(store, train, "beta", grid=True)
 
 

@@ -28,6 +28,7 @@ from testing.random_store import tokenizer_json
 from testing.reference import Reference
 from testing.toy import CONFIG, WORDS
 from tests.builder.tables.branches import build, some_lines
+from tests.naming import names, naming
 from tests.tasks import same_labels
 
 pytest.importorskip("seqeval", reason="comes with the extra 'build'")
@@ -245,7 +246,7 @@ def test_a_cut_works_on_all_projections_or_those_asked_for(store, tmp_path):
 
 
 def test_a_bottleneck_cannot_be_cut_from_anything(store, tmp_path):
-    with pytest.raises(InvalidInput, match="kind 'bottleneck' cannot hold what upper layers learn: choose lora"):
+    with pytest.raises(InvalidInput, match=naming("'bottleneck'", "lora")):
         learn(store, "classify", made(tmp_path, "classify", 60, 1), body_rate=1e-4)
 
 
@@ -254,7 +255,7 @@ def test_rank_0_is_a_head_alone(store, tmp_path):
     tenant = build_tenant(store, "bare", "root", "tag", train, rank=0, epochs=1, device=CPU, show_progress=False)
     adapter, head = store.tenant_weights(tenant)
     assert adapter is None and head["weight"].shape == (2, CONFIG.hidden) and head["weight"].dtype == torch.float16
-    with pytest.raises(InvalidInput, match="need an adapter to hold what they learned: give --rank above 0"):
+    with pytest.raises(InvalidInput, match="--rank"):
         build_tenant(store, "more", "root", "tag", train, rank=0, body_rate=1e-4, device=CPU, show_progress=False)
 
 
@@ -297,7 +298,7 @@ def test_a_training_goes_on_when_an_import_has_taken_its_number(store, tmp_path,
     with monkeypatch.context() as cut, pytest.raises(KeyboardInterrupt):
         cut.setattr(Store, "save_tenant", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         learn(store, "classify", train, epochs=1)
-    assert left.exists() and "begins anew" not in capsys.readouterr().err
+    assert left.exists() and not capsys.readouterr().err
     assert learn(store, "classify", train, epochs=1).version == 2
 
 
@@ -314,9 +315,9 @@ def test_an_update_is_the_next_version_with_the_same_answers(store, tmp_path):
     assert learn(store, "classify", train, epochs=1).version == 1
     assert learn(store, "classify", made(tmp_path, "classify", 60, 2), epochs=1).version == 2
     more = write(tmp_path / "more.jsonl", [{"text": text, "label": label} for text, label in zip("abcd", "xyxy", strict=True)])
-    with pytest.raises(InvalidInput, match=r"'acme' has a version 2 .* labels \['x', 'y'\].*no examples of .*another --id"):
+    with pytest.raises(InvalidInput, match=naming("'acme'", 2, "['x', 'y']", "['left', 'right']", "--id")):
         learn(store, "classify", more, epochs=1)
-    with pytest.raises(InvalidInput, match="its task is classify, not tag"):
+    with pytest.raises(InvalidInput, match=naming("'acme'", "classify", "tag", "--id")):
         learn(store, "tag", made(tmp_path, "tag", 60, 1), epochs=1)
     assert [tenant.version for tenant in store.tenants()] == [2]
 
@@ -324,35 +325,35 @@ def test_an_update_is_the_next_version_with_the_same_answers(store, tmp_path):
 def test_labels_unseen_in_training_are_named_with_their_line(store, tmp_path):
     train = made(tmp_path, "classify", 60, 1)
     other = write(tmp_path / "other.jsonl", [{"text": "a", "label": "left"}, {"text": "b", "label": "up"}])
-    with pytest.raises(InvalidInput, match=r"other\.jsonl:2: label 'up' does not occur in .*classify-1\.jsonl"):
+    with pytest.raises(InvalidInput, match=naming(f"{other}:2", "'up'", train)):
         learn(store, "classify", train, other)
     learn(store, "classify", train, epochs=1)
-    with pytest.raises(InvalidInput, match=r"other\.jsonl:2: label 'up' does not occur in the training data of tenant 'acme'"):
+    with pytest.raises(InvalidInput, match=naming(f"{other}:2", "'up'", "'acme'")):
         evaluate_tenant(store, "acme", other, CPU, show_progress=False)
 
 
 def test_what_cannot_be_trained_is_refused(store, tmp_path):
     one = write(tmp_path / "one.jsonl", [{"text": "a", "label": "x"}, {"text": "b", "label": "x"}])
-    with pytest.raises(InvalidInput, match=r"one\.jsonl: every label is 'x'"):
+    with pytest.raises(InvalidInput, match=naming(one, "'x'")):
         learn(store, "classify", one)
     few = write(tmp_path / "few.jsonl", [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}])
-    with pytest.raises(InvalidInput, match=r"few\.jsonl: too few different texts to set some aside for dev"):
+    with pytest.raises(InvalidInput, match=naming(few, "--dev")):
         learn(store, "classify", few)
-    with pytest.raises(InvalidInput, match="tenant 'nobody' is not in"):
+    with pytest.raises(InvalidInput, match=naming("'nobody'", store.folder)):
         evaluate_tenant(store, "nobody", few, CPU, show_progress=False)
-    with pytest.raises(InvalidInput, match="task 'guess' is not known"):
+    with pytest.raises(InvalidInput, match="'guess'"):
         learn(store, "guess", few)
 
 
 def test_values_that_cannot_be_stored_or_told_apart_are_refused(store, tmp_path):
     same = write(tmp_path / "same.jsonl", [{"text": text, "label": 2} for text in "abc"])
-    with pytest.raises(InvalidInput, match=r"same\.jsonl: every value to learn from is 2"):
+    with pytest.raises(InvalidInput, match=naming(same, 2)):
         learn(store, "regress", same)
     far = write(tmp_path / "far.jsonl", [{"text": str(i), "label": 2000 + i} for i in range(5)])
-    with pytest.raises(InvalidInput, match=r"far\.jsonl: values around 2002 .* subtract their mean"):
+    with pytest.raises(InvalidInput, match=naming(far, 2002)):
         learn(store, "regress", far)
     none = write(tmp_path / "none.jsonl", [{"text": "a", "labels": []}] * 3)
-    with pytest.raises(InvalidInput, match=r"none\.jsonl: no text has a label"):
+    with pytest.raises(InvalidInput, match=naming(none)):
         learn(store, "multilabel", none)
 
 
@@ -360,7 +361,7 @@ def test_options_that_make_no_sense_are_named(store, tmp_path):
     train = made(tmp_path, "classify", 20, 1)
     counts, rates = ("epochs", "patience", "batch_texts"), {"doubt": -1, "learning_rate": 0.0, "body_rate": -1}
     for option, value in [*((name, 0) for name in counts), *rates.items()]:
-        with pytest.raises(InvalidInput, match=f"{option.split('_')[-1]} {value}: (at least|above)"):
+        with pytest.raises(InvalidInput, match=naming(f"{option.split('_')[-1]} {value}")):
             learn(store, "classify", train, **{option: value})
 
 
@@ -383,13 +384,13 @@ def test_uneven_labels_are_reported(store, tmp_path):
     examples = [{"text": " ".join(rng.choices(WORDS, k=4)), "label": "rare" if i % 30 == 0 else "often"} for i in range(90)]
     report = store.report(learn(store, "classify", write(tmp_path / "u.jsonl", examples), epochs=1))
     assert report["imbalance"] > 20
-    assert "labels are uneven: 'often'" in warnings_of(report)[0]
+    assert names(warnings_of(report)[0], "'often'")
     assert warnings_of({**report, "imbalance": 2.0}) == []
 
 
 def test_a_text_that_no_server_takes_is_not_learned_from_either(store, tmp_path):
     train = write(tmp_path / "long.jsonl", [{"text": "a", "label": "x"}, {"text": "a " * 60_000, "label": "y"}])
-    with pytest.raises(InvalidInput, match=r"long\.jsonl:2: more than 100,000 characters: leave the part that matters"):
+    with pytest.raises(InvalidInput, match=naming(f"{train}:2", "100,000")):
         learn(store, "classify", train, train)
 
 

@@ -26,6 +26,7 @@ from testing.random_store import tokenizer_json
 from testing.toy import CONFIG
 from tests.builder.tables.branches import build, some_lines
 from tests.builder.training.test_tenant import classified, paired, write
+from tests.naming import naming
 
 CPU = torch.device("cpu")
 CLASSIFY = training_task("classify")
@@ -155,17 +156,17 @@ def test_schemes_learn_from_the_tenants_own_data_and_no_other(store, tmp_path, m
     moved = train.rename(tmp_path / "moved.jsonl")
     assert compared(train_file=moved) == 40
     for files, option in (({"train_file": other}, "train"), ({"train_file": moved, "dev_file": other}, "dev")):
-        with pytest.raises(InvalidInput, match=f"is not what tenant 'own' was trained with: .* --{option}"):
+        with pytest.raises(InvalidInput, match=naming(other, "'own'", f"--{option}")):
             compared(**files)
     train.write_text(other.read_text())
-    with pytest.raises(InvalidInput, match=r"train\.jsonl is not what tenant 'own' was trained with"):
+    with pytest.raises(InvalidInput, match=naming(train, "'own'", "--train")):
         compared()
     known = store.report(evaluation.tenant)
     del known["training"]["digest"], known["dev"]["digest"]
     monkeypatch.setattr(Store, "report", lambda *_: known)
     assert compared() == 40
     other.write_text(other.read_text().replace("left", "up"))
-    with pytest.raises(InvalidInput, match="has other labels than tenant 'own'"):
+    with pytest.raises(InvalidInput, match=naming(other, "'own'")):
         compared(train_file=other)
 
 
@@ -216,9 +217,9 @@ def test_schemes_learn_from_as_much_as_the_tenant(store, tmp_path):
     options = {"rank": 0, "epochs": 1, "device": CPU, "show_progress": False}
     build_tenant(store, "twice", "root", "classify", train, train, **options)
     evaluation = evaluate_tenant(store, "twice", train, CPU, show_progress=False)
-    with pytest.raises(InvalidInput, match=r"learned from 40 texts and had 40 for dev, .* name its dev data with --dev"):
+    with pytest.raises(InvalidInput, match=naming(train, "'twice'", 40, "--dev")):
         score_schemes(store, evaluation, ["shared"], CPU, show_progress=False)
     found = score_schemes(store, evaluation, ["shared"], CPU, dev_file=train, show_progress=False)
     assert found["shared"].rows == 40
-    with pytest.raises(InvalidInput, match="--against adapter: tenant 'twice' has a head and no adapter"):
+    with pytest.raises(InvalidInput, match=naming("--against adapter", "'twice'")):
         score_schemes(store, evaluation, ["adapter"], CPU, dev_file=train, show_progress=False)
