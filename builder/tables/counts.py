@@ -51,7 +51,7 @@ class Counts:
         return round(keep * self.distinct)
 
     def ranked(self, number: int, chunk: int = 1 << 20) -> Iterator[np.ndarray]:
-        """Yields the most frequent keys, `chunk` at a time. Equally frequent ones: the deeper level first, then the smaller key."""
+        """Yields the most frequent keys, `chunk` at a time; of equally frequent ones the deeper level, then the smaller key."""
         left = min(number, self.distinct)
         for keys in _rechunked(self._by_frequency(number, chunk), chunk):
             if not left:

@@ -42,7 +42,7 @@ class RootOptions:
         check_keep(self.keep)
         check_seed(self.seed)
         if not 0 <= self.masked < 1:
-            raise InvalidInput(f"--masked {self.masked:g}: give the share of the time for guessing masked words, from 0 to less than 1")
+            raise InvalidInput(f"--masked {self.masked:g}: give a share of the time, from 0 to less than 1")
 
 
 def build_root(
