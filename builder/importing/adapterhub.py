@@ -1,7 +1,7 @@
 """Adapters saved by AdapterHub's `adapters`: bottlenecks and LoRA, with the head that was saved beside them.
 
 The options of a bottleneck say what it reads and where it adds. With `original_ln_before` off and `original_ln_after` on
-it reads a projection's output y, adds scaling . up(f(down(y))) to it, and BERT's own sum and norm follow: exactly what ours does.
+it reads a projection's output y and adds scaling . up(f(down(y))) to it; BERT's own sum and norm follow, as in ours.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def _needed(store: Store, tenants: list[TenantFile]) -> list[tuple[str, int]]:
 
 
 def refuse_loss(folder: Path, known: Iterable[str], tenants: list[TenantFile]) -> None:
-    """Refuses to drop tenants that the repository serves. `known`: the tenants of the store."""
+    """Refuses to drop tenants that the repository serves. `known`: the ids served there now."""
     lost = sorted(set(known) - {tenant.id for tenant in tenants})
     if lost:
         raise InvalidInput(

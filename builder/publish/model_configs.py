@@ -192,13 +192,11 @@ def check_options(config: BackboneConfig, options: ServingOptions) -> None:
     """Checks the options before anything is written, so that a bad one leaves the old export complete."""
     if config.name == ALIAS:
         raise InvalidInput(
-            f"backbone {ALIAS!r}: this name belongs to the model that finds a tenant's backbone; build it with another --name"
+            f"backbone {ALIAS!r}: the model that finds a tenant's backbone has this name; build with another --name"
         )
     check(_parameters(options))
     if options.batch_tokens < config.positions:
-        raise InvalidInput(
-            f"batch_tokens {options.batch_tokens}: give at least {config.positions}, the length of the longest text"
-        )
+        raise InvalidInput(f"batch_tokens {options.batch_tokens}: give {config.positions} or more, for the longest text")
 
 
 def write_configs(repository: Path, config: BackboneConfig, options: ServingOptions) -> None:

@@ -160,9 +160,7 @@ def warnings_of(report: dict[str, Any]) -> list[str]:
     said, counts = [], report["training"]["label_counts"]
     if report["imbalance"] >= UNEVEN:
         most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
-        said.append(
-            f"labels are uneven, {most!r} occurs {counts[most]:,} times and {least!r} {counts[least]:,}: look at macro_f1 too"
-        )
+        said.append(f"labels are uneven: {most!r} {counts[most]:,} times, {least!r} {counts[least]:,}; look at macro_f1 too")
     if cut := report["training"]["texts_cut"]:
         said.append(f"{cut:,} of {report['training']['texts']:,} texts are longer than the model takes and were cut")
     return said
@@ -192,9 +190,7 @@ def _begin(folder: Path, tenant_id: str, plan: dict[str, Any]) -> None:
         write_json(folder / PLAN, plan)
         return
     if begun is not None:
-        print(
-            f"tenant {tenant_id}: an interrupted training had other data or options, so this one starts again", file=sys.stderr
-        )
+        print(f"tenant {tenant_id}: an interrupted training had other data or options; this one starts anew", file=sys.stderr)
     put_away(folder)
     write_json(folder / PLAN, plan)
 
