@@ -1,1 +1,1 @@
-"""Turns checkpoints, corpora and labels into knowledge, and exports it as Triton model folders."""
+"""Turns checkpoints, corpora and labels into tables and tenants, and exports them as Triton model folders."""

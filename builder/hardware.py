@@ -1,4 +1,4 @@
-"""How what learns makes use of the device it learns on."""
+"""What training chooses by its device: number formats, the size of a step, compilation."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import nn
 from hplm.engine.engine import resolve_dtype
 from hplm.model.attention import PackedAttention
 
-STEP_TOKENS = {"cpu": 1024, "cuda": 16384}  # of an adaptation's step: a GPU is not busy with fewer
+STEP_TOKENS = {"cpu": 1024, "cuda": 16384}  # of an adaptation's step: fewer do not keep a GPU busy
 
 
 def half_precision(device: torch.device) -> torch.autocast:
-    """Products in 16 bits where the device multiplies those faster, as in serving; weights and sums stay in 32."""
+    """Autocast to 16-bit products where the device multiplies them faster, as in serving. Weights and sums stay in 32 bits."""
     return torch.autocast(device.type, torch.bfloat16, products_of(device) == torch.bfloat16)
 
 
@@ -27,13 +27,13 @@ def step_tokens(device: torch.device) -> int:
 
 
 def compiled(layers: Iterable[nn.Module], device: torch.device) -> None:
-    """What lies between products is fused, in place, on CUDA alone: elsewhere it would ask for a C++ compiler."""
+    """Compiles the layers in place, on CUDA alone: on a CPU, torch would need a C++ compiler."""
     if device.type == "cuda":
         for layer in layers:
             layer.compile(dynamic=True)
 
 
 class OpaqueAttention(PackedAttention):
-    """One that the compiler does not look into: it would compile anew for every other list of lengths."""
+    """Attention that torch does not compile: it would compile again for every new list of lengths."""
 
     __call__ = torch.compiler.disable(PackedAttention.__call__)

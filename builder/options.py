@@ -1,4 +1,4 @@
-"""What options of several commands may be: checked before any work begins."""
+"""Checks of options that several commands share. They run before any work begins."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from hplm.errors import InvalidInput
 
 def check_keep(keep: float) -> None:
     if not 0.0 <= keep <= 1.0:
-        raise InvalidInput(f"keep {keep}: a share between 0 and 1")
+        raise InvalidInput(f"keep {keep}: give a share between 0 and 1")
 
 
 def check_seed(seed: int) -> None:
     if not 0 <= seed < 2**64:
-        raise InvalidInput(f"seed {seed}: a whole number from 0 to 2^64 - 1")
+        raise InvalidInput(f"seed {seed}: give a whole number from 0 to 2^64 - 1")

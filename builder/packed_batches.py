@@ -1,4 +1,4 @@
-"""Texts end to end, as `PackedAttention` wants them: those of one length together, no padding."""
+"""Divides texts into packed batches without padding, in which texts of one length lie together."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-POOLED = 40  # packs that are cut from one sorted pool: lengths nearly agree, and the order still depends on chance
+POOLED = 40  # batches cut from one sorted pool: their lengths nearly agree, and their order is still random
 
 
 def packed_batches(
     lengths: np.ndarray, most_tokens: int, most_texts: int, rng: np.random.Generator | None = None
 ) -> Iterator[np.ndarray]:
-    """Indices of every text once, cut into packs, each in order of length. With `rng`, in an order by chance."""
+    """Yields the indices of each batch, ordered by length. With `rng`, the batches come in a random order."""
     order = np.arange(len(lengths)) if rng is None else rng.permutation(len(lengths))
     mean = max(1.0, float(lengths.mean()))
     pool = len(order) if rng is None else POOLED * max(1, min(most_texts, int(most_tokens / mean)))
@@ -33,6 +33,6 @@ def _cut(order: np.ndarray, lengths: np.ndarray, most_tokens: int, most_texts: i
 
 
 def positions_of(lengths: np.ndarray) -> np.ndarray:
-    """Each token's place in its own text."""
+    """Returns the position of each token in its own text."""
     starts = np.cumsum(lengths) - lengths
     return np.arange(int(lengths.sum())) - np.repeat(starts, lengths)

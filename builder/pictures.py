@@ -1,4 +1,4 @@
-"""What all pictures have in common: their colours, and the formats they are written in."""
+"""The colours of all pictures, and the formats they are written in."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ FORMATS = (".png", ".svg", ".pdf")
 
 
 def check_picture(path: Path) -> None:
-    """Refuses a name whose format is not known; called before anything is computed."""
+    """Refuses a file name whose format is not known. Call it before anything is computed."""
     if path.suffix.lower() not in FORMATS:
         raise InvalidInput(f"--picture {path}: give it a name that ends in {', '.join(FORMATS)}")

@@ -1,4 +1,4 @@
-"""Processes that work side by side, as many as the machine has room for, and end when the one that started them does."""
+"""Worker processes: as many as fit on the machine. They end when the process that started them ends."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from threading import Thread
 
 from hplm.errors import HplmError
 
-BYTES_EACH = 2 << 30  # of memory, that a training takes at most
+BYTES_EACH = 2 << 30  # the most memory that one training takes
 
 
 def processes_that_fit(wanted: int) -> int:
-    """How many trainings fit on this machine at a time."""
+    """Returns how many trainings fit on this machine at a time, at most `wanted`."""
     return max(1, min(wanted, len(os.sched_getaffinity(0)), _available() // BYTES_EACH))
 
 
 def _available(group: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes of memory: the machine's, or what a container is left of its own, pages of files not counted."""
+    """Returns the free bytes of the machine or, in a container, of its limit. Cached file pages count as free."""
     told = dict(line.split(":") for line in Path("/proc/meminfo").read_text("ascii").splitlines())
     available = 1024 * int(told["MemAvailable"].split()[0])
     try:
         limit, used = ((group / name).read_text("ascii").strip() for name in ("memory.max", "memory.current"))
         pages = dict(line.split() for line in (group / "memory.stat").read_text("ascii").splitlines())
-    except FileNotFoundError:  # no container, or an older kernel's
+    except FileNotFoundError:  # no container, or an older kernel
         return available
     return available if limit == "max" else min(available, int(limit) - int(used) + int(pages["inactive_file"]))
 
 
 @contextmanager
 def worker_processes(count: int) -> Iterator[ProcessPoolExecutor]:
-    """An error, or Ctrl-C, ends them all at once: what they do goes on from savepoints, and nobody may write there unseen."""
+    """A pool of processes. An error or Ctrl-C ends all of them at once, since their work continues from savepoints."""
     context = get_context("spawn")
     told, line = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(count, context, initializer=_end_with_owner, initargs=(told,))
@@ -47,19 +47,19 @@ def worker_processes(count: int) -> Iterator[ProcessPoolExecutor]:
         pool.shutdown(cancel_futures=True)
         if isinstance(error, BrokenProcessPool):
             raise HplmError(
-                "a training was ended from outside, for want of memory perhaps: the same command goes on from what is done; "
-                "see that it has more"
+                "a training process was killed, perhaps because memory ran out. Give it more memory and run the same command: "
+                "it continues from what is done"
             ) from error
         raise
     else:
-        pool.shutdown()  # when all that was given is done
+        pool.shutdown()  # once all tasks are done
     finally:
         line.close()
         told.close()
 
 
 def _end_with_owner(told: Connection) -> None:
-    """Whether it was killed, which leaves a pool waiting for work for ever, or hangs up."""
+    """Ends this process when its owner is killed or closes the pipe; otherwise the pool would wait for work for ever."""
 
     def watch() -> None:
         wait([parent_process().sentinel, told])

@@ -1,1 +1,1 @@
-"""Bringing a split BERT's halves to their new work: distillation from the original, on n-gram windows."""
+"""Adapts the halves of a split BERT to n-gram windows: distillation from the original, masked words."""

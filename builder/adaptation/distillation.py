@@ -1,6 +1,6 @@
-"""Adaptation: the halves of a split BERT learn to say, from n-gram windows, what the whole one says from whole texts.
+"""Distillation: from n-gram windows, the halves of a split BERT learn to match the original on whole texts.
 
-For a root both halves learn. For a domain only the lower one does (HMI, observation O1): the upper one is shared.
+Both halves learn for a root. Only the lower half learns for a domain (HMI, observation O1), since the upper is shared.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ HELD_OUT_TOKENS = 4096
 HELD_OUT_SHARE = 0.1
 FIT_LESSONS = 32
 LEARNING_RATE = 6e-4  # of the lower layers
-DOMAIN_RATE = 1e-4  # of those that have been through this: at 3e-4 a short course makes them worse
-UPPER_RATE = 1e-4  # the upper layers start where they belong
-SMALL_RATE = 1e-3  # gates, positions and norms have far to go
+DOMAIN_RATE = 1e-4  # of lower layers that were adapted before: at 3e-4 a short run makes them worse
+UPPER_RATE = 1e-4  # of the upper layers, which start close to their goal
+SMALL_RATE = 1e-3  # of gates, positions and norms, which start far from it
 
 
 @dataclass(frozen=True)
 class Explained:
-    """Share of the variance of the teacher's hidden states on held-out texts; negative is worse than a constant."""
+    """Share of the variance of the teacher's hidden states that is explained on held-out texts; below 0 is bad."""
 
     at_split: float
     at_end: float
@@ -48,10 +48,10 @@ class AdaptationReport:
     documents: int
     held_out_tokens: int
     at_start: Explained
-    fitted: Explained  # after the closed form, before the first step
+    fitted: Explained  # after the closed-form start, before the first step
     at_end: Explained
-    kept: bool  # what was learned; held-out texts that it explains worse are better off without
-    first_loss: float  # mean of the first tenth of the steps; 0 without steps
+    kept: bool  # False: the result explains held-out texts worse than the start, and was dropped
+    first_loss: float  # the mean over the first tenth of the steps; 0 without steps
     last_loss: float
     curve: list[list[float]]
     steps: int
@@ -73,7 +73,7 @@ def adapt(
     show_progress: bool = True,
     saved: Path | None = None,
 ) -> AdaptationReport:
-    """Changes `lower`, and `upper` if asked to, in place. Cut anywhere, the same call with the same `saved` goes on."""
+    """Changes `lower` and, with `train_upper`, `upper` in place. After an interruption the same call continues from `saved`."""
     started = time.monotonic()
     held_out, training = split_documents(documents, seed)
     teacher = Teacher(checkpoint).to(device).eval()
@@ -94,8 +94,8 @@ def adapt(
             fit(student, teacher, first)
             fitted = _explained(student, exam, scale)
         course.facts |= {"at_start": asdict(start), "fitted": asdict(fitted), "first": learning.weights()}
-        course.seconds = time.monotonic() - started  # what came before counts
-    compiled([*teacher.layers, *lower.layers, *upper.layers], device)  # not before: the closed form hooks into them
+        course.seconds = time.monotonic() - started  # the time so far counts
+    compiled([*teacher.layers, *lower.layers, *upper.layers], device)  # not earlier: the closed-form start hooks into them
 
     def losses(number: int) -> Callable[[], tuple[Tensor, int]]:
         stream = reading.starting(number)
@@ -116,7 +116,7 @@ def adapt(
     elif train_upper:
         _keep_apart(upper.segments.weight, course.facts["first"]["upper.segments"])
     if not course.steps and not budget.empty:
-        print("adapting: the time was over before the first step, so nothing was learned; give more minutes", file=sys.stderr)
+        print("adapting: the time was over before the first step, so nothing was learned: give more --minutes", file=sys.stderr)
     student.requires_grad_(True)
     return AdaptationReport(
         documents=len(documents),
@@ -138,20 +138,20 @@ def adapt(
 
 @torch.no_grad()
 def _keep_apart(segments: Tensor, fitted: Tensor) -> None:
-    """All lessons are first segments: the others move with the first, as far from it as they were fitted."""
+    """Moves the other segments with the first, the only one in the lessons, at the distance that was fitted."""
     segments[1:] = segments[0] + (fitted[1:] - fitted[0]).to(segments.device)
 
 
 def split_documents(documents: Sequence[np.ndarray], seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Some to examine with, the others to learn from."""
+    """Splits documents into held-out ones and those to learn from."""
     return _held_out(readable(documents), np.random.default_rng(seed))
 
 
 def readable(documents: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Those with more than special tokens; refused if they are too few."""
+    """Returns the documents with more than special tokens. Refuses fewer than two."""
     found = [document for document in documents if len(document) > 2]
     if len(found) < 2:
-        raise InvalidInput(f"the corpus has {len(found)} documents to learn from: adaptation needs two at least, one a line")
+        raise InvalidInput(f"the corpus has {len(found)} documents with text: adaptation needs at least two, one a line")
     return found
 
 
@@ -165,7 +165,7 @@ def _held_out(documents: list[np.ndarray], rng: np.random.Generator) -> tuple[li
 
 
 def lower_groups(lower: LowerStack, rate: float = LEARNING_RATE) -> list[Group]:
-    """Word vectors stay: a short adaptation meets few of them, and the table is to treat all alike."""
+    """Returns the parameters that learn. Word vectors stay fixed: a short adaptation would change only a few of them."""
     inside = {f"lower.layers.{name}": parameter for name, parameter in lower.layers.named_parameters()}
     small = {f"lower.{name}": getattr(lower, name) for name in ("places", "gate", "gate_bias")}
     small |= {f"lower.norm.{name}": parameter for name, parameter in lower.norm.named_parameters()}
@@ -184,13 +184,13 @@ def _groups(student: Student, train_upper: bool) -> list[Group]:
 
 
 def _errors(hidden: tuple[Tensor, Tensor], lesson: Lesson, scale: tuple[float, float]) -> list[Tensor]:
-    """Squared error at the split and at the end, each as a share of the teacher's variance there."""
+    """Returns the squared error at the split and at the end, each as a share of the teacher's variance there."""
     pairs = zip(hidden, (lesson.at_split, lesson.at_end), scale, strict=True)
     return [(own.float() - wanted.float()).square().sum() / (len(own) * variance) for own, wanted, variance in pairs]
 
 
 def _variances(exam: Sequence[Lesson]) -> tuple[float, float]:
-    """Of the teacher's hidden states on held-out texts."""
+    """Returns the variance of the teacher's hidden states on held-out texts."""
 
     def variance(parts: list[Tensor]) -> float:
         return float(torch.cat(parts).float().var(0, unbiased=False).sum())

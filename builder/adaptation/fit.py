@@ -1,6 +1,6 @@
-"""A start in closed form: the linear parts of a student that ridge regression can set, against the teacher's hidden states.
+"""The closed-form start: ridge regression sets the linear parts of a student from the teacher's hidden states.
 
-A stack that has never seen a three-token window answers with noise. Its last matrix, the position table and the entering norm
+A stack that was never trained on three-token windows returns noise. Its last matrix, the position table and the entering norm
 are linear in what comes before them, up to layer norms that are linearised here. Solving for them takes seconds; on MiniLM it
 explains two thirds of the teacher's variance, where gradient steps alone would need many minutes on a CPU.
 """
@@ -18,9 +18,9 @@ from builder.adaptation.lessons import Lesson, Student
 from builder.adaptation.teacher import Teacher
 from hplm.model.windows import ABSENT
 
-RIDGE = 0.5  # doubt, in tokens of average size for each unknown: few texts cannot lead far astray
+RIDGE = 0.5  # strength, in average tokens for each unknown: keeps a small corpus from large errors
 RIDGE_POSITIONS = 0.5
-DAMPING = 0.1  # of a norm's median weight: dimensions with next to no weight are left in peace
+DAMPING = 0.1  # of a norm's median weight: dimensions with almost no weight stay as they are
 
 
 @torch.no_grad()
@@ -30,9 +30,9 @@ def fit(student: Student, teacher: Teacher, lessons: Sequence[Lesson]) -> None:
 
 
 def _fit_sums(student: Student, teacher: Teacher, lessons: Sequence[Lesson]) -> None:
-    """One Gauss-Newton step for the lower stack's last matrix and the tables added to its sums; the gate is still constant.
+    """Makes one Gauss-Newton step for the lower stack's last matrix and the tables added to its sums, at a constant gate.
 
-    Positions and segments become a linear image of the teacher's, so that those the corpus does not show are no noise.
+    Positions and segments become a linear image of the teacher's, so that those absent from the corpus are not noise.
     """
     lower, upper = student.lower, student.upper
     last, norm = lower.layers[-1], upper.norm
@@ -65,7 +65,7 @@ def _fit_sums(student: Student, teacher: Teacher, lessons: Sequence[Lesson]) -> 
 
 
 def _fit_norm(student: Student, lessons: Sequence[Lesson]) -> None:
-    """The entering norm's scale and shift, each dimension by itself."""
+    """Fits the scale and shift of the entering norm, each dimension by itself."""
     upper = student.upper
     pairs = []
     for lesson in lessons:

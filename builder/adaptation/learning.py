@@ -1,4 +1,4 @@
-"""The loop of an adaptation: a budget, a schedule, and a savepoint to go on from."""
+"""The loop of an adaptation: its budget, its schedule, and a savepoint."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from hplm.errors import InvalidInput
 
 WARM_UP = 0.1
 GRADIENT_NORM = 1.0
-POINTS = 100  # of a curve
+POINTS = 100  # of a learning curve
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How long to adapt: minutes, or steps, which give the same result every time."""
+    """How long to adapt: minutes, or a number of steps, which gives the same result every time."""
 
     minutes: float | None = None
     steps: int | None = None
 
     def __post_init__(self) -> None:
         if (self.minutes is None) == (self.steps is None):
-            raise InvalidInput("a budget is given in minutes or in steps, one of them")
+            raise InvalidInput("a budget is given in minutes or in steps, not both")
         if not 0 <= (self.minutes or 0) < math.inf or (self.steps or 0) < 0:
-            raise InvalidInput("a budget is a number from 0 on")
+            raise InvalidInput("a budget is 0 or more")
 
     @property
     def empty(self) -> bool:
@@ -44,7 +44,7 @@ class Budget:
         return Budget(minutes=share * self.minutes)
 
     def used(self, steps: int, seconds: float) -> float:
-        """Which share of it."""
+        """Returns the share of the budget that is used."""
         if self.empty:
             return 1.0
         return steps / self.steps if self.steps is not None else seconds / (60 * self.minutes)
@@ -52,22 +52,22 @@ class Budget:
 
 @dataclass
 class Course:
-    """How far a phase has come, beside its weights."""
+    """The progress of a phase, without its weights."""
 
     steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
     losses: list[float] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)  # what was found before the first step, or on the way
+    facts: dict[str, Any] = field(default_factory=dict)  # results found before or between steps
 
     @property
     def first_loss(self) -> float:
-        """Mean of the first tenth; 0 without steps."""
+        """Returns the mean loss of the first tenth; 0 without steps."""
         return _mean(self.losses[: max(1, len(self.losses) // 10)])
 
     @property
     def curve(self) -> list[list[float]]:
-        """Step and mean loss up to it, of so many equal parts at most."""
+        """Returns (step, mean loss) of at most so many equal parts."""
         parts = np.array_split(np.array(self.losses), min(POINTS, len(self.losses))) if self.losses else []
         ends = np.cumsum([len(part) for part in parts], dtype=int).tolist()
         return [[end, round(float(part.mean()), 4)] for end, part in zip(ends, parts, strict=True)]
@@ -84,7 +84,7 @@ class Group:
 
 
 class Learning:
-    """One phase: what of `module` is in `groups` learns, everything else is left alone."""
+    """One phase: the parameters of `module` in `groups` learn, all others stay as they are."""
 
     def __init__(self, module: nn.Module, groups: list[Group], budget: Budget, savepoint: Savepoint) -> None:
         module.requires_grad_(False)
@@ -120,8 +120,8 @@ class Learning:
         show_progress: bool,
         between: Callable[[float], None] | None = None,
     ) -> Course:
-        """`losses(n)`: the function that gives the loss of the n-th step and those that follow, with the tokens each read.
-        `between` is told after each step which share of the budget is used."""
+        """Runs until the budget is used. `losses(n)` yields the loss and the tokens of step n and of those that follow.
+        `between` is called after each step with the share of the budget that is used."""
         course, budget, following = self.course, self._budget, losses(self.course.steps)
         with tqdm(total=100, desc=title, unit="%", disable=not show_progress, bar_format="{l_bar}{bar}| {postfix}") as bar:
             before, started = course.seconds, time.monotonic()

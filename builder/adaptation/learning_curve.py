@@ -1,4 +1,4 @@
-"""The picture of an adaptation: its loss, step by step, and how well held-out words were guessed."""
+"""The picture of an adaptation: its loss by step, and the share of held-out words that were guessed."""
 
 from __future__ import annotations
 

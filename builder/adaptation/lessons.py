@@ -1,4 +1,4 @@
-"""What adaptation reads: documents in packs, windows shrunk as a lookup shrinks them, the teacher's view beside them."""
+"""What adaptation reads: packed documents, windows shortened as a lookup shortens them, and the teacher's output."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack
 from hplm.plot.keys import KeySpace, first_of_each, order
 
-EXAM_TOKENS = 1024  # of a pack
-LONG_EVERY = 8  # packs: one of so many holds texts as long as the model takes, so that every position is met
+EXAM_TOKENS = 1024  # of a held-out pack
+LONG_EVERY = 8  # one of so many packs holds texts of the model's full length, so that every position is trained
 # A lookup finds about half of a new text's windows whole, and about half of the others after one step (measured on
 # held-out docstrings against tables of 900,000 tokens: 62, 27, 12 % with every n-gram, 49, 33, 18 % with those seen twice).
 SHRINKING = 0.5
@@ -26,10 +26,10 @@ SHRINKING = 0.5
 
 @dataclass(frozen=True)
 class Windowed:
-    """Texts end to end, as their distinct windows."""
+    """Packed texts as their distinct windows."""
 
-    windows: Tensor  # distinct ones x n: frequent n-grams are computed once
-    window_of: Tensor  # which of them each token has
+    windows: Tensor  # distinct windows x n: frequent n-grams are computed once
+    window_of: Tensor  # the window of each token
     positions: Tensor
     lengths: list[int]
 
@@ -40,14 +40,14 @@ class Windowed:
 
 @dataclass(frozen=True)
 class Lesson(Windowed):
-    """And what the teacher makes of them."""
+    """Packed texts with the teacher's hidden states."""
 
     at_split: Tensor
     at_end: Tensor
 
 
 class Windows:
-    """The distinct windows of packed texts, and which of them each token has: frequent n-grams are computed once."""
+    """Finds the distinct windows of packed texts, and the window of each token: frequent n-grams are computed once."""
 
     def __init__(self, config: BackboneConfig) -> None:
         self.space = KeySpace(config.vocabulary, config.window)
@@ -56,23 +56,23 @@ class Windows:
         return self.shrunk(tokens, lengths, np.zeros(len(tokens), dtype=np.int64))
 
     def shrunk(self, tokens: np.ndarray, lengths: np.ndarray, levels: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Each window at a level of the fallback."""
+        """Returns each window shortened to a random level of the fallback."""
         keys, window_of = _distinct(self.space.of(tokens, lengths) & self.space.masks[levels])
         return torch.from_numpy(self.space.unpack(keys).astype(np.int64)), torch.from_numpy(window_of)
 
 
 class Reading:
-    """Documents in packs, again and again, in an order by chance: the n-th pack is the same whenever it is asked for."""
+    """Endless packs of documents in a random order. The n-th pack is always the same."""
 
     def __init__(self, config: BackboneConfig, documents: Sequence[np.ndarray], seed: int, tokens: int) -> None:
-        """`tokens`: of a pack, at most, if its texts have no more."""
+        """`tokens`: the most in a pack, unless a single text has more."""
         self._config = config
         self._documents = documents
         self._seed = seed
         self._tokens = tokens
 
     def starting(self, number: int) -> Iterator[tuple[list[np.ndarray], np.random.Generator]]:
-        """From the `number`-th pack on; with each the chance that belongs to it."""
+        """Yields the packs from the `number`-th on, each with its own random generator."""
         lengths = np.array([len(document) for document in self._documents])
         place = passed = 0
         for epoch in count():
@@ -85,7 +85,7 @@ class Reading:
                     passed += 1
 
     def _long_texts(self, chance: np.random.Generator) -> list[np.ndarray]:
-        """Documents run together, up to the last position."""
+        """Yields texts of the full length, made of consecutive documents."""
         longest = self._config.positions
         texts = []
         for _ in range(max(1, self._tokens // longest)):
@@ -98,7 +98,7 @@ class Reading:
 
 
 class Shrinking:
-    """How windows are found: most whole, some as what they shrink to."""
+    """Draws how windows are found: most of them whole, some shortened."""
 
     def __init__(self, config: BackboneConfig, device: torch.device) -> None:
         self._windows = Windows(config)
@@ -131,7 +131,7 @@ class Lessons:
 
 
 def in_packs(documents: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
-    """To examine with: the same on every device."""
+    """Packs held-out documents, the same way on every device."""
     lengths = np.array([len(document) for document in documents])
     return [[documents[i] for i in chosen] for chosen in packed_batches(lengths, EXAM_TOKENS, len(documents))]
 
@@ -141,7 +141,7 @@ def index_of(numbers: np.ndarray, device: torch.device) -> Tensor:
 
 
 def _distinct(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct keys, and which of them each is."""
+    """Returns the distinct keys, and the index of each key among them."""
     sorting = order(keys)
     starts = first_of_each(keys[sorting])
     which = np.empty(len(keys), dtype=np.int64)
@@ -150,7 +150,7 @@ def _distinct(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Student(nn.Module):
-    """Lower and upper stack, one after the other, as lookup and upper are when serving."""
+    """Lower and upper stack, one after the other, as lookup and upper in serving."""
 
     def __init__(self, lower: LowerStack, upper: UpperStack) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class Student(nn.Module):
         return self.lower.window.aggregate(self.lower(lesson.windows).index_select(0, lesson.window_of))
 
     def forward(self, lesson: Windowed) -> tuple[Tensor, Tensor]:
-        """Hidden states where the model is split, and at the end."""
+        """Returns the hidden states at the split and at the end."""
         segments = torch.zeros_like(lesson.positions)
         attend = OpaqueAttention(lesson.lengths, self.lower.heads, lesson.positions.device)
         entered = self.upper.enter(self.sums(lesson), lesson.positions, segments)

@@ -1,6 +1,6 @@
-"""Further pretraining of a domain: its lower layers learn to guess masked words of its corpus (HMI 5.1, observation O1).
+"""Further pretraining: a domain's lower layers learn to guess masked words of its corpus (HMI 5.1, observation O1).
 
-Masked texts go through windows as served ones do; the upper layers and the head that guesses are left alone.
+Masked texts go through windows as served texts do. The upper layers and the guessing head do not change.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from hplm.model.config import BackboneConfig
 from hplm.model.layer import activation
 from hplm.model.stacks import LowerStack, UpperStack
 
-MASKED = 0.15  # of the words are guessed; of these
-AS_MASK, AS_RANDOM = 0.8, 0.1  # are hidden and replaced, the others stand as they are
-HEAD_SHARE = 0.2  # of the budget, for a head that has to be made
+MASKED = 0.15  # of the words are guessed. Of these,
+AS_MASK, AS_RANDOM = 0.8, 0.1  # such shares are hidden or replaced; the rest stay as they are
+HEAD_SHARE = 0.2  # of the budget, to train a head where there is none
 HEAD_RATE = 1e-3
-LEARNING_RATE = 1e-4  # of the lower layers: they know much already
-EXAMS = 5  # over the budget; the state that guesses best is kept
+LEARNING_RATE = 1e-4  # of the lower layers, which are trained already
+EXAMS = 5  # tests on held-out texts; the best state is kept
 
 
 class MaskedHead(nn.Module):
-    """BERT's own: a projection, a norm, and the word vectors, with a bias for each."""
+    """BERT's head: a projection, a norm, and the word vectors with a bias for each."""
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class MaskedHead(nn.Module):
         self.norm = nn.LayerNorm(config.hidden, config.norm_eps)
         self.bias = nn.Parameter(torch.zeros(config.vocabulary))
         self.activation = activation(config.activation)
-        with torch.no_grad():  # the words as the upper layers say them, until it is fitted
+        with torch.no_grad():  # starts from the upper layers' own output, until it is fitted
             self.dense.weight.copy_(torch.eye(config.hidden))
             self.dense.bias.zero_()
 
@@ -53,13 +53,13 @@ class MaskedHead(nn.Module):
 
 @dataclass(frozen=True)
 class MaskedLesson(Windowed):
-    guessed: Tensor  # which of the tokens
-    words: Tensor  # that stood there
+    guessed: Tensor  # the indices of the tokens to guess
+    words: Tensor  # the original words there
 
 
 @dataclass(frozen=True)
 class Guessing:
-    """On held-out texts: the mean loss of a guess, and how many are right."""
+    """Quality of the guesses on held-out texts: the mean loss, and the share that is right."""
 
     loss: float
     right: float
@@ -68,10 +68,10 @@ class Guessing:
 @dataclass(frozen=True)
 class MaskedReport:
     documents: int
-    head: str  # the checkpoint's own, the branch's, or made here
-    at_start: Guessing  # with the head that the lower layers then learn under
-    at_end: Guessing  # of the state that is kept
-    kept_at: float  # share of the budget
+    head: str  # where the head comes from: the checkpoint, the branch, or this run
+    at_start: Guessing  # with the head that is used for training
+    at_end: Guessing  # of the kept state
+    kept_at: float  # the share of the budget at which the kept state was reached
     history: list[dict[str, float]]
     first_loss: float
     last_loss: float
@@ -84,7 +84,7 @@ class MaskedReport:
 
 
 def given_head(model: str, config: BackboneConfig) -> MaskedHead | None:
-    """That of the original checkpoint, if it was saved with it."""
+    """Returns the head of the original checkpoint; None if it was saved without one."""
     from transformers import AutoModelForMaskedLM
     from transformers.utils import logging
 
@@ -93,7 +93,7 @@ def given_head(model: str, config: BackboneConfig) -> MaskedHead | None:
     try:
         found, report = AutoModelForMaskedLM.from_pretrained(model, output_loading_info=True, dtype=torch.float32)
     except (OSError, ValueError, RuntimeError) as error:
-        raise InvalidInput(f"cannot read the original model {model!r} for its head: {error}") from error
+        raise InvalidInput(f"cannot read the head of the original model {model!r}: {error}") from error
     if any(name.startswith("cls.") for name in report["missing_keys"]):
         return None
     predictions, head = found.cls.predictions, MaskedHead(config)
@@ -105,7 +105,7 @@ def given_head(model: str, config: BackboneConfig) -> MaskedHead | None:
 
 
 def masked(words: np.ndarray, config: BackboneConfig, chance: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """What is seen of them, and which are to be guessed: one at least."""
+    """Returns the tokens with some masked, and which are to be guessed: at least one."""
     special = np.isin(words, (config.cls_id, config.sep_id))
     guessed = np.flatnonzero(~special & (chance.random(len(words)) < MASKED))
     if not len(guessed):
@@ -146,7 +146,7 @@ def further_pretrain(
     show_progress: bool = True,
     saved: Path | None = None,
 ) -> tuple[MaskedHead, MaskedReport]:
-    """Changes `lower` in place. Without a head one is made and fitted first. Cut anywhere, the same call goes on."""
+    """Changes `lower` in place. Trains a head first if there is none. The same call after an interruption continues."""
     held_out, training = split_documents(documents, seed)
     lessons, reading = MaskedLessons(config, device), Reading(config, training, seed, step_tokens(device))
     exam = [lessons.lesson(texts, np.random.default_rng([seed, number])) for number, texts in enumerate(in_packs(held_out))]

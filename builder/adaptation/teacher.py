@@ -1,4 +1,4 @@
-"""The original model, whole: what the two halves are to agree with."""
+"""The teacher: the whole original model, which the two halves learn to match."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Teacher(nn.Module):
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, positions: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor]:
-        """Hidden states of packed texts of one segment: where the model is split, and after its own last layer."""
+        """Returns the hidden states of packed texts of one segment: at the split, and after the last layer."""
         x = self.embeddings_word_embeddings_weight[tokens] + self.positions[positions] + self.segments[0]
         x = F.layer_norm(x, x.shape[-1:], self.embeddings_LayerNorm_weight, self.embeddings_LayerNorm_bias, self._eps)
         attend = OpaqueAttention(lengths, self._heads, tokens.device)

@@ -1,1 +1,1 @@
-"""What a tenant scores, computed here and as served, beside other ways of making a model for the same task."""
+"""Scores a tenant, computed here and as a server answers."""

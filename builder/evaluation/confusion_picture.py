@@ -1,4 +1,4 @@
-"""The picture of `hplm evaluate`: which label was answered where which was right."""
+"""The picture of `hplm evaluate`: right labels against answered labels."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from builder.training.scores import confusion
 from builder.training.tasks import TRAINING_TASKS, training_task
 from hplm.errors import InvalidInput
 
-MOST_LABELS = 60  # more are no picture
+MOST_LABELS = 60  # more cannot be read in a picture
 MOST_NUMBERED = 20
 
 
 def draw_confusion(evaluation: Evaluation, path: Path) -> None:
-    """Rows are shares of the right label; the format is that of the path's suffix."""
+    """Draws the picture. Rows are shares of the right label; the path's suffix says which format."""
     tenant = evaluation.tenant
     if not training_task(tenant.task).one_label_a_row or len(tenant.labels) > MOST_LABELS:
         able = " and ".join(name for name, task in TRAINING_TASKS.items() if task.one_label_a_row)
         raise InvalidInput(
-            f"--picture shows which labels are taken for which: that is for {able} with up to "
+            f"--picture shows right against answered labels, for {able} with up to "
             f"{MOST_LABELS} labels; tenant {tenant.id!r} has the task {tenant.task} and {len(tenant.labels)}"
         )
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -37,7 +37,7 @@ def draw_confusion(evaluation: Evaluation, path: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    axes.set_xticks(range(len(answers)), answers, rotation=90, parse_math=False)  # a label may well hold two dollar signs
+    axes.set_xticks(range(len(answers)), answers, rotation=90, parse_math=False)  # a label may contain two dollar signs
     axes.set_yticks(range(len(tenant.labels)), tenant.labels, parse_math=False)
     if len(tenant.labels) <= MOST_NUMBERED:
         for (row, column), count in ((at, pairs[at]) for at in zip(*pairs.nonzero(), strict=True)):

@@ -1,4 +1,4 @@
-"""The same questions, asked of a running server as any client asks them."""
+"""Asks a running server, as any client does, and scores its answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TEXTS_AT_ONCE = 16
 
 
 class Client(Protocol):
-    """What asks the server, such as `hplm_client.HplmClient`: an answer a text, with its labels and the tenant's version."""
+    """Asks the server, as `hplm_client.HplmClient` does. Returns an answer a text, with labels and the tenant's version."""
 
     def infer_batch(
         self, texts: Sequence[str], *, tenant: str, pairs: Sequence[str] | None, truncate: bool

@@ -1,4 +1,4 @@
-"""What the newest version of a tenant answers to a labelled file."""
+"""Evaluates the newest version of a tenant on a labelled file."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def evaluate_tenant(
 def evaluate_weights(
     store: Store, tenant: TenantFile, weights: Weights, labelled: Labelled, device: torch.device, show_progress: bool = True
 ) -> Evaluation:
-    """Of a tenant whether it is stored already or not."""
+    """Evaluates a tenant that need not be stored yet."""
     reader, task = Reader(store, tenant.domain, tenant.domain_version), training_task(tenant.task)
     texts = reader.read(labelled, task, tenant.labels, show_progress)
     model = TenantModel(tenant.adapter_layout(store.config), tenant.head_layout(store.config), seed=0)

@@ -1,1 +1,1 @@
-"""Tenants from adapters that other libraries trained: `peft` and AdapterHub's `adapters`."""
+"""Imports tenants from adapters that `peft` or AdapterHub's `adapters` saved."""

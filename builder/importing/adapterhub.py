@@ -1,7 +1,7 @@
 """Adapters saved by AdapterHub's `adapters`: bottlenecks and LoRA, with the head that was saved beside them.
 
-A bottleneck there reads and adds to what the options say. With `original_ln_before` off and `original_ln_after` on it reads a
-projection's output y, adds scaling . up(f(down(y))) to it, and BERT's own sum and norm follow: exactly what ours does.
+The options of a bottleneck say what it reads and where it adds. With `original_ln_before` off and `original_ln_after` on
+it reads a projection's output y and adds scaling . up(f(down(y))) to it; BERT's own sum and norm follow, as in ours.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ BOTTLENECK_PARTS = {
     "adapter_up.bias": "up_bias",
     "scaling": "scaling",
 }
-# Of each option the value that can be imported, and why no other.
+# The value of each option that can be imported, and why others cannot.
 BOTTLENECK_OPTIONS = {
     "original_ln_before": (False, "the adapter reads the sum after BERT's norm, not a projection's output (seq_bn, pfeiffer)"),
     "original_ln_after": (True, "BERT's own norm is left out"),
@@ -69,7 +69,7 @@ def is_adapterhub(config: Mapping[str, Any]) -> bool:
 
 
 def read_adapterhub(folder: Path, model: str, task: str | None) -> tuple[FoundAdapter, FoundHead]:
-    """`model` is the checkpoint whose pooler a head reads, if it reads one."""
+    """Reads a saved adapter. `model`: the checkpoint whose pooler the head reads, if it reads one."""
     path = folder / "adapter_config.json"
     stored = read_json(path)
     config = stored["config"]
@@ -116,7 +116,7 @@ def _bottlenecks(config: Mapping[str, Any], source: Path) -> Changes:
 
 
 def _scaled(part: Part, fixed: float | str, source: Path) -> Part:
-    """With the scale in what comes out; one number, learned or not, or one a channel."""
+    """Folds the scale into the output weights: one number, fixed or learned, or one a channel."""
     if missing := {"down", "down_bias", "up", "up_bias"} - part.keys():
         raise InvalidInput(f"{source} lacks {', '.join(sorted(missing))} of a bottleneck: save the adapter again")
     if "scaling" in part:
@@ -164,7 +164,7 @@ def _head(folder: Path, model: str, task: str | None) -> FoundHead:
     linears = _linears(tensors, source)
     trained = HEAD_TASKS[config["head_type"]]
     if trained == "classify" and len(linears[-1][0]) == 1:
-        trained = "regress"  # `adapters` has no other head for it
+        trained = "regress"  # `adapters` has no other head for regression
     task = chosen_task(task, trained, path)
     pooled = bool(config.get("use_pooler"))
     if len(linears) + pooled > 2:
@@ -185,7 +185,7 @@ def _head(folder: Path, model: str, task: str | None) -> FoundHead:
 
 
 def _linears(tensors: Mapping[str, Tensor], source: Path) -> list[tuple[Tensor, Tensor | None]]:
-    """In their order; the numbers in the names also count what has no weights."""
+    """Returns the linear layers in order. The numbers in their names also count layers without weights."""
     numbered: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         found = re.fullmatch(r"heads\..+\.(\d+)\.(weight|bias)", name)
@@ -200,7 +200,7 @@ def _linears(tensors: Mapping[str, Tensor], source: Path) -> list[tuple[Tensor, 
 def _stock_head(
     stored: Mapping[str, Any], tensors: dict[str, Tensor], source: Path, path: Path, model: str, task: str | None
 ) -> FoundHead:
-    """Of one of transformers' own classes: a linear layer on the pooler, or on each token."""
+    """Reads a head of transformers' own classes: a linear layer on the pooler or on each token."""
     task_of_class = TASK_OF_CLASS.get(stored.get("model_class"))
     if task_of_class is None:
         raise InvalidInput(f"{path}: model_class {stored.get('model_class')!r} is not supported: {' or '.join(TASK_OF_CLASS)}")

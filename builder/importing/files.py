@@ -35,7 +35,7 @@ def required(config: Mapping[str, Any], option: str, path: Path) -> Any:
 
 
 def tensor_file(folder: Path, names: Sequence[str]) -> Path:
-    """The first of several names that is there."""
+    """Returns the first of these files that exists."""
     for name in names:
         if (folder / name).exists():
             return folder / name
@@ -43,7 +43,7 @@ def tensor_file(folder: Path, names: Sequence[str]) -> Path:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """In fp32. A `.bin` is a pickle: it is read as tensors alone, nothing in it is run."""
+    """Reads tensors as fp32. From a pickled `.bin` only tensors are read; no code in it runs."""
     try:
         read = load_file if path.suffix == ".safetensors" else _load_pickled
         tensors = read(path)

@@ -1,4 +1,4 @@
-"""What was found in a folder, in one form whoever wrote it: changes by layer of the whole model and projection, and a head."""
+"""A saved adapter in one form for all libraries: changes by layer and projection, and a head."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hplm.adapters.layout import KINDS, PROJECTIONS, Layout, adapter_layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 
-# Where transformers' BERT keeps the projections of a layer.
+# The names of a layer's projections in transformers' BERT.
 PLACES = {
     "attention.self.query": "query",
     "attention.self.key": "key",
@@ -23,7 +23,7 @@ PLACES = {
     "output.dense": "ffn_out",
 }
 
-Part = dict[str, Tensor]  # of one projection: a, b of a LoRA; down, down_bias, up, up_bias of a bottleneck
+Part = dict[str, Tensor]  # the tensors of one projection: a, b of a LoRA; down, down_bias, up, up_bias of a bottleneck
 Changes = dict[int, dict[str, Part]]  # layer -> place -> part
 
 
@@ -35,7 +35,7 @@ class FoundAdapter:
     kind: str
     function: str  # inside a bottleneck
     changes: Changes
-    leave_out: str  # how that library is told to leave the lower layers alone
+    leave_out: str  # the library's option that leaves the lower layers unchanged
 
 
 @dataclass(frozen=True)
@@ -43,20 +43,20 @@ class FoundHead:
     source: Path
     task: str
     weights: dict[str, Tensor]
-    function: str | None  # between two layers
+    function: str | None  # between two layers; None: one layer
     labels: list[str] | None  # None: the files do not say
 
 
 @dataclass(frozen=True)
 class Halves:
-    """The changes, numbered as the halves of a backbone number their layers."""
+    """The changes by half, with the layer numbers of each half."""
 
     lower: Changes = field(default_factory=dict)
     upper: Changes = field(default_factory=dict)
 
 
 def halves(found: FoundAdapter, config: BackboneConfig) -> Halves:
-    """Layers are numbered over the whole model in the files."""
+    """Divides the changes between the halves. Files number the layers of the whole model."""
     total = config.lower_layers + config.upper_layers
     beyond = sorted(layer for layer in found.changes if layer >= total)
     if beyond:
@@ -72,7 +72,7 @@ def halves(found: FoundAdapter, config: BackboneConfig) -> Halves:
 
 
 def upper_layout(found: FoundAdapter, upper: Changes, config: BackboneConfig) -> Layout | None:
-    """Room for all of it: the largest rank, and every place that any layer changes. None if no upper layer changes."""
+    """Returns a layout with the largest rank and every changed place; None if no upper layer changes."""
     if not upper:
         return None
     used = {place for parts in upper.values() for place in parts}
@@ -82,7 +82,7 @@ def upper_layout(found: FoundAdapter, upper: Changes, config: BackboneConfig) ->
 
 
 def records(upper: Changes, layout: Layout) -> list[dict[str, Tensor]]:
-    """By layer, padded with zeros to the layout's rank and places, which changes no result."""
+    """Returns the tensors by layer, padded with zeros to the layout's rank and places. Zeros change no result."""
     layers = []
     for layer in range(layout.layers):
         record = {name: torch.zeros(shape) for name, shape in layout.shapes.items()}
@@ -94,7 +94,7 @@ def records(upper: Changes, layout: Layout) -> list[dict[str, Tensor]]:
 
 
 def storable(tensors: Mapping[str, Tensor], layout: Layout, source: Path) -> dict[str, Tensor]:
-    """In the precision in which banks hold them."""
+    """Converts tensors to the precision of banks."""
     rounded = {name: tensor.to(layout.torch_dtype) for name, tensor in tensors.items()}
     for name, tensor in rounded.items():
         if not tensor.isfinite().all():
@@ -122,5 +122,5 @@ def _check_shapes(found: FoundAdapter, config: BackboneConfig) -> None:
 
 
 def usual(layout: Layout) -> tuple[str, ...] | None:
-    """Its places as `tenant.json` names them."""
+    """Returns the places as `tenant.json` names them."""
     return None if layout.places == KINDS[layout.kind].usual_places else layout.places

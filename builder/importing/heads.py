@@ -1,4 +1,4 @@
-"""Heads as our layouts hold them: linear, or of two layers; BERT's pooler becomes the first of two."""
+"""Converts heads to our layouts: one linear layer, or two. BERT's pooler becomes the first of two."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TASK_OF_PROBLEM = {
     "multi_label_classification": "multilabel",
     "regression": "regress",
 }
-IMPORTED = sorted({*TASK_OF_CLASS.values(), *TASK_OF_PROBLEM.values()})  # tasks that these libraries save heads for
+IMPORTED = sorted({*TASK_OF_CLASS.values(), *TASK_OF_PROBLEM.values()})  # the tasks for which these libraries save heads
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def pooled_head(pooler: Pooler, weight: Tensor, bias: Tensor | None) -> dict[str
 
 
 def base_pooler(model: str, why: Path) -> Pooler:
-    """Of the checkpoint that the store was made from."""
+    """Reads the pooler of the checkpoint that the store was made from."""
     from transformers import AutoModel
     from transformers.utils import logging
 
@@ -66,7 +66,7 @@ def base_pooler(model: str, why: Path) -> Pooler:
 
 
 def known_function(name: str, source: Path, option: str) -> str:
-    """As ours is called; both names of a function mean the same to these libraries."""
+    """Returns our name of the function. These libraries have two names for some."""
     ours = {"swish": "silu"}.get(name.lower(), name.lower())
     if ours not in ACTIVATIONS:
         raise InvalidInput(f"{source}: {option} {name!r} is not supported: train with one of {', '.join(ACTIVATIONS)}")
@@ -74,7 +74,7 @@ def known_function(name: str, source: Path, option: str) -> str:
 
 
 def labels_by_id(stored: Mapping[str, Any], source: Path) -> list[str] | None:
-    """From `label2id` or `id2label`; None if there is neither."""
+    """Reads `label2id` or `id2label`; None if there is neither."""
     label2id = stored.get("label2id")
     if not label2id and stored.get("id2label"):
         label2id = {label: int(number) for number, label in stored["id2label"].items()}
@@ -87,7 +87,7 @@ def labels_by_id(stored: Mapping[str, Any], source: Path) -> list[str] | None:
 
 
 def chosen_labels(task: str, given: list[str] | None, found: list[str] | None, rows: int, source: Path) -> list[str]:
-    """Those given, else those that the files name, one a row of the head."""
+    """Returns the given labels, else those in the files: one a row of the head."""
     wanted = training_task(task)
     if wanted.served.fixed_labels:
         return _label_of_value(given, rows, source)
@@ -104,7 +104,7 @@ def chosen_labels(task: str, given: list[str] | None, found: list[str] | None, r
 
 
 def _label_of_value(given: list[str] | None, rows: int, source: Path) -> list[str]:
-    """Of the tasks in `IMPORTED`, `regress` alone has fixed labels."""
+    """Returns the label of a regression, the only task in `IMPORTED` with fixed labels."""
     if given:
         raise InvalidInput(f"{source} tells a number, which has no label: leave --labels out")
     if rows != 1:
@@ -113,16 +113,16 @@ def _label_of_value(given: list[str] | None, rows: int, source: Path) -> list[st
 
 
 def model_config(folder: Path) -> dict[str, Any]:
-    """What transformers says of the whole model, if it was saved beside the adapter."""
+    """Reads transformers' configuration of the whole model, if it lies beside the adapter."""
     path = folder / "config.json"
     return read_json(path) if path.exists() else {}
 
 
 def sequence_task(folder: Path, outputs: int, given: str | None) -> str:
-    """Of a classifier of transformers' for whole texts: as the model's configuration says, else as transformers guesses."""
+    """Returns the task of transformers' classifier: as its configuration says, else as transformers guesses."""
     problem = model_config(folder).get("problem_type")
     if problem is None:
-        # Labels that exclude each other and labels that do not leave the same files.
+        # Exclusive labels and independent labels look the same in the files.
         several = "multilabel" if given == "multilabel" else "classify"
         return "regress" if outputs == 1 else several
     if problem not in TASK_OF_PROBLEM:

@@ -1,4 +1,4 @@
-"""What an adapter changes below the split: merged into a lower stack, and tabulated over a corpus as a domain."""
+"""Merges the lower part of an adapter into a lower stack, and builds a domain of it over a corpus."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hplm.model.stacks import LowerStack
 from hplm.options import MIN_TOKENS
 from hplm.plot.table import Table
 
-STACKED = ("query", "key", "value")  # in one matrix, in this order
+STACKED = ("query", "key", "value")  # our layers hold them in one matrix, in this order
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class NewDomain:
 
 @torch.no_grad()
 def merge(lower: LowerStack, changes: Changes) -> None:
-    """W becomes W + B.A. The stack has been adapted to windows since the adapter saw it, so this is an approximation."""
+    """Adds B.A to W. The adapter was trained before the stack was adapted to windows, so this is an approximation."""
     for number, parts in changes.items():
         for place, part in parts.items():
             weight = getattr(lower.layers[number], PROJECTIONS[place]).weight
@@ -69,9 +69,9 @@ def check_mergeable(found: FoundAdapter, lower: Changes, store: Store, new: NewD
 def merged(
     store: Store, parent: tuple[str, int], changes: Changes, found: FoundAdapter, new: NewDomain, device: torch.device
 ) -> Iterator[Table]:
-    """A child of `parent`, whose lower stack it starts from, for as long as it takes to store the tenant on it.
+    """Builds a child of `parent`, and holds its folder until the tenant on it is stored.
 
-    Cut anywhere before the end of that, the same call goes on.
+    The same call after an interruption continues.
     """
     check_name("domain", new.name)
     stat = found.source.stat()
@@ -100,7 +100,7 @@ def _tabulated(
             build.close()
             raise InvalidInput(
                 f"the corpus has {tokens:,} tokens, fewer than {new.min_tokens:,}: most lookups would fall back to "
-                f"{parent[0]!r}, which knows nothing of the adapter. Give more text, or lower --min-tokens"
+                f"{parent[0]!r}, which was built without the adapter. Give more text, or lower --min-tokens"
             )
         lower = store.lower(*parent)
         merge(lower, changes)

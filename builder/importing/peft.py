@@ -31,11 +31,11 @@ FILES = ("adapter_model.safetensors", "adapter_model.bin")
 TASK_OF_TYPE = {"SEQ_CLS": "classify", "TOKEN_CLS": "tag"}
 MODULE = re.compile(rf"(?:bert\.)?encoder\.layer\.(\d+)\.({'|'.join(map(re.escape, PLACES))})")
 POOLER = re.compile(r"(?:bert\.)?pooler\.dense")
-# What cannot be said as W.x + B.A.x over a backbone that all tenants share.
+# Options whose result is not W.x + B.A.x over a shared backbone.
 REFUSED = {
     "use_dora": "DoRA rescales the shared weights",
     "lora_bias": "its B has a bias",
-    "fan_in_fan_out": "it is made for transposed weights, which BERT has not",
+    "fan_in_fan_out": "it is made for transposed weights, which BERT does not have",
     "layer_replication": "it repeats layers",
     "trainable_token_indices": "it changes word embeddings",
     "target_parameters": "it changes bare parameters",
@@ -47,16 +47,16 @@ REFUSED = {
     "monteclora_config": "it draws random weights",
     "megatron_config": "it is split over devices",
 }
-# The other ways to begin subtract something from the shared weights.
+# Other initialisations subtract something from the shared weights.
 KEPT_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
 
 
 @dataclass
 class _Sorted:
-    """The file's tensors by what they are for."""
+    """The tensors of a file by their use."""
 
     lora: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # module -> A, B
-    saved: dict[str, Tensor] = field(default_factory=dict)  # whole modules
+    saved: dict[str, Tensor] = field(default_factory=dict)  # the tensors of whole modules
 
 
 def is_peft(config: Mapping[str, Any]) -> bool:
@@ -64,7 +64,7 @@ def is_peft(config: Mapping[str, Any]) -> bool:
 
 
 def read_peft(folder: Path, model: str, task: str | None) -> tuple[FoundAdapter, FoundHead]:
-    """`model` is the checkpoint whose pooler a classifier reads, if the adapter does not bring its own."""
+    """Reads a saved adapter. `model`: the checkpoint whose pooler the classifier reads, if the adapter has none."""
     path = folder / "adapter_config.json"
     config = read_json(path)
     _check_options(config, path)
@@ -100,8 +100,8 @@ def _check_options(config: Mapping[str, Any], path: Path) -> None:
             raise InvalidInput(f"{path}: {option} is not supported, {reason}: train without it")
     if config.get("init_lora_weights", True) not in KEPT_BASE:
         raise InvalidInput(
-            f"{path}: init_lora_weights={config['init_lora_weights']!r} takes its start out of the shared weights: save it "
-            "with peft's path_initial_model_for_weight_conversion, or train with init_lora_weights=True"
+            f"{path}: init_lora_weights={config['init_lora_weights']!r} subtracts its initial value from the shared "
+            "weights: save it with peft's path_initial_model_for_weight_conversion, or train with init_lora_weights=True"
         )
 
 
@@ -120,7 +120,7 @@ def _sorted_tensors(tensors: Mapping[str, Tensor], source: Path) -> _Sorted:
 
 
 def _scaled(config: Mapping[str, Any], alpha: float, module: str, pair: dict[str, Tensor], source: Path) -> dict[str, Tensor]:
-    """With the scale in B. A tensor knows its own rank; alpha may be the module's own."""
+    """Folds the scale into B. The rank is the tensor's own; alpha may be the module's own."""
     if pair.keys() != {"a", "b"}:
         raise InvalidInput(f"{source} has only one of A and B of {module!r}: save the adapter again")
     rank = len(pair["a"])

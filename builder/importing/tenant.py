@@ -1,4 +1,4 @@
-"""From a folder that another library wrote to the next version of a tenant in the store."""
+"""Imports a saved adapter as the next version of a tenant in the store."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hplm.errors import InvalidInput
 
 APPROXIMATE = (
     "the adapter was trained on the original layers; here its lower part, if any, is merged into a lower half that was adapted "
-    "to windows, and its upper part reads what the tables hold: --test FILE says what that costs"
+    "to windows, and its upper part reads the tables' vectors: --test FILE measures the loss"
 )
 
 
@@ -34,12 +34,12 @@ class ImportOptions:
     domain: str = "root"
     labels: list[str] | None = None  # default: those in the files
     task: str | None = None  # default: what the files say
-    new_domain: NewDomain | None = None  # of the adapter's lower part
-    test: Path | None = None  # labelled, to score the tenant on
+    new_domain: NewDomain | None = None  # built from the adapter's lower part
+    test: Path | None = None  # labelled data to score the tenant on
 
 
 def read_folder(folder: Path, model: str, task: str | None) -> tuple[FoundAdapter, FoundHead]:
-    """Whichever library wrote it."""
+    """Reads a folder that `peft` or `adapters` wrote."""
     path = folder / "adapter_config.json"
     config = read_json(path)
     if is_peft(config):
@@ -52,7 +52,7 @@ def read_folder(folder: Path, model: str, task: str | None) -> tuple[FoundAdapte
 def import_tenant(
     store: Store, tenant_id: str, folder: Path, options: ImportOptions, device: torch.device, show_progress: bool = True
 ) -> tuple[TenantFile, dict[str, Any]]:
-    """The tenant as it is stored, and its report. Everything is checked before anything is built."""
+    """Returns the stored tenant and its report. Checks everything before it builds anything."""
     check_name("tenant", tenant_id)
     with held(store.tenant_work_folder(tenant_id), f"tenant {tenant_id!r}"):
         return _import(store, tenant_id, folder, options, device, show_progress)
@@ -99,19 +99,19 @@ def _import(
         if options.new_domain is not None:
             table = building.enter_context(merged(store, parent, parts.lower, adapter, options.new_domain, device))
             if before is not None and (before.domain, before.domain_version) == (table.meta.domain, table.meta.version):
-                return before, store.report(before)  # this very import was cut after its tenant had been stored
+                return before, store.report(before)  # this import was interrupted after it had stored its tenant
             tenant = replace(tenant, domain=table.meta.domain, domain_version=table.meta.version)
             layers, megabytes = sorted(parts.lower), round(sum(table.meta.sizes().values()) / 1e6, 3)
             report["merged"] = {"domain": tenant.domain, "layers": layers, "ngrams": table.meta.keys, "mb": megabytes}
             if labelled is not None:
                 report["test"][f"on {tenant.domain}"] = _score(store, tenant, weights, labelled, device, show_progress)
-        store.chain(tenant.domain, tenant.domain_version)  # refuses what was deleted while the tenant was scored
+        store.chain(tenant.domain, tenant.domain_version)  # fails if the domain was deleted while the tenant was scored
         store.save_tenant(tenant, *weights, report)
     return tenant, report
 
 
 def _version_before(store: Store, tenant_id: str, task: str, labels: list[str]) -> TenantFile | None:
-    """An update must not change what clients of the tenant know of it."""
+    """Returns the tenant's version before. Refuses an update that changes its task or labels."""
     before = store.tenant(tenant_id)
     if before is not None and (before.task != task or set(before.labels) != set(labels)):
         raise InvalidInput(
@@ -122,7 +122,7 @@ def _version_before(store: Store, tenant_id: str, task: str, labels: list[str]) 
 
 
 def _reordered(head: FoundHead, labels: list[str], wanted: list[str]) -> FoundHead:
-    """Its rows in the order of `wanted`, which is that of the logits that clients know."""
+    """Returns the head with its rows in the order of `wanted`, the order of the logits that clients know."""
     rows = [labels.index(label) for label in wanted]
     return replace(head, weights={**head.weights, **{part: head.weights[part][rows] for part in ("weight", "bias")}})
 

@@ -1,1 +1,1 @@
-"""From a store to what Triton serves: model folders, and changes of a live state."""
+"""Publishes a store: model folders for Triton, and changes of a live state."""

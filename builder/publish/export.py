@@ -1,4 +1,4 @@
-"""From a store to Triton model folders: the ensemble, its two models and the knowledge they share."""
+"""Exports a store as Triton model folders: the ensemble, its two models, and the files they share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hplm.errors import InvalidInput
 from hplm.plot.forest import Branch, assign_addresses
 from hplm.tenants.snapshot import Snapshot, Tenant
 
-SCHEME = "hplm"  # of what `export` writes; other packages export other schemes
+SCHEME = "hplm"  # the scheme of `export`; other packages export other schemes
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Exported:
 def export(store: Store, repository: Path, options: ServingOptions, replace: bool = False) -> Exported:
     """Writes `<backbone>`, `<backbone>-lookup` and `<backbone>-upper`.
 
-    The version folder is written whole beside the old one and takes its name; a server that has the old one mapped keeps it
-    until it is restarted or told to load. Tenants that only the repository knows are not dropped unless `replace` says so.
+    The version folder is written completely beside the old one and then takes its name. A running server keeps the old one
+    until it is restarted or told to load. Tenants that only the repository has are dropped only with `replace`.
     """
     tenants = store.tenants()
     if not tenants:
@@ -60,7 +60,7 @@ def export(store: Store, repository: Path, options: ServingOptions, replace: boo
 
 
 def _needed(store: Store, tenants: list[TenantFile]) -> list[tuple[str, int]]:
-    """Tables that tenants are pinned to, the newest of each domain, and what they fall back to; the root first."""
+    """Returns the tables that tenants use, the newest of each domain, and those they fall back to; the root first."""
     needed = {(tenant.domain, tenant.domain_version) for tenant in tenants}
     needed |= {(domain, store.latest(domain)) for domain, _ in store.domains()}
     for step in list(needed):
@@ -72,17 +72,17 @@ def _needed(store: Store, tenants: list[TenantFile]) -> list[tuple[str, int]]:
 
 
 def refuse_loss(folder: Path, known: Iterable[str], tenants: list[TenantFile]) -> None:
-    """`known`: who is served there now."""
+    """Refuses to drop tenants that the repository serves. `known`: the ids served there now."""
     lost = sorted(set(known) - {tenant.id for tenant in tenants})
     if lost:
         raise InvalidInput(
             f"{folder} serves {len(lost)} tenants that this store does not have ({', '.join(lost[:5])}"
-            f"{', ...' if len(lost) > 5 else ''}): export from the store they were built in, or say --replace to drop them"
+            f"{', ...' if len(lost) > 5 else ''}): export from the store they were built in, or give --replace to drop them"
         )
 
 
 def refuse_mixture(repository: Path, name: str, scheme: str = SCHEME) -> None:
-    """One repository serves a backbone in one scheme."""
+    """Refuses a second scheme of a backbone in one repository."""
     for config in sorted([*repository.glob(f"{name}/config.pbtxt"), *repository.glob(f"{name}-*/config.pbtxt")]):
         found = re.search(r'key: "scheme"\s+value \{ string_value: "(\w+)"', config.read_text("utf-8"))
         served = found[1] if found else SCHEME
@@ -94,7 +94,7 @@ def refuse_mixture(repository: Path, name: str, scheme: str = SCHEME) -> None:
 
 @contextmanager
 def _replaced_folder(folder: Path) -> Iterator[Path]:
-    """Like `written_folder`, but what is written takes the place of what is there."""
+    """Like `written_folder`, but replaces a folder of that name."""
     fresh = folder.with_name(folder.name + ".new")
     old = folder.with_name(folder.name + ".old")
     for left_behind in (fresh, old):
@@ -108,7 +108,7 @@ def _replaced_folder(folder: Path) -> Iterator[Path]:
 
 
 def _write_banks(store: Store, tenants: list[TenantFile], folder: Path) -> list[Tenant]:
-    """In order of tenant id; uids number the tenants from 1."""
+    """Writes the banks and returns the tenants, ordered by id; uids count from 1."""
     folder.mkdir()
     records = Records(store)
     exported = [records.add(tenant, uid) for uid, tenant in enumerate(tenants, start=1)]
@@ -117,7 +117,7 @@ def _write_banks(store: Store, tenants: list[TenantFile], folder: Path) -> list[
 
 
 def _digest(folder: Path, branches: list[Branch], tenants: list[Tenant]) -> str:
-    """Names an export by its content, so that the same export again is the same to a live state, and no other one is."""
+    """Returns a digest of the export's content, by which a live state recognises its export."""
     content = hashlib.sha256(repr((branches, tenants)).encode())
     content.update((folder / Backbone.UPPER).read_bytes())
     for branch in branches:
@@ -130,7 +130,7 @@ def _digest(folder: Path, branches: list[Branch], tenants: list[Tenant]) -> str:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """A hard link where the file system allows: nothing that is exported is ever written in place."""
+    """Makes a hard link where the file system allows it: exported files are never changed in place."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)

@@ -1,7 +1,7 @@
-"""From a store to what is being served: domains and tenants of a repository's live state.
+"""Publishes domains and tenants of a store to a repository's live state.
 
-A tenant is pinned to the table version it was trained on. So a new version of a domain comes with the tenants that were tuned
-again on it; those that were not stay where they are, and are said to be behind.
+A tenant is pinned to the table version that it was trained on. So a new version of a domain comes with the tenants that were
+trained on it; the others stay on their version, and are reported as behind.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def update_tenant(manager: Manager, store: Store, tenant_id: str) -> TenantChang
 
 
 def add_domain(manager: Manager, store: Store, name: str) -> DomainChange:
-    """A domain that is new here, its ancestors with it. Its tenants come by themselves."""
+    """Serves a new domain and its ancestors. Its tenants are added one by one."""
     _check_store(manager, store)
     _check_new(manager.registry.current(), name)
     version = store.latest(name)
@@ -44,9 +44,9 @@ def add_domain(manager: Manager, store: Store, name: str) -> DomainChange:
 
 
 def update_domain(manager: Manager, store: Store, name: str, share: float = 1.0) -> DomainChange:
-    """The store's newest version, and of the tenants that were tuned on it this share, always the same ones first."""
+    """Serves a domain's newest version, and moves this share of the tenants trained on it, always the same ones first."""
     if not 0 < share <= 1:
-        raise InvalidInput(f"canary {share}: a share above 0, at most 1")
+        raise InvalidInput(f"canary {share}: give a share above 0, at most 1")
     _check_store(manager, store)
     here = newest_version(manager.registry.current(), name)
     version = store.latest(name)
@@ -87,7 +87,7 @@ def update_domain(manager: Manager, store: Store, name: str, share: float = 1.0)
 
 
 def knowledge_of(store: Store, tenant: TenantFile) -> Knowledge:
-    """What a store knows of a tenant, as a manager takes it."""
+    """Reads a tenant from a store in the form that a manager takes."""
     adapter, head = store.tenant_weights(tenant)
     layout = tenant.adapter_layout(store.config)
     return Knowledge(
@@ -112,7 +112,7 @@ def _trained(manager: Manager, store: Store, tenant_id: str) -> Knowledge:
 
 
 def _check_same(manager: Manager, store: Store, domain: str, version: int) -> None:
-    """If that version is served, it is the store's: what was trained on another table means nothing there."""
+    """Refuses if the served table of this version is not the store's: the tenant was trained on another table."""
     served = manager.tables.find(domain, version)
     if served is not None and not served.same_as(store.table(domain, version)):
         raise InvalidInput(
@@ -122,7 +122,7 @@ def _check_same(manager: Manager, store: Store, domain: str, version: int) -> No
 
 
 def _check_store(manager: Manager, store: Store) -> None:
-    """Tables and tenants of one store mean nothing to another's upper layers."""
+    """Refuses a store with other upper layers: its tables and tenants do not fit this export."""
     folder = manager.folder
     same = store.config.name == folder.parent.name and filecmp.cmp(
         store.folder / "upper.safetensors", folder / Backbone.UPPER, shallow=False
@@ -133,7 +133,7 @@ def _check_store(manager: Manager, store: Store) -> None:
 
 @contextmanager
 def _copies(manager: Manager, store: Store, name: str, version: int) -> Iterator[Path]:
-    """Of the tables that are not here, before a change begins: copying takes minutes, and other managers wait for one."""
+    """Copies missing tables before the change begins: copying takes minutes, and a change blocks other managers."""
     with manager.state.aside() as aside:
         for table in _missing(manager, store, manager.registry.current(), name, version):
             _copy(table, aside)
@@ -141,16 +141,16 @@ def _copies(manager: Manager, store: Store, name: str, version: int) -> Iterator
 
 
 def _bring(manager: Manager, store: Store, change: Change, name: str, version: int, copies: Path) -> None:
-    """The table and those it falls back to, where they are not here."""
+    """Adds the table and those it falls back to, unless they are served."""
     for table in _missing(manager, store, change, name, version):
         copy = copies / _folder_of(table)
-        if not copy.exists():  # the table was here until now
+        if not copy.exists():  # the table was here when the copies were made, and has been removed
             _copy(table, copies)
         manager.tables.take(change, copy)
 
 
 def _missing(manager: Manager, store: Store, served: Snapshot | Change, name: str, version: int) -> Iterator[Table]:
-    """Of the table and those it falls back to."""
+    """Yields the table and those it falls back to, unless they are served."""
     here = {(branch.domain, branch.version) for branch in served.branches}
     for step in store.chain(name, version):
         if step in here:
@@ -183,5 +183,5 @@ def _copy(table: Table, copies: Path) -> None:
 
 
 def _canary_order(tenant: Tenant) -> bytes:
-    """By chance, and the same every time."""
+    """Orders tenants at random, the same way every time."""
     return hashlib.sha256(tenant.id.encode()).digest()

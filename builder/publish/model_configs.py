@@ -1,4 +1,4 @@
-"""The `config.pbtxt` of an exported backbone: readable, commented, and changeable by hand."""
+"""Writes the `config.pbtxt` files of an exported backbone, commented and ready to be edited."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hplm.scheduling import policy
 from hplm.tenants.ticket import TICKET_BYTES
 
 ALIAS = "hplm"
-MAX_TEXTS = 1024  # of one request; the queue, not this, is what bounds a batch
+MAX_TEXTS = 1024  # of one request; batches are bounded by the queue
 
 
 @dataclass(frozen=True)
 class ServingOptions:
-    """What `hplm export` lets one choose; everything else is edited in the exported `config.pbtxt`."""
+    """The options of `hplm export`. All others are edited in the exported `config.pbtxt`."""
 
     dtype: str = "auto"
     device: str = "auto"
@@ -91,7 +91,7 @@ ensemble_scheduling {
 """)
 
 _LOOKUP = Template("""\
-# $name-lookup: who is asking, tokens, n-grams, row numbers of the precomputed tables. CPU only, stateless.
+# $name-lookup: checks the tenant, tokenises, finds the addresses of n-grams in the tables. CPU only, stateless.
 # Raise `count` when tokenising keeps more than one core busy.
 name: "$name-lookup"
 backend: "hplm_lookup"
@@ -116,7 +116,7 @@ parameters { key: "deadline_ms"  value { string_value: "$deadline_ms" } }  # for
 """)
 
 _UPPER = Template("""\
-# $name-upper: waits, stages, computes, answers. It owns its queue, so Triton's batcher only hands arrivals over.
+# $name-upper: queues, stages, computes, answers. It owns its queue; Triton's batcher only groups arrivals.
 # One instance a device: a second one would split queue and slots.
 name: "$name-upper"
 backend: "hplm_upper"
@@ -126,9 +126,9 @@ input [
   { name: "ROWS"      data_type: TYPE_INT64  dims: [ -1 ]     allow_ragged_batch: true },
   { name: "SEGMENTS"  data_type: TYPE_UINT8  dims: [ -1 ]     allow_ragged_batch: true },
   { name: "SPANS"     data_type: TYPE_INT32  dims: [ -1, 3 ]  allow_ragged_batch: true },
-  # Any shape, and optional: a request that comes without lookup's ticket is to be told 404, and nothing else.
+  # Any shape, and optional: a request without lookup's ticket gets our 404, not Triton's own error.
   { name: "TICKET"    data_type: TYPE_UINT8  dims: [ -1 ]     allow_ragged_batch: true  optional: true },
-  # For tenants that answer with a piece of it; upper knows no other text.
+  # For tenants whose answer is a piece of this text; upper reads no other text.
   { name: "TEXT_PAIR" data_type: TYPE_STRING  dims: [ 1 ]     allow_ragged_batch: true  optional: true }
 ]
 output [
@@ -163,7 +163,7 @@ parameters { key: "journal"       value { string_value: "$journal" } }       # a
 
 _ALIAS = Template("""\
 # hplm: the same as each backbone's public model, for clients that do not know which backbone their tenant belongs to.
-# One for the whole repository. An instance sends 32 requests on at once; raise `count` when that is too few.
+# One for the whole repository. An instance forwards 32 requests at once; raise `count` if that is too few.
 name: "hplm"
 backend: "hplm_alias"
 max_batch_size: $max_texts
@@ -174,7 +174,7 @@ instance_group [ { kind: KIND_CPU  count: 1 } ]
 """)
 
 _ADMIN = Template("""\
-# $name-admin: changes what is served, by JSON commands, for whoever sends the key in HPLM_ADMIN_KEY (header authorization).
+# $name-admin: changes what is served, by JSON commands with the key of HPLM_ADMIN_KEY in the header authorization.
 name: "$name-admin"
 backend: "hplm_admin"
 max_batch_size: 0
@@ -189,12 +189,14 @@ parameters { key: "backbone"  value { string_value: "$name" } }
 
 
 def check_options(config: BackboneConfig, options: ServingOptions) -> None:
-    """Before anything is written: new knowledge under old settings would be neither the old export nor the new one."""
+    """Checks the options before anything is written, so that a bad one leaves the old export complete."""
     if config.name == ALIAS:
-        raise InvalidInput(f"backbone {ALIAS!r}: the model that finds a tenant's backbone has this name; build it with another")
+        raise InvalidInput(
+            f"backbone {ALIAS!r}: the model that finds a tenant's backbone has this name; build with another --name"
+        )
     check(_parameters(options))
     if options.batch_tokens < config.positions:
-        raise InvalidInput(f"batch_tokens {options.batch_tokens}: one text alone may have {config.positions}")
+        raise InvalidInput(f"batch_tokens {options.batch_tokens}: give {config.positions} or more, for the longest text")
 
 
 def write_configs(repository: Path, config: BackboneConfig, options: ServingOptions) -> None:
@@ -225,11 +227,11 @@ def write_configs(repository: Path, config: BackboneConfig, options: ServingOpti
 
 
 def _parameters(options: ServingOptions) -> dict[str, str]:
-    """As a `config.pbtxt` has them."""
+    """Returns the options as strings, as `config.pbtxt` has them."""
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in vars(options).items()}
 
 
 def _is_admin(folder: Path) -> bool:
-    """One that an export wrote; a tenant of another scheme may have the name."""
+    """Returns whether an export wrote this model: a tenant of another scheme may have the same name."""
     config = folder / "config.pbtxt"
     return config.is_file() and 'backend: "hplm_admin"' in config.read_text("utf-8")

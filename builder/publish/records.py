@@ -1,4 +1,4 @@
-"""From trained tenants to records in banks."""
+"""Writes trained tenants as records of banks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hplm.tenants.snapshot import Tenant
 
 
 class Records:
-    """Records of one layout go to one bank."""
+    """Collects records, one bank a layout."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._entries: dict[Layout, list[tuple[int, int, Tensor]]] = defaultdict(list)
 
     def add(self, tenant: TenantFile, uid: int) -> Tenant:
-        """The tenant as a snapshot names it."""
+        """Adds a tenant's records, and returns the tenant as snapshots hold it."""
         config = self._store.config
         adapter, head = self._store.tenant_weights(tenant)
         adapter_record = None

@@ -1,1 +1,1 @@
-"""What has been built, before any of it is exported: the store, and files that survive a cut."""
+"""The store of all that is built before it is exported, and files that survive an interruption."""

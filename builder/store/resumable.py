@@ -1,4 +1,4 @@
-"""Files that grow together. Killed anywhere, they go on from what was recorded last, as if nothing had happened."""
+"""Files that are written together and can be continued after the process was killed at any point."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ PROGRESS = "progress.json"
 
 
 class ResumableFiles(ExitStack):
-    """`meta.json` comes last and makes the folder complete; until then `progress.json` says what of the files counts."""
+    """`meta.json` is written last and marks the folder as complete. Until then `progress.json` holds the valid file sizes."""
 
     def __init__(self, folder: Path, names: Sequence[str], task: dict, start: dict) -> None:
-        """`task`: what is being made, which a second call must repeat. `start`: where one begins that was never begun."""
+        """`task`: describes the work; a continued run must give the same one. `start`: the progress of a new run."""
         super().__init__()
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.done, self._task = folder, start, task
@@ -33,7 +33,7 @@ class ResumableFiles(ExitStack):
         self._files = {name: self.enter_context(open(folder / name, "ab")) for name in names}  # noqa: SIM115
         for name, file in self._files.items():
             if file.tell() < sizes[name]:
-                raise InvalidInput(f"{folder / name} has lost its end: remove {folder} and start again")
+                raise InvalidInput(f"{folder / name} is shorter than {PROGRESS} says: remove {folder} and start again")
             file.truncate(sizes[name])
         self.record()
 
@@ -58,7 +58,7 @@ def is_finished(folder: Path, task: dict) -> bool:
         return False
     meta = json.loads((folder / META).read_text("utf-8"))
     check_task(folder, {name: meta.get(name) for name in task}, task)
-    (folder / PROGRESS).unlink(missing_ok=True)  # left by a process that died right after its last step
+    (folder / PROGRESS).unlink(missing_ok=True)  # a process died right after its last step
     return True
 
 
@@ -66,13 +66,13 @@ def check_task(folder: Path, begun: dict, asked: dict) -> None:
     for name, value in asked.items():
         if begun.get(name) != value:
             raise InvalidInput(
-                f"{folder} was begun with {name} {begun.get(name)}, this is {name} {value}: remove it, or choose another folder"
+                f"{folder} was begun with {name} {begun.get(name)}, not {value}: remove it, or choose another folder"
             )
 
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """A file that gets its name once its content is complete and synced."""
+    """Writes a file under a temporary name; it gets its own name once it is complete and synced."""
     temporary = path.with_name(path.name + ".writing")
     yield temporary
     with open(temporary, "rb") as file:
@@ -86,7 +86,7 @@ def write_json(path: Path, content: dict) -> None:
 
 
 def digest_of(*files: Path) -> str:
-    """Of what is in them, end to end."""
+    """Returns a short digest of the contents of the files, one after the other."""
     content = hashlib.sha256()
     for file in files:
         with open(file, "rb") as opened:
@@ -96,5 +96,5 @@ def digest_of(*files: Path) -> str:
 
 
 def mapped(path: Path, dtype: type[np.generic], shape: tuple[int, ...]) -> np.ndarray:
-    """An empty file cannot be mapped."""
+    """Maps a file as an array. An empty file cannot be mapped and gives an empty array."""
     return np.memmap(path, dtype, "r", shape=shape) if 0 not in shape else np.empty(shape, dtype)

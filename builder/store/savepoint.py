@@ -1,4 +1,4 @@
-"""What a long computation goes on from when it is cut: one file, replaced as a whole, now and then."""
+"""The savepoint of a long computation: one file, replaced from time to time, from which it continues."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECONDS_BETWEEN = 30.0
 
 class Savepoint:
     def __init__(self, path: Path | None) -> None:
-        """None: nothing is kept."""
+        """`path` None: nothing is saved."""
         self._path = path
         self._last = time.monotonic()
 
@@ -24,7 +24,7 @@ class Savepoint:
         return self._path is not None and time.monotonic() - self._last >= SECONDS_BETWEEN
 
     def load(self) -> dict[str, Any] | None:
-        """Tensors, numbers and names: nothing that runs."""
+        """Returns the saved state. It holds only tensors, numbers and names: loading it runs no code."""
         if self._path is None or not self._path.exists():
             return None
         return torch.load(self._path, weights_only=True, map_location="cpu")

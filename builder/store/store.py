@@ -1,14 +1,14 @@
-"""The store: what has been built, before any of it is exported. One store, one backbone.
+"""The store of all that is built before it is exported. A store holds one backbone.
 
-    store.json                      format, and where the original model came from
+    store.json                      the format, and the original model by name or folder
     backbone.json  tokenizer.json  upper.safetensors
-    lower/<domain>-<version>.safetensors        the lower stack behind a table, for building more
-    lower/<domain>-<version>.head.safetensors   what guesses masked words above it
+    lower/<domain>-<version>.safetensors        the lower stack that made a table, for further builds
+    lower/<domain>-<version>.head.safetensors   the head that guesses masked words on top of it
     plot/<domain>/<version>/                    the table
-    counts/<domain>/<version>/                  how often each n-gram occurs, for the next version
+    counts/<domain>/<version>/                  the count of each n-gram, for the next version
     tenants/<id>/<version>/                     tenant.json  adapter.safetensors  head.safetensors  report.json  training.png
 
-Everything is written under a temporary name, synced and renamed, so what has its name is complete.
+Every file is written under a temporary name, synced and renamed: a file with its own name is complete.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class TenantFile:
-    """`tenant.json`: what a trained tenant is."""
+    """`tenant.json`: the description of a trained tenant."""
 
     id: str
     version: int
@@ -52,10 +52,10 @@ class TenantFile:
     labels: list[str]
     rank: int  # of the adapter; 0: a head alone
     adapter: str = "bottleneck"
-    places: tuple[str, ...] | None = None  # that it works on; None: its kind's usual ones
-    function: str = "relu"  # inside it
-    head_function: str | None = None  # between the layers of a head of two
-    dtype: str = "fp16"  # in which adapter and head are stored
+    places: tuple[str, ...] | None = None  # the projections that the adapter works on; None: the usual ones of its kind
+    function: str = "relu"  # inside the adapter
+    head_function: str | None = None  # between the two layers of a head; None: the head has one layer
+    dtype: str = "fp16"  # of the stored adapter and head
 
     def adapter_layout(self, config: BackboneConfig) -> Layout | None:
         return adapter_layout(config, self.adapter, self.rank, self.places, self.function, self.dtype)
@@ -80,7 +80,7 @@ def check_name(kind: str, name: str) -> str:
 
 @contextmanager
 def written_folder(folder: Path) -> Iterator[Path]:
-    """A folder that gets its name once its content is complete and synced."""
+    """Writes a folder under a temporary name; it gets its own name once it is complete and synced."""
     temporary = folder.with_name(folder.name + ".writing")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -123,7 +123,7 @@ class Store:
         upper: UpperStack,
         head: nn.Module | None = None,
     ) -> Store:
-        """Without tables yet; `store.json` comes last and makes it a store."""
+        """Writes a store without tables. `store.json` is written last and makes it a store."""
         if (folder / "store.json").exists():
             raise InvalidInput(f"{folder} holds a store already: choose another --store, or remove it")
         folder.mkdir(parents=True, exist_ok=True)
@@ -159,12 +159,12 @@ class Store:
         _save_below(self.folder, f"{domain}-{version}", lower.state_dict())
 
     def masked_head(self, domain: str, version: int) -> dict[str, Tensor] | None:
-        """What guesses masked words above the branch's lower stack; None where none was made."""
+        """Returns the head that guesses masked words on the branch's lower stack; None if the branch has none."""
         path = self.folder / "lower" / f"{domain}-{version}.head.safetensors"
         return load_weights(path) if path.exists() else None
 
     def save_masked_head(self, domain: str, version: int, weights: dict[str, Tensor]) -> None:
-        """Before the lower stack, which makes the branch's learning complete."""
+        """Saves the head. Call it before `save_lower`: a branch with a lower stack counts as adapted."""
         _save_below(self.folder, f"{domain}-{version}.head", weights)
 
     def table_folder(self, domain: str, version: int) -> Path:
@@ -174,7 +174,7 @@ class Store:
         return self.folder / "counts" / domain / str(version)
 
     def work_folder(self, domain: str, version: int) -> Path:
-        """Where a branch is in the making."""
+        """Returns the folder in which a branch is built."""
         return self.folder / "building" / f"{domain}-{version}"
 
     def tenant_work_folder(self, tenant_id: str) -> Path:
@@ -201,7 +201,7 @@ class Store:
         )
 
     def domains(self) -> list[tuple[str, int]]:
-        """Every table, the root first, then in order of name and version."""
+        """Returns every table: the root first, then by name and version."""
         folders = [meta.parent for meta in self.folder.glob("plot/*/*/meta.json")]
         found = [(folder.parent.name, int(folder.name)) for folder in folders if folder.name.isdecimal()]
         return sorted(found, key=lambda domain: (domain[0] != "root", domain))
@@ -217,16 +217,16 @@ class Store:
         return Table(self.table_folder(domain, version))
 
     def meta(self, domain: str, version: int) -> TableMeta:
-        """What a table says of itself, even if the rest of it is broken."""
+        """Returns a table's description, even if the rest of the table is broken."""
         return TableMeta.load(self.table_folder(domain, version) / "meta.json")
 
     def chain_digest(self, domain: str, version: int) -> str:
-        """Of what a table and those it falls back to hold: a branch built anew may have the same name and number."""
+        """Returns a digest of a table and those it falls back to: a branch built again may have the same name and version."""
         steps = self.chain(domain, version)
         return digest_of(*(self.table_folder(*step) / name for step in steps for name in ("meta.json", "checksums")))
 
     def users(self) -> dict[tuple[str, int], list[str]]:
-        """Who stands on each branch: tenants in their newest version, domains whose parent it is, and either in the making."""
+        """Returns the users of each branch: newest tenant versions, child domains, and unfinished builds of either."""
         users: dict[tuple[str, int], list[str]] = {branch: [] for branch in self.domains()}
         for tenant in self.tenants():
             users.setdefault((tenant.domain, tenant.domain_version), []).append(f"tenant {tenant.id}")
@@ -239,7 +239,7 @@ class Store:
         return users
 
     def _begun(self) -> Iterator[tuple[tuple[str, int], Path]]:
-        """What each build that has not ended, or was cut, stands on."""
+        """Yields, for each running or interrupted build, the branch that it needs and its folder."""
         for path in sorted(chain(self.folder.glob("building/*/plan.json"), self.folder.glob("building/tenants/*/plan.json"))):
             with suppress(FileNotFoundError):  # it has just ended
                 plan = json.loads(path.read_text("utf-8"))
@@ -250,7 +250,7 @@ class Store:
                     yield (options["parent"], options["parent version"]), path.parent
 
     def sweep(self) -> list[tuple[str, int]]:
-        """Removes versions that nobody stands on, except the newest and the one before it, which a rollback needs."""
+        """Removes versions without users, except the newest and the one before it, which a rollback needs."""
         users = self.users()
         versions: dict[str, list[int]] = {}
         for domain, version in self.domains():
@@ -261,7 +261,7 @@ class Store:
         return old
 
     def remove_branch(self, domain: str, version: int) -> None:
-        """Finished or in the making. The table last: a removal that was cut leaves a branch, which can be removed again."""
+        """Removes a finished or unfinished branch. The table goes last, so an interrupted removal can be repeated."""
         _remove_folder(self.counts_folder(domain, version))
         for suffix in (".safetensors", ".json", ".png", ".head.safetensors"):
             (self.folder / "lower" / f"{domain}-{version}{suffix}").unlink(missing_ok=True)
@@ -270,7 +270,7 @@ class Store:
         _remove_folder(table)
 
     def remove_unfinished(self, domain: str) -> None:
-        """What a cut build of any of its versions left behind: a later one of the same name must not go on with it."""
+        """Removes the remains of interrupted builds: a later build of the same name must not continue them."""
         finished = self.domains()
         for folder in self.folder.glob(f"building/{domain}-*"):
             version = folder.name.removeprefix(f"{domain}-")
@@ -283,7 +283,7 @@ class Store:
         return assign_addresses(self.table(*domain) for domain in self.domains())
 
     def chain(self, domain: str, version: int) -> list[tuple[str, int]]:
-        """The branch, what it falls back to, and so on to the root."""
+        """Returns the branch and those it falls back to, up to the root."""
         steps, meta = [(domain, version)], self.meta(domain, version)
         while meta.parent is not None:
             steps.append((meta.parent, meta.parent_version))
@@ -291,16 +291,16 @@ class Store:
         return steps
 
     def forest(self, domain: str, version: int) -> Forest:
-        """Of what the branch needs, and nothing else: another domain's table may be broken."""
+        """Opens the tables that the branch needs and no others: another domain's table may be broken."""
         return Forest(
             [self.folder / "plot"], assign_addresses(self.table(*step) for step in reversed(self.chain(domain, version)))
         )
 
     def tenants(self) -> list[TenantFile]:
-        """The newest version of every tenant, in order of id."""
+        """Returns the newest version of every tenant, ordered by id."""
         newest: dict[str, TenantFile] = {}
         for path in self.folder.glob("tenants/*/*/tenant.json"):
-            if not path.parent.name.isdecimal():  # of a build that was killed as it wrote
+            if not path.parent.name.isdecimal():  # a build was killed while it wrote this
                 continue
             tenant = TenantFile.read(path)
             if tenant.id not in newest or newest[tenant.id].version < tenant.version:
@@ -308,14 +308,14 @@ class Store:
         return [newest[name] for name in sorted(newest)]
 
     def tenant(self, tenant_id: str) -> TenantFile | None:
-        """Its newest version."""
+        """Returns the tenant's newest version; None if it has none."""
         return next((tenant for tenant in self.tenants() if tenant.id == tenant_id), None)
 
     def tenant_folder(self, tenant_id: str, version: int) -> Path:
         return self.folder / "tenants" / tenant_id / str(version)
 
     def tenant_weights(self, tenant: TenantFile) -> tuple[list[dict[str, Tensor]] | None, dict[str, Tensor]]:
-        """Adapter by layer (None if the tenant has only a head), and the head."""
+        """Returns the adapter by layer (None if the tenant has only a head), and the head."""
         folder = self.tenant_folder(tenant.id, tenant.version)
         head = load_weights(folder / "head.safetensors")
         if not tenant.rank:
@@ -337,7 +337,7 @@ class Store:
         report: dict,
         draw: Callable[[Path], object] | None = None,
     ) -> None:
-        """Adapter tensors of each layer and head tensors, named and shaped as their layouts say; `draw` makes a picture."""
+        """Saves adapter and head tensors, named and shaped as their layouts say. `draw` writes a picture to a path."""
         with written_folder(self.tenant_folder(tenant.id, tenant.version)) as folder:
             if adapter is not None:
                 flat = {f"{i}.{name}": tensor for i, layer in enumerate(adapter) for name, tensor in layer.items()}
@@ -362,14 +362,14 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _remove_folder(folder: Path) -> None:
-    """It loses its name first, so that it is whole or gone."""
+    """Renames the folder before it removes it, so that a folder with this name is always complete."""
     going = folder.with_name(folder.name + ".removed")
-    if going.exists():  # a removal that was cut
+    if going.exists():  # an earlier removal was interrupted
         shutil.rmtree(going)
     if folder.exists():
         folder.rename(going)
         shutil.rmtree(going)
-    with suppress(OSError):  # others are still in it, or it is gone
+    with suppress(OSError):  # it is not empty, or another process removed it
         folder.parent.rmdir()
 
 

@@ -1,4 +1,4 @@
-"""What a store holds, against its checksums: whatever is broken is named, all of it."""
+"""Checks everything in a store against its checksums, and names every broken part."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def _is_unfinished(file: Path, store: Path) -> bool:
 
 
 def _tenant_parts(store: Store) -> list[Part]:
-    """Only the newest version of a tenant keeps its table from being swept."""
+    """Only the newest version of a tenant needs its table: tables of older versions may be removed."""
     folders = versions(store.folder / "tenants")
     newest = set({folder.parent: folder for folder in folders}.values())
     return [Part("tenant", folder / TENANT, _check_tenant(store.folder, folder in newest)) for folder in folders]
 
 
 def _check_tenant(store: Path, stands: bool) -> Callable[[Path, Progress], Iterator[str]]:
-    """Whether what a tenant needs is there; `stands`: its table as well."""
+    """Returns a check that a tenant's files exist and, with `stands`, its table too."""
 
     def check(path: Path, progress: Progress) -> Iterator[str]:
         try:
@@ -57,11 +57,11 @@ def _check_tenant(store: Path, stands: bool) -> Callable[[Path, Progress], Itera
 
 
 def _check_branch(store: Path) -> Callable[[Path, Progress], Iterator[str]]:
-    """The table, and whether what it falls back to is there."""
+    """Returns a check of a table, and of whether its parent exists."""
 
     def check(folder: Path, progress: Progress) -> Iterator[str]:
         yield from check_table(folder, progress)
-        with suppress(HplmError, OSError):  # that was named
+        with suppress(HplmError, OSError):  # check_table has named it
             meta = TableMeta.load(folder / "meta.json")
             if meta.parent is not None and not (parent := store / "plot" / meta.parent / str(meta.parent_version)).is_dir():
                 yield f"table {folder} falls back to {parent}, which is missing: copy that table again, or build both again"

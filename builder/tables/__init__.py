@@ -1,1 +1,1 @@
-"""From text to tables: corpora, counted n-grams, roots and domains, and what a table knows."""
+"""From text to tables: corpora, counted n-grams, roots, domains, and how much of a text a table covers."""

@@ -1,4 +1,4 @@
-"""Where a build works: held by one process at a time, and after a cut known again by the same command."""
+"""The folder of an unfinished build: one process at a time holds it, and the same command continues it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Tokenizer
 
 PLAN = "plan.json"
-ADAPTATION_TOKENS = 20_000_000  # more than an adaptation reads in hours; documents beyond are left out by chance
+ADAPTATION_TOKENS = 20_000_000  # more than an adaptation reads in hours; of a larger corpus it takes random documents
 
 
 @contextmanager
 def held(folder: Path, what: str) -> Iterator[None]:
-    """Where `what` is in the making, by one process at a time. In the end the folder goes, if nothing was left in it."""
+    """Holds the folder in which `what` is built, for this process alone. Removes it in the end if it is empty."""
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -38,14 +38,14 @@ def held(folder: Path, what: str) -> Iterator[None]:
         try:
             yield
         finally:
-            with suppress(OSError):  # a cut build goes on from what is in it
+            with suppress(OSError):  # an interrupted build continues from its content
                 folder.rmdir()
     finally:
         os.close(handle)
 
 
 def _locked(handle: int, folder: Path) -> bool:
-    """Not if another process has it, or removed it as it ended."""
+    """Returns False if another process holds the folder, or has just removed it."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(handle), folder.stat())
@@ -54,10 +54,10 @@ def _locked(handle: int, folder: Path) -> bool:
 
 
 class BuildFolder:
-    """A held folder for one branch in the making, with the plan: nothing is ever finished that was begun otherwise."""
+    """The held folder of one unfinished branch and its plan. A build with another plan is never continued."""
 
     def __init__(self, folder: Path, corpus: list[Path], options: dict[str, Any], clear: Callable[[], object]) -> None:
-        """`clear` removes what lies outside of the folder, of a build whose folder was removed to start over."""
+        """`clear` removes what a build left outside of this folder, when the folder was removed to start again."""
         self.folder = folder
         self._paths = corpus
         plan = _plan(corpus, options)
@@ -70,8 +70,8 @@ class BuildFolder:
             changed = [name for name, value in plan["options"].items() if begun["options"].get(name) != value]
             changed += ["corpus"] * (begun["corpus"] != plan["corpus"])
             raise InvalidInput(
-                f"{folder} holds a build that was cut and had other {', '.join(changed)}: give the same command to finish it, "
-                "or remove that folder to start over"
+                f"{folder} holds an interrupted build with other {', '.join(changed)}: give the same command to finish it, "
+                "or remove that folder to start again"
             )
 
     def corpus(self, tokenizer: Tokenizer) -> Corpus:
@@ -79,23 +79,23 @@ class BuildFolder:
             return tokenize_corpus(self._paths, tokenizer, self.folder / "corpus")
 
     def documents(self, tokenizer: Tokenizer, seed: int) -> list[np.ndarray]:
-        """What an adaptation learns from: all of the corpus, or of a large one as many documents as fit in memory."""
+        """Returns the documents of an adaptation: the whole corpus, or as many documents of a large one as fit in memory."""
         documents = _some_documents(self.corpus(tokenizer), seed)
         with self._binding_nobody():
             readable(documents)
         return documents
 
     def count(self, store: Store, tokenizer: Tokenizer, folder: Path) -> Counts:
-        """The corpus's n-grams, counted into `folder`."""
+        """Counts the n-grams of the corpus into `folder`."""
         return count_ngrams(self.corpus(tokenizer), store.space, folder)
 
     def close(self) -> None:
-        """The branch is finished, or refused."""
+        """Removes the folder: the branch is finished, or refused."""
         put_away(self.folder)
 
     @contextmanager
     def _binding_nobody(self) -> Iterator[None]:
-        """A corpus that is refused: corrected, it is another."""
+        """Removes the folder if the corpus is refused: a corrected corpus is a new build."""
         try:
             yield
         except InvalidInput:
@@ -104,7 +104,7 @@ class BuildFolder:
 
 
 def parent_version_begun(folder: Path, parent: str) -> int | None:
-    """Of a domain whose build was cut: the parent may have been updated since, and the build goes on as it began."""
+    """Returns the parent's version in an interrupted build, which continues on it even if the parent was updated since."""
     if not (folder / PLAN).exists():
         return None
     options = json.loads((folder / PLAN).read_text("utf-8"))["options"]
@@ -112,12 +112,12 @@ def parent_version_begun(folder: Path, parent: str) -> int | None:
 
 
 def was_just_finished(folder: Path, corpus: list[Path], options: dict[str, Any]) -> bool:
-    """Whether this very build made a branch that is there, and was cut before it put its folder away."""
+    """Returns whether this build finished its branch but was interrupted before it removed its folder."""
     return (folder / PLAN).exists() and json.loads((folder / PLAN).read_text("utf-8")) == _plan(corpus, options)
 
 
 def put_away(folder: Path) -> None:
-    """All that is in it, the plan last: while it is there, the same command is known again."""
+    """Removes the folder's content, the plan last: as long as it is there, the same command is recognised."""
     for path in sorted(folder.iterdir(), key=lambda path: (path.name == PLAN, path.name)):
         if path.is_dir():
             shutil.rmtree(path)
@@ -126,7 +126,7 @@ def put_away(folder: Path) -> None:
 
 
 def _nothing_made(folder: Path) -> bool:
-    """An earlier command failed at once, over a misspelt name perhaps: it binds nobody."""
+    """Returns whether an earlier command failed before it made anything: its plan need not be repeated."""
     return all(path.name.startswith(PLAN) for path in folder.iterdir())
 
 

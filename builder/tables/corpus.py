@@ -23,7 +23,7 @@ from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Tokenizer
 
 BATCH_DOCUMENTS = 1000
-BATCH_CHARACTERS = 1 << 20  # a tokenizer's answer takes far more memory than its text
+BATCH_CHARACTERS = 1 << 20  # the tokenizer's result takes far more memory than the text
 
 
 class Corpus(Sequence[np.ndarray]):
@@ -48,7 +48,7 @@ class Corpus(Sequence[np.ndarray]):
         return np.array(self._tokens[self._start(document) : int(self._ends[document])], dtype=np.int32)
 
     def pieces(self, most_tokens: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(tokens, lengths) of consecutive whole documents, at least one, else at most `most_tokens` tokens.
+        """Yields (tokens, lengths) of consecutive whole documents: at least one, and at most `most_tokens` tokens.
 
         Read, not mapped: mapped pages would stay with the process.
         """
@@ -67,7 +67,7 @@ class Corpus(Sequence[np.ndarray]):
 
 
 def tokenize_corpus(paths: Sequence[Path], tokenizer: Tokenizer, folder: Path, show_progress: bool = True) -> Corpus:
-    """Killed anywhere and called again, it goes on after the documents it has."""
+    """Tokenises files into a corpus. A call after an interruption continues after the last saved documents."""
     for path in paths:
         check_file(path)
     sizes = [path.stat().st_size for path in paths]

@@ -25,7 +25,7 @@ MEMORY = 512 << 20
 
 
 def count_ngrams(corpus: Corpus, space: KeySpace, folder: Path, memory: int = MEMORY, show_progress: bool = True) -> Counts:
-    """Killed anywhere and called again, it goes on with the runs and partitions that are missing."""
+    """Counts a corpus. A call after an interruption continues with the missing runs and partitions."""
     meta = _meta(space, corpus.tokens, len(corpus))
     if is_finished(folder, meta):
         return Counts(folder)
@@ -50,12 +50,12 @@ def count_ngrams(corpus: Corpus, space: KeySpace, folder: Path, memory: int = ME
 
 
 def add_counts(parts: Sequence[Counts], folder: Path, memory: int = MEMORY, show_progress: bool = True) -> Counts:
-    """As if the corpora of all parts had been counted together."""
+    """Adds counts: the result is as if the corpora of all parts had been counted together."""
     space = parts[0].space
     for part in parts:
         if part.space != space:
             named = f"{part.folder} counts {_named(part.space)}, {parts[0].folder} {_named(space)}"
-            raise InvalidInput(f"{named}: only counts of the same can be added")
+            raise InvalidInput(f"{named}: only counts of the same n-grams can be added")
     meta = _meta(space, sum(part.tokens for part in parts), sum(part.documents for part in parts))
     if is_finished(folder, meta):
         return Counts(folder)
@@ -84,7 +84,7 @@ def _count_pieces(corpus: Corpus, space: KeySpace, folder: Path, memory: int, sh
 def _merged(
     growing: ResumableFiles, level: int, runs: Sequence[Run], memory: int, show_progress: bool
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """(number, keys, counts) of the partitions of a level that are not recorded yet."""
+    """Yields (number, keys, counts) of the partitions of a level that are not recorded yet."""
     merge, first = Merge(runs, memory), growing.done["partition"]
     rows, done = merge.rows(0, merge.partitions), merge.rows(0, first)
     title = f"merging n-grams, level {level}"

@@ -23,7 +23,7 @@ from hplm.errors import InvalidInput
 from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
 
-SORTED_CHUNKS = 4  # that `ranked` sorts at once
+SORTED_CHUNKS = 4  # the chunks that `ranked` sorts at once
 
 
 class Counts:
@@ -51,7 +51,7 @@ class Counts:
         return round(keep * self.distinct)
 
     def ranked(self, number: int, chunk: int = 1 << 20) -> Iterator[np.ndarray]:
-        """The most frequent keys, `chunk` at a time; of the equally frequent the deeper level first, then the smaller key."""
+        """Yields the most frequent keys, `chunk` at a time; of equally frequent ones the deeper level, then the smaller key."""
         left = min(number, self.distinct)
         for keys in _rechunked(self._by_frequency(number, chunk), chunk):
             if not left:
@@ -61,14 +61,14 @@ class Counts:
 
     def _by_frequency(self, number: int, chunk: int) -> Iterator[np.ndarray]:
         for least, most in self._bands(number, chunk):
-            if least == most:  # all equally frequent: they lie on disk in their order
+            if least == most:  # all equally frequent: on disk they are in order already
                 yield from (keys for keys, _ in self._between(least, most, chunk))
             else:
                 keys, counts = map(np.concatenate, zip(*self._between(least, most, chunk), strict=True))
                 yield keys[np.argsort(-counts.astype(np.int64), kind="stable")]
 
     def _bands(self, number: int, chunk: int) -> list[tuple[int, int]]:
-        """(least, most) count of the most frequent n-grams, then of the next: single counts, or as many as can be sorted."""
+        """Returns ranges of counts, (least, most), the highest first: single counts, or as many as can be sorted at once."""
         histogram: Counter[int] = Counter()
         for run, start, stop in self._blocks(chunk):
             values, rows = np.unique(run.read_counts(start, stop), return_counts=True)

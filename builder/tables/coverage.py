@@ -1,7 +1,7 @@
-"""How much of a text a branch knows, and would know if its table were smaller.
+"""Computes how much of a text a branch's table covers, and how much a smaller table would cover.
 
-Rows are in order of frequency, so a table built with less `keep` is the first rows of this one: looking a text up once, and
-noting how deep in the table each window lies, tells the coverage of every smaller table.
+Rows are ordered by frequency, so a table with a smaller `keep` is the first rows of this one. One look-up of a text, with
+the row of each window, gives the coverage of every smaller table.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ USUAL_KEEPS = (1.0, 0.004, 0.001, 0.0)  # HMI, Table 5
 CURVE_POINTS = 60
 BATCH_DOCUMENTS = 500
 NOWHERE = np.iinfo(np.int64).max
-ALWAYS = 0  # found however few rows there are
+ALWAYS = 0  # found in a table of any size
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A table of this branch with another `keep`, and where a text's windows are found then, as shares of them."""
+    """A table of this branch with another `keep`, and the shares of a text's windows that are found where."""
 
     keep: float
     ngrams: int
     fp16_bytes: int
     int8_bytes: int
-    here: float  # whole, in this table
-    above: float  # whole, in its parents and the root
+    here: float  # the whole window, in this table
+    above: float  # the whole window, in a parent or the root
     shorter: dict[str, float]
 
 
@@ -49,14 +49,14 @@ class Curve:
 
     bytes: list[int]
     here: list[float]
-    within: dict[str, list[float]]  # by level: found with so many tokens or more, in whatever table of the chain
+    within: dict[str, list[float]]  # by level: found in any table of the chain with at least so many tokens
 
 
 @dataclass(frozen=True)
 class Coverage:
     tokens: int
-    cut: bool  # the text is longer
-    levels: dict[str, float]  # of the table as it is
+    cut: bool  # the text was longer than what was read
+    levels: dict[str, float]  # of the actual table
     kept: list[Kept]
     curve: Curve
 
@@ -70,7 +70,7 @@ def cover(
     progress: Callable[[int], object] | None = None,
     most_tokens: int = TEXT_TOKENS,
 ) -> Coverage:
-    """`keeps` is by default those of HMI's Table 5 that the table can tell, and its own."""
+    """Looks a text up. `keeps`: default are those of HMI's Table 5 that this table includes, and its own."""
     chain = store.forest(domain, version).chain(domain, version)
     prefix = Prefix(chain.links[0][0], Counts(store.counts_folder(domain, version)))
     numbers = {keep: prefix.number(keep) for keep in (prefix.usual_keeps() if keeps is None else keeps)}
@@ -88,11 +88,11 @@ def cover(
 
 
 class Prefix:
-    """The tables that are the first rows of one. A root's tokens are in all of them."""
+    """The smaller tables that are the first rows of a table. Each of them holds all single tokens of a root."""
 
     def __init__(self, table: Table, counts: Counts) -> None:
         self.meta = table.meta
-        self.rows = ranked_rows(table, counts)  # as far as the table tells
+        self.rows = ranked_rows(table, counts)  # rows whose order is known
         self._table = table
         self._counts = counts
         self._complete = table.meta.parent is None
@@ -118,13 +118,13 @@ class Prefix:
         return told if self.rows in numbers else [self.own_keep, *told]
 
     def ngrams(self, number: int) -> int:
-        """How many a table of the `number` most frequent has."""
+        """Returns how many n-grams the table of the `number` most frequent has."""
         if not self._complete:
             return number
         return number + len(self._alone) - int(np.searchsorted(self._alone, number, side="right"))
 
     def least_rows(self, keys: np.ndarray) -> np.ndarray:
-        """For each key, how many rows a table must have to hold it."""
+        """Returns, for each key, how many rows a table needs to hold it."""
         rows = self._table.find(keys)
         least = np.where(rows > 0, rows, NOWHERE)
         if self._complete:
@@ -133,7 +133,7 @@ class Prefix:
 
 
 class _Found:
-    """How many windows of a text are found in a table of so many rows, for each of `steps`."""
+    """Counts the windows of a text that are found in tables of `steps` rows."""
 
     def __init__(self, chain: Chain, prefix: Prefix, steps: np.ndarray) -> None:
         self._chain, self._prefix, self._steps = chain, prefix, steps
@@ -182,7 +182,7 @@ def _names(chain: Chain) -> list[str]:
 
 
 def _read_pieces(store: Store, text: Path, progress: Callable[[int], object] | None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """A text a few documents at a time, as a corpus is read."""
+    """Yields a text a few documents at a time, read like a corpus."""
     tokenizer, documents = store.tokenizer(), read_corpus([text], progress)
     while batch := list(islice(documents, BATCH_DOCUMENTS)):
         encoded = tokenizer.encode_documents(batch)

@@ -1,4 +1,4 @@
-"""The picture of `hplm domain inspect`: how much of a text a table knows, against what it takes."""
+"""The picture of `hplm domain inspect`: coverage of a text against table size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hplm.plot.table import TableMeta
 
 
 def draw(coverage: Coverage, meta: TableMeta, text: str, path: Path) -> None:
-    """The format is that of the path's suffix."""
+    """Draws the picture. The path's suffix says which format."""
     check_picture(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -25,7 +25,7 @@ def draw(coverage: Coverage, meta: TableMeta, text: str, path: Path) -> None:
     axes.plot(megabytes, curve.here, color=OWN, linewidth=2.4, label=f"whole {whole} in this table")
     lines = [(whole, f"whole {whole}, here or above"), *((name, f"{name} or longer") for name in shorter[:-1])]
     if meta.parent is None:
-        lines = lines[1:]  # nothing is above
+        lines = lines[1:]  # a root has no parent
     for (name, label), color in zip(lines, OTHERS, strict=False):
         axes.plot(megabytes, curve.within[name], color=color, linewidth=1.8, label=label)
     now = sum(meta.sizes().values()) / 1e6
@@ -36,7 +36,7 @@ def draw(coverage: Coverage, meta: TableMeta, text: str, path: Path) -> None:
     axes.set_xscale("log")
     axes.set_ylim(0, 1.03)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: megabytes_text(value)))
-    if max(megabytes) < 30 * min(megabytes):  # less than two powers of ten: name those between as well
+    if max(megabytes) < 30 * min(megabytes):  # less than two powers of ten: label values between them as well
         axes.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: megabytes_text(value) if _is_round(value) else ""))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_xlabel(f"table, MB ({meta.dtype}, index included)")
@@ -55,5 +55,5 @@ def megabytes_text(value: float) -> str:
 
 
 def _is_round(value: float) -> bool:
-    """1, 2 or 5 times a power of ten."""
+    """Returns whether a number is 1, 2 or 5 times a power of ten."""
     return f"{value:e}"[0] in "125"

@@ -1,4 +1,4 @@
-"""A domain: a branch of the tree, its lower stack brought closer to a corpus, its frequent n-grams in a table of its own."""
+"""Builds a domain: a branch whose lower stack is adapted to a corpus and whose frequent n-grams have a table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hplm.model.stacks import LowerStack
 from hplm.options import MIN_TOKENS
 from hplm.plot.table import Table
 
-NAMED = 20  # users of a domain that a refusal names
+NAMED = 20  # the most users of a domain that an error names
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class DomainOptions:
 def build_domain(
     store: Store, name: str, corpus: list[Path], options: DomainOptions, budget: Budget, device: torch.device
 ) -> Table:
-    """The upper half is shared and stays as it is: only the lower layers learn (HMI, observation O1).
+    """Builds a branch. Only the lower layers learn; the upper half is shared and stays unchanged (HMI, observation O1).
 
-    Cut anywhere, the same call goes on with what is not done yet.
+    The same call after an interruption continues the build.
     """
     check_name("domain", name)
     working = store.work_folder(name, 1)
@@ -73,8 +73,8 @@ def build_domain(
 
 @dataclass(frozen=True)
 class UpdateOptions:
-    keep: float | None = None  # default: the share that the version before has of its n-grams
-    dtype: str | None = None  # default: the version's before
+    keep: float | None = None  # default: that of the version before
+    dtype: str | None = None  # default: that of the version before
     seed: int = 0
     learn: str = "masked"
 
@@ -87,10 +87,10 @@ class UpdateOptions:
 def update_domain(
     store: Store, name: str, corpus: list[Path], options: UpdateOptions, budget: Budget, device: torch.device
 ) -> Table:
-    """The next version: counts of the new corpus are added to the old ones.
+    """Builds a branch's next version: the counts of the new corpus are added to the old ones.
 
-    Without adaptation the lower stack stays, and so do the rows that are there: only new n-grams are computed. With it, the
-    lower stack learns on from where it is, and every row is new.
+    Without adaptation, the lower stack and all existing rows stay, and only new n-grams are computed. With it, the lower
+    stack learns on, and every row is new.
     """
     working, what = store.work_folder(name, store.latest(name) + 1), f"domain {name!r}"
     plan = {**asdict(options), **asdict(budget)}
@@ -98,7 +98,7 @@ def update_domain(
         before = store.table(name, store.latest(name))
         with held(finished := store.work_folder(name, before.meta.version), what):
             if was_just_finished(finished, corpus, plan):
-                store.sweep()  # before the plan goes, by which a command that fails here is known again
+                store.sweep()  # before the plan is removed: if this fails, the same command is recognised
                 put_away(finished)
                 return before
         version = before.meta.version + 1
@@ -106,7 +106,7 @@ def update_domain(
         parent = (before.meta.parent, before.meta.parent_version) if before.meta.parent is not None else None
         if parent is None and not budget.empty:
             raise InvalidInput(
-                "the root's lower stack belongs to the shared upper half: update it with --minutes 0, or build a new root"
+                "the root's lower stack and the shared upper half were adapted together: give --minutes 0, or build a new root"
             )
         old_counts = Counts(store.counts_folder(name, before.meta.version))
         keep = ranked_rows(before, old_counts) / max(1, old_counts.distinct) if options.keep is None else options.keep
@@ -124,9 +124,9 @@ def update_domain(
 
 
 def recut_domain(origin: Store, branch: str, store: Store, name: str, keep: float, dtype: str, device: torch.device) -> Table:
-    """Another table of a branch's corpus by the same lower layers, as a branch of its own of a store with the same root.
+    """Makes another table of a branch's corpus by the same lower layers, as a new branch of a store with the same root.
 
-    Rows that the origin's table has are taken from it where they are stored alike.
+    Rows of the old table are copied if both store them in the same format.
     """
     build = store.work_folder(name, 1)
     with held(build, f"domain {name!r}"):
@@ -141,21 +141,21 @@ def recut_domain(origin: Store, branch: str, store: Store, name: str, keep: floa
 
 
 def delete_domain(store: Store, name: str, version: int | None = None) -> list[int]:
-    """All versions, or one; refused while tenants or other domains stand on it."""
+    """Deletes all versions of a domain, or one. Refuses while tenants or other domains need it."""
     versions = [found for domain, found in store.domains() if domain == name and version in (None, found)]
     if not versions:
-        store.latest(name)  # says which there are, if the domain is not
+        store.latest(name)  # its error names the known domains
         raise InvalidInput(f"domain {name!r} has no version {version}")
     if name == "root" and version is None:
-        raise InvalidInput("everything falls back to the root: remove the store instead")
+        raise InvalidInput("the root cannot be deleted, since every domain falls back to it: remove the store instead")
     users = store.users()
     standing = sorted(user for found in versions for user in users[name, found])
     if standing:
         more = f" and {len(standing) - NAMED} more" if len(standing) > NAMED else ""
         which = f"domain {name!r}" if version is None else f"version {version} of domain {name!r}"
         raise InvalidInput(
-            f"{which} is in use by {', '.join(standing[:NAMED])}{more}: delete those first, or build them on another domain; "
-            "a build that was begun is finished by its command, or given up by removing its folder"
+            f"{which} is in use by {', '.join(standing[:NAMED])}{more}: delete those first, or build them on another domain. "
+            "Finish an interrupted build with its command, or remove its folder"
         )
     newest = store.latest(name)
     with held(store.work_folder(name, newest + 1 if newest in versions else max(versions)), f"domain {name!r}"):
@@ -171,9 +171,8 @@ def _refuse_little(store: Store, build: BuildFolder, name: str, options: DomainO
     if tokens < options.min_tokens:
         build.close()
         raise InvalidInput(
-            f"the corpus of domain {name!r} has {tokens:,} tokens, fewer than {options.min_tokens:,}: a branch of it would "
-            f"know little of what its tenants are asked. Give more text, build the tenants on {options.parent!r}, or lower "
-            "--min-tokens"
+            f"the corpus of domain {name!r} has {tokens:,} tokens, fewer than {options.min_tokens:,}: its table would "
+            f"rarely be hit. Give more text, build the tenants on {options.parent!r}, or lower --min-tokens"
         )
 
 
@@ -186,12 +185,12 @@ def _adapt(
     budget: Budget,
     device: torch.device,
 ) -> None:
-    """The lower stack of `branch`, from that of `start`."""
+    """Makes the lower stack of `branch` from that of `start`."""
     if options.learn not in LEARN:
         raise InvalidInput(f"--learn {options.learn!r} is not known: choose {' or '.join(LEARN)}")
     lower = store.lower(*start)
     if (head := store.masked_head(*start)) is not None:
-        store.save_masked_head(*branch, head)  # until guessing makes it better
+        store.save_masked_head(*branch, head)  # until training improves it
     if not budget.empty:
         documents = build.documents(store.tokenizer(), options.seed)
         saved = build.folder / "adaptation.pt"
@@ -210,7 +209,7 @@ def _masked(
     device: torch.device,
     saved: Path,
 ) -> None:
-    """The head goes on with the branch, so that an update need not make one anew."""
+    """Trains on masked words. The head is saved with the branch, so that an update need not train a new one."""
     config, head, head_is = store.config, MaskedHead(store.config), "the branch's"
     weights = store.masked_head(*start)
     if weights is not None:
@@ -239,5 +238,5 @@ def _distil(
     save_report(store.folder, *branch, {"learn": "distil", **asdict(report)})
 
 
-# masked: guesses words of the corpus (HMI's further pretraining). distil: says of the corpus what the original model says.
+# masked: guess masked words of the corpus (HMI's further pretraining). distil: match the original model on the corpus.
 LEARN = {"masked": _masked, "distil": _distil}

@@ -1,4 +1,4 @@
-"""What a branch is: its sizes, who stands on it, who is behind, its frequent n-grams."""
+"""Describes a branch: its sizes, its tenants, the tenants on older versions, its frequent n-grams."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Frequent:
 
 
 def built_branches(store: Store) -> list[dict[str, Any]]:
-    """Every branch of a store, with the number of tenants that stand on it."""
+    """Returns every branch of a store with its number of tenants."""
     tenants = Counter((tenant.domain, tenant.domain_version) for tenant in store.tenants())
     return [branch_row(store.meta(*branch), tenants[branch]) for branch in store.domains()]
 
 
 def inspect_branch(store: Store, domain: str, version: int | None, top: int) -> dict[str, Any]:
-    """All there is to know about a branch without a text; `version` is by default the newest."""
+    """Returns all facts about a branch that need no text. `version`: default is the newest."""
     newest = store.latest(domain)
     version = newest if version is None else version
     versions = [found for name, found in store.domains() if name == domain]
@@ -65,13 +65,13 @@ def inspect_branch(store: Store, domain: str, version: int | None, top: int) -> 
 
 
 def behind(store: Store, domain: str) -> list[TenantFile]:
-    """Tenants that stand on an older version than the newest: building them again would move them."""
+    """Returns the tenants that use an older version than the newest. Building them again moves them to it."""
     newest = store.latest(domain)
     return [tenant for tenant in store.tenants() if tenant.domain == domain and tenant.domain_version < newest]
 
 
 def frequent(store: Store, table: Table, top: int) -> dict[str, list[Frequent]]:
-    """The most frequent n-grams by their number of tokens, the longest first; of each the first `top` in order of rows."""
+    """Returns the `top` most frequent n-grams of each length, the longest first."""
     vocabulary = _pieces(store)
     keys = table.index.by_row()
     found: dict[int, list[Frequent]] = {tokens: [] for tokens in range(table.meta.n, 0, -1)}

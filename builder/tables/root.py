@@ -1,4 +1,4 @@
-"""The root: a pretrained BERT split in two, its lower half adapted to n-gram windows, and the first table."""
+"""Builds the root: splits a pretrained BERT, adapts its lower half to n-gram windows, and makes the first table."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ from hplm.plot.table import Table
 
 @dataclass(frozen=True)
 class RootOptions:
-    name: str | None = None  # default: the model's
+    name: str | None = None  # default: the model's name
     lower: int | None = None  # default: half the layers
     upper: int | None = None  # default: the rest
     window: Window = TRIGRAMS
     keep: float = 1.0
     dtype: str = "fp16"
     seed: int = 0
-    masked: float = 0.0  # share of the budget in which the lower layers then guess masked words
+    masked: float = 0.0  # share of the time in which the lower layers then guess masked words
 
     def __post_init__(self) -> None:
         check_keep(self.keep)
         check_seed(self.seed)
         if not 0 <= self.masked < 1:
-            raise InvalidInput(f"{self.masked:g} of the time for guessing masked words: a share from 0 to less than 1")
+            raise InvalidInput(f"--masked {self.masked:g}: give a share of the time, from 0 to less than 1")
 
 
 def build_root(
     model: str, corpus: list[Path], folder: Path, options: RootOptions, budget: Budget, device: torch.device
 ) -> tuple[Store, Table]:
-    """Cut anywhere, the same call goes on with what is not done yet: tokens, adaptation, counts, table."""
+    """Builds a store with a root. The same call after an interruption continues: tokens, adaptation, counts, table."""
     if Path(model).is_dir():
-        model = str(Path(model).absolute())  # the store's commands are given anywhere
+        model = str(Path(model).absolute())  # later commands may run in another folder
     working, plan = folder / "building" / "root-1", {"model": model, **asdict(options), **asdict(budget)}
     with held(working, f"the root of {folder}"):
         if (folder / "store.json").exists() and (store := Store(folder)).domains():
@@ -69,7 +69,7 @@ def build_root(
 
 
 def recut_root(origin: Store, folder: Path, keep: float, device: torch.device) -> Table:
-    """Another table of the root's corpus by the same layers, in a store of its own; rows that the origin's has are its."""
+    """Makes a new store with another table of the same corpus and layers. Rows that the old table has are copied."""
     with held(folder.with_name(f"{folder.name}.building"), f"the root of {folder}"):
         return _recut_root(origin, folder, keep, device)
 
@@ -77,7 +77,7 @@ def recut_root(origin: Store, folder: Path, keep: float, device: torch.device) -
 def _recut_root(origin: Store, folder: Path, keep: float, device: torch.device) -> Table:
     if (folder / "store.json").exists() and (store := Store(folder)).domains():
         return store.table("root", 1)
-    shutil.rmtree(folder, ignore_errors=True)  # one that was cut
+    shutil.rmtree(folder, ignore_errors=True)  # of an interrupted build
     counts, lower, known = Counts(origin.counts_folder("root", 1)), origin.lower("root", 1), origin.table("root", 1)
     tokenizer = (origin.folder / "tokenizer.json").read_text("utf-8")
     store = Store.create(folder, origin.model, origin.config, tokenizer, lower, origin.upper())
@@ -100,7 +100,7 @@ def _adapted(model: str, build: BuildFolder, folder: Path, options: RootOptions,
     check_name("backbone", checkpoint.config.name)
     if checkpoint.skipbert:
         if not budget.empty:
-            print(f"{model}: a SkipBERT is taken as it was trained, nothing is adapted", file=sys.stderr, flush=True)
+            print(f"{model}: a SkipBERT is used as it was trained; nothing is adapted", file=sys.stderr, flush=True)
         return Store.create(folder, model, checkpoint.config, checkpoint.tokenizer_json, *split(checkpoint))
     documents = build.documents(Tokenizer(checkpoint.tokenizer_json, checkpoint.config.positions), options.seed)
     lower, upper = split(checkpoint)

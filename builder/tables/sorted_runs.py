@@ -1,4 +1,4 @@
-"""Sorted runs of distinct keys with their counts, on disk, and how many runs become one within bounded memory."""
+"""Sorted runs of distinct keys with their counts on disk, and merging many runs in bounded memory."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from builder.store.resumable import replaced
 from hplm.errors import Broken
 from hplm.plot.keys import first_of_each, order
 
-BYTES = 8  # of a word of a key, and of a count
+BYTES = 8  # of one word of a key, and of one count
 
 
 @dataclass(frozen=True)
 class Run:
-    """Rows are read, not mapped: mapped pages would stay with the process."""
+    """A sorted run on disk. Rows are read, not mapped: mapped pages would count as memory of the process."""
 
     keys: Path
     counts: Path
@@ -39,11 +39,11 @@ class Run:
         return tuple(self.read_keys(row, row + 1)[0].tolist())
 
     def find(self, key: tuple[int, ...]) -> int:
-        """The first row whose key is not smaller."""
+        """Returns the first row whose key is not smaller than `key`."""
         return bisect_left(range(self.rows), key, key=self.key)
 
     def write(self, keys: np.ndarray, counts: np.ndarray) -> None:
-        """Keys last: a run that has them is complete."""
+        """Writes the counts, then the keys: a run with keys is complete."""
         for path, array in ((self.counts, counts), (self.keys, keys)):
             with replaced(path) as temporary:
                 array.tofile(temporary)
@@ -60,12 +60,12 @@ class Run:
 
 
 def rows_in(memory: int, words: int) -> int:
-    """How many rows may be summed at once: a row's key, count and place, and what sorting copies of them."""
+    """Returns how many rows can be summed at once: key, count and position of each, and the copies that sorting makes."""
     return max(1, memory // (BYTES * (4 * words + 8)))
 
 
 def summed(keys: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each key once, in order, with the sum of its counts."""
+    """Returns each key once, in order, with the sum of its counts."""
     if not len(keys):
         return keys, counts
     by_key = order(keys)
@@ -75,7 +75,7 @@ def summed(keys: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 class Merge:
-    """Some runs as one, in partitions by key that fit the memory. The same runs and memory give the same partitions."""
+    """Merges runs partition by partition, so that each fits the memory. The same runs and memory give the same partitions."""
 
     def __init__(self, runs: Sequence[Run], memory: int) -> None:
         self._runs = [run for run in runs if run.rows]
@@ -84,7 +84,7 @@ class Merge:
         self.partitions = len(splitters) + 1 if self._runs else 0
 
     def _splitters(self, memory: int) -> list[tuple[int, ...]]:
-        """Every R-th of the sampled keys of R runs.
+        """Returns every R-th of the sampled keys of R runs.
 
         Between two of them lie fewer than 2 R samples (each run may have sampled the same key), a step of rows after each at
         most, and in each run less than a step before its first: 3 R steps, which fit the memory.
@@ -95,7 +95,7 @@ class Merge:
         return samples[runs::runs]
 
     def rows(self, first: int, last: int) -> int:
-        """Of the partitions from `first` to before `last`."""
+        """Returns the number of rows in the partitions from `first` up to, not including, `last`."""
         return sum(cuts[last] - cuts[first] for cuts in self._cuts)
 
     def read(self, partition: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""From counted n-grams and a lower stack to a table in the store."""
+"""Makes a table in the store from counted n-grams and a lower stack."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def build_table(
     known: Table | None = None,
     show_progress: bool = True,
 ) -> Table:
-    """The corpus's most frequent n-grams; the root holds every token alone besides, so that each lookup ends somewhere.
+    """Builds a table of the most frequent n-grams. The root also holds every single token, so that each lookup ends in it.
 
     Cut anywhere, a call with the same arguments goes on. `known`, an earlier version by the same lower stack, saves computing.
     """
@@ -49,7 +49,7 @@ def build_table(
 
 
 def ranked_rows(table: Table, counts: Counts) -> int:
-    """How many of its rows, from the first on, are in the order of its counts: all, but for the tokens a root has besides."""
+    """Returns how many rows, from the first, are ordered by count: all but the single tokens that a root also holds."""
     if table.meta.parent is not None:
         return table.meta.keys
     keys = table.index.by_row()
@@ -64,13 +64,13 @@ def ranked_rows(table: Table, counts: Counts) -> int:
 
 
 def table_bytes(meta: TableMeta, ngrams: int, dtype: str) -> int:
-    """Of a whole table like this one, with so many n-grams; to the few bytes of padding behind its keys."""
+    """Returns the bytes of such a table with so many n-grams, without the few bytes of padding after its keys."""
     resized = replace(meta, keys=ngrams, dtype=dtype, index=replace(meta.index, keys=ngrams))
     return sum(resized.sizes().values())
 
 
 def _ordered_keys(path: Path, space: KeySpace, counts: Counts, number: int, complete: bool) -> np.ndarray:
-    """Keys in the order of their rows, in a file: they may be more than memory holds."""
+    """Writes the keys to a file in the order of their rows, since they may not fit in memory."""
     if not path.exists():
         with replaced(path) as writing, open(writing, "wb") as file:
             for chunk in _ranked(space, counts, number, complete):
@@ -81,7 +81,7 @@ def _ordered_keys(path: Path, space: KeySpace, counts: Counts, number: int, comp
 
 
 def _ranked(space: KeySpace, counts: Counts, number: int, complete: bool) -> Iterator[np.ndarray]:
-    """The most frequent keys; if `complete`, then the tokens that are not among them."""
+    """Yields the most frequent keys and, if `complete`, the single tokens that are not among them."""
     unigrams = space.unigrams()
     missing = np.ones(len(unigrams), dtype=bool)
     for chunk in counts.ranked(number):

@@ -1,4 +1,4 @@
-"""Text files as people keep them: plain, gzip or zstd, told by their names and read as one stream of lines."""
+"""Reads text files line by line: plain, gzip or zstd, recognised by their names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hplm.errors import InvalidInput
 READ_AT_ONCE = 1 << 16
 COMPRESSED = (".gz", ".zst")
 
-Progress = Callable[[int], object]  # told how many bytes of a file, as it is kept, were read
+Progress = Callable[[int], object]  # called with the number of stored bytes that were read
 
 
 def raw_lines(path: Path, progress: Progress | None = None) -> Iterator[bytes]:
@@ -26,18 +26,18 @@ def raw_lines(path: Path, progress: Progress | None = None) -> Iterator[bytes]:
         try:
             yield from _content(path, kept)
         except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
-            raise InvalidInput(f"{path} is truncated or corrupt ({error}): fetch it or compress it again") from None
+            raise InvalidInput(f"{path} is truncated or corrupt ({error}): download or compress it again") from None
 
 
 def check_file(path: Path) -> None:
     if path.is_dir():
-        raise InvalidInput(f"{path} is a folder: name the files in it")
+        raise InvalidInput(f"{path} is a folder: give the files in it")
     if not path.exists():
         raise InvalidInput(f"{path} does not exist")
 
 
 def content_suffix(path: Path) -> str:
-    """The suffix of what is inside: `.jsonl` of `corpus.jsonl.zst`."""
+    """Returns the suffix without the compression: `.jsonl` for `corpus.jsonl.zst`."""
     return path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix
 
 
@@ -63,7 +63,7 @@ class _Told(io.RawIOBase):
 
 
 class _Zstd(io.RawIOBase):
-    """The library's own reader takes a truncated file for a shorter one."""
+    """Reads zstd and reports truncation: the library's own reader takes a truncated file for a shorter one."""
 
     def __init__(self, kept: BinaryIO) -> None:
         self._frames = self._decompressed(kept)

@@ -1,1 +1,1 @@
-"""Fine-tuning a tenant on the tables of its domain, and scoring it."""
+"""Fine-tunes a tenant on the tables of its domain, and scores it."""

@@ -1,6 +1,6 @@
-"""What stands under a head: the road of an hPLM, which begins at the tables, and the whole BERT that it is compared with.
+"""The models under a head: an hPLM, which starts from the tables, and the whole BERT that it is compared with.
 
-Both say something of the tokens that the head reads, and compute no more of the last layer than that takes.
+Both return hidden states of the tokens that the head reads, and compute no more of the last layer than these need.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hplm.model.stacks import UpperStack, through
 
 
 class PlotBody(nn.Module):
-    """Tables below, the shared upper stack above."""
+    """The tables and the shared upper stack."""
 
     reads_tables = True
 
@@ -34,7 +34,7 @@ class PlotBody(nn.Module):
 
     def part(self, name: str) -> Iterator[nn.Parameter]:
         if name == "lower":
-            raise ValueError("what stands above tables has no lower part of its own")
+            raise ValueError("a model on tables has no lower layers to train")
         return self.upper.layers.parameters()
 
     def forward(self, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
@@ -46,7 +46,7 @@ class PlotBody(nn.Module):
 
 
 class WholeBody(nn.Module):
-    """The original model, its lower layers computed; adapters work on its upper ones."""
+    """The original model with computed lower layers; adapters work on its upper layers."""
 
     reads_tables = False
 
@@ -84,15 +84,15 @@ class WholeBody(nn.Module):
 
 
 class RememberingBody(nn.Module):
-    """A body that does not learn, under a head alone: what it says of a text it says once."""
+    """A body that does not learn: it computes each text once and remembers the result."""
 
-    REMEMBERED = 1 << 20  # rows; what is beyond is computed again
+    REMEMBERED = 1 << 20  # rows; further ones are computed again
 
     def __init__(self, body: PlotBody | WholeBody) -> None:
         super().__init__()
         self.body = body
         self.reads_tables = body.reads_tables
-        self._rows: dict[int, tuple[Text, Tensor]] = {}  # the text too: its number is its own as long as it lives
+        self._rows: dict[int, tuple[Text, Tensor]] = {}  # holds the text too, so that its id stays unique
         self._room = self.REMEMBERED
 
     @torch.no_grad()
@@ -100,7 +100,7 @@ class RememberingBody(nn.Module):
         known = [self._rows.get(id(text)) for text in pack.texts]
         if all(found is not None for found in known):
             return torch.cat([rows for _, rows in known])
-        with torch.autocast(pack.tokens.device.type, enabled=False):  # what learns and what is scored read the same
+        with torch.autocast(pack.tokens.device.type, enabled=False):  # training and scoring read the same numbers
             hidden = self.body(pack, adapters)
         if len(hidden) <= self._room:
             self._room -= len(hidden)

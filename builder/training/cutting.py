@@ -1,4 +1,4 @@
-"""What upper layers have learned, cut to what a LoRA holds of it."""
+"""Cuts the change of trained upper layers to a LoRA."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PLACES = {at: [place for place, own in PROJECTIONS.items() if own == at] for at 
 
 
 def cuttable(layers: Sequence[Layer], layout: Layout) -> list[nn.Parameter]:
-    """What may change if the change is to be cut: biases and norms are not among it, since a LoRA could not hold theirs."""
+    """Returns the weights that may learn if the change is cut to a LoRA: no biases and no norms, which a LoRA cannot hold."""
     return [getattr(layer, at).weight for layer in layers for at in PLACES if layout.touches(at)]
 
 
 @torch.no_grad()
 def hold(before: Sequence[Layer], after: Sequence[Layer], adapter: Sequence[Weights]) -> None:
-    """Of what was learned, `after` keeps what the adapter holds."""
+    """Sets `after` to `before` plus the part of the change that the adapter holds."""
     for old, new, weights in zip(before, after, adapter, strict=True):
         for at, places in PLACES.items():
             weight = getattr(old, at).weight.clone()
@@ -34,9 +34,9 @@ def hold(before: Sequence[Layer], after: Sequence[Layer], adapter: Sequence[Weig
 
 @torch.no_grad()
 def cut(before: Sequence[Layer], after: Sequence[Layer], layout: Layout) -> tuple[list[Weights], float]:
-    """The LoRA nearest to the change, layer by layer: the largest singular values of every projection's that it works on.
+    """Returns the LoRA nearest to the change, layer by layer: the largest singular values of each projection's change.
 
-    And the share of all squared change that it holds.
+    Also returns the share of the squared change that it holds.
     """
     held = total = 0.0
     adapter: list[Weights] = []
@@ -45,14 +45,14 @@ def cut(before: Sequence[Layer], after: Sequence[Layer], layout: Layout) -> tupl
         for at, places in PLACES.items():
             change = getattr(new, at).weight - getattr(old, at).weight
             if not change.isfinite().all():
-                raise Diverged("training diverged: a weight is not a number any more; use a smaller --upper-rate")
+                raise Diverged("training diverged, a weight is NaN: use a smaller --upper-rate")
             for place, part in zip(places, change.chunk(len(places)), strict=True):
-                if place not in layout.places:  # lost: it learned in one matrix with another's
+                if place not in layout.places:  # lost: it was trained in one matrix with another projection
                     total += float(part.square().sum())
                     continue
                 left, values, right = torch.linalg.svd(part, full_matrices=False)
-                root = values[: layout.size].sqrt()  # a half on either side: both stay within what 16 bits hold
-                spare = layout.size - len(root)  # of a rank above the matrix's own
+                root = values[: layout.size].sqrt()  # split between both matrices, so that each fits in 16 bits
+                spare = layout.size - len(root)  # the layout's rank is above the matrix's own
                 weights[f"{place}/a"] = F.pad(root[:, None] * right[: layout.size], (0, 0, 0, spare))
                 weights[f"{place}/b"] = F.pad(left[:, : layout.size] * root, (0, spare))
                 held, total = held + float(root.pow(4).sum()), total + float(values.square().sum())

@@ -1,4 +1,4 @@
-"""Labelled texts as the upper stack reads them: by the road that serving takes, from the tables of the tenant's chain."""
+"""Looks labelled texts up in the tables of a tenant's chain, by the same code as serving."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hplm.errors import Broken, InvalidInput
 from hplm.model.tokenizer import Encoded
 from hplm.plot.gathering import Gatherer
 
-FEW_ALIKE = 10  # passages, or texts of pairs: what shares one is set aside together, unless there are no more of them
+FEW_ALIKE = 10  # examples that share a text or passage go to dev together, if there are more such texts than this
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Text:
     addresses: np.ndarray  # one a token
     segments: np.ndarray
     spans: np.ndarray  # answer rows x 3: the token to read, or UNREAD, and the code points it speaks of
-    targets: np.ndarray  # as the task's loss wants them
+    targets: np.ndarray  # in the form that the task's loss takes
 
     @property
     def reading(self) -> np.ndarray:
@@ -43,27 +43,27 @@ class Text:
 class Texts:
     texts: list[Text]
     lengths: np.ndarray
-    cut: int  # texts longer than the model takes: what is beyond is not seen
-    found: list[float]  # share of windows by how often they had to shrink: whole ones first
+    cut: int  # texts longer than the model takes, whose end is dropped
+    found: list[float]  # share of windows by how often they were shortened, whole ones first
 
 
 @dataclass(frozen=True)
 class Pack:
-    """Some of the texts end to end, on the device."""
+    """Some texts packed end to end, on the device."""
 
     texts: list[Text]
-    sums: Tensor | None  # what the tables say; None for who computes the lower layers
+    sums: Tensor | None  # from the tables; None for models that compute the lower layers
     tokens: Tensor
     positions: Tensor
     segments: Tensor
     lengths: list[int]
     reading: Tensor
-    rows_of: list[int]  # how many of the rows each text has
+    rows_of: list[int]  # the number of rows of each text
     targets: Tensor
 
 
 class Reader:
-    """Reads for one domain's chain."""
+    """Looks texts up in one domain's chain."""
 
     def __init__(self, store: Store, domain: str, version: int) -> None:
         self._tokenizer = store.tokenizer()
@@ -110,7 +110,7 @@ class Reader:
     def _sums(self, members: Sequence[Text], lengths: np.ndarray) -> Tensor:
         addresses = np.concatenate([text.addresses for text in members])
         if len(self._gatherer.broken(self._forest, addresses)):
-            raise Broken("a table is corrupt: `hplm verify --store` says which")
+            raise Broken("a table is corrupt: `hplm verify --store` names it")
         return self._gatherer.sums(self._forest, addresses, lengths)
 
     def _encode(self, task: TrainingTask, example: Example, where: str) -> tuple[Encoded, np.ndarray, bool]:
@@ -130,7 +130,7 @@ class Reader:
 
 
 def split_off(labelled: Labelled, share: float, seed: int) -> tuple[Labelled, Labelled]:
-    """Training and dev part by chance; no label is left without an example to learn it from, no text is in both."""
+    """Splits at random into training and dev part. Every label stays in training; no text is in both parts."""
     examples = labelled.examples
     groups = _alike(labelled)
     order = np.random.default_rng(seed).permutation(len(groups))
@@ -144,9 +144,7 @@ def split_off(labelled: Labelled, share: float, seed: int) -> tuple[Labelled, La
             taken.update(group)
             left.subtract(own)
     if not 0 < len(taken) < len(examples):
-        raise InvalidInput(
-            f"{labelled.path}: too few different texts to set some aside for dev: add more, or give a --dev file"
-        )
+        raise InvalidInput(f"{labelled.path}: too few different texts to take some for dev: add more, or give a --dev file")
     parts: tuple[list[Example], list[Example]] = ([], [])
     for number, example in enumerate(examples):
         parts[number in taken].append(example)
@@ -154,10 +152,10 @@ def split_off(labelled: Labelled, share: float, seed: int) -> tuple[Labelled, La
 
 
 def _alike(labelled: Labelled) -> list[list[int]]:
-    """Examples of one text, or that share a side of a pair, where there are many of it: what was learned would be asked."""
+    """Groups examples that share a text or one side of a pair: split up, dev would ask what training has shown."""
     examples = labelled.examples
     texts, pairs = [example.text for example in examples], [example.pair for example in examples]
-    sides = [pairs] if any(example.answers for example in examples) else [texts, pairs]  # of questions, their passage
+    sides = [pairs] if any(example.answers for example in examples) else [texts, pairs]  # for questions, the passage
     shared = [side for side in sides if FEW_ALIKE < len(set(side)) < len(examples)]
     keys = min(shared, key=lambda side: len(set(side))) if shared else zip(texts, pairs, strict=True)
     groups: dict[object, list[int]] = {}

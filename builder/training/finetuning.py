@@ -1,4 +1,4 @@
-"""Fine-tuning a tenant: adapter and head learn, everything below them is shared and stays as it is (HMI, observation O2)."""
+"""Fine-tuning of a tenant: adapter and head learn, the shared layers stay as they are (HMI, observation O2)."""
 
 from __future__ import annotations
 
@@ -28,56 +28,56 @@ from hplm.adapters.layout import PROJECTIONS, Layout, adapter_layout, head_layou
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 
-PACK_TOKENS = 8192  # bounds memory; what a step learns from is bounded by `batch_texts`
+PACK_TOKENS = 8192  # bounds memory; `batch_texts` bounds what a step learns from
 
 
 @dataclass(frozen=True)
 class TrainingOptions:
     adapter: str = "bottleneck"
     rank: int = 32  # 0: a head alone
-    places: tuple[str, ...] | None = None  # that the adapter works on; default: the kind's usual ones
-    dtype: str = "fp16"  # in which adapter and head are stored
+    places: tuple[str, ...] | None = None  # the projections that the adapter works on; default: the usual ones of its kind
+    dtype: str = "fp16"  # of the stored adapter and head
     epochs: int = 4  # at most
-    patience: int = 3  # epochs without a better dev score before it ends
-    doubt: float = 2.0  # a later epoch is kept that is worse than the best by so many standard errors at most
+    patience: int = 3  # epochs without a better dev score before training ends
+    doubt: float = 2.0  # a later epoch is kept if it is at most so many standard errors worse than the best
     learning_rate: float = 2e-3
-    body_rate: float = 0.0  # of what is shared otherwise; above a rank of 0 the adapter becomes what the upper layers learn
-    body_part: str = "all"  # or lower, upper: of a whole BERT
+    body_rate: float = 0.0  # of the otherwise shared layers; with a rank above 0, the adapter becomes their change
+    body_part: str = "all"  # or "lower", "upper": which layers of a whole BERT learn
     weight_decay: float = 0.01
-    warm_up: float = 0.1  # share of the steps
+    warm_up: float = 0.1  # a share of the steps
     batch_texts: int = 8
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
         if self.rank < 0:
-            raise InvalidInput(f"rank {self.rank}: a positive number, or 0 for a head without adapter")
+            raise InvalidInput(f"rank {self.rank}: give a positive number, or 0 for a head without adapter")
         for name in ("epochs", "patience", "batch_texts"):
             if getattr(self, name) < 1:
-                raise InvalidInput(f"{name} {getattr(self, name)}: at least 1")
+                raise InvalidInput(f"{name} {getattr(self, name)}: give 1 or more")
         if self.learning_rate <= 0:
-            raise InvalidInput(f"learning rate {self.learning_rate}: above 0")
+            raise InvalidInput(f"learning rate {self.learning_rate}: give a number above 0")
         if self.doubt < 0:
-            raise InvalidInput(f"doubt {self.doubt}: at least 0 standard errors")
+            raise InvalidInput(f"doubt {self.doubt}: give 0 standard errors or more")
         if self.body_rate < 0:
-            raise InvalidInput(f"upper rate {self.body_rate}: above 0, or 0 for layers that stay as they are")
+            raise InvalidInput(f"upper rate {self.body_rate}: give a number above 0, or 0 for layers that do not learn")
         if self.cut and self.adapter != "lora":
-            raise InvalidInput(f"an adapter of kind {self.adapter!r} cannot hold what upper layers learn: choose lora")
+            raise InvalidInput(f"an adapter of kind {self.adapter!r} cannot hold the change of the upper layers: choose lora")
 
     @property
     def cut(self) -> bool:
-        """The upper layers learn, and the adapter is what its rank holds of their change."""
+        """Whether the upper layers learn and the adapter is cut from their change."""
         return self.body_rate > 0 and self.rank > 0
 
     @property
     def worked_on(self) -> tuple[str, ...] | None:
-        """Projections, if not those that are usual of the adapter's kind."""
+        """The projections, if they are not the usual ones of the adapter's kind."""
         return self.places or (tuple(PROJECTIONS) if self.cut else None)
 
 
 @dataclass(frozen=True)
 class Ground:
-    """What is learned from, and what is learned: the same for every way of learning it."""
+    """The data and the task of a training, the same for every option and every body."""
 
     config: BackboneConfig
     reader: Reader
@@ -92,22 +92,22 @@ class Ground:
 class Trained:
     body: Body
     model: TenantModel
-    scores: Scores  # on dev, as served
+    scores: Scores  # on dev, of the answers as served
     report: dict[str, Any]
 
 
 @dataclass
 class _Course:
-    """How far a training has come, beside its weights: what a savepoint holds of it."""
+    """The progress of a training without its weights, as a savepoint holds it."""
 
     step: int = 0
     best: float = -math.inf
     best_loss: float = math.inf
     best_epoch: int = 0
-    least: float = -math.inf  # the dev score with which a later epoch is kept
+    least: float = -math.inf  # the dev score from which on a later epoch is kept
     kept_epoch: int = 0
-    loss_sum: float = 0.0  # of the epoch that runs
-    seconds: float = 0.0  # of the runs before this one
+    loss_sum: float = 0.0  # of the current epoch
+    seconds: float = 0.0  # of earlier, interrupted runs
     history: list[dict[str, float]] = field(default_factory=list)
 
 
@@ -126,11 +126,11 @@ def train(
     saved: Path | None = None,
     show_progress: bool = True,
 ) -> Trained:
-    """AdamW on adapter and head, and on the body if it has a rate.
+    """Trains adapter and head with AdamW, and the body if it has a learning rate.
 
-    If an adapter is to hold what the body learns, the body keeps of each epoch what that holds, and learns on from there.
-    Of the epochs that the dev set cannot tell from the best the last is kept: its steps have been the smallest.
-    Cut anywhere, the same call with the same `saved` goes on from there, and ends with the same numbers.
+    If the adapter is to hold the body's change, the body is cut after each epoch to what the adapter holds, and learns on.
+    Of the epochs that the dev set cannot tell from the best, the last is kept: its steps were the smallest.
+    The same call after an interruption continues from `saved`, and ends with the same numbers.
     """
     body = body.to(ground.device).eval().requires_grad_(False)
     labels, layout = len(ground.labels), adapter_of(ground.config, options)
@@ -190,7 +190,7 @@ def train(
             if len(course.history) < epoch:
                 mean_loss = course.loss_sum / len(chosen)
                 if not math.isfinite(mean_loss):
-                    raise Diverged("training diverged: the loss is not a number any more; use a smaller --learning-rate")
+                    raise Diverged("training diverged, the loss is NaN: use a smaller --learning-rate")
                 held = {}
                 if options.cut:
                     adapter, held["change_held"] = cut(shared.upper_layers, body.upper_layers, layout)
@@ -230,14 +230,14 @@ def train(
 
 
 def evaluate(body: Body, model: TenantModel, ground: Ground, texts: Texts) -> tuple[Scores, float]:
-    """The scores, and the mean loss."""
+    """Returns the scores and the mean loss."""
     answers, loss = answers_to(body, model, ground, texts)
     return ground.task.score(ground.labels, [text.example for text in texts.texts], answers), loss
 
 
 @torch.inference_mode()
 def answers_to(body: Body, model: TenantModel, ground: Ground, texts: Texts) -> tuple[list[list[str]], float]:
-    """What a client would be answered, text by text, and the mean loss."""
+    """Returns the answers that a client would get, text by text, and the mean loss."""
     answers: list[list[str]] = [[]] * len(texts.texts)
     total = learned = 0.0
     for some in packed_batches(texts.lengths, PACK_TOKENS, len(answers)):

@@ -1,4 +1,4 @@
-"""A small grid over learning rate and batch size: every point a training of its own, side by side where there is room."""
+"""A small grid over learning rate and batch size. Its trainings run side by side as far as they fit on the machine."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from builder.training.model import Diverged
 from builder.training.scores import Scores
 from builder.worker_processes import processes_that_fit, worker_processes
 
-FACTORS = (0.5, 1.0, 2.0)  # of the learning rate that was asked for
+FACTORS = (0.5, 1.0, 2.0)  # of the given learning rate
 BATCHES = (8, 32)  # texts
 
-Opened = Callable[[], tuple[Ground, PlotBody]]  # can be sent to another process, which opens there what it learns from
+Opened = Callable[[], tuple[Ground, PlotBody]]  # opens the data and the body in the process that trains
 
 
 @dataclass(frozen=True)
 class Tried:
     options: TrainingOptions
-    dev: float | None  # None: it diverged
+    dev: float | None  # the dev score; None: the training diverged
 
     def described(self) -> dict[str, Any]:
         dev = round(self.dev, 4) if self.dev is not None else None
@@ -50,9 +50,9 @@ def points(options: TrainingOptions) -> list[TrainingOptions]:
 def train_grid(
     opened: Opened, options: Sequence[TrainingOptions], folder: Path, device: torch.device, show_progress: bool
 ) -> tuple[Trained, list[Tried]]:
-    """The best of them on dev, the first of equals. What `folder` holds of finished ones is not done again."""
+    """Returns the point with the best dev score, the first of equals. Finished points in `folder` are not trained again."""
     count = 1 if device.type != "cpu" else processes_that_fit(len(options))
-    threads = max(1, torch.get_num_threads() // len(options))  # however many fit into memory: the numbers stay the same
+    threads = max(1, torch.get_num_threads() // len(options))  # independent of how many run at once: same numbers
     files = [folder / f"point-{number}" for number in range(len(options))]
     jobs = [partial(_try, opened, point, file, threads) for point, file in zip(options, files, strict=True)]
     bar = partial(tqdm, total=len(jobs), desc=f"training, {count} at a time", unit="training", disable=not show_progress)

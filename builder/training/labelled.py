@@ -1,4 +1,4 @@
-"""Reads labelled data and corpora, and refuses what cannot be learned from, with file and line."""
+"""Reads labelled data and corpora. Its errors name file and line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from builder.tables.text_files import Progress, content_suffix, raw_lines
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import words_of
 
-LARGEST = 1e300  # value to learn from; heads take less, and a whole number that is none would overflow
+LARGEST = 1e300  # of a value to learn; larger whole numbers would overflow
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Example:
     line: int
     text: str
     pair: str | None = None
-    labels: tuple[str, ...] = ()  # one for `classify`, those that hold for `multilabel`, one a word for `tag`
+    labels: tuple[str, ...] = ()  # one for `classify`, all true ones for `multilabel`, one a word for `tag`
     value: float = 0.0  # for `regress`
-    answers: tuple[tuple[int, int], ...] = ()  # for `span`: code points of the pair; one to learn from, all of them right
+    answers: tuple[tuple[int, int], ...] = ()  # for `span`: code points of the pair; all are right, training uses one
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def read_labelled(path: Path, read_line: ReadLine) -> Labelled:
 
 
 def read_corpus(paths: Iterable[Path], progress: Progress | None = None) -> Iterator[str]:
-    """One document a line, or JSONL with `text`, which its first line shows; blank lines are skipped. Plain, .gz or .zst."""
+    """Yields the documents of a file: one a line, or JSONL with `text`. Plain, .gz or .zst; blank lines are skipped."""
     for path in paths:
         lines = _lines(path, progress)
         first = next(lines, None)
@@ -60,7 +60,7 @@ def read_corpus(paths: Iterable[Path], progress: Progress | None = None) -> Iter
 
 
 def _lines(path: Path, progress: Progress | None = None) -> Iterator[tuple[int, str]]:
-    """Lines that are not blank, without their ends, counted from 1."""
+    """Yields (number, line) of the lines that are not blank, counted from 1."""
     for number, raw in enumerate(raw_lines(path, progress), start=1):
         if b"\0" in raw:
             raise InvalidInput(f"{path}:{number}: a zero byte: this is a binary file, not text")
@@ -110,7 +110,7 @@ def _text(entry: dict, key: str, where: str) -> str:
 
 
 def _encodable(text: str, where: str) -> str:
-    """JSON can spell half of a surrogate pair, which is no character and has no UTF-8."""
+    """Refuses half of a surrogate pair: JSON can write it, but it has no UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -155,7 +155,7 @@ def read_value(entry: dict, where: str, line: int) -> Example:
 
 
 def read_answers(entry: dict, where: str, line: int) -> Example:
-    """As SQuAD has it: `answers` holds the right ones, each as a text and where in the passage it starts."""
+    """Reads answers as in SQuAD: each with its text and its start in the passage."""
     passage, given = _text(entry, "text_pair", where), _field(entry, "answers", where)
     if not isinstance(given, dict):
         raise InvalidInput(f"{where}: 'answers' is not an object with 'text' and 'answer_start' but a {type(given).__name__}")
@@ -175,7 +175,7 @@ def read_answers(entry: dict, where: str, line: int) -> Example:
 
 
 def read_tags(entry: dict, where: str, line: int) -> Example:
-    """The words with single spaces between them are the text: so a client must send it to get a row a token."""
+    """Reads words and tags. The text is the words joined by single spaces, and a client must send it like this."""
     tokens, tags = _field(entry, "tokens", where), _field(entry, "tags", where)
     if not isinstance(tokens, list) or not isinstance(tags, list):
         raise InvalidInput(f"{where}: 'tokens' and 'tags' must be lists")

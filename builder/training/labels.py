@@ -1,4 +1,4 @@
-"""What the labels and values of a tenant's data must be, so that a head can learn them and hold them."""
+"""Checks of a tenant's labels and values: a head must be able to learn and to store them."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from builder.training.labelled import Example, Labelled
 from hplm.adapters.heads import SIZES
 from hplm.errors import InvalidInput
 
-# Of values that a head is to say, which is stored in 16 bits.
+# Limits of the values of a regression, because its head is stored in 16 bits.
 FARTHEST_MEAN = {"fp16": 100.0, "bf16": 12.0}  # standard deviations from 0
-LEAST_SPREAD = {"fp16": 1e-3, "bf16": 1e-30}  # below it a head's weights are next to nothing
+LEAST_SPREAD = {"fp16": 1e-3, "bf16": 1e-30}  # of the standard deviation: below it the head's weights vanish
 LARGEST_VALUE = 10_000.0
 
 
 def labels_in(labelled: Labelled, fewest: int) -> list[str]:
-    """All that occur, in order of their names."""
+    """Returns all labels that occur, by name."""
     labels = sorted({label for example in labelled.examples for label in example.labels})
     if len(labels) > SIZES[-1]:
         raise InvalidInput(f"{labelled.path}: {len(labels):,} labels, and heads go up to {SIZES[-1]:,}: leave out rare ones")
     if not labels:
-        raise InvalidInput(f"{labelled.path}: no text has a label: there is nothing to learn")
+        raise InvalidInput(f"{labelled.path}: no text has a label: nothing can be learned")
     if len(labels) < fewest:
-        raise InvalidInput(f"{labelled.path}: every label is {labels[0]!r}: there is nothing to tell apart")
+        raise InvalidInput(f"{labelled.path}: every label is {labels[0]!r}: give at least two different ones")
     return labels
 
 
@@ -34,11 +34,11 @@ def mean_and_spread(examples: Sequence[Example]) -> tuple[float, float]:
 
 
 def check_values(labelled: Labelled, dtype: str) -> None:
-    """Of the part that is learned from."""
+    """Checks the values of the training part."""
     values = np.array([example.value for example in labelled.examples])
     mean, spread = mean_and_spread(labelled.examples)
     if not spread:
-        raise InvalidInput(f"{labelled.path}: every value to learn from is {mean:g}: there is nothing to tell apart")
+        raise InvalidInput(f"{labelled.path}: every value is {mean:g}: give different values")
     if abs(mean) > FARTHEST_MEAN[dtype] * spread or float(np.abs(values).max()) > LARGEST_VALUE:
         raise InvalidInput(
             f"{labelled.path}: values around {mean:g} that differ by {spread:g} cannot be told apart in the 16 bits ({dtype}) "
@@ -52,7 +52,7 @@ def check_values(labelled: Labelled, dtype: str) -> None:
 
 
 def check_labels(labelled: Labelled, labels: Sequence[str], source: str) -> None:
-    """Every label must be one that training has seen."""
+    """Refuses labels that do not occur in the training data."""
     known = set(labels)
     for example in labelled.examples:
         for label in example.labels:

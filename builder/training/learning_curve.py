@@ -1,4 +1,4 @@
-"""The picture of a training: losses and the dev score, epoch by epoch."""
+"""The picture of a training: losses and dev score by epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tenant owns, as a bank with a single slot; the mathematics is that of serving."""
+"""A tenant's adapter and head as a bank with one slot, applied by the code that serves."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ Weights = dict[str, Tensor]
 
 
 class Diverged(HplmError):
-    """A training has left nothing to keep."""
+    """Training failed: there is no result to keep."""
 
 
 class TenantModel(nn.Module):
     def __init__(self, adapter: Layout | None, head: Layout, seed: int) -> None:
         super().__init__()
         self._adapter, self._head = adapter, head
-        self.mean, self.spread = 0.0, 1.0  # of values: a head learns in their terms, and `round_to_storage` folds them in
+        self.mean, self.spread = (
+            0.0,
+            1.0,
+        )  # of values: the head learns normalised ones, `round_to_storage` folds both in
         generator = torch.Generator().manual_seed(seed)
 
         def slot(layout: Layout) -> nn.ParameterDict:
@@ -36,7 +39,7 @@ class TenantModel(nn.Module):
                 nn.init.normal_(slot[name], std=0.02, generator=generator)
             return slot
 
-        # What is not drawn starts at zero: the first step sees the shared layers undisturbed.
+        # The other tensors start at zero, so that at first the adapter changes nothing.
         self.adapters = nn.ModuleList(slot(adapter) for _ in range(adapter.layers if adapter is not None else 0))
         self.head = slot(head)
 
@@ -48,7 +51,7 @@ class TenantModel(nn.Module):
         return self._head.read(hidden, read, self.head).float() * self.spread + self.mean
 
     def _adapters(self, every: Tiles, read: Tiles) -> list[Adapt]:
-        """After attention the last layer sees only the rows that the head reads."""
+        """Returns a function a layer. After its attention, the last layer has only the rows that the head reads."""
 
         def adapt(last: bool, weights: nn.ParameterDict, at: str, before: Tensor, after: Tensor) -> Tensor:
             own = {name: weight.to(after.dtype) for name, weight in weights.items()}
@@ -58,7 +61,7 @@ class TenantModel(nn.Module):
 
     @torch.no_grad()
     def round_to_storage(self) -> None:
-        """To the precision in which banks hold it: what is scored from here on is what will be served."""
+        """Rounds to the precision of banks, so that the scored weights are the served ones."""
         self.head["weight"].mul_(self.spread)
         self.head["bias"].mul_(self.spread).add_(self.mean)
         self.mean, self.spread = 0.0, 1.0
@@ -66,10 +69,10 @@ class TenantModel(nn.Module):
             for parameter in (parameter for slot in slots for parameter in slot.values()):
                 parameter.copy_(parameter.to(layout.torch_dtype))
                 if not parameter.isfinite().all():
-                    raise Diverged("training diverged: a weight is too large to be stored; use a smaller learning rate")
+                    raise Diverged("training diverged, a weight is too large for 16 bits: use a smaller learning rate")
 
     def stored(self) -> tuple[list[Weights] | None, Weights]:
-        """Adapter by layer (None for a head alone) and head, without the slot dimension."""
+        """Returns adapter by layer (None for a head alone) and head, without the slot dimension."""
 
         def unslotted(slot: nn.ParameterDict, layout: Layout) -> Weights:
             return {name: tensor.detach()[0].to(layout.torch_dtype).cpu() for name, tensor in slot.items()}
@@ -78,7 +81,7 @@ class TenantModel(nn.Module):
 
     @torch.no_grad()
     def put(self, adapter: Sequence[Weights], head: TenantModel) -> None:
-        """An adapter made elsewhere, and the head of another model."""
+        """Takes a given adapter, and the head of another model."""
         self.load(adapter, {name: tensor[0] for name, tensor in head.head.items()})
         self.mean, self.spread = head.mean, head.spread
 

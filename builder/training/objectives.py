@@ -1,6 +1,6 @@
-"""What each task learns from: targets beside the rows a head reads, and a loss. `TRAINING_TASKS` says which belong to a task.
+"""Targets and losses. `TRAINING_TASKS` says which belong to a task.
 
-Targets: one function an example. Loss: the sum over what is learned from, and how much that is.
+A function for targets takes one example. A loss returns the sum over all targets, and their number.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from torch.nn import functional as F
 
 from builder.training.labelled import Example
 
-UNREAD = -1  # of a row whose word has no token, or an answer that was cut off: never learned from, always counted as wrong
+UNREAD = -1  # of a word without a token or an answer that was cut off: not learned, and counted as wrong
 
 
 def label_targets(example: Example, spans: np.ndarray, number_of: Mapping[str, int]) -> np.ndarray:
-    """The number of the right label, a row."""
+    """Returns the number of the right label for each row."""
     numbers = np.array([number_of[label] for label in example.labels], dtype=np.int64)
     return np.where(spans[:, 0] == UNREAD, UNREAD, numbers)
 
 
 def holding_targets(example: Example, spans: np.ndarray, number_of: Mapping[str, int]) -> np.ndarray:
-    """1 x labels: 1 for a label that holds."""
+    """Returns 1 x labels: 1 for each true label."""
     holds = np.zeros((1, len(number_of)), dtype=np.float32)
     holds[0, [number_of[label] for label in example.labels]] = 1
     return holds
 
 
 def value_targets(example: Example, spans: np.ndarray, number_of: Mapping[str, int]) -> np.ndarray:
-    """1 x 1."""
+    """Returns the value, 1 x 1."""
     return np.array([[example.value]], dtype=np.float32)
 
 
 def end_targets(example: Example, spans: np.ndarray, number_of: Mapping[str, int]) -> np.ndarray:
-    """The rows of the tokens in which the answer starts and ends."""
+    """Returns the rows of the tokens in which the answer starts and ends."""
     start, stop = example.answers[0]
     covered = np.flatnonzero((spans[:, 2] > start) & (spans[:, 1] < stop))
     cut_off = not len(covered) or spans[-1, 2] < stop
@@ -53,7 +53,7 @@ def holding_loss(logits: Tensor, targets: Tensor, rows_of: list[int], scale: flo
 
 
 def value_loss(logits: Tensor, targets: Tensor, rows_of: list[int], scale: float = 1.0) -> tuple[Tensor, int]:
-    """`scale`: the spread of the values."""
+    """Returns the squared error; `scale` is the spread of the values."""
     return F.mse_loss(logits / scale, targets / scale, reduction="sum"), len(targets)
 
 

@@ -1,4 +1,4 @@
-"""How good answers are, one function a task. They are judged as clients get them, label by label, wherever they come from."""
+"""Scores, one function a task. They judge answers as clients get them, label by label."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 
 from builder.training.labelled import Example
 
-Labels = Sequence[str]  # of the rows of one text; for `regress` the value, for `span` the answer
+Labels = Sequence[str]  # of one text's rows; for `regress` its value, for `span` its answer
 BIO = re.compile(r"[BI]-.+|O")
 
 
 @dataclass(frozen=True)
 class Scores:
-    rows: int  # texts, for `tag` words
-    metric: str  # the one that decides
+    rows: int  # texts; for `tag`, words
+    metric: str  # the name of the deciding metric
     values: dict[str, float]
 
     @property
@@ -29,7 +29,7 @@ class Scores:
 
     @property
     def error(self) -> float:
-        """The standard error of the one that decides, as if it were a share of the rows."""
+        """The standard error of the deciding metric, as if it were a share of the rows."""
         share = min(max(self.main, 0.0), 1.0)
         return (share * (1 - share) / self.rows) ** 0.5
 
@@ -43,7 +43,7 @@ def label_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[
 
 
 def tag_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> Scores:
-    """Most words are of one label, so their accuracy hides the others."""
+    """Scores tags by F1: most words have the same label, so accuracy would hide the others."""
     wanted, answered = _row_by_row(examples, answers)
     values = _values(labels, wanted, answered)
     if not is_bio(labels):
@@ -57,12 +57,12 @@ def _row_by_row(examples: Sequence[Example], answers: Sequence[Labels]) -> tuple
 
 
 def is_bio(labels: Labels) -> bool:
-    """Whether words are tagged as the beginnings and insides of entities."""
+    """Returns whether the labels are B- and I- tags of entities."""
     return all(BIO.fullmatch(label) for label in labels) and any(label.startswith("B-") for label in labels)
 
 
 def confusion(labels: Labels, wanted: Labels, answered: Labels) -> np.ndarray:
-    """Labels x labels and one column more, for words without an answer."""
+    """Returns counts, labels x (labels + 1); the last column counts words without an answer."""
     number_of = {label: number for number, label in enumerate(labels)}
     pairs = np.zeros((len(labels), len(labels) + 1), dtype=np.int64)
     numbers = [number_of[label] for label in wanted], [number_of.get(label, len(labels)) for label in answered]
@@ -71,7 +71,7 @@ def confusion(labels: Labels, wanted: Labels, answered: Labels) -> np.ndarray:
 
 
 def _values(labels: Labels, wanted: Labels, answered: Labels) -> dict[str, float]:
-    """macro-F1 is over the labels that occur, or are answered."""
+    """Returns the metrics. Macro-F1 is over labels that occur or were answered."""
     pairs = confusion(labels, wanted, answered)
     right, counts, said = pairs.diagonal(), pairs.sum(1), pairs.sum(0)[:-1]
     return {
@@ -104,7 +104,7 @@ def value_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[
     from scipy.stats import pearsonr, spearmanr
 
     wanted, answered = [example.value for example in examples], [float(answer[0]) for answer in answers]
-    varied = len(set(wanted)) > 1 and len(set(answered)) > 1  # else no correlation is defined, and nothing was learned
+    varied = len(set(wanted)) > 1 and len(set(answered)) > 1  # otherwise no correlation is defined
     return Scores(
         len(wanted),
         "pearson",
@@ -117,7 +117,7 @@ def value_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[
 
 
 def _entity_f1(wanted: Sequence[Labels], answered: Sequence[Labels]) -> float:
-    """As conlleval counts: an entity is right if both its ends and its kind are. A word without an answer is outside of any."""
+    """Returns F1 as conlleval counts: an entity is right if both ends and its kind are. A word without answer is outside."""
     from seqeval.metrics import f1_score
 
     outside = [[label or "O" for label in text] for text in answered]
@@ -125,7 +125,7 @@ def _entity_f1(wanted: Sequence[Labels], answered: Sequence[Labels]) -> float:
 
 
 def span_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> Scores:
-    """SQuAD's exact match and F1: against the right answer that fits best, without articles and punctuation."""
+    """Returns SQuAD's exact match and F1 against the best fitting right answer, without articles and punctuation."""
     exact, f1 = [], []
     for example, answer in zip(examples, answers, strict=True):
         right, answered = [_words(example.pair[start:stop]) for start, stop in example.answers], _words(answer[0])

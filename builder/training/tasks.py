@@ -1,4 +1,4 @@
-"""How a tenant of each task learns and is scored: one object a task, beside the one in `hplm/tasks.py`."""
+"""How each task is trained and scored: one object a task, beside the one in `hplm/tasks.py`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from hplm.tasks import TASKS, Task, find_task
 
 
 def _any_labels(labelled: Labelled, dtype: str) -> None:
-    """Labels are checked when they are collected."""
+    """Accepts all data: labels are checked when they are collected."""
 
 
 def _unscaled(examples: Sequence[Example]) -> tuple[float, float]:
@@ -47,27 +47,27 @@ def _unscaled(examples: Sequence[Example]) -> tuple[float, float]:
 @dataclass(frozen=True)
 class TrainingTask:
     served: Task
-    read_line: ReadLine  # of a labelled file
-    targets: Callable[[Example, np.ndarray, Mapping[str, int]], np.ndarray]  # of an example, its rows, the labels' numbers
-    loss: Callable[[Tensor, Tensor, list[int], float], tuple[Tensor, int]]  # of logits, targets, rows a text, and `scale`
-    score: Callable[[Labels, Sequence[Example], Sequence[Labels]], Scores]  # of the labels, examples, and their answers
-    fewest_labels: int = 2  # that the training data must have, where labels are not fixed
-    one_label_a_row: bool = False  # every row has one right label, so that a table can show which is taken for which
-    check: Callable[[Labelled, str], None] = _any_labels  # of the part to learn from, and the dtype that the head is stored in
-    scale: Callable[[Sequence[Example]], tuple[float, float]] = _unscaled  # mean and spread of what the head has to say
+    read_line: ReadLine  # reads a line of a labelled file
+    targets: Callable[[Example, np.ndarray, Mapping[str, int]], np.ndarray]  # takes an example, its rows, the labels' numbers
+    loss: Callable[[Tensor, Tensor, list[int], float], tuple[Tensor, int]]  # takes logits, targets, rows of each text, `scale`
+    score: Callable[[Labels, Sequence[Example], Sequence[Labels]], Scores]  # takes labels, examples and their answers
+    fewest_labels: int = 2  # in the training data, where labels are not fixed
+    one_label_a_row: bool = False  # every row has one right label, so a confusion table makes sense
+    check: Callable[[Labelled, str], None] = _any_labels  # checks the training part for the dtype of the stored head
+    scale: Callable[[Sequence[Example]], tuple[float, float]] = _unscaled  # mean and spread of the values
 
     def read(self, path: Path) -> Labelled:
         return read_labelled(path, self.read_line)
 
     def labels(self, labelled: Labelled) -> list[str]:
-        """What the outputs of the tenant's head stand for."""
+        """Returns the labels of the head's outputs."""
         return list(self.served.fixed_labels) or labels_in(labelled, self.fewest_labels)
 
 
 def training_task(name: str) -> TrainingTask:
     task = find_task(name)
     if task.name not in TRAINING_TASKS:
-        raise InvalidInput(f"task {name!r} is served and cannot be trained: choose {', '.join(TRAINING_TASKS)}")
+        raise InvalidInput(f"task {name!r} can be served but not trained: choose {', '.join(TRAINING_TASKS)}")
     return TRAINING_TASKS[name]
 
 

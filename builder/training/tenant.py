@@ -1,4 +1,4 @@
-"""A tenant: labelled data become an adapter and a head on top of a domain's tables."""
+"""Builds a tenant: an adapter and a head on a domain's tables, trained on labelled data."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from hplm.engine.engine import resolve_device
 from hplm.errors import InvalidInput
 
 DEV_SHARE = 0.1
-UNEVEN = 20  # times as many texts of one label as of another are worth a word
+UNEVEN = 20  # warn if one label has so many times as many texts as another
 
 
 @dataclass(frozen=True)
 class Material:
-    """What a tenant learns from: enough to open it again, in this process or in another."""
+    """The data of a tenant's training. It can be opened again in another process."""
 
     store: Path
     domain: str
@@ -42,11 +42,11 @@ class Material:
     train: Path
     dev: Path | None
     seed: int
-    labels: tuple[str, ...] = ()  # of the version before: the rows of its head keep their order
-    dtype: str = TrainingOptions.dtype  # in which the head will be stored
+    labels: tuple[str, ...] = ()  # of the version before, whose order the head keeps
+    dtype: str = TrainingOptions.dtype  # of the stored head
 
     def read(self) -> tuple[Labelled, Labelled, list[str]]:
-        """Training part, dev part, and what the head's rows stand for."""
+        """Returns training part, dev part, and the labels of the head's rows."""
         task = training_task(self.task)
         training = task.read(self.train)
         labels = task.labels(training)
@@ -69,7 +69,7 @@ class Material:
         return ground, PlotBody(store.upper(), store.config.heads)
 
     def plan(self) -> dict[str, Any]:
-        """What it is, by content: a training that was cut goes on with nothing else."""
+        """Returns the digests of the data: an interrupted training continues only with the same data."""
         return {
             "domain": self.domain,
             "domain_version": self.domain_version,
@@ -92,16 +92,16 @@ def build_tenant(
     show_progress: bool = True,
     **training: Any,
 ) -> TenantFile:
-    """Trains the tenant, or its next version if it exists, and stores it with its report; `training`: `TrainingOptions`.
+    """Trains a tenant, or its next version if it exists, and stores it with its report; `training`: `TrainingOptions`.
 
-    Cut anywhere, the same call goes on where it was, to the same bytes.
+    The same call after an interruption continues, and ends with the same bytes.
     """
     check_name("tenant", tenant_id)
-    training_task(task)  # refuses one that there is not
+    training_task(task)  # refuses unknown tasks
     options = TrainingOptions(**training)
     if options.body_rate and not options.cut:
-        raise InvalidInput("upper layers that learn need an adapter to hold what they learned: give --rank above 0")
-    adapter_of(store.config, options)  # refuses projections and kinds that there are not, before anything is put away
+        raise InvalidInput("--upper-rate needs an adapter that holds the change of the upper layers: give --rank above 0")
+    adapter_of(store.config, options)  # refuses unknown projections and kinds before anything is removed
     device = device or resolve_device("auto")
     working = store.tenant_work_folder(tenant_id)
     with held(working, f"tenant {tenant_id!r}"):
@@ -111,13 +111,13 @@ def build_tenant(
         material = Material(store.folder, *stands_on, task, train_file, dev_file, options.seed, known, options.dtype)
         given, dev, labels = material.read()
         plan = {**material.plan(), "labels": labels, **asdict(options), "grid": grid}
-        plan = json.loads(json.dumps(plan))  # as it is read again
+        plan = json.loads(json.dumps(plan))  # in the form in which a file returns it
         if before is not None:
             _check_same_answers(before, task, labels)
         version = before.version + 1 if before else 1
 
         if before is not None and _begun(working) == {"version": before.version, **plan} and _learned_from(plan, store, before):
-            put_away(working)  # the same command was cut after its tenant was stored
+            put_away(working)  # the same command was interrupted after it had stored its tenant
             return before
         _begin(working, tenant_id, {"version": version, **plan})
         tried = []
@@ -156,7 +156,7 @@ def _report(
 
 
 def warnings_of(report: dict[str, Any]) -> list[str]:
-    """What in a tenant's report its owner should know before its scores are trusted."""
+    """Returns warnings about the data and the training that affect how far the scores can be trusted."""
     said, counts = [], report["training"]["label_counts"]
     if report["imbalance"] >= UNEVEN:
         most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
@@ -172,31 +172,31 @@ def _file(path: Path) -> dict[str, str]:
 
 
 def _begun(folder: Path) -> dict[str, Any] | None:
-    """The plan of a training that was cut."""
+    """Returns the plan of an interrupted training; None if there is none."""
     return json.loads((folder / PLAN).read_text("utf-8")) if (folder / PLAN).exists() else None
 
 
 def _learned_from(plan: dict[str, Any], store: Store, tenant: TenantFile) -> bool:
-    """Not if it was imported meanwhile."""
+    """Returns whether the stored tenant comes from this training. It may have been imported meanwhile."""
     return store.report(tenant).get("training", {}).get("digest") == plan["training"]["digest"]
 
 
 def _begin(folder: Path, tenant_id: str, plan: dict[str, Any]) -> None:
-    """What another training left behind is of no use to this one."""
+    """Prepares the folder. Removes the remains of a training with another plan."""
     begun = _begun(folder)
     if begun == plan:
         return
-    if begun is not None and {**begun, "version": plan["version"]} == plan:  # an import has taken the number meanwhile
+    if begun is not None and {**begun, "version": plan["version"]} == plan:  # an import took the version number meanwhile
         write_json(folder / PLAN, plan)
         return
     if begun is not None:
-        print(f"tenant {tenant_id}: a training that was cut had other data or options; this one begins anew", file=sys.stderr)
+        print(f"tenant {tenant_id}: an interrupted training had other data or options; this one starts anew", file=sys.stderr)
     put_away(folder)
     write_json(folder / PLAN, plan)
 
 
 def _check_same_answers(before: TenantFile, task: str, labels: list[str]) -> None:
-    """An update must not change what clients of the tenant know of it."""
+    """Refuses an update that changes the tenant's task or labels: clients rely on them."""
     changed = []
     if task != before.task:
         changed.append(f"its task is {before.task}, not {task}")
