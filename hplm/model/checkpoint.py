@@ -53,9 +53,7 @@ def load_checkpoint(
         lower, upper = own_split(model, source, lower, upper, window)
     loader: Any = SkipBertWeights if skipbert else AutoModel  # `from_pretrained` is typed as if it never returned a report
     try:
-        loaded, report = loader.from_pretrained(
-            model, add_pooling_layer=False, output_loading_info=True, dtype=torch.float32
-        )
+        loaded, report = loader.from_pretrained(model, add_pooling_layer=False, output_loading_info=True, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(model, use_fast=True)
     except (OSError, ValueError, RuntimeError) as error:
         raise InvalidInput(f"cannot load the weights or tokenizer of {model!r}: {error}") from error
