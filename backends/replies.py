@@ -38,12 +38,38 @@ def request_parameters(request: pb_utils.InferenceRequest) -> dict[str, Any]:
     return json.loads(request.parameters() or "{}")
 
 
-def texts(request: pb_utils.InferenceRequest, name: str) -> list[str] | None:
-    """A tensor of strings; None if the request has no such input."""
+def required(request: pb_utils.InferenceRequest, name: str) -> pb_utils.Tensor:
+    """An input that the model's config.pbtxt does not call optional."""
     tensor = pb_utils.get_input_tensor_by_name(request, name)
-    if tensor is None:
-        return None
-    decoded = []
+    if tensor is None:  # Triton refuses such requests before we see them
+        raise InvalidInput(f"the request has no input {name}: send it")
+    return tensor
+
+
+def texts(request: pb_utils.InferenceRequest, name: str) -> list[str]:
+    """An input of strings."""
+    return _texts(required(request, name), name)
+
+
+def optional_texts(request: pb_utils.InferenceRequest, name: str) -> list[str] | None:
+    """None if the request has no such input."""
+    tensor = pb_utils.get_input_tensor_by_name(request, name)
+    return None if tensor is None else _texts(tensor, name)
+
+
+def array(request: pb_utils.InferenceRequest, name: str) -> np.ndarray:
+    """A copy of an input of numbers: its memory is Triton's and goes back when the request is answered."""
+    return _array(required(request, name))
+
+
+def optional_array(request: pb_utils.InferenceRequest, name: str) -> np.ndarray | None:
+    """None if the request has no such input."""
+    tensor = pb_utils.get_input_tensor_by_name(request, name)
+    return None if tensor is None else _array(tensor)
+
+
+def _texts(tensor: pb_utils.Tensor, name: str) -> list[str]:
+    decoded: list[str] = []
     for i, raw in enumerate(tensor.as_numpy().reshape(-1)):
         try:
             decoded.append(raw.decode("utf-8"))
@@ -52,10 +78,8 @@ def texts(request: pb_utils.InferenceRequest, name: str) -> list[str] | None:
     return decoded
 
 
-def array(request: pb_utils.InferenceRequest, name: str) -> np.ndarray | None:
-    """A copy of a tensor of numbers: its memory is Triton's and goes back when the request is answered."""
-    tensor = pb_utils.get_input_tensor_by_name(request, name)
-    return None if tensor is None else torch.from_dlpack(tensor.to_dlpack()).numpy().copy()
+def _array(tensor: pb_utils.Tensor) -> np.ndarray:
+    return torch.from_dlpack(tensor.to_dlpack()).numpy().copy()
 
 
 def tensor(name: str, values: np.ndarray) -> pb_utils.Tensor:

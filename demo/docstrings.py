@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import TypeGuard
 
 from hplm.errors import HplmError
 
@@ -151,7 +152,7 @@ def _decorators(node: Function | ast.ClassDef) -> tuple[str, ...]:
     return tuple(ast.unparse(item) for item in calls)
 
 
-def _is_init(node: ast.stmt) -> bool:
+def _is_init(node: ast.stmt) -> TypeGuard[ast.FunctionDef]:
     return isinstance(node, ast.FunctionDef) and node.name == "__init__"
 
 

@@ -20,6 +20,7 @@ import time
 from array import array
 from collections import Counter, deque
 from pathlib import Path
+from typing import cast
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -61,8 +62,8 @@ class Generator:
             self._send_and_receive()
             return self._report(time.process_time() - cpu_before)
         finally:
-            for connection in [key.fileobj for key in self.selector.get_map().values()]:
-                connection.socket.close()
+            for key in list(self.selector.get_map().values()):
+                _connection(key).socket.close()
             self.selector.close()
 
     def _send_and_receive(self) -> None:
@@ -78,7 +79,7 @@ class Generator:
                 break
             pause = max(0.0, self._due(now) - now) if may_send else LONGEST_PAUSE
             for key, events in self._ready(min(pause, LONGEST_PAUSE)):
-                self._serve(key.fileobj, events)
+                self._serve(_connection(key), events)
             if now >= next_look:
                 next_look = now + LONGEST_PAUSE
                 self._give_up(now - self.load.patience if now < self.end else math.inf)
@@ -187,6 +188,10 @@ class Generator:
             lost_connections=self.lost,
             bodies=self.bodies,
         )
+
+
+def _connection(key: selectors.SelectorKey) -> Connection:
+    return cast(Connection, key.fileobj)  # nothing else is registered
 
 
 def run(load: Load) -> Report:

@@ -13,6 +13,7 @@ import logging
 import sys
 import time
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import gevent
@@ -36,7 +37,7 @@ LOOKS = 0.2  # seconds between looks for the end
 
 @events.init_command_line_parser.add_listener
 def add_options(parser: argparse.ArgumentParser) -> None:
-    def add(name: str, default: object, text: str, **more: object) -> None:
+    def add(name: str, default: str | float, text: str, **more: Any) -> None:
         parser.add_argument(name, default=default, help=text, include_in_web_ui=True, **more)
 
     add("--repository", "", "what is served, on this machine: its tenants and its tokenizer are read")
@@ -62,10 +63,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 @events.init.add_listener
 def set_up(environment: Environment, **_: object) -> None:
     """Each start plans anew; without a web page what cannot work is said before anything starts."""
-    if not isinstance(environment.runner, LocalRunner):
+    runner = environment.runner
+    if not isinstance(runner, LocalRunner):
         sys.exit("these scenarios are planned as a whole: start Locust without --master, --worker and --processes")
     outcomes = Outcomes()
     if environment.web_ui:
+        assert environment.web_ui.app is not None  # the page has made it
         environment.web_ui.app.add_url_rule("/outcomes", "outcomes", outcomes.summary)
     elif problem := _problem(environment, outcomes):
         sys.exit(problem)
@@ -74,10 +77,10 @@ def set_up(environment: Environment, **_: object) -> None:
         outcomes.clear()
         if problem := _problem(environment, outcomes):
             log.error("%s", problem)
-            gevent.spawn(environment.runner.stop)
+            gevent.spawn(runner.stop)
 
     environment.events.test_start.add_listener(begin)
-    environment.events.spawning_complete.add_listener(lambda **_: _start_clocks(environment))
+    environment.events.spawning_complete.add_listener(lambda **_: _start_clocks(environment, runner))
     environment.events.quitting.add_listener(lambda **_: _report(environment, outcomes))
 
 
@@ -91,7 +94,7 @@ def _problem(environment: Environment, outcomes: Outcomes) -> str | None:
 
 
 def _plan(environment: Environment, outcomes: Outcomes) -> None:
-    options = _checked(environment.parsed_options, environment.host)
+    options = _checked(_given(environment), environment.host)
     tenants, tokenizer = _tenants(options)
     texts = Texts(read_texts([Path(options.texts)]) if options.texts else standard_library(), tokenizer)
     Scenario.field = Field(options, tenants, texts, outcomes, Event())
@@ -101,6 +104,11 @@ def _plan(environment: Environment, outcomes: Outcomes) -> None:
         grpc.experimental.gevent.init_gevent()
     for scenario in _chosen(environment):
         scenario.prepare()
+
+
+def _given(environment: Environment) -> argparse.Namespace:
+    assert environment.parsed_options is not None  # of the command line, on which this file was named
+    return environment.parsed_options
 
 
 def _chosen(environment: Environment) -> list[type[Scenario]]:
@@ -145,24 +153,24 @@ def _tenants(options: argparse.Namespace) -> tuple[list[Tenant], Path | None]:
     return [known[tenant.id] for tenant in named] or list(known.values()), found[0].with_name("tokenizer.json")
 
 
-def _start_clocks(environment: Environment) -> None:
+def _start_clocks(environment: Environment, runner: LocalRunner) -> None:
     now = time.time()
     for scenario in _chosen(environment):
         scenario.plan.started = now
     Scenario.field.begun.set()
-    gevent.spawn(_end_when_done, environment)
+    gevent.spawn(_end_when_done, environment, runner)
 
 
-def _end_when_done(environment: Environment) -> None:
+def _end_when_done(environment: Environment, runner: LocalRunner) -> None:
     """Headless, the run ends with its last answer; on the web page it waits for the next start."""
     scenarios = _chosen(environment)
-    while environment.runner.state == "running":
+    while runner.state == "running":
         if all(scenario.plan.done for scenario in scenarios):
             if environment.web_ui:
-                environment.runner.stop()
+                runner.stop()
             else:
                 gevent.sleep(2 * CSV_STATS_INTERVAL_SEC)  # or the last rows would be missing from the files
-                environment.runner.quit()
+                runner.quit()
             return
         gevent.sleep(LOOKS)
 
@@ -171,5 +179,5 @@ def _report(environment: Environment, outcomes: Outcomes) -> None:
     if not outcomes.counts:
         return
     print(outcomes.table(), file=sys.stderr)
-    if environment.parsed_options.outcomes:
-        Path(environment.parsed_options.outcomes).write_text(json.dumps(outcomes.summary(), indent=1) + "\n", "utf-8")
+    if to := _given(environment).outcomes:
+        Path(to).write_text(json.dumps(outcomes.summary(), indent=1) + "\n", "utf-8")

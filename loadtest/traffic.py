@@ -106,7 +106,7 @@ def texts_for(lengths: Sequence[int], vocabulary: Sequence[str], seed: int = 7) 
     """Words by Zipf's law, one token each; with the two special tokens of as many tokens as asked for."""
     rng = np.random.default_rng(seed)
     weights = 1 / np.arange(1, len(vocabulary) + 1)
-    drawn = rng.choice(len(vocabulary), int(sum(lengths)), p=weights / weights.sum())
+    drawn: list[int] = rng.choice(len(vocabulary), int(sum(lengths)), p=weights / weights.sum()).tolist()
     ends = np.cumsum(lengths)
     return [
         " ".join(vocabulary[word] for word in drawn[end - length : end - 2]) for length, end in zip(lengths, ends, strict=True)

@@ -104,6 +104,7 @@ class Reference:
             held = [i for i in logits[0].argsort(descending=True).tolist() if torch.sigmoid(logits[0, i]) >= HOLDS]
             return Reading([tenant.labels[i] for i in held], [(0, len(text))] * len(held))
         if tenant.task == "span":
+            assert pair is not None  # the passage
             encoded = self.backbone.tokenizer().encode(text, pair, truncate)
             tokens = [i for i in range(len(encoded.tokens)) if encoded.segments[i] == 1 and not encoded.special[i]]
             pairs = [(i, j) for i in range(len(tokens)) for j in range(i, min(i + LONGEST_ANSWER, len(tokens)))]
@@ -161,7 +162,7 @@ class Own:
 
     def __call__(self, place: str, before: Tensor, after: Tensor) -> Tensor:
         own = {name.removeprefix(f"{place}/"): t.float() for name, t in self.weights.items() if name.startswith(f"{place}/")}
-        if not own:
+        if self.layout is None or not own:
             return after
         if self.layout.kind == "lora":
             return after + before @ own["a"].T @ own["b"].T

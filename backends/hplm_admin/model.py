@@ -36,7 +36,7 @@ class TritonPythonModel:
         try:
             if not allows(self._keys, presented_key(replies.request_parameters(request)), time.time()):
                 raise NoTenant
-            commands = pb_utils.get_input_tensor_by_name(request, "COMMAND").as_numpy().reshape(-1)
+            commands = replies.required(request, "COMMAND").as_numpy().reshape(-1)
             if len(commands) != 1:
                 raise InvalidInput(f"{len(commands)} commands: send one at a time")
             answer = self._commands.run(commands[0].decode("utf-8", "replace"))

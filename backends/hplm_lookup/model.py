@@ -66,7 +66,7 @@ class TritonPythonModel:
         tenant = admit(view.snapshot, parameters, time.time())
         self._quotas.spend(tenant)  # upper counts all of them; what is refused here already costs nobody a look-up
         texts = replies.texts(request, "TEXT")
-        pairs = replies.texts(request, "TEXT_PAIR")
+        pairs = replies.optional_texts(request, "TEXT_PAIR")
         if pairs is not None and len(pairs) != len(texts):
             raise InvalidInput(f"TEXT has {len(texts)} texts and TEXT_PAIR {len(pairs)}: send one pair for each")
         # Not `priority`: Triton keeps that word for itself and hands it to no Python model.

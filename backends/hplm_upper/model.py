@@ -45,11 +45,12 @@ class TritonPythonModel:
         return [None] * len(requests)
 
     def _take(self, request: pb_utils.InferenceRequest, sender: pb_utils.InferenceResponseSender) -> None:
-        signed = replies.array(request, "TICKET")
+        signed = replies.optional_array(request, "TICKET")
         ticket = Ticket.read(signed[0].tobytes() if signed is not None else b"", self._secret)
-        looked_up = LookedUp(*(replies.array(request, name) for name in ("ROWS", "SEGMENTS", "SPANS")))
+        rows, segments, spans = (replies.array(request, name) for name in ("ROWS", "SEGMENTS", "SPANS"))
         respond = partial(replies.send_answer, sender, set(request.requested_output_names()), ticket.version)
-        self._service.submit(ticket, looked_up, respond, replies.texts(request, "TEXT_PAIR"), request.request_id())
+        passages = replies.optional_texts(request, "TEXT_PAIR")
+        self._service.submit(ticket, LookedUp(rows, segments, spans), respond, passages, request.request_id())
 
     def finalize(self) -> None:
         self._service.close()

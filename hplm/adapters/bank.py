@@ -108,7 +108,7 @@ class Bank:
         weights = memoryview(self._map)[start + HEADER_BYTES : start + HEADER_BYTES + self.layout.weight_bytes]
         target = out.view(torch.uint8).numpy().reshape(-1)
         target[:] = memoryview(weights)
-        if zlib.crc32(target) != checksum:
+        if zlib.crc32(target.data) != checksum:
             raise Broken(f"{name} is corrupt (checksum): {self._way_out}")
 
     def weights(self, record: Record) -> list[dict[str, Tensor]]:

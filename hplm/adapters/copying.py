@@ -43,7 +43,7 @@ class _Past:
 
 
 class _Ahead:
-    def __init__(self, event: torch.cuda.Event, device: torch.device) -> None:
+    def __init__(self, event: torch.cuda.Event | torch.Event, device: torch.device) -> None:
         self._event = event
         self._device = device
 

@@ -57,7 +57,7 @@ class Backbone:
     TABLES = EXPORTED_TABLES
     BANKS = EXPORTED_BANKS
 
-    def __init__(self, folder: Path, state: Path | None = None, prepare: Callable[[Table], None] = lambda table: None) -> None:
+    def __init__(self, folder: Path, state: Path | None = None, prepare: Callable[[Table], object] = lambda _: None) -> None:
         """`state` holds a folder a backbone; `prepare` opens what its user needs of a table, before the first request does."""
         self.folder = folder
         self.config = BackboneConfig.load(folder / self.CONFIG)
@@ -121,8 +121,7 @@ class Backbone:
         return Bank(self.folder / self.BANKS / name)
 
     def _newest(self) -> Snapshot:
-        generation = self.state.current() if self.state is not None else 0
-        if not generation:
+        if self.state is None or not (generation := self.state.current()):
             return self._exported
         snapshot = self.state.load(generation)
         if snapshot.export != self._exported.export:

@@ -127,8 +127,11 @@ def _read(x: Tensor, parts: list[Part]) -> Tensor:
         part.arrived[0].wait()
     if len(parts) == 1:
         return parts[0].layout.read(x, parts[0].groups, parts[0].layers[0])
-    results = [part.layout.read(x.index_select(0, part.rows), part.groups, part.layers[0]) for part in parts]
-    logits = x.new_zeros(len(x), max(result.shape[1] for result in results))
-    for part, result in zip(parts, results, strict=True):
-        logits[part.rows, : result.shape[1]] = result
+    results: list[tuple[Tensor, Tensor]] = []
+    for part in parts:
+        assert part.rows is not None  # of several heads none has all rows
+        results.append((part.rows, part.layout.read(x.index_select(0, part.rows), part.groups, part.layers[0])))
+    logits = x.new_zeros(len(x), max(result.shape[1] for _, result in results))
+    for rows, result in results:
+        logits[rows, : result.shape[1]] = result
     return logits

@@ -6,7 +6,7 @@ import time
 
 from hplm.adapters.layout import Layout
 from hplm.engine.journal import Journal
-from hplm.engine.request import Answer, Request
+from hplm.engine.request import Answer, Request, Text
 from hplm.engine.staging import StagedBatch, Stager
 from hplm.errors import Broken, HplmError
 from hplm.metrics import names
@@ -41,7 +41,7 @@ class Instruments:
         self.meter.add(names.TENANT_REQUESTS, 1, self._busiest.name(tenant.id), outcome)
         self._journal.request(request, outcome, now)
 
-    def started(self, batch: Batch, staged: StagedBatch) -> None:
+    def started(self, batch: Batch[Text], staged: StagedBatch) -> None:
         now = time.monotonic_ns()
         self._batches += 1
         for text in staged.texts:
@@ -65,7 +65,7 @@ class Instruments:
             self.meter.add(names.STAGE_SECONDS, (end - start) / 1e9, stage)
         self._journal.batch(self._batches, staged)
 
-    def look(self, line: Queue, stager: Stager) -> None:
+    def look(self, line: Queue[Text], stager: Stager) -> None:
         """At what has a level, and at counts that others keep."""
         now = time.monotonic()
         if now - self._chosen_at > SECONDS_BETWEEN_CHOICES:

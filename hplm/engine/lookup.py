@@ -27,12 +27,18 @@ class LookedUp:
     addresses: np.ndarray  # texts x tokens, int64
     segments: np.ndarray  # texts x tokens, uint8; 0 beyond the end
     spans: np.ndarray  # texts x answer rows x 3, int32
-    hits: Hits | None = None  # where the windows of all tokens were found; lookup counts them and does not send them
 
     def text(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Addresses, segments and spans of one text. Copies: a text that waits keeps its own part alive, not all of them."""
         tokens, rows = _used(self.addresses[index]), _used(self.spans[index, :, 1])
         return self.addresses[index, :tokens].copy(), self.segments[index, :tokens].copy(), self.spans[index, :rows].copy()
+
+
+@dataclass(frozen=True)
+class Resolved(LookedUp):
+    """The same where it was looked up, with what is counted there and not sent."""
+
+    hits: Hits  # where the windows of all tokens were found
 
 
 class Lookup:
@@ -41,7 +47,7 @@ class Lookup:
 
     def resolve(
         self, view: View, tenant: Tenant, texts: Sequence[str], pairs: Sequence[str] | None, truncate: bool
-    ) -> LookedUp:
+    ) -> Resolved:
         if (characters := sum(map(len, texts)) + sum(map(len, pairs or ()))) > MOST_CHARACTERS:
             raise InvalidInput(f"the texts of the request have {characters:,} characters, of {MOST_CHARACTERS:,}: send several")
         read = [
@@ -59,7 +65,7 @@ class Lookup:
                 f"{len(rows)} texts, the longest with {rows.max():,} words, are answered in more than {MOST_ROWS:,} rows: "
                 "send long texts in requests of their own"
             )
-        return LookedUp(
+        return Resolved(
             addresses=_rectangle(hits.addresses, lengths, PAD),
             segments=_rectangle(segments, lengths, 0),
             spans=_rectangle(np.concatenate(spans), rows, PAD),

@@ -32,7 +32,7 @@ ANSWERING_THREADS = 4  # sending is a round trip to the server process: one thre
 
 
 class Pipeline:
-    def __init__(self, line: Queue, capacity: Capacity, stager: Stager, engine: Engine, instruments: Instruments) -> None:
+    def __init__(self, line: Queue[Text], capacity: Capacity, stager: Stager, engine: Engine, instruments: Instruments) -> None:
         self._line = line
         self._capacity = capacity
         self._stager = stager
@@ -41,7 +41,7 @@ class Pipeline:
         self._overlap = stager.overlap
         # Two batches are in flight at most: one is not chosen before the one before it starts to compute.
         self._may_choose = threading.Semaphore(1)
-        self._staged: queue.SimpleQueue[tuple[Batch, StagedBatch] | None] = queue.SimpleQueue()
+        self._staged: queue.SimpleQueue[tuple[Batch[Text], StagedBatch] | None] = queue.SimpleQueue()
         self._computed: queue.SimpleQueue[list[tuple[Slots, int]]] = queue.SimpleQueue()  # what a batch held
         self._answering = ThreadPoolExecutor(ANSWERING_THREADS, thread_name_prefix="answer")
         self._threads = [

@@ -62,7 +62,7 @@ class Service:
         # Two batches are in flight at most, and both pin their slots.
         capacity = Capacity(settings.batch_tokens, settings.batch_tokens, settings.slots // 2)
         limits = Limits(settings.queue_texts, settings.queue_bytes)
-        scheduler = Scheduler(
+        scheduler: Scheduler[Text] = Scheduler(
             policy(settings.policy), limits, settings.admission, commit_ns=settings.commit_ns, answering_ns=ANSWERING_NS
         )
         line = Queue(scheduler, time.monotonic_ns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 
 import numpy as np
@@ -16,7 +16,7 @@ Series = tuple[Metric, tuple[str, ...]]  # a metric and the values of its labels
 class Meter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: Counter[Series] = Counter()
+        self._counts: defaultdict[Series, float] = defaultdict(float)
         self._levels: dict[Series, float] = {}
 
     def add(self, metric: Metric, amount: float = 1, *labels: str) -> None:
@@ -43,10 +43,10 @@ class Meter:
             self._counts[total, ()] += float(observed.sum())
             self._counts[number, ()] += len(observed)
 
-    def take(self) -> tuple[Counter[Series], dict[Series, float]]:
+    def take(self) -> tuple[dict[Series, float], dict[Series, float]]:
         """What was counted since the last time, and the levels as they are."""
         with self._lock:
-            counts, self._counts = self._counts, Counter()
+            counts, self._counts = self._counts, defaultdict(float)
             return counts, dict(self._levels)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from typing import cast
 
 import numpy as np
 import torch
@@ -43,7 +44,8 @@ class PackedAttention:
 
         longest = max(length for length, _ in self.runs)
         query, key, value = (x.unflatten(1, (self.heads, -1)) for x in (query, key, value))
-        return varlen_attn(query, key, value, ends, ends, longest, longest).flatten(1)
+        attended = varlen_attn(query, key, value, ends, ends, longest, longest)
+        return cast(Tensor, attended).flatten(1)  # a pair only with `return_aux`
 
 
 class RowAttention:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
-from hplm.model.layer import Layer
+from hplm.model.layer import Layer, Layers
 from hplm.model.stacks import LowerStack, UpperStack
 from hplm.model.windows import TRIGRAMS, Window
 
@@ -50,10 +51,9 @@ def load_checkpoint(
     skipbert = is_skipbert(source)
     if skipbert:
         lower, upper = own_split(model, source, lower, upper, window)
+    loader: Any = SkipBertWeights if skipbert else AutoModel  # `from_pretrained` is typed as if it never returned a report
     try:
-        loaded, report = (SkipBertWeights if skipbert else AutoModel).from_pretrained(
-            model, add_pooling_layer=False, output_loading_info=True, dtype=torch.float32
-        )
+        loaded, report = loader.from_pretrained(model, add_pooling_layer=False, output_loading_info=True, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(model, use_fast=True)
     except (OSError, ValueError, RuntimeError) as error:
         raise InvalidInput(f"cannot load the weights or tokenizer of {model!r}: {error}") from error
@@ -65,7 +65,7 @@ def load_checkpoint(
         missing = sorted(report["missing_keys"])
         raise InvalidInput(f"{model!r} lacks {len(missing)} tensors of a BERT, {missing[0]} among them")
 
-    total = source.num_hidden_layers
+    total: int = source.num_hidden_layers
     lower = total // 2 if lower is None else lower
     upper = total - lower if upper is None else upper
     if lower < 1 or upper < 1 or lower + upper > total:
@@ -135,7 +135,7 @@ def random_backbone(config: BackboneConfig, seed: int = 0) -> tuple[LowerStack, 
     return lower, upper
 
 
-def full_stack(checkpoint: Checkpoint) -> nn.ModuleList:
+def full_stack(checkpoint: Checkpoint) -> Layers:
     """All layers of the original model, in our own layer form: the teacher of the adaptation."""
     if checkpoint.skipbert:
         raise InvalidInput(
@@ -143,7 +143,7 @@ def full_stack(checkpoint: Checkpoint) -> nn.ModuleList:
             "them that way. Build with --minutes 0: a domain then has its own n-grams and the root's lower layers"
         )
     config = replace(checkpoint.config, lower_layers=checkpoint.total_layers)
-    layers = nn.ModuleList(Layer(config) for _ in range(checkpoint.total_layers))
+    layers = Layers(Layer(config) for _ in range(checkpoint.total_layers))
     for i, layer in enumerate(layers):
         _copy_layer(layer, checkpoint.weights, i)
     return layers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from hplm.errors import InvalidInput
 from hplm.model.windows import TRIGRAMS, Window
@@ -50,4 +51,6 @@ class BackboneConfig:
                 "export the repository again with this version, or install the one that wrote it"
             )
         known = {field.name for field in fields(cls)}
-        return cls(**{key: value for key, value in stored.items() if key in known} | {"window": Window(**stored["window"])})
+        values: dict[str, Any] = {key: value for key, value in stored.items() if key in known}
+        values["window"] = Window(**stored["window"])
+        return cls(**values)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, overload
 
 import torch
 from torch import Tensor, nn
@@ -58,3 +59,17 @@ class Layer(nn.Module):
         x = self.attention_norm(adapt(ATTENTION_OUT, attended, self.attention_out(attended)).add_(x))
         inner = self.activation(adapt(FFN_IN, x, self.ffn_in(x)))
         return self.ffn_norm(adapt(FFN_OUT, inner, self.ffn_out(inner)).add_(x))
+
+
+class Layers(nn.ModuleList):
+    """A list of layers; a slice of it is one, too."""
+
+    if TYPE_CHECKING:  # what it holds is known to a type checker; at run time it is a plain ModuleList
+
+        def __init__(self, layers: Iterable[Layer]) -> None: ...
+        @overload
+        def __getitem__(self, idx: slice) -> Layers: ...
+        @overload
+        def __getitem__(self, idx: int) -> Layer: ...
+        def __getitem__(self, idx: int | slice) -> Layer | Layers: ...
+        def __iter__(self) -> Iterator[Layer]: ...

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hplm.model.attention import WindowAttention
 from hplm.model.config import BackboneConfig
-from hplm.model.layer import Adapt, Attend, Layer, unchanged
+from hplm.model.layer import Adapt, Attend, Layer, Layers, unchanged
 from hplm.model.windows import ABSENT
 
 
@@ -23,7 +23,7 @@ class LowerStack(nn.Module):
         self.words = nn.Embedding(config.vocabulary, config.hidden)
         self.places = nn.Parameter(torch.zeros(config.window.n, config.hidden))  # position inside the window only
         self.norm = nn.LayerNorm(config.hidden, config.norm_eps)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.lower_layers))
+        self.layers = Layers(Layer(config) for _ in range(config.lower_layers))
         self.gate = nn.Parameter(torch.zeros(config.window.n, config.hidden))
         self.gate_bias = nn.Parameter(torch.zeros(config.window.n))
 
@@ -49,7 +49,7 @@ class UpperStack(nn.Module):
         self.positions = nn.Embedding(config.positions, config.hidden)
         self.segments = nn.Embedding(config.segments, config.hidden)
         self.norm = nn.LayerNorm(config.hidden, config.norm_eps if config.entry_eps is None else config.entry_eps)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.upper_layers))
+        self.layers = Layers(Layer(config) for _ in range(config.upper_layers))
 
     def enter(self, sums: Tensor, positions: Tensor, segments: Tensor) -> Tensor:
         return self.norm(sums + self.positions(positions) + self.segments(segments))
@@ -71,7 +71,7 @@ class UpperStack(nn.Module):
 
 
 def through(
-    layers: Sequence[Layer], x: Tensor, attend: Attend, adapters: Sequence[Adapt] | None = None, rows: Tensor | None = None
+    layers: Layers, x: Tensor, attend: Attend, adapters: Sequence[Adapt] | None = None, rows: Tensor | None = None
 ) -> Tensor:
     for i, layer in enumerate(layers):
         adapt = adapters[i] if adapters is not None else unchanged

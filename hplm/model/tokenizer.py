@@ -25,7 +25,7 @@ class Encoded:
         if kept is not None:
             self.tokens, self.segments = self.tokens[kept], self.segments[kept]
             self.offsets, self.special = self.offsets[kept], self.special[kept]
-            self._encoding = None  # it holds what was cut off
+            del self._encoding  # it holds what was cut off
 
     @cached_property
     def offsets(self) -> np.ndarray:

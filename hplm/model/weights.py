@@ -40,5 +40,5 @@ def load_weights(path: Path, way_out: str = "build or copy it again") -> dict[st
 def checksum_of(tensors: Mapping[str, Tensor]) -> str:
     crc = 0
     for name in sorted(tensors):
-        crc = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy(), zlib.crc32(name.encode(), crc))
+        crc = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, zlib.crc32(name.encode(), crc))
     return f"{crc:08x}"

@@ -90,7 +90,7 @@ class Forest:
         self,
         folders: Sequence[Path],
         branches: Iterable[Branch],
-        prepare: Callable[[Table], None] = lambda table: None,
+        prepare: Callable[[Table], object] = lambda table: None,
         before: Forest | None = None,
     ) -> None:
         """A table that cannot be opened or prepared fails those who need it, by name, and no one else."""
@@ -136,14 +136,14 @@ class Forest:
 
     def _path(self, domain: str, version: int) -> list[tuple[Table, int]]:
         path = []
-        step: tuple[str | None, int | None] = (domain, version)
-        while step[0] is not None:
+        step: tuple[str, int] | None = (domain, version)
+        while step is not None:
             branch = self._by_name.get(step)
             if branch is None:
                 raise InvalidInput(f"domain {domain!r} version {version} needs {step[0]!r} version {step[1]}: not here")
             table = self._opened(branch)
             path.append((table, branch.base))
-            step = (table.meta.parent, table.meta.parent_version)
+            step = table.meta.parent_branch
         return path
 
 
@@ -156,7 +156,7 @@ def assign_addresses(tables: Iterable[Table], first: int = 0) -> list[Branch]:
     return branches
 
 
-def _open(folders: Sequence[Path], branch: Branch, prepare: Callable[[Table], None]) -> Table | HplmError:
+def _open(folders: Sequence[Path], branch: Branch, prepare: Callable[[Table], object]) -> Table | HplmError:
     for folder in folders:
         if (folder / branch.folder).is_dir():
             try:

@@ -30,7 +30,7 @@ class TableSpec:
 
     domain: str
     version: int
-    parent: str | None  # domain and version that the table falls back to; None for a root
+    parent: str | None  # together with its version: `parent_branch`
     parent_version: int | None
     n: int
     causal: bool
@@ -38,6 +38,13 @@ class TableSpec:
     hidden: int
     dtype: str
     corpus_tokens: int
+
+    @property
+    def parent_branch(self) -> tuple[str, int] | None:
+        """Domain and version of the table that this one falls back to; None for a root."""
+        if self.parent is None or self.parent_version is None:
+            return None
+        return self.parent, self.parent_version
 
     @property
     def window(self) -> Window:

@@ -97,14 +97,14 @@ class Admission:
         by_then = room * np.arange(due, BATCHES + 1)
         if due and (self._due[due:] + tokens <= by_then).all():
             return deadline
-        promised = self._promised_before(text, tokens, due, columns)[due:]
+        promised = self._promised_before(text, tokens, due, room, columns)[due:]
         if due and (promised + tokens <= by_then).all():
             return deadline
         needed = ceil((promised[0] + tokens) / room)
         # Refused: those with earlier deadlines go first, and those with later ones have a promise too.
         return start + max(needed, due + 1) * self._batch_ns
 
-    def _promised_before(self, text: Waiting, tokens: int, due: int, columns: Columns) -> np.ndarray:
+    def _promised_before(self, text: Waiting, tokens: int, due: int, room: float, columns: Columns) -> np.ndarray:
         """Tokens due with each batch or one before it that this request may not displace.
 
         It may displace lower priorities, longer texts, and what others have beyond their share if it is within its own.
@@ -117,7 +117,7 @@ class Admission:
         mine = columns.number_of(text.tenant)
         demand = np.bincount(columns.tenant, columns.tokens, minlength=columns.tenants + 1)
         demand[len(demand) - 1 if mine is None else mine] += tokens
-        fair = fair_share(demand, self._promised * self._full[0])
+        fair = fair_share(demand, room)
         own = 0 if mine is None else by_tenant[mine, due]
         if np.isfinite(fair) and (not own or own + tokens <= fair * due):  # a first text is within it whatever its length
             by_tenant = np.minimum(by_tenant, np.maximum(fair * np.arange(BATCHES + 1), tokens))  # and so is theirs

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from heapq import heappop, heappush
+from typing import Generic
 
 import numpy as np
 
-from hplm.scheduling.waiting import Waiting
+from hplm.scheduling.waiting import T
 
 NEVER = np.iinfo(np.int64).max  # the deadline of what has none
 FIRST_ROOM = 1024
@@ -66,13 +67,13 @@ class Numbers:
             self._value.pop()
 
 
-class Columns:
+class Columns(Generic[T]):
     """Index i of every column is the same text; `len(columns)` texts wait."""
 
-    def __init__(self, texts: Sequence[Waiting] = ()) -> None:
+    def __init__(self, texts: Sequence[T] = ()) -> None:
         self._length = 0
         self._columns = {name: np.empty(FIRST_ROOM, width) for name, width in WIDTHS.items()}
-        self._texts: list[Waiting | None] = []  # these do not move; `position` says where they are
+        self._texts: list[T | None] = []  # these do not move; `position` says where they are
         self._free: list[int] = []
         self._slot_keys, self._tenants = Numbers(), Numbers()
         self._requests = 0
@@ -127,10 +128,10 @@ class Columns:
         """The number of a tenant of which something waits."""
         return self._tenants.number_of(tenant)
 
-    def text(self, index: int) -> Waiting:
+    def text(self, index: int) -> T:
         return self._texts[self._columns["position"][index]]
 
-    def add(self, texts: Sequence[Waiting]) -> None:
+    def add(self, texts: Sequence[T]) -> None:
         """The texts of one request."""
         end = self._length + len(texts)
         while end > len(self._columns["tokens"]):
@@ -151,7 +152,7 @@ class Columns:
                 column[i] = value
         self._length = end
 
-    def remove(self, indexes: np.ndarray) -> list[Waiting]:
+    def remove(self, indexes: np.ndarray) -> list[T]:
         """Takes these out, and hands them over in the order given."""
         if not len(indexes):
             return []
@@ -180,7 +181,7 @@ class Columns:
             return indexes
         return np.unique(np.concatenate([np.arange(start, end) for start, end in zip(starts, ends, strict=True)]))
 
-    def _put(self, text: Waiting) -> int:
+    def _put(self, text: T) -> int:
         if self._free:
             position = self._free.pop()
             self._texts[position] = text

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, overload
 
 import numpy as np
 
-TERMS = ("batch", "token", "text", "adapter")
+TERMS: tuple[str, ...] = ("batch", "token", "text", "adapter")
 # The shape believed before anything has run: a batch, a token, a text, an adapter, in nanoseconds. Its scale is that of
 # what has been observed; where the observed batches are all alike, its proportions remain.
 SHAPE = np.array([1e6, 20e3, 10e3, 100e3])
@@ -22,6 +22,10 @@ Numbers = np.ndarray | float
 class Cost(Protocol):
     """What policies and admission ask."""
 
+    @overload
+    def predict(self, tokens: np.ndarray, texts: Numbers = 1, adapters: Numbers = 0) -> np.ndarray: ...
+    @overload
+    def predict(self, tokens: float, texts: float = 1, adapters: float = 0) -> float: ...
     def predict(self, tokens: Numbers, texts: Numbers = 1, adapters: Numbers = 0) -> Numbers:
         """Nanoseconds of a batch."""
         ...
@@ -38,6 +42,10 @@ class CostModel:
         self._products = np.zeros(4)
         self._took, self._believed = 0.0, 0.0
 
+    @overload
+    def predict(self, tokens: np.ndarray, texts: Numbers = 1, adapters: Numbers = 0) -> np.ndarray: ...
+    @overload
+    def predict(self, tokens: float, texts: float = 1, adapters: float = 0) -> float: ...
     def predict(self, tokens: Numbers, texts: Numbers = 1, adapters: Numbers = 0) -> Numbers:
         batch, token, text, adapter = self.terms
         return batch + token * tokens + text * texts + adapter * adapters

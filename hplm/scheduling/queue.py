@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic
 
 from hplm.scheduling.columns import NEVER
 from hplm.scheduling.cost import TERMS
 from hplm.scheduling.scheduler import Batch, Scheduler
-from hplm.scheduling.waiting import Capacity, Waiting
+from hplm.scheduling.waiting import Capacity, T
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,8 @@ class Levels:
     cost: dict[str, float]  # nanoseconds that the cost model believes in, by term
 
 
-class Queue:
-    def __init__(self, scheduler: Scheduler, now_ns: Callable[[], int]) -> None:
+class Queue(Generic[T]):
+    def __init__(self, scheduler: Scheduler[T], now_ns: Callable[[], int]) -> None:
         self._scheduler = scheduler
         self._now_ns = now_ns
         lock = threading.RLock()
@@ -38,14 +39,14 @@ class Queue:
             cost = dict(zip(TERMS, self._scheduler.cost.terms.tolist(), strict=True))
             return Levels(len(self._scheduler), self._scheduler.bytes, cost)
 
-    def offer(self, texts: Sequence[Waiting]) -> None:
+    def offer(self, texts: Sequence[T]) -> None:
         """The texts of one request: all of them or none."""
         with self._to_do:
             self._scheduler.offer(texts, self._now_ns())
             self._to_do.notify()
             self._look_at_expiry()
 
-    def take(self, capacity: Capacity) -> Batch | None:
+    def take(self, capacity: Capacity) -> Batch[T] | None:
         """Waits for a batch to run. None once the queue is closed and empty."""
         with self._to_do:
             while True:
@@ -59,7 +60,7 @@ class Queue:
                     return None
                 self._to_do.wait(wait_ns / 1e9 if wait_ns > 0 else None)
 
-    def expired(self) -> list[Waiting] | None:
+    def expired(self) -> list[T] | None:
         """Waits for texts that can no longer be answered in time, and are out of the line. None once it is closed and empty."""
         with self._expiring:
             while True:
@@ -73,18 +74,18 @@ class Queue:
                 self._wake_ns = self._scheduler.next_expiry(now)
                 self._expiring.wait(None if self._wake_ns == NEVER else max(0, self._wake_ns - now) / 1e9)
 
-    def started(self, batch: Batch) -> None:
+    def started(self, batch: Batch[T]) -> None:
         with self._to_do:
             self._scheduler.started(batch, self._now_ns())
             self._look_at_expiry()
 
-    def finished(self, batch: Batch, adapters: int = 0) -> None:
+    def finished(self, batch: Batch[T], adapters: int = 0) -> None:
         with self._to_do:
             self._scheduler.finished(batch, self._now_ns(), adapters)
             self._to_do.notify()
             self._look_at_expiry()
 
-    def dropped(self, batch: Batch) -> None:
+    def dropped(self, batch: Batch[T]) -> None:
         with self._to_do:
             self._scheduler.dropped(batch, self._now_ns())
             self._to_do.notify()
@@ -97,7 +98,7 @@ class Queue:
             self._to_do.notify_all()
             self._expiring.notify_all()
 
-    def abandon(self) -> list[Waiting]:
+    def abandon(self) -> list[T]:
         """Closes the line and hands over whatever still stands in it."""
         with self._to_do:
             left = self._scheduler.abandon()

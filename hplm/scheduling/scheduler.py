@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from hplm.scheduling.columns import NEVER, Columns
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.orders import FirstComeFirstServed
 from hplm.scheduling.policy import Policy
-from hplm.scheduling.waiting import Capacity, Waiting
+from hplm.scheduling.waiting import Capacity, T
 
 log = logging.getLogger(__name__)
 LEARNING = 0.1  # of the time from choice to start, and of the share of adapters that had to be loaded
@@ -30,10 +31,10 @@ class Limits:
 
 
 @dataclass(eq=False)
-class Batch:
+class Batch(Generic[T]):
     """What was chosen to run together, and what is known of its time."""
 
-    texts: list[Waiting]
+    texts: list[T]
     tokens: int
     slot_keys: int
     chosen_ns: int
@@ -42,7 +43,7 @@ class Batch:
     started_ns: int | None = None
 
 
-class Scheduler:
+class Scheduler(Generic[T]):
     def __init__(
         self,
         policy: Policy,
@@ -56,14 +57,14 @@ class Scheduler:
         `answering_ns`: what passes from computed to the client. `admission`: refuse, and give up, what cannot be in time.
         """
         self.limits = limits
-        self.columns = Columns()
+        self.columns: Columns[T] = Columns()
         self.cost = CostModel()
         self._policy = policy
         self._admission = Admission(self.cost) if admission else None
         self._commit_ns = commit_ns
         self._answering_ns = answering_ns
-        self._running: deque[Batch] = deque()  # chosen and not finished, in order
-        self._gone: list[Waiting] = []  # too late, and not yet fetched by who tells them
+        self._running: deque[Batch[T]] = deque()  # chosen and not finished, in order
+        self._gone: list[T] = []  # too late, and not yet fetched by who tells them
         self._bytes = 0
         self._staging_ns = 0.0  # from choice to start, with an idle engine
         self._loaded = 0.0  # adapters copied for each different one in a batch
@@ -81,7 +82,7 @@ class Scheduler:
     def draining(self) -> bool:
         return self._draining
 
-    def offer(self, texts: Sequence[Waiting], now_ns: int) -> None:
+    def offer(self, texts: Sequence[T], now_ns: int) -> None:
         """The texts of one request: all of them or none."""
         if self._draining:
             raise Draining("the server is shutting down: send the request to another replica, or again later")
@@ -111,7 +112,7 @@ class Scheduler:
             return now_ns
         return max(now_ns, int(self._free_at(now_ns) - self._staging_ns - self._commit_ns))
 
-    def choose(self, capacity: Capacity, now_ns: int) -> Batch | None:
+    def choose(self, capacity: Capacity, now_ns: int) -> Batch[T] | None:
         """The next batch; None if nothing is to be run now."""
         self._put_aside(now_ns)
         if not len(self.columns):
@@ -135,15 +136,16 @@ class Scheduler:
             self._recount(now_ns)
         return batch
 
-    def started(self, batch: Batch, now_ns: int) -> None:
+    def started(self, batch: Batch[T], now_ns: int) -> None:
         """The engine has it."""
         batch.started_ns = now_ns
         if batch.alone:  # of one that stalled no more is believed than would double it, or make it a batch's own time
             staged = min(now_ns - batch.chosen_ns, max(2 * self._staging_ns, batch.expected_ns))
             self._staging_ns += LEARNING * (staged - self._staging_ns)
 
-    def finished(self, batch: Batch, now_ns: int, adapters: int = 0) -> None:
+    def finished(self, batch: Batch[T], now_ns: int, adapters: int = 0) -> None:
         """The engine is done with it; `adapters` had to be loaded for it."""
+        assert batch.started_ns is not None  # `started` comes first
         self._running.remove(batch)
         self._loaded += LEARNING * (adapters / batch.slot_keys - self._loaded)
         self.cost.observe(batch.tokens, len(batch.texts), adapters, now_ns - batch.started_ns)
@@ -154,13 +156,12 @@ class Scheduler:
             self._admission.done(len(with_deadline) - late, late)
             self._recount(now_ns)
 
-    def dropped(self, batch: Batch, now_ns: int) -> None:
+    def dropped(self, batch: Batch[T], now_ns: int) -> None:
         """It will not run, or failed: nothing is to be learnt from it."""
         self._running.remove(batch)
-        if self._admission:
-            self._recount(now_ns)
+        self._recount(now_ns)
 
-    def expired(self, now_ns: int) -> list[Waiting]:
+    def expired(self, now_ns: int) -> list[T]:
         """Hands over what can no longer be answered in time, and the other texts of its request with it."""
         self._put_aside(now_ns)
         gone, self._gone = self._gone, []
@@ -173,7 +174,7 @@ class Scheduler:
         last = int(self._last_start(now_ns).min()) if len(self.columns) else NEVER
         return now_ns if self._predicts(now_ns) and last <= self._start_at(now_ns) else last
 
-    def abandon(self) -> list[Waiting]:
+    def abandon(self) -> list[T]:
         """Hands over everything; what was chosen goes on running, if it does, and is let be."""
         gone, self._gone = self._gone, []
         chosen = [text for batch in self._running for text in batch.texts]
@@ -214,7 +215,8 @@ class Scheduler:
         return np.where(deadline == NEVER, NEVER, deadline - needed.astype(np.int64))
 
     def _recount(self, now_ns: int) -> None:
-        self._admission.count(self.columns, self._start_at(now_ns) + self._answering_ns)
+        if self._admission:
+            self._admission.count(self.columns, self._start_at(now_ns) + self._answering_ns)
 
     def _free_at(self, now_ns: int) -> float:
         """When the engine will have computed all that was chosen."""
@@ -228,7 +230,7 @@ class Scheduler:
         """When a batch that is chosen now will start to compute."""
         return int(max(self._free_at(now_ns), now_ns + self._staging_ns))
 
-    def _remove(self, indexes: np.ndarray) -> list[Waiting]:
+    def _remove(self, indexes: np.ndarray) -> list[T]:
         texts = self.columns.remove(indexes)
         self._bytes -= sum(text.bytes for text in texts)
         return texts

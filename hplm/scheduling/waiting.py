@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 
 class Waiting(Protocol):
@@ -24,6 +24,9 @@ class Waiting(Protocol):
     def slot_key(self) -> Hashable: ...  # texts that share it share device slots
     @property
     def tenant(self) -> int: ...  # whose share of the engine it takes
+
+
+T = TypeVar("T", bound=Waiting)  # what waits in one queue
 
 
 @dataclass(frozen=True)

@@ -96,27 +96,29 @@ class TritonServer:
         """Returns when every model is ready."""
         deadline = time.monotonic() + self._start_timeout
         try:
-            for _ in range(_ATTEMPTS):
+            attempts = 0
+            while True:
+                attempts += 1
                 self._ports = self._wanted.claim(self.address)
-                self._launch()
-                if self._becomes_ready(deadline):
+                process = self._launch()
+                if self._becomes_ready(process, deadline):
                     return self
-                failure = self._failure()
-                if not self._lost_a_chosen_port():
-                    break
+                failure = self._failure(process)
+                if attempts == _ATTEMPTS or not self._lost_a_chosen_port():
+                    raise failure
                 self.stop()
-            raise failure
         except BaseException:
             self.stop(drain=0)
             raise
 
     def wait(self) -> int:
         """Blocks until tritonserver ends by itself; its exit code."""
+        assert self._process is not None, "start the server first"
         return self._process.wait()
 
     def last_words(self) -> str:
         """What the log says of a failure."""
-        return "\n".join(f"  {line}" for line in log.complaints(log.read(self.log_file, self._log_start)))
+        return "\n".join(f"  {line}" for line in log.complaints(self._logged()))
 
     def stop(self, drain: float = 10.0) -> None:
         """What is in flight may finish for `drain` seconds; then nothing that was started is left."""
@@ -129,7 +131,7 @@ class TritonServer:
             self._leftovers.close()
             self._process = None
 
-    def _launch(self) -> None:
+    def _launch(self) -> subprocess.Popen[bytes]:
         folder = Path(tempfile.mkdtemp(prefix=f"{self._id}-"))
         self._leftovers.callback(shutil.rmtree, folder, ignore_errors=True)
         self.installation.lay_out(folder, *self._backends)
@@ -137,16 +139,16 @@ class TritonServer:
         environment.pop("HPLM_STATE", None)
         if self._state:
             environment["HPLM_STATE"] = str(self._state)
-        if not self._keeps_log:
+        if self.log_file is None or not self._keeps_log:
             self.log_file = folder / "tritonserver.log"
         with _open_to_append(self.log_file) as output:
             self._log_start = output.tell()
             self._leftovers.callback(process_group.sweep, self._id)
-            self._process = self._spawn(folder, environment, output)
-        self._leftovers.callback(self._process.wait)
-        self._leftovers.callback(process_group.kill, self._process.pid)
+            process = self._process = self._spawn(folder, environment, output)
+        self._leftovers.callback(process.wait)
+        self._leftovers.callback(process_group.kill, process.pid)
         watchdog = subprocess.Popen(
-            [sys.executable, "-I", "-S", process_group.__file__, str(os.getpid()), str(self.pid), self._id, str(folder)],
+            [sys.executable, "-I", "-S", process_group.__file__, str(os.getpid()), str(process.pid), self._id, str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -154,6 +156,7 @@ class TritonServer:
         )
         self._leftovers.callback(watchdog.wait)
         self._leftovers.callback(watchdog.kill)
+        return process
 
     def _spawn(self, folder: Path, environment: dict[str, str], output: BinaryIO) -> subprocess.Popen[bytes]:
         try:
@@ -185,16 +188,16 @@ class TritonServer:
             *self._extra_args,
         ]
 
-    def _becomes_ready(self, deadline: float) -> bool:
+    def _becomes_ready(self, process: subprocess.Popen[bytes], deadline: float) -> bool:
         control = self._control()
-        while self._process.poll() is None and time.monotonic() < deadline:
+        while process.poll() is None and time.monotonic() < deadline:
             if control.ready():
                 return True
             time.sleep(0.05)
         return False
 
-    def _failure(self) -> HplmError:
-        if self._process.poll() is None:
+    def _failure(self, process: subprocess.Popen[bytes]) -> HplmError:
+        if process.poll() is None:
             what = f"tritonserver was not ready within {self._start_timeout:.0f} s"
         else:
             for flag, port in self._lost_ports():
@@ -208,8 +211,12 @@ class TritonServer:
         return any(wanted[flag] == 0 for flag, _ in self._lost_ports())
 
     def _lost_ports(self) -> list[tuple[str, int]]:
-        said = log.read(self.log_file, self._log_start)
-        return [(flag, port) for flag, port in self._ports.items() if f":{port}' already in use" in said]
+        logged = self._logged()
+        return [(flag, port) for flag, port in self._ports.items() if f":{port}' already in use" in logged]
+
+    def _logged(self) -> str:
+        """What this start of the server has logged; the log file may be older."""
+        return log.read(self.log_file, self._log_start) if self.log_file is not None else ""
 
     def _control(self) -> Control:
         host = reachable(self.address)

@@ -28,7 +28,7 @@ class HttpTransport:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._idle: deque[HTTPConnection] = deque()  # the latest used is taken first
+        self._idle: deque[TimedConnection] = deque()  # the latest used is taken first
         self._process = os.getpid()
         self._closed = False
 
@@ -68,9 +68,8 @@ class HttpTransport:
         ends = time.monotonic() + seconds
         connection = self._take()
         try:
-            if connection.sock is None:
-                self._connect(connection, ends)
-            connection.sock.ends = ends
+            sock = connection.sock or self._connect(connection, ends)
+            sock.ends = ends
             connection.request(method, path, body, {**self._settings.headers, **(headers or {})})
             response = connection.getresponse()
             content = response.read()
@@ -88,30 +87,31 @@ class HttpTransport:
         length = response.getheader("inference-header-content-length")
         return response.status, content, None if length is None else int(length)
 
-    def _connect(self, connection: HTTPConnection, ends: float) -> None:
+    def _connect(self, connection: TimedConnection, ends: float) -> TimedSocket:
         try:
-            connection.sock = _connected(connection.host, connection.port, ends)
+            connection.sock = sock = _connected(connection.host, connection.port, ends)
         except TimeoutError:
             raise
         except OSError as error:
             raise NotConnected(f"cannot connect to {self._settings.url} over HTTP: {error}") from error
+        return sock
 
-    def _take(self) -> HTTPConnection:
+    def _take(self) -> TimedConnection:
         if self._process != os.getpid():  # forked: who shares a connection with its parent reads its parent's answers
             self._idle, self._process = deque(), os.getpid()
         while (connection := self._pop()) is not None:
-            if _is_quiet(connection.sock):
+            if connection.sock is not None and _is_quiet(connection.sock):
                 return connection
             connection.close()
-        return HTTPConnection(*host_and_port(self._settings.url))
+        return TimedConnection(*host_and_port(self._settings.url))
 
-    def _pop(self) -> HTTPConnection | None:
+    def _pop(self) -> TimedConnection | None:
         try:
             return self._idle.pop()
         except IndexError:
             return None
 
-    def _give_back(self, connection: HTTPConnection) -> None:
+    def _give_back(self, connection: TimedConnection) -> None:
         if connection.sock is not None:
             self._idle.append(connection)
         if self._closed:  # while this request was under way: nobody else will close what it has put back
@@ -150,6 +150,12 @@ class TimedSocket(socket.socket):
         if remaining <= 0:
             raise TimeoutError
         self.settimeout(remaining)
+
+
+class TimedConnection(HTTPConnection):
+    """Its socket is one of ours; None while it is not connected."""
+
+    sock: TimedSocket | None
 
 
 def _connected(host: str, port: int, ends: float) -> TimedSocket:

@@ -24,7 +24,8 @@ class AsyncHttpTransport:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         # Time is kept by _call for each request; aiohttp's own limit would be one for all.
-        self._client = tritonclient.http.aio.InferenceServerClient(settings.url, conn_limit=CONNECTIONS, conn_timeout=None)
+        unlimited: Any = None  # aiohttp knows it, and tritonclient's annotations do not
+        self._client = tritonclient.http.aio.InferenceServerClient(settings.url, conn_limit=CONNECTIONS, conn_timeout=unlimited)
 
     async def infer(self, backbone: str, arguments: dict[str, Any], seconds: float) -> InferResult:
         # A dictionary of its own for each request: tritonclient adds headers to it.

@@ -10,7 +10,7 @@ import numpy as np
 from hplm.errors import DeadlineMissed, QueueFull
 from hplm.scheduling.columns import NEVER
 from hplm.scheduling.scheduler import Batch, Scheduler
-from hplm.scheduling.simulation.arrivals import Arrivals
+from hplm.scheduling.simulation.arrivals import Arrivals, SimulatedText
 from hplm.scheduling.waiting import Capacity
 
 WAITS, REFUSED, EXPIRED, ANSWERED = range(4)
@@ -72,13 +72,13 @@ class Outcome:
 class Simulation:
     """`run` goes from event to event: a batch is done, the next starts, one is chosen, texts expire, a text arrives."""
 
-    def __init__(self, scheduler: Scheduler, machine: Machine, arrivals: Arrivals, seed: int = 0) -> None:
+    def __init__(self, scheduler: Scheduler[SimulatedText], machine: Machine, arrivals: Arrivals, seed: int = 0) -> None:
         self._scheduler = scheduler
         self._machine = machine
         self._arrivals = arrivals
         self._rng = np.random.default_rng(seed)
-        self._computing: tuple[Batch, int] | None = None  # and when it will be done
-        self._staged: tuple[Batch, int] | None = None  # and when it will be ready
+        self._computing: tuple[Batch[SimulatedText], int] | None = None  # and when it will be done
+        self._staged: tuple[Batch[SimulatedText], int] | None = None  # and when it will be ready
         self._choose_at = NEVER
         count = len(arrivals)
         never = np.full(count, NEVER)
@@ -93,9 +93,9 @@ class Simulation:
                 self._outcome.end_ns = max(end for end in self._outcome.answered_ns.tolist() if end != NEVER)
                 return self._outcome
             if self._computing and self._computing[1] <= now:
-                self._finish(now)
+                self._finish(self._computing[0], now)
             if self._staged and not self._computing and self._staged[1] <= now:
-                self._start(now)
+                self._start(self._staged[0], now)
             for text in self._scheduler.expired(now) if self._scheduler.next_expiry(now) <= now else ():
                 self._outcome.fate[text.number] = EXPIRED
             while arrival_ns[arriving] <= now:
@@ -130,11 +130,10 @@ class Simulation:
         if batch:
             self._staged = (batch, now + self._machine.staging_ns)
             if not self._computing and not self._machine.staging_ns:
-                self._start(now)
+                self._start(batch, now)
                 self._choose(now)
 
-    def _start(self, now: int) -> None:
-        batch, _ = self._staged
+    def _start(self, batch: Batch[SimulatedText], now: int) -> None:
         self._staged = None
         self._scheduler.started(batch, now)
         took = self._machine.batch_ns(np.array([text.tokens for text in batch.texts]))
@@ -145,13 +144,12 @@ class Simulation:
         self._outcome.busy_ns += int(took)
         self._computing = (batch, now + max(1, int(took)))
 
-    def _finish(self, now: int) -> None:
-        batch, _ = self._computing
+    def _finish(self, batch: Batch[SimulatedText], now: int) -> None:
         self._computing = None
         self._scheduler.finished(batch, now)
         self._outcome.fate[_numbers(batch)] = ANSWERED
         self._outcome.answered_ns[_numbers(batch)] = now + self._machine.answering_ns
 
 
-def _numbers(batch: Batch) -> Sequence[int]:
+def _numbers(batch: Batch[SimulatedText]) -> Sequence[int]:
     return [text.number for text in batch.texts]

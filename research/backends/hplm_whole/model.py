@@ -53,5 +53,5 @@ class TritonPythonModel:
 
     def _read(self, request: pb_utils.InferenceRequest) -> Question:
         parameters = replies.request_parameters(request)
-        texts, pairs = replies.texts(request, "TEXT"), replies.texts(request, "TEXT_PAIR")
+        texts, pairs = replies.texts(request, "TEXT"), replies.optional_texts(request, "TEXT_PAIR")
         return self._models.question(parameters, texts, pairs, request.timeout() / 1e6)
