@@ -5,7 +5,6 @@ Keys are the most frequent n-grams of a corpus whose words follow Zipf's law, te
 
 from __future__ import annotations
 
-import platform
 import shutil
 import tempfile
 import time
@@ -21,6 +20,7 @@ from bench.measuring.cold import Cold, can_drop
 from bench.measuring.counting import count_apart
 from bench.measuring.plot_tables import TEXTS, VERSION, config_of, fresh_texts, spec_of, tables, write_corpus
 from bench.plot import PlotBench
+from bench.tools.machine import cpu_name
 from bench.tools.timing import Timing, alternate, cpu_ticks, threads
 from hplm.engine.engine import resolve_dtype
 from hplm.errors import InvalidInput
@@ -87,7 +87,7 @@ def bench_plot(case: PlotBench, folder: Path | None = None) -> dict:
         "dtype": dtype,
         "threads": 1,
         "build_threads": torch.get_num_threads(),
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "torch": torch.__version__,
     }
 
@@ -197,13 +197,6 @@ def _building(case: PlotBench, scratch: Path) -> dict[str, float]:
             taken[name].append(time.perf_counter() - start)
         shutil.rmtree(scratch / "built")
     return {f"{name}_ngrams_per_s": round(len(keys) / float(np.median(times)), 1) for name, times in taken.items()}
-
-
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def table_of(figures: dict) -> str:

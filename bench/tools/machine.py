@@ -14,11 +14,9 @@ PRODUCT = 768  # rows and columns
 
 
 def machine() -> dict[str, str | int | float]:
-    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    cpu = next((line.split(":", 1)[1] for line in lines if line.startswith("model name")), platform.machine())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     described: dict[str, str | int | float] = {
-        "cpu": " ".join(cpu.split()),
+        "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(memory, 1),
         "torch": torch.__version__,
@@ -27,6 +25,12 @@ def machine() -> dict[str, str | int | float]:
     if torch.cuda.is_available():
         described["gpu"] = torch.cuda.get_device_name()
     return described
+
+
+def cpu_name() -> str:
+    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    name = next((line.split(":", 1)[1] for line in lines if line.startswith("model name")), platform.machine())
+    return " ".join(name.split())
 
 
 def gflops(seconds: float = 0.4) -> float:

@@ -36,7 +36,7 @@ from research.accuracy.pretraining import pretrain
 from research.accuracy.recipes import Below, DomainRecipe, Pretraining, RootRecipe
 from research.accuracy.results import Results
 from research.accuracy.stores import Stores
-from research.accuracy.studies import Case, Study, studies_of, tenants_of
+from research.accuracy.studies import Study, StudyCase, studies_of, tenants_of
 from research.accuracy.tiers import Tier
 from research.schemes.trained import options_of, train_scheme, whole_body
 
@@ -52,7 +52,7 @@ class Run:
     """One number: a case asked one task with one seed."""
 
     task: DemoTenant
-    case: Case
+    case: StudyCase
     seed: int
     sample: int = 0  # texts, drawn with replacement by the seed; 0: the task's own
 

@@ -14,7 +14,7 @@ WINDOWS = (2, 3, 5)
 
 
 @dataclass(frozen=True)
-class Case:
+class StudyCase:
     label: str
     scheme: str
     below: Below
@@ -24,7 +24,7 @@ class Case:
 class Study:
     name: str
     title: str
-    cases: tuple[Case, ...]
+    cases: tuple[StudyCase, ...]
     few_tasks: bool = True  # those of FEW; only what everything else is measured by is asked of all
     tenants: int = 0  # made by resampling the tasks; 0: each task is one
 
@@ -34,30 +34,30 @@ def studies_of(tier: Tier, layers: int) -> dict[str, Study]:
     third = max(1, layers // 3)
     root = RootRecipe(tier.root_minutes, tier.root_keep, third, layers - third)
     below = DomainRecipe(root, tier.domain_minutes, tier.learn)
-    hplm = Case("hplm", "hplm", below)
+    hplm, plot = StudyCase("hplm", "hplm", below), StudyCase("plot", "plot", below)
 
-    def shaped(label: str, **shape: int) -> Case:
+    def shaped(label: str, **shape: int) -> StudyCase:
         """Over the root's table alone: a shape is told by less than that."""
-        return Case(label, "hplm", replace(below, keep=0.0, root=replace(root, minutes=tier.shape_minutes, **shape)))
+        return StudyCase(label, "hplm", replace(below, keep=0.0, root=replace(root, minutes=tier.shape_minutes, **shape)))
 
-    def over(scheme: str, times: int) -> Case:
+    def over(scheme: str, times: int) -> StudyCase:
         minutes = times * tier.root_minutes
-        return Case(f"{scheme}, {minutes:g} minutes", scheme, replace(below, root=replace(root, minutes=minutes)))
+        return StudyCase(f"{scheme}, {minutes:g} minutes", scheme, replace(below, root=replace(root, minutes=minutes)))
 
-    def pretrained(part: str) -> Case:
-        return Case(part, "dedicated", Pretraining(part, tier.whole_minutes))
+    def pretrained(part: str) -> StudyCase:
+        return StudyCase(part, "dedicated", Pretraining(part, tier.whole_minutes))
 
     lowers = sorted({max(1, round(layers * share)) for share in (1 / 6, 1 / 3, 1 / 2)})
     uppers = sorted({max(1, round(root.upper * share)) for share in (1 / 2, 3 / 4, 1)})
-    whole = [Case(name, name, None) for name in ("dedicated", "adapter", "shared")]
-    unlearned = Case("none", "hplm", replace(below, minutes=0))
-    learned = (Case(way, "hplm", replace(below, minutes=tier.learning_minutes, learn=way)) for way in ("masked", "distil"))
-    dtypes = (Case(dtype, "hplm", replace(below, dtype=dtype)) for dtype in ("fp16", "int8"))
-    keeps = (Case(f"{keep:.1%}", "hplm", replace(below, keep=keep, root=root.cut_to(keep))) for keep in KEEPS)
+    whole = [StudyCase(name, name, None) for name in ("dedicated", "adapter", "shared")]
+    unlearned = StudyCase("none", "hplm", replace(below, minutes=0))
+    learned = (StudyCase(way, "hplm", replace(below, minutes=tier.learning_minutes, learn=way)) for way in ("masked", "distil"))
+    dtypes = (StudyCase(dtype, "hplm", replace(below, dtype=dtype)) for dtype in ("fp16", "int8"))
+    keeps = (StudyCase(f"{keep:.1%}", "hplm", replace(below, keep=keep, root=root.cut_to(keep))) for keep in KEEPS)
     adapted = (over(scheme, times) for scheme in ("plot", "hplm") for times in (1, 2))
-    parts = [Case(part, f"dedicated-{part}", None) for part in ("lower", "upper")]
+    parts = [StudyCase(part, f"dedicated-{part}", None) for part in ("lower", "upper")]
     studies = [
-        Study("schemes", "ways of making a model for a task", (whole[0], Case("plot", "plot", below), hplm, *whole[1:]), False),
+        Study("schemes", "ways of making a model for a task", (whole[0], plot, hplm, *whole[1:]), False),
         Study("root", "minutes that the root is adapted", tuple(adapted), False),
         Study("pretraining", "a domain's corpus learned, or only counted", (unlearned, *learned)),
         Study("keep", "share of the n-grams in the tables, the domain's and the root's", tuple(keeps)),
@@ -74,9 +74,9 @@ def studies_of(tier: Tier, layers: int) -> dict[str, Study]:
         Study("upper", "upper layers above the same lower ones", tuple(shaped(f"{n} upper", upper=n) for n in uppers)),
         Study(
             "o1", "layers of a whole BERT that are further pretrained",
-            (Case("none", "dedicated", None), *map(pretrained, ("lower", "upper", "all"))),
+            (StudyCase("none", "dedicated", None), *map(pretrained, ("lower", "upper", "all"))),
         ),
-        Study("o2", "layers of a whole BERT that are fine-tuned", (*parts, Case("all", "dedicated", None))),
+        Study("o2", "layers of a whole BERT that are fine-tuned", (*parts, StudyCase("all", "dedicated", None))),
         *(
             Study(f"tenants-{count}", f"{count:,} tenants, samples of tasks", (whole[0], hplm, *whole[1:]), False, count)
             for count in tier.tenants

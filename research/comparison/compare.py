@@ -23,7 +23,7 @@ import numpy as np
 from tqdm import tqdm
 
 from bench.measuring.tenants import tenant_id
-from bench.options import SIZE_NAMES, expect_above_zero, expect_text, whole_numbers
+from bench.options import DTYPES, SIZE_NAMES, expect_above_zero, expect_text, whole_numbers
 from bench.tools.machine import gflops, machine
 from hplm.errors import HplmError
 from hplm.scheduling.simulation.arrivals import SECOND, Arrivals
@@ -32,7 +32,16 @@ from loadtest.generator import run_apart
 from loadtest.report import Load, Report
 from loadtest.traffic import Mix, burst, lengths_of, steady, texts_for, until
 from research.comparison.results import Results
-from research.comparison.served_schemes import COMPARED, DISK, Exported, Served, Setup, cost_of, export_compared, served
+from research.comparison.served_schemes import (
+    COMPARED,
+    DISK,
+    ExportedScheme,
+    Served,
+    Setup,
+    export_compared,
+    served,
+    weight_megabytes,
+)
 from testing.random_store import words
 
 SCENARIOS = ("saturate", "steady", "burst")
@@ -44,7 +53,7 @@ TARGETS = {"hplm_to_dedicated_at_least_tenants": 1.8, "hplm_to_dedicated_at_most
 
 
 @dataclass(frozen=True)
-class Case:
+class Comparison:
     scenario: str = "saturate"
     setup: Setup = field(default_factory=Setup)
     tenants: tuple[int, ...] = (1, 10, 100, 1000)
@@ -68,7 +77,7 @@ class Case:
         return mine | {"setup": setup, "machine": machine()}
 
 
-def compare(case: Case, results: Results, work: Path) -> dict:
+def compare(case: Comparison, results: Results, work: Path) -> dict:
     """Measures what is missing, and puts all of it together. What fails is said in the end, and keeps nothing else back."""
     failed: list[str] = []
     total = len(case.schemes) * len(case.tenants)
@@ -95,7 +104,7 @@ def compare(case: Case, results: Results, work: Path) -> dict:
     return summary(results)
 
 
-def _measure(server: Served, case: Case, tenants: int) -> dict:
+def _measure(server: Served, case: Comparison, tenants: int) -> dict:
     host, port = server.url_for(tenants).split(":")
     if case.scenario == "saturate":
         requests = _requests(server.exported, tenants, _uniform(case, tenants))
@@ -124,9 +133,9 @@ def _measure(server: Served, case: Case, tenants: int) -> dict:
     speeds.append(gflops())
     measured = (
         _figures(report, load)
-        | asdict(cost_of(server.exported))
+        | asdict(weight_megabytes(server.exported))
         | {
-            "models_in_16_gb": cost_of(server.exported).models_in_16_gb,
+            "models_in_16_gb": weight_megabytes(server.exported).models_in_16_gb,
             "machine_gflops": [round(speed, 1) for speed in speeds],  # before and after: is the machine steady?
             "known_tenants": case.setup.tenants,
             "private_mb": round(server.private_mb(), 1),
@@ -148,17 +157,17 @@ def _figures(report: Report, load: Load) -> dict:
     }
 
 
-def _uniform(case: Case, tenants: int) -> Arrivals:
+def _uniform(case: Comparison, tenants: int) -> Arrivals:
     mix = Mix(tenants, lengths=lengths_of(case.lengths))
     return mix.draw(np.zeros(DISTINCT), None, np.random.default_rng(tenants))
 
 
-def _scheduled(case: Case, tenants: int) -> Arrivals:
+def _scheduled(case: Comparison, tenants: int) -> Arrivals:
     mix = Mix(tenants, lengths=lengths_of(case.lengths))
     return until((steady if case.scenario == "steady" else burst)(mix), case.seconds)
 
 
-def _requests(exported: Exported, tenants: int, arrivals: Arrivals) -> list[bytes]:
+def _requests(exported: ExportedScheme, tenants: int, arrivals: Arrivals) -> list[bytes]:
     texts = texts_for(arrivals.tokens.tolist(), words(exported.setup.config.vocabulary))
     return [
         infer_request(exported.model(tenant), [text], tenant_id(tenant), outputs=("LABEL", "SCORE"))
@@ -239,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--connections", type=int, default=16, help="of saturate (default: %(default)s)")
     parser.add_argument("--batch-tokens", type=int, default=1024, help="of a batch, in every scheme (default: %(default)s)")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds that an answer may take (default: %(default)s)")
-    parser.add_argument("--dtype", choices=("auto", "fp32", "bf16"), default="auto")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto")
     parser.add_argument("--results", type=Path, default=Path("results"), help="where numbers are kept (default: %(default)s)")
     parser.add_argument("--work", type=Path, help="where repositories are kept (default: a temporary folder)")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
@@ -250,14 +259,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"--schemes: {unknown[0]!r} is not known: choose {','.join(COMPARED)}")
     measured = (given.lengths, given.seconds, given.connections, given.patience)
     try:
-        case = Case(given.scenario, setup, tuple(given.tenants), schemes, *measured)
+        case = Comparison(given.scenario, setup, tuple(given.tenants), schemes, *measured)
         figures = run(case, given.results, given.work)
     except HplmError as error:
         sys.exit(str(error))
     print(json.dumps(figures) if given.json else table(figures))
 
 
-def run(case: Case, results: Path, work: Path | None = None) -> dict:
+def run(case: Comparison, results: Path, work: Path | None = None) -> dict:
     size = case.setup.config.name
     with ExitStack() as stack:
         if work is None:

@@ -51,7 +51,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedScheme:
     scheme: str
     repository: Path
     setup: Setup
@@ -64,7 +64,7 @@ class Exported:
         return f"{self.name}-{tenant_id(tenant)}" if self.scheme == "dedicated" else self.name
 
 
-def export_compared(work: Path, scheme: str, setup: Setup) -> Exported:
+def export_compared(work: Path, scheme: str, setup: Setup) -> ExportedScheme:
     """Into `work`, where the store is made once and the repository anew."""
     store = _store(work, setup)
     repository = work / scheme
@@ -74,7 +74,7 @@ def export_compared(work: Path, scheme: str, setup: Setup) -> Exported:
     if of not in SCHEMES:
         raise InvalidInput(f"scheme {scheme!r} is not compared: choose {', '.join(COMPARED)}")
     export_scheme(store, repository, options, of, setup.budget)
-    exported = Exported(scheme, repository, setup)
+    exported = ExportedScheme(scheme, repository, setup)
     if of == "dedicated":
         _multiply_models(exported, setup.tenants)
     elif of in WHOLE:
@@ -100,7 +100,7 @@ def _store(work: Path, setup: Setup) -> Store:
     return Store(folder)
 
 
-def _multiply_models(exported: Exported, count: int) -> None:
+def _multiply_models(exported: ExportedScheme, count: int) -> None:
     """The one exported model becomes `count` of them; what is the same in all is a hard link."""
     (first,) = exported.repository.iterdir()
     whole = WholeConfig.load(first / "1")
@@ -115,7 +115,7 @@ def _multiply_models(exported: Exported, count: int) -> None:
 
 
 @dataclass(frozen=True)
-class Cost:
+class WeightMegabytes:
     """Megabytes of what a model takes, of its weights alone."""
 
     shared: float  # once for all
@@ -129,16 +129,16 @@ class Cost:
         return int((DEVICE_MB - self.shared) / (self.each or self.swapped))
 
 
-def cost_of(exported: Exported) -> Cost:
+def weight_megabytes(exported: ExportedScheme) -> WeightMegabytes:
     if exported.scheme in (*WHOLE, DISK):
         folder = exported.repository / exported.model(0) / "1"
         weights = WholeConfig.load(folder).tenants[0].weights
         each = sum((folder / kind / f"{weights}.safetensors").stat().st_size for kind in ("bodies", "heads")) / MB
-        return Cost(0.0, each, each, _bytes_in(folder / "plot") / MB)
+        return WeightMegabytes(0.0, each, each, _bytes_in(folder / "plot") / MB)
     folder = exported.repository / exported.name / "1"
     tenant = Snapshot.load(folder / Backbone.TENANTS).tenants[0]
     swapped = sum(Bank(folder / Backbone.BANKS / record.bank).layout.weight_bytes for record in tenant.records())
-    return Cost((folder / Backbone.UPPER).stat().st_size / MB, 0.0, swapped / MB, _bytes_in(folder / "plot") / MB)
+    return WeightMegabytes((folder / Backbone.UPPER).stat().st_size / MB, 0.0, swapped / MB, _bytes_in(folder / "plot") / MB)
 
 
 def _bytes_in(folder: Path) -> int:
@@ -148,7 +148,7 @@ def _bytes_in(folder: Path) -> int:
 class Served:
     """One scheme behind a real Triton."""
 
-    def __init__(self, exported: Exported, server: TritonServer, swapper: Swapper | None) -> None:
+    def __init__(self, exported: ExportedScheme, server: TritonServer, swapper: Swapper | None) -> None:
         self.exported = exported
         self._server, self._swapper = server, swapper
 
@@ -179,7 +179,7 @@ class Served:
 
 
 @contextmanager
-def served(exported: Exported) -> Iterator[Served]:
+def served(exported: ExportedScheme) -> Iterator[Served]:
     dedicated = exported.scheme == "dedicated"
     with ExitStack() as stack:
         server = stack.enter_context(TritonServer(exported.repository, load=() if dedicated else ("*",)))

@@ -139,11 +139,11 @@ def train_scheme(
     """One of SCHEMES, or `hplm`: with the options of an hPLM, where they apply; `body`: another one than the scheme's;
     `factor`: of the scheme's own rates."""
     if body is None:
-        body = PlotBody(store.upper(), store.config.heads) if name == "hplm" else _body(store, SCHEMES[name])
+        body = PlotBody(store.upper(), store.config.heads) if name == "hplm" else body_of(store, SCHEMES[name])
     return train(body, ground, options_of(name, own, factor), show_progress=show_progress)
 
 
-def _body(store: Store, scheme: Scheme) -> Body:
+def body_of(store: Store, scheme: Scheme) -> Body:
     if not scheme.whole:
         return PlotBody(store.upper(), store.config.heads)
     whole = whole_body(store)

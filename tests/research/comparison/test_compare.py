@@ -17,16 +17,24 @@ from bench.measuring.tenants import tenant_id
 from hplm.errors import HplmError, InvalidInput
 from loadtest.report import Load, Report
 from research.comparison import compare as compare_module
-from research.comparison.compare import Case, run, table
+from research.comparison.compare import Comparison, run, table
 from research.comparison.results import Results
-from research.comparison.served_schemes import DISK, Cost, Exported, Served, Setup, cost_of, export_compared
+from research.comparison.served_schemes import (
+    DISK,
+    ExportedScheme,
+    Served,
+    Setup,
+    WeightMegabytes,
+    export_compared,
+    weight_megabytes,
+)
 from research.comparison.swapper import Residency
 from testing.toy import CONFIG
 from tests.naming import naming
 
 SMALL = Setup(CONFIG, tenants=5, budget=2, batch_tokens=64, dtype="fp32", rank=4)
 SCHEMES = ("hplm", "dedicated", DISK)  # that each works as such is tested where they are exported
-CASE = Case("saturate", SMALL, (1, 5), SCHEMES, "12", seconds=0.5, connections=3, patience=60.0)
+CASE = Comparison("saturate", SMALL, (1, 5), SCHEMES, "12", seconds=0.5, connections=3, patience=60.0)
 
 
 def test_schemes_answer_on_the_same_triton_and_nothing_is_measured_twice(tmp_path: Path, monkeypatch) -> None:
@@ -58,7 +66,7 @@ def loads(monkeypatch) -> list[Load]:
     """What would be sent; all of it is answered."""
     sent: list[Load] = []
     monkeypatch.setattr(compare_module, "run_apart", lambda load: (sent.append(load), reported([200]))[1])
-    monkeypatch.setattr(compare_module, "cost_of", lambda _: Cost(1.0, 1.0, 1.0, 1.0))
+    monkeypatch.setattr(compare_module, "weight_megabytes", lambda _: WeightMegabytes(1.0, 1.0, 1.0, 1.0))
     monkeypatch.setattr(compare_module, "gflops", lambda: 1.0)
     return sent
 
@@ -67,7 +75,7 @@ def serving(scheme: str) -> Served:
     residency = Residency(SMALL.budget, lambda name: None, lambda name: None)
     swapper = SimpleNamespace(url="127.0.0.1:2", residency=residency) if scheme == "dedicated" else None
     server = SimpleNamespace(http_url="127.0.0.1:1", pid=os.getpid())
-    return Served(Exported(scheme, Path("nowhere"), SMALL), server, swapper)
+    return Served(ExportedScheme(scheme, Path("nowhere"), SMALL), server, swapper)
 
 
 @pytest.mark.parametrize(("scheme", "tenants", "warm"), [("hplm", 5, 5), ("dedicated", 1, 1), ("dedicated", 5, 2)])
@@ -99,7 +107,7 @@ def test_a_rate_with_failures_is_no_rate(loads, monkeypatch, report, named) -> N
 
 
 def test_what_fails_keeps_nothing_else_from_being_measured(monkeypatch, tmp_path: Path) -> None:
-    def measured(server: Served, case: Case, tenants: int) -> dict:
+    def measured(server: Served, case: Comparison, tenants: int) -> dict:
         if server == "hplm" and tenants == 1:
             reported([200], errors=Counter(timeout=1)).expect_success("hplm with 1 tenants")
         return {"req_per_s": 1.0}
@@ -123,7 +131,9 @@ def test_an_open_scenario_reports_response_times(tmp_path: Path) -> None:
 
 
 def test_what_a_model_takes(tmp_path: Path) -> None:
-    costs = {scheme: cost_of(export_compared(tmp_path, scheme, SMALL)) for scheme in ("hplm", "shared", "dedicated", "plot")}
+    costs = {
+        scheme: weight_megabytes(export_compared(tmp_path, scheme, SMALL)) for scheme in ("hplm", "shared", "dedicated", "plot")
+    }
     parameters = 4 * (4 * 32 * 32 + 4 * 32 + 2 * 32 * 64 + 64 + 32 + 4 * 32) + (200 + 64 + 2) * 32 + 2 * 32
     assert costs["dedicated"].each == pytest.approx(4 * parameters / 1e6, rel=0.1)  # and a header
     assert costs["plot"].each < costs["dedicated"].each and costs["plot"].mapped == costs["hplm"].mapped > 0

@@ -21,7 +21,7 @@ from builder.training.tenant import build_tenant
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
 from research.schemes import trained as schemes
-from research.schemes.trained import HEAD_RATE, SCHEMES, _body, options_of, points_about, score_schemes, whole_body
+from research.schemes.trained import HEAD_RATE, SCHEMES, body_of, options_of, points_about, score_schemes, whole_body
 from testing.random_store import tokenizer_json
 from testing.toy import CONFIG
 from tests.builder.tables.branches import build, some_lines
@@ -65,7 +65,7 @@ def test_the_whole_body_is_the_original_model(store, tmp_path):
     path = write(tmp_path / "pairs.jsonl", [paired(rng) for _ in range(4)])
     reader = Reader(store, "root", 1)
     texts = reader.read(CLASSIFY.read(path), CLASSIFY, ["no", "yes"], show_progress=False)
-    body = _body(store, SCHEMES["dedicated"]).eval()
+    body = body_of(store, SCHEMES["dedicated"]).eval()
     stock = AutoModel.from_pretrained(store.model, add_pooling_layer=False).eval()
     pack = reader.pack(texts, np.argsort(texts.lengths), CPU, with_sums=False)
     with torch.no_grad():
@@ -81,7 +81,7 @@ def test_the_whole_body_is_the_original_model(store, tmp_path):
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_scheme_tunes_what_it_says(store, ground, name):
     own = TrainingOptions(epochs=1, rank=4)
-    body = _body(store, SCHEMES[name])
+    body = body_of(store, SCHEMES[name])
     before = {key: tensor.clone() for key, tensor in body.state_dict().items()}
     trained = train(body, ground, options_of(name, own), show_progress=False)
     changed = {key for key, tensor in trained.body.state_dict().items() if not torch.equal(tensor, before[key])}
@@ -105,7 +105,7 @@ def test_a_scheme_tunes_what_it_says(store, ground, name):
 def test_what_upper_layers_learn_is_cut_from_either_body(store, ground, name):
     """The whole one's lower layers do not learn, and both bodies are in the end as they were."""
     own = TrainingOptions(epochs=1, rank=4, adapter="lora", body_rate=1e-3)
-    body = _body(store, SCHEMES["plot" if name == "hplm" else name])
+    body = body_of(store, SCHEMES["plot" if name == "hplm" else name])
     before = {key: tensor.clone() for key, tensor in body.state_dict().items()}
     trained = train(body, ground, options_of(name, own), show_progress=False)
     assert all(torch.equal(tensor, before[key]) for key, tensor in trained.body.state_dict().items())

@@ -1,0 +1,135 @@
+"""Which room may import which: the arrows of docs/architecture.md, read from the imports of every file."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CLIENTS = ROOT / "clients"
+
+BASE = {"hplm.errors", "hplm.options"}
+CORE = {*BASE, *(f"hplm.{room}" for room in (
+    "registered", "tasks", "model", "plot", "adapters", "scheduling", "metrics", "tenants", "engine", "server"
+))}  # fmt: skip
+PRODUCT = {*CORE, "hplm.cli", "builder", "backends"}
+
+# The rooms that each room may import, besides itself and the bare package `hplm`.
+ARROWS: dict[str, set[str]] = {
+    "hplm.errors": set(),
+    "hplm.options": set(),
+    "hplm.registered": BASE,
+    "hplm.scheduling": BASE,
+    "hplm.metrics": BASE,
+    "hplm.server": BASE,
+    "hplm.model": BASE,
+    "hplm.tasks": {*BASE, "hplm.model"},
+    "hplm.plot": {*BASE, "hplm.model"},
+    "hplm.adapters": {*BASE, "hplm.model"},
+    "hplm.tenants": {*BASE, "hplm.registered", "hplm.tasks", "hplm.model", "hplm.plot", "hplm.adapters"},
+    "hplm.engine": CORE - {"hplm.registered", "hplm.server"},
+    "hplm.cli": {*CORE, "builder"},  # and hplm_client: see INSIDE_FUNCTIONS
+    "backends": CORE,
+    "builder": CORE,
+    "hplm_client": set(),
+    "testing": {*CORE, "builder"},
+    "demo": {*CORE, "builder", "hplm_client"},
+    "loadtest": {*CORE, "hplm_client", "demo"},
+    "bench": {*CORE, "builder", "hplm_client", "testing", "loadtest"},
+    "research": {*PRODUCT, "hplm_client", "testing", "demo", "loadtest", "bench"},
+}
+INSIDE_FUNCTIONS = {("hplm.cli", "hplm_client"), ("hplm.cli", "builder")}  # so that `hplm --help` works without them
+OTHERS_OF_THE_CLIENT = {"numpy", "tritonclient", "aiohttp"}  # aiohttp comes with tritonclient
+
+
+@dataclass(frozen=True)
+class Import:
+    file: Path
+    line: int
+    module: str
+    runs_at_once: bool  # not inside a function, and not for type checkers alone
+
+    def __str__(self) -> str:
+        return f"{self.file.relative_to(ROOT)}:{self.line} imports {self.module}"
+
+
+def room_of(module: str) -> str:
+    """`hplm.engine` of `hplm.engine.packing`; `builder` of `builder.store.store`."""
+    package, _, below = module.partition(".")
+    return f"hplm.{below.partition('.')[0]}" if package == "hplm" and below else package
+
+
+def files_of(room: str) -> list[Path]:
+    path = (CLIENTS if room == "hplm_client" else ROOT) / room.replace(".", "/")
+    return [path.with_suffix(".py")] if path.with_suffix(".py").exists() else sorted(path.rglob("*.py"))
+
+
+def runs_later(node: ast.AST) -> bool:
+    """In a function, or never."""
+    function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    return function or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+
+
+def imports_of(file: Path) -> Iterator[Import]:
+    def walk(node: ast.AST, runs: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                yield from (Import(file, child.lineno, alias.name, runs) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom) and not child.level:
+                # `from hplm import errors` names a room as well.
+                names = [f".{alias.name}" for alias in child.names] if child.module == "hplm" else [""]
+                yield from (Import(file, child.lineno, f"{child.module}{name}", runs) for name in names)
+            else:
+                yield from walk(child, runs and not runs_later(child))
+
+    yield from walk(ast.parse(file.read_text("utf-8")), True)
+
+
+def own_imports(room: str) -> list[tuple[Import, str]]:
+    """With the room of each; only of our own packages."""
+    rooms = {*ARROWS, "tests"}
+    found = [(one, room_of(one.module)) for file in files_of(room) for one in imports_of(file)]
+    return [(one, to) for one, to in found if to in rooms and to != room]
+
+
+def wrong(room: str) -> Iterator[str]:
+    for one, to in own_imports(room):
+        if to not in ARROWS[room] and (room, to) not in INSIDE_FUNCTIONS:
+            yield f"{one}: no arrow {room} -> {to}"
+        elif (room, to) in INSIDE_FUNCTIONS and one.runs_at_once:
+            yield f"{one}: {room} -> {to} only inside functions"
+
+
+@pytest.mark.parametrize("room", ARROWS)
+def test_a_room_imports_only_what_an_arrow_leads_to(room):
+    assert not list(wrong(room)), "\n".join(["wrong imports:", *wrong(room)])
+
+
+def test_the_client_needs_tritonclient_and_numpy_alone():
+    allowed = OTHERS_OF_THE_CLIENT | sys.stdlib_module_names | {"hplm_client"}
+    strange = [one for file in files_of("hplm_client") for one in imports_of(file) if one.module.split(".")[0] not in allowed]
+    assert not strange, "\n".join(map(str, strange))
+
+
+def test_every_room_has_arrows():
+    rooms = {f"hplm.{path.stem}" for path in (ROOT / "hplm").iterdir() if path.stem not in ("__init__", "__pycache__")}
+    rooms |= {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"hplm", "tests"}
+    rooms |= {path.parent.name for path in CLIENTS.glob("*/__init__.py")}
+    assert rooms <= ARROWS.keys()
+
+
+def test_nothing_of_the_product_knows_what_is_registered():
+    for room in PRODUCT:
+        assert not ARROWS[room] & {"bench", "research", "testing", "loadtest", "demo", "tests"}
+
+
+def test_a_wrong_import_is_named_with_its_file_and_line(tmp_path, monkeypatch):
+    (tmp_path / "hplm" / "plot").mkdir(parents=True)
+    (tmp_path / "hplm" / "plot" / "keys.py").write_text("import numpy\n\ndef late():\n    from hplm.engine import engine\n")
+    monkeypatch.setattr(f"{__name__}.ROOT", tmp_path)
+    assert list(wrong("hplm.plot")) == ["hplm/plot/keys.py:4 imports hplm.engine: no arrow hplm.plot -> hplm.engine"]
