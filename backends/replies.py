@@ -13,9 +13,10 @@ import numpy as np
 import torch
 import triton_python_backend_utils as pb_utils
 
-from hplm.engine.answer import Rows, fill, size_of
+from hplm.engine.answer import fill, size_of
 from hplm.engine.memory import SharedMemory
 from hplm.errors import Broken, HplmError, InvalidInput
+from hplm.tasks import Rows
 
 log = logging.getLogger(__name__)
 SHARED_MEMORY = SharedMemory()

@@ -1,282 +1,34 @@
-"""What one layer's adapters cost in a batch of many tenants: all at once, tenant by tenant, and by `peft`'s mixed batches.
-
-Every variant gets the rows that went into and came out of the shared projection and adds to the latter in place; weights lie
-in slots of arbitrary numbers, as they do once a server has run for a while.
-"""
+"""`hplm bench adapters`: one layer's adapters for many tenants at once."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+import argparse
+from dataclasses import dataclass
 
-import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-
-from bench.timing import Timing, alternate_timed
-from hplm.adapters.layout import PROJECTIONS, Layout
-from hplm.adapters.tiles import Tiles
-from hplm.model.attention import PackedAttention
-from hplm.model.layer import ATTENTION_OUT, QKV, Adapt, Layer, unchanged
-from testing.random_store import BERT_BASE
-
-CPU = torch.device("cpu")
-SLOTS = 256
-HEAD = 64  # numbers of a vector that a head of attention has
-TENANTS = (1, 4, 16, 64)
-TOKENS = (20, 128)  # of a tenant
-TO_LOOP = {20: 4.0, 128: 2.0}  # targets, with MANY tenants or more
-TO_PEFT = 2.0
-MANY = 16
-WITHOUT_PEFT = "peft is not installed and was not measured: pip install -c constraints.txt -e '.[bench]', in the checkout"
+from bench.options import benchmark, seconds_option
 
 
 @dataclass(frozen=True)
-class Case:
-    hidden: int = 768
-    rank: int = 32
-    seconds: float = 1.0
-    tenants: tuple[int, ...] = TENANTS
+class AdaptersBench:
+    hidden: int = 768  # width of a vector
+    rank: int = 32  # of an adapter
+    seconds: float = 1.0  # for each figure
+    tenants: tuple[int, ...] = (1, 4, 16, 64)  # in a batch
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Of one batch: tenants x tokens, text by text."""
-
-    before: Tensor
-    after: Tensor
-    slots: np.ndarray  # of each tenant
-
-    @classmethod
-    def drawn(cls, tenants: int, tokens: int, hidden: int, parts: int) -> Rows:
-        generator = torch.Generator().manual_seed(tenants)
-        rows = tenants * tokens
-        before = torch.randn(rows, hidden, generator=generator)
-        after = torch.randn(rows, parts * hidden, generator=generator)
-        return cls(before, after, np.random.default_rng(tenants).permutation(SLOTS)[:tenants])
-
-    @property
-    def groups(self) -> Tiles:
-        return Tiles(np.repeat(self.slots, len(self.before) // len(self.slots)), CPU)
-
-    def of_tenants(self) -> list[tuple[int, slice]]:
-        tokens = len(self.before) // len(self.slots)
-        return [(slot, slice(i * tokens, (i + 1) * tokens)) for i, slot in enumerate(self.slots.tolist())]
+def register(kinds: argparse._SubParsersAction) -> None:
+    parser = benchmark(kinds, "adapters", run, "one layer's adapters for many tenants at once", (
+        "Measures the step of one layer for a batch of 1 to 64 tenants, beside a loop over tenants and beside peft."
+    ))  # fmt: skip
+    parser.add_argument("--hidden", type=int, default=AdaptersBench.hidden, help="width of a vector (default: %(default)s)")
+    parser.add_argument("--rank", type=int, default=AdaptersBench.rank, help="of an adapter (default: %(default)s)")
+    seconds_option(parser, AdaptersBench.seconds, "for each figure")
 
 
-@dataclass(frozen=True)
-class Variant:
-    rows: Rows
-    run: Callable[[Tensor], object]  # changes what came out of the projection
+def run(args: argparse.Namespace) -> dict:
+    from bench.measuring.adapters import bench_adapters, table_of
 
-
-def bench_adapters(case: Case) -> dict:
-    figures: dict = {}
-    spread: dict[str, dict] = {}
-    has_peft = _has_peft()
-    with torch.inference_mode():
-        for tokens in TOKENS:
-            for tenants in case.tenants:
-                timings = alternate_timed(_timed(variants(case, tenants, tokens, has_peft)), case.seconds, warm_up=3)
-                spread[f"t{tokens}.{tenants}"] = {name: asdict(timing) for name, timing in timings.items()}
-                figures.setdefault(f"t{tokens}", {})[str(tenants)] = _figures(timings)
-    return figures | {
-        "spread_us": spread,
-        "case": asdict(case),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        **({} if has_peft else {"peft": WITHOUT_PEFT}),
-    }
-
-
-def _figures(timings: dict[str, Timing]) -> dict:
-    """Of bottlenecks, without `lora` in the name; peft's mixed batches know LoRA alone. A whole layer's LoRA is on all its
-    projections, and its bottleneck after attention."""
-    median = {name: round(timing.median, 1) for name, timing in timings.items()}
-    peft = median.get("peft")
-    return {
-        "grouped_us": median["grouped"],
-        "loop_us": median["loop"],
-        "floor_us": median["floor"],
-        "peft_us": peft,
-        "grouped_lora_us": median["grouped_lora"],
-        "loop_lora_us": median["loop_lora"],
-        "to_loop": round(median["loop"] / median["grouped"], 2),
-        "floor_to_loop": round(median["loop"] / median["floor"], 2),
-        "lora_to_loop": round(median["loop_lora"] / median["grouped_lora"], 2),
-        "lora_to_peft": round(peft / median["grouped_lora"], 2) if peft is not None else None,
-        "layer_us": median["layer"],
-        "layer_bottleneck": round(median["layer_bottleneck"] / median["layer"], 2),
-        "layer_lora": round(median["layer_lora"] / median["layer"], 2),
-    }
-
-
-def _timed(variants: dict[str, Variant]) -> dict[str, Callable[[int], float]]:
-    def timed(variant: Variant) -> Callable[[int], float]:
-        after = variant.rows.after.clone()
-
-        def run(_: int) -> float:
-            after.copy_(variant.rows.after)
-            start = time.perf_counter()
-            variant.run(after)
-            return time.perf_counter() - start
-
-        return run
-
-    return {name: timed(variant) for name, variant in variants.items()}
-
-
-def variants(case: Case, tenants: int, tokens: int, with_peft: bool) -> dict[str, Variant]:
-    bottleneck = Layout("bottleneck", case.rank, case.hidden, 1, ("attention_out",))
-    lora = Layout("lora", case.rank, case.hidden, 1, ("query", "value"))
-    out, qkv = Rows.drawn(tenants, tokens, case.hidden, 1), Rows.drawn(tenants, tokens, case.hidden, 3)
-    out_groups, qkv_groups = out.groups, qkv.groups
-    adapters, loras = _slots(bottleneck), _slots(lora)
-    found: dict[str, Variant] = {
-        "grouped": Variant(out, lambda after: bottleneck.adapt(ATTENTION_OUT, out.before, after, out_groups, adapters)),
-        "loop": Variant(out, _bottleneck_loop(out, adapters)),
-        "floor": Variant(out, _products(out, adapters)),
-        "grouped_lora": Variant(qkv, lambda after: lora.adapt(QKV, qkv.before, after, qkv_groups, loras)),
-        "loop_lora": Variant(qkv, _lora_loop(qkv, loras)),
-    }
-    plain = _layer(case)
-    attend = PackedAttention([tokens] * tenants, max(1, case.hidden // HEAD))
-    whole = Layout("lora", case.rank, case.hidden, 1, tuple(PROJECTIONS), 4 * case.hidden)
-    widest = _slots(whole)
-
-    def adapted(layout: Layout, weights: dict[str, Tensor], groups: Tiles) -> Adapt:
-        return lambda at, before, after: layout.adapt(at, before, after, groups, weights)
-
-    for name, adapt in (
-        ("layer", unchanged),
-        ("layer_bottleneck", adapted(bottleneck, adapters, out_groups)),
-        ("layer_lora", adapted(whole, widest, out_groups)),
-    ):
-        found[name] = Variant(out, lambda after, adapt=adapt: after.copy_(plain(out.before, attend, adapt)))
-    if with_peft:
-        found["peft"] = Variant(qkv, _peft(qkv, loras, case.rank))
-    return found
-
-
-def _layer(case: Case) -> Layer:
-    torch.manual_seed(0)
-    return Layer(replace(BERT_BASE, hidden=case.hidden, intermediate=4 * case.hidden)).eval()
-
-
-def _slots(layout: Layout) -> dict[str, Tensor]:
-    (weights,) = layout.allocate(SLOTS, CPU, torch.float32)
-    generator = torch.Generator().manual_seed(layout.size)
-    for tensor in weights.values():
-        tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.1)
-    return weights
-
-
-def _loop_weights(weights: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Of each slot, lying as `F.linear` likes them best."""
-    return [{name: tensor[slot].contiguous() for name, tensor in weights.items()} for slot in range(SLOTS)]
-
-
-def _bottleneck_loop(rows: Rows, weights: dict[str, Tensor]) -> Callable[[Tensor], object]:
-    tenants = rows.of_tenants()
-    own = _loop_weights({name.removeprefix("attention_out/"): tensor for name, tensor in weights.items()})
-
-    def run(after: Tensor) -> None:
-        for slot, mine in tenants:
-            x, weight = after[mine], own[slot]
-            inner = F.relu(F.linear(x, weight["down"], weight["down_bias"]))
-            x += F.linear(inner, weight["up"], weight["up_bias"])
-
-    return run
-
-
-def _lora_loop(rows: Rows, weights: dict[str, Tensor]) -> Callable[[Tensor], object]:
-    tenants = rows.of_tenants()
-    own = _loop_weights(weights)
-    hidden = rows.before.shape[1]
-    parts = {"query": slice(0, hidden), "value": slice(2 * hidden, 3 * hidden)}
-
-    def run(after: Tensor) -> None:
-        for slot, mine in tenants:
-            x, weight = rows.before[mine], own[slot]
-            for place, part in parts.items():
-                after[mine, part] += F.linear(F.linear(x, weight[f"{place}/a"]), weight[f"{place}/b"])
-
-    return run
-
-
-def _products(rows: Rows, weights: dict[str, Tensor]) -> Callable[[Tensor], object]:
-    """The step's two batched products and nothing else, over weights that lie together: the most that batching can give."""
-    slots = torch.from_numpy(rows.slots)
-    down, up = (weights[f"attention_out/{name}"].mT[slots].contiguous() for name in ("down", "up"))
-    inner = torch.empty(len(slots), len(rows.after) // len(slots), down.shape[2])
-
-    def run(after: Tensor) -> None:
-        tiles = after.unflatten(0, inner.shape[:2])
-        torch.bmm(tiles, down, out=inner)
-        tiles.baddbmm_(inner, up)
-
-    return run
-
-
-def _has_peft() -> bool:
-    try:
-        import peft  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name != "peft":
-            raise
-        return False
-    return True
-
-
-def _peft(rows: Rows, weights: dict[str, Tensor], rank: int) -> Callable[[Tensor], object]:
-    """Its step alone: the shared projection under it gives what was computed before, and is not measured."""
-    from peft import LoraConfig
-    from peft.tuners.lora import Linear
-
-    hidden = rows.before.shape[1]
-    names = [f"slot-{slot}" for slot in rows.slots]
-    x = rows.before.view(len(names), -1, hidden)
-    modules = []
-    for place in ("query", "value"):
-        base = torch.nn.Linear(hidden, hidden)
-        # alpha = rank: a scale of 1, ours is folded into B.
-        config = LoraConfig(r=rank, lora_alpha=rank)
-        module = Linear(base, names[0], config=config, r=rank, lora_alpha=rank)
-        for name, slot in zip(names, rows.slots.tolist(), strict=True):
-            if name != names[0]:
-                module.update_layer(name, rank, rank, config=config)
-            module.lora_A[name].weight.data.copy_(weights[f"{place}/a"][slot])
-            module.lora_B[name].weight.data.copy_(weights[f"{place}/b"][slot])
-        modules.append(module.eval())
-
-    def run(after: Tensor) -> None:
-        for module, start in zip(modules, (0, 2 * hidden), strict=True):
-            computed = after[:, start : start + hidden].unflatten(0, x.shape[:2])
-            module.base_layer.forward = lambda _, computed=computed: computed  # peft adds to it in place, too
-            module(x, adapter_names=names)
-
-    return run
-
-
-def table_of(figures: dict) -> str:
-    bottleneck = ("grouped_us", "floor_us", "loop_us", "to_loop", "floor_to_loop")
-    names = (*bottleneck, "grouped_lora_us", "loop_lora_us", "lora_to_loop", "peft_us", "lora_to_peft")
-    names += ("layer_us", "layer_bottleneck", "layer_lora")
-    lines = [f"one layer, {figures['threads']} threads, torch {figures['torch']}; medians in microseconds, and ratios"]
-    lines.append(f"{'tokens':>6} {'tenants':>7} " + " ".join(f"{name.removesuffix('_us'):>16}" for name in names))
-    for tokens in TOKENS:
-        for tenants, one in figures[f"t{tokens}"].items():
-            cells = " ".join(f"{'-' if one[name] is None else one[name]:>16}" for name in names)
-            lines.append(f"{tokens:6} {tenants:>7} {cells}  {_verdict(tokens, int(tenants), one)}".rstrip())
-    return "\n".join(lines + [figures[name] for name in ("peft",) if name in figures])
-
-
-def _verdict(tokens: int, tenants: int, one: dict) -> str:
-    if tenants < MANY:
-        return ""
-    aims = [("loop", one["to_loop"], TO_LOOP[tokens]), ("lora loop", one["lora_to_loop"], TO_LOOP[tokens])]
-    if one["lora_to_peft"] is not None:
-        aims.append(("peft", one["lora_to_peft"], TO_PEFT))
-    return ", ".join(f"{name} {aim:g} x: {'met' if got >= aim else 'MISSED'}" for name, got, aim in aims)
+    figures = bench_adapters(AdaptersBench(args.hidden, args.rank, args.seconds))
+    if not args.json:
+        print(table_of(figures))
+    return figures

@@ -1,12 +1,50 @@
-"""Options that no benchmark can work with, refused before it exports a model or starts a server."""
+"""What the options of benchmarks have in common, and what none of them can work with: refused before anything is built."""
 
 from __future__ import annotations
 
+import argparse
 import math
+from collections.abc import Callable
 
 from hplm.errors import InvalidInput
 
+SIZE_NAMES = ("minilm", "bert-base")  # `testing.random_store.SIZES` says what they are
+DTYPES = ("auto", "fp32", "bf16")
 SHORTEST = 3  # [CLS], a word, [SEP]
+
+
+def benchmark(
+    kinds: argparse._SubParsersAction, name: str, run: Callable[[argparse.Namespace], dict], help: str, description: str
+) -> argparse.ArgumentParser:
+    """Adds `hplm bench NAME`. `run` returns the figures, which --json prints as a line, and prints them without --json."""
+    parser = kinds.add_parser(name, help=help, description=description)
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def size_option(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument("--size", choices=SIZE_NAMES, default=default, help="of the model (default: %(default)s)")
+
+
+def tokens_option(parser: argparse.ArgumentParser, default: int) -> None:
+    parser.add_argument("--tokens", type=int, default=default, help="of a text (default: %(default)s)")
+
+
+def seconds_option(parser: argparse.ArgumentParser, default: float, of: str) -> None:
+    parser.add_argument("--seconds", type=float, default=default, help=f"{of} (default: %(default)s)")
+
+
+def dtype_option(parser: argparse.ArgumentParser, of: str = "of the engine") -> None:
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help=f"{of} (default: %(default)s)")
+
+
+def whole_numbers(given: str) -> list[int]:
+    """The type of an option that takes one number or several: `16`, `1,10,100`."""
+    parts = given.split(",")
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise argparse.ArgumentTypeError(f"{given!r}: whole numbers above 0, such as 16 or 1,10,100")
+    return [int(part) for part in parts]
 
 
 def expect_above_zero(**options: float) -> None:
@@ -18,3 +56,10 @@ def expect_above_zero(**options: float) -> None:
 def expect_text(tokens: int, positions: int, option: str = "tokens") -> None:
     if not SHORTEST <= tokens <= positions:
         raise InvalidInput(f"--{option} {tokens}: a text of this size of model has {SHORTEST} to {positions}")
+
+
+def positions_of(size: str) -> int:
+    """How many tokens the longest text of such a model has."""
+    from testing.random_store import SIZES
+
+    return SIZES[size].positions

@@ -1,49 +1,26 @@
-"""What it is worth to make the next batch ready while this one computes (HMI, Table 6): the whole upper half, no server.
-
-A fixed number of requests is in flight, each answer sends the next one; tenants outnumber slots, so that every batch has
-adapters to bring. The variants take turns of a few seconds, so that a machine that drifts slows all of them alike.
-"""
+"""`hplm bench pipeline`: what it is worth to make a batch ready while another one computes."""
 
 from __future__ import annotations
 
-import tempfile
-import threading
-import time
-from dataclasses import asdict, dataclass, replace
-from itertools import count
-from pathlib import Path
+import argparse
+from dataclasses import dataclass
 
-import numpy as np
-from google.protobuf import text_format
-from tqdm import tqdm
-from tritonclient.grpc.model_config_pb2 import ModelConfig
-
-from bench.options import expect_above_zero, expect_text
-from bench.serve import SIZES, batch_texts, texts_of
-from bench.serve import Case as Serve
-from builder.publish.export import export
-from builder.publish.model_configs import ServingOptions
-from hplm.engine.backbone import Backbone
-from hplm.engine.engine import Engine
-from hplm.engine.lookup import Lookup
-from hplm.engine.overlap import OVERLAPS
-from hplm.engine.request import Request, Text
-from hplm.engine.service import Service
-from hplm.engine.settings import EARLIEST, Settings
-from hplm.engine.staging import Stager, StagingSettings
-from hplm.tenants.snapshot import Tenant
-from hplm.tenants.ticket import Ticket
-from testing.random_store import random_store, random_tenants
-
-ROUNDS = 5
-COMMITS = (0, 5)  # milliseconds before the engine is free, instead of a batch ahead
-STAGED = 12  # batches, for the share that staging has of a batch's time
+from bench.options import (
+    benchmark,
+    dtype_option,
+    expect_above_zero,
+    expect_text,
+    positions_of,
+    seconds_option,
+    size_option,
+    tokens_option,
+)
 
 
 @dataclass(frozen=True)
-class Case:
+class PipelineBench:
     size: str = "minilm"
-    tokens: int = 32
+    tokens: int = 32  # of a text
     batch_texts: int = 32
     tenants: int = 256
     slots: int = 64
@@ -53,123 +30,23 @@ class Case:
 
     def __post_init__(self) -> None:
         expect_above_zero(seconds=self.seconds)
-        expect_text(self.tokens, SIZES[self.size].positions)
+        expect_text(self.tokens, positions_of(self.size))
 
 
-class Traffic:
-    """Looked-up requests, sent one after another; `in_flight` of them wait or run at any time."""
-
-    def __init__(self, folder: Path, case: Case) -> None:
-        self._backbone = Backbone(folder)
-        self._in_flight = 3 * case.batch_texts
-        lookup, view = Lookup(self._backbone), self._backbone.view
-        tenants = np.random.default_rng(3).choice(case.tenants, max(4 * case.tenants, STAGED * case.batch_texts))
-        texts = texts_of(Serve(case.size, case.tokens, case.tenants, connections=len(tenants) // 4))
-        self._asked = []
-        for number, text in zip(tenants, texts, strict=True):
-            tenant = view.snapshot.tenants[number]
-            self._asked.append((tenant, lookup.resolve(view, tenant, [text], None, False)))
-
-    def texts(self) -> list[Text]:
-        found = []
-        for tenant, looked_up in self._asked:
-            request = Request(self._ticket(tenant), self._backbone.view, tenant, 1, lambda request, answer: None)
-            found += request.texts_from(looked_up)
-        return found
-
-    def _ticket(self, tenant: Tenant) -> Ticket:
-        snapshot = self._backbone.view.snapshot
-        return Ticket(snapshot.export_number, snapshot.generation, tenant.uid, tenant.version, time.monotonic_ns(), 0, 0, 0)
-
-    def rate(self, service: Service, seconds: float) -> float:
-        """Answers a second; an answer that is an error ends it."""
-        numbers, answers, failures = count(), count(), []
-        end, left = time.perf_counter() + seconds, threading.Semaphore(0)
-
-        def send() -> None:
-            tenant, looked_up = self._asked[next(numbers) % len(self._asked)]
-            service.submit(self._ticket(tenant), looked_up, answered)
-
-        def answered(answer: list | Exception) -> None:
-            if isinstance(answer, Exception):
-                failures.append(answer)
-            elif time.perf_counter() < end and not failures:
-                next(answers)
-                send()
-                return
-            left.release()
-
-        start = time.perf_counter()
-        for _ in range(self._in_flight):
-            send()
-        for _ in range(self._in_flight):
-            left.acquire()
-        if failures:
-            raise failures[0]
-        return (next(answers) + self._in_flight) / (time.perf_counter() - start)
+def register(kinds: argparse._SubParsersAction) -> None:
+    parser = benchmark(kinds, "pipeline", run, "making a batch ready while another computes", (
+        "Saturates the upper half, without a server, in each way of overlapping staging and computing; more tenants than slots."
+    ))  # fmt: skip
+    size_option(parser, PipelineBench.size)
+    tokens_option(parser, PipelineBench.tokens)
+    seconds_option(parser, PipelineBench.seconds, "of each variant")
+    dtype_option(parser)
 
 
-def bench_pipeline(case: Case) -> dict:
-    case = replace(case, batch_texts=batch_texts(case.size, case.tokens, case.batch_texts))
-    with tempfile.TemporaryDirectory(prefix="hplm-bench-") as scratch:
-        repository = Path(scratch) / "repository"
-        store = random_store(Path(scratch) / "store", SIZES[case.size], random_tenants(case.tenants, case.rank, 4))
-        options = ServingOptions(dtype=case.dtype, slots=case.slots, batch_tokens=case.batch_texts * case.tokens)
-        folder = repository / export(store, repository, options).backbone / "1"
-        given = _parameters(folder.parent.with_name(f"{folder.parent.name}-upper") / "config.pbtxt")
-        traffic = Traffic(folder, case)
-        variants = {name: given | {"overlap": name, "commit_ms": EARLIEST} for name in OVERLAPS}
-        variants |= {f"commit_{ms}_ms": given | {"commit_ms": str(ms)} for ms in COMMITS}
-        services = {name: Service(folder, Settings.read(parameters)) for name, parameters in variants.items()}
-        rates: dict[str, list[float]] = {name: [] for name in services}
-        try:
-            for turn in tqdm(range(ROUNDS + 1), desc="all variants in turn"):
-                for name, service in services.items():
-                    rate = traffic.rate(service, case.seconds / ROUNDS if turn else 0.5)
-                    if turn:  # the first one warms up
-                        rates[name].append(rate)
-            staging = _staging_share(folder, traffic, Settings.read(given), case)
-        finally:
-            for service in services.values():
-                service.close()
-    medians = {name: round(float(np.median(found)), 1) for name, found in rates.items()}
-    return medians | {
-        "staging_share": round(staging, 4),
-        "pipelined_to_synchronous": round(medians["pipelined"] / medians["synchronous"], 3),
-        "rounds": {name: [round(rate, 1) for rate in found] for name, found in rates.items()},
-        "case": asdict(case),
-    }
+def run(args: argparse.Namespace) -> dict:
+    from bench.measuring.pipeline import bench_pipeline, table_of
 
-
-def _parameters(config: Path) -> dict[str, str]:
-    """As the server hands them to the backend."""
-    model = text_format.Parse(config.read_text("utf-8"), ModelConfig())
-    return {name: value.string_value for name, value in model.parameters.items()}
-
-
-def _staging_share(folder: Path, traffic: Traffic, settings: Settings, case: Case) -> float:
-    """Of the time of staging and computing a batch one after the other: what there is to hide."""
-    backbone = Backbone(folder)
-    engine = Engine(backbone.upper(), settings.device, settings.dtype)
-    stager = Stager(backbone, StagingSettings(settings.slots, settings.device, settings.dtype))
-    texts, staging, whole = traffic.texts(), [], []
-    for number in range(STAGED):
-        start = time.perf_counter()
-        batch = stager.stage(texts[number * case.batch_texts :][: case.batch_texts], broken=_raise)
-        staged = time.perf_counter()
-        engine.run(batch)
-        whole.append(time.perf_counter() - start)
-        staging.append(staged - start)
-        stager.release(batch.held)
-    return float(np.median(staging) / np.median(whole))
-
-
-def _raise(text: Text, error: Exception) -> None:
-    raise error
-
-
-def table_of(figures: dict) -> str:
-    base = figures["synchronous"]
-    names = [*OVERLAPS, *(f"commit_{ms}_ms" for ms in COMMITS)]
-    lines = [f"{name:16} {figures[name]:8.1f} req/s  {figures[name] / base:5.2f} of synchronous" for name in names]
-    return "\n".join([*lines, f"staging is {figures['staging_share']:.1%} of a batch's time"])
+    figures = bench_pipeline(PipelineBench(args.size, args.tokens, seconds=args.seconds, dtype=args.dtype))
+    if not args.json:
+        print(table_of(figures))
+    return figures

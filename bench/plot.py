@@ -1,222 +1,64 @@
-"""What a PLOT costs: looking up and gathering one text, beside the layers it replaces; on one thread, each with a baseline.
-
-Keys are the most frequent n-grams of a corpus whose words follow Zipf's law, texts are fresh ones of the same distribution.
-"""
+"""`hplm bench plot`: what a lookup in a table costs, beside the layers that the table replaces."""
 
 from __future__ import annotations
 
-import platform
-import shutil
-import tempfile
-import time
-from collections import Counter
-from dataclasses import asdict
+import argparse
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-import torch
-from torch import nn
-
-from bench.cold import Cold, can_drop
-from bench.counting import count_apart
-from bench.plot_tables import TEXTS, VERSION, Case, fresh_texts, tables, write_corpus
-from bench.timing import Timing, alternate, cpu_ticks, threads
-from hplm.engine.engine import resolve_dtype
+from bench.options import benchmark, dtype_option, seconds_option, tokens_option
 from hplm.errors import InvalidInput
-from hplm.model.attention import PackedAttention
-from hplm.model.checkpoint import random_backbone
-from hplm.model.layer import Layer
-from hplm.plot.forest import Forest
-from hplm.plot.gathering import Gatherer
-from hplm.plot.index import Index, write_index
-from hplm.plot.levels import count_levels, ends
-from hplm.plot.writing import BATCH, write_table
-
-CPU = torch.device("cpu")
-MORE = 10  # times as many keys, for the index that may not be slower
-INDEX_TEXTS = 4096  # their places in the larger index are more than the CPU's caches hold
-TARGETS = {  # the most, or if negative the least
-    "lookup_plus_gather_us": 130,
-    "ratio": 0.005,
-    "gather_to_sequential": 2.0,
-    "int8_to_gather": 0.6,
-    "keys_10m_to_1m": 1.4,
-    "cold_to_pread": 1.3,
-    "build_to_forward": -0.8,
-}
 
 
-def bench_plot(case: Case, folder: Path | None = None) -> dict:
-    """Tables stay in `folder`, if one is given, and are used again."""
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="hplm-bench-", dir=folder) as scratch:
-        home = folder if folder is not None else Path(scratch)
-        if not can_drop(home):
-            raise InvalidInput(f"files in {home} cannot be dropped from memory: choose a --folder on a disk")
-        figures: dict = {}
-        spread: dict[str, Timing] = {}
-        forests = tables(case, home)
-        ticks, stolen = cpu_ticks()
-        with threads(1):
-            texts, lengths = fresh_texts(case), np.array([case.tokens])
-            chain = forests["fp16"].chain("fp16", VERSION)
-            found = [chain.lookup(text, lengths) for text in texts]
-            addresses = [hits.addresses for hits in found]
-            levels = sum((count_levels(chain, ends(chain, hits)) for hits in found), Counter())
-            # Before anything maps the values: what is mapped cannot be dropped.
-            cold, figures["pread_threads"] = Cold(home, "fp16", addresses, lengths).measure(case.seconds)
-            spread |= cold | _warm(case, forests, texts, addresses, lengths)
-            spread |= _lower_layers(case) | _index(case, Path(scratch))
-        figures |= _building(case, Path(scratch))
-        now, stolen_now = cpu_ticks()
-        figures["stolen_share"] = round((stolen_now - stolen) / max(1, now - ticks), 4)
-        if case.count_tokens:
-            write_corpus(Path(scratch) / "corpus", case)
-            figures |= count_apart(Path(scratch) / "corpus", case.vocabulary, Path(scratch) / "counts")
-    figures = {f"{name}_us": round(timing.median, 2) for name, timing in spread.items()} | figures
-    dtype = str(resolve_dtype(case.dtype, CPU)).removeprefix("torch.")
-    figures["lower_stack_us"] = figures[f"lower_stack_{dtype}_us"]
-    return {
-        **figures,
-        **_ratios(figures),
-        "found": {name: round(count / (len(texts) * case.tokens), 4) for name, count in levels.items()},
-        "spread_us": {name: {k: round(v, 2) for k, v in asdict(timing).items()} for name, timing in spread.items()},
-        "case": asdict(case),
-        "dtype": dtype,
-        "threads": 1,
-        "build_threads": torch.get_num_threads(),
-        "cpu": _cpu_name(),
-        "torch": torch.__version__,
-    }
+def _two_batches() -> int:
+    from hplm.plot.writing import BATCH
+
+    return 2 * BATCH
 
 
-def _ratios(figures: dict) -> dict[str, float]:
-    both = figures["lookup_us"] + figures["gather_us"]
-    return {
-        "lookup_plus_gather_us": round(both, 2),
-        "ratio": round(both / figures["lower_stack_us"], 6),
-        "gather_to_sequential": round(figures["gather_us"] / figures["sequential_us"], 3),
-        "int8_to_gather": round(figures["int8_gather_us"] / figures["gather_us"], 3),
-        "keys_10m_to_1m": round(figures["keys_10m_us"] / figures["keys_1m_us"], 3),
-        "cold_to_pread": round(figures["cold_us"] / figures["pread_us"], 3),
-        "build_to_forward": round(figures["build_ngrams_per_s"] / figures["forward_ngrams_per_s"], 3),
-    }
+def _bert_vocabulary() -> int:
+    from testing.random_store import BERT_BASE
+
+    return BERT_BASE.vocabulary
 
 
-def _warm(
-    case: Case, forests: dict[str, Forest], texts: list[np.ndarray], addresses: list[np.ndarray], lengths: np.ndarray
-) -> dict[str, Timing]:
-    forest, int8 = forests["fp16"], forests["int8"]
-    chain = forest.chain("fp16", VERSION)
-    table = chain.links[0][0]
-    half, full = Gatherer(CPU, torch.bfloat16), Gatherer(CPU, torch.float32)
-    vectors = table.meta.window.vectors
-    run = min(case.tokens, table.size)
-    starts = np.random.default_rng(3).integers(0, table.size - run + 1, TEXTS)
-    consecutive = [torch.arange(start * vectors, (start + run) * vectors).view(run, vectors) for start in starts.tolist()]
-    for number, start in enumerate(starts.tolist()):
-        table.rows.touch(np.arange(start, start + run))
-        half.broken(int8, addresses[number])
-        half.broken(forest, addresses[number])
-    return alternate(
-        {
-            "lookup": lambda text: chain.lookup(texts[text % TEXTS], lengths),
-            "gather": lambda text: half.sums(forest, addresses[text % TEXTS], lengths),
-            "gather_fp32": lambda text: full.sums(forest, addresses[text % TEXTS], lengths),
-            "touch": lambda text: half.broken(forest, addresses[text % TEXTS]),
-            "sequential": lambda text: table.rows.bags(consecutive[text % TEXTS], torch.bfloat16),
-            "int8_gather": lambda text: half.sums(int8, addresses[text % TEXTS], lengths),
-        },
-        case.seconds,
-        warm_up=TEXTS,
+@dataclass(frozen=True)
+class PlotBench:
+    keys: int = 1_000_000  # n-grams in the table
+    hidden: int = 768  # width of a vector
+    tokens: int = 128  # of a text
+    seconds: float = 3.0  # for each figure
+    dtype: str = "auto"  # of the layers that the table replaces
+    count_tokens: int = 5_000_000  # in the corpus whose n-grams are counted
+    build_keys: int = field(default_factory=_two_batches)  # n-grams whose values are computed and written
+    vocabulary: int = field(default_factory=_bert_vocabulary)
+
+    def __post_init__(self) -> None:
+        if self.keys < 1 or self.hidden < 1 or self.tokens < 3 or not self.seconds > 0 or self.count_tokens < 0:
+            raise InvalidInput("keys, hidden and seconds must be above 0, tokens at least 3")
+
+
+def register(kinds: argparse._SubParsersAction) -> None:
+    parser = benchmark(kinds, "plot", run, "lookups, gathering, cold reads and building of a table", (
+        "Writes tables of random values with real key statistics, and measures one text on one thread, beside the layers that "
+        "a table replaces. A million keys of width 768 take 8 GB of disk and some minutes."
+    ))  # fmt: skip
+    parser.add_argument("--keys", type=int, default=PlotBench.keys, help="n-grams in the table (default: %(default)s)")
+    parser.add_argument("--hidden", type=int, default=PlotBench.hidden, help="width of a vector (default: %(default)s)")
+    tokens_option(parser, PlotBench.tokens)
+    seconds_option(parser, PlotBench.seconds, "for each figure")
+    parser.add_argument(
+        "--count-tokens", type=int, default=PlotBench.count_tokens, help="count the n-grams of so many (default: %(default)s)"
     )
+    parser.add_argument("--folder", type=Path, help="on a disk: keep the tables there, and use them again")
+    dtype_option(parser, "of the layers it is compared with")
 
 
-def _lower_layers(case: Case) -> dict[str, Timing]:
-    """The layers that the table replaces, on one text as one sequence; bf16 is emulated by CPUs that do not multiply it."""
-    config = case.config
-    attend = PackedAttention([case.tokens], config.heads)
+def run(args: argparse.Namespace) -> dict:
+    from bench.measuring.plot import bench_plot, table_of
 
-    def stack(dtype: torch.dtype):
-        layers = nn.ModuleList(Layer(config) for _ in range(config.lower_layers)).to(dtype).eval()
-        x = torch.randn(case.tokens, config.hidden, dtype=dtype)
-
-        @torch.inference_mode()
-        def run(text: int) -> None:
-            hidden = x
-            for layer in layers:
-                hidden = layer(hidden, attend)
-
-        return run
-
-    return alternate({f"lower_stack_{name}": stack(getattr(torch, name)) for name in ("bfloat16", "float32")}, case.seconds)
-
-
-def _index(case: Case, scratch: Path) -> dict[str, Timing]:
-    """`find` alone, of keys anywhere in the table."""
-    generator = np.random.default_rng(17)
-    variants = {}
-    for name, count in (("keys_1m", case.keys), ("keys_10m", MORE * case.keys)):
-        keys = generator.permutation(np.unique(generator.integers(0, 1 << 62, count, dtype=np.uint64)))[:, None]
-        (scratch / name).mkdir()
-        index = Index(scratch / name, write_index(scratch / name, keys))
-        asked = keys[generator.integers(0, len(keys), (INDEX_TEXTS, case.tokens))]
-        variants[name] = lambda text, index=index, asked=asked: index.find(asked[text % INDEX_TEXTS])
-    timings = alternate(variants, case.seconds, warm_up=INDEX_TEXTS)
-    for name in variants:
-        shutil.rmtree(scratch / name)
-    return timings
-
-
-def _building(case: Case, scratch: Path) -> dict[str, float]:
-    """The bare lower stack on the builder's batches, and the builder's writing with the same stack; all cores, turn about."""
-    lower = random_backbone(case.config)[0].eval()
-    spec = case.spec("fp16")
-    keys = spec.space.pack(np.random.default_rng(19).integers(1, case.vocabulary + 1, (case.build_keys, spec.n)))
-    keys = np.unique(keys, axis=0)
-
-    @torch.inference_mode()
-    def values_of(windows: np.ndarray) -> torch.Tensor:
-        return lower(torch.from_numpy(windows)).cpu()
-
-    def forward() -> None:
-        for start in range(0, len(keys), BATCH):
-            values_of(spec.space.unpack(keys[start : start + BATCH]))
-
-    def build() -> None:
-        write_table(scratch / "built", spec, keys, values_of)
-
-    values_of(spec.space.unpack(keys[:64]))
-    taken: dict[str, list[float]] = {"forward": [], "build": []}
-    for _ in range(2):
-        for name, variant in (("forward", forward), ("build", build)):
-            start = time.perf_counter()
-            variant()
-            taken[name].append(time.perf_counter() - start)
-        shutil.rmtree(scratch / "built")
-    return {f"{name}_ngrams_per_s": round(len(keys) / float(np.median(times)), 1) for name, times in taken.items()}
-
-
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
-
-
-def table_of(figures: dict) -> str:
-    """Figures for people: the median, its spread, and what was aimed at."""
-    lines = [f"{figures['cpu']}, torch {figures['torch']}, {figures['dtype']}, 1 thread ({figures['build_threads']} to build)"]
-    lines.append("found: " + ", ".join(f"{name} {share:.1%}" for name, share in figures["found"].items()))
-    for name, value in figures.items():
-        if isinstance(value, dict | str) or name in ("threads", "build_threads"):
-            continue
-        line = f"{name:28}{value:>14,}"
-        if (spread := figures["spread_us"].get(name.removesuffix("_us"))) is not None:
-            line += f"   least {spread['least']:,}, p90 {spread['p90']:,}"
-        if (target := TARGETS.get(name)) is not None:
-            met = value <= target if target > 0 else value >= -target
-            line += f"   {'at most' if target > 0 else 'at least'} {abs(target)}: {'met' if met else 'MISSED'}"
-        lines.append(line)
-    return "\n".join(lines)
+    case = PlotBench(args.keys, args.hidden, args.tokens, args.seconds, args.dtype, args.count_tokens)
+    figures = bench_plot(case, args.folder)
+    if not args.json:
+        print(table_of(figures))
+    return figures

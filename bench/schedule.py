@@ -1,50 +1,22 @@
-"""`hplm bench schedule`: every policy on the same drawn loads, on a virtual clock, by the scheduler that serves."""
+"""`hplm bench schedule`: every policy on the same drawn loads, on a virtual clock."""
 
 from __future__ import annotations
 
-import time
+import argparse
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from bench.options import expect_above_zero
+from bench.options import benchmark, expect_above_zero, seconds_option
 from hplm.errors import InvalidInput
-from hplm.scheduling.columns import Columns
-from hplm.scheduling.cost import CostModel
-from hplm.scheduling.policy import DEFAULT, policy
-from hplm.scheduling.scheduler import Limits, Scheduler
-from hplm.scheduling.simulation.arrivals import Arrivals, Lengths, Stream, read_trace
-from hplm.scheduling.simulation.engines import PACKINGS, EngineCost
-from hplm.scheduling.simulation.server import REFUSED, Machine, Outcome, Simulation
-from hplm.scheduling.waiting import Capacity
-
-POLICIES = {
-    "default": DEFAULT,
-    "das": "das",
-    "slotted_das": "slotted_das",
-    "fcfs": "fcfs",
-    "sjf": "sjf",
-    "sjf_in_time": "sjf:in_time=1",
-    "edf": "edf",
-    "length_aware": "length_aware",
-}
-PACKED_WITH = ("default", "das", "fcfs")  # of TCB's Figs. 9 to 12: DAS and FCFS
-TOKENS, MEAN = 1280, 20
-CAPACITY = Capacity(TOKENS, TOKENS, TOKENS)
-BATCH_NS = 30e6
-TEXTS_A_SECOND = TOKENS / MEAN / (BATCH_NS / 1e9)  # at a rate of 1.0
-VARIANCES = (20, 100)
-WAITING = 10_000
-UNBOUNDED = Limits(10**7, 10**12)
 
 
 @dataclass(frozen=True)
-class Case:
-    seconds: float = 3.0
+class ScheduleBench:
+    seconds: float = 3.0  # simulated, a rate and policy
     rates: tuple[float, ...] = (0.5, 0.8, 1.0, 1.5, 2.0, 3.0)
     allowed_ms: tuple[float, float] = (50.0, 300.0)
-    cv: float = 1.0
+    cv: float = 1.0  # of the gaps between arrivals
     commit_ms: float | None = 0.0
     seed: int = 1
 
@@ -55,172 +27,48 @@ class Case:
             raise InvalidInput(f"--deadlines-ms {least} {most}: give the least and the most, both above 0")
 
 
-def bench_schedule(case: Case) -> dict:
-    by_variance = {variance: _by_rate(case, variance) for variance in VARIANCES}
-    overheads = {name: _overhead(given) for name, given in POLICIES.items()}
-    return {
-        "rates": by_variance[100],
-        "rates_var20": by_variance[20],
-        "overhead_share": overheads["default"],
-        "overheads": overheads,
-        "overhead_share_of_1000": _overhead(DEFAULT, 1000),
-        "packings": {f"var{variance}": _by_packing(case, variance) for variance in VARIANCES},
-        "fairness": _fairness(case),
-        "admission": _admission(case),
-        "commit": _commit(case),
-        "targets": targets(by_variance),
-    }
+def register(kinds: argparse._SubParsersAction) -> None:
+    parser = benchmark(kinds, "schedule", run, "policies against each other, on a virtual clock", (
+        "Simulates the server's own scheduler: utility (TCB's: 1 / length of each text started in time) and the share of texts "
+        "answered in time, for every policy and rate. With --trace, replays arrivals recorded from a server instead."
+    ))  # fmt: skip
+    seconds_option(parser, ScheduleBench.seconds, "simulated, a rate and policy")
+    parser.add_argument("--cv", type=float, default=ScheduleBench.cv, help="of the gaps between arrivals, Gamma; 1 is Poisson")
+    least, most = ScheduleBench.allowed_ms
+    parser.add_argument(
+        "--deadlines-ms", type=float, nargs=2, default=(least, most), metavar=("LEAST", "MOST"),
+        help=f"of a text, drawn between the two (default: {least:g} {most:g})",
+    )  # fmt: skip
+    parser.add_argument("--picture", type=Path, help="draw it here (.png, .svg, .pdf)")
+    parser.add_argument("--trace", type=Path, help="JSONL of arrival (s), tokens, deadline_ms, tenant")
+    parser.add_argument(
+        "--cost", type=float, nargs=3, metavar=("BATCH", "TOKEN", "TEXT"), default=(3e6, 21e3, 0.0),
+        help="with --trace: nanoseconds, as the server's cost model has learnt them (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--policy", default="timely", help="with --trace (default: %(default)s)")
+    parser.add_argument("--batch-tokens", type=int, default=1280, help="with --trace (default: %(default)s)")
+    parser.add_argument("--commit-ms", type=float, help="with --trace: how early a batch is chosen (default: a batch ahead)")
+    parser.add_argument("--admission", action="store_true", help="with --trace: refuse what cannot be in time")
 
 
-def replay(
-    trace: Path, terms: tuple[float, float, float], given: str, batch_tokens: int, commit_ms: float | None, admission: bool
-) -> dict:
-    """A load recorded from a server, with the terms of the cost model that it had learnt: a batch, a token, a text, in ns."""
-    batch, token, text = terms
-    capacity = Capacity(batch_tokens, batch_tokens, batch_tokens)
-    machine = Machine(lambda lengths: batch + token * lengths.sum() + text * len(lengths), capacity)
-    return _figures(_run(given, machine, read_trace(trace), commit_ms, admission))
+def run(args: argparse.Namespace) -> dict:
+    from bench.measuring.schedule import bench_schedule, replay, table_of
 
+    if args.trace:
+        figures = replay(args.trace, tuple(args.cost), args.policy, args.batch_tokens, args.commit_ms, args.admission)
+        if not args.json:
+            print(json.dumps(figures, indent=2))
+        return figures
+    case = ScheduleBench(args.seconds, allowed_ms=tuple(args.deadlines_ms), cv=args.cv)
+    if args.picture:
+        from builder.pictures import check_picture
 
-def targets(by_variance: dict[int, dict]) -> dict[str, bool]:
-    every = [figures for by_rate in by_variance.values() for figures in by_rate.values()]
-    heaviest = list(by_variance[100].values())[-1]
-    return {
-        "das_at_least_fcfs": all(f["das"]["utility"] >= f["fcfs"]["utility"] for f in every),
-        "das_at_least_edf": all(f["das"]["utility"] >= f["edf"]["utility"] for f in every),
-        "das_1.3_of_both": heaviest["das"]["utility"] >= 1.3 * max(heaviest[name]["utility"] for name in ("fcfs", "edf")),
-        "default_at_least_sjf": all(f["default"]["utility"] >= f["sjf"]["utility"] for f in every),
-        "default_best_on_time": all(f["default"]["on_time"] >= max(p["on_time"] for p in f.values()) for f in every),
-    }
+        check_picture(args.picture)
+    figures = bench_schedule(case)
+    if args.picture:
+        from bench.measuring.schedule_picture import draw
 
-
-def _stream(case: Case, rate: float, variance: float, **options: object) -> Stream:
-    lengths = Lengths(MEAN, variance)
-    return Stream(rate * TEXTS_A_SECOND, case.seconds, lengths, case.allowed_ms, case.cv, **options)
-
-
-def _run(given: str, machine: Machine, load: Arrivals, commit_ms: float | None, admission: bool = False) -> Outcome:
-    commit_ns = None if commit_ms is None else int(commit_ms * 1e6)
-    return Simulation(Scheduler(policy(given), UNBOUNDED, admission, commit_ns), machine, load).run()
-
-
-def _figures(outcome: Outcome) -> dict[str, float | None]:
-    return {
-        "utility": round(outcome.utility, 4),
-        "scheduled": round(float(outcome.scheduled.mean()), 4),
-        "on_time": round(float(outcome.on_time.mean()), 4),
-        "p99_ms": outcome.p99_ms() and round(outcome.p99_ms(), 1),
-        "refused": round(float((outcome.fate == REFUSED).mean()), 4),
-    }
-
-
-def _by_rate(case: Case, variance: int) -> dict[str, dict]:
-    machine = Machine(EngineCost(score=0).packed, CAPACITY)
-    return {
-        str(rate): {
-            name: _figures(_run(given, machine, load, case.commit_ms))
-            for load in [_stream(case, rate, variance).draw(case.seed)]
-            for name, given in POLICIES.items()
-        }
-        for rate in case.rates
-    }
-
-
-def _by_packing(case: Case, variance: int) -> dict[str, dict]:
-    """Utility, and texts answered in time a second, in the order of the rates."""
-    loads = [_stream(case, rate, variance).draw(case.seed) for rate in case.rates]
-    figures: dict[str, dict] = {}
-    for packing in PACKINGS:
-        machine = Machine(EngineCost().of(packing), CAPACITY)
-        for name in PACKED_WITH:
-            outcomes = [_run(POLICIES[name], machine, load, case.commit_ms) for load in loads]
-            figures.setdefault(packing, {})[name] = {
-                "utility": [round(outcome.utility, 4) for outcome in outcomes],
-                "answered_a_second": [round(float((outcome.answered).sum() / outcome.end_ns * 1e9)) for outcome in outcomes],
-            }
+        draw(figures, args.picture)
+    if not args.json:
+        print(table_of(figures))
     return figures
-
-
-def _fairness(case: Case) -> dict[str, dict]:
-    """A tenant that sends a fifth of what the engine can do: alone, and beside another that sends three times all of it."""
-    modest = _stream(case, 0.2, 20).draw(case.seed)
-    long_texts = Stream(0.2 * TEXTS_A_SECOND / 2, case.seconds, Lengths(2 * MEAN, 20), case.allowed_ms).draw(case.seed)
-    flood = _stream(case, 3.0, 20, tenants=(1,)).draw(case.seed + 1)
-    machine = Machine(EngineCost(score=0).packed, CAPACITY)
-    loads = {
-        "alone": modest,
-        "beside_a_flood": Arrivals.together([modest, flood]),
-        "long_texts_beside_a_flood": Arrivals.together([long_texts, flood]),
-    }
-    return {
-        name: {
-            load_name: _of_first_tenant(_run(POLICIES[name], machine, load, case.commit_ms))
-            for load_name, load in loads.items()
-        }
-        for name in ("default", "fcfs", "sjf")
-    }
-
-
-def _of_first_tenant(outcome: Outcome) -> dict[str, float]:
-    mine = outcome.arrivals.tenant == 0
-    took = (outcome.answered_ns - outcome.arrivals.at_ns)[mine & outcome.answered]
-    return {"on_time": round(float(outcome.on_time[mine].mean()), 4), "p99_ms": round(float(np.percentile(took, 99)) / 1e6, 1)}
-
-
-def _admission(case: Case) -> dict[str, dict]:
-    """Texts of 128 tokens, eight a batch of 33 ms, deadlines of 2 to 12 batch times; the engine's time is not exact."""
-    machine = Machine(lambda lengths: 3e6 + 30e6 / 1024 * lengths.sum(), Capacity(1024, 1024, 1024), noise=0.05)
-    figures = {}
-    for rate in case.rates:
-        stream = Stream(rate * 8 / 0.033, 10 * case.seconds, Lengths(128, 0, 128, 128), (2 * 33.0, 12 * 33.0))
-        outcome = _run(DEFAULT, machine, stream.draw(case.seed), case.commit_ms, admission=True)
-        admitted = outcome.fate != REFUSED
-        goodput = outcome.on_time.sum() / (outcome.end_ns / 1e9) / (8 / 0.033)
-        figures[str(rate)] = {
-            "admitted": round(float(admitted.mean()), 4),
-            "on_time_of_admitted": round(float(outcome.on_time[admitted].mean()), 4),
-            "goodput_of_capacity": round(float(goodput), 4),
-        }
-    return figures
-
-
-def _commit(case: Case) -> dict[str, float]:
-    """On-time share against how long before the engine is free a batch is chosen, where staging takes 3 ms."""
-    machine = Machine(EngineCost(score=0).packed, CAPACITY, staging_ns=3_000_000, noise=0.05)
-    load = _stream(case, 1.0, 20).draw(case.seed)
-    return {
-        "a batch ahead" if early is None else f"{early:g} ms": round(
-            float(_run(DEFAULT, machine, load, early).on_time.mean()), 4
-        )
-        for early in (0.0, 1.0, 2.0, 5.0, 10.0, None)
-    }
-
-
-def _overhead(given: str, count: int = WAITING) -> float:
-    """Choosing among so many, the removal included: the least of some, as a share of the time of the batch chosen."""
-    load = Stream(count, 1.0, Lengths(MEAN, 100), tenants=range(16)).draw(0)
-    waiting = [load.text(i) for i in range(count)]
-    cost = CostModel()
-    for _ in range(20):
-        cost.observe(TOKENS, TOKENS // MEAN, 0, int(BATCH_NS))
-    chooses, least = policy(given), np.inf
-    for _ in range(20):
-        columns = Columns(waiting)
-        start = time.perf_counter()
-        columns.remove(chooses.select(columns, 10**9, CAPACITY, cost))
-        least = min(least, time.perf_counter() - start)
-    return round(least / (BATCH_NS / 1e9), 4)
-
-
-def table_of(figures: dict) -> str:
-    lines = []
-    for key, variance in (("rates_var20", 20), ("rates", 100)):
-        lines.append(f"variance {variance}: utility / answered in time, by rate in multiples of capacity")
-        names = list(next(iter(figures[key].values())))
-        lines.append("  rate " + "".join(f"{name:>15}" for name in names))
-        for rate, by_policy in figures[key].items():
-            lines.append(f"{rate:>6} " + "".join(f"{f['utility']:>8.3f}/{f['on_time']:.3f} " for f in by_policy.values()))
-    lines.append(f"choosing among {WAITING:,}: {figures['overhead_share']:.1%} of a batch's time")
-    for title in ("fairness", "admission", "commit", "targets"):
-        lines += [title, *(f"  {name}: {value}" for name, value in figures[title].items())]
-    return "\n".join(lines)

@@ -1,173 +1,65 @@
-"""What Triton and the glue cost over the bare engine: random weights, a real server, one text at a time and many.
-
-The engine is measured in a process of its own, before the server starts and after it has stopped, so that neither takes the
-other's cores and a machine that drifts shows in `engine_drift`.
-"""
+"""`hplm bench serve`: what Triton and the glue cost over the bare engine, with one number of tenants or several."""
 
 from __future__ import annotations
 
+import argparse
 import json
-import subprocess
-import sys
-import tempfile
-import time
-from dataclasses import asdict, dataclass
-from itertools import cycle
-from pathlib import Path
+from dataclasses import dataclass, replace
 
-import numpy as np
-import torch
-from tqdm import tqdm
-
-from bench.options import expect_above_zero, expect_text
-from builder.publish.export import export
-from builder.publish.model_configs import ServingOptions
-from hplm.engine.backbone import Backbone
-from hplm.engine.engine import Engine, resolve_device, resolve_dtype
-from hplm.engine.lookup import Lookup
-from hplm.engine.request import Request, Text
-from hplm.engine.staging import Stager, StagingSettings
-from hplm.errors import HplmError
-from hplm.server import TritonServer
-from hplm.tenants.ticket import Ticket
-from loadtest.encode import infer_request
-from loadtest.generator import run_apart
-from loadtest.report import Load, Report
-from testing.random_store import BERT_BASE, MINILM, random_store, random_tenants, words
-
-SIZES = {"bert-base": BERT_BASE, "minilm": MINILM}
-BATCH_TOKENS = 4096
+from bench.options import (
+    benchmark,
+    dtype_option,
+    expect_above_zero,
+    expect_text,
+    positions_of,
+    seconds_option,
+    size_option,
+    tokens_option,
+    whole_numbers,
+)
 
 
 @dataclass(frozen=True)
-class Case:
+class ServeBench:
     size: str = "bert-base"
-    tokens: int = 128
+    tokens: int = 128  # of a text
     tenants: int = 16
-    seconds: float = 20.0
-    connections: int = 64
+    seconds: float = 20.0  # of each measurement
+    connections: int = 64  # at saturation
     dtype: str = "auto"
     rank: int = 32
 
     def __post_init__(self) -> None:
         expect_above_zero(tenants=self.tenants, seconds=self.seconds, connections=self.connections)
-        expect_text(self.tokens, SIZES[self.size].positions)
+        expect_text(self.tokens, positions_of(self.size))
 
 
-def bench_serve(case: Case) -> dict:
-    with tempfile.TemporaryDirectory(prefix="hplm-bench-") as folder:
-        repository = Path(folder) / "repository"
-        store = random_store(Path(folder) / "store", SIZES[case.size], random_tenants(case.tenants, case.rank, 4))
-        options = ServingOptions(dtype=case.dtype, slots=max(2, 2 * case.tenants), batch_tokens=BATCH_TOKENS)
-        backbone = export(store, repository, options).backbone
-        requests = _requests(backbone, texts_of(case), case)
-        before = _engine_apart(repository, backbone, case)
-        with TritonServer(repository) as server:
-            alone, saturated = load_server(server.http_url, requests, requests, case)
-        after = _engine_apart(repository, backbone, case)
-    engine_p50 = (before["p50_ms"] + after["p50_ms"]) / 2
-    engine_rate = (before["texts_per_s"] + after["texts_per_s"]) / 2
-    return {
-        "p50_ms": round(alone.percentile_ms(50), 3),
-        "p99_ms": round(alone.percentile_ms(99), 3),
-        "engine_p50_ms": round(engine_p50, 3),
-        "req_per_s": round(saturated.req_per_s, 2),
-        "engine_req_per_s": round(engine_rate, 2),
-        "added_ms": round(alone.percentile_ms(50) - engine_p50, 3),
-        "share_of_engine": round(saturated.req_per_s / engine_rate, 3),
-        "engine_drift": round(after["texts_per_s"] / before["texts_per_s"], 3),
-        "generator_cpu_share": round(saturated.cpu_s / saturated.wall_s, 4),
-        "case": asdict(case),
-        "dtype": before["dtype"],
-        "threads": before["threads"],
-    }
+def register(kinds: argparse._SubParsersAction) -> None:
+    parser = benchmark(kinds, "serve", run, "a real server against the bare engine", (
+        "Exports a repository of random weights, serves it, and measures one client, then saturation, beside the bare engine."
+    ))  # fmt: skip
+    size_option(parser, ServeBench.size)
+    tokens_option(parser, ServeBench.tokens)
+    parser.add_argument(
+        "--tenants", type=whole_numbers, default=[ServeBench.tenants],
+        help=f"requests go to them in turn (default: {ServeBench.tenants}); several numbers, 1,10,100, also compare servers "
+        "with so many tenants",
+    )  # fmt: skip
+    seconds_option(parser, ServeBench.seconds, "of each measurement")
+    parser.add_argument("--connections", type=int, default=ServeBench.connections, help="at saturation (default: %(default)s)")
+    dtype_option(parser)
 
 
-def texts_of(case: Case) -> list[str]:
-    """Words by Zipf's law; with the two special tokens each text has exactly the tokens asked for."""
-    generator = np.random.default_rng(7)
-    vocabulary = words(SIZES[case.size].vocabulary)
-    weights = 1 / np.arange(1, len(vocabulary) + 1)
-    numbers = generator.choice(len(vocabulary), (4 * case.connections, case.tokens - 2), p=weights / weights.sum())
-    return [" ".join(vocabulary[number] for number in row) for row in numbers]
+def run(args: argparse.Namespace) -> dict:
+    from bench.measuring.serve import bench_serve
 
+    case = ServeBench(args.size, args.tokens, seconds=args.seconds, connections=args.connections, dtype=args.dtype)
+    if len(args.tenants) == 1:
+        figures = bench_serve(replace(case, tenants=args.tenants[0]))
+    else:
+        from bench.measuring.tenants import bench_tenants
 
-def batch_texts(size: str, tokens: int, asked: int) -> int:
-    """More than were asked for where texts are short: a batch must have room for the longest one that the model takes."""
-    return max(asked, -(-SIZES[size].positions // tokens))
-
-
-def _requests(backbone: str, texts: list[str], case: Case) -> list[bytes]:
-    width = len(str(case.tenants - 1))
-    return [
-        infer_request(backbone, [text], f"tenant-{i % case.tenants:0{width}d}", outputs=("LABEL", "SCORE"))
-        for i, text in enumerate(texts)
-    ]
-
-
-def load_server(url: str, requests: list[bytes], warming: list[bytes], case: Case) -> tuple[Report, Report]:
-    """One connection, then all of them."""
-    host, port = url.split(":")
-    reports = []
-    for connections in (1, case.connections):
-        run_apart(Load(host, int(port), warming, seconds=case.seconds / 4, connections=connections))
-        print(f"measuring {connections} connections for {case.seconds:.0f} s", file=sys.stderr, flush=True)
-        report = run_apart(Load(host, int(port), requests, seconds=case.seconds, connections=connections))
-        report.expect_success(f"{connections} connections")
-        reports.append(report)
-    return reports[0], reports[1]
-
-
-def _engine_apart(repository: Path, backbone: str, case: Case) -> dict:
-    command = [sys.executable, "-m", "bench.serve", str(repository / backbone / "1"), json.dumps(asdict(case))]
-    done = subprocess.run(command, stdout=subprocess.PIPE, timeout=600 + 2 * case.seconds)
-    if done.returncode:
-        raise HplmError(f"measuring the bare engine ended with {done.returncode}")
-    return json.loads(done.stdout)
-
-
-def measure_engine(folder: Path, case: Case) -> dict:
-    """The engine room alone: staging and computing, no threads, queue or server; one text, and the best batch size."""
-    backbone = Backbone(folder)
-    device = resolve_device("auto")
-    dtype = resolve_dtype(case.dtype, device)
-    engine = Engine(backbone.upper(), device, dtype)
-    stager = Stager(backbone, StagingSettings(max(2, 2 * case.tenants), device, dtype))
-    lookup = Lookup(backbone)
-    snapshot, texts = backbone.view.snapshot, []
-    for i, text in enumerate(texts_of(case)):
-        tenant = snapshot.tenants[i % case.tenants]
-        found = lookup.resolve(backbone.view, tenant, [text], None, False)
-        ticket = Ticket(snapshot.export_number, snapshot.generation, tenant.uid, tenant.version, 0, 0, 0, 0)
-        texts += Request(ticket, backbone.view, tenant, 1, lambda request, answer: None).texts_from(found)
-
-    def seconds_of(count: int) -> float:
-        times = []
-        end = time.perf_counter() + case.seconds / 8
-        batches = cycle([texts[i : i + count] for i in range(0, len(texts) - count + 1, count)])
-        while time.perf_counter() < end or len(times) < 6:
-            start = time.perf_counter()
-            batch = stager.stage(next(batches), broken=_raise)
-            engine.run(batch)
-            times.append(time.perf_counter() - start)
-            stager.release(batch.held)
-        return float(np.median(times[1:]))
-
-    alone = seconds_of(1)
-    largest = min(BATCH_TOKENS // case.tokens, len(texts))
-    counts = sorted({count for count in (2, 4, 8, 16, 32, 64, 128) if count < largest} | {largest})
-    rates = {count: count / seconds_of(count) for count in tqdm(counts, desc="bare engine, batch sizes")}
-    return {
-        "p50_ms": alone * 1e3,
-        "texts_per_s": max(*rates.values(), 1 / alone),
-        "dtype": str(dtype).removeprefix("torch."),
-        "threads": torch.get_num_threads(),
-    }
-
-
-def _raise(text: Text, error: Exception) -> None:
-    raise error
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure_engine(Path(sys.argv[1]), Case(**json.loads(sys.argv[2])))))
+        figures = bench_serve(case) | bench_tenants(case, args.tenants)
+    if not args.json:
+        print(json.dumps(figures, indent=2))
+    return figures

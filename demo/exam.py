@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from tqdm import tqdm
 
+from builder.training.tasks import training_task
 from demo.data import DemoTenant
 from hplm_client import Answer, HplmClient
 
@@ -29,24 +30,20 @@ def examine(tenants: tuple[DemoTenant, ...], http_url: str, grpc_url: str) -> li
 
 
 def _mark(tenant: DemoTenant, clients: dict[str, HplmClient]) -> Mark:
-    lines = [line for line in tenant.test.read_text("utf-8").split("\n") if line][:QUESTIONS]
     right = asked = 0
     milliseconds: dict[str, list[float]] = {protocol: [] for protocol in clients}
-    for i, line in enumerate(lines):
-        question = json.loads(line)
-        text = question["text"] if tenant.task == "classify" else " ".join(question["tokens"])
-        expected = [question["label"]] if tenant.task == "classify" else question["tags"]
+    for i, example in enumerate(training_task(tenant.task).read(tenant.test).examples[:QUESTIONS]):
         protocol = "http" if i % 2 else "grpc"
         start = time.perf_counter()
-        answer = clients[protocol].infer(text, tenant=tenant.id, truncate=True)
+        answer = clients[protocol].infer(example.text, tenant=tenant.id, truncate=True)
         milliseconds[protocol].append((time.perf_counter() - start) * 1e3)
-        right += _right(answer, expected)
-        asked += len(expected)
+        right += _right(answer, example.labels)
+        asked += len(example.labels)
     medians = {protocol: float(np.median(times)) for protocol, times in milliseconds.items()}
     return Mark(tenant, right / asked, medians["http"], medians["grpc"])
 
 
-def _right(answer: Answer, expected: list[str]) -> int:
+def _right(answer: Answer, expected: Sequence[str]) -> int:
     labels = [row.label for row in answer.rows]
     if len(labels) != len(expected):
         raise ValueError(f"asked about {len(expected)} words and got {len(labels)} rows")

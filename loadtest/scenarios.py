@@ -20,6 +20,7 @@ from locust.exception import StopUser
 
 from hplm.errors import InvalidInput
 from hplm.scheduling.simulation.arrivals import MILLISECOND, SECOND, Arrivals
+from hplm.tasks import find_task
 from hplm_client import HplmClient, HplmClientError
 from loadtest.outcomes import LATE, ON_TIME, UNSENT, NotOnTime, Outcomes
 from loadtest.recorded import read_recorded
@@ -143,7 +144,7 @@ class Scenario(User):
         )
 
     def _ask(self, text: str, tenant: Tenant, deadline_ms: float | None, priority: int) -> None:
-        question, passage = ("What is it about?", text) if tenant.task == "span" else (text, None)
+        question, passage = ("What is it about?", text) if find_task(tenant.task).needs_pair else (text, None)
         self.client.infer(question, tenant=tenant.id, pair=passage, deadline_ms=deadline_ms, truncate=True, priority=priority)
 
 

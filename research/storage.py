@@ -22,7 +22,7 @@ from builder.evaluation.tenant import evaluate_tenant
 from builder.publish.export import copy_file
 from builder.store.store import Store
 from builder.tables.domain import recut_domain
-from builder.training.labelled import read_labelled
+from builder.training.tasks import training_task
 from builder.training.tenant import build_tenant
 from demo.__main__ import EPOCHS
 from demo.data import DemoTenant, data_of
@@ -31,7 +31,7 @@ from hplm.errors import HplmError, InvalidInput
 from hplm.plot.levels import Tally
 
 KEEPS = (1.0, 0.004, 0.001, 0.0)
-DTYPES = ("fp16", "int8")
+COMPARED = ("fp16", "int8")
 WHOLE = ("domain", "root")
 
 
@@ -75,7 +75,7 @@ def measure(folder: Path, domains: list[str]) -> Iterator[Row]:
         mine = [tenant for tenant in tenants if tenant.domain == domain]
         if not mine:
             raise InvalidInput(f"the demo has no domain {domain!r}: it has {', '.join(sorted({t.domain for t in tenants}))}")
-        for dtype in DTYPES:
+        for dtype in COMPARED:
             for keep in KEEPS:
                 if keep:
                     name = f"{domain}-{dtype}-{keep:g}"
@@ -123,7 +123,7 @@ def _sibling(demo: Store, folder: Path) -> Store:
 def _found(store: Store, name: str, tenants: list[DemoTenant]) -> dict[str, float]:
     tokenizer, chain, tally = store.tokenizer(), store.forest(name, 1).chain(name, 1), Tally()
     for tenant in tenants:
-        for example in read_labelled(tenant.test, tenant.task).examples:
+        for example in training_task(tenant.task).read(tenant.test).examples:
             tokens = tokenizer.encode(example.text, example.pair, truncate=True).tokens
             tally.add(name, chain, chain.lookup(tokens, np.array([len(tokens)])))
     counts = {level: count for (_, level), count in tally.take().items()}

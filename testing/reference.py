@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hplm.adapters.layout import Layout
-from hplm.engine.answer import HOLDS, LONGEST_ANSWER
 from hplm.engine.backbone import Backbone
 from hplm.model.layer import activation
 from hplm.model.stacks import UpperStack
 from hplm.model.tokenizer import Tokenizer, words_of
 from hplm.plot.table import Table
+from hplm.tasks import HOLDS, LONGEST_ANSWER
 from hplm.tenants.snapshot import Tenant
 
 
@@ -79,8 +79,10 @@ class Reference:
         logits = (x @ head["weight"].float().T + head["bias"].float())[:, : len(tenant.labels)]
         if tenant.task == "span":
             return logits[[i for i in range(len(logits)) if encoded.segments[i] == 1 and not encoded.special[i]]]
-        if tenant.task != "tag":
+        if tenant.task in ("classify", "multilabel", "regress"):
             return logits[:1]
+        if tenant.task != "tag":
+            raise NotImplementedError(f"task {tenant.task!r}: write in {__name__} which rows its head reads")
         rows = []
         for start, stop in words_of(text):
             own_tokens = [
@@ -108,6 +110,8 @@ class Reference:
             first, last = max(pairs, key=lambda ends: float(logits[ends[0], 0] + logits[ends[1], 1]))
             start, stop = int(encoded.offsets[tokens[first]][0]), int(encoded.offsets[tokens[last]][1])
             return Reading([pair[start:stop]], [(start, stop)])
+        if tenant.task not in ("classify", "tag"):
+            raise NotImplementedError(f"task {tenant.task!r}: write in {__name__} how an answer is read from its logits")
         labels = ["" if row.isnan().any() else tenant.labels[int(row.argmax())] for row in logits]
         return Reading(labels, words_of(text) if tenant.task == "tag" else [(0, len(text))])
 
@@ -161,6 +165,8 @@ class Own:
             return after
         if self.layout.kind == "lora":
             return after + before @ own["a"].T @ own["b"].T
+        if self.layout.kind != "bottleneck":
+            raise NotImplementedError(f"adapter kind {self.layout.kind!r}: write in {__name__} what it makes of a projection")
         inner = activation(self.layout.function)(after @ own["down"].T + own["down_bias"])
         return after + inner @ own["up"].T + own["up_bias"]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
+from hplm.tasks import find_task
 from testing.random_store import random_store
 from testing.reference import Reference
 from testing.toy import CONFIG, DOMAINS, Toy, random_text
@@ -29,7 +30,7 @@ def make_tasks(folder: Path) -> Toy:
 
 def question(rng: random.Random, task: str) -> tuple[str, str | None]:
     """A text and, where the task wants one, its pair."""
-    if task == "span":
+    if find_task(task).needs_pair:
         return random_text(rng, 8), random_text(rng, 45)
     return random_text(rng, 20), random_text(rng, 20) if task in ("classify", "regress") else None
 

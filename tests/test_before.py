@@ -17,16 +17,18 @@ import torch
 
 from builder.adaptation.learning import Budget
 from builder.publish.export import export
-from builder.publish.live import Live
+from builder.publish.live import add_tenant, update_domain, update_tenant
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store
-from builder.tables.domain import UpdateOptions, update_domain
+from builder.tables.domain import UpdateOptions
+from builder.tables.domain import update_domain as build_version
 from hplm.adapters.bank import PAGE
 from hplm.cli.main import main
 from hplm.engine.backbone import Backbone
 from hplm.errors import Broken, HplmError, InvalidInput, NoTenant
 from hplm.tenants.backup import back_up, restore
 from hplm.tenants.keys import allows
+from hplm.tenants.manager import Manager
 from hplm.tenants.state import State
 from testing.random_store import random_tenant, words
 from testing.reference import Reference
@@ -56,8 +58,8 @@ class Before:
     def state(self) -> Path:
         return self.folder / "state"
 
-    def live(self) -> Live:
-        return Live.open(self.repository, self.state)
+    def live(self) -> Manager:
+        return Manager.open(self.repository, self.state)
 
     def backbone(self) -> Backbone:
         return Backbone(self.repository / BACKBONE / "1", self.state)
@@ -165,8 +167,8 @@ def test_a_state_is_changed_and_the_change_is_read(before):
     secret, _ = live.add_key("acme")
     assert live.roll_back("city").after == 1
     assert live.roll_back_domain("bio").moved == ["acme", "dune"]
-    assert live.update_from(before.store, "flux").after == 3  # 2 was given once, and rolled back
-    live.add_from(before.store, "echo")
+    assert update_tenant(live, before.store, "flux").after == 3  # 2 was given once, and rolled back
+    add_tenant(live, before.store, "echo")
     reader.refresh()
     snapshot = reader.view.snapshot
     assert snapshot.generation == 13
@@ -181,10 +183,10 @@ def test_a_store_grows_and_the_state_takes_what_it_learns(before, tmp_path):
     rng, known, corpus = random.Random(0), words(before.store.config.vocabulary), tmp_path / "corpus.txt"
     corpus.write_text("\n".join(" ".join(rng.choices(known, k=8)) for _ in range(12)), "utf-8")
     store = before.store
-    table = update_domain(store, "bio", [corpus], UpdateOptions(), Budget(steps=0), torch.device("cpu"))
+    table = build_version(store, "bio", [corpus], UpdateOptions(), Budget(steps=0), torch.device("cpu"))
     assert table.meta.version == 3 and table.meta.keys > store.table("bio", 2).meta.keys
     random_tenant(store, replace(store.tenant("acme"), version=3, domain_version=3), 0.3, seed=0)
-    moved = before.live().update_domain(store, "bio")
+    moved = update_domain(before.live(), store, "bio")
     assert (moved.moved, moved.behind) == (["acme"], ["dune", "gaia", "many"])
     state, fresh = before.reference(), exported_again(store, tmp_path / "fresh")
     assert_answers(state, {name: version for name, version in VERSIONS["state"].items() if name != "acme"})
@@ -268,5 +270,5 @@ def test_a_bank_of_another_format_is_renewed_by_the_command_that_the_error_names
     with pytest.raises(InvalidInput, match="`hplm tenant update`"):
         reference.forward("text", "ivan")
     assert_answers(reference, {name: version for name, version in VERSIONS["state"].items() if name != "ivan"})
-    assert before.live().update_from(before.store, "ivan").after == 2
+    assert update_tenant(before.live(), before.store, "ivan").after == 2
     assert_answers(before.reference(), VERSIONS["state"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from builder.tables.coverage_picture import GRID, INK, OTHERS, OWN
+from builder.pictures import GRID, INK, OTHERS, OWN
 
 
 def draw_adaptation(report: dict[str, Any], title: str, path: Path) -> None:

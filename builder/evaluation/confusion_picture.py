@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from builder.evaluation.tenant import Evaluation
-from builder.tables.coverage_picture import INK
+from builder.pictures import INK
 from builder.training.scores import confusion
+from builder.training.tasks import TRAINING_TASKS, training_task
 from hplm.errors import InvalidInput
 
-TOLD_APART = ("classify", "tag")
 MOST_LABELS = 60  # more are no picture
 MOST_NUMBERED = 20
 
@@ -17,9 +17,10 @@ MOST_NUMBERED = 20
 def draw_confusion(evaluation: Evaluation, path: Path) -> None:
     """Rows are shares of the right label; the format is that of the path's suffix."""
     tenant = evaluation.tenant
-    if tenant.task not in TOLD_APART or len(tenant.labels) > MOST_LABELS:
+    if not training_task(tenant.task).one_label_a_row or len(tenant.labels) > MOST_LABELS:
+        able = " and ".join(name for name, task in TRAINING_TASKS.items() if task.one_label_a_row)
         raise InvalidInput(
-            f"--picture shows which labels are taken for which: that is for {' and '.join(TOLD_APART)} with up to "
+            f"--picture shows which labels are taken for which: that is for {able} with up to "
             f"{MOST_LABELS} labels; tenant {tenant.id!r} has the task {tenant.task} and {len(tenant.labels)}"
         )
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -2,43 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from tqdm import tqdm
 
 from builder.evaluation.tenant import Evaluation
-from builder.training.scores import Scores, score
-from hplm.errors import HplmError, InvalidInput
-from hplm_client import HplmClient, HplmClientError
+from builder.training.scores import Scores
+from builder.training.tasks import training_task
+from hplm.errors import InvalidInput
 
 TEXTS_AT_ONCE = 16
 
 
-@dataclass(frozen=True)
-class Server:
-    url: str
-    protocol: str = "http"
-    backbone: str | None = None
-    key: str | None = None
+class Client(Protocol):
+    """What asks the server, such as `hplm_client.HplmClient`: an answer a text, with its labels and the tenant's version."""
+
+    def infer_batch(
+        self, texts: Sequence[str], *, tenant: str, pairs: Sequence[str] | None, truncate: bool
+    ) -> Sequence[Any]: ...
 
 
-def score_served(server: Server, evaluation: Evaluation, show_progress: bool = True) -> Scores:
+def score_served(client: Client, evaluation: Evaluation, show_progress: bool = True) -> Scores:
     tenant, examples = evaluation.tenant, evaluation.labelled.examples
     answers: list[list[str]] = [[]] * len(examples)
     # One request holds texts with a pair, or texts without.
     kinds = [[i for i, example in enumerate(examples) if (example.pair is not None) is paired] for paired in (False, True)]
     requests = [kind[start : start + TEXTS_AT_ONCE] for kind in kinds for start in range(0, len(kind), TEXTS_AT_ONCE)]
-    try:
-        with HplmClient(server.url, server.protocol, server.backbone, server.key) as client:
-            for some in tqdm(requests, desc="asking", unit="request", disable=not show_progress):
-                pairs = [examples[i].pair for i in some] if examples[some[0]].pair is not None else None
-                told = client.infer_batch([examples[i].text for i in some], tenant=tenant.id, pairs=pairs, truncate=True)
-                for i, answer in zip(some, told, strict=True):
-                    _check_version(tenant.id, tenant.version, answer.version)
-                    answers[i] = list(answer.labels)
-    except HplmClientError as error:
-        raise HplmError(str(error)) from error
-    return score(tenant.task, tenant.labels, examples, answers)
+    for some in tqdm(requests, desc="asking", unit="request", disable=not show_progress):
+        pairs = [examples[i].pair for i in some] if examples[some[0]].pair is not None else None
+        told = client.infer_batch([examples[i].text for i in some], tenant=tenant.id, pairs=pairs, truncate=True)
+        for i, answer in zip(some, told, strict=True):
+            _check_version(tenant.id, tenant.version, answer.version)
+            answers[i] = list(answer.labels)
+    return training_task(tenant.task).score(tenant.labels, examples, answers)
 
 
 def _check_version(tenant_id: str, here: int, there: str) -> None:

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from builder.store.store import Store, TenantFile
 from builder.training.bodies import PlotBody
-from builder.training.examples import Reader, Texts, check_labels
+from builder.training.examples import Reader, Texts
 from builder.training.finetuning import Ground, answers_to
-from builder.training.labelled import Labelled, read_labelled
+from builder.training.labelled import Labelled
+from builder.training.labels import check_labels
 from builder.training.model import TenantModel
-from builder.training.scores import Scores, score
+from builder.training.scores import Scores
+from builder.training.tasks import training_task
 from hplm.engine.engine import resolve_device
 from hplm.errors import InvalidInput
 
@@ -49,7 +51,7 @@ def evaluate_tenant(
 ) -> Evaluation:
     device = device or resolve_device("auto")
     tenant = find_tenant(store, tenant_id)
-    labelled = read_labelled(file, tenant.task)
+    labelled = training_task(tenant.task).read(file)
     check_labels(labelled, tenant.labels, f"the training data of tenant {tenant_id!r}")
     return evaluate_weights(store, tenant, store.tenant_weights(tenant), labelled, device, show_progress)
 
@@ -58,14 +60,14 @@ def evaluate_weights(
     store: Store, tenant: TenantFile, weights: Weights, labelled: Labelled, device: torch.device, show_progress: bool = True
 ) -> Evaluation:
     """Of a tenant whether it is stored already or not."""
-    reader = Reader(store, tenant.domain, tenant.domain_version)
-    texts = reader.read(labelled, tenant.task, tenant.labels, show_progress)
+    reader, task = Reader(store, tenant.domain, tenant.domain_version), training_task(tenant.task)
+    texts = reader.read(labelled, task, tenant.labels, show_progress)
     model = TenantModel(tenant.adapter_layout(store.config), tenant.head_layout(store.config), seed=0)
     model.load(*weights)
-    ground = Ground(store.config, reader, texts, texts, tenant.task, tenant.labels, device)
+    ground = Ground(store.config, reader, texts, texts, task, tenant.labels, device)
     body = PlotBody(store.upper().to(device).eval(), store.config.heads)
     answers, _ = answers_to(body, model.to(device), ground, texts)
-    return Evaluation(tenant, labelled, texts, answers, score(tenant.task, tenant.labels, labelled.examples, answers))
+    return Evaluation(tenant, labelled, texts, answers, task.score(tenant.labels, labelled.examples, answers))
 
 
 def find_tenant(store: Store, tenant_id: str) -> TenantFile:

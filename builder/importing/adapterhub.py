@@ -26,6 +26,7 @@ from builder.importing.heads import (
     sequence_task,
 )
 from hplm.errors import InvalidInput
+from hplm.tasks import find_task
 
 FILES = ("adapter.safetensors", "pytorch_adapter.bin")
 HEAD_FILES = ("model_head.safetensors", "pytorch_model_head.bin")
@@ -206,9 +207,10 @@ def _stock_head(
     if tensors.keys() != {"classifier.weight", "classifier.bias"}:
         raise InvalidInput(f"{source} has {sorted(tensors)}, not a classifier's weight and bias: save the head again")
     linear = (tensors["classifier.weight"], tensors["classifier.bias"])
-    trained = task_of_class if task_of_class == "tag" else sequence_task(path.parent, len(linear[0]), task)
+    pooled = find_task(task_of_class).reads_first_token
+    trained = sequence_task(path.parent, len(linear[0]), task) if pooled else task_of_class
     task = chosen_task(task, trained, path)
     labels = labels_by_id(stored, path)
-    if task == "tag":
+    if not pooled:
         return FoundHead(source, task, linear_head(*linear), None, labels)
     return FoundHead(source, task, pooled_head(base_pooler(model, path), *linear), "tanh", labels)

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from builder.importing.files import read_json
+from builder.training.tasks import training_task
 from hplm.adapters.layout import head_layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import ACTIVATIONS
+from hplm.tasks import find_task
 
 TASK_OF_CLASS = {"BertForSequenceClassification": "classify", "BertForTokenClassification": "tag"}
 TASK_OF_PROBLEM = {
@@ -22,6 +24,7 @@ TASK_OF_PROBLEM = {
     "multi_label_classification": "multilabel",
     "regression": "regress",
 }
+IMPORTED = sorted({*TASK_OF_CLASS.values(), *TASK_OF_PROBLEM.values()})  # tasks that these libraries save heads for
 
 
 @dataclass(frozen=True)
@@ -85,9 +88,10 @@ def labels_by_id(stored: Mapping[str, Any], source: Path) -> list[str] | None:
 
 def chosen_labels(task: str, given: list[str] | None, found: list[str] | None, rows: int, source: Path) -> list[str]:
     """Those given, else those that the files name, one a row of the head."""
-    if task == "regress":
+    wanted = training_task(task)
+    if wanted.served.fixed_labels:
         return _label_of_value(given, rows, source)
-    if rows < 2 and task != "multilabel":
+    if rows < wanted.fewest_labels:
         raise InvalidInput(f"{source} has a single output, which tells no labels apart: train with 2 labels or more")
     labels = given or found
     if labels is None:
@@ -100,11 +104,12 @@ def chosen_labels(task: str, given: list[str] | None, found: list[str] | None, r
 
 
 def _label_of_value(given: list[str] | None, rows: int, source: Path) -> list[str]:
+    """Of the tasks in `IMPORTED`, `regress` alone has fixed labels."""
     if given:
         raise InvalidInput(f"{source} tells a number, which has no label: leave --labels out")
     if rows != 1:
         raise InvalidInput(f"{source} tells {rows} numbers a text, and tenants tell one: train a regression with one output")
-    return ["value"]
+    return list(find_task("regress").fixed_labels)
 
 
 def model_config(folder: Path) -> dict[str, Any]:
@@ -130,9 +135,12 @@ def sequence_task(folder: Path, outputs: int, given: str | None) -> str:
 def chosen_task(given: str | None, found: str | None, source: Path) -> str:
     if given and found and given != found:
         raise InvalidInput(f"{source} is trained to {found}, not to {given}: leave --task out")
+    choice = f"{', '.join(IMPORTED[:-1])} or {IMPORTED[-1]}"
     if not (given or found):
-        raise InvalidInput(f"{source} does not say what it was trained for: give --task classify, multilabel, regress or tag")
-    return given or found
+        raise InvalidInput(f"{source} does not say what it was trained for: give --task {choice}")
+    if (task := given or found) not in IMPORTED:
+        raise InvalidInput(f"{source} cannot hold a head for the task {task!r}: give --task {choice}")
+    return task
 
 
 def check_head(weights: Mapping[str, Tensor], function: str | None, config: BackboneConfig, source: Path) -> None:

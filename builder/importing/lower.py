@@ -13,12 +13,12 @@ from builder.importing.found import Changes, FoundAdapter
 from builder.options import check_keep
 from builder.store.store import Store, check_name
 from builder.tables.build_folder import BuildFolder, held, put_away, was_just_finished
-from builder.tables.domain import MIN_TOKENS
 from builder.tables.table import build_table
 from hplm.adapters.layout import PROJECTIONS
 from hplm.errors import InvalidInput
 from hplm.model.layer import QKV
 from hplm.model.stacks import LowerStack
+from hplm.options import MIN_TOKENS
 from hplm.plot.table import Table
 
 STACKED = ("query", "key", "value")  # in one matrix, in this order

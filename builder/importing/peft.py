@@ -25,9 +25,10 @@ from builder.importing.heads import (
     sequence_task,
 )
 from hplm.errors import InvalidInput
+from hplm.tasks import find_task
 
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
-TASKS = {"SEQ_CLS": "classify", "TOKEN_CLS": "tag"}
+TASK_OF_TYPE = {"SEQ_CLS": "classify", "TOKEN_CLS": "tag"}
 MODULE = re.compile(rf"(?:bert\.)?encoder\.layer\.(\d+)\.({'|'.join(map(re.escape, PLACES))})")
 POOLER = re.compile(r"(?:bert\.)?pooler\.dense")
 # What cannot be said as W.x + B.A.x over a backbone that all tenants share.
@@ -142,8 +143,8 @@ def _head(
 ) -> FoundHead:
     path = folder / "adapter_config.json"
     stated = config.get("task_type")
-    if stated is not None and stated not in TASKS:
-        raise InvalidInput(f"{path}: task_type {stated!r} is not supported: train with SEQ_CLS or TOKEN_CLS")
+    if stated is not None and stated not in TASK_OF_TYPE:
+        raise InvalidInput(f"{path}: task_type {stated!r} is not supported: train with {' or '.join(TASK_OF_TYPE)}")
     base_class = (config.get("auto_mapping") or {}).get("base_model_class")
     if base_class is not None and base_class not in TASK_OF_CLASS:
         raise InvalidInput(f"{path}: base_model_class {base_class!r} is not supported: train with {' or '.join(TASK_OF_CLASS)}")
@@ -156,12 +157,12 @@ def _head(
             f"{source} holds {sorted(saved)[0]!r} whole, which is no part of a BERT classifier: modules_to_save may name "
             "'classifier' and 'pooler'"
         )
-    trained = TASKS.get(stated) or TASK_OF_CLASS.get(base_class) or task
-    if trained not in (None, "tag"):
+    trained = TASK_OF_TYPE.get(stated) or TASK_OF_CLASS.get(base_class) or task
+    if trained is not None and find_task(trained).reads_first_token:
         trained = sequence_task(folder, len(weight), task)
     task = chosen_task(task, trained, path)
     labels = labels_by_id(model_config(folder), folder / "config.json")
-    if task == "tag":
+    if not find_task(task).reads_first_token:
         return FoundHead(source, task, linear_head(weight, bias), None, labels)
     pooler = Pooler(**pooler_parts) if pooler_parts.keys() == {"weight", "bias"} else base_pooler(model, source)
     for change in pooler_changes.values():

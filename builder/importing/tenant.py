@@ -18,8 +18,9 @@ from builder.importing.lower import NewDomain, check_mergeable, merged
 from builder.importing.peft import is_peft, read_peft
 from builder.store.store import Store, TenantFile, check_name
 from builder.tables.build_folder import held
-from builder.training.examples import check_labels
-from builder.training.labelled import Labelled, read_labelled
+from builder.training.labelled import Labelled
+from builder.training.labels import check_labels
+from builder.training.tasks import training_task
 from hplm.errors import InvalidInput
 
 APPROXIMATE = (
@@ -129,7 +130,7 @@ def _reordered(head: FoundHead, labels: list[str], wanted: list[str]) -> FoundHe
 def _read_test(file: Path | None, task: str, labels: list[str]) -> Labelled | None:
     if file is None:
         return None
-    labelled = read_labelled(file, task)
+    labelled = training_task(task).read(file)
     check_labels(labelled, labels, "the imported head")
     return labelled
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
 from hplm.plot.forest import Branch, assign_addresses
 from hplm.tenants.snapshot import Snapshot, Tenant
+
+SCHEME = "hplm"  # of what `export` writes; other packages export other schemes
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,17 @@ def refuse_loss(folder: Path, known: Iterable[str], tenants: list[TenantFile]) -
             f"{folder} serves {len(lost)} tenants that this store does not have ({', '.join(lost[:5])}"
             f"{', ...' if len(lost) > 5 else ''}): export from the store they were built in, or say --replace to drop them"
         )
+
+
+def refuse_mixture(repository: Path, name: str, scheme: str = SCHEME) -> None:
+    """One repository serves a backbone in one scheme."""
+    for config in sorted([*repository.glob(f"{name}/config.pbtxt"), *repository.glob(f"{name}-*/config.pbtxt")]):
+        found = re.search(r'key: "scheme"\s+value \{ string_value: "(\w+)"', config.read_text("utf-8"))
+        served = found[1] if found else SCHEME
+        if served != scheme and config.parent.name.split(f"{name}-")[-1] not in ("lookup", "upper", "admin"):
+            raise InvalidInput(
+                f"{config.parent} serves scheme {served!r} of backbone {name!r}: export {scheme!r} into another --repository"
+            )
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import filecmp
 import hashlib
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,132 +17,147 @@ from builder.store.store import Store, TenantFile, written_folder
 from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
 from hplm.plot.table import Table
-from hplm.tenants.manager import DomainChange, Knowledge, Manager, TenantChange, newest_version
+from hplm.tenants.knowledge import Knowledge
+from hplm.tenants.manager import DomainChange, Manager, TenantChange
 from hplm.tenants.registry import Change
 from hplm.tenants.snapshot import Snapshot, Tenant
+from hplm.tenants.tables import newest_version
 
 
-class Live(Manager):
-    @classmethod
-    def open(cls, repository: Path, state: Path, backbone: str | None = None) -> Live:
-        found = sorted(repository.glob(f"{backbone or '*'}/1/{Backbone.TENANTS}"))
-        if len(found) != 1:
-            which = ", ".join(path.parent.parent.name for path in found) or "none"
-            raise InvalidInput(f"{repository} holds {len(found)} backbones ({which}): name one of them with --backbone")
-        return cls(found[0].parent, state)
+def add_tenant(manager: Manager, store: Store, tenant_id: str) -> TenantChange:
+    return manager.add(tenant_id, _trained(manager, store, tenant_id))
 
-    def add_from(self, store: Store, tenant_id: str) -> TenantChange:
-        return self.add(tenant_id, self._trained(store, tenant_id))
 
-    def update_from(self, store: Store, tenant_id: str) -> TenantChange:
-        return self.update(tenant_id, self._trained(store, tenant_id))
+def update_tenant(manager: Manager, store: Store, tenant_id: str) -> TenantChange:
+    return manager.update(tenant_id, _trained(manager, store, tenant_id))
 
-    def add_domain(self, store: Store, name: str) -> DomainChange:
-        """A domain that is new here, its ancestors with it. Its tenants come by themselves."""
-        self._check_store(store)
-        _check_new(self.registry.current(), name)
-        version = store.latest(name)
-        with self._copies(store, name, version) as copies, self.registry.change("domain add") as change:
-            _check_new(change, name)
-            self._bring(store, change, name, version, copies)
-            return self.close(change, DomainChange(change.generation, name, version, [], [], [], []))
 
-    def update_domain(self, store: Store, name: str, share: float = 1.0) -> DomainChange:
-        """The store's newest version, and of the tenants that were tuned on it this share, always the same ones first."""
-        if not 0 < share <= 1:
-            raise InvalidInput(f"canary {share}: a share above 0, at most 1")
-        self._check_store(store)
-        here = newest_version(self.registry.current(), name)
-        version = store.latest(name)
+def add_domain(manager: Manager, store: Store, name: str) -> DomainChange:
+    """A domain that is new here, its ancestors with it. Its tenants come by themselves."""
+    _check_store(manager, store)
+    _check_new(manager.registry.current(), name)
+    version = store.latest(name)
+    with _copies(manager, store, name, version) as copies, manager.registry.change("domain add") as change:
+        _check_new(change, name)
+        _bring(manager, store, change, name, version, copies)
+        return manager.close(change, DomainChange(change.generation, name, version, [], [], [], []))
+
+
+def update_domain(manager: Manager, store: Store, name: str, share: float = 1.0) -> DomainChange:
+    """The store's newest version, and of the tenants that were tuned on it this share, always the same ones first."""
+    if not 0 < share <= 1:
+        raise InvalidInput(f"canary {share}: a share above 0, at most 1")
+    _check_store(manager, store)
+    here = newest_version(manager.registry.current(), name)
+    version = store.latest(name)
+    _check_not_older(store, name, version, here)
+    with _copies(manager, store, name, version) as copies, manager.registry.change("domain update") as change:
+        here = newest_version(change, name)
         _check_not_older(store, name, version, here)
-        with self._copies(store, name, version) as copies, self.registry.change("domain update") as change:
-            here = newest_version(change, name)
-            _check_not_older(store, name, version, here)
-            self._bring(store, change, name, version, copies)
-            mine = [tenant for tenant in change.tenants.values() if tenant.domain == name and tenant.domain_version < version]
-            on_newest = [tenant for tenant in store.tenants() if (tenant.domain, tenant.domain_version) == (name, version)]
-            tuned = {tenant.id: tenant for tenant in on_newest}
-            ready = sorted((tenant for tenant in mine if tenant.id in tuned), key=_canary_order)
-            on_it = sum((tenant.domain, tenant.domain_version) == (name, version) for tenant in change.tenants.values())
-            going = ready[: max(0, max(1, round(share * (len(ready) + on_it))) - on_it)]
-            for tenant in going:
-                self._put(change, tenant.id, _knowledge(store, tuned[tenant.id]))
-            gone = {tenant.id for tenant in going}
-            done = DomainChange(
-                generation=change.generation,
-                domain=name,
-                version=version,
-                moved=sorted(gone),
-                waiting=sorted(tenant.id for tenant in ready if tenant.id not in gone),
-                behind=sorted(tenant.id for tenant in mine if tenant.id not in tuned),
-                removed=[],
-            )
-            if version == here and done.waiting and not going:
-                raise InvalidInput(
-                    f"version {version} of domain {name!r} is served and {on_it} tenants are on it, which is a canary of "
-                    f"{share:g}; {len(done.waiting)} wait: give a larger --canary, or none"
-                )
-            if version == here and not going:
-                raise InvalidInput(
-                    f"version {version} of domain {name!r} is served and no tenant waits to move to it; "
-                    f"behind are {', '.join(done.behind) or 'none'}: tune them again with `hplm build tenant`"
-                )
-            return self.close(change, done)
-
-    def _trained(self, store: Store, tenant_id: str) -> Knowledge:
-        self._check_store(store)
-        found = store.tenant(tenant_id)
-        if found is None:
-            known = ", ".join(tenant.id for tenant in store.tenants()[:10]) or "none yet"
-            raise InvalidInput(f"tenant {tenant_id!r} is not in {store.folder}: known are {known}")
-        self._check_same(store, found.domain, found.domain_version)
-        return _knowledge(store, found)
-
-    def _check_same(self, store: Store, domain: str, version: int) -> None:
-        """If that version is served, it is the store's: what was trained on another table means nothing there."""
-        served = self.find_table(domain, version)
-        if served is not None and not served.same_as(store.table(domain, version)):
-            raise InvalidInput(
-                f"version {version} of domain {domain!r} is served and {store.folder} has another table of that number: "
-                "build its next version with `hplm domain update --corpus`"
-            )
-
-    def _check_store(self, store: Store) -> None:
-        """Tables and tenants of one store mean nothing to another's upper layers."""
-        same = store.config.name == self.folder.parent.name and filecmp.cmp(
-            store.folder / "upper.safetensors", self.folder / Backbone.UPPER, shallow=False
+        _bring(manager, store, change, name, version, copies)
+        mine = [tenant for tenant in change.tenants.values() if tenant.domain == name and tenant.domain_version < version]
+        on_newest = [tenant for tenant in store.tenants() if (tenant.domain, tenant.domain_version) == (name, version)]
+        tuned = {tenant.id: tenant for tenant in on_newest}
+        ready = sorted((tenant for tenant in mine if tenant.id in tuned), key=_canary_order)
+        on_it = sum((tenant.domain, tenant.domain_version) == (name, version) for tenant in change.tenants.values())
+        going = ready[: max(0, max(1, round(share * (len(ready) + on_it))) - on_it)]
+        for tenant in going:
+            manager.put(change, tenant.id, knowledge_of(store, tuned[tenant.id]))
+        gone = {tenant.id for tenant in going}
+        done = DomainChange(
+            generation=change.generation,
+            domain=name,
+            version=version,
+            moved=sorted(gone),
+            waiting=sorted(tenant.id for tenant in ready if tenant.id not in gone),
+            behind=sorted(tenant.id for tenant in mine if tenant.id not in tuned),
+            removed=[],
         )
-        if not same:
-            raise InvalidInput(f"{self.folder} was exported from another store than {store.folder}: name the one it came from")
+        if version == here and done.waiting and not going:
+            raise InvalidInput(
+                f"version {version} of domain {name!r} is served and {on_it} tenants are on it, which is a canary of "
+                f"{share:g}; {len(done.waiting)} wait: give a larger --canary, or none"
+            )
+        if version == here and not going:
+            raise InvalidInput(
+                f"version {version} of domain {name!r} is served and no tenant waits to move to it; "
+                f"behind are {', '.join(done.behind) or 'none'}: tune them again with `hplm build tenant`"
+            )
+        return manager.close(change, done)
 
-    @contextmanager
-    def _copies(self, store: Store, name: str, version: int) -> Iterator[Path]:
-        """Of the tables that are not here, before a change begins: copying takes minutes, and other managers wait for one."""
-        with self.state.aside() as aside:
-            for table in self._missing(store, self.registry.current(), name, version):
-                _copy(table, aside)
-            yield aside
 
-    def _bring(self, store: Store, change: Change, name: str, version: int, copies: Path) -> None:
-        """The table and those it falls back to, where they are not here."""
-        for table in self._missing(store, change, name, version):
-            copy, target = copies / _folder_of(table), self.state.tables / _folder_of(table)
-            if not copy.exists():  # the table was here until now
-                _copy(table, copies)
-            shutil.rmtree(target, ignore_errors=True)  # of an attempt that was cut: nobody is served from it
-            target.parent.mkdir(parents=True, exist_ok=True)
-            copy.rename(target)
-            change.add_branch(table.meta.domain, table.meta.version, table.size)
+def knowledge_of(store: Store, tenant: TenantFile) -> Knowledge:
+    """What a store knows of a tenant, as a manager takes it."""
+    adapter, head = store.tenant_weights(tenant)
+    layout = tenant.adapter_layout(store.config)
+    return Knowledge(
+        domain=tenant.domain,
+        domain_version=tenant.domain_version,
+        task=tenant.task,
+        labels=tuple(tenant.labels),
+        head=(tenant.head_layout(store.config), head),
+        adapter=(layout, adapter) if adapter is not None else None,
+        version=tenant.version,
+    )
 
-    def _missing(self, store: Store, served: Snapshot | Change, name: str, version: int) -> Iterator[Table]:
-        """Of the table and those it falls back to."""
-        here = {(branch.domain, branch.version) for branch in served.branches}
-        for step in store.chain(name, version):
-            if step in here:
-                self._check_same(store, *step)
-                return
-            self.refuse_another(table := store.table(*step))
-            yield table
+
+def _trained(manager: Manager, store: Store, tenant_id: str) -> Knowledge:
+    _check_store(manager, store)
+    found = store.tenant(tenant_id)
+    if found is None:
+        known = ", ".join(tenant.id for tenant in store.tenants()[:10]) or "none yet"
+        raise InvalidInput(f"tenant {tenant_id!r} is not in {store.folder}: known are {known}")
+    _check_same(manager, store, found.domain, found.domain_version)
+    return knowledge_of(store, found)
+
+
+def _check_same(manager: Manager, store: Store, domain: str, version: int) -> None:
+    """If that version is served, it is the store's: what was trained on another table means nothing there."""
+    served = manager.tables.find(domain, version)
+    if served is not None and not served.same_as(store.table(domain, version)):
+        raise InvalidInput(
+            f"version {version} of domain {domain!r} is served and {store.folder} has another table of that number: "
+            "build its next version with `hplm domain update --corpus`"
+        )
+
+
+def _check_store(manager: Manager, store: Store) -> None:
+    """Tables and tenants of one store mean nothing to another's upper layers."""
+    folder = manager.folder
+    same = store.config.name == folder.parent.name and filecmp.cmp(
+        store.folder / "upper.safetensors", folder / Backbone.UPPER, shallow=False
+    )
+    if not same:
+        raise InvalidInput(f"{folder} was exported from another store than {store.folder}: name the one it came from")
+
+
+@contextmanager
+def _copies(manager: Manager, store: Store, name: str, version: int) -> Iterator[Path]:
+    """Of the tables that are not here, before a change begins: copying takes minutes, and other managers wait for one."""
+    with manager.state.aside() as aside:
+        for table in _missing(manager, store, manager.registry.current(), name, version):
+            _copy(table, aside)
+        yield aside
+
+
+def _bring(manager: Manager, store: Store, change: Change, name: str, version: int, copies: Path) -> None:
+    """The table and those it falls back to, where they are not here."""
+    for table in _missing(manager, store, change, name, version):
+        copy = copies / _folder_of(table)
+        if not copy.exists():  # the table was here until now
+            _copy(table, copies)
+        manager.tables.take(change, copy)
+
+
+def _missing(manager: Manager, store: Store, served: Snapshot | Change, name: str, version: int) -> Iterator[Table]:
+    """Of the table and those it falls back to."""
+    here = {(branch.domain, branch.version) for branch in served.branches}
+    for step in store.chain(name, version):
+        if step in here:
+            _check_same(manager, store, *step)
+            return
+        manager.tables.refuse_another(table := store.table(*step))
+        yield table
 
 
 def _check_new(served: Snapshot | Change, name: str) -> None:
@@ -166,20 +180,6 @@ def _copy(table: Table, copies: Path) -> None:
     with written_folder(copies / _folder_of(table)) as folder:
         for file in sorted(table.folder.iterdir()):
             copy_file(file, folder / file.name)
-
-
-def _knowledge(store: Store, tenant: TenantFile) -> Knowledge:
-    adapter, head = store.tenant_weights(tenant)
-    layout = tenant.adapter_layout(store.config)
-    return Knowledge(
-        domain=tenant.domain,
-        domain_version=tenant.domain_version,
-        task=tenant.task,
-        labels=tuple(tenant.labels),
-        head=(tenant.head_layout(store.config), head),
-        adapter=(layout, adapter) if adapter is not None else None,
-        version=tenant.version,
-    )
 
 
 def _canary_order(tenant: Tenant) -> bytes:

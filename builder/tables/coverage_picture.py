@@ -4,20 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from builder.tables.inspection import Coverage
-from hplm.errors import InvalidInput
+from builder.pictures import GRID, INK, OTHERS, OWN, check_picture
+from builder.tables.coverage import Coverage
 from hplm.plot.table import TableMeta
-
-INK, GRID = "#333333", "#dddddd"
-OWN = "#1b6ca8"
-OTHERS = ("#d1495b", "#e09f3e", "#5b8e7d", "#8d6a9f")
-FORMATS = (".png", ".svg", ".pdf")
-
-
-def check_picture(path: Path) -> None:
-    """Before what it shows is computed."""
-    if path.suffix.lower() not in FORMATS:
-        raise InvalidInput(f"--picture {path}: give it a name that ends in {', '.join(FORMATS)}")
 
 
 def draw(coverage: Coverage, meta: TableMeta, text: str, path: Path) -> None:

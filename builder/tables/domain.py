@@ -21,9 +21,9 @@ from builder.tables.table import build_table, ranked_rows
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint
 from hplm.model.stacks import LowerStack
+from hplm.options import MIN_TOKENS
 from hplm.plot.table import Table
 
-MIN_TOKENS = 50_000
 NAMED = 20  # users of a domain that a refusal names
 
 

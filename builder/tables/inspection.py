@@ -1,34 +1,19 @@
-"""What a branch is and what it is worth: its sizes, who is behind, its frequent n-grams, and how much of a text it knows.
-
-Rows are in order of frequency, so a table built with less `keep` is the first rows of this one: looking a text up once, and
-noting how deep in the table each window lies, tells the coverage of every smaller table.
-"""
+"""What a branch is: its sizes, who stands on it, who is behind, its frequent n-grams."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
-from pathlib import Path
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
 from builder.store.store import Store, TenantFile
-from builder.tables.counts import Counts
-from builder.tables.table import ranked_rows
-from builder.training.labelled import read_corpus
+from builder.tables.table import table_bytes
 from hplm.errors import InvalidInput
 from hplm.model.windows import ABSENT
-from hplm.plot.forest import Chain
-from hplm.plot.levels import count_levels, ends
-from hplm.plot.table import Table, TableMeta
-
-TEXT_TOKENS = 5_000_000
-USUAL_KEEPS = (1.0, 0.004, 0.001, 0.0)  # HMI, Table 5
-CURVE_POINTS = 60
-BATCH_DOCUMENTS = 500
-NOWHERE = np.iinfo(np.int64).max
-ALWAYS = 0  # found however few rows there are
+from hplm.plot.table import Table
+from hplm.tenants.listing import branch_row
 
 
 @dataclass(frozen=True)
@@ -38,40 +23,45 @@ class Frequent:
     words: str
 
 
-@dataclass(frozen=True)
-class Kept:
-    """A table of this branch with another `keep`, and where a text's windows are found then, as shares of them."""
-
-    keep: float
-    ngrams: int
-    fp16_bytes: int
-    int8_bytes: int
-    here: float  # whole, in this table
-    above: float  # whole, in its parents and the root
-    shorter: dict[str, float]
+def built_branches(store: Store) -> list[dict[str, Any]]:
+    """Every branch of a store, with the number of tenants that stand on it."""
+    tenants = Counter((tenant.domain, tenant.domain_version) for tenant in store.tenants())
+    return [branch_row(store.meta(*branch), tenants[branch]) for branch in store.domains()]
 
 
-@dataclass(frozen=True)
-class Curve:
-    """Shares of a text's windows by table size, the smallest table first."""
-
-    bytes: list[int]
-    here: list[float]
-    within: dict[str, list[float]]  # by level: found with so many tokens or more, in whatever table of the chain
-
-
-@dataclass(frozen=True)
-class Coverage:
-    tokens: int
-    cut: bool  # the text is longer
-    levels: dict[str, float]  # of the table as it is
-    kept: list[Kept]
-    curve: Curve
-
-
-def table_bytes(meta: TableMeta, ngrams: int, dtype: str) -> int:
-    """Of a whole table like this one, with so many n-grams; to the few bytes of padding behind its keys."""
-    return sum(_resized(meta, ngrams, dtype).sizes().values())
+def inspect_branch(store: Store, domain: str, version: int | None, top: int) -> dict[str, Any]:
+    """All there is to know about a branch without a text; `version` is by default the newest."""
+    newest = store.latest(domain)
+    version = newest if version is None else version
+    versions = [found for name, found in store.domains() if name == domain]
+    if version not in versions:
+        raise InvalidInput(f"domain {domain!r} has no version {version}: there are {', '.join(map(str, versions))}")
+    table = store.table(domain, version)
+    meta, sizes = table.meta, table.meta.sizes()
+    late = behind(store, domain)
+    return {
+        "domain": domain,
+        "version": version,
+        "versions": versions,
+        "parent": meta.parent,
+        "parent_version": meta.parent_version,
+        "window": {"n": meta.n, "causal": meta.causal},
+        "ngrams": meta.keys,
+        "tokens": meta.corpus_tokens,
+        "dtype": meta.dtype,
+        "least_cosine": meta.least_cosine,
+        "bytes": {
+            "values": sizes["values"],
+            "index": sum(meta.index.sizes().values()),
+            "checksums": sizes["checksums"],
+            "row": meta.row_bytes,
+            "in_fp16": table_bytes(meta, meta.keys, "fp16"),
+            "in_int8": table_bytes(meta, meta.keys, "int8"),
+        },
+        "users": store.users()[domain, version],
+        "behind": [{"tenant": tenant.id, "version": tenant.domain_version} for tenant in late],
+        "frequent": {name: [asdict(ngram) for ngram in ngrams] for name, ngrams in frequent(store, table, top).items()},
+    }
 
 
 def behind(store: Store, domain: str) -> list[TenantFile]:
@@ -97,140 +87,8 @@ def frequent(store: Store, table: Table, top: int) -> dict[str, list[Frequent]]:
     return {f"{tokens}-gram": ngrams for tokens, ngrams in found.items()}
 
 
-def cover(
-    store: Store,
-    domain: str,
-    version: int,
-    text: Path,
-    keeps: Sequence[float] | None = None,
-    progress: Callable[[int], object] | None = None,
-    most_tokens: int = TEXT_TOKENS,
-) -> Coverage:
-    """`keeps` is by default those of HMI's Table 5 that the table can tell, and its own."""
-    chain = store.forest(domain, version).chain(domain, version)
-    prefix = Prefix(chain.links[0][0], Counts(store.counts_folder(domain, version)))
-    numbers = {keep: prefix.number(keep) for keep in (prefix.usual_keeps() if keeps is None else keeps)}
-    curve = np.geomspace(1, max(1, prefix.rows), CURVE_POINTS).astype(np.int64)
-    steps = np.unique(np.concatenate([[0], curve, np.array(list(numbers.values()), dtype=np.int64)]))
-    steps = steps[steps <= prefix.rows]
-    found = _Found(chain, prefix, steps)
-    cut = False
-    for tokens, lengths in _pieces_of(store, text, progress):
-        if found.tokens >= most_tokens:
-            cut = True
-            break
-        found.add(tokens, lengths)
-    return found.coverage(numbers, cut)
-
-
-class Prefix:
-    """The tables that are the first rows of one. A root's tokens are in all of them."""
-
-    def __init__(self, table: Table, counts: Counts) -> None:
-        self.meta = table.meta
-        self.rows = ranked_rows(table, counts)  # as far as the table tells
-        self._table = table
-        self._counts = counts
-        self._complete = table.meta.parent is None
-        if self._complete:
-            self._alone = np.sort(table.find(table.space.unigrams()))
-
-    def number(self, keep: float) -> int:
-        number = self._counts.number(keep)
-        if number > self.rows:
-            raise InvalidInput(
-                f"keep {keep:g} is {number:,} n-grams, the table of {self.meta.domain!r} has the {self.rows:,} most frequent "
-                f"({self.own_keep:.3g}): choose less, or build it with more --keep"
-            )
-        return number
-
-    @property
-    def own_keep(self) -> float:
-        return self.rows / max(1, self._counts.distinct)
-
-    def usual_keeps(self) -> list[float]:
-        told = [keep for keep in USUAL_KEEPS if self._counts.number(keep) <= self.rows]
-        numbers = {self._counts.number(keep) for keep in told}
-        return told if self.rows in numbers else [self.own_keep, *told]
-
-    def ngrams(self, number: int) -> int:
-        """How many a table of the `number` most frequent has."""
-        if not self._complete:
-            return number
-        return number + len(self._alone) - int(np.searchsorted(self._alone, number, side="right"))
-
-    def least_rows(self, keys: np.ndarray) -> np.ndarray:
-        """For each key, how many rows a table must have to hold it."""
-        rows = self._table.find(keys)
-        least = np.where(rows > 0, rows, NOWHERE)
-        if self._complete:
-            least[((keys & self._table.space.masks[-1]) == keys).all(1)] = ALWAYS
-        return least
-
-
-class _Found:
-    """How many windows of a text are found in a table of so many rows, for each of `steps`."""
-
-    def __init__(self, chain: Chain, prefix: Prefix, steps: np.ndarray) -> None:
-        self._chain, self._prefix, self._steps = chain, prefix, steps
-        self.tokens = 0
-        self._ends = np.zeros(len(chain.space.masks) * len(chain.links), dtype=np.int64)
-        self._here = np.zeros(len(steps), dtype=np.int64)
-        self._within = np.zeros((len(chain.space.masks), len(steps)), dtype=np.int64)
-
-    def add(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
-        self.tokens += len(tokens)
-        self._ends += ends(self._chain, self._chain.lookup(tokens, lengths))
-        keys = self._chain.space.of(tokens, lengths)
-        least = np.full(len(keys), NOWHERE)
-        for level, mask in enumerate(self._chain.space.masks):
-            shrunken = keys & mask
-            here = self._prefix.least_rows(shrunken)
-            if level == 0:
-                self._here += self._by_step(here)
-            least = np.minimum(least, here)
-            for table, _ in self._chain.links[1:]:
-                least[table.find(shrunken) > 0] = ALWAYS
-            self._within[level] += self._by_step(least)
-
-    def _by_step(self, least: np.ndarray) -> np.ndarray:
-        first = np.bincount(np.searchsorted(self._steps, least), minlength=len(self._steps) + 1)
-        return np.cumsum(first[:-1])
-
-    def coverage(self, numbers: dict[float, int], cut: bool) -> Coverage:
-        here, within = self._here / self.tokens, self._within / self.tokens
-        meta, names = self._prefix.meta, _names(self._chain)
-        levels = {name: int(count) / self.tokens for name, count in count_levels(self._chain, self._ends).items()}
-        kept = []
-        for keep, number in numbers.items():
-            step, ngrams = int(np.searchsorted(self._steps, number)), self._prefix.ngrams(number)
-            shorter = {name: float(within[i, step] - within[i - 1, step]) for i, name in enumerate(names) if i}
-            sizes = (table_bytes(meta, ngrams, dtype) for dtype in ("fp16", "int8"))
-            own = float(here[step])
-            kept.append(Kept(keep, ngrams, *sizes, own, float(within[0, step]) - own, shorter))
-        sizes = [table_bytes(meta, self._prefix.ngrams(number), meta.dtype) for number in self._steps.tolist()]
-        lines = {name: within[i].tolist() for i, name in enumerate(names)}
-        return Coverage(self.tokens, cut, levels, kept, Curve(sizes, here.tolist(), lines))
-
-
-def _names(chain: Chain) -> list[str]:
-    return [f"{tokens}-gram" for tokens in chain.space.window.levels().sum(1).tolist()]
-
-
-def _resized(meta: TableMeta, ngrams: int, dtype: str) -> TableMeta:
-    return replace(meta, keys=ngrams, dtype=dtype, index=replace(meta.index, keys=ngrams))
-
-
 def _pieces(store: Store) -> dict[int, str]:
     from tokenizers import Tokenizer
 
     vocabulary = Tokenizer.from_str((store.folder / "tokenizer.json").read_text("utf-8")).get_vocab()
     return {token: piece for piece, token in vocabulary.items()}
-
-
-def _pieces_of(store: Store, text: Path, progress: Callable[[int], object] | None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """A text a few documents at a time, as a corpus is read."""
-    tokenizer, documents = store.tokenizer(), read_corpus([text], progress)
-    while batch := list(islice(documents, BATCH_DOCUMENTS)):
-        encoded = tokenizer.encode_documents(batch)
-        yield np.concatenate(encoded), np.array([len(document) for document in encoded])

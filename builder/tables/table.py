@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from builder.store.store import Store
 from builder.tables.counts import Counts
 from hplm.model.stacks import LowerStack
 from hplm.plot.keys import KeySpace
-from hplm.plot.table import Table, TableSpec
+from hplm.plot.table import Table, TableMeta, TableSpec
 from hplm.plot.writing import write_table
 
 
@@ -60,6 +61,12 @@ def ranked_rows(table: Table, counts: Counts) -> int:
             return same + int(differs.argmax())
         same += len(rows)
     return same
+
+
+def table_bytes(meta: TableMeta, ngrams: int, dtype: str) -> int:
+    """Of a whole table like this one, with so many n-grams; to the few bytes of padding behind its keys."""
+    resized = replace(meta, keys=ngrams, dtype=dtype, index=replace(meta.index, keys=ngrams))
+    return sum(resized.sizes().values())
 
 
 def _ordered_keys(path: Path, space: KeySpace, counts: Counts, number: int, complete: bool) -> np.ndarray:

@@ -14,17 +14,12 @@ from tqdm import tqdm
 from builder.packed_batches import positions_of
 from builder.store.store import Store
 from builder.training.labelled import Example, Labelled
-from builder.training.objectives import targets_of
-from hplm.adapters.heads import SIZES
-from hplm.engine.lookup import check_length, rows_read
+from builder.training.tasks import TrainingTask
+from hplm.engine.lookup import check_length
 from hplm.errors import Broken, InvalidInput
 from hplm.model.tokenizer import Encoded
 from hplm.plot.gathering import Gatherer
 
-# Of values that a head is to say, which is stored in 16 bits.
-FARTHEST_MEAN = {"fp16": 100.0, "bf16": 12.0}  # standard deviations from 0
-LEAST_SPREAD = {"fp16": 1e-3, "bf16": 1e-30}  # below it a head's weights are next to nothing
-LARGEST_VALUE = 10_000.0
 FEW_ALIKE = 10  # passages, or texts of pairs: what shares one is set aside together, unless there are no more of them
 
 
@@ -76,7 +71,7 @@ class Reader:
         self._chain = self._forest.chain(domain, version)
         self._gatherer = Gatherer(torch.device("cpu"), torch.float32)
 
-    def read(self, labelled: Labelled, task: str, labels: Sequence[str], show_progress: bool) -> Texts:
+    def read(self, labelled: Labelled, task: TrainingTask, labels: Sequence[str], show_progress: bool) -> Texts:
         number_of = {label: number for number, label in enumerate(labels)}
         texts, levels, cut = [], np.zeros(len(self._chain.space.masks), dtype=np.int64), 0
         bar = tqdm(labelled.examples, desc=f"looking up {labelled.path.name}", unit="text", disable=not show_progress)
@@ -85,7 +80,7 @@ class Reader:
             hits = self._chain.lookup(encoded.tokens, np.array([len(encoded.tokens)]))
             levels += np.bincount(hits.levels, minlength=len(levels))
             cut += shortened
-            targets = targets_of(task, example, spans, number_of)
+            targets = task.targets(example, spans, number_of)
             texts.append(Text(example, encoded.tokens, hits.addresses, encoded.segments, spans, targets))
         lengths = np.array([len(text.addresses) for text in texts], dtype=np.int64)
         return Texts(texts, lengths, cut, [round(share, 4) for share in (levels / levels.sum()).tolist()])
@@ -118,11 +113,11 @@ class Reader:
             raise Broken("a table is corrupt: `hplm verify --store` says which")
         return self._gatherer.sums(self._forest, addresses, lengths)
 
-    def _encode(self, task: str, example: Example, where: str) -> tuple[Encoded, np.ndarray, bool]:
+    def _encode(self, task: TrainingTask, example: Example, where: str) -> tuple[Encoded, np.ndarray, bool]:
         try:
             check_length(example.text, example.pair)
             encoded = self._tokenizer.encode(example.text, example.pair, truncate=True)
-            spans = rows_read(task, example.text, example.pair, encoded)
+            spans = task.served.rows(example.text, example.pair, encoded)
         except InvalidInput as error:
             raise InvalidInput(f"{where}: {error}") from None
         if len(encoded.tokens) < self._tokenizer.positions:
@@ -132,57 +127,6 @@ class Reader:
         except InvalidInput:
             return encoded, spans, True
         return encoded, spans, False
-
-
-def labels_of(labelled: Labelled, task: str) -> list[str]:
-    """What the rows of the tenant's head stand for; refuses what nothing can be learned from."""
-    if task == "span":
-        return ["start", "end"]
-    if task == "regress":
-        return ["value"]
-    labels = sorted({label for example in labelled.examples for label in example.labels})
-    if len(labels) > SIZES[-1]:
-        raise InvalidInput(f"{labelled.path}: {len(labels):,} labels, and heads go up to {SIZES[-1]:,}: leave out rare ones")
-    if task == "multilabel":
-        if not labels:
-            raise InvalidInput(f"{labelled.path}: no text has a label: there is nothing to learn")
-    elif len(labels) == 1:
-        raise InvalidInput(f"{labelled.path}: every label is {labels[0]!r}: there is nothing to tell apart")
-    return labels
-
-
-def check_values(labelled: Labelled, dtype: str) -> None:
-    """Of the part that is learned from."""
-    values = np.array([example.value for example in labelled.examples])
-    mean, spread = float(values.mean()), float(values.std())
-    if not spread:
-        raise InvalidInput(f"{labelled.path}: every value to learn from is {mean:g}: there is nothing to tell apart")
-    if abs(mean) > FARTHEST_MEAN[dtype] * spread or float(np.abs(values).max()) > LARGEST_VALUE:
-        raise InvalidInput(
-            f"{labelled.path}: values around {mean:g} that differ by {spread:g} cannot be told apart in the 16 bits ({dtype}) "
-            f"in which heads are stored: subtract their mean, or scale them below {LARGEST_VALUE:,.0f}"
-        )
-    if spread < LEAST_SPREAD[dtype]:
-        raise InvalidInput(
-            f"{labelled.path}: values that differ by {spread:g} are too small for the 16 bits ({dtype}) in which heads are "
-            "stored: scale them up"
-        )
-
-
-def check_labels(labelled: Labelled, labels: Sequence[str], source: str) -> None:
-    """Every label must be one that training has seen."""
-    known = set(labels)
-    for example in labelled.examples:
-        for label in example.labels:
-            if label not in known:
-                raise InvalidInput(
-                    f"{labelled.path}:{example.line}: label {label!r} does not occur in {source}: "
-                    f"correct it, or train with examples of it (known: {_listed(labels)})"
-                )
-
-
-def _listed(labels: Sequence[str]) -> str:
-    return ", ".join(labels[:10]) + (f", ... {len(labels)} in all" if len(labels) > 10 else "")
 
 
 def split_off(labelled: Labelled, share: float, seed: int) -> tuple[Labelled, Labelled]:

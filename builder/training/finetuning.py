@@ -22,10 +22,9 @@ from builder.training.bodies import Body
 from builder.training.cutting import cut, cuttable, hold
 from builder.training.examples import Pack, Reader, Texts
 from builder.training.model import Diverged, TenantModel
-from builder.training.objectives import loss_of
-from builder.training.scores import Scores, score
+from builder.training.scores import Scores
+from builder.training.tasks import TrainingTask
 from hplm.adapters.layout import PROJECTIONS, Layout, adapter_layout, head_layout
-from hplm.engine.answer import answer
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 
@@ -84,7 +83,7 @@ class Ground:
     reader: Reader
     texts: Texts
     dev: Texts
-    task: str
+    task: TrainingTask
     labels: list[str]
     device: torch.device
 
@@ -139,9 +138,7 @@ def train(
     learned = cuttable(body.upper_layers, layout) if options.cut else body.part(options.body_part) if options.body_rate else ()
     tuned = [parameter.requires_grad_() for parameter in learned]
     model = tenant_model(ground.config, labels, replace(options, rank=0) if options.cut else options).to(ground.device)
-    if ground.task == "regress":
-        values = np.array([text.example.value for text in ground.texts.texts])
-        model.mean, model.spread = float(values.mean()), float(values.std())
+    model.mean, model.spread = ground.task.scale([text.example for text in ground.texts.texts])
     learner = nn.ModuleDict({"model": model, "body": body} if tuned else {"model": model})
     groups = [{"params": list(model.parameters()), "peak": options.learning_rate}]
     if tuned:
@@ -235,7 +232,7 @@ def train(
 def evaluate(body: Body, model: TenantModel, ground: Ground, texts: Texts) -> tuple[Scores, float]:
     """The scores, and the mean loss."""
     answers, loss = answers_to(body, model, ground, texts)
-    return score(ground.task, ground.labels, [text.example for text in texts.texts], answers), loss
+    return ground.task.score(ground.labels, [text.example for text in texts.texts], answers), loss
 
 
 @torch.inference_mode()
@@ -246,16 +243,16 @@ def answers_to(body: Body, model: TenantModel, ground: Ground, texts: Texts) -> 
     for some in packed_batches(texts.lengths, PACK_TOKENS, len(answers)):
         pack = ground.reader.pack(texts, some, ground.device, body.reads_tables)
         logits = model(body, pack)
-        loss, count = loss_of(ground.task, logits, pack.targets, pack.rows_of, model.spread)
+        loss, count = ground.task.loss(logits, pack.targets, pack.rows_of, model.spread)
         total, learned = total + float(loss), learned + count
         for i, own in zip(some, np.split(logits.float().cpu().numpy(), np.cumsum(pack.rows_of)[:-1]), strict=True):
             text = texts.texts[i]
-            answers[i] = answer(ground.task, own, text.spans, ground.labels, passage=text.example.pair or "").labels
+            answers[i] = ground.task.served.answer(own, text.spans, ground.labels, passage=text.example.pair or "").labels
     return answers, total / max(1, learned)
 
 
-def _loss(logits: Tensor, pack: Pack, task: str, spread: float) -> Tensor:
-    loss, learned = loss_of(task, logits, pack.targets, pack.rows_of, spread)
+def _loss(logits: Tensor, pack: Pack, task: TrainingTask, spread: float) -> Tensor:
+    loss, learned = task.loss(logits, pack.targets, pack.rows_of, spread)
     return loss / max(1, learned)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,9 +32,11 @@ class Labelled:
     examples: list[Example]
 
 
-def read_labelled(path: Path, task: str) -> Labelled:
-    read = {"classify": _classified, "multilabel": _labelled, "tag": _tagged, "regress": _valued, "span": _answered}[task]
-    examples = [read(_object(line, f"{path}:{number}"), f"{path}:{number}", number) for number, line in _lines(path)]
+ReadLine = Callable[[dict, str, int], Example]  # a line's JSON object, its file and line for errors, the line's number
+
+
+def read_labelled(path: Path, read_line: ReadLine) -> Labelled:
+    examples = [read_line(_object(line, f"{path}:{number}"), f"{path}:{number}", number) for number, line in _lines(path)]
     if not examples:
         raise InvalidInput(f"{path} is empty: it needs one JSON object a line")
     return Labelled(path, examples)
@@ -136,23 +138,23 @@ def _texts(entry: dict, where: str) -> tuple[str, str | None]:
     return _text(entry, "text", where), pair
 
 
-def _classified(entry: dict, where: str, line: int) -> Example:
+def read_label(entry: dict, where: str, line: int) -> Example:
     return Example(line, *_texts(entry, where), labels=(_label(_field(entry, "label", where), where),))
 
 
-def _labelled(entry: dict, where: str, line: int) -> Example:
+def read_labels(entry: dict, where: str, line: int) -> Example:
     labels = [_label(label, where) for label in _list(entry, "labels", where)]
     return Example(line, *_texts(entry, where), labels=tuple(dict.fromkeys(labels)))
 
 
-def _valued(entry: dict, where: str, line: int) -> Example:
+def read_value(entry: dict, where: str, line: int) -> Example:
     value = _field(entry, "label", where)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not -LARGEST <= value <= LARGEST:
         raise InvalidInput(f"{where}: label {value!r} is not a number")
     return Example(line, *_texts(entry, where), value=float(value))
 
 
-def _answered(entry: dict, where: str, line: int) -> Example:
+def read_answers(entry: dict, where: str, line: int) -> Example:
     """As SQuAD has it: `answers` holds the right ones, each as a text and where in the passage it starts."""
     passage, given = _text(entry, "text_pair", where), _field(entry, "answers", where)
     if not isinstance(given, dict):
@@ -172,7 +174,7 @@ def _answered(entry: dict, where: str, line: int) -> Example:
     return Example(line, _text(entry, "text", where), passage, answers=tuple(spans))
 
 
-def _tagged(entry: dict, where: str, line: int) -> Example:
+def read_tags(entry: dict, where: str, line: int) -> Example:
     """The words with single spaces between them are the text: so a client must send it to get a row a token."""
     tokens, tags = _field(entry, "tokens", where), _field(entry, "tags", where)
     if not isinstance(tokens, list) or not isinstance(tags, list):

@@ -1,4 +1,7 @@
-"""What each task learns from: targets beside the rows a head reads, and a loss."""
+"""What each task learns from: targets beside the rows a head reads, and a loss. `TRAINING_TASKS` says which belong to a task.
+
+Targets: one function an example. Loss: the sum over what is learned from, and how much that is.
+"""
 
 from __future__ import annotations
 
@@ -14,40 +17,50 @@ from builder.training.labelled import Example
 UNREAD = -1  # of a row whose word has no token, or an answer that was cut off: never learned from, always counted as wrong
 
 
-def targets_of(task: str, example: Example, spans: np.ndarray, number_of: Mapping[str, int]) -> np.ndarray:
-    """One a row for `classify` and `tag`; 1 x labels for `multilabel`; 1 x 1 for `regress`; two rows for `span`."""
-    if task == "multilabel":
-        holds = np.zeros((1, len(number_of)), dtype=np.float32)
-        holds[0, [number_of[label] for label in example.labels]] = 1
-        return holds
-    if task == "regress":
-        return np.array([[example.value]], dtype=np.float32)
-    if task == "span":
-        return _ends(example.answers[0], spans)
+def label_targets(example: Example, spans: np.ndarray, number_of: Mapping[str, int]) -> np.ndarray:
+    """The number of the right label, a row."""
     numbers = np.array([number_of[label] for label in example.labels], dtype=np.int64)
     return np.where(spans[:, 0] == UNREAD, UNREAD, numbers)
 
 
-def _ends(answer: tuple[int, int], spans: np.ndarray) -> np.ndarray:
+def holding_targets(example: Example, spans: np.ndarray, number_of: Mapping[str, int]) -> np.ndarray:
+    """1 x labels: 1 for a label that holds."""
+    holds = np.zeros((1, len(number_of)), dtype=np.float32)
+    holds[0, [number_of[label] for label in example.labels]] = 1
+    return holds
+
+
+def value_targets(example: Example, spans: np.ndarray, number_of: Mapping[str, int]) -> np.ndarray:
+    """1 x 1."""
+    return np.array([[example.value]], dtype=np.float32)
+
+
+def end_targets(example: Example, spans: np.ndarray, number_of: Mapping[str, int]) -> np.ndarray:
     """The rows of the tokens in which the answer starts and ends."""
-    start, stop = answer
+    start, stop = example.answers[0]
     covered = np.flatnonzero((spans[:, 2] > start) & (spans[:, 1] < stop))
     cut_off = not len(covered) or spans[-1, 2] < stop
     return np.array([UNREAD, UNREAD] if cut_off else [covered[0], covered[-1]], dtype=np.int64)
 
 
-def loss_of(task: str, logits: Tensor, targets: Tensor, rows_of: list[int], scale: float = 1.0) -> tuple[Tensor, int]:
-    """The sum over what is learned from, and how much that is. `scale`: the spread of values."""
-    if task == "multilabel":
-        return F.binary_cross_entropy_with_logits(logits, targets, reduction="sum"), targets.numel()
-    if task == "regress":
-        return F.mse_loss(logits / scale, targets / scale, reduction="sum"), len(targets)
-    if task == "span":
-        ends = targets.view(-1, 2)
-        losses = [
-            F.cross_entropy(own.T, wanted, ignore_index=UNREAD, reduction="sum")
-            for own, wanted in zip(logits.split(rows_of), ends, strict=True)
-        ]
-        return torch.stack(losses).sum(), int((ends != UNREAD).sum())
+def label_loss(logits: Tensor, targets: Tensor, rows_of: list[int], scale: float = 1.0) -> tuple[Tensor, int]:
     learned = int((targets != UNREAD).sum())
     return F.cross_entropy(logits, targets, ignore_index=UNREAD, reduction="sum"), learned
+
+
+def holding_loss(logits: Tensor, targets: Tensor, rows_of: list[int], scale: float = 1.0) -> tuple[Tensor, int]:
+    return F.binary_cross_entropy_with_logits(logits, targets, reduction="sum"), targets.numel()
+
+
+def value_loss(logits: Tensor, targets: Tensor, rows_of: list[int], scale: float = 1.0) -> tuple[Tensor, int]:
+    """`scale`: the spread of the values."""
+    return F.mse_loss(logits / scale, targets / scale, reduction="sum"), len(targets)
+
+
+def end_loss(logits: Tensor, targets: Tensor, rows_of: list[int], scale: float = 1.0) -> tuple[Tensor, int]:
+    ends = targets.view(-1, 2)
+    losses = [
+        F.cross_entropy(own.T, wanted, ignore_index=UNREAD, reduction="sum")
+        for own, wanted in zip(logits.split(rows_of), ends, strict=True)
+    ]
+    return torch.stack(losses).sum(), int((ends != UNREAD).sum())

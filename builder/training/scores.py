@@ -1,4 +1,4 @@
-"""How good answers are. They are judged as clients get them, label by label, wherever they come from."""
+"""How good answers are, one function a task. They are judged as clients get them, label by label, wherever they come from."""
 
 from __future__ import annotations
 
@@ -37,21 +37,23 @@ class Scores:
         return {"rows": self.rows, "metric": self.metric, **{name: round(value, 4) for name, value in self.values.items()}}
 
 
-def score(task: str, labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> Scores:
-    if task == "multilabel":
-        return _multilabel(labels, [example.labels for example in examples], answers)
-    if task == "regress":
-        return _regress([example.value for example in examples], [float(answer[0]) for answer in answers])
-    if task == "span":
-        return _span(examples, [answer[0] for answer in answers])
-    wanted = [label for example in examples for label in example.labels]
-    values = _labels(labels, wanted, [label for answer in answers for label in answer])
-    if task == "classify":
-        return Scores(len(wanted), "accuracy", values)
-    if is_bio(labels):
-        values["entity_f1"] = _entity_f1([list(example.labels) for example in examples], answers)
-        return Scores(len(wanted), "entity_f1", values)
-    return Scores(len(wanted), "macro_f1", values)  # most words are of one label, so their accuracy hides the others
+def label_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> Scores:
+    wanted, answered = _row_by_row(examples, answers)
+    return Scores(len(wanted), "accuracy", _values(labels, wanted, answered))
+
+
+def tag_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> Scores:
+    """Most words are of one label, so their accuracy hides the others."""
+    wanted, answered = _row_by_row(examples, answers)
+    values = _values(labels, wanted, answered)
+    if not is_bio(labels):
+        return Scores(len(wanted), "macro_f1", values)
+    values["entity_f1"] = _entity_f1([list(example.labels) for example in examples], answers)
+    return Scores(len(wanted), "entity_f1", values)
+
+
+def _row_by_row(examples: Sequence[Example], answers: Sequence[Labels]) -> tuple[Labels, Labels]:
+    return [label for example in examples for label in example.labels], [label for answer in answers for label in answer]
 
 
 def is_bio(labels: Labels) -> bool:
@@ -68,7 +70,7 @@ def confusion(labels: Labels, wanted: Labels, answered: Labels) -> np.ndarray:
     return pairs
 
 
-def _labels(labels: Labels, wanted: Labels, answered: Labels) -> dict[str, float]:
+def _values(labels: Labels, wanted: Labels, answered: Labels) -> dict[str, float]:
     """macro-F1 is over the labels that occur, or are answered."""
     pairs = confusion(labels, wanted, answered)
     right, counts, said = pairs.diagonal(), pairs.sum(1), pairs.sum(0)[:-1]
@@ -79,8 +81,9 @@ def _labels(labels: Labels, wanted: Labels, answered: Labels) -> dict[str, float
     }
 
 
-def _multilabel(labels: Labels, wanted: Sequence[Labels], answered: Sequence[Labels]) -> Scores:
-    holds, said = (np.array([[label in text for label in labels] for text in texts]) for texts in (wanted, answered))
+def holding_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> Scores:
+    wanted = [example.labels for example in examples]
+    holds, said = (np.array([[label in text for label in labels] for text in texts]) for texts in (wanted, answers))
     right, total = (holds & said).sum(0), holds.sum(0) + said.sum(0)
     return Scores(
         len(wanted),
@@ -97,9 +100,10 @@ def _f1(right: np.ndarray, total: np.ndarray) -> np.ndarray:
     return 2 * right[total > 0] / total[total > 0]
 
 
-def _regress(wanted: Sequence[float], answered: Sequence[float]) -> Scores:
+def value_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> Scores:
     from scipy.stats import pearsonr, spearmanr
 
+    wanted, answered = [example.value for example in examples], [float(answer[0]) for answer in answers]
     varied = len(set(wanted)) > 1 and len(set(answered)) > 1  # else no correlation is defined, and nothing was learned
     return Scores(
         len(wanted),
@@ -120,13 +124,13 @@ def _entity_f1(wanted: Sequence[Labels], answered: Sequence[Labels]) -> float:
     return float(f1_score([list(text) for text in wanted], outside, zero_division=0))
 
 
-def _span(examples: Sequence[Example], answered: Labels) -> Scores:
+def span_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> Scores:
     """SQuAD's exact match and F1: against the right answer that fits best, without articles and punctuation."""
     exact, f1 = [], []
-    for example, answer in zip(examples, answered, strict=True):
-        right = [_words(example.pair[start:stop]) for start, stop in example.answers]
-        exact.append(max(float(words == _words(answer)) for words in right))
-        f1.append(max(_overlap(words, _words(answer)) for words in right))
+    for example, answer in zip(examples, answers, strict=True):
+        right, answered = [_words(example.pair[start:stop]) for start, stop in example.answers], _words(answer[0])
+        exact.append(max(float(words == answered) for words in right))
+        f1.append(max(_overlap(words, answered) for words in right))
     return Scores(len(examples), "f1", {"exact_match": float(np.mean(exact)), "f1": float(np.mean(f1))})
 
 

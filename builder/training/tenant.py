@@ -17,14 +17,15 @@ from builder.store.store import Store, TenantFile, check_name
 from builder.tables.build_folder import PLAN, held, put_away
 from builder.tables.text_files import check_file
 from builder.training.bodies import PlotBody
-from builder.training.examples import Reader, Texts, check_labels, check_values, labels_of, split_off
+from builder.training.examples import Reader, Texts, split_off
 from builder.training.finetuning import Ground, Trained, TrainingOptions, adapter_of, train
 from builder.training.grid import points, train_grid
-from builder.training.labelled import Labelled, read_labelled
+from builder.training.labelled import Labelled
+from builder.training.labels import check_labels
 from builder.training.learning_curve import draw_training
+from builder.training.tasks import training_task
 from hplm.engine.engine import resolve_device
 from hplm.errors import InvalidInput
-from hplm.tenants.snapshot import TASKS
 
 DEV_SHARE = 0.1
 UNEVEN = 20  # times as many texts of one label as of another are worth a word
@@ -46,25 +47,25 @@ class Material:
 
     def read(self) -> tuple[Labelled, Labelled, list[str]]:
         """Training part, dev part, and what the head's rows stand for."""
-        training = read_labelled(self.train, self.task)
-        labels = labels_of(training, self.task)
+        task = training_task(self.task)
+        training = task.read(self.train)
+        labels = task.labels(training)
         if set(labels) == set(self.labels):
             labels = list(self.labels)
         if self.dev is None:
             training, dev = split_off(training, DEV_SHARE, self.seed)
         else:
-            dev = read_labelled(self.dev, self.task)
+            dev = task.read(self.dev)
             check_labels(dev, labels, str(self.train))
-        if self.task == "regress":
-            check_values(training, self.dtype)
+        task.check(training, self.dtype)
         return training, dev, labels
 
     def open(self, device: torch.device, show_progress: bool = False) -> tuple[Ground, PlotBody]:
-        store = Store(self.store)
+        store, task = Store(self.store), training_task(self.task)
         training, dev, labels = self.read()
         reader = Reader(store, self.domain, self.domain_version)
-        texts, dev_texts = (reader.read(part, self.task, labels, show_progress) for part in (training, dev))
-        ground = Ground(store.config, reader, texts, dev_texts, self.task, labels, device)
+        texts, dev_texts = (reader.read(part, task, labels, show_progress) for part in (training, dev))
+        ground = Ground(store.config, reader, texts, dev_texts, task, labels, device)
         return ground, PlotBody(store.upper(), store.config.heads)
 
     def plan(self) -> dict[str, Any]:
@@ -96,8 +97,7 @@ def build_tenant(
     Cut anywhere, the same call goes on where it was, to the same bytes.
     """
     check_name("tenant", tenant_id)
-    if task not in TASKS:
-        raise InvalidInput(f"task {task!r} is not known: choose {', '.join(TASKS)}")
+    training_task(task)  # refuses one that there is not
     options = TrainingOptions(**training)
     if options.body_rate and not options.cut:
         raise InvalidInput("upper layers that learn need an adapter to hold what they learned: give --rank above 0")

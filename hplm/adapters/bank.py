@@ -15,7 +15,7 @@ import os
 import struct
 import weakref
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -78,6 +78,21 @@ class Bank:
         """Yields the header of each record: uid, version and checksum."""
         for start in range(PAGE, PAGE + self.records * record_bytes(self.layout), record_bytes(self.layout)):
             yield self._map[start : start + HEADER.size]
+
+    def owner(self, index: int) -> tuple[int, int]:
+        """The uid and the version that a record belongs to."""
+        uid, version, _ = HEADER.unpack_from(self._map, PAGE + index * record_bytes(self.layout))
+        return uid, version
+
+    def broken(self, progress: Callable[[int], object]) -> Iterator[int]:
+        """Every record that does not match its checksum; `progress` is told how many bytes were read."""
+        size = record_bytes(self.layout)
+        for index in range(self.records):
+            record = os.pread(self._descriptor, size, PAGE + index * size)
+            checksum = HEADER.unpack_from(record)[2]
+            if zlib.crc32(record[HEADER_BYTES : HEADER_BYTES + self.layout.weight_bytes]) != checksum:
+                yield index
+            progress(size)
 
     def read(self, record: Record, out: Tensor) -> None:
         """Copies a record's weights into `out` (`layout.empty()`) and checks the copy."""

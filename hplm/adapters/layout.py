@@ -17,8 +17,9 @@ from hplm.adapters.tiles import Tiles
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV, activation
+from hplm.options import BANK_DTYPES
 
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+TORCH_DTYPES = dict(zip(BANK_DTYPES, (torch.float16, torch.bfloat16), strict=True))
 PROJECTIONS = {"query": QKV, "key": QKV, "value": QKV, "attention_out": ATTENTION_OUT, "ffn_in": FFN_IN, "ffn_out": FFN_OUT}
 
 Weights = Mapping[str, Tensor]  # tensors of one layer, slots x ...
@@ -44,8 +45,8 @@ class Layout:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise InvalidInput(f"bank kind {self.kind!r} is not known: choose {', '.join(KINDS)}")
-        if self.dtype not in DTYPES:
-            raise InvalidInput(f"bank dtype {self.dtype!r} is not known: choose {', '.join(DTYPES)}")
+        if self.dtype not in TORCH_DTYPES:
+            raise InvalidInput(f"bank dtype {self.dtype!r} is not known: choose {', '.join(TORCH_DTYPES)}")
         for place in self.places:
             if place not in PROJECTIONS:
                 raise InvalidInput(f"a layer has no projection {place!r}: choose {', '.join(PROJECTIONS)}")
@@ -89,7 +90,7 @@ class Layout:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        return DTYPES[self.dtype]
+        return TORCH_DTYPES[self.dtype]
 
     def computed_in(self, dtype: torch.dtype) -> torch.dtype:
         """Returns the precision in which an engine of `dtype` computes it.
@@ -274,8 +275,8 @@ def adapter_layout(
     dtype: str = "fp16",
 ) -> Layout | None:
     """Returns the layout of an adapter, or None for rank 0."""
-    if kind not in KINDS or not KINDS[kind].usual_places:
-        raise InvalidInput(f"adapter kind {kind!r} is not known: choose bottleneck or lora")
+    if kind not in (adapters := [name for name, own in KINDS.items() if own.usual_places]):
+        raise InvalidInput(f"unknown adapter kind {kind!r}: choose {' or '.join(adapters)}")
     if not rank:
         return None
     places = places or KINDS[kind].usual_places

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hplm.cli.served import open_live, served_options
+from hplm.cli.served import open_manager, served_options
 
 
 def register(commands: argparse._SubParsersAction) -> None:
@@ -30,7 +30,7 @@ def register(commands: argparse._SubParsersAction) -> None:
 def run_backup(args: argparse.Namespace) -> dict:
     from hplm.tenants.backup import back_up
 
-    manifest = back_up(open_live(args), args.to)
+    manifest = back_up(open_manager(args), args.to)
     if not args.json:
         print(f"generation {manifest['generation']} is in {args.to}")
     return manifest
@@ -39,8 +39,8 @@ def run_backup(args: argparse.Namespace) -> dict:
 def run_restore(args: argparse.Namespace) -> dict:
     from hplm.tenants.backup import restore
 
-    live = open_live(args)
-    manifest = restore(args.source, live.exported, live.state)
+    manager = open_manager(args)
+    manifest = restore(args.source, manager.exported, manager.state)
     if not args.json:
-        print(f"generation {manifest['generation']} is in {live.state.folder}: start the servers again")
+        print(f"generation {manifest['generation']} is in {manager.state.folder}: start the servers again")
     return manifest

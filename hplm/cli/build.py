@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
-
-    from hplm.plot.table import Table
-
-CORPUS = "one document a line, however long, or JSONL with `text`; plain, .gz or .zst"
-DTYPES = ("fp16", "bf16", "int8")
-MIN_TOKENS = 50_000
-TASKS = ("classify", "multilabel", "tag", "regress", "span")
+from hplm.cli.options import CORPUS, TaskNames, device_of, learn_option
+from hplm.cli.tables import table_built
+from hplm.options import BANK_DTYPES, MIN_TOKENS, TABLE_DTYPES
 
 
 def register(commands: argparse._SubParsersAction) -> None:
@@ -57,15 +50,15 @@ def register(commands: argparse._SubParsersAction) -> None:
             metavar="SHARE",
             help="of the corpus's distinct n-grams, the most frequent first, that get an entry (default: %(default)s)",
         )
-        step.add_argument("--dtype", choices=DTYPES, default="fp16", help="of the stored values (default: %(default)s)")
+        step.add_argument("--dtype", choices=TABLE_DTYPES, default="fp16", help="of the stored values (default: %(default)s)")
         step.add_argument("--minutes", type=float, default=minutes, help="of adaptation; 0: none (default: %(default)s)")
     tenant = _step(steps, "tenant", run_tenant, "train an adapter and a head on labelled data")
     tenant.add_argument("--id", required=True)
     tenant.add_argument("--domain", default="root", help="default: %(default)s")
-    tenant.add_argument("--task", choices=TASKS, required=True)
+    tenant.add_argument("--task", choices=TaskNames(), required=True, metavar="TASK", help="%(choices)s")
     tenant.add_argument("--train", type=Path, required=True, help="JSONL")
     tenant.add_argument("--dev", type=Path, help="JSONL (default: a tenth of the training data)")
-    tenant.add_argument("--adapter", choices=("bottleneck", "lora"), default="bottleneck", help="default: %(default)s")
+    tenant.add_argument("--adapter", metavar="KIND", default="bottleneck", help="bottleneck or lora (default: %(default)s)")
     tenant.add_argument(
         "--places",
         type=lambda text: tuple(text.split(",")),
@@ -73,7 +66,7 @@ def register(commands: argparse._SubParsersAction) -> None:
         help="projections the adapter works on: query, key, value, attention_out, ffn_in, ffn_out "
         "(default: attention_out; lora: query,value; with --upper-rate all)",
     )
-    tenant.add_argument("--dtype", choices=("fp16", "bf16"), default="fp16", help="of what is stored (default: %(default)s)")
+    tenant.add_argument("--dtype", choices=BANK_DTYPES, default="fp16", help="of what is stored (default: %(default)s)")
     tenant.add_argument("--rank", type=int, default=32, help="of the adapter; 0: a head alone (default: %(default)s)")
     tenant.add_argument("--epochs", type=int, default=4, help="at most (default: %(default)s)")
     tenant.add_argument(
@@ -93,16 +86,6 @@ def register(commands: argparse._SubParsersAction) -> None:
     )
     tenant.add_argument(
         "--grid", action="store_true", help="try half, once and twice the rate with 8 and with 32 texts a step, keep the best"
-    )
-
-
-def learn_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--learn",
-        choices=("masked", "distil"),
-        default="masked",
-        help="how the lower layers learn the corpus: they guess masked words of it, or say of it what the original model says "
-        "(default: %(default)s)",
     )
 
 
@@ -172,25 +155,3 @@ def run_tenant(args: argparse.Namespace) -> dict:
         print(f"tenant {tenant.id} version {tenant.version}: {metric} {dev[metric]:.3f} on {dev['texts']} dev texts")
         print(f"how it was trained: {store.tenant_folder(tenant.id, tenant.version)}/report.json, training.png")
     return {"tenant": tenant.id, "version": tenant.version, "task": tenant.task, "labels": tenant.labels, "dev": dev}
-
-
-def device_of(args: argparse.Namespace) -> torch.device:
-    from hplm.engine.engine import resolve_device
-
-    return resolve_device(args.device)
-
-
-def table_built(args: argparse.Namespace, table: Table, what: str) -> dict:
-    meta = table.meta
-    megabytes = round(sum(meta.sizes().values()) / 1e6, 3)
-    if not args.json:
-        print(f"{what}: {meta.keys:,} n-grams of {meta.corpus_tokens:,} tokens in {megabytes:,.1f} MB")
-    return {
-        "domain": meta.domain,
-        "version": meta.version,
-        "ngrams": meta.keys,
-        "tokens": meta.corpus_tokens,
-        "mb": megabytes,
-        "dtype": meta.dtype,
-        "least_cosine": meta.least_cosine,
-    }

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hplm.cli.build import CORPUS, DTYPES, device_of, learn_option, table_built
-from hplm.cli.served import check_state, open_live, served_options
+from hplm.cli import inspection
+from hplm.cli.options import CORPUS, device_of, learn_option
+from hplm.cli.served import check_state, open_manager, served_options
+from hplm.cli.tables import print_tree, table_built
 from hplm.errors import InvalidInput
+from hplm.options import TABLE_DTYPES
 
 if TYPE_CHECKING:
-    from builder.tables.inspection import Coverage
-    from hplm.plot.table import TableMeta
     from hplm.tenants.manager import DomainChange
 
 
@@ -39,7 +39,7 @@ def register(commands: argparse._SubParsersAction) -> None:
     delete.add_argument("--name", required=True)
     delete.add_argument("--version", type=int, help="only this one of the store's (default: all)")
     served_options(delete)
-    _register_inspect(actions)
+    inspection.register(_action(actions, "inspect", inspection.run, inspection.TEXT, store=True))
 
 
 def _action(
@@ -68,7 +68,7 @@ def _register_update(actions: argparse._SubParsersAction) -> None:
     update.add_argument(
         "--keep", type=float, metavar="SHARE", help="of the distinct n-grams, old and new (default: that of the version before)"
     )
-    update.add_argument("--dtype", choices=DTYPES, help="of the stored values (default: that of the version before)")
+    update.add_argument("--dtype", choices=TABLE_DTYPES, help="of the stored values (default: that of the version before)")
     update.add_argument(
         "--minutes",
         type=float,
@@ -80,94 +80,46 @@ def _register_update(actions: argparse._SubParsersAction) -> None:
     update.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
 
 
-def _register_inspect(actions: argparse._SubParsersAction) -> None:
-    text = "sizes, who is behind, frequent n-grams, how much of a text is known"
-    inspect = _action(actions, "inspect", run_inspect, text, store=True)
-    inspect.add_argument("--name", required=True)
-    inspect.add_argument("--version", type=int, help="default: the newest")
-    inspect.add_argument(
-        "--top", type=int, default=20, metavar="N", help="most frequent n-grams of each length (default: %(default)s)"
-    )
-    inspect.add_argument("--text", type=Path, metavar="FILE", help=f"to look up; {CORPUS}")
-    inspect.add_argument(
-        "--keep",
-        type=_shares,
-        metavar="SHARE,...",
-        help="tables of which size to compare on --text (default: 1,0.004,0.001,0 as far as the table tells, and its own)",
-    )
-    inspect.add_argument("--picture", type=Path, metavar="FILE.png", help="draw the coverage of --text against table size")
-
-
-def _shares(text: str) -> list[float]:
-    return [float(part) for part in text.split(",")]
-
-
 def run_list(args: argparse.Namespace) -> dict:
-    from builder.store.store import Store
-
     if _is_live(args):
+        from hplm.tenants.listing import served_branches
+
         check_state(args.state)
-        live = open_live(args)
-        snapshot = live.current()
-        tenants = Counter((tenant.domain, tenant.domain_version) for tenant in snapshot.tenants)
-        branches = sorted((branch.domain, branch.version) for branch in snapshot.branches)
-        rows = [_row(live.table(*branch).meta, tenants[branch]) for branch in branches]
+        rows = served_branches(open_manager(args))
     else:
-        store = Store(args.store)
-        tenants = Counter((tenant.domain, tenant.domain_version) for tenant in store.tenants())
-        rows = [_row(store.meta(*branch), tenants[branch]) for branch in store.domains()]
+        from builder.store.store import Store
+        from builder.tables.inspection import built_branches
+
+        rows = built_branches(Store(args.store))
     if not args.json:
         print_tree(rows)
     return {"domains": rows}
 
 
-def _row(meta: TableMeta, tenants: int) -> dict[str, Any]:
-    return {
-        "domain": meta.domain,
-        "version": meta.version,
-        "parent": meta.parent,
-        "parent_version": meta.parent_version,
-        "ngrams": meta.keys,
-        "tokens": meta.corpus_tokens,
-        "mb": round(sum(meta.sizes().values()) / 1e6, 3),
-        "dtype": meta.dtype,
-        "tenants": tenants,
-    }
-
-
-def print_tree(rows: list[dict[str, Any]]) -> None:
-    """Each branch below the one it falls back to."""
-    lines = list(_tree(rows, (None, None), 0))
-    width = max((len(name) for name, _ in lines), default=0)
-    for name, row in lines:
-        print(
-            f"{name:<{width}}  {row['ngrams']:>12,} n-grams  {row['tokens']:>14,} tokens  {row['mb']:>10,.1f} MB  "
-            f"{row['dtype']}  {row['tenants']:,} tenants"
-        )
-
-
-def _tree(rows: list[dict[str, Any]], parent: tuple[str | None, int | None], depth: int) -> list[tuple[str, dict[str, Any]]]:
-    lines = []
-    for row in rows:
-        if (row["parent"], row["parent_version"]) == parent:
-            lines.append((f"{'  ' * depth}{row['domain']} {row['version']}", row))
-            lines += _tree(rows, (row["domain"], row["version"]), depth + 1)
-    return lines
-
-
 def run_update(args: argparse.Namespace) -> dict:
-    from builder.adaptation.learning import Budget
-    from builder.store.store import Store
-    from builder.tables.domain import UpdateOptions, update_domain
-    from builder.tables.inspection import behind
-
     if (args.corpus is None) == (args.repository is None):
         raise InvalidInput("give --corpus to build a version, or --repository and --state to serve it: one of them")
     if args.corpus is None:
         building = ("keep", "dtype", "minutes", "learn", "seed", "device")
         _refuse(args, building, "a version is served as it was built; these are for building it, --corpus")
-        return _said(args, open_live(args).update_domain(Store(args.store), args.name, args.canary))
+        return _serve_update(args)
     _refuse(args, ("canary", "state", "backbone"), "a version is built in the store; these are for serving it, --repository")
+    return _build_update(args)
+
+
+def _serve_update(args: argparse.Namespace) -> dict:
+    from builder.publish.live import update_domain
+    from builder.store.store import Store
+
+    return _said(args, update_domain(open_manager(args), Store(args.store), args.name, args.canary))
+
+
+def _build_update(args: argparse.Namespace) -> dict:
+    from builder.adaptation.learning import Budget
+    from builder.store.store import Store
+    from builder.tables.domain import UpdateOptions, update_domain
+    from builder.tables.inspection import behind
+
     store, options = Store(args.store), UpdateOptions(args.keep, args.dtype, args.seed, args.learn)
     table = update_domain(store, args.name, args.corpus, options, Budget(minutes=args.minutes), device_of(args))
     built = table_built(args, table, f"domain {args.name} version {table.meta.version}")
@@ -178,13 +130,14 @@ def run_update(args: argparse.Namespace) -> dict:
 
 
 def run_add(args: argparse.Namespace) -> dict:
+    from builder.publish.live import add_domain
     from builder.store.store import Store
 
-    return _said(args, open_live(args).add_domain(Store(args.store), args.name))
+    return _said(args, add_domain(open_manager(args), Store(args.store), args.name))
 
 
 def run_rollback(args: argparse.Namespace) -> dict:
-    return _said(args, open_live(args).roll_back_domain(args.name))
+    return _said(args, open_manager(args).roll_back_domain(args.name))
 
 
 def _is_live(args: argparse.Namespace) -> bool:
@@ -215,125 +168,13 @@ def _said(args: argparse.Namespace, change: DomainChange) -> dict:
 
 
 def run_delete(args: argparse.Namespace) -> dict:
+    if _is_live(args):
+        _refuse(args, ("version",), "what is served goes as a whole, and old versions by themselves when nobody stands on them")
+        return _said(args, open_manager(args).delete_domain(args.name))
     from builder.store.store import Store
     from builder.tables.domain import delete_domain
 
-    if _is_live(args):
-        _refuse(args, ("version",), "what is served goes as a whole, and old versions by themselves when nobody stands on them")
-        return _said(args, open_live(args).delete_domain(args.name))
     versions = delete_domain(Store(args.store), args.name, args.version)
     if not args.json:
         print(f"domain {args.name}: removed version {', '.join(map(str, versions))}")
     return {"domain": args.name, "removed": versions}
-
-
-def run_inspect(args: argparse.Namespace) -> dict:
-    from builder.store.store import Store
-    from builder.tables.inspection import behind, frequent, table_bytes
-
-    if args.text is None and (args.picture or args.keep):
-        raise InvalidInput("--picture and --keep are about how much of a text is known: give one with --text")
-    if args.picture is not None:
-        from builder.tables.coverage_picture import check_picture
-
-        check_picture(args.picture)
-    store = Store(args.store)
-    newest = store.latest(args.name)
-    version = newest if args.version is None else args.version
-    versions = [found for name, found in store.domains() if name == args.name]
-    if version not in versions:
-        raise InvalidInput(f"domain {args.name!r} has no version {version}: there are {', '.join(map(str, versions))}")
-    table = store.table(args.name, version)
-    meta, sizes = table.meta, table.meta.sizes()
-    late = behind(store, args.name)
-    result: dict[str, Any] = {
-        "domain": args.name,
-        "version": version,
-        "versions": versions,
-        "parent": meta.parent,
-        "parent_version": meta.parent_version,
-        "window": {"n": meta.n, "causal": meta.causal},
-        "ngrams": meta.keys,
-        "tokens": meta.corpus_tokens,
-        "dtype": meta.dtype,
-        "least_cosine": meta.least_cosine,
-        "bytes": {
-            "values": sizes["values"],
-            "index": sum(meta.index.sizes().values()),
-            "checksums": sizes["checksums"],
-            "row": meta.row_bytes,
-            "in_fp16": table_bytes(meta, meta.keys, "fp16"),
-            "in_int8": table_bytes(meta, meta.keys, "int8"),
-        },
-        "users": store.users()[args.name, version],
-        "behind": [{"tenant": tenant.id, "version": tenant.domain_version} for tenant in late],
-        "frequent": {name: [asdict(ngram) for ngram in ngrams] for name, ngrams in frequent(store, table, args.top).items()},
-    }
-    if not args.json:
-        _print_branch(result, newest)
-    if args.text is not None:
-        coverage = _cover(args, store, version)
-        result["coverage"] = asdict(coverage)
-        if not args.json:
-            _print_coverage(coverage, args.text)
-        if args.picture is not None:
-            from builder.tables.coverage_picture import draw
-
-            draw(coverage, meta, args.text.name, args.picture)
-            if not args.json:
-                print(f"\npicture: {args.picture}")
-    return result
-
-
-def _cover(args: argparse.Namespace, store: Any, version: int) -> Coverage:
-    from tqdm import tqdm
-
-    from builder.tables.inspection import cover
-    from builder.tables.text_files import check_file
-
-    check_file(args.text)
-    with tqdm(total=args.text.stat().st_size, desc="looking the text up", unit="B", unit_scale=True) as bar:
-        return cover(store, args.name, version, args.text, args.keep, bar.update)
-
-
-def _print_branch(result: dict[str, Any], newest: int) -> None:
-    size, window = result["bytes"], result["window"]
-    falls_back = f"falls back to {result['parent']} {result['parent_version']}" if result["parent"] else "a root"
-    versions = ", ".join(map(str, result["versions"]))
-    print(f"{result['domain']} {result['version']} (versions: {versions}), {falls_back}")
-    print(
-        f"  {result['ngrams']:,} n-grams of {result['tokens']:,} tokens, {'causal ' if window['causal'] else ''}windows of "
-        f"{window['n']}, {result['dtype']} (least cosine {result['least_cosine']})"
-    )
-    print(
-        f"  {_mb(sum(size[part] for part in ('values', 'index', 'checksums')))} MB: values {_mb(size['values'])}, "
-        f"index {_mb(size['index'])}, checksums {_mb(size['checksums'])}; {size['row']:,} bytes a row"
-    )
-    print(f"  as fp16 {_mb(size['in_fp16'])} MB, as int8 {_mb(size['in_int8'])} MB")
-    print(f"  standing on it: {', '.join(result['users']) or 'nobody'}")
-    if result["behind"]:
-        names = ", ".join(f"{late['tenant']} (version {late['version']})" for late in result["behind"])
-        print(f"  behind version {newest}: {names}; `hplm build tenant` moves one")
-    for name, ngrams in result["frequent"].items():
-        if ngrams:
-            print(f"\nmost frequent, {name}")
-            for ngram in ngrams:
-                print(f"  {ngram['row']:>10,}  {ngram['words']}")
-
-
-def _print_coverage(coverage: Coverage, text: Path) -> None:
-    print(f"\n{text}: {coverage.tokens:,} tokens{' (the text is longer)' if coverage.cut else ''}, windows found as")
-    for name, share in coverage.levels.items():
-        print(f"  {name:<8} {share:7.2%}")
-    shorter = list(coverage.kept[0].shorter) if coverage.kept else []
-    columns = ["keep", "n-grams", "MB fp16", "MB int8", "here", "above", *shorter]
-    print("\n" + "  ".join(f"{column:>12}" for column in columns))
-    for kept in coverage.kept:
-        cells = [f"{kept.keep:.3%}", f"{kept.ngrams:,}", _mb(kept.fp16_bytes), _mb(kept.int8_bytes)]
-        cells += [f"{share:.2%}" for share in (kept.here, kept.above, *kept.shorter.values())]
-        print("  ".join(f"{cell:>12}" for cell in cells))
-
-
-def _mb(size: int) -> str:
-    megabytes = size / 1e6
-    return f"{megabytes:,.0f}" if megabytes >= 100 else f"{megabytes:.3g}"

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hplm.cli.client import open_client
+from hplm.registered import RIVALS, chosen, registered
+
 if TYPE_CHECKING:
     from builder.training.scores import Scores
-
-AGAINST = ("dedicated", "shared", "adapter", "plot")
 
 
 def register(commands: argparse._SubParsersAction) -> None:
@@ -28,9 +28,8 @@ def register(commands: argparse._SubParsersAction) -> None:
         type=lambda text: tuple(text.split(",")),
         default=(),
         metavar="SCHEME,...",
-        help="train these on the tenant's data with its budget: dedicated (all weights of the original BERT), shared (a head "
-        "alone), adapter (the tenant's, on the upper layers of the original BERT, and a head), plot (all upper layers, tuned, "
-        "on the tables)",
+        help="train these on the tenant's data with its budget, and score them beside it: "
+        f"{', '.join(registered(RIVALS)) or 'none is installed'} (docs/training.md)",
     )
     command.add_argument("--train", type=Path, help="for --against, where the training data are now")
     command.add_argument("--dev", type=Path, help="for --against, where the dev data are now")
@@ -43,13 +42,12 @@ def register(commands: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     from builder.evaluation.tenant import evaluate_tenant
     from builder.store.store import Store
-    from hplm.cli.build import device_of
-    from research.schemes.trained import check_names, score_schemes
+    from hplm.cli.options import device_of
 
     store, device = Store(args.store), device_of(args)
-    check_names(args.against)
+    rivals = {name: chosen(RIVALS, name, "--against") for name in args.against}
     if args.picture is not None:
-        from builder.tables.coverage_picture import check_picture
+        from builder.pictures import check_picture
 
         check_picture(args.picture)
     evaluation = evaluate_tenant(store, args.id, args.test, device)
@@ -57,14 +55,17 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         from builder.evaluation.confusion_picture import draw_confusion
 
         draw_confusion(evaluation, args.picture)
-    scores: dict[str, Scores | None] = {"hplm": evaluation.scores, **dict.fromkeys(AGAINST), "served": None}
+    others = dict.fromkeys([*rivals, *registered(RIVALS), "served"])
+    scores: dict[str, Scores | None] = {"hplm": evaluation.scores, **others}
     if args.url is not None:
-        from builder.evaluation.served import Server, score_served
+        from builder.evaluation.served import score_served
 
-        key = args.key or os.environ.get("HPLM_API_KEY")
-        scores["served"] = score_served(Server(args.url, args.protocol, args.backbone or store.config.name, key), evaluation)
+        with open_client(args, args.url, args.backbone or store.config.name) as client:
+            scores["served"] = score_served(client, evaluation)
         _say_if_apart(evaluation.scores.main, scores["served"].main)
-    scores |= score_schemes(store, evaluation, args.against, device, args.train, args.dev) if args.against else {}
+    for score in dict.fromkeys(rivals.values()):
+        names = [name for name in rivals if rivals[name] is score]
+        scores |= score(store, evaluation, names, device, args.train, args.dev)
     if not args.json:
         print(f"{args.id} version {evaluation.tenant.version} on {evaluation.scores.rows:,} rows of {args.test}")
         print(table(scores))

@@ -5,6 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from hplm.options import ENGINE_DTYPES
+from hplm.registered import SCHEMES, chosen, registered
+
+OURS = "hplm"  # the scheme that needs no other package
+
 
 def register(commands: argparse._SubParsersAction) -> None:
     export = commands.add_parser(
@@ -15,7 +20,7 @@ def register(commands: argparse._SubParsersAction) -> None:
     export.add_argument("--store", type=Path, required=True, help="what `hplm build` made")
     export.add_argument("--repository", type=Path, default=Path("model_repository"), help="default: %(default)s")
     export.add_argument("--replace", action="store_true", help="drop tenants that only the repository has")
-    export.add_argument("--dtype", choices=("auto", "fp32", "bf16"), default="auto", help="what the engine computes in")
+    export.add_argument("--dtype", choices=("auto", *ENGINE_DTYPES), default="auto", help="what the engine computes in")
     export.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     export.add_argument("--threads", type=int, default=0, help="CPU threads of the engine; 0: all cores")
     export.add_argument("--slots", type=int, default=256, help="tenants held on the device (default: %(default)s)")
@@ -31,9 +36,9 @@ def register(commands: argparse._SubParsersAction) -> None:
     export.add_argument("--preload", action="store_true", help="read the tables into memory before serving")
     export.add_argument("--admin", action="store_true", help="also the model <backbone>-admin, which changes what is served")
     export.add_argument(
-        "--scheme", default="hplm", metavar="NAME",
-        help="serve the same tenants in another way, to compare with: adapter, plot, shared, dedicated, dedicated_inprocess "
-        "or compressed (docs/loadtest.md); default: %(default)s",
+        "--scheme", default=OURS, metavar="NAME",
+        help=f"serve the same tenants in another way, to compare with: {', '.join(registered(SCHEMES)) or 'none is installed'} "
+        "(docs/loadtest.md); default: %(default)s",
     )  # fmt: skip
     export.add_argument(
         "--resident", type=int, default=20, metavar="N",
@@ -44,9 +49,9 @@ def register(commands: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> dict:
+    from builder.publish.export import export, refuse_mixture
     from builder.publish.model_configs import ServingOptions
     from builder.store.store import Store
-    from research.schemes.export import export_scheme
 
     options = ServingOptions(
         dtype=args.dtype,
@@ -63,7 +68,13 @@ def run(args: argparse.Namespace) -> dict:
         plot_preload=args.preload,
         admin=args.admin,
     )
-    exported = export_scheme(Store(args.store), args.repository, options, args.scheme, args.resident, replace=args.replace)
+    if args.scheme == OURS:
+        store = Store(args.store)
+        refuse_mixture(args.repository, store.config.name)
+        exported = export(store, args.repository, options, args.replace)
+    else:
+        export_scheme = chosen(SCHEMES, args.scheme, "--scheme", [OURS])
+        exported = export_scheme(Store(args.store), args.repository, options, args.scheme, args.resident, args.replace)
     if not args.json:
         print(f"exported backbone {exported.backbone}: {exported.tenants} tenants, {exported.tables} tables")
         print(f"next: hplm serve --repository {args.repository}")

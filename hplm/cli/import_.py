@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hplm.cli.build import CORPUS, DTYPES, MIN_TOKENS, device_of
+from hplm.cli.options import CORPUS, TaskNames, device_of
 from hplm.errors import InvalidInput
+from hplm.options import MIN_TOKENS, TABLE_DTYPES
 
 
 def register(commands: argparse._SubParsersAction) -> None:
@@ -19,7 +20,9 @@ def register(commands: argparse._SubParsersAction) -> None:
     command.add_argument(
         "--labels", type=lambda text: text.split(","), metavar="A,B,...", help="in order of their ids (default: from the files)"
     )
-    command.add_argument("--task", choices=("classify", "multilabel", "regress", "tag"), help="default: from the files")
+    command.add_argument(
+        "--task", choices=TaskNames(), metavar="TASK", help="what it was trained for (default: from the files)"
+    )
     command.add_argument("--test", type=Path, metavar="FILE", help="JSONL to score the tenant on, as it will be served")
     command.add_argument(
         "--as-domain",
@@ -28,7 +31,7 @@ def register(commands: argparse._SubParsersAction) -> None:
     )
     command.add_argument("--corpus", type=Path, nargs="+", action="extend", help=f"for --as-domain: {CORPUS}")
     command.add_argument("--keep", type=float, default=1.0, metavar="SHARE", help="for --as-domain (default: %(default)s)")
-    command.add_argument("--dtype", choices=DTYPES, default="fp16", help="for --as-domain (default: %(default)s)")
+    command.add_argument("--dtype", choices=TABLE_DTYPES, default="fp16", help="for --as-domain (default: %(default)s)")
     command.add_argument(
         "--min-tokens", type=int, default=MIN_TOKENS, metavar="N", help="of --corpus, at least (default: %(default)s)"
     )

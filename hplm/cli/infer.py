@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import TYPE_CHECKING, Any
 
-from hplm.errors import HplmError
+from hplm.cli.client import open_client
 
 if TYPE_CHECKING:
     from hplm_client import Answer
@@ -32,25 +31,15 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    try:
-        from hplm_client import HplmClient, HplmClientError
-    except ModuleNotFoundError as error:
-        raise HplmError(f"{error}; `hplm infer` needs our client: in the checkout, .venv/bin/pip install -e clients") from error
-
-    url = args.url or DEFAULT_URLS[args.protocol]
-    key = args.key or os.environ.get("HPLM_API_KEY")
-    try:
-        with HplmClient(url, args.protocol, args.backbone, key) as client:
-            answer = client.infer(
-                args.text,
-                tenant=args.tenant,
-                pair=args.pair,
-                deadline_ms=args.deadline_ms,
-                top_k=args.top_k,
-                truncate=args.truncate,
-            )
-    except HplmClientError as error:
-        raise HplmError(str(error)) from error
+    with open_client(args, args.url or DEFAULT_URLS[args.protocol], args.backbone) as client:
+        answer = client.infer(
+            args.text,
+            tenant=args.tenant,
+            pair=args.pair,
+            deadline_ms=args.deadline_ms,
+            top_k=args.top_k,
+            truncate=args.truncate,
+        )
     if not args.json:
         print(table(answer, args.text if args.pair is None else None))
         print(f"tenant {args.tenant}, version {answer.version}")

@@ -1,4 +1,4 @@
-"""Entry point: collects the groups, runs one command, prints its result."""
+"""Entry point: collects the commands, ours and those of other packages, runs one, prints its result."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import argparse
 import importlib
 import json
 import sys
+from functools import partial
+from importlib.metadata import EntryPoint
+from typing import NoReturn
 
 from hplm import __version__
 from hplm.errors import HplmError
+from hplm.registered import COMMANDS, load, registered
 
 # Each module registers its commands with `register(commands)`; a command sets `run=function(args) -> dict | None`.
 # Heavy imports belong inside the run functions, so that `hplm --help` answers at once.
-GROUPS = ("build", "import_", "export", "serve", "tenant", "domain", "verify", "backup", "infer", "evaluate", "bench")
+GROUPS = ("build", "import_", "export", "serve", "tenant", "domain", "verify", "backup", "infer", "evaluate")
+BUILDER = "builder"  # which the container image does not hold
 
 
 def parser() -> argparse.ArgumentParser:
@@ -21,7 +26,24 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for group in GROUPS:
         importlib.import_module(f"hplm.cli.{group}").register(commands)
+    for name, point in registered(COMMANDS).items():
+        if name not in commands.choices:  # a command of ours cannot be replaced
+            _register(name, point, commands)
     return top
+
+
+def _register(name: str, point: EntryPoint, commands: argparse._SubParsersAction) -> None:
+    """A command of another package; where that cannot be imported, one that says why."""
+    try:
+        load(point, f"`hplm {name}`")(commands)
+    except HplmError as error:
+        absent = commands.add_parser(name, help="not installed here", add_help=False, prefix_chars="\0")  # options are words
+        absent.add_argument("words", nargs="*")
+        absent.set_defaults(run=partial(_refuse, error))
+
+
+def _refuse(error: HplmError, _: argparse.Namespace) -> NoReturn:
+    raise error
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,6 +56,12 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:  # a wrong path, no permission, a full disk
         what = f"{error.strerror}: {error.filename}" if error.filename is not None else error.strerror or error
         print(f"hplm {args.command}: {what}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        if error.name != BUILDER:
+            raise
+        way_out = "take a checkout of hplm and `pip install -e '.[build]'`"
+        print(f"hplm {args.command}: the package `{BUILDER}` is not installed here: {way_out}", file=sys.stderr)
         return 1
     except RuntimeError as error:
         if not _device_is_full(error):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from builder.publish.live import Live
+    from hplm.tenants.manager import Manager
 
 
 def served_options(parser: argparse.ArgumentParser, required: bool = False, repository: Path | None = None) -> None:
@@ -26,10 +26,10 @@ def check_state(state: Path | None) -> None:
         raise InvalidInput(f"--state {state} is no folder: name the one that `hplm serve --state` was given")
 
 
-def open_live(args: argparse.Namespace) -> Live:
-    from builder.publish.live import Live
+def open_manager(args: argparse.Namespace) -> Manager:
     from hplm.errors import InvalidInput
+    from hplm.tenants.manager import Manager
 
     if args.state is None:
         raise InvalidInput("changes go to the live state: give --state DIR, the folder that `hplm serve --state DIR` was given")
-    return Live.open(args.repository, args.state, args.backbone)
+    return Manager.open(args.repository, args.state, args.backbone)

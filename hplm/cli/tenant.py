@@ -7,9 +7,9 @@ import math
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hplm.cli.served import check_state, open_live, served_options
+from hplm.cli.served import check_state, open_manager, served_options
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -61,19 +61,10 @@ def _action(
 
 
 def run_list(args: argparse.Namespace) -> dict:
-    rows = [
-        {
-            "id": tenant.id,
-            "backbone": backbone,
-            "domain": tenant.domain,
-            "domain_version": tenant.domain_version,
-            "version": tenant.version,
-            "task": tenant.task,
-            "labels": list(tenant.labels),
-            "open": not tenant.keys,
-        }
-        for backbone, tenant in _tenants(args)
-    ]
+    from hplm.tenants.listing import served_tenants, tenant_row
+
+    check_state(args.state)
+    rows = [tenant_row(*served) for served in served_tenants(args.repository, args.state, args.backbone)]
     if not args.json:
         width = max((len(row["id"]) for row in rows), default=0)
         for row in rows:
@@ -85,8 +76,10 @@ def run_list(args: argparse.Namespace) -> dict:
 
 
 def run_show(args: argparse.Namespace) -> dict:
+    from hplm.tenants.listing import described
+
     backbone, tenant = _find(args)
-    shown = {"backbone": backbone, **asdict(tenant), "labels": list(tenant.labels), "keys": _keys(tenant)}
+    shown = {"backbone": backbone, **described(tenant)}
     if not args.json:
         for name, value in shown.items():
             print(f"{name:<15} {value}")
@@ -94,38 +87,42 @@ def run_show(args: argparse.Namespace) -> dict:
 
 
 def run_add(args: argparse.Namespace) -> dict:
+    from builder.publish.live import add_tenant
     from builder.store.store import Store
 
-    return _said(args, open_live(args).add_from(Store(args.store), args.id))
+    return _said(args, add_tenant(open_manager(args), Store(args.store), args.id))
 
 
 def run_update(args: argparse.Namespace) -> dict:
+    from builder.publish.live import update_tenant
     from builder.store.store import Store
 
-    return _said(args, open_live(args).update_from(Store(args.store), args.id))
+    return _said(args, update_tenant(open_manager(args), Store(args.store), args.id))
 
 
 def run_rollback(args: argparse.Namespace) -> dict:
-    return _said(args, open_live(args).roll_back(args.id))
+    return _said(args, open_manager(args).roll_back(args.id))
 
 
 def run_delete(args: argparse.Namespace) -> dict:
-    return _said(args, open_live(args).delete(args.id))
+    return _said(args, open_manager(args).delete(args.id))
 
 
 def run_key_add(args: argparse.Namespace) -> dict:
-    live = open_live(args)
-    secret, key = live.add_key(args.id, args.days)
+    manager = open_manager(args)
+    secret, key = manager.add_key(args.id, args.days)
     if not args.json:
         print(f"key {key.id} of tenant {args.id}; its secret, which is shown only now:\n{secret}", flush=True)
-    late = live.settle_now()
+    late = manager.settle_now()
     if not args.json:
         _print_late(late)
     return {"tenant": args.id, "key": key.id, "secret": secret, "expires": key.expires, "late": late}
 
 
 def run_key_list(args: argparse.Namespace) -> dict:
-    keys = _keys(_find(args)[1])
+    from hplm.tenants.listing import key_rows
+
+    keys = key_rows(_find(args)[1].keys)
     if not args.json:
         for key in keys:
             ends = time.strftime("expires %F %T", time.localtime(key["expires"])) if key["expires"] else "does not expire"
@@ -136,9 +133,9 @@ def run_key_list(args: argparse.Namespace) -> dict:
 
 
 def run_key_revoke(args: argparse.Namespace) -> dict:
-    live = open_live(args)
-    live.revoke_key(args.id, args.key)
-    late = live.settle_now()
+    manager = open_manager(args)
+    manager.revoke_key(args.id, args.key)
+    late = manager.settle_now()
     if not args.json:
         print(f"key {args.key} of tenant {args.id} is revoked")
         _print_late(late)
@@ -153,21 +150,21 @@ def run_limit(args: argparse.Namespace) -> dict:
     limits = {name: value for name, value in wanted.items() if value is not None}
     if not limits:
         raise InvalidInput("give --rate, --burst, --in-flight or --deadline-ms; 0 takes a limit away")
-    open_live(args).limit(args.id, **limits)
+    open_manager(args).limit(args.id, **limits)
     if not args.json:
         print(f"tenant {args.id}: {', '.join(f'{name} {value:g}' for name, value in limits.items())}")
     return {"tenant": args.id, **limits}
 
 
 def run_compact(args: argparse.Namespace) -> dict:
-    won = open_live(args).compact()
+    won = open_manager(args).compact()
     if not args.json:
         print(f"{won / 1e6:,.1f} MB won")
     return {"bytes": won}
 
 
 def run_log(args: argparse.Namespace) -> dict:
-    registry = open_live(args).registry
+    registry = open_manager(args).registry
     registry.check_begun()
     changes = registry.audit()
     if not args.json:
@@ -178,7 +175,7 @@ def run_log(args: argparse.Namespace) -> dict:
 
 
 def _said(args: argparse.Namespace, change: TenantChange) -> dict:
-    late = open_live(args).settle(change.generation)
+    late = open_manager(args).settle(change.generation)
     if not args.json:
         versions = f"version {change.before or 'none'} -> {change.after or 'none'}"
         print(f"tenant {change.tenant}: {versions}, generation {change.generation}")
@@ -191,30 +188,8 @@ def _print_late(late: list[str]) -> None:
         print(f"  not taken after some seconds by {', '.join(late)}: is it alive?")
 
 
-def _keys(tenant: Tenant) -> list[dict[str, Any]]:
-    return [{"id": key.id, "expires": key.expires} for key in tenant.keys]
-
-
 def _find(args: argparse.Namespace) -> tuple[str, Tenant]:
-    for backbone, tenant in _tenants(args):
-        if tenant.id == args.id:
-            return backbone, tenant
-    raise InvalidInput(f"tenant {args.id!r} is not in {args.repository}: `hplm tenant list` names those that are")
+    from hplm.tenants.listing import find_tenant
 
-
-def _tenants(args: argparse.Namespace) -> list[tuple[str, Tenant]]:
-    from hplm.engine.backbone import Backbone
-    from hplm.tenants.manager import Manager
-    from hplm.tenants.snapshot import Snapshot
-
-    if not args.repository.is_dir():
-        raise InvalidInput(f"{args.repository} is no folder: name the model repository with --repository")
-    paths = sorted(args.repository.glob(f"{args.backbone or '*'}/1/{Backbone.TENANTS}"))
-    if not paths:
-        raise InvalidInput(f"{args.repository} holds no backbone{' ' + args.backbone if args.backbone else ''}: export one")
     check_state(args.state)
-    found = []
-    for path in paths:
-        snapshot = Manager(path.parent, args.state).current() if args.state is not None else Snapshot.load(path)
-        found += [(path.parent.parent.name, tenant) for tenant in snapshot.tenants]
-    return found
+    return find_tenant(args.id, args.repository, args.state, args.backbone)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hplm.cli.served import check_state
+
+if TYPE_CHECKING:
+    from hplm.tenants.verification import Part
 
 
 def register(commands: argparse._SubParsersAction) -> None:
@@ -25,13 +29,12 @@ def register(commands: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> dict:
     from tqdm import tqdm
 
-    from builder.store.verification import repository_parts, store_parts
     from hplm.errors import Broken, InvalidInput
 
     if args.state is not None and args.repository is None:
         raise InvalidInput("--state belongs to a --repository: name that as well")
     check_state(args.state)
-    parts = store_parts(args.store) if args.store is not None else repository_parts(args.repository, args.state)
+    parts = _parts(args)
     size, broken = sum(part.size for part in parts), []
     with tqdm(total=size, desc="verifying", unit="B", unit_scale=True) as bar:
         for part in parts:
@@ -45,3 +48,13 @@ def run(args: argparse.Namespace) -> dict:
     if not args.json:
         print(f"ok: {result['tables']} tables, {result['banks']} banks, {result['gb']:,.3g} GB")
     return result
+
+
+def _parts(args: argparse.Namespace) -> list[Part]:
+    if args.store is not None:
+        from builder.store.verification import store_parts
+
+        return store_parts(args.store)
+    from hplm.tenants.verification import repository_parts
+
+    return repository_parts(args.repository, args.state)

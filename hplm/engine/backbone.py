@@ -25,12 +25,21 @@ from hplm.model.weights import load_weights
 from hplm.plot.forest import Forest
 from hplm.plot.table import Table
 from hplm.tenants.snapshot import LIVE, Snapshot
-from hplm.tenants.state import EXPORTED_BANKS, EXPORTED_TABLES, EXPORTED_TENANTS, Reader, State
+from hplm.tenants.state import (
+    EXPORTED_BANKS,
+    EXPORTED_CONFIG,
+    EXPORTED_TABLES,
+    EXPORTED_TENANTS,
+    EXPORTED_TOKENIZER,
+    EXPORTED_UPPER,
+    SECONDS_BETWEEN_LOOKS,
+    Reader,
+    State,
+)
 
 log = logging.getLogger(__name__)
 REMEMBERED = 16  # the most generations that tickets between the two models may name
 KEPT_SECONDS = 60.0  # how long a replaced view is kept: longer than tickets are valid
-SECONDS_BETWEEN_LOOKS = 0.2
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,9 +50,9 @@ class View:
 
 
 class Backbone:
-    CONFIG = "backbone.json"
-    TOKENIZER = "tokenizer.json"
-    UPPER = "upper.safetensors"
+    CONFIG = EXPORTED_CONFIG
+    TOKENIZER = EXPORTED_TOKENIZER
+    UPPER = EXPORTED_UPPER
     TENANTS = EXPORTED_TENANTS
     TABLES = EXPORTED_TABLES
     BANKS = EXPORTED_BANKS

@@ -15,10 +15,11 @@ from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.layer import QKV
 from hplm.model.stacks import UpperStack
+from hplm.options import ENGINE_DTYPES
 
 MEASURED = 3  # measurements; the fastest counts, without other work on the machine
 CACHE_LINE = 16  # numbers of 32 bits
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+TORCH_DTYPES = dict(zip(ENGINE_DTYPES, (torch.float32, torch.bfloat16), strict=True))
 
 
 def resolve_device(name: str) -> torch.device:
@@ -36,9 +37,9 @@ def resolve_device(name: str) -> torch.device:
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     """`auto`: bf16 where the hardware multiplies it, else fp32."""
     if name != "auto":
-        if name not in DTYPES:
-            raise InvalidInput(f"dtype {name!r} is not known: choose auto, fp32 or bf16")
-        return DTYPES[name]
+        if name not in TORCH_DTYPES:
+            raise InvalidInput(f"dtype {name!r} is not known: choose auto, {' or '.join(TORCH_DTYPES)}")
+        return TORCH_DTYPES[name]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
     return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32

@@ -9,8 +9,9 @@ import numpy as np
 
 from hplm.engine.backbone import Backbone, View
 from hplm.errors import InvalidInput
-from hplm.model.tokenizer import Encoded, first_tokens, words_of
+from hplm.model.tokenizer import Encoded
 from hplm.plot.forest import Hits
+from hplm.tasks import Task
 from hplm.tenants.snapshot import Tenant
 
 PAD = -1
@@ -49,7 +50,7 @@ class Lookup:
                 f"the texts have {characters:,} characters, but a request {MOST_CHARACTERS:,} at most: send several"
             )
         read = [
-            self._read(i, len(texts), tenant.task, text, pairs[i] if pairs is not None else None, truncate)
+            self._read(i, len(texts), tenant.task_object, text, pairs[i] if pairs is not None else None, truncate)
             for i, text in enumerate(texts)
         ]
         encoded, spans = [text for text, _ in read], [rows for _, rows in read]
@@ -71,12 +72,12 @@ class Lookup:
         )
 
     def _read(
-        self, index: int, count: int, task: str, text: str, pair: str | None, truncate: bool
+        self, index: int, count: int, task: Task, text: str, pair: str | None, truncate: bool
     ) -> tuple[Encoded, np.ndarray]:
         try:
             check_length(text, pair)
             encoded = self._tokenizer.encode(text, pair, truncate)
-            return encoded, rows_read(task, text, pair, encoded)
+            return encoded, task.rows(text, pair, encoded)
         except InvalidInput as error:
             raise InvalidInput(f"text {index + 1} of {count}: {error}") from None
 
@@ -84,24 +85,6 @@ class Lookup:
 def check_length(text: str, pair: str | None) -> None:
     if len(text) > LONGEST_TEXT or (pair is not None and len(pair) > LONGEST_TEXT):
         raise InvalidInput(f"it has more than {LONGEST_TEXT:,} characters: send only the part that matters")
-
-
-def rows_read(task: str, text: str, pair: str | None, encoded: Encoded) -> np.ndarray:
-    """The tokens that a head reads (PAD: a word without one), and the code points each speaks of: rows x 3, int32.
-
-    A word a row for `tag`; for `span` every token of the passage, which is the pair; one row for all others.
-    """
-    if task == "tag":
-        words = words_of(text)
-        return np.column_stack([first_tokens(encoded, words), np.array(words, dtype=np.int32)])
-    if task == "span":
-        if pair is None:
-            raise InvalidInput("the tenant finds answers in a passage: send the question as TEXT, the passage as TEXT_PAIR")
-        tokens = np.flatnonzero(~encoded.special & (encoded.segments == 1)).astype(np.int32)
-        if not len(tokens):
-            raise InvalidInput("the passage holds no token that the model can read")
-        return np.column_stack([tokens, encoded.offsets[tokens]])
-    return np.array([[0, 0, len(text)]], dtype=np.int32)
 
 
 def _used(row: np.ndarray) -> int:

@@ -17,7 +17,6 @@ from contextlib import ExitStack
 import numpy as np
 
 from hplm.adapters.slots import Slots
-from hplm.engine.answer import answer
 from hplm.engine.engine import Engine
 from hplm.engine.instruments import Instruments
 from hplm.engine.niceness import lower_priority
@@ -190,7 +189,7 @@ def _answer_texts(pairs: list[tuple[Text, np.ndarray]]) -> None:
             labels = request.tenant.labels
             own = np.zeros((len(text.spans), len(labels)), dtype=logits.dtype)  # zeros for rows without a token
             own[text.read] = logits[:, : len(labels)]
-            request.done(text.index, answer(request.tenant.task, own, text.spans, labels, request.top_k, text.passage))
+            request.done(text.index, request.tenant.task_object.answer(own, text.spans, labels, request.top_k, text.passage))
         except Exception as error:
             log.exception("answering failed")
             request.fail(Broken(f"answering failed: {error}"))

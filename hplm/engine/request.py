@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from hplm.adapters.bank import Record
-from hplm.engine.answer import Rows
 from hplm.engine.backbone import View
 from hplm.engine.lookup import LookedUp
+from hplm.tasks import Rows
 from hplm.tenants.snapshot import Tenant
 from hplm.tenants.ticket import Ticket
 
@@ -88,7 +88,7 @@ class Text:
     addresses: np.ndarray  # int64, one for each token
     segments: np.ndarray  # uint8
     spans: np.ndarray  # rows x 3, int32: token to read (-1: none), and the first and last code point that the row is about
-    passage: str = ""  # that the code points of `span` are counted in
+    passage: str = ""  # the text with these code points, if the task answers from a pair
 
     @property
     def tokens(self) -> int:

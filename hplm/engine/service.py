@@ -29,6 +29,7 @@ from hplm.scheduling.policy import policy
 from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Limits, Scheduler
 from hplm.scheduling.waiting import Capacity
+from hplm.tasks import TASKS
 from hplm.tenants.quotas import Quotas
 from hplm.tenants.ticket import Ticket
 
@@ -113,9 +114,10 @@ class Service:
     def _checked(self, request: Request, looked_up: LookedUp, passages: Sequence[str] | None, top_k: int) -> list[Text]:
         """Returns the texts of the request. It checks all inputs but the ticket, because only the ticket is signed."""
         tenant = request.tenant
-        if top_k and tenant.task != "classify":
-            raise InvalidInput(f"top_k is for tenants that classify; tenant {tenant.id!r} has the task {tenant.task!r}")
-        if tenant.task != "span":
+        if top_k and not tenant.task_object.allows_top_k:
+            able = " or ".join(task.name for task in TASKS.values() if task.allows_top_k)
+            raise InvalidInput(f"top_k is for tenants that {able}; tenant {tenant.id!r} has the task {tenant.task!r}")
+        if not tenant.task_object.needs_pair:
             passages = None
         elif passages is None or len(passages) != request.texts:
             raise InvalidInput("TEXT_PAIR does not have one passage for each text: send the same TEXT_PAIR to lookup and upper")

@@ -70,6 +70,10 @@ class TableMeta(TableSpec):
     def sizes(self) -> dict[str, int]:
         return {**self.index.sizes(), "values": self.rows * self.row_bytes, "checksums": 4 * self.rows}
 
+    @property
+    def megabytes(self) -> float:
+        return round(sum(self.sizes().values()) / 1e6, 3)
+
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=2) + "\n", "utf-8")
 

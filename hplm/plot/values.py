@@ -12,13 +12,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hplm.errors import InvalidInput
+from hplm.options import TABLE_DTYPES
 
 SCALE_AND_OFFSET = 8  # bytes: two fp32 behind the 8-bit numbers of a vector
 
 
 class Coding(ABC):
-    name: str
-
     @abstractmethod
     def width(self, hidden: int) -> int:
         """Returns the bytes of a vector."""
@@ -41,8 +40,7 @@ class Coding(ABC):
 
 
 class SixteenBit(Coding):
-    def __init__(self, name: str, dtype: torch.dtype) -> None:
-        self.name = name
+    def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
 
     def width(self, hidden: int) -> int:
@@ -75,8 +73,6 @@ class SixteenBit(Coding):
 class EightBit(Coding):
     """Stores each vector in 255 steps between its own lowest and highest number."""
 
-    name = "int8"
-
     def width(self, hidden: int) -> int:
         return hidden + SCALE_AND_OFFSET
 
@@ -98,9 +94,9 @@ class EightBit(Coding):
         return self.decode(typed.index_select(0, index.flatten())).view(*index.shape, -1).sum(1).to(dtype)
 
 
-CODINGS: dict[str, Coding] = {
-    coding.name: coding for coding in (SixteenBit("fp16", torch.float16), SixteenBit("bf16", torch.bfloat16), EightBit())
-}
+CODINGS: dict[str, Coding] = dict(
+    zip(TABLE_DTYPES, (SixteenBit(torch.float16), SixteenBit(torch.bfloat16), EightBit()), strict=True)
+)
 LEAST_COSINE = 0.999  # between a vector and its stored form
 
 

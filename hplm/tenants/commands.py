@@ -24,7 +24,9 @@ from hplm.adapters.layout import Layout, adapter_layout, head_layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.plot.table import Table
-from hplm.tenants.manager import Knowledge, Manager
+from hplm.tenants.knowledge import Knowledge
+from hplm.tenants.listing import described
+from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import NAME
 
 log = logging.getLogger(__name__)
@@ -69,8 +71,7 @@ class Commands:
         tenant = next((tenant for tenant in self._manager.current().tenants if tenant.id == _name(given)), None)
         if tenant is None:
             raise InvalidInput(f"tenant {given['id']!r} is not served")
-        keys = [{"id": key.id, "expires": key.expires} for key in tenant.keys]
-        return {**asdict(tenant), "labels": list(tenant.labels), "keys": keys}
+        return described(tenant)
 
     def _changed(self, change: Any) -> dict[str, Any]:
         """Answers when every reader has taken the change."""

@@ -11,10 +11,9 @@ from pathlib import Path
 from hplm.errors import Broken, HplmError, InvalidInput, NoTenant
 from hplm.tenants.authorize import admit
 from hplm.tenants.snapshot import Snapshot, Tenant
-from hplm.tenants.state import EXPORTED_TENANTS, State
+from hplm.tenants.state import EXPORTED_TENANTS, SECONDS_BETWEEN_LOOKS, State
 
 log = logging.getLogger(__name__)
-SECONDS_BETWEEN_LOOKS = 0.2
 
 
 class Directory:

@@ -9,10 +9,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hplm.errors import InvalidInput
+
 PREFIX = "hplm_"  # by which scanners of code and logs know a secret of ours
+LONGEST_DAYS = 100_000
 _SECRET_BYTES = 24
 
 
@@ -27,6 +31,27 @@ def new_key(expires: int = 0) -> tuple[str, Key]:
     """The secret, which can be shown now and never again, and what is stored of it."""
     secret = PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
     return secret, Key(secrets.token_hex(4), _digest(secret), expires)
+
+
+def expiry(days: float) -> int:
+    """Of a key that is made now, in Unix seconds; 0 for one that does not expire."""
+    if type(days) not in (int, float) or not 0 <= days <= LONGEST_DAYS:
+        raise InvalidInput(f"'days' is {days!r}: from 0 to {LONGEST_DAYS:,}, 0 for a key that does not expire")
+    return round(time.time() + 86400 * days) if days else 0
+
+
+def without(keys: Sequence[Key], key_id: str, tenant_id: str) -> tuple[Key, ...]:
+    """The tenant's other keys. The last one stays: without any, a tenant is open to everybody."""
+    left = tuple(key for key in keys if key.id != key_id)
+    if len(left) == len(keys):
+        known = ", ".join(key.id for key in keys) or "none"
+        raise InvalidInput(f"tenant {tenant_id!r} has no key {key_id!r}: it has {known}")
+    if not left:
+        raise InvalidInput(
+            f"{key_id!r} is the last key of tenant {tenant_id!r}, which would be open to everybody without: add "
+            "another one first, or delete the tenant"
+        )
+    return left
 
 
 def key_of(secret: str) -> Key:

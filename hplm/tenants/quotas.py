@@ -6,12 +6,13 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from hplm.errors import Quota
+from hplm.errors import InvalidInput, Quota
 from hplm.tenants.snapshot import Tenant
 
+LARGEST_LIMIT = 10**12  # requests, or microseconds
 RETRY_IN_FLIGHT_S = 0.1
 _LOOKED_AT = 2  # accounts a request looks at to forget: more than the one it may open, so that none stay
 
@@ -102,3 +103,14 @@ class Quotas:
                 del self._accounts[uid]
             else:
                 self._accounts.move_to_end(uid)
+
+
+def check_limits(limits: Mapping[str, float]) -> None:
+    """Refuses what is no limit of a tenant."""
+    if not limits or any(type(value) not in (int, float) for value in limits.values()):
+        raise InvalidInput("give 'rate', 'burst', 'in_flight' or 'deadline_us', each a number")
+    if not all(0 <= value <= LARGEST_LIMIT for value in limits.values()):
+        names = ", ".join(map(repr, limits))
+        raise InvalidInput(f"{names}: none of them negative or above {LARGEST_LIMIT:,}; 0 takes a limit away")
+    if any(type(limits.get(name, 0)) is not int for name in ("in_flight", "deadline_us")):
+        raise InvalidInput("'in_flight' and 'deadline_us' are whole numbers")

@@ -17,10 +17,10 @@ from pathlib import Path
 from hplm.adapters.bank import Record
 from hplm.errors import Broken, InvalidInput, NoTenant
 from hplm.plot.forest import Branch
+from hplm.tasks import TASKS, Task
 from hplm.tenants.keys import Key
 
 FORMAT = 2
-TASKS = ("classify", "multilabel", "tag", "regress", "span")
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")  # of tenants, domains and backbones
 LIVE = "state/"  # begins the names of banks that lie in the live state
 
@@ -43,6 +43,13 @@ class Tenant:
     rate: float = 0.0  # requests a second; 0: as many as it likes
     burst: float = 0.0  # of those, at once; 0: those of a second, at least one
     in_flight: int = 0  # requests; 0: as many as it likes
+
+    @property
+    def task_object(self) -> Task:
+        """Its task. A snapshot may come from a later version of hplm, which knows more of them."""
+        if self.task not in TASKS:
+            raise Broken(f"tenant {self.id!r} has the task {self.task!r}, which this server does not know: update hplm here")
+        return TASKS[self.task]
 
     def records(self) -> list[Record]:
         return [record for record in (self.head, self.adapter) if record is not None]

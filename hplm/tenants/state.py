@@ -24,7 +24,10 @@ from hplm.adapters.bank import Bank
 from hplm.errors import Broken
 from hplm.tenants.snapshot import LIVE, Snapshot
 
-EXPORTED_TENANTS, EXPORTED_TABLES, EXPORTED_BANKS = "tenants.json", "plot", "adapters"  # in the model folder
+# What an exported model folder holds.
+EXPORTED_CONFIG, EXPORTED_TOKENIZER, EXPORTED_UPPER = "backbone.json", "tokenizer.json", "upper.safetensors"
+EXPORTED_TENANTS, EXPORTED_TABLES, EXPORTED_BANKS = "tenants.json", "plot", "adapters"
+SECONDS_BETWEEN_LOOKS = 0.2  # of a reader for a newer generation
 ALIVE_SECONDS = 5.0  # a reader that has not written for so long is gone
 UNSEEN_SECONDS = 0.5
 SILENT_SECONDS = 1.5  # longer than from one word of a reader to the next

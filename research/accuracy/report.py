@@ -25,9 +25,9 @@ from builder.store.store import Store
 from builder.tables.build_folder import held
 from builder.tables.corpus import tokenize_corpus
 from builder.training.bodies import WholeBody
-from builder.training.examples import check_labels
 from builder.training.finetuning import Ground, TrainingOptions, evaluate
-from builder.training.labelled import read_labelled
+from builder.training.labels import check_labels
+from builder.training.tasks import training_task
 from builder.training.tenant import Material
 from builder.worker_processes import processes_that_fit, worker_processes
 from demo.data import DemoData, DemoTenant
@@ -103,7 +103,7 @@ class Report:
     def _runs(self, study: Study) -> Iterator[Run]:
         tasks = [task for task in self.data.tenants if not study.few_tasks or task.id in self.few]
         if study.tenants:
-            sizes = [(task, len(read_labelled(task.train, task.task).examples)) for task in tasks]
+            sizes = [(task, len(training_task(task.task).read(task.train).examples)) for task in tasks]
             given = {task.id: count for task, count in tenants_of(sizes, study.tenants)}
         for task in tasks:
             for case in study.cases:
@@ -196,9 +196,9 @@ class Report:
         store, branch = self._stores.open(recipe), recipe.branch(task.domain)
         material = Material(store.folder, branch, 1, task.task, task.train, task.dev, run.seed)
         ground, _ = material.open(self.device)
-        labelled = read_labelled(task.test, task.task)
+        labelled = ground.task.read(task.test)
         check_labels(labelled, ground.labels, str(task.train))
-        texts = ground.reader.read(labelled, task.task, ground.labels, show_progress=False)
+        texts = ground.reader.read(labelled, ground.task, ground.labels, show_progress=False)
         if run.sample:
             ground = _resampled(ground, run.sample, run.seed)
         body = self._pretrained(case.below, task.domain) if isinstance(case.below, Pretraining) else None

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from builder.tables.coverage_picture import GRID, INK, OTHERS, OWN
+from builder.pictures import GRID, INK, OTHERS, OWN
 
 Runs = Sequence[dict[str, Any]]
 

@@ -20,14 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hplm.engine.answer import Rows, answer
-from hplm.engine.lookup import rows_read
 from hplm.engine.memory import keep_freed_memory
 from hplm.errors import Broken, DeadlineMissed, HplmError, InvalidInput, NoTenant
 from hplm.model.config import BackboneConfig
 from hplm.model.tokenizer import Encoded, Tokenizer
 from hplm.plot.forest import Branch, Forest
 from hplm.plot.gathering import Gatherer
+from hplm.tasks import Rows, find_task
 from research.baselines.body import BodyFile, Slot
 
 
@@ -126,7 +125,8 @@ class WholeModels:
         seconds = pairs if pairs is not None else [None] * len(texts)
         truncate = bool(parameters.get("truncate", False))
         encoded = [self._tokenizer.encode(text, pair, truncate) for text, pair in zip(texts, seconds, strict=True)]
-        spans = [rows_read(tenant.task, text, pair, one) for text, pair, one in zip(texts, seconds, encoded, strict=True)]
+        task = find_task(tenant.task)
+        spans = [task.rows(text, pair, one) for text, pair, one in zip(texts, seconds, encoded, strict=True)]
         top_k = min(int(parameters.get("top_k", 0)), len(tenant.labels))
         passages = pairs if pairs is not None else [""] * len(texts)
         return Question(tenant, encoded, spans, passages, top_k, arrival, allowed_s)
@@ -178,6 +178,7 @@ class WholeModels:
         encoded = [question.encoded[number] for question, number in texts]
         lengths = [len(text.tokens) for text in encoded]
         tenant = batch[0].tenant
+        task = find_task(tenant.task)
         segments = torch.from_numpy(np.concatenate([text.segments for text in encoded]).astype(np.int64)).to(self._device)
         starts = np.cumsum(lengths) - lengths
         spans = [question.spans[number] for question, number in texts]
@@ -187,9 +188,7 @@ class WholeModels:
         logits = slot.logits(hidden, tenant.head_function).float().cpu().split([len(rows) for rows in spans])
         answers: dict[Question, list[Rows]] = {question: [None] * len(question.encoded) for question in batch}
         for (question, number), rows, own in zip(texts, spans, logits, strict=True):
-            answers[question][number] = answer(
-                tenant.task, own.numpy(), rows, tenant.labels, question.top_k, question.passages[number]
-            )
+            answers[question][number] = task.answer(own.numpy(), rows, tenant.labels, question.top_k, question.passages[number])
         return list(answers.values())
 
     def _ground(self, tenant: WholeTenant, encoded: list[Encoded], lengths: list[int]) -> Tensor:

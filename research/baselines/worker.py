@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from hplm.engine.answer import Rows
 from hplm.errors import Broken, Draining, HplmError, QueueFull
+from hplm.tasks import Rows
 from research.baselines.models import Question, WholeModels
 
 Respond = Callable[["list[Rows] | HplmError"], None]

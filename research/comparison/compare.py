@@ -22,11 +22,9 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from bench.machine import gflops, machine
-from bench.options import expect_above_zero, expect_text
-from bench.serve import SIZES
-from bench.tenants import tenant_id
-from hplm.cli.bench import _counts
+from bench.measuring.tenants import tenant_id
+from bench.options import SIZE_NAMES, expect_above_zero, expect_text, whole_numbers
+from bench.tools.machine import gflops, machine
 from hplm.errors import HplmError
 from hplm.scheduling.simulation.arrivals import SECOND, Arrivals
 from loadtest.encode import infer_request
@@ -232,8 +230,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="research.comparison.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--scenario", choices=SCENARIOS, default="saturate", help="default: %(default)s")
-    parser.add_argument("--size", choices=tuple(SIZES), default="bert-base", help="default: %(default)s")
-    parser.add_argument("--tenants", type=_counts, default=[1, 10, 100, 1000], help="default: 1,10,100,1000")
+    parser.add_argument("--size", choices=SIZE_NAMES, default="bert-base", help="default: %(default)s")
+    parser.add_argument("--tenants", type=whole_numbers, default=[1, 10, 100, 1000], help="default: 1,10,100,1000")
     parser.add_argument("--schemes", default=",".join(COMPARED), help="default: %(default)s")
     parser.add_argument("--budget", type=int, default=20, help="dedicated models in memory (default: %(default)s)")
     parser.add_argument("--lengths", default="128", help="tokens, or normal:MEAN,VARIANCE (default: %(default)s)")

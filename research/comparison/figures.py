@@ -17,8 +17,8 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.machine import in_words
-from bench.thread_spans import chrome_trace, read_spans, threads_of, window
+from bench.tools.machine import in_words
+from bench.tools.thread_spans import chrome_trace, read_spans, threads_of, window
 from hplm.errors import HplmError, InvalidInput
 from research.comparison import page, pictures
 from research.comparison.compare import SCENARIOS, summary

@@ -12,8 +12,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, PercentFormatter
 
-from bench.thread_spans import Span
-from builder.tables.coverage_picture import GRID, INK
+from bench.tools.thread_spans import Span
+from builder.pictures import GRID, INK
 from research.comparison.served_schemes import COMPARED, DISK
 
 CHARACTERS = 11  # of a title, an inch

@@ -13,9 +13,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.processes import memory_of
-from bench.serve import SIZES
-from bench.tenants import LABELS, multiply, tenant_id
+from bench.measuring.tenants import LABELS, multiply, tenant_id
+from bench.tools.processes import memory_of
 from builder.publish.export import copy_file
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store
@@ -28,7 +27,7 @@ from hplm.tenants.snapshot import Snapshot
 from research.baselines.models import WholeConfig
 from research.comparison.swapper import LOADS_AT_ONCE, Swapper
 from research.schemes.export import SCHEMES, WHOLE, export_scheme
-from testing.random_store import random_store, random_tenants
+from testing.random_store import SIZES, random_store, random_tenants
 
 # What is compared: the schemes, and HMI's form of the dedicated models once more with nothing in memory but those it holds.
 DISK = "dedicated_inprocess_disk"

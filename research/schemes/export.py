@@ -13,13 +13,12 @@ Where a store has only adapters, the body is the pretrained one: speed and memor
 
 from __future__ import annotations
 
-import re
 import shutil
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from builder.publish.export import Exported, export, refuse_loss
+from builder.publish.export import SCHEME, Exported, export, refuse_loss, refuse_mixture
 from builder.publish.model_configs import ServingOptions, check_options
 from builder.store.store import Store
 from hplm.errors import InvalidInput
@@ -30,7 +29,7 @@ from research.schemes.whole import WholeFolder
 
 FLAT = ("adapter", "shared")
 WHOLE = ("plot", "dedicated", "dedicated_inprocess", "compressed")
-SCHEMES = ("hplm", *FLAT, *WHOLE)
+SCHEMES = (SCHEME, *FLAT, *WHOLE)
 NOTES = {
     "adapter": "All layers are the pretrained ones; adapters are the trained ones in the upper half, zero below it.",
     "shared": "All layers are the pretrained ones; heads were trained for other bodies.",
@@ -50,8 +49,8 @@ def export_scheme(
         raise InvalidInput(f"scheme {scheme!r} is not known: choose {', '.join(SCHEMES)}")
     if resident < 1:
         raise InvalidInput(f"resident {resident}: at least one model must be held to run it")
-    _refuse_mixture(repository, store.config.name, scheme)
-    if scheme == "hplm":
+    refuse_mixture(repository, store.config.name, scheme)
+    if scheme == SCHEME:
         return export(store, repository, options, replace)
     if scheme in FLAT:
         return _export_flat(store, repository, options, scheme, replace)
@@ -114,13 +113,3 @@ def _served(repository: Path, name: str) -> dict[str, Path]:
         if model.name in (name, *(f"{name}-{tenant}" for tenant in tenants)):
             served |= dict.fromkeys(tenants, model)
     return served
-
-
-def _refuse_mixture(repository: Path, name: str, scheme: str) -> None:
-    for config in sorted([*repository.glob(f"{name}/config.pbtxt"), *repository.glob(f"{name}-*/config.pbtxt")]):
-        found = re.search(r'key: "scheme"\s+value \{ string_value: "(\w+)"', config.read_text("utf-8"))
-        served = found[1] if found else "hplm"
-        if served != scheme and config.parent.name.split(f"{name}-")[-1] not in ("lookup", "upper", "admin"):
-            raise InvalidInput(
-                f"{config.parent} serves scheme {served!r} of backbone {name!r}: export {scheme!r} into another --repository"
-            )

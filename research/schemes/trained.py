@@ -15,7 +15,6 @@ from builder.store.store import Store
 from builder.training.bodies import Body, PlotBody, RememberingBody, WholeBody
 from builder.training.finetuning import Ground, Trained, TrainingOptions, evaluate, train
 from builder.training.grid import points
-from builder.training.labelled import read_labelled
 from builder.training.model import Diverged
 from builder.training.scores import Scores
 from builder.training.tenant import Material
@@ -82,7 +81,7 @@ def score_schemes(
             f"tenant {tenant.id!r} learned from {learned_from[0]:,} texts and had {learned_from[1]:,} for dev, and "
             f"{train_file} is not divided so now: name its dev data with --dev, or build it again"
         )
-    texts = ground.reader.read(read_labelled(evaluation.labelled.path, tenant.task), tenant.task, tenant.labels, False)
+    texts = ground.reader.read(ground.task.read(evaluation.labelled.path), ground.task, tenant.labels, False)
     scores = {}
     for name in names:
         trained = _best_of(store, ground, name, tries, show_progress)
@@ -142,12 +141,6 @@ def train_scheme(
     if body is None:
         body = PlotBody(store.upper(), store.config.heads) if name == "hplm" else _body(store, SCHEMES[name])
     return train(body, ground, options_of(name, own, factor), show_progress=show_progress)
-
-
-def check_names(names: Sequence[str]) -> None:
-    for name in names:
-        if name not in SCHEMES:
-            raise InvalidInput(f"--against {name!r} is not known: choose from {', '.join(SCHEMES)}")
 
 
 def _body(store: Store, scheme: Scheme) -> Body:

@@ -5,32 +5,33 @@ import json
 import pytest
 import torch
 
-from bench import adapters as bench_adapters
-from bench.adapters import TOKENS, WITHOUT_PEFT, Case, table_of, variants
+from bench.adapters import AdaptersBench
+from bench.measuring import adapters as bench_adapters
+from bench.measuring.adapters import TOKENS, WITHOUT_PEFT, table_of, variants
 from hplm.cli.main import main
 
-TINY = Case(hidden=32, rank=4, seconds=0.005, tenants=(1, 16))
+TINY = AdaptersBench(hidden=32, rank=4, seconds=0.005, tenants=(1, 16))
 
 
 @pytest.mark.parametrize("tenants", [1, 5])
 def test_all_variants_compute_the_same(tenants: int) -> None:
-    has_peft = bench_adapters._has_peft()
+    with_peft = bench_adapters.has_peft()
     results = {}
-    for name, variant in variants(TINY, tenants, 7, has_peft).items():
+    for name, variant in variants(TINY, tenants, 7, with_peft).items():
         results[name] = variant.rows.after.clone()
         with torch.inference_mode():
             variant.run(results[name])
         assert not torch.equal(results[name], variant.rows.after), name
     torch.testing.assert_close(results["grouped"], results["loop"], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(results["grouped_lora"], results["loop_lora"], atol=1e-4, rtol=1e-4)
-    if has_peft:
+    if with_peft:
         torch.testing.assert_close(results["peft"], results["loop_lora"], atol=1e-4, rtol=1e-4)
 
 
 def test_without_peft_its_figures_are_null_and_it_is_said_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bench_adapters, "_has_peft", lambda: False)
+    monkeypatch.setattr(bench_adapters, "has_peft", lambda: False)
     figures = bench_adapters.bench_adapters(TINY)
     for tokens in TOKENS:
         for tenants in ("1", "16"):

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from bench.engine import TEXTS, Bench, batches_of, bench_engine, filling, padding, table_of
+from bench.engine import EngineBench
+from bench.measuring.engine import TEXTS, MeasuredLayers, batches_of, bench_engine, filling, padding, table_of
 from hplm.engine.packing import Concat, Naive, Packed
 from testing.toy import CONFIG
 
@@ -25,11 +26,9 @@ def test_padding_is_the_share_of_rows_that_is_no_text():
 
 def test_every_figure_is_there(monkeypatch):
     pytest.importorskip("transformers", reason="comes with the extra 'build'")
-    from bench.engine import Case
-
-    monkeypatch.setattr("bench.engine.SIZES", {"minilm": CONFIG})
-    monkeypatch.setattr("bench.engine.SLOT_ROWS", (2,))
-    figures = bench_engine(Case(("minilm",), 0.01, "fp32"))
+    monkeypatch.setattr("bench.measuring.engine.SIZES", {"minilm": CONFIG})
+    monkeypatch.setattr("bench.measuring.engine.SLOT_ROWS", (2,))
+    figures = bench_engine(EngineBench(("minilm",), 0.01, "fp32"))
     for name in ("naive", "turbo", "concat", "slotted", "packed", "uniform"):
         assert figures["minilm"]["var20"][name] > 0 and figures["minilm"]["var100"][name] > 0
     assert set(figures["minilm"]["one"]) == {"128", "512"}
@@ -38,8 +37,8 @@ def test_every_figure_is_there(monkeypatch):
 
 
 def test_the_adapters_of_the_benchmark_change_the_answers():
-    bench = Bench(CONFIG, torch.device("cpu"), torch.float32, 0.01)
-    adapters = bench._adapters(np.arange(2), np.array([3, 4]))
+    layers = MeasuredLayers(CONFIG, torch.device("cpu"), torch.float32, 0.01)
+    adapters = layers.adapters(np.arange(2), np.array([3, 4]))
     assert len(adapters) == CONFIG.upper_layers
     before, after = torch.zeros(7, CONFIG.hidden), torch.ones(7, CONFIG.hidden)
     with torch.inference_mode():

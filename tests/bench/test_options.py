@@ -2,11 +2,12 @@
 
 import pytest
 
-from bench import overload as bench_overload
-from bench import pipeline as bench_pipeline
-from bench import schedule as bench_schedule
-from bench import serve as bench_serve
-from bench import training as bench_training
+from bench.measuring import overload as bench_overload
+from bench.measuring import pipeline as bench_pipeline
+from bench.measuring import schedule as bench_schedule
+from bench.measuring import serve as bench_serve
+from bench.measuring import timeline as bench_timeline
+from bench.measuring import training as bench_training
 from hplm.cli.main import main
 from research.comparison import compare
 
@@ -22,14 +23,15 @@ from research.comparison import compare
         ("overload --policy luck", "policy 'luck' is not known"),
         ("pipeline --seconds nan", "--seconds nan"),
         ("training --texts 0", "--texts 0"),
+        ("timeline --seconds 0", "--seconds 0.0"),
         ("schedule --cv 0", "--cv 0.0"),
         ("schedule --deadlines-ms 300 50", "--deadlines-ms 300.0 50.0"),
         ("schedule --picture x.foo", "--picture x.foo"),
     ],
 )
 def test_nonsense_is_refused_at_once(monkeypatch, capsys, given, said) -> None:
-    for module in (bench_overload, bench_pipeline, bench_schedule, bench_serve, bench_training):
-        name = module.__name__.rpartition(".")[2]
+    for module in (bench_overload, bench_pipeline, bench_schedule, bench_serve, bench_timeline, bench_training):
+        name = f"bench_{module.__name__.rpartition('.')[2]}"
         monkeypatch.setattr(module, name, lambda *_, name=name: pytest.fail(f"{name} was begun"))
     assert main(["bench", *given.split()]) == 1
     assert said in capsys.readouterr().err

@@ -4,7 +4,8 @@ from collections import Counter
 
 import numpy as np
 
-from bench.overload import REFUSED, Case, Computed, Offered, figures, simulate
+from bench.measuring.overload import REFUSED, Computed, Offered, figures, simulate
+from bench.overload import OverloadBench
 from loadtest.report import Report
 
 
@@ -23,7 +24,7 @@ def test_refusals_lateness_and_what_was_in_time_are_told_apart():
         bodies=bodies,
     )
     offered = Offered(np.array([0.0, 0.5, 1.0, 1.5, 2.0]), np.array([0.5, 0.5, 0.2, 0.2, 0.2]))
-    found = figures(report, offered, capacity=1.0, case=Case(batch_texts=4))
+    found = figures(report, offered, capacity=1.0, case=OverloadBench(batch_texts=4))
     assert (found["refused"], found["dropped_later"], found["late"], found["unanswered"]) == (1, 1, 1, 1)
     assert found["on_time_of_admitted"] == 0.25  # of four: the one without an answer counts against the server
     assert found["goodput_of_capacity"] == 0.5
@@ -36,7 +37,7 @@ def test_refusals_lateness_and_what_was_in_time_are_told_apart():
 def test_the_simulated_server_does_what_its_batches_allow():
     """Ten texts a batch, a batch a second: at three times that, a third is answered, and all of it at half."""
     batches = [Computed.of({"tokens": 100, "stages": {"prepare": [0.0, 0.001], "compute": [1.0, 2.0]}})] * 40
-    case = Case(tokens=10, batch_texts=10)
+    case = OverloadBench(tokens=10, batch_texts=10)
 
     def answered(rate):
         count = round(60 * rate)

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from bench import pipeline as bench_pipeline
-from bench.pipeline import Case, table_of
-from bench.serve import SIZES
+from bench.measuring import pipeline as bench_pipeline
+from bench.measuring.pipeline import table_of
+from bench.pipeline import PipelineBench
 from hplm.engine.engine import Engine
 from hplm.engine.overlap import OVERLAPS
 from hplm.errors import Broken
+from testing.random_store import SIZES
 from testing.toy import CONFIG
 
 
@@ -19,8 +20,10 @@ def toy_size(monkeypatch):
     monkeypatch.setattr(bench_pipeline, "ROUNDS", 1)
 
 
-def toy_case(**options) -> Case:
-    return Case("toy", **{"tokens": 8, "batch_texts": 4, "tenants": 12, "slots": 8, "seconds": 0.5, "rank": 4, **options})
+def toy_case(**options) -> PipelineBench:
+    return PipelineBench(
+        "toy", **{"tokens": 8, "batch_texts": 4, "tenants": 12, "slots": 8, "seconds": 0.5, "rank": 4, **options}
+    )
 
 
 def test_every_variant_is_measured():

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from bench.cold import can_drop, drop
-from bench.plot import TARGETS, bench_plot, table_of
-from bench.plot_tables import Case
+from bench.measuring.cold import can_drop, drop
+from bench.measuring.plot import TARGETS, bench_plot, table_of
+from bench.plot import PlotBench
 from hplm.cli.main import main
 from hplm.errors import InvalidInput
 
-TINY = Case(keys=3000, hidden=32, tokens=16, seconds=0.02, count_tokens=20_000, build_keys=200, vocabulary=300)
+TINY = PlotBench(keys=3000, hidden=32, tokens=16, seconds=0.02, count_tokens=20_000, build_keys=200, vocabulary=300)
 TIMES = (
     "lookup", "gather", "gather_fp32", "touch", "sequential", "int8_gather", "lower_stack", "lower_stack_bfloat16",
     "lower_stack_float32", "keys_1m", "keys_10m", "cold", "pread", "cold_faults",
@@ -42,7 +42,7 @@ def test_every_figure_is_there_and_nothing_is_left_behind(disk: Path, monkeypatc
 
 
 def test_kept_tables_are_used_again(disk: Path) -> None:
-    case = Case(keys=300, hidden=16, tokens=8, seconds=0.01, count_tokens=0, build_keys=10, vocabulary=50)
+    case = PlotBench(keys=300, hidden=16, tokens=8, seconds=0.01, count_tokens=0, build_keys=10, vocabulary=50)
     assert "count_tokens_per_s" not in bench_plot(case, disk / "kept")
     assert sorted(path.name for path in (disk / "kept").iterdir()) == ["fp16", "int8"]
     values = disk / "kept" / "fp16" / "1" / "values"
@@ -50,7 +50,7 @@ def test_kept_tables_are_used_again(disk: Path) -> None:
     bench_plot(case, disk / "kept")
     assert values.stat().st_mtime_ns == written
     with pytest.raises(InvalidInput, match="width 16"):
-        bench_plot(Case(keys=300, hidden=32, vocabulary=50), disk / "kept")
+        bench_plot(PlotBench(keys=300, hidden=32, vocabulary=50), disk / "kept")
 
 
 def test_what_is_mapped_does_not_pass_for_cold(disk: Path) -> None:

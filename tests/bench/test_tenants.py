@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.processes import Memory, memory_of
-from bench.tenants import multiply, tenant_id
+from bench.measuring.tenants import multiply, tenant_id
+from bench.options import whole_numbers
+from bench.tools.processes import Memory, memory_of
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
-from hplm.cli.bench import _counts
 from hplm.engine.backbone import Backbone
 from hplm.tenants.snapshot import Snapshot
 from testing.random_store import random_store, random_tenants
@@ -56,7 +56,7 @@ def test_a_process_that_has_ended_has_no_memory() -> None:
 
 
 def test_several_numbers_of_tenants_are_read_and_nonsense_is_not() -> None:
-    assert _counts("1,10,100") == [1, 10, 100]
+    assert whole_numbers("1,10,100") == [1, 10, 100]
     for nonsense in ("10,0", "many", "1,,2", "-3"):
         with pytest.raises(ArgumentTypeError, match="above 0"):
-            _counts(nonsense)
+            whole_numbers(nonsense)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bench import training as bench_training
+from bench.measuring import training as bench_training
 from hplm.cli.main import main
 from testing.toy import CONFIG
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from builder.publish.export import export
-from builder.publish.live import Live
+from builder.publish.live import add_domain, add_tenant
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
+from hplm.tenants.manager import Manager
 from testing.random_store import random_store, random_table, random_tenant, random_tenants
 from testing.reference import Reference
 from testing.toy import CONFIG, WORDS
@@ -21,10 +22,10 @@ def place(tmp_path):
     store = random_store(tmp_path / "store", CONFIG, random_tenants(2, 4, 3, domains=("bio",)), ("bio",), corpus_tokens=2000)
     export(store, tmp_path / "repository", ServingOptions())
     random_table(store, "law", 1, ("bio", 1), 500, seed=3)
-    live = Live.open(tmp_path / "repository", tmp_path / "state")
-    live.add_domain(store, "law")
+    live = Manager.open(tmp_path / "repository", tmp_path / "state")
+    add_domain(live, store, "law")
     random_tenant(store, TenantFile("acme", 1, "law", 1, "classify", ["x", "y"], 4), 0.3, seed=1)
-    live.add_from(store, "acme")
+    add_tenant(live, store, "acme")
     return tmp_path
 
 
@@ -37,13 +38,13 @@ def test_what_comes_back_answers_as_what_was_saved(place, capsys):
     places = ["--repository", place / "repository", "--state"]
     before = answers(place, "state")
     assert run(capsys, "backup", "--to", place / "saved", *places, place / "state")["generation"] == 2
-    live = Live.open(place / "repository", place / "state")
+    live = Manager.open(place / "repository", place / "state")
     live.delete("acme")
     live.delete_domain("law")
     assert run(capsys, "restore", "--from", place / "saved", *places, place / "again")["generation"] == 2
     assert torch.equal(answers(place, "again"), before)
     assert run(capsys, "verify", *places, place / "again")["banks"] > 2
-    again = Live.open(place / "repository", place / "again")
+    again = Manager.open(place / "repository", place / "again")
     assert [entry["action"] for entry in again.registry.audit()] == ["domain add", "tenant add"]
     assert again.delete("acme").generation == 3
 
@@ -55,7 +56,7 @@ def test_changes_are_made_while_tables_are_copied(place, capsys, monkeypatch):
 
     def copied_late(source, target, **options):
         if not changes:
-            live = Live.open(place / "repository", place / "state")
+            live = Manager.open(place / "repository", place / "state")
             changes.extend((live.delete("acme"), live.delete_domain("law"), live.compact()))
             assert not table.exists()
         return copytree(source, target, **options)

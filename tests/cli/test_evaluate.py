@@ -9,7 +9,8 @@ from hplm.cli.main import main
 from tests.cli.test_whole_way import material  # noqa: F401
 from tests.serving import serving
 
-KEYS = {"tenant", "metric", "hplm", "dedicated", "shared", "adapter", "plot", "served"}
+RIVALS = {"dedicated", "dedicated-lower", "dedicated-upper", "shared", "adapter", "plot"}
+KEYS = {"tenant", "metric", "hplm", "served"} | RIVALS
 
 
 def run(capsys, *arguments):
@@ -39,7 +40,8 @@ def test_baselines_learn_from_the_same_data(built, material, capsys, tmp_path): 
     arguments = ["evaluate", "--store", built / "store", "--id", "classify", "--test", material / "classify.dev.jsonl"]
     found = run(capsys, *arguments, "--against", "dedicated,shared,adapter,plot", "--picture", tmp_path / "confusion.png")
     assert found.keys() == KEYS | {"scores"} and found["metric"] == "accuracy" and found["served"] is None
-    assert all(0 <= found[name] <= 1 for name in KEYS - {"tenant", "metric", "served"})
+    assert all(0 <= found[name] <= 1 for name in ("hplm", "dedicated", "shared", "adapter", "plot"))
+    assert found["dedicated-lower"] is None
     assert found["scores"]["dedicated"]["accuracy"] == found["dedicated"] and found["scores"]["hplm"]["rows"] == 60
     assert (tmp_path / "confusion.png").read_bytes().startswith(b"\x89PNG")
     alone = run(capsys, *arguments)
@@ -67,7 +69,7 @@ def test_what_is_served_scores_the_same(built, material, capsys):  # noqa: F811
 @pytest.mark.parametrize(
     "changes, message",
     [
-        (["--against", "bigger"], "--against 'bigger' is not known: choose from dedicated"),
+        (["--against", "bigger"], "--against 'bigger' is not known: choose from adapter, dedicated"),
         (["--against", "plot", "--train", "gone.jsonl"], "gone.jsonl, which tenant 'classify' was trained with, is gone"),
         (["--url", "127.0.0.1:1"], "127.0.0.1:1"),
         (["--test", "gone.jsonl", "--picture", "out.txt"], "--picture out.txt: give it a name that ends in .png, .svg, .pdf"),

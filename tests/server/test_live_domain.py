@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from builder.publish.export import export
-from builder.publish.live import Live
+from builder.publish.live import add_domain, update_domain
 from builder.publish.model_configs import ServingOptions
+from hplm.tenants.manager import Manager
 from testing.random_store import random_store, random_table, random_tenant, random_tenants
 from testing.reference import Reference
 from testing.toy import CONFIG, random_text
@@ -92,17 +93,17 @@ def test_old_or_new_never_a_mixture_and_none_fails(place):
         random_table(store, "bio", 2, ("root", 1), 3000, seed=77)
         for number, tenant in enumerate(TENANTS):
             random_tenant(store, replace(tenant, version=2, domain_version=2), 0.3, seed=500 + number)
-        live = Live.open(repository, state)
-        canary = live.update_domain(store, "bio", share=0.34).moved
+        live = Manager.open(repository, state)
+        canary = update_domain(live, store, "bio", share=0.34).moved
         assert len(canary) == 2
         load.wait_for(lambda tenant, text, answer: tenant in canary and version_of(answer) == 2)
         load.wait_for(lambda tenant, text, answer: tenant not in canary and version_of(answer) == 1)
-        live.update_domain(store, "bio")
+        update_domain(live, store, "bio")
         load.wait_for(lambda tenant, text, answer: tenant not in canary and version_of(answer) == 2)
         both = references(place)
         live.roll_back_domain("bio")
         load.wait_for(lambda tenant, text, answer: version_of(answer) == 1)
-        live.update_domain(store, "bio")
+        update_domain(live, store, "bio")
         load.wait_for(lambda tenant, text, answer: version_of(answer) == 2)
     failures = [answer for _, _, answer in load.answers if isinstance(answer, Exception)]
     assert not failures, failures[:3]
@@ -119,7 +120,7 @@ def test_old_or_new_never_a_mixture_and_none_fails(place):
 def test_a_server_started_on_a_state_serves_its_newest_generation(place):
     store, repository, state = place
     random_table(store, "law", 1, ("bio", 1), 1000, seed=5)
-    Live.open(repository, state).add_domain(store, "law")
+    add_domain(Manager.open(repository, state), store, "law")
     with serving(repository, state=state) as server:
         assert version_of(Stock(server, "http").ask([TEXTS[0]], TENANTS[0].id)) == 1
 

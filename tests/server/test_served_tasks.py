@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from builder.evaluation.served import Server, score_served
+from builder.evaluation.served import score_served
 from builder.evaluation.tenant import evaluate_tenant
 from hplm_client import HplmClient
 from testing.reference import Reference
@@ -83,6 +83,7 @@ def test_scores_as_served_are_those_computed_here(server, tasks, tmp_path):
         lines = [labelled(reference, tenant, *question(rng, tenant.task)) for _ in range(20)]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         evaluation = evaluate_tenant(tasks.store, tenant.id, path, torch.device("cpu"), show_progress=False)
-        served = score_served(Server(server.grpc_url, "grpc", "toy"), evaluation, show_progress=False)
+        with HplmClient(server.grpc_url, "grpc", "toy") as client:
+            served = score_served(client, evaluation, show_progress=False)
         assert served.metric == evaluation.scores.metric and served.values == pytest.approx(evaluation.scores.values, abs=1e-3)
         assert served.main == pytest.approx(1, abs=1e-3)

@@ -11,7 +11,7 @@ from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.tenants.commands import Commands
 from hplm.tenants.manager import Manager
-from tests.builder.places import make_place
+from tests.places import make_place
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from hplm.errors import Broken, InvalidInput, NoTenant
-from hplm.tenants.directory import SECONDS_BETWEEN_LOOKS, Directory
+from hplm.tenants.directory import Directory
 from hplm.tenants.keys import new_key
 from hplm.tenants.snapshot import Snapshot
-from hplm.tenants.state import State
+from hplm.tenants.state import SECONDS_BETWEEN_LOOKS, State
 
 NOW = 1_000_000.0
 

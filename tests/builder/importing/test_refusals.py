@@ -140,6 +140,12 @@ def test_a_task_that_is_not_its_own(store):
     refused(store, FIXTURES / "adapters-lora-tag", ImportOptions(task="classify"), "is trained to tag, not to classify")
 
 
+def test_a_task_that_these_libraries_save_no_head_for(store, tmp_path):
+    silent = changed(tmp_path, "peft-everywhere", "adapter_config.json", "task_type", value=None)
+    refused(store, silent, ImportOptions(task="span"), "'span'")
+    refused(store, silent, ImportOptions(task="guess"), "'guess'")
+
+
 def with_config(folder: Path, name: str, problem_type: str) -> Path:
     """With the whole model's configuration beside the adapter."""
     copy = copied(folder, name)

@@ -3,21 +3,22 @@
 import contextlib
 import json
 import multiprocessing
-import os
 import shutil
 import sqlite3
-import time
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
+import builder.publish.live
 from builder.publish.export import copy_file, export
-from builder.publish.live import Live
+from builder.publish.live import add_domain, update_domain, update_tenant
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.backbone import Backbone
 from hplm.errors import Broken, InvalidInput, NoTenant
 from hplm.plot.writing import write_table
+from hplm.tenants.banks import Banks
+from hplm.tenants.manager import Manager
 from hplm.tenants.registry import Busy, Registry
 from hplm.tenants.snapshot import Snapshot
 from testing.random_store import (
@@ -69,66 +70,66 @@ def versions(backbone):
 def test_a_canary_goes_first_and_the_rest_follows(place):
     store, repository, state = place
     backbone = served(repository, state)
-    live = Live.open(repository, state)
-    first = live.update_domain(store, "bio", share=0.25)
+    live = Manager.open(repository, state)
+    first = update_domain(live, store, "bio", share=0.25)
     assert len(first.moved) == 2 and len(first.waiting) == 6 and first.behind == ["tenant-8", "tenant-9"]
     assert (first.generation, first.version) == (1, 2)
     assert backbone.view.snapshot.generation == 0
     backbone.refresh()
     assert {name for name, version in versions(backbone).items() if version == (2, 2)} == set(first.moved)
-    second = live.update_domain(store, "bio", share=0.5)
+    second = update_domain(live, store, "bio", share=0.5)
     assert len(second.moved) == 2 and not set(second.moved) & set(first.moved)
-    rest = live.update_domain(store, "bio")
+    rest = update_domain(live, store, "bio")
     assert sorted(rest.moved + second.moved + first.moved) == [f"tenant-{i}" for i in range(8)]
     with pytest.raises(InvalidInput, match=r"no tenant waits to move to it; behind are tenant-8, tenant-9"):
-        live.update_domain(store, "bio")
+        update_domain(live, store, "bio")
     backbone.refresh()
     assert versions(backbone) == {f"tenant-{i}": (2, 2) if i < 8 else (1, 1) for i in range(10)}
 
 
 def test_a_canary_is_somebody_and_the_same_again_says_what_to_do(place):
     store, repository, state = place
-    live = Live.open(repository, state)
-    first = live.update_domain(store, "bio", share=0.01)
+    live = Manager.open(repository, state)
+    first = update_domain(live, store, "bio", share=0.01)
     assert len(first.moved) == 1 and len(first.waiting) == 7
     with pytest.raises(InvalidInput, match=r"1 tenants are on it, .* canary of 0.01; 7 wait: give a larger --canary"):
-        live.update_domain(store, "bio", share=0.01)
-    assert len(live.update_domain(store, "bio").moved) == 7
+        update_domain(live, store, "bio", share=0.01)
+    assert len(update_domain(live, store, "bio").moved) == 7
 
 
 def test_what_is_answered_is_the_version_s_own(place):
     store, repository, state = place
     before = Reference.open(repository / "toy/1").forward(TEXT, "tenant-0")
-    Live.open(repository, state).update_domain(store, "bio")
+    update_domain(Manager.open(repository, state), store, "bio")
     export(store, repository.with_name("fresh"), ServingOptions())
     fresh = Reference.open(repository.with_name("fresh") / "toy/1").forward(TEXT, "tenant-0")
     after = Reference.open(repository / "toy/1", state).forward(TEXT, "tenant-0")
     assert (after == fresh).all() and (after != before).any()
     stayed = [Reference.open(repository / "toy/1", place).forward(TEXT, "tenant-9") for place in (None, state)]
     assert (stayed[0] == stayed[1]).all()
-    Live.open(repository, state).roll_back_domain("bio")
+    Manager.open(repository, state).roll_back_domain("bio")
     assert (Reference.open(repository / "toy/1", state).forward(TEXT, "tenant-0") == before).all()
 
 
 def test_rolling_back_takes_those_back_that_had_moved(place):
     store, repository, state = place
-    live = Live.open(repository, state)
-    moved = live.update_domain(store, "bio", share=0.5).moved
+    live = Manager.open(repository, state)
+    moved = update_domain(live, store, "bio", share=0.5).moved
     back = live.roll_back_domain("bio")
     assert back.moved == moved and back.version == 1
     assert set(versions(served(repository, state)).values()) == {(1, 1)}
     with pytest.raises(InvalidInput, match="no tenant of domain 'bio' has a version to go back to"):
         live.roll_back_domain("bio")
-    assert live.update_domain(store, "bio").moved == [f"tenant-{i}" for i in range(8)]
+    assert update_domain(live, store, "bio").moved == [f"tenant-{i}" for i in range(8)]
 
 
 def test_tables_and_banks_go_when_nobody_stands_on_them(place):
     store, repository, state = place
-    live = Live.open(repository, state)
-    live.update_domain(store, "bio")
+    live = Manager.open(repository, state)
+    update_domain(live, store, "bio")
     for version, tenants in ((3, store.tenants()), (4, store.tenants())):
         learn(store, version, tenants)
-        removed = live.update_domain(store, "bio").removed
+        removed = update_domain(live, store, "bio").removed
         assert removed == ([] if version == 3 else ["bio/1", "bio/2"])  # a rollback from 3 may still need 2 and 1
     assert sorted(path.name for path in live.state.tables.glob("bio/*")) == ["3", "4"]
     backbone = served(repository, state)
@@ -138,12 +139,12 @@ def test_tables_and_banks_go_when_nobody_stands_on_them(place):
 
 def test_addresses_are_never_given_twice(place):
     store, repository, state = place
-    live = Live.open(repository, state)
+    live = Manager.open(repository, state)
     bases = {}
     for version in (2, 3, 4, 5):
         if version > 2:
             learn(store, version, store.tenants())
-        live.update_domain(store, "bio")
+        update_domain(live, store, "bio")
         for branch in served(repository, state).view.snapshot.branches:
             assert bases.setdefault((branch.domain, branch.version), branch.base) == branch.base
     spans = sorted((base, base + store.table(*branch).size) for branch, base in bases.items())
@@ -153,13 +154,13 @@ def test_addresses_are_never_given_twice(place):
 def test_requests_in_flight_keep_their_view(place):
     store, repository, state = place
     backbone = served(repository, state)
-    live = Live.open(repository, state)
+    live = Manager.open(repository, state)
     held = backbone.view
     old = held.forest.chain("bio", 1).links[0][0]
     for version in (2, 3, 4):
         if version > 2:
             learn(store, version, store.tenants())
-        live.update_domain(store, "bio")
+        update_domain(live, store, "bio")
         backbone.refresh()
     assert "bio/1" not in {branch.folder for branch in backbone.view.snapshot.branches}
     assert backbone.view.forest.chain("bio", 1).links[0][0] is old
@@ -169,12 +170,12 @@ def test_requests_in_flight_keep_their_view(place):
 def test_a_domain_is_added_with_its_ancestors_and_deleted_when_nobody_uses_it(place):
     store, repository, state = place
     random_table(store, "law", 1, ("bio", 2), 2000, seed=7)
-    live = Live.open(repository, state)
-    live.add_domain(store, "law")
+    live = Manager.open(repository, state)
+    add_domain(live, store, "law")
     backbone = served(repository, state)
     assert [table.meta.domain for table, _ in backbone.view.forest.chain("law", 1).links] == ["law", "bio", "root"]
     with pytest.raises(InvalidInput, match="served already"):
-        live.add_domain(store, "law")
+        add_domain(live, store, "law")
     with pytest.raises(InvalidInput, match=r"in use by domain law version 1, tenant tenant-0, .* and 6 more"):
         live.delete_domain("bio")
     with pytest.raises(InvalidInput, match="root: it cannot be deleted"):
@@ -189,29 +190,29 @@ def test_another_store_and_another_export_are_refused(place, tmp_path):
     store, repository, state = place
     other = random_store(tmp_path / "other", CONFIG, random_tenants(2, 4, 3), ("bio",), corpus_tokens=500, seed=9)
     with pytest.raises(InvalidInput, match="exported from another store"):
-        Live.open(repository, state).update_domain(other, "bio")
-    Live.open(repository, state).update_domain(store, "bio")
+        update_domain(Manager.open(repository, state), other, "bio")
+    update_domain(Manager.open(repository, state), store, "bio")
     export(store, repository, ServingOptions())
     with pytest.raises(Broken, match="belongs to another export"):
         served(repository, state)
     with pytest.raises(Broken, match="belongs to another export"):
-        Live.open(repository, state).update_domain(store, "bio")
+        update_domain(Manager.open(repository, state), store, "bio")
 
 
 def test_another_table_of_the_same_number_is_refused(place):
     store, repository, state = place
-    live = Live.open(repository, state)
-    live.update_domain(store, "bio", share=0.25)
+    live = Manager.open(repository, state)
+    update_domain(live, store, "bio", share=0.25)
     store.remove_branch("bio", 2)
     write_other_values(store, "bio", 2)
-    for bring in (lambda: live.update_domain(store, "bio"), lambda: live.update_from(store, "tenant-7")):
+    for bring in (lambda: update_domain(live, store, "bio"), lambda: update_tenant(live, store, "tenant-7")):
         with pytest.raises(InvalidInput, match=r"version 2 of domain 'bio' is served and .* has another table of that number"):
             bring()
 
 
 def test_a_number_that_was_exported_stays_that_table_s(place, tmp_path):
     store, repository, state = place
-    live = Live.open(repository, state)
+    live = Manager.open(repository, state)
     for tenant in live.current().tenants:
         live.delete(tenant.id)
     live.delete_domain("bio")
@@ -219,37 +220,16 @@ def test_a_number_that_was_exported_stays_that_table_s(place, tmp_path):
     for version in (1, 2):
         store.remove_branch("bio", version)
     random_table(store, "bio", 1, ("root", 1), 2000, seed=1234)
-    for bring in (lambda: live.add_domain(store, "bio"), lambda: live.adopt_domain("bio", 1, store.table_folder("bio", 1))):
+    for bring in (lambda: add_domain(live, store, "bio"), lambda: live.adopt_domain("bio", 1, store.table_folder("bio", 1))):
         with pytest.raises(InvalidInput, match="version 1 of domain 'bio' was exported and is another table"):
             bring()
     assert live.adopt_domain("bio", 1, own).version == 1  # the very same may come back
 
 
-def test_changes_are_made_while_a_domain_arrives(place, tmp_path, monkeypatch):
-    store, repository, state = place
-    live, copytree = Live.open(repository, state), shutil.copytree
-    source = tmp_path / "law"
-    random_table(store, "law", 1, ("root", 1), 500, seed=3)
-    copytree(store.table_folder("law", 1), source)
-    monkeypatch.setattr("hplm.tenants.registry.PATIENCE", 0.1)
-
-    def copied_late(*arguments):
-        monkeypatch.setattr("shutil.copytree", copytree)
-        Live.open(repository, state).limit("tenant-0", rate=5.0)
-        Live.open(repository, state).adopt_domain("law", 1, source)
-        return copytree(*arguments)
-
-    monkeypatch.setattr("shutil.copytree", copied_late)
-    with pytest.raises(InvalidInput, match="or that is served already"):
-        live.adopt_domain("law", 1, source)
-    assert [entry["action"] for entry in live.registry.audit()] == ["tenant limit", "domain add"]
-    assert not served(repository, state).view.forest.failures() and not list(live.state.folder.glob("aside-*"))
-
-
 def test_every_change_is_in_the_audit_log(place):
     store, repository, state = place
-    live = Live.open(repository, state)
-    live.update_domain(store, "bio", share=0.25)
+    live = Manager.open(repository, state)
+    update_domain(live, store, "bio", share=0.25)
     live.roll_back_domain("bio")
     log = live.registry.audit()
     assert [(entry["generation"], entry["action"], entry["version"]) for entry in log] == [
@@ -259,11 +239,21 @@ def test_every_change_is_in_the_audit_log(place):
     assert log[0]["who"] and log[0]["at"] and log[0]["moved"] == log[1]["moved"]
 
 
-@pytest.mark.parametrize("moment", ["_bring", "_put", "put_record", "_write", "save", "_publish", "_sweep"])
-def test_a_change_that_is_cut_is_whole_or_never_was(place, monkeypatch, moment):
+MOMENTS = [
+    (builder.publish.live, "_bring"),
+    (Manager, "put"),
+    (Banks, "put"),
+    (Registry, "_write"),
+    (Snapshot, "save"),
+    (Registry, "_publish"),
+    (Registry, "_sweep"),
+]
+
+
+@pytest.mark.parametrize("owner, moment", MOMENTS, ids=lambda part: getattr(part, "__name__", part))
+def test_a_change_that_is_cut_is_whole_or_never_was(place, monkeypatch, owner, moment):
     store, repository, state = place
-    live = Live.open(repository, state)
-    owner = {"_bring": Live, "_put": Live, "put_record": Live, "save": Snapshot}.get(moment, Registry)
+    live = Manager.open(repository, state)
 
     class Cut(BaseException):
         pass
@@ -274,13 +264,13 @@ def test_a_change_that_is_cut_is_whole_or_never_was(place, monkeypatch, moment):
     with monkeypatch.context() as patch:
         patch.setattr(owner, moment, cut)
         with pytest.raises(Cut):
-            live.update_domain(store, "bio")
+            update_domain(live, store, "bio")
     decided = moment in ("_publish", "_sweep")
     assert live.registry.current().generation == int(decided)
     backbone = served(repository, state)
     assert backbone.view.snapshot.generation == int(decided) and not backbone.view.forest.failures()
     if not decided:
-        live.update_domain(store, "bio")
+        update_domain(live, store, "bio")
     assert versions(served(repository, state))["tenant-0"] == (2, 2)
     live.roll_back_domain("bio")  # whatever the cut left is swept with the next change
     known = {branch.folder for branch in served(repository, state).view.snapshot.branches}
@@ -289,7 +279,7 @@ def test_a_change_that_is_cut_is_whole_or_never_was(place, monkeypatch, moment):
 
 def test_other_managers_are_at_work_while_a_table_is_copied(place, monkeypatch):
     store, repository, state = place
-    live, other = Live.open(repository, state), Live.open(repository, state)
+    live, other = Manager.open(repository, state), Manager.open(repository, state)
     monkeypatch.setattr("hplm.tenants.registry.PATIENCE", 0.1)
 
     def copy_to_another_disk(source, target):
@@ -297,58 +287,43 @@ def test_other_managers_are_at_work_while_a_table_is_copied(place, monkeypatch):
         other.limit("tenant-9", rate=1.0)
 
     monkeypatch.setattr("builder.publish.live.copy_file", copy_to_another_disk)
-    done = live.update_domain(store, "bio")
+    done = update_domain(live, store, "bio")
     assert done.generation == 1 + len(list(store.table_folder("bio", 2).iterdir())) and len(done.moved) == 8
-    live.table("bio", 2).verify()
+    live.tables.open("bio", 2).verify()
     assert not list(live.state.folder.glob("aside-*"))
-
-
-def test_what_a_killed_manager_left_behind_goes_with_the_next_change(place):
-    live = Live.open(*place[1:])
-    live.limit("tenant-0", rate=1.0)
-    with live.state.aside() as held:
-        left, new = live.state.folder / "aside-left", live.state.folder / "aside-new"
-        for folder in (left, new):
-            folder.mkdir()
-            (folder / "values").write_bytes(b"a table")
-        old = time.time() - 60
-        for folder in (held, left):
-            os.utime(folder, (old, old))
-        live.limit("tenant-0", rate=5.0)
-        assert held.exists() and new.exists() and not left.exists()
 
 
 def test_a_table_that_came_while_it_was_copied_is_placed_once(place, monkeypatch):
     store, repository, state = place
-    live, other = Live.open(repository, state), Live.open(repository, state)
+    live, other = Manager.open(repository, state), Manager.open(repository, state)
     copies = []
 
     def copy_late(source, target):
         copy_file(source, target)
         copies.append(target)
         if len(copies) == 1:
-            other.update_domain(store, "bio", share=0.25)
+            update_domain(other, store, "bio", share=0.25)
 
     monkeypatch.setattr("builder.publish.live.copy_file", copy_late)
-    assert len(live.update_domain(store, "bio").moved) == 6
+    assert len(update_domain(live, store, "bio").moved) == 6
     branches = [branch.folder for branch in served(repository, state).view.snapshot.branches]
     assert sorted(branches) == ["bio/1", "bio/2", "root/1"]
 
 
 def test_a_table_that_went_after_the_others_were_copied_is_copied_then(place, monkeypatch, tmp_path):
     store, repository, state = place
-    live = Live.open(repository, state)
-    monkeypatch.setattr(Live, "_copies", lambda *_: contextlib.nullcontext(tmp_path / "copies"))
-    assert len(live.update_domain(store, "bio").moved) == 8
-    live.table("bio", 2).verify()
+    live = Manager.open(repository, state)
+    monkeypatch.setattr("builder.publish.live._copies", lambda *_: contextlib.nullcontext(tmp_path / "copies"))
+    assert len(update_domain(live, store, "bio").moved) == 8
+    live.tables.open("bio", 2).verify()
 
 
 def _manager(store_folder, repository, state, names):
     from builder.store.store import Store
 
-    live = Live.open(repository, state)
+    live = Manager.open(repository, state)
     for name in names:
-        live.add_domain(Store(store_folder), name)
+        add_domain(live, Store(store_folder), name)
 
 
 def test_two_managers_at_once_lose_nothing(place):
@@ -369,25 +344,25 @@ def test_two_managers_at_once_lose_nothing(place):
 
 def test_a_locked_registry_delays_managers_and_no_reader(place, monkeypatch):
     store, repository, state = place
-    live = Live.open(repository, state)
-    live.update_domain(store, "bio", share=0.5)
+    live = Manager.open(repository, state)
+    update_domain(live, store, "bio", share=0.5)
     monkeypatch.setattr("hplm.tenants.registry.PATIENCE", 0.1)
     other = sqlite3.connect(live.state.registry, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(Busy, match="another manager"):
-        live.update_domain(store, "bio")
+        update_domain(live, store, "bio")
     assert served(repository, state).view.snapshot.generation == 1
     other.execute("ROLLBACK")
     live.state.registry.write_bytes(b"not a database at all" * 100)
     with pytest.raises(Broken, match=r"registry\.sqlite is broken"):
-        live.update_domain(store, "bio")
+        update_domain(live, store, "bio")
     assert served(repository, state).view.snapshot.generation == 1
 
 
 def test_a_state_that_cannot_be_read_is_named(place):
     store, repository, state = place
-    live = Live.open(repository, state)
-    live.update_domain(store, "bio")
+    live = Manager.open(repository, state)
+    update_domain(live, store, "bio")
     backbone = served(repository, state)
     live.state.current_file.write_text("seven")
     with pytest.raises(Broken, match="CURRENT does not hold"):

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-import hplm.cli.build
 from builder.adaptation.learning import Budget
 from builder.store.resumable import write_json
 from builder.store.store import Store, TenantFile
@@ -221,10 +220,6 @@ def test_a_small_corpus_makes_no_branch(tmp_path):
         build_domain(store, "bio", [corpus(tmp_path, 1)], DomainOptions(), NO_TIME, CPU)
     assert not store.has_lower("bio", 1) and not store.work_folder("bio", 1).exists()
     assert build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU).meta.keys
-
-
-def test_the_command_line_promises_the_real_minimum():
-    assert hplm.cli.build.MIN_TOKENS == domains.MIN_TOKENS
 
 
 def cut(monkeypatch, call) -> None:

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from builder.store.store import TenantFile
+from builder.tables.coverage import cover
 from builder.tables.coverage_picture import draw
 from builder.tables.domain import DomainOptions, UpdateOptions, build_domain, update_domain
-from builder.tables.inspection import behind, cover, frequent, table_bytes
+from builder.tables.inspection import behind, frequent
+from builder.tables.table import table_bytes
 from hplm.errors import InvalidInput
 from hplm.model.windows import Window
 from hplm.plot.forest import Forest, assign_addresses

@@ -2,9 +2,10 @@
 
 from builder.evaluation.tenant import evaluate_tenant
 from builder.publish.export import export
-from builder.publish.live import Live
+from builder.publish.live import update_tenant
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
+from hplm.tenants.manager import Manager
 from tests.builder.training.test_tenant import CPU, learn, made, store  # noqa: F401
 
 
@@ -22,5 +23,5 @@ def test_training_keeps_the_order_of_labels(store, tmp_path):  # noqa: F811
     update = learn(store, "classify", train, epochs=6)
     assert (update.version, update.labels) == (2, ["right", "left"])
     assert evaluate_tenant(store, "acme", train, CPU, show_progress=False).scores.main > 0.7
-    live = Live.open(tmp_path / "repository", tmp_path / "state")
-    assert live.update_from(store, "acme").before == 1
+    live = Manager.open(tmp_path / "repository", tmp_path / "state")
+    assert update_tenant(live, store, "acme").before == 1

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from builder.training.labelled import read_corpus, read_labelled
+from builder.training.labelled import read_corpus
+from builder.training.tasks import training_task
 from hplm.errors import InvalidInput
 
 
@@ -16,14 +17,14 @@ def write(tmp_path, content, name="data.jsonl"):
 
 def test_classify_files_are_read(tmp_path):
     path = write(tmp_path, '\ufeff{"text": "a b", "label": "x"}\r\n\n{"text": "c", "text_pair": "d", "label": 3}\n')
-    first, second = read_labelled(path, "classify").examples
+    first, second = training_task("classify").read(path).examples
     assert (first.line, first.text, first.pair, first.labels) == (1, "a b", None, ("x",))
     assert (second.line, second.text, second.pair, second.labels) == (3, "c", "d", ("3",))
 
 
 def test_tag_files_are_read_as_words_with_single_spaces(tmp_path):
     path = write(tmp_path, '{"tokens": ["in", "São", "Paulo"], "tags": ["O", "B", "I"]}')
-    (example,) = read_labelled(path, "tag").examples
+    (example,) = training_task("tag").read(path).examples
     assert (example.text, example.labels) == ("in São Paulo", ("O", "B", "I"))
 
 
@@ -54,12 +55,12 @@ def test_tag_files_are_read_as_words_with_single_spaces(tmp_path):
 )
 def test_what_cannot_be_learned_from_is_named_by_file_and_line(tmp_path, task, content, message):
     with pytest.raises(InvalidInput, match=message):
-        read_labelled(write(tmp_path, content), task)
+        training_task(task).read(write(tmp_path, content))
 
 
 def test_missing_files_and_folders_are_named(tmp_path):
     with pytest.raises(InvalidInput, match=r"nothing\.jsonl does not exist"):
-        read_labelled(tmp_path / "nothing.jsonl", "classify")
+        training_task("classify").read(tmp_path / "nothing.jsonl")
     with pytest.raises(InvalidInput, match="is a folder"):
         list(read_corpus([tmp_path]))
 
@@ -91,7 +92,7 @@ SQUAD = {"text": "who?", "text_pair": "the old man", "answers": {"text": ["old m
 def read_one(tmp_path, task, entry):
     path = tmp_path / "one.jsonl"
     path.write_text(json.dumps(entry))
-    (example,) = read_labelled(path, task).examples
+    (example,) = training_task(task).read(path).examples
     return example
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 from builder.training.labelled import Example
-from builder.training.scores import confusion, is_bio, score
+from builder.training.scores import confusion, is_bio
+from builder.training.tasks import training_task
 
 
 def classified(labels):
@@ -11,7 +12,9 @@ def classified(labels):
 
 
 def test_scores_of_labels_are_those_of_the_definitions():
-    scores = score("classify", list("abcde"), classified("aaaabbcc"), [[label] for label in [*"aaabb", "", "a", "c"]])
+    scores = training_task("classify").score(
+        list("abcde"), classified("aaaabbcc"), [[label] for label in [*"aaabb", "", "a", "c"]]
+    )
     f1 = [2 * 3 / (4 + 4), 2 * 1 / (2 + 2), 2 * 1 / (2 + 1)]  # d and e neither occur nor are answered
     assert scores.rows == 8 and scores.metric == "accuracy"
     assert scores.main == pytest.approx(5 / 8)
@@ -20,7 +23,9 @@ def test_scores_of_labels_are_those_of_the_definitions():
 
 
 def test_an_answer_that_never_occurs_costs_macro_f1():
-    assert score("classify", ["a", "b"], classified("aa"), [["a"], ["b"]]).values["macro_f1"] == pytest.approx(1 / 3)
+    assert training_task("classify").score(["a", "b"], classified("aa"), [["a"], ["b"]]).values["macro_f1"] == pytest.approx(
+        1 / 3
+    )
 
 
 def test_confusion_counts_words_without_an_answer_by_themselves():
@@ -32,15 +37,15 @@ def test_entities_are_right_if_both_ends_and_the_kind_are():
     wanted = [Example(1, "a b c d", labels=("B-X", "I-X", "O", "B-Y")), Example(2, "a b", labels=("O", "B-X"))]
     labels = ["B-X", "B-Y", "I-X", "O"]
     answered = [["B-X", "I-X", "O", "B-X"], ["O", ""]]  # one of three right, two said
-    scores = score("tag", labels, wanted, answered)
+    scores = training_task("tag").score(labels, wanted, answered)
     assert scores.metric == "entity_f1" and scores.main == pytest.approx(2 * 1 / (3 + 2))
-    assert score("tag", labels, wanted[1:], [["O", "O"]]).main == 0
+    assert training_task("tag").score(labels, wanted[1:], [["O", "O"]]).main == 0
     assert is_bio(labels) and not is_bio(["O", "PART"]) and not is_bio(["O", "I-X"])
 
 
 def test_labels_that_hold_are_counted_one_by_one():
     examples = [Example(1, "t", labels=("a", "b")), Example(2, "t", labels=()), Example(3, "t", labels=("c",))]
-    scores = score("multilabel", ["a", "b", "c"], examples, [["a"], [], ["c", "a"]])
+    scores = training_task("multilabel").score(["a", "b", "c"], examples, [["a"], [], ["c", "a"]])
     assert scores.metric == "micro_f1" and scores.main == pytest.approx(2 * 2 / (3 + 3))
     assert scores.values["exact"] == pytest.approx(1 / 3)
     assert scores.values["macro_f1"] == pytest.approx((2 / 3 + 0 + 1) / 3)
@@ -49,16 +54,16 @@ def test_labels_that_hold_are_counted_one_by_one():
 def test_values_correlate_or_do_not():
     pytest.importorskip("scipy", reason="comes with the extra 'build'")
     examples = [Example(number, "t", value=value) for number, value in enumerate([1.0, 2.0, 4.0])]
-    scores = score("regress", ["value"], examples, [["1"], ["4"], ["16"]])
+    scores = training_task("regress").score(["value"], examples, [["1"], ["4"], ["16"]])
     assert scores.values["spearman"] == pytest.approx(1) and 0.9 < scores.main < 1
     assert scores.values["rmse"] == pytest.approx((148 / 3) ** 0.5)
-    assert score("regress", ["value"], examples, [["3"]] * 3).main == 0
+    assert training_task("regress").score(["value"], examples, [["3"]] * 3).main == 0
 
 
 def test_spans_are_compared_without_articles_and_punctuation():
     example = Example(1, "who?", "It was the old man, of course.", answers=((7, 18), (11, 18)))
-    exact = score("span", [], [example], [["an Old man."]])
+    exact = training_task("span").score([], [example], [["an Old man."]])
     assert exact.metric == "f1" and exact.values == {"exact_match": 1.0, "f1": 1.0}
-    partly = score("span", [], [example], [["man of course"]])
+    partly = training_task("span").score([], [example], [["man of course"]])
     assert partly.values == {"exact_match": 0.0, "f1": pytest.approx(2 * 1 / (2 + 3))}
-    assert score("span", [], [example], [["It"]]).main == 0
+    assert training_task("span").score([], [example], [["It"]]).main == 0

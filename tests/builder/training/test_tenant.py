@@ -17,10 +17,10 @@ from builder.store.verification import store_parts
 from builder.training import finetuning
 from builder.training.bodies import PlotBody
 from builder.training.examples import Reader
-from builder.training.labelled import read_labelled
 from builder.training.model import TenantModel
 from builder.training.objectives import UNREAD
 from builder.training.scores import Scores
+from builder.training.tasks import training_task
 from builder.training.tenant import build_tenant, warnings_of
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import random_backbone
@@ -373,7 +373,8 @@ def test_an_answer_beyond_the_cut_is_not_learned_from(store, tmp_path):
     last = len(passage) - len(WORDS[39])
     examples[1]["answers"]["answer_start"] = [last]
     path = write(tmp_path / "long.jsonl", examples)
-    texts = Reader(store, "root", 1).read(read_labelled(path, "span"), "span", ["start", "end"], show_progress=False)
+    task = training_task("span")
+    texts = Reader(store, "root", 1).read(task.read(path), task, ["start", "end"], show_progress=False)
     assert texts.cut == 2 and [text.targets.tolist() for text in texts.texts] == [[1, 2], [UNREAD, UNREAD]]
 
 
@@ -405,9 +406,9 @@ def test_long_texts_are_cut_and_counted(store, tmp_path):
 def test_a_word_without_a_token_is_never_right(store, tmp_path):
     """A zero-width space is a word to a client and nothing to the tokenizer."""
     path = write(tmp_path / "odd.jsonl", [{"tokens": [WORDS[0], "\u200b", WORDS[60]], "tags": ["PART", "O", "O"]}])
-    labelled = read_labelled(path, "tag")
+    task = training_task("tag")
     reader = Reader(store, "root", 1)
-    texts = reader.read(labelled, "tag", ["O", "PART"], show_progress=False)
+    texts = reader.read(task.read(path), task, ["O", "PART"], show_progress=False)
     assert texts.texts[0].reading.tolist() == [1, UNREAD, 2]
     assert reader.pack(texts, np.array([0]), CPU).targets.tolist() == [1, UNREAD, 0]
     learn(store, "tag", made(tmp_path, "tag", 200, 1), epochs=1)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bench.tenants import tenant_id
+from bench.measuring.tenants import tenant_id
 from hplm.errors import HplmError, InvalidInput
 from loadtest.report import Load, Report
 from research.comparison import compare as compare_module

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.machine import gflops, in_words, machine
-from bench.thread_spans import Span, chrome_trace, read_journal, read_spans, threads_of, window
+from bench.tools.machine import gflops, in_words, machine
+from bench.tools.thread_spans import Span, chrome_trace, read_journal, read_spans, threads_of, window
 from hplm.errors import InvalidInput
 from research.comparison.figures import make_report
 from research.comparison.results import Results

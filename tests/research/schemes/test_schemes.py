@@ -16,9 +16,9 @@ import torch
 
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store
-from builder.store.verification import repository_parts
 from hplm.cli.main import main
 from hplm.errors import Broken, DeadlineMissed, Draining, InvalidInput, NoTenant, QueueFull
+from hplm.tenants.verification import repository_parts
 from research.baselines.models import WholeConfig, WholeModels
 from research.baselines.worker import Worker
 from research.schemes.export import SCHEMES, export_scheme

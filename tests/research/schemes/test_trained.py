@@ -15,8 +15,8 @@ from builder.store.store import Store
 from builder.training.bodies import RememberingBody
 from builder.training.examples import Reader
 from builder.training.finetuning import Ground, TrainingOptions, train
-from builder.training.labelled import read_labelled
 from builder.training.model import Diverged
+from builder.training.tasks import training_task
 from builder.training.tenant import build_tenant
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
@@ -28,6 +28,7 @@ from tests.builder.tables.branches import build, some_lines
 from tests.builder.training.test_tenant import classified, paired, write
 
 CPU = torch.device("cpu")
+CLASSIFY = training_task("classify")
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +55,15 @@ def ground(store, tmp_path):
     rng, labels = random.Random(0), ["left", "right"]
     path = write(tmp_path / "data.jsonl", [classified(rng) for _ in range(40)])
     reader = Reader(store, "root", 1)
-    texts = reader.read(read_labelled(path, "classify"), "classify", labels, show_progress=False)
-    return Ground(store.config, reader, texts, texts, "classify", labels, CPU)
+    texts = reader.read(CLASSIFY.read(path), CLASSIFY, labels, show_progress=False)
+    return Ground(store.config, reader, texts, texts, CLASSIFY, labels, CPU)
 
 
 def test_the_whole_body_is_the_original_model(store, tmp_path):
     rng = random.Random(1)
     path = write(tmp_path / "pairs.jsonl", [paired(rng) for _ in range(4)])
     reader = Reader(store, "root", 1)
-    texts = reader.read(read_labelled(path, "classify"), "classify", ["no", "yes"], show_progress=False)
+    texts = reader.read(CLASSIFY.read(path), CLASSIFY, ["no", "yes"], show_progress=False)
     body = _body(store, SCHEMES["dedicated"]).eval()
     stock = AutoModel.from_pretrained(store.model, add_pooling_layer=False).eval()
     pack = reader.pack(texts, np.argsort(texts.lengths), CPU, with_sums=False)

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from bench.processes import memory_of
-from bench.serve import BATCH_TOKENS, SIZES, Case, load_server, texts_of
+from bench.measuring.serve import BATCH_TOKENS, load_server, texts_of
+from bench.serve import ServeBench
+from bench.tools.processes import memory_of
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from hplm.adapters.bank import Bank, Record, record_bytes, write_bank
@@ -33,7 +34,7 @@ from hplm.model.checkpoint import random_backbone
 from hplm.server import TritonServer
 from hplm.tenants.snapshot import Snapshot
 from loadtest.encode import infer_request
-from testing.random_store import random_store, random_tenants
+from testing.random_store import SIZES, random_store, random_tenants
 
 REQUESTS = 8192  # different ones; more than are sent
 APART = 8  # numbers between where tenants begin in the pool
@@ -41,7 +42,7 @@ LABELS = 4
 MB = 1e6
 
 
-def bench_tenants(case: Case, counts: Sequence[int]) -> dict:
+def bench_tenants(case: ServeBench, counts: Sequence[int]) -> dict:
     with tempfile.TemporaryDirectory(prefix="hplm-bench-") as scratch:
         repository = Path(scratch) / "repository"
         store = random_store(Path(scratch) / "store", SIZES[case.size], random_tenants(1, case.rank, LABELS))
@@ -101,7 +102,7 @@ def _layouts(folder: Path) -> list[Layout]:
     return [Bank(path).layout for path in sorted((folder / Backbone.BANKS).iterdir())]
 
 
-def _serve(repository: Path, folder: Path, case: Case, slots: int) -> dict:
+def _serve(repository: Path, folder: Path, case: ServeBench, slots: int) -> dict:
     count = len(Snapshot.load(folder / Backbone.TENANTS).tenants)
     server = TritonServer(repository)
     begin = time.perf_counter()
@@ -122,7 +123,7 @@ def _serve(repository: Path, folder: Path, case: Case, slots: int) -> dict:
     }
 
 
-def _requests(backbone: str, case: Case, count: int, seed: int) -> list[bytes]:
+def _requests(backbone: str, case: ServeBench, count: int, seed: int) -> list[bytes]:
     """Each to any tenant."""
     texts = texts_of(case)
     chosen = np.random.default_rng(seed).integers(0, count, REQUESTS).tolist()
@@ -132,7 +133,7 @@ def _requests(backbone: str, case: Case, count: int, seed: int) -> list[bytes]:
     ]
 
 
-def _device_bytes(folder: Path, case: Case, slots: int) -> int:
+def _device_bytes(folder: Path, case: ServeBench, slots: int) -> int:
     device = resolve_device("auto")
     settings = StagingSettings(slots, device, resolve_dtype(case.dtype, device))
     return Stager(Backbone(folder), settings).device_bytes

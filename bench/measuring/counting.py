@@ -16,7 +16,7 @@ from hplm.plot.keys import KeySpace
 
 
 def count_apart(corpus: Path, vocabulary: int, folder: Path) -> dict[str, float]:
-    command = [sys.executable, "-m", "bench.counting", str(corpus), str(vocabulary), str(folder)]
+    command = [sys.executable, "-m", "bench.measuring.counting", str(corpus), str(vocabulary), str(folder)]
     done = subprocess.run(command, stdout=subprocess.PIPE, timeout=3600)
     if done.returncode:
         raise HplmError(f"counting n-grams ended with {done.returncode}")

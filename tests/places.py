@@ -1,11 +1,17 @@
 """A backbone that is served with a live state, and a store that has learned more than was exported."""
 
+from dataclasses import replace
+
 from builder.publish.export import export
+from builder.publish.live import knowledge_of
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
 from testing.random_store import random_store, random_tenant, random_tenants
-from testing.toy import CONFIG
+from testing.reference import Reference
+from testing.toy import CONFIG, WORDS
+
+TEXT = " ".join(WORDS[:12])
 
 
 def make_place(tmp_path):
@@ -17,6 +23,28 @@ def make_place(tmp_path):
     lora = TenantFile("new-c", 1, "root", 1, "tag", ["O", "I"], 2, "lora", ("query", "ffn_in"), head_function="tanh")
     random_tenant(store, lora, 0.3, seed=50)
     return store, tmp_path / "repository", tmp_path / "state"
+
+
+def learn(store, name, version, seed):
+    known = next(tenant for tenant in store.tenants() if tenant.id == name)
+    random_tenant(store, replace(known, version=version), 0.3, seed)
+
+
+def knowledge(store, name):
+    return knowledge_of(store, store.tenant(name))
+
+
+def answer(place, tenant_id, state=True):
+    _, repository, folder = place
+    return Reference.open(repository / "toy/1", folder if state else None).forward(TEXT, tenant_id)
+
+
+def exported_answer(place, tenant_id):
+    """What the same tenant answers when everything is exported anew."""
+    store, repository, _ = place
+    fresh = repository.with_name("fresh")
+    export(store, fresh, ServingOptions())
+    return Reference.open(fresh / "toy/1").forward(TEXT, tenant_id)
 
 
 def served(place):

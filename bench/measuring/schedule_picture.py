@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from builder.pictures import GRID, INK
+
 COLORS = {
     "default": "#1b6ca8", "das": "#d1495b", "slotted_das": "#e09f3e", "fcfs": "#888888", "sjf": "#5b8e7d",
     "sjf_in_time": "#9cc5a1", "edf": "#8d6a9f", "length_aware": "#b08968",
 }  # fmt: skip
-INK, GRID = "#333333", "#dddddd"
 
 
 def draw(figures: dict, path: Path) -> None:

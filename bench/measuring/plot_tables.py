@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
+from bench.plot import PlotBench
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.plot.forest import Forest, assign_addresses
@@ -19,44 +20,29 @@ from hplm.plot.table import Table, TableSpec
 from hplm.plot.writing import BATCH, write_table
 from testing.random_store import BERT_BASE, random_documents, ranked_keys
 
-CODINGS = ("fp16", "int8")
+COMPARED = ("fp16", "int8")
 TEXTS = 256  # together their rows are more than the CPU's caches hold
 LONGEST_DOCUMENT = 512
 VERSION = 1
 
 
-@dataclass(frozen=True)
-class Case:
-    keys: int = 1_000_000
-    hidden: int = 768
-    tokens: int = 128
-    seconds: float = 3.0  # for each figure
-    dtype: str = "auto"
-    count_tokens: int = 5_000_000
-    build_keys: int = 2 * BATCH
-    vocabulary: int = BERT_BASE.vocabulary
-
-    def __post_init__(self) -> None:
-        if self.keys < 1 or self.hidden < 1 or self.tokens < 3 or not self.seconds > 0 or self.count_tokens < 0:
-            raise InvalidInput("keys, hidden and seconds must be above 0, tokens at least 3")
-
-    @property
-    def config(self) -> BackboneConfig:
-        """BERT-base, or as wide as asked for."""
-        heads = self.hidden // 64 if self.hidden % 64 == 0 else 1
-        return replace(BERT_BASE, vocabulary=self.vocabulary, hidden=self.hidden, heads=heads, intermediate=4 * self.hidden)
-
-    def spec(self, dtype: str) -> TableSpec:
-        config = self.config
-        return TableSpec(
-            domain=dtype, version=VERSION, parent=None, parent_version=None, n=config.window.n, causal=config.window.causal,
-            vocabulary=config.vocabulary, hidden=config.hidden, dtype=dtype, corpus_tokens=4 * self.keys,
-        )  # fmt: skip
+def config_of(case: PlotBench) -> BackboneConfig:
+    """BERT-base, or as wide as asked for."""
+    heads = case.hidden // 64 if case.hidden % 64 == 0 else 1
+    return replace(BERT_BASE, vocabulary=case.vocabulary, hidden=case.hidden, heads=heads, intermediate=4 * case.hidden)
 
 
-def tables(case: Case, folder: Path) -> dict[str, Forest]:
+def spec_of(case: PlotBench, dtype: str) -> TableSpec:
+    config = config_of(case)
+    return TableSpec(
+        domain=dtype, version=VERSION, parent=None, parent_version=None, n=config.window.n, causal=config.window.causal,
+        vocabulary=config.vocabulary, hidden=config.hidden, dtype=dtype, corpus_tokens=4 * case.keys,
+    )  # fmt: skip
+
+
+def tables(case: PlotBench, folder: Path) -> dict[str, Forest]:
     """One forest a coding, each of one table with the same rows; what `folder` has already is used again."""
-    missing = [dtype for dtype in CODINGS if not _fits(case, folder, dtype)]
+    missing = [dtype for dtype in COMPARED if not _fits(case, folder, dtype)]
     _expect_space(case, folder, missing)
     if missing:
         keys = _keys(case)
@@ -66,22 +52,22 @@ def tables(case: Case, folder: Path) -> dict[str, Forest]:
             with tqdm(total=len(keys), desc=f"writing the {dtype} table", unit="n-gram", unit_scale=True) as bar:
                 # The same few thousand rows again and again: only where they lie counts, not what they say.
                 path = folder / dtype / str(VERSION)
-                write_table(path, case.spec(dtype), keys, lambda windows: pool[: len(windows)], progress=bar.update)
-    return {dtype: open_forest(folder, dtype) for dtype in CODINGS}
+                write_table(path, spec_of(case, dtype), keys, lambda windows: pool[: len(windows)], progress=bar.update)
+    return {dtype: open_forest(folder, dtype) for dtype in COMPARED}
 
 
 def open_forest(folder: Path, dtype: str) -> Forest:
     return Forest([folder], assign_addresses([Table(folder / dtype / str(VERSION))]))
 
 
-def fresh_texts(case: Case) -> list[np.ndarray]:
+def fresh_texts(case: PlotBench) -> list[np.ndarray]:
     """Of the same distribution as the corpus that the keys come from, but not of it."""
-    return random_documents(case.config, TEXTS * case.tokens, case.tokens, seed=11)
+    return random_documents(config_of(case), TEXTS * case.tokens, case.tokens, seed=11)
 
 
-def write_corpus(folder: Path, case: Case) -> None:
+def write_corpus(folder: Path, case: PlotBench) -> None:
     """A tokenised corpus as the builder keeps it."""
-    documents = random_documents(case.config, case.count_tokens, LONGEST_DOCUMENT, seed=13)
+    documents = random_documents(config_of(case), case.count_tokens, LONGEST_DOCUMENT, seed=13)
     folder.mkdir()
     np.concatenate(documents).astype("<u4").tofile(folder / "tokens")
     ends = np.cumsum([len(document) for document in documents])
@@ -89,10 +75,11 @@ def write_corpus(folder: Path, case: Case) -> None:
     (folder / "meta.json").write_text(json.dumps({"tokens": int(ends[-1]), "documents": len(documents)}), "utf-8")
 
 
-def _keys(case: Case) -> np.ndarray:
+def _keys(case: PlotBench) -> np.ndarray:
     """The most frequent n-grams of a Zipf corpus, as the builder ranks them, then the tokens that are not among them."""
-    space = KeySpace(case.vocabulary, case.config.window)
-    documents = random_documents(case.config, 4 * case.keys, LONGEST_DOCUMENT, seed=7)
+    config = config_of(case)
+    space = KeySpace(case.vocabulary, config.window)
+    documents = random_documents(config, 4 * case.keys, LONGEST_DOCUMENT, seed=7)
     ranked = ranked_keys(documents, space, with_unigrams=False)
     if len(ranked) < case.keys:
         raise InvalidInput(f"a vocabulary of {case.vocabulary} has too few n-grams for a table of {case.keys}: ask for fewer")
@@ -100,7 +87,7 @@ def _keys(case: Case) -> np.ndarray:
     return np.concatenate([ranked[: case.keys], unigrams[~np.isin(unigrams[:, 0], ranked[: case.keys, 0])]])
 
 
-def _fits(case: Case, folder: Path, dtype: str) -> bool:
+def _fits(case: PlotBench, folder: Path, dtype: str) -> bool:
     path = folder / dtype / str(VERSION)
     if not path.exists():
         return False
@@ -110,8 +97,8 @@ def _fits(case: Case, folder: Path, dtype: str) -> bool:
     return True
 
 
-def _expect_space(case: Case, folder: Path, missing: list[str]) -> None:
-    values = sum((case.keys + case.vocabulary + 1) * case.spec(dtype).row_bytes for dtype in missing)
+def _expect_space(case: PlotBench, folder: Path, missing: list[str]) -> None:
+    values = sum((case.keys + case.vocabulary + 1) * spec_of(case, dtype).row_bytes for dtype in missing)
     indexes = 11 * case.keys * 32  # 1 x and 10 x the keys: keys, rows and starts
     counting = 60 * case.count_tokens  # runs and merged counts
     needed, free = values + indexes + counting, shutil.disk_usage(folder).free

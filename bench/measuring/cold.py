@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.plot_tables import VERSION, open_forest
-from bench.timing import Timing, alternate_timed
+from bench.measuring.plot_tables import VERSION, open_forest
+from bench.tools.timing import Timing, alternate_timed
 from hplm.errors import Broken, InvalidInput
 from hplm.plot.gathering import Gatherer, bags
 from hplm.plot.table import Table

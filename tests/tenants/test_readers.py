@@ -9,18 +9,18 @@ import weakref
 import pytest
 import torch
 
-from builder.publish.live import Live
 from builder.store.store import TenantFile
 from hplm.engine.backbone import View, Watch
 from hplm.errors import Draining, NoTenant
 from hplm.metrics import names
 from hplm.plot.rows import Rows
+from hplm.tenants.manager import Manager
 from hplm.tenants.state import Reader
 from testing.random_store import random_table, random_tenant
 from testing.reference import Reference
 from testing.toy import WORDS
-from tests.builder.places import make_place, served
 from tests.engine.asker import Asker
+from tests.places import knowledge, make_place, served
 
 
 @pytest.fixture
@@ -30,12 +30,12 @@ def place(tmp_path):
 
 def test_every_reader_is_waited_for(place):
     store, repository, state = place
-    live = Live.open(repository, state)
+    live = Manager.open(repository, state)
     backbone = served(place)
     watch = Watch(backbone)
     try:
         until_somebody_reads(live)
-        change = live.add_from(store, "new-a")
+        change = live.add("new-a", knowledge(store, "new-a"))
         assert live.settle(change.generation) == []
         assert backbone.view.snapshot.generation == change.generation
         stuck = next(live.state.readers.glob("[!.]*")).with_name("elsewhere-1-abc")
@@ -52,14 +52,14 @@ def test_every_reader_is_waited_for(place):
 def test_a_reader_that_cannot_take_a_change_is_late_and_not_gone(place, monkeypatch):
     """Whoever deletes a tenant is told that it is still served there."""
     store, repository, state = place
-    live = Live.open(repository, state)
+    live = Manager.open(repository, state)
     backbone = served(place)
     monkeypatch.setattr(backbone, "refresh", lambda: (_ for _ in ()).throw(TypeError("a field that is not known")))
     monkeypatch.setattr("hplm.tenants.state.PATIENCE", 0.6)
     watch = Watch(backbone)
     try:
         until_somebody_reads(live)
-        change = live.add_from(store, "new-a")
+        change = live.add("new-a", knowledge(store, "new-a"))
         (reader,) = live.state.readers.glob("[!.]*")
         for _ in range(2):
             before = reader.stat().st_mtime_ns
@@ -72,7 +72,7 @@ def test_a_reader_that_cannot_take_a_change_is_late_and_not_gone(place, monkeypa
 
 def test_a_reader_that_is_silent_for_a_moment_may_still_speak(place, monkeypatch):
     """After a machine stood still, everybody was silent; whoever was killed stays so."""
-    live = Live.open(*place[1:])
+    live = Manager.open(*place[1:])
     generation = live.limit("tenant-0", rate=5.0) and live.state.current()
     live.state.readers.mkdir(parents=True, exist_ok=True)
     paused, killed = (live.state.readers / name for name in ("here-1-a", "here-2-b"))
@@ -91,7 +91,7 @@ def test_a_reader_that_is_silent_for_a_moment_may_still_speak(place, monkeypatch
 def test_a_reader_says_that_it_is_there_while_it_takes_a_change(place, monkeypatch):
     """The index of a huge table is checked: whoever revokes a key must not hear that it is gone from everywhere."""
     _, repository, state = place
-    live, backbone, done = Live.open(repository, state), served(place), threading.Event()
+    live, backbone, done = Manager.open(repository, state), served(place), threading.Event()
     monkeypatch.setattr(backbone, "refresh", done.wait)
     watch = Watch(backbone)
     try:
@@ -107,7 +107,7 @@ def test_a_reader_says_that_it_is_there_while_it_takes_a_change(place, monkeypat
 
 def test_a_disk_that_was_full_for_a_moment_silences_no_reader(place, monkeypatch, caplog):
     _, repository, state = place
-    live, say, refused = Live.open(repository, state), Reader.say, iter([True, True])
+    live, say, refused = Manager.open(repository, state), Reader.say, iter([True, True])
 
     def full_at_first(reader, generation):
         if next(refused, False):
@@ -129,7 +129,7 @@ def test_a_reader_that_may_not_write_sees_the_same(place, monkeypatch):
     backbone = served(place)
     watch = Watch(backbone)
     try:
-        change = Live.open(repository, state).add_from(store, "new-a")
+        change = Manager.open(repository, state).add("new-a", knowledge(store, "new-a"))
         for _ in range(1200):
             if backbone.view.snapshot.generation == change.generation:
                 break
@@ -141,10 +141,10 @@ def test_a_reader_that_may_not_write_sees_the_same(place, monkeypatch):
 
 def test_a_request_that_was_admitted_before_compacting_is_answered_after_it(place):
     store, repository, state = place
-    live = Live.open(repository, state)
-    live.add_from(store, "new-a")
+    live = Manager.open(repository, state)
+    live.add("new-a", knowledge(store, "new-a"))
     backbone = served(place)
-    live.add_from(store, "new-b")  # the bank grows after it was opened
+    live.add("new-b", knowledge(store, "new-b"))  # the bank grows after it was opened
     backbone.refresh()
     view = backbone.view
     expected = weights(served(place).view, "new-b")  # read through another opening
@@ -165,8 +165,8 @@ def weights(view: View, tenant: str) -> list[dict[str, torch.Tensor]]:
 def test_a_ticket_of_a_generation_that_was_never_looked_at_is_good(place):
     """Two changes between two looks: lookup saw the first, and the upper half does not."""
     store, repository, state = place
-    live, backbone = Live.open(repository, state), served(place)
-    generations = [live.add_from(store, name).generation for name in ("new-a", "new-b", "new-c")]
+    live, backbone = Manager.open(repository, state), served(place)
+    generations = [live.add(name, knowledge(store, name)).generation for name in ("new-a", "new-b", "new-c")]
     between = backbone.at(generations[1])
     assert {tenant.id for tenant in between.snapshot.tenants} >= {"new-a", "new-b"}
     with pytest.raises(NoTenant):
@@ -195,8 +195,8 @@ def _read_only(*_):
 def test_views_that_no_ticket_names_any_more_are_closed(place, monkeypatch):
     """What was deleted is off the disk a minute later, whether or not anything changes again."""
     store, repository, state = place
-    live = Live.open(repository, state)
-    live.add_from(store, "new-a")
+    live = Manager.open(repository, state)
+    live.add("new-a", knowledge(store, "new-a"))
     backbone = served(place)
     bank = backbone.view.snapshot.find("new-a").adapter.bank
     opened = weakref.ref(backbone.view.banks[bank])
@@ -214,7 +214,7 @@ def test_views_that_no_ticket_names_any_more_are_closed(place, monkeypatch):
 def test_room_of_layouts_that_are_gone_is_given_back(place, monkeypatch):
     """And taken again when they come back; what was counted of them goes on."""
     store, repository, state = place
-    live, folder = Live.open(repository, state), repository / "toy/1"
+    live, folder = Manager.open(repository, state), repository / "toy/1"
     asker = Asker(folder, state)
     service, readers = asker.service, (asker.backbone, asker.service._backbone)
     stager, before = service._stager, service._stager.device_bytes
@@ -225,7 +225,7 @@ def test_room_of_layouts_that_are_gone_is_given_back(place, monkeypatch):
         (rows,) = asker.wait(asker.ask(tenant, [WORDS[0]]))
         assert torch.allclose(torch.tensor(rows.logits), Reference.open(folder, state).forward(WORDS[0], tenant), atol=1e-3)
 
-    live.add_from(store, "new-c")
+    live.add("new-c", knowledge(store, "new-c"))
     answered("new-c")
     assert stager.device_bytes > before and "lora-2-query+ffn_in" in {layout.name for layout in stager.slots()}
     with monkeypatch.context() as later:
@@ -235,7 +235,7 @@ def test_room_of_layouts_that_are_gone_is_given_back(place, monkeypatch):
         answered("tenant-0")  # when the batch before it is released
     assert stager.device_bytes == before
     service.look()
-    live.add_from(store, "new-c")
+    live.add("new-c", knowledge(store, "new-c"))
     answered("new-c")
     assert stager.device_bytes > before
     service.look()
@@ -246,7 +246,7 @@ def test_room_of_layouts_that_are_gone_is_given_back(place, monkeypatch):
 
 def test_a_table_that_is_brought_into_memory_keeps_nobody_waiting(place, monkeypatch):
     store, repository, state = place
-    live = Live.open(repository, state)
+    live = Manager.open(repository, state)
     asker = Asker(repository / "toy/1", state, plot_preload="true")
     reading, done, preload = threading.Event(), threading.Event(), Rows.preload
 
@@ -257,9 +257,9 @@ def test_a_table_that_is_brought_into_memory_keeps_nobody_waiting(place, monkeyp
 
     monkeypatch.setattr(Rows, "preload", slow)
     random_table(store, "law", 1, ("root", 1), 2000, seed=3)
-    live.add_domain(store, "law")
+    live.adopt_domain("law", 1, store.table_folder("law", 1))
     random_tenant(store, TenantFile("lawyer", 1, "law", 1, "classify", ["x", "y"], 4), 0.3, seed=60)
-    live.add_from(store, "lawyer")
+    live.add("lawyer", knowledge(store, "lawyer"))
     asker.backbone.refresh()
     try:
         answers = [asker.wait(asker.ask(tenant, [WORDS[0]])) for tenant in ("lawyer", "tenant-0")]

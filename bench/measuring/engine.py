@@ -1,0 +1,279 @@
+"""The engine's shared layers: tokens a second of each packing, and how far they are from bare matrix products.
+
+Lengths as in TCB 6.1: normal, mean 20, variance 20 or 100, clipped to 3 ... 100, 64 texts a batch. Everything takes turns
+in one process. `uniform` is the same number of tokens in texts of one length: what no packing can beat.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.engine import EngineBench
+from bench.tools.timing import Timing, alternate_timed
+from hplm.adapters.layout import adapter_layout
+from hplm.engine.engine import Engine, resolve_device, resolve_dtype
+from hplm.engine.packing import Concat, Naive, Packed, Packing, Slotted, Turbo
+from hplm.engine.turbo import Cost
+from hplm.model.checkpoint import random_backbone
+from hplm.model.config import BackboneConfig
+from hplm.model.layer import Adapt
+from testing.random_store import SIZES
+
+TEXTS = 64
+BATCHES = 4  # different ones, in turn
+MEAN, VARIANCES, CLIP = 20, (20, 100), (3, 100)
+ROW = 400  # tokens, TCB's L
+EQUAL = (20, 128)  # lengths compared with bare products
+ONE = (128, 512)  # tokens of a batch of one
+TENANTS, RANK = 16, 32
+SLOT_COUNTS, SLOT_ROWS = (1, 2, 4, 7, 10, 16), (10, 32)  # TCB's Figs. 13 and 14
+SWEPT = "minilm"  # the size whose slots and batch sizes are swept
+BATCH_SIZES = (8, 16, 32, 128)  # beside the 64 of the main figures
+
+
+class MeasuredLayers:
+    """The shared upper layers of one size, on one device, in one precision."""
+
+    def __init__(self, config: BackboneConfig, device: torch.device, dtype: torch.dtype, seconds: float) -> None:
+        self.config = config
+        self.device = device
+        self.dtype = dtype
+        self.seconds = seconds
+        self._clock = clock(device)
+        _, self.upper = random_backbone(config)
+        self.engine = Engine(self.upper, device, dtype)  # lays the weights as it wants them
+        self.turbo = Turbo(Cost.measured(self.engine.seconds))
+        self.packings: dict[str, Packing] = {
+            "naive": Naive(),
+            "turbo": self.turbo,
+            "concat": Concat(TEXTS, ROW),
+            "slotted": Slotted(TEXTS, ROW),
+            "packed": Packed(),
+        }
+
+    def packed(self, variance: int) -> dict:
+        batches = batches_of(TEXTS, variance)
+        runs = {name: self._batches(packing, batches) for name, packing in self.packings.items()}
+        equal = [np.full(TEXTS, round(int(lengths.sum()) / TEXTS)) for lengths in batches]
+        runs["uniform"] = self._batches(Packed(), equal)
+        runs["packed_adapters"] = self._batches(Packed(), batches, adapters=True)
+        runs["packed_first"] = self._batches(Packed(), batches, first=True)
+        timings = self._time(runs)
+        return rates(timings) | {
+            "to_uniform": ratios(timings, "uniform"),
+            "packed_to": {name: round(timings[name].median / timings["packed"].median, 3) for name in ("naive", "turbo")},
+            "padding": {name: round(padding(packing, batches), 3) for name, packing in self.packings.items()},
+            "sheets": {name: len(packing.arrange(batches[0])) for name, packing in self.packings.items()},
+        }
+
+    def equal(self, tokens: int) -> dict:
+        """Texts of one length, beside the bare products of these shapes."""
+        lengths = np.full(1280 // tokens, tokens)
+        runs = {
+            "engine": self._batches(Packed(), [lengths]),
+            "bare": self._bare(int(lengths.sum())),
+            "transformers": self._plain(len(lengths), tokens),
+        }
+        timings = self._time(runs)
+        return rates(timings) | {"share_of_bare": ratios(timings, "bare")}
+
+    def one(self, tokens: int) -> dict:
+        runs = {"engine": self._batches(Packed(), [np.array([tokens])]), "transformers": self._plain(1, tokens)}
+        timings = self._time(runs)
+        return {f"{name}_ms": round(timing.median * tokens / 1e3, 3) for name, timing in timings.items()} | {
+            "to_plain": round(timings["transformers"].median / timings["engine"].median, 3),
+            "to_plain_least": round(timings["transformers"].least / timings["engine"].least, 3),
+        }
+
+    def slots(self, rows: int) -> dict:
+        """Rows full of texts, cut into ever more slots, as speed-up over one slot a row."""
+        lengths = filling(rows * ROW, VARIANCES[0])
+        runs = {
+            str(count): self._batches(Slotted(rows, ROW, ROW // count) if count > 1 else Concat(rows, ROW), [lengths])
+            for count in SLOT_COUNTS
+        }
+        runs["packed"] = self._batches(Packed(), [lengths])
+        timings = self._time(runs)
+        return {name: round(timings["1"].median / timing.median, 3) for name, timing in timings.items()}
+
+    def batch(self, texts: int) -> dict:
+        batches = batches_of(texts, VARIANCES[-1])
+        return rates(self._time({name: self._batches(packing, batches) for name, packing in self.packings.items()}))
+
+    def _time(self, runs: dict[str, Callable[[int], float]]) -> dict[str, Timing]:
+        """Microseconds a token."""
+        with torch.inference_mode():
+            return alternate_timed(runs, self.seconds, warm_up=2)
+
+    def _batches(
+        self, packing: Packing, batches: list[np.ndarray], adapters: bool = False, first: bool = False
+    ) -> Callable[[int], float]:
+        """With an adapter for every text; with the first token of each alone asked for, as who classifies does."""
+        ready = []
+        for lengths in batches:
+            sheets = []
+            for arrangement in packing.arrange(lengths):
+                x = self._random(arrangement.rows, self.config.hidden)
+                attend = arrangement.attention(self.config.heads, self.device, self.dtype)
+                own = self.adapters(arrangement.texts, arrangement.rooms) if adapters else None
+                sheets.append((x, attend, own, torch.from_numpy(arrangement.starts).to(self.device) if first else None))
+            ready.append((int(lengths.sum()), sheets))
+
+        def run(number: int) -> float:
+            tokens, sheets = ready[number % len(ready)]
+            return self._timed(lambda: [self.upper.through(*sheet) for sheet in sheets], tokens)
+
+        return run
+
+    def adapters(self, texts: np.ndarray, rooms: np.ndarray) -> list[Adapt]:
+        """Every text of another tenant than its neighbours."""
+        layout = adapter_layout(self.config, "bottleneck", RANK)
+        assert layout is not None
+        layers = layout.allocate(TENANTS, self.device, self.dtype)
+        for tensor in (tensor for weights in layers for tensor in weights.values()):
+            tensor.copy_(self._random(*tensor.shape) * 0.02)
+        groups = layout.group(np.repeat(texts % TENANTS, rooms), self.device, self.dtype)
+
+        def of(weights: dict[str, Tensor]) -> Adapt:
+            return lambda at, before, after: layout.adapt(at, before, after, groups, weights) if layout.touches(at) else after
+
+        return [of(weights) for weights in layers]
+
+    def _bare(self, tokens: int) -> Callable[[int], float]:
+        wide, hidden = self.config.intermediate, self.config.hidden
+        shapes = ((hidden, 3 * hidden), (hidden, hidden), (hidden, wide), (wide, hidden))
+        products = [(self._random(tokens, into), self._random(into, out)) for into, out in shapes]
+
+        def run() -> None:
+            for _ in range(self.config.upper_layers):
+                for x, weight in products:
+                    torch.mm(x, weight)
+
+        return lambda _: self._timed(run, tokens)
+
+    def _plain(self, texts: int, tokens: int) -> Callable[[int], float]:
+        """The layers of `transformers`, on texts that need no mask."""
+        from transformers import BertConfig
+        from transformers.models.bert.modeling_bert import BertLayer
+
+        config = BertConfig(
+            hidden_size=self.config.hidden,
+            num_attention_heads=self.config.heads,
+            intermediate_size=self.config.intermediate,
+        )
+        config._attn_implementation = "sdpa"
+        layers = [BertLayer(config).to(self.device, self.dtype).eval() for _ in range(self.config.upper_layers)]
+        first = self._random(texts, tokens, self.config.hidden)
+
+        def run() -> None:
+            x = first
+            for layer in layers:
+                out = layer(x)
+                x = out[0] if isinstance(out, tuple) else out
+
+        return lambda _: self._timed(run, texts * tokens)
+
+    def _timed(self, run: Callable[[], object], tokens: int) -> float:
+        self._wait()
+        start = self._clock()
+        run()
+        self._wait()
+        return (self._clock() - start) / tokens
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _random(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=torch.Generator().manual_seed(1)).to(self.device, self.dtype)
+
+
+def bench_engine(case: EngineBench) -> dict:
+    device = resolve_device("auto")
+    dtype = resolve_dtype(case.dtype, device)
+    figures: dict = {}
+    for size in case.sizes:
+        print(f"measuring {size} on {device} in {dtype}", file=sys.stderr, flush=True)
+        layers = MeasuredLayers(SIZES[size], device, dtype, case.seconds)
+        figures[size.replace("-", "_")] = {
+            **{f"var{variance}": layers.packed(variance) for variance in VARIANCES},
+            "equal": {str(tokens): layers.equal(tokens) for tokens in EQUAL},
+            "one": {str(tokens): layers.one(tokens) for tokens in ONE},
+        }
+        if size == SWEPT:
+            figures["slots"] = {str(rows): layers.slots(rows) for rows in SLOT_ROWS}
+            figures["batch"] = {str(texts): layers.batch(texts) for texts in BATCH_SIZES}
+    return figures | {
+        "dtype": str(dtype).removeprefix("torch."),
+        "bf16": "native" if resolve_dtype("auto", device) is torch.bfloat16 else "emulated",
+        "device": device.type,
+        "threads": torch.get_num_threads(),
+        "clock": clock(device).__name__,
+        "torch": torch.__version__,
+        "case": asdict(case),
+    }
+
+
+def clock(device: torch.device) -> Callable[[], float]:
+    """With one thread its own time, so that what other programs take of a shared core does not count."""
+    return time.thread_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+
+
+def batches_of(texts: int, variance: int) -> list[np.ndarray]:
+    generator = np.random.default_rng(variance)
+    return [lengths_of(texts, variance, generator) for _ in range(BATCHES)]
+
+
+def lengths_of(texts: int, variance: int, generator: np.random.Generator) -> np.ndarray:
+    return generator.normal(MEAN, variance**0.5, texts).round().clip(*CLIP).astype(np.int64)
+
+
+def filling(tokens: int, variance: int) -> np.ndarray:
+    """As many texts as have so many tokens."""
+    lengths = lengths_of(tokens // CLIP[0], variance, np.random.default_rng(variance))
+    return lengths[np.cumsum(lengths) <= tokens]
+
+
+def padding(packing: Packing, batches: list[np.ndarray]) -> float:
+    """Share of the computed rows that is no text's."""
+    rows = sum(arrangement.rows for lengths in batches for arrangement in packing.arrange(lengths))
+    return 1 - sum(int(lengths.sum()) for lengths in batches) / rows
+
+
+def rates(timings: dict[str, Timing]) -> dict:
+    """Tokens a second."""
+    return {name: round(1e6 / timing.median) for name, timing in timings.items()}
+
+
+def ratios(timings: dict[str, Timing], base: str) -> dict:
+    """Of the medians, and of the best of all rounds, which other work on the machine disturbs least."""
+    others = [name for name in timings if name != base]
+    return {name: round(timings[base].median / timings[name].median, 3) for name in others} | {
+        f"{name}_least": round(timings[base].least / timings[name].least, 3) for name in others
+    }
+
+
+def table_of(figures: dict) -> str:
+    lines = [", ".join(str(figures[name]) for name in ("device", "dtype", "threads", "clock", "torch")) + "; tokens a second"]
+    for size in (size.replace("-", "_") for size in figures["case"]["sizes"]):
+        for variance in VARIANCES:
+            one = figures[size][f"var{variance}"]
+            names = (*one["padding"], "uniform", "packed_adapters", "packed_first")
+            lines.append(f"{size} var{variance:<4} " + "  ".join(f"{name} {one[name]}" for name in names))
+            lines.append(f"{'':12} packed / uniform {one['to_uniform']['packed']}, " + ", ".join(
+                f"/ {name} {ratio}" for name, ratio in one["packed_to"].items()
+            ) + ", padding " + ", ".join(f"{name} {share}" for name, share in one["padding"].items()))  # fmt: skip
+        for tokens, one in figures[size]["equal"].items():
+            lines.append(f"{size} equal {tokens:>4}: of bare products {one['share_of_bare']}")
+        for tokens, one in figures[size]["one"].items():
+            lines.append(f"{size} alone {tokens:>4}: {one}")
+    lines += [f"slots of {rows} rows, speed-up over one: {one}" for rows, one in figures.get("slots", {}).items()]
+    lines += [f"batch of {texts}: {one}" for texts, one in figures.get("batch", {}).items()]
+    return "\n".join(lines)

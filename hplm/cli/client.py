@@ -1,0 +1,28 @@
+"""Options of commands that ask a running server, and the client that they ask it with."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from hplm.errors import HplmError
+
+if TYPE_CHECKING:
+    from hplm_client import HplmClient
+
+
+@contextmanager
+def open_client(args: argparse.Namespace, url: str, backbone: str | None) -> Iterator[HplmClient]:
+    """By --protocol and --key. What the client complains of is an error of the command."""
+    try:
+        from hplm_client import HplmClient, HplmClientError
+    except ModuleNotFoundError as error:
+        raise HplmError(f"{error}; this needs our client: in the checkout, .venv/bin/pip install -e clients") from error
+    try:
+        with HplmClient(url, args.protocol, backbone, args.key or os.environ.get("HPLM_API_KEY")) as client:
+            yield client
+    except HplmClientError as error:
+        raise HplmError(str(error)) from error

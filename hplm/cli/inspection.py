@@ -1,0 +1,119 @@
+"""`hplm domain inspect`: what a branch of a store is, and how much of a text it knows."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hplm.cli.options import CORPUS
+from hplm.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from builder.store.store import Store
+    from builder.tables.coverage import Coverage
+
+TEXT = "sizes, who is behind, frequent n-grams, how much of a text is known"
+
+
+def register(inspect: argparse.ArgumentParser) -> None:
+    inspect.add_argument("--name", required=True)
+    inspect.add_argument("--version", type=int, help="default: the newest")
+    inspect.add_argument(
+        "--top", type=int, default=20, metavar="N", help="most frequent n-grams of each length (default: %(default)s)"
+    )
+    inspect.add_argument("--text", type=Path, metavar="FILE", help=f"to look up; {CORPUS}")
+    inspect.add_argument(
+        "--keep",
+        type=_shares,
+        metavar="SHARE,...",
+        help="tables of which size to compare on --text (default: 1,0.004,0.001,0 as far as the table tells, and its own)",
+    )
+    inspect.add_argument("--picture", type=Path, metavar="FILE.png", help="draw the coverage of --text against table size")
+
+
+def _shares(text: str) -> list[float]:
+    return [float(part) for part in text.split(",")]
+
+
+def run(args: argparse.Namespace) -> dict:
+    from builder.store.store import Store
+    from builder.tables.inspection import inspect_branch
+
+    if args.text is None and (args.picture or args.keep):
+        raise InvalidInput("--picture and --keep are about how much of a text is known: give one with --text")
+    if args.picture is not None:
+        from builder.tables.coverage_picture import check_picture
+
+        check_picture(args.picture)
+    store = Store(args.store)
+    result = inspect_branch(store, args.name, args.version, args.top)
+    if not args.json:
+        _print_branch(result)
+    if args.text is not None:
+        coverage = _cover(args, store, result["version"])
+        result["coverage"] = asdict(coverage)
+        if not args.json:
+            _print_coverage(coverage, args.text)
+        if args.picture is not None:
+            from builder.tables.coverage_picture import draw
+
+            draw(coverage, store.meta(args.name, result["version"]), args.text.name, args.picture)
+            if not args.json:
+                print(f"\npicture: {args.picture}")
+    return result
+
+
+def _cover(args: argparse.Namespace, store: Store, version: int) -> Coverage:
+    from tqdm import tqdm
+
+    from builder.tables.coverage import cover
+    from builder.tables.text_files import check_file
+
+    check_file(args.text)
+    with tqdm(total=args.text.stat().st_size, desc="looking the text up", unit="B", unit_scale=True) as bar:
+        return cover(store, args.name, version, args.text, args.keep, bar.update)
+
+
+def _print_branch(result: dict[str, Any]) -> None:
+    size, window = result["bytes"], result["window"]
+    falls_back = f"falls back to {result['parent']} {result['parent_version']}" if result["parent"] else "a root"
+    versions = ", ".join(map(str, result["versions"]))
+    print(f"{result['domain']} {result['version']} (versions: {versions}), {falls_back}")
+    print(
+        f"  {result['ngrams']:,} n-grams of {result['tokens']:,} tokens, {'causal ' if window['causal'] else ''}windows of "
+        f"{window['n']}, {result['dtype']} (least cosine {result['least_cosine']})"
+    )
+    print(
+        f"  {_mb(sum(size[part] for part in ('values', 'index', 'checksums')))} MB: values {_mb(size['values'])}, "
+        f"index {_mb(size['index'])}, checksums {_mb(size['checksums'])}; {size['row']:,} bytes a row"
+    )
+    print(f"  as fp16 {_mb(size['in_fp16'])} MB, as int8 {_mb(size['in_int8'])} MB")
+    print(f"  standing on it: {', '.join(result['users']) or 'nobody'}")
+    if result["behind"]:
+        names = ", ".join(f"{late['tenant']} (version {late['version']})" for late in result["behind"])
+        print(f"  behind version {max(result['versions'])}: {names}; `hplm build tenant` moves one")
+    for name, ngrams in result["frequent"].items():
+        if ngrams:
+            print(f"\nmost frequent, {name}")
+            for ngram in ngrams:
+                print(f"  {ngram['row']:>10,}  {ngram['words']}")
+
+
+def _print_coverage(coverage: Coverage, text: Path) -> None:
+    print(f"\n{text}: {coverage.tokens:,} tokens{' (the text is longer)' if coverage.cut else ''}, windows found as")
+    for name, share in coverage.levels.items():
+        print(f"  {name:<8} {share:7.2%}")
+    shorter = list(coverage.kept[0].shorter) if coverage.kept else []
+    columns = ["keep", "n-grams", "MB fp16", "MB int8", "here", "above", *shorter]
+    print("\n" + "  ".join(f"{column:>12}" for column in columns))
+    for kept in coverage.kept:
+        cells = [f"{kept.keep:.3%}", f"{kept.ngrams:,}", _mb(kept.fp16_bytes), _mb(kept.int8_bytes)]
+        cells += [f"{share:.2%}" for share in (kept.here, kept.above, *kept.shorter.values())]
+        print("  ".join(f"{cell:>12}" for cell in cells))
+
+
+def _mb(size: int) -> str:
+    megabytes = size / 1e6
+    return f"{megabytes:,.0f}" if megabytes >= 100 else f"{megabytes:.3g}"

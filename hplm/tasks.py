@@ -1,0 +1,169 @@
+"""The tasks of tenants: which tokens a head reads, how many outputs it has, and how an answer is read from its logits.
+
+A task is one object here and one in `builder/training/tasks.py`; docs/extending.md says how to add one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hplm.errors import InvalidInput
+from hplm.model.tokenizer import first_tokens, words_of
+
+if TYPE_CHECKING:
+    from hplm.model.tokenizer import Encoded
+
+HOLDS = 0.5  # the probability from which on a label of `multilabel` is answered
+LONGEST_ANSWER = 30  # tokens of `span`: without a bound, a far end with a high logit makes half of the passage the answer
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The answer to one text. Rows that are labels (`multilabel`, the k best) share one row of logits."""
+
+    labels: list[str]
+    scores: np.ndarray  # rows, fp32
+    logits: np.ndarray  # rows x classes, fp32
+    spans: np.ndarray  # rows x 2, int32
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a tenant does with a text."""
+
+    name: str
+    find_rows: Callable[[str, str | None, Encoded], np.ndarray]  # text, pair, both as tokens -> as `rows` says
+    read_answer: Callable[[np.ndarray, np.ndarray, Sequence[str], str], Rows]  # logits, spans, labels, passage
+    fixed_labels: tuple[str, ...] = ()  # of the head's outputs; none: each tenant has labels of its own
+    needs_pair: bool = False  # the answer is read from the second text, the passage
+    allows_top_k: bool = False  # a request may ask for the k best labels
+
+    def head_size(self, labels: int) -> int:
+        """How many outputs the head of a tenant with so many labels has."""
+        return len(self.fixed_labels) or labels
+
+    @property
+    def reads_first_token(self) -> bool:
+        """One answer for the whole text."""
+        return self.find_rows is first_token
+
+    def rows(self, text: str, pair: str | None, encoded: Encoded) -> np.ndarray:
+        """The tokens that a head reads (-1: a word without one), and the code points each speaks of: rows x 3, int32."""
+        if self.needs_pair and pair is None:
+            raise InvalidInput("the tenant finds answers in a passage: send the question as TEXT, the passage as TEXT_PAIR")
+        return self.find_rows(text, pair, encoded)
+
+    def answer(self, logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], top_k: int = 0, passage: str = "") -> Rows:
+        """`logits` and `spans` have a row for each row that was read; spans of a task with a pair speak of `passage`."""
+        if top_k and self.allows_top_k:
+            return best_labels(logits, spans, labels, top_k)
+        return self.read_answer(logits, spans, labels, passage)
+
+
+def find_task(name: str) -> Task:
+    if name not in TASKS:
+        raise InvalidInput(f"task {name!r} is not known: choose {', '.join(TASKS)}")
+    return TASKS[name]
+
+
+# Which rows a head reads.
+
+
+def first_token(text: str, pair: str | None, encoded: Encoded) -> np.ndarray:
+    """One row, which speaks of the whole text."""
+    return np.array([[0, 0, len(text)]], dtype=np.int32)
+
+
+def each_word(text: str, pair: str | None, encoded: Encoded) -> np.ndarray:
+    """A row a word: its first token."""
+    words = words_of(text)
+    return np.column_stack([first_tokens(encoded, words), np.array(words, dtype=np.int32)])
+
+
+def passage_tokens(text: str, pair: str | None, encoded: Encoded) -> np.ndarray:
+    """A row for every token of the passage, which is the pair."""
+    tokens = np.flatnonzero(~encoded.special & (encoded.segments == 1)).astype(np.int32)
+    if not len(tokens):
+        raise InvalidInput("the passage holds no token that the model can read")
+    return np.column_stack([tokens, encoded.offsets[tokens]])
+
+
+# How an answer is read from logits.
+
+
+def best_label(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], passage: str) -> Rows:
+    """One row a span. A span without a token has no label: "", 0 and NaN."""
+    readable = spans[:, 0] >= 0
+    best = logits.argmax(axis=1)
+    scores = softmax(logits)[np.arange(len(best)), best]
+    return Rows(
+        labels=[labels[i] if known else "" for i, known in zip(best, readable, strict=True)],
+        scores=np.where(readable, scores, 0).astype(np.float32),
+        logits=np.where(readable[:, None], logits, np.nan).astype(np.float32),
+        spans=spans[:, 1:],
+    )
+
+
+def best_labels(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], count: int) -> Rows:
+    """So many labels of the first row, the most probable first."""
+    best = np.argsort(-logits[0], kind="stable")[:count]
+    repeat = np.zeros(len(best), dtype=np.int64)
+    return Rows([labels[i] for i in best], softmax(logits)[0, best], logits[:1], spans[repeat, 1:])
+
+
+def holding_labels(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], passage: str) -> Rows:
+    """The most probable first; none may hold."""
+    probabilities = 1 / (1 + np.exp(-logits[0].astype(np.float64)))
+    holding = [i for i in np.argsort(-logits[0], kind="stable") if probabilities[i] >= HOLDS]
+    repeat = np.zeros(len(holding), dtype=np.int64)
+    return Rows([labels[i] for i in holding], probabilities[holding].astype(np.float32), logits[:1], spans[repeat, 1:])
+
+
+def value(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], passage: str) -> Rows:
+    """A number is no label and has no probability; its digits stand where a label would."""
+    return Rows([f"{logits[0, 0]:.6g}"], np.zeros(1, dtype=np.float32), logits[:1], spans[:1, 1:])
+
+
+def piece_of_passage(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], passage: str) -> Rows:
+    first, last = best_span(logits)
+    start, stop = int(spans[first, 1]), int(spans[last, 2])
+    start_of, stop_of = softmax(logits.T)
+    return Rows(
+        labels=[passage[start:stop]],
+        scores=np.array([start_of[first] * stop_of[last]], dtype=np.float32),
+        logits=np.array([[logits[first, 0], logits[last, 1]]], dtype=np.float32),
+        spans=np.array([[start, stop]], dtype=np.int32),
+    )
+
+
+def best_span(logits: np.ndarray) -> tuple[int, int]:
+    """The tokens at which the likeliest answer starts and ends: the sum of their two logits is the highest."""
+    starts, ends = logits[:, 0], logits[:, 1]
+    best, found = -np.inf, (0, 0)
+    for distance in range(min(LONGEST_ANSWER, len(logits))):
+        sums = starts[: len(starts) - distance] + ends[distance:]
+        first = int(sums.argmax())
+        if sums[first] > best:
+            best, found = sums[first], (first, first + distance)
+    return found
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return shifted / shifted.sum(axis=1, keepdims=True)
+
+
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        Task("classify", first_token, best_label, allows_top_k=True),
+        Task("multilabel", first_token, holding_labels),
+        Task("tag", each_word, best_label),
+        Task("regress", first_token, value, fixed_labels=("value",)),
+        Task("span", passage_tokens, piece_of_passage, fixed_labels=("start", "end"), needs_pair=True),
+    )
+}

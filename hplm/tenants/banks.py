@@ -1,0 +1,83 @@
+"""The banks of a live state, as managers write them."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from hplm.adapters.bank import Record, write_bank, write_record
+from hplm.adapters.layout import Layout
+from hplm.errors import Broken, HplmError
+from hplm.tenants.registry import Change
+from hplm.tenants.snapshot import LIVE
+from hplm.tenants.state import State
+
+log = logging.getLogger(__name__)
+
+
+class Banks:
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def put(self, change: Change, layout: Layout, uid: int, version: int, layers: Sequence[Mapping[str, Tensor]]) -> Record:
+        """Into a free record of a bank of the state, or one more at its end."""
+        self._state.banks.mkdir(parents=True, exist_ok=True)
+        flat = layout.pack(layers)
+        for path in sorted(self._state.banks.glob("*.bank")):
+            try:
+                bank = self._state.open_bank(path.name)
+            except HplmError as error:  # served without it, and changed without it
+                log.warning("nothing is written into it: %s", error)
+                continue
+            if bank.layout != layout:
+                continue
+            taken = change.records_of(LIVE + path.name)
+            index = next((i for i in range(bank.records) if i not in taken), bank.records)
+            write_record(path, layout, index, uid, version, flat)
+            change.take(record := Record(LIVE + path.name, index, uid, version))
+            return record
+        path = self._state.banks / _file_name(layout, change)
+        if change.records_of(LIVE + path.name):
+            raise Broken(f"bank {path}, which this change has begun, cannot be read: give the command again")
+        write_bank(path, layout, [(uid, version, flat)])
+        change.take(record := Record(LIVE + path.name, 0, uid, version))
+        return record
+
+    def compact(self, change: Change) -> int:
+        """Copies the records in use into new banks without holes; returns how many were moved."""
+        tenants = (*change.tenants.values(), *change.before.values())
+        used = {record for tenant in tenants for record in tenant.records() if record.bank.startswith(LIVE)}
+        banks = {name: self._state.open_bank(name) for name in {record.bank for record in used}}
+        by_layout: dict[Layout, list[Record]] = defaultdict(list)
+        for record in sorted(used, key=lambda record: (record.bank, record.index)):
+            by_layout[banks[record.bank].layout].append(record)
+        moved: dict[Record, Record] = {}
+        for layout, kept in by_layout.items():
+            if kept[0].bank == kept[-1].bank and len(kept) == banks[kept[0].bank].records:  # one bank without holes
+                continue
+            entries = []
+            for record in kept:
+                flat = layout.empty()
+                banks[record.bank].read(record, flat)
+                entries.append((record.uid, record.version, flat))
+            target = _file_name(layout, change)
+            write_bank(self._state.banks / target, layout, entries)
+            moved |= {old: replace(old, bank=LIVE + target, index=i) for i, old in enumerate(kept)}
+        for known in (change.tenants, change.before):
+            for tenant_id, tenant in known.items():
+                adapter = moved.get(tenant.adapter, tenant.adapter) if tenant.adapter is not None else None
+                known[tenant_id] = replace(tenant, head=moved.get(tenant.head, tenant.head), adapter=adapter)
+        return len(moved)
+
+    def size(self) -> int:
+        """Bytes on disk."""
+        return sum(file.stat().st_size for file in self._state.banks.glob("*"))
+
+
+def _file_name(layout: Layout, change: Change) -> str:
+    """Never given twice, since a generation is not: readers keep banks open by name."""
+    return f"{layout.name}.g{change.generation}.bank"

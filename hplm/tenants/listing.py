@@ -1,0 +1,80 @@
+"""What is served, as the commands list it: the tenants of a repository, the branches of a backbone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hplm.errors import InvalidInput
+from hplm.plot.table import TableMeta
+from hplm.tenants.keys import Key
+from hplm.tenants.manager import Manager
+from hplm.tenants.snapshot import Snapshot, Tenant
+from hplm.tenants.state import EXPORTED_TENANTS
+
+
+def served_tenants(repository: Path, state: Path | None = None, backbone: str | None = None) -> list[tuple[str, Tenant]]:
+    """Every tenant with the name of its backbone; of one backbone only, where it is named."""
+    if not repository.is_dir():
+        raise InvalidInput(f"{repository} is no folder: name the model repository with --repository")
+    paths = sorted(repository.glob(f"{backbone or '*'}/1/{EXPORTED_TENANTS}"))
+    if not paths:
+        raise InvalidInput(f"{repository} holds no backbone{' ' + backbone if backbone else ''}: export one")
+    found = []
+    for path in paths:
+        snapshot = Manager(path.parent, state).current() if state is not None else Snapshot.load(path)
+        found += [(path.parent.parent.name, tenant) for tenant in snapshot.tenants]
+    return found
+
+
+def find_tenant(tenant_id: str, repository: Path, state: Path | None = None, backbone: str | None = None) -> tuple[str, Tenant]:
+    for name, tenant in served_tenants(repository, state, backbone):
+        if tenant.id == tenant_id:
+            return name, tenant
+    raise InvalidInput(f"tenant {tenant_id!r} is not in {repository}: `hplm tenant list` names those that are")
+
+
+def tenant_row(backbone: str, tenant: Tenant) -> dict[str, Any]:
+    return {
+        "id": tenant.id,
+        "backbone": backbone,
+        "domain": tenant.domain,
+        "domain_version": tenant.domain_version,
+        "version": tenant.version,
+        "task": tenant.task,
+        "labels": list(tenant.labels),
+        "open": not tenant.keys,
+    }
+
+
+def described(tenant: Tenant) -> dict[str, Any]:
+    """All that is known of a tenant, without the digests of its keys."""
+    return {**asdict(tenant), "labels": list(tenant.labels), "keys": key_rows(tenant.keys)}
+
+
+def key_rows(keys: tuple[Key, ...]) -> list[dict[str, Any]]:
+    return [{"id": key.id, "expires": key.expires} for key in keys]
+
+
+def served_branches(manager: Manager) -> list[dict[str, Any]]:
+    """Every branch that is served, with the number of tenants that stand on it."""
+    snapshot = manager.current()
+    tenants = Counter((tenant.domain, tenant.domain_version) for tenant in snapshot.tenants)
+    branches = sorted((branch.domain, branch.version) for branch in snapshot.branches)
+    return [branch_row(manager.tables.open(*branch).meta, tenants[branch]) for branch in branches]
+
+
+def branch_row(meta: TableMeta, tenants: int) -> dict[str, Any]:
+    return {
+        "domain": meta.domain,
+        "version": meta.version,
+        "parent": meta.parent,
+        "parent_version": meta.parent_version,
+        "ngrams": meta.keys,
+        "tokens": meta.corpus_tokens,
+        "mb": meta.megabytes,
+        "dtype": meta.dtype,
+        "tenants": tenants,
+    }

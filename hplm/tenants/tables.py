@@ -1,0 +1,95 @@
+"""The tables of a backbone, as managers see them: those that were exported, and those of its live state."""
+
+from __future__ import annotations
+
+import shutil
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from hplm.errors import InvalidInput
+from hplm.plot.forest import Branch
+from hplm.plot.table import Table
+from hplm.tenants.registry import Change, sync
+from hplm.tenants.snapshot import Snapshot
+from hplm.tenants.state import EXPORTED_TABLES, State
+
+
+class Tables:
+    def __init__(self, folder: Path, state: State) -> None:
+        self._folder = folder
+        self._exported = folder / EXPORTED_TABLES
+        self._state = state
+
+    def find(self, domain: str, version: int) -> Table | None:
+        for folder in (self._exported, self._state.tables):
+            if (folder / domain / str(version)).is_dir():
+                return Table(folder / domain / str(version))
+        return None
+
+    def open(self, domain: str, version: int) -> Table:
+        table = self.find(domain, version)
+        if table is None:
+            raise InvalidInput(f"table {domain}/{version} is neither in {self._folder} nor in {self._state.folder}")
+        return table
+
+    def check_arrival(self, name: str, version: int, source: Path, branches: Sequence[Branch]) -> None:
+        """Refuses a folder that does not hold this table, or whose table does not fit the ones that are served."""
+        meta = Table(source).meta
+        here = {(branch.domain, branch.version) for branch in branches}
+        if (name, version) in here or (meta.domain, meta.version) != (name, version):
+            raise InvalidInput(f"{source} is version {meta.version} of domain {meta.domain!r}, or that is served already")
+        if (meta.parent, meta.parent_version) not in here:
+            raise InvalidInput(f"{source} falls back to version {meta.parent_version} of {meta.parent!r}: not served here")
+        known = self.open(branches[0].domain, branches[0].version).meta
+        if (meta.window, meta.vocabulary, meta.hidden) != (known.window, known.vocabulary, known.hidden):
+            raise InvalidInput(f"{source} was built for another backbone than {self._folder.parent.name!r}")
+
+    def refuse_another(self, table: Table) -> None:
+        """Readers look into the export first: a number that it has is that table's for ever, served or not."""
+        meta = table.meta
+        exported = self._exported / meta.domain / str(meta.version)
+        if exported.is_dir() and not Table(exported).same_as(table):
+            raise InvalidInput(
+                f"version {meta.version} of domain {meta.domain!r} was exported and is another table: give this a new one"
+            )
+
+    def copy(self, source: Path, aside: Path) -> Path:
+        """A synced copy of a table's folder, for `take`."""
+        copy = aside / source.name
+        shutil.copytree(source, copy)
+        copy.chmod(copy.stat().st_mode | 0o700)  # what its owner may not write cannot be moved either
+        for path in (*copy.iterdir(), copy):
+            sync(path)
+        return copy
+
+    def take(self, change: Change, copy: Path) -> None:
+        """A whole copy, on the state's own file system, becomes one of its tables."""
+        meta = Table(copy).meta
+        target = self._state.tables / meta.domain / str(meta.version)
+        shutil.rmtree(target, ignore_errors=True)  # of an attempt that was cut: nobody is served from it
+        target.parent.mkdir(parents=True, exist_ok=True)
+        copy.rename(target)
+        change.add_branch(meta.domain, meta.version, meta.rows)
+
+    def unneeded(self, change: Change) -> list[Branch]:
+        """Tables of older versions that no tenant, now or after a rollback, and no needed table stands on."""
+        needed = {(tenant.domain, tenant.domain_version) for tenant in (*change.tenants.values(), *change.before.values())}
+        newest: dict[str, int] = defaultdict(int)
+        for branch in change.branches:
+            newest[branch.domain] = max(newest[branch.domain], branch.version)
+        needed |= set(newest.items())
+        for step in list(needed):
+            while step[0] is not None:
+                needed.add(step)
+                meta = self.open(*step).meta
+                step = (meta.parent, meta.parent_version)
+        return [branch for branch in change.branches if (branch.domain, branch.version) not in needed]
+
+
+def newest_version(served: Snapshot | Change, name: str) -> int:
+    versions = [branch.version for branch in served.branches if branch.domain == name]
+    if not versions:
+        known = ", ".join(sorted({branch.domain for branch in served.branches}))
+        raise InvalidInput(f"domain {name!r} is not served here: known are {known}")
+    return max(versions)

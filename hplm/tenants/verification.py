@@ -1,0 +1,215 @@
+"""What is served, against its checksums: a repository and its live state. Whatever is broken is named, all of it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from hplm.adapters.bank import WAY_OUT as EXPORT_AGAIN
+from hplm.adapters.bank import Bank
+from hplm.errors import Broken, HplmError, InvalidInput
+from hplm.model.weights import load_weights
+from hplm.plot.table import Table
+from hplm.tenants.snapshot import LIVE, Snapshot
+from hplm.tenants.state import (
+    EXPORTED_BANKS,
+    EXPORTED_CONFIG,
+    EXPORTED_TABLES,
+    EXPORTED_TENANTS,
+    EXPORTED_TOKENIZER,
+    EXPORTED_UPPER,
+    State,
+)
+from hplm.tenants.state import WAY_OUT as RESTORE
+
+# Entry points of packages that export model folders of another kind: the name is a file that marks such a folder, the value
+# a function from these folders to their parts.
+GROUP = "hplm.verification"
+PUBLISHING_SECONDS = 0.5  # a change is decided a moment before it is published
+NAMED = 5  # broken rows of a table, or records of a bank, that are named one by one
+
+Progress = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One thing that is whole or broken. `check` says what is wrong with it, and tells how many bytes it has read."""
+
+    kind: str
+    path: Path
+    check: Callable[[Path, Progress], Iterator[str]]
+
+    @property
+    def size(self) -> int:
+        files = self.path.iterdir() if self.path.is_dir() else [self.path]
+        return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def repository_parts(repository: Path, state: Path | None) -> list[Part]:
+    folders = [path.parent for path in sorted(repository.glob(f"*/1/{EXPORTED_CONFIG}"))]
+    folders = [folder for folder in folders if folder.parent.suffix != ".writing"]
+    if not folders:
+        raise InvalidInput(f"{repository} holds no backbone: name the folder that `hplm export` wrote")
+    parts: list[Part] = []
+    for others in entry_points(group=GROUP):
+        theirs = [folder for folder in folders if (folder / others.name).exists()]
+        parts += others.load()(theirs) if theirs else []
+        folders = [folder for folder in folders if folder not in theirs]
+    states = {folder: State(state / folder.parent.name) for folder in folders if state is not None}
+    if state is not None and not any(_is_begun(live) for live in states.values()):
+        places = ", ".join(str(live.folder) for live in states.values()) or state
+        raise InvalidInput(
+            f"{state} holds no live state: neither registry.sqlite nor CURRENT is in {places}. Name the folder that "
+            "`hplm serve --state` was given, or leave --state out where nothing was changed yet"
+        )
+    for folder in folders:
+        live = states.get(folder)
+        places = [(folder / EXPORTED_TABLES, folder / EXPORTED_BANKS, EXPORT_AGAIN)]
+        places += [(live.tables, live.banks, RESTORE)] if live else []
+        for tables, banks, way_out in places:
+            parts += [Part("table", table, check_table) for table in versions(tables) if (table / "meta.json").exists()]
+            parts += [Part("bank", bank, partial(check_bank, way_out=way_out)) for bank in sorted(banks.glob("*.bank"))]
+        files = [folder / name for name in (EXPORTED_CONFIG, EXPORTED_TOKENIZER, EXPORTED_UPPER)]
+        parts += [Part("file", file, check_file) for file in files]
+        snapshots = [folder / EXPORTED_TENANTS]
+        if live is not None and _is_begun(live):
+            parts.append(Part("registry", live.registry, _check_registry(live)))
+            with suppress(Broken):  # the registry's check names it
+                if newest := live.current():  # those before it may name what is gone by now
+                    snapshots.append(live.snapshots / str(newest))
+        parts += [Part("snapshot", snapshot, _check_snapshot(folder, live)) for snapshot in snapshots]
+    return parts
+
+
+def _is_begun(live: State) -> bool:
+    return live.registry.exists() or live.current_file.exists()
+
+
+def versions(folder: Path) -> list[Path]:
+    """Of every domain's tables, or of every tenant; what has such a name is complete."""
+    found = [path for path in folder.glob("*/*") if path.name.isdecimal()]
+    return sorted(found, key=lambda path: (path.parent.name, int(path.name)))
+
+
+def check_table(folder: Path, progress: Progress) -> Iterator[str]:
+    try:
+        table = Table(folder)
+    except (HplmError, OSError, KeyError, TypeError) as error:
+        yield f"table {folder}: {error}"
+        return
+    try:
+        _ = table.index  # read as a whole when it is opened
+        progress(sum(table.meta.index.sizes().values()))
+    except HplmError as error:
+        yield f"table {folder}: {error}"
+    if wrong := list(table.rows.broken(progress)):
+        yield f"table {folder}: checksum mismatch in {_named('row', wrong)} of values: build or copy the table again"
+
+
+def check_bank(path: Path, progress: Progress, way_out: str = EXPORT_AGAIN) -> Iterator[str]:
+    try:
+        bank = Bank(path, way_out)
+    except (HplmError, OSError, KeyError, TypeError) as error:
+        yield f"bank {path}: {error}"
+        return
+    if wrong := list(bank.broken(progress)):
+        yield f"bank {path}: checksum mismatch in {_named('record', wrong)}: {way_out}"
+
+
+def check_file(path: Path, progress: Progress) -> Iterator[str]:
+    """Weights against their checksum; the others have none, and are read as their readers do."""
+    from tokenizers import Tokenizer
+
+    try:
+        if path.name == "tokenizer.json":
+            Tokenizer.from_str(path.read_text("utf-8"))
+        elif path.suffix == ".json":
+            json.loads(path.read_text("utf-8"))
+        else:
+            progress(sum(tensor.nbytes for tensor in load_weights(path).values()))
+    except Broken as error:
+        yield f"file {error}"
+    except Exception as error:  # the tokenizer library throws nothing narrower
+        yield f"file {path} cannot be read: {error}"
+
+
+def _check_registry(live: State) -> Callable[[Path, Progress], Iterator[str]]:
+    def check(path: Path, progress: Progress) -> Iterator[str]:
+        try:
+            before = live.current()
+            decided = _decided(path)
+            if decided > live.current():
+                time.sleep(PUBLISHING_SECONDS)
+            after = live.current()
+        except Broken as error:
+            yield f"registry {path}: {error}"
+            return
+        if decided > after:
+            yield (
+                f"registry {path} knows generation {decided} and {live.current_file} publishes {after}: the next change with "
+                "`hplm tenant` or `hplm domain` publishes the newest, or restore the state"
+            )
+        elif decided < before:
+            yield f"registry {path} knows generation {decided} and {live.current_file} publishes {before}: restore the state"
+
+    return check
+
+
+def _decided(registry: Path) -> int:
+    """The newest generation of a registry, if that is whole; 0 where its first change has failed."""
+    try:
+        with closing(sqlite3.connect(f"{registry.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            found = [row[0] for row in database.execute("PRAGMA integrity_check")]
+            if found == ["ok"]:
+                if database.execute("SELECT 1 FROM sqlite_master WHERE name = 'audit'").fetchone() is None:
+                    return 0
+                return database.execute("SELECT max(generation) FROM audit").fetchone()[0] or 0
+    except sqlite3.DatabaseError as error:
+        found = [str(error)]
+    raise Broken(f"{'; '.join(found)}: restore the state; what is published goes on")
+
+
+def _check_snapshot(folder: Path, live: State | None) -> Callable[[Path, Progress], Iterator[str]]:
+    """Whether what a snapshot names is there, and whose it says it is."""
+
+    def check(path: Path, progress: Progress) -> Iterator[str]:
+        try:
+            snapshot = Snapshot.load(path)
+        except (HplmError, OSError, KeyError, TypeError) as error:
+            yield f"snapshot {path}: {error}"
+            return
+        roots = [folder / EXPORTED_TABLES] + ([live.tables] if live else [])
+        for branch in snapshot.branches:
+            if not any((root / branch.folder / "meta.json").exists() for root in roots):
+                yield f"snapshot {path}: table {branch.folder} is in none of {', '.join(map(str, roots))}"
+        banks: dict[str, Bank | None] = {}
+        for name in snapshot.banks():
+            try:
+                banks[name] = live.open_bank(name) if live and name.startswith(LIVE) else Bank(folder / EXPORTED_BANKS / name)
+            except (HplmError, OSError, KeyError, TypeError) as error:
+                banks[name] = None
+                yield f"snapshot {path}: {error}"
+        for tenant in snapshot.tenants:
+            for record in (tenant.head, tenant.adapter):
+                bank = banks[record.bank] if record is not None else None
+                if bank is None:
+                    continue
+                if not 0 <= record.index < bank.records:
+                    yield f"tenant {tenant.id}: bank {record.bank} has no record {record.index}"
+                    continue
+                if bank.owner(record.index) != (record.uid, record.version):
+                    yield f"tenant {tenant.id}: record {record.index} of bank {record.bank} is another's, or of another version"
+
+    return check
+
+
+def _named(kind: str, numbers: list[int]) -> str:
+    shown = ", ".join(map(str, numbers[:NAMED])) + (f" and {len(numbers) - NAMED} more" if len(numbers) > NAMED else "")
+    return f"{kind}{'s' if len(numbers) > 1 else ''} {shown}"

@@ -1,0 +1,169 @@
+"""Where only `hplm` and `backends` are installed, as in the container image: what needs no store works there."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from builder.publish.export import export
+from builder.publish.live import add_domain, add_tenant, update_domain, update_tenant
+from builder.publish.model_configs import ServingOptions
+from builder.store.store import TenantFile
+from hplm.tenants.manager import Manager
+from testing.random_store import random_store, random_table, random_tenant, random_tenants
+from testing.toy import CONFIG
+
+PACKAGES = ("builder", "bench", "research", "testing", "demo", "loadtest")
+OF_OTHERS = {"bench", "research"}  # commands that other packages bring
+NEED_A_STORE = {
+    "build root": ["--model", "x", "--corpus", "x", "--store", "x"],
+    "build domain": ["--name", "x", "--corpus", "x", "--store", "x"],
+    "build tenant": ["--id", "x", "--task", "tag", "--train", "x", "--store", "x"],
+    "import": ["--id", "x", "--from", "x", "--store", "x"],
+    "export": ["--store", "x"],
+    "evaluate": ["--id", "x", "--test", "x", "--store", "x"],
+    "tenant add": ["x", "--store", "x", "--repository", "x", "--state", "x"],
+    "tenant update": ["x", "--store", "x", "--repository", "x", "--state", "x"],
+    "domain add": ["--name", "x", "--store", "x", "--repository", "x", "--state", "x"],
+    "domain update": ["--name", "x", "--store", "x", "--repository", "x", "--state", "x"],
+    "domain inspect": ["--name", "x", "--store", "x"],
+}
+NEED_A_SERVER = {"serve", "infer"}
+NEED_A_REPOSITORY = {
+    "tenant list", "tenant show", "tenant rollback", "tenant delete", "tenant limit", "tenant compact", "tenant log",
+    "tenant key add", "tenant key list", "tenant key revoke", "domain list", "domain rollback", "domain delete",
+    "verify", "backup", "restore",
+}  # fmt: skip
+
+# Reads commands as JSON, runs one after the other, and writes exit code, output and errors of each.
+RUN = f"""
+import argparse, contextlib, io, json, sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {PACKAGES}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Missing())
+from hplm.cli.main import main, parser
+def leaves(parser, name):
+    groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not groups:
+        return [name]
+    return [leaf for word, below in groups[0].choices.items() for leaf in leaves(below, [*name, word])]
+given, done = json.load(sys.stdin), []
+commands = [[*leaf, "--help"] for leaf in leaves(parser(), [])] if given == "help" else given
+for command in commands:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main(command)
+        except SystemExit as ended:
+            code = ended.code
+    done.append([command, code, out.getvalue(), err.getvalue()])
+json.dump(done, sys.stdout)
+"""
+
+
+def run(commands):
+    """(command, exit code, output, errors) of each."""
+    command = [sys.executable, "-c", RUN]
+    folder = Path(__file__).parents[2]
+    done = subprocess.run(command, input=json.dumps(commands), capture_output=True, text=True, timeout=300, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A repository with a state: acme has two versions, bio as well, law has no tenants, tenant-2 has two keys."""
+    tenants = random_tenants(3, 4, 2, domains=("bio",))
+    store = random_store(tmp_path / "store", CONFIG, tenants, ("bio",), corpus_tokens=1000)
+    export(store, tmp_path / "repository", ServingOptions())
+    manager = Manager.open(tmp_path / "repository", tmp_path / "state")
+    acme = TenantFile("acme", 1, "root", 1, "classify", ["x", "y"], 4)
+    random_tenant(store, acme, 0.3, seed=1)
+    add_tenant(manager, store, "acme")
+    random_tenant(store, replace(acme, version=2), 0.3, seed=2)
+    update_tenant(manager, store, "acme")
+    random_table(store, "bio", 2, ("root", 1), 1000, seed=9)
+    random_tenant(store, replace(tenants[0], version=2, domain_version=2), 0.3, seed=3)
+    update_domain(manager, store, "bio")
+    random_table(store, "law", 1, ("root", 1), 500, seed=4)
+    add_domain(manager, store, "law")
+    keys = [manager.add_key("tenant-2")[1].id for _ in range(2)]
+    return tmp_path, keys
+
+
+def test_every_command_that_needs_no_store(place):
+    folder, keys = place
+    state = ["--repository", str(folder / "repository"), "--state", str(folder / "state")]
+    again = [*state[:3], str(folder / "again")]
+    commands = [
+        ["tenant", "list", *state],
+        ["tenant", "show", "acme", *state],
+        ["tenant", "rollback", "acme", *state],
+        ["tenant", "limit", "acme", "--rate", "5", *state],
+        ["tenant", "key", "add", "acme", "--days", "1", *state],
+        ["tenant", "key", "list", "tenant-2", *state],
+        ["tenant", "key", "revoke", "tenant-2", "--key", keys[0], *state],
+        ["domain", "list", *state],
+        ["domain", "rollback", "--name", "bio", *state],
+        ["domain", "delete", "--name", "law", *state],
+        ["tenant", "delete", "acme", *state],
+        ["tenant", "compact", *state],
+        ["tenant", "log", *state],
+        ["verify", *state],
+        ["backup", "--to", str(folder / "saved"), *state],
+        ["restore", "--from", str(folder / "saved"), *again],
+        ["verify", *again],
+    ]
+    assert {name for name in NEED_A_REPOSITORY if not any(" ".join(command).startswith(name) for command in commands)} == set()
+    answers = []
+    for command, code, out, err in run([[*command, "--json"] for command in commands]):
+        assert code == 0, (command, err)
+        answers.append(json.loads(out.splitlines()[-1]))
+    tenants, shown, rolled_back, limit, added, listed, revoked, domains = answers[:8]
+    assert [tenant["id"] for tenant in tenants["tenants"]] == ["acme", "tenant-0", "tenant-1", "tenant-2"]
+    assert (shown["version"], shown["keys"], shown["backbone"]) == (2, [], "toy")
+    assert (rolled_back["before"], rolled_back["after"]) == (2, 1)
+    assert limit["rate"] == 5 and added["secret"].startswith("hplm_")
+    assert [key["id"] for key in listed["keys"]] == keys and revoked["revoked"] == keys[0]
+    found = {(domain["domain"], domain["version"]): domain["tenants"] for domain in domains["domains"]}
+    assert found == {("bio", 1): 2, ("bio", 2): 1, ("law", 1): 0, ("root", 1): 1}
+    domain_back, law, deleted, compacted, log, whole, saved, restored, whole_again = answers[8:]
+    assert domain_back["moved"] == ["tenant-0"] and law["removed"] == [] and deleted["after"] is None
+    assert compacted["bytes"] >= 0 and log["changes"][-1]["action"] == "compact"
+    assert saved["generation"] == restored["generation"] == log["changes"][-1]["generation"]
+    assert whole["tables"] == whole_again["tables"] and whole["banks"] >= whole_again["banks"] > 0
+    manager = Manager.open(folder / "repository", folder / "again")
+    assert {tenant.id for tenant in manager.current().tenants} == {"tenant-0", "tenant-1", "tenant-2"}
+
+
+def test_every_command_explains_itself_and_is_tested_here():
+    known = set()
+    for command, code, out, _ in run("help"):
+        name = " ".join(command[:-1])
+        assert code == 0 and out.startswith(f"usage: hplm {name}"), name
+        known |= {name} if command[0] not in OF_OTHERS else set()
+    assert known == NEED_A_REPOSITORY | NEED_A_SERVER | NEED_A_STORE.keys()
+
+
+def test_what_needs_the_builder_says_how_to_install_it(tmp_path):
+    commands = [[*name.split(), *arguments] for name, arguments in NEED_A_STORE.items()]
+    commands += [["domain", "list", "--store", "x"], ["domain", "delete", "--name", "x", "--store", "x"]]
+    commands.append(["verify", "--store", "x"])
+    way_out = "in a checkout of hplm, pip install -e '.[build]'"
+    for command, code, out, err in run(commands):
+        assert (code, out) == (1, ""), command
+        assert err == f"hplm {command[0]}: the package `builder` is not installed: {way_out}\n"
+
+
+def test_a_repository_of_another_package_is_verified_with_that_package(tmp_path):
+    folder = tmp_path / "dedicated" / "1"
+    folder.mkdir(parents=True)
+    for name in ("backbone.json", "whole.json"):
+        (folder / name).write_text("{}")
+    ((_, code, _, err),) = run([["verify", "--repository", str(tmp_path)]])
+    assert code == 1 and err.startswith("hplm verify: the package `research` is not installed: ") and err.count("\n") == 1

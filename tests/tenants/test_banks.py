@@ -1,0 +1,98 @@
+"""Banks of a live state: where records go, what compacting wins back, and banks that cannot be read."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hplm.adapters.bank import Bank
+from hplm.adapters.layout import adapter_layout
+from hplm.errors import Broken
+from hplm.tenants.manager import Manager
+from hplm.tenants.snapshot import LIVE
+from testing.toy import CONFIG
+from tests.places import answer, exported_answer, knowledge, learn, make_place, served
+
+
+@pytest.fixture
+def place(tmp_path):
+    return make_place(tmp_path)
+
+
+def test_compacting_wins_back_what_is_gone_and_changes_no_answer(place):
+    store, repository, state = place
+    live = Manager.open(repository, state)
+    for name in ("new-a", "new-b", "new-c"):
+        live.add(name, knowledge(store, name))
+    kept = {name: answer(place, name) for name in ("new-b", "new-c")}
+    live.delete("new-a")
+    secret = Bank(live.state.bank(served(place).view.snapshot.find("new-b").adapter.bank))
+    assert secret.records == 2
+    assert live.compact() > 0
+    for name, expected in kept.items():
+        assert (answer(place, name) == expected).all()
+    tenant = served(place).view.snapshot.find("new-b")
+    assert Bank(live.state.bank(tenant.adapter.bank)).records == 1 and tenant.adapter.index == 0
+    assert live.compact() == 0
+
+
+def test_compacting_joins_banks_of_one_layout(place, monkeypatch):
+    """Two of them come about where a manager dies, or another one writes, before the old bank is removed."""
+    store, repository, state = place
+    live, glob = Manager.open(repository, state), Path.glob
+    unseen = live.state.banks  # so that each tenant begins a bank of its own
+    for name in ("new-a", "new-b"):
+        with monkeypatch.context() as apart:
+            apart.setattr(Path, "glob", lambda self, pattern: [] if self == unseen else glob(self, pattern))
+            live.add(name, knowledge(store, name))
+    kept = {name: answer(place, name) for name in ("new-a", "new-b")}
+    banks = {served(place).view.snapshot.find(name).adapter.bank for name in kept}
+    assert len(banks) == 2
+    learn(store, "new-a", 2, seed=61)
+    live.update("new-a", knowledge(store, "new-a"))
+    live.roll_back("new-a")
+    live.compact()
+    assert len({served(place).view.snapshot.find(name).adapter.bank for name in kept}) == 1
+    for name, expected in kept.items():
+        assert (answer(place, name) == expected).all()
+
+
+def test_a_bank_s_name_is_never_given_twice(place):
+    """Readers keep banks open by name: another file of the same name would be read as the old one."""
+    store, repository, state = place
+    live, names = Manager.open(repository, state), set()
+    for _ in range(3):
+        live.add("new-a", knowledge(store, "new-a"))
+        name = served(place).view.snapshot.find("new-a").adapter.bank
+        assert name not in names and name.startswith(LIVE)
+        names.add(name)
+        live.delete("new-a")
+
+
+def test_a_bank_that_cannot_be_opened_is_in_the_way_of_nobody_else(place, caplog):
+    store, repository, state = place
+    live = Manager.open(repository, state)
+    live.add("new-a", knowledge(store, "new-a"))
+    name = served(place).view.snapshot.find("new-a").adapter.bank
+    with open(live.state.bank(name), "r+b") as file:
+        file.write(b"?")
+    live.add("new-b", knowledge(store, "new-b"))  # of the same layout
+    assert (answer(place, "new-b") == exported_answer(place, "new-b")).all()
+    assert f"{live.state.bank(name)} has no readable header" in caplog.text
+    with pytest.raises(Broken, match=r"has no readable header: bring the state back with `hplm restore`"):
+        answer(place, "new-a")
+    assert live.update("new-a", knowledge(store, "new-a")).after == 2
+    assert (answer(place, "new-a") == exported_answer(place, "new-a")).all()
+
+
+def test_a_bank_that_a_change_has_begun_and_cannot_read_is_not_begun_again(place, monkeypatch):
+    """Else the second record would lie where the first one is promised."""
+    live = Manager.open(place[1], place[2])
+    layout = adapter_layout(CONFIG, "lora", 3)
+    layers = [{name: torch.zeros(shape) for name, shape in layout.shapes.items()}] * layout.layers
+    with pytest.raises(Broken, match="which this change has begun, cannot be read"), live.registry.change("test") as change:
+        first = live.banks.put(change, layout, 1001, 1, layers)
+        before = live.state.bank(first.bank).read_bytes()
+        monkeypatch.setattr(type(live.state), "open_bank", lambda *_: (_ for _ in ()).throw(Broken("too many open files")))
+        live.banks.put(change, layout, 1002, 1, layers)
+    assert live.state.bank(first.bank).read_bytes() == before

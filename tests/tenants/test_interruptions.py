@@ -1,0 +1,121 @@
+"""Changes of tenants that are cut anywhere: they are whole, or never were."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from builder.store.store import Store
+from hplm.tenants.banks import Banks
+from hplm.tenants.manager import Manager
+from hplm.tenants.registry import Registry
+from hplm.tenants.snapshot import Snapshot
+from tests.places import answer, exported_answer, knowledge, learn, make_place, served
+
+
+@pytest.fixture
+def place(tmp_path):
+    return make_place(tmp_path)
+
+
+MOMENTS = [
+    (Manager, "put"),
+    (Banks, "put"),
+    (Registry, "_write"),
+    (Snapshot, "save"),
+    (Registry, "_publish"),
+    (Registry, "_sweep"),
+]
+
+
+@pytest.mark.parametrize("owner, moment", MOMENTS, ids=lambda part: getattr(part, "__name__", part))
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("action", ["add", "update", "delete"])
+def test_a_model_check_of_every_step(place, monkeypatch, owner, moment, after, action):
+    """Cut before or after any step, there is the old state or the new one; and the next change works."""
+    store, repository, state = place
+    live = Manager.open(repository, state)
+    learn(store, "tenant-0", 2, seed=60)
+    old = {name: answer(place, name) for name in ("tenant-0", "tenant-1")}
+
+    class Cut(BaseException):
+        pass
+
+    real = getattr(owner, moment)
+
+    def cut(*arguments, **options):
+        if after:
+            real(*arguments, **options)
+        raise Cut
+
+    def act():
+        return {
+            "add": lambda: live.add("new-a", knowledge(store, "new-a")),
+            "update": lambda: live.update("tenant-0", knowledge(store, "tenant-0")),
+            "delete": lambda: live.delete("tenant-0"),
+        }[action]()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, moment, cut)
+        with contextlib.suppress(Cut):
+            act()
+    generation = live.registry.current().generation
+    assert generation in (0, 1)
+    tenants = {tenant.id: tenant.version for tenant in served(place).view.snapshot.tenants}
+    new = {"add": {"new-a": 1, "tenant-0": 1}, "update": {"tenant-0": 2}, "delete": {}}[action] | {"tenant-1": 1}
+    assert tenants == (new if generation else {"tenant-0": 1, "tenant-1": 1})
+    assert (answer(place, "tenant-1") == old["tenant-1"]).all()
+    if not generation:
+        act()
+        assert (answer(place, "tenant-1") == old["tenant-1"]).all()
+    live.add("new-c", knowledge(store, "new-c"))
+    assert (answer(place, "new-c") == exported_answer(place, "new-c")).all()
+
+
+KILLED = """
+import os, random, signal, sys, threading, time
+from pathlib import Path
+from builder.store.store import Store
+from hplm.tenants.manager import Manager
+from tests.places import knowledge
+store, repository, state, delay = Store(Path(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3]), float(sys.argv[4])
+live, begun = Manager.open(repository, state), threading.Event()
+def kill():
+    begun.wait()
+    time.sleep(delay)
+    os.kill(os.getpid(), signal.SIGKILL)
+threading.Thread(target=kill, daemon=True).start()
+while True:
+    live.add("new-a", knowledge(store, "new-a"))
+    print("added", flush=True)
+    begun.set()
+    live.delete("new-a")
+    print("deleted", flush=True)
+"""
+
+
+@pytest.mark.parametrize("delay", [0.01, 0.05, 0.15])
+def test_killed_for_real_nothing_acknowledged_is_undone(place, delay):
+    store, repository, state = place
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(store.folder), str(repository), str(state), str(delay)],
+        stdout=subprocess.PIPE,
+        timeout=120,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == -signal.SIGKILL
+    said = done.stdout.decode().split()
+    assert said[0] == "added"
+    assert served(place).view.snapshot.generation >= len(said)  # what was acknowledged, readers have
+    live = Manager.open(repository, state)
+    live.registry.current()  # what had been decided and not said is finished by the next manager
+    changes = [entry["action"].removeprefix("tenant ") for entry in live.registry.audit()]
+    assert len(changes) in (len(said), len(said) + 1)
+    assert [word.removesuffix("ed").replace("delet", "delete") for word in said] == changes[: len(said)]
+    tenants = {tenant.id for tenant in served(place).view.snapshot.tenants}
+    assert ("new-a" in tenants) == (len(changes) % 2 == 1)
+    live.add("new-b", knowledge(Store(store.folder), "new-b"))
+    assert (answer(place, "new-b") == exported_answer(place, "new-b")).all()

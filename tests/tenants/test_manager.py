@@ -1,0 +1,176 @@
+"""Changes of a live state: tenants, keys, limits and domains; published, waited for, and refused."""
+
+import contextlib
+import os
+import shutil
+import time
+from dataclasses import replace
+
+import pytest
+
+from hplm.errors import Broken, InvalidInput, NoTenant
+from hplm.tenants.knowledge import Knowledge
+from hplm.tenants.manager import Manager
+from hplm.tenants.registry import Registry
+from testing.random_store import random_table
+from tests.places import knowledge, learn, make_place, served
+
+
+@pytest.fixture
+def place(tmp_path):
+    return make_place(tmp_path)
+
+
+def test_who_is_deleted_is_unknown_and_its_record_rests_before_it_is_used_again(place, monkeypatch):
+    store, repository, state = place
+    live = Manager.open(repository, state)
+    for name in ("new-a", "new-b"):
+        live.add(name, knowledge(store, name))
+    records = {name: served(place).view.snapshot.find(name).adapter.index for name in ("new-a", "new-b")}
+    assert records == {"new-a": 0, "new-b": 1}
+    live.delete("new-a")
+    with pytest.raises(NoTenant):
+        served(place).view.snapshot.find("new-a")
+    live.add("new-a", knowledge(store, "new-a"))
+    again = served(place).view.snapshot.find("new-a")
+    assert again.adapter.index == 2 and again.uid == 5  # a stranger to whoever still holds the old one
+    live.delete("new-a")
+    monkeypatch.setattr("hplm.tenants.registry.time.time", lambda: time.monotonic() + 10**10)
+    live.add("new-a", knowledge(store, "new-a"))
+    assert served(place).view.snapshot.find("new-a").adapter.index == 0
+
+
+def test_keys_and_limits_stay_through_versions(place):
+    store, repository, state = place
+    live = Manager.open(repository, state)
+    secret, key = live.add_key("tenant-0")
+    live.limit("tenant-0", rate=5.0, deadline_us=1000)
+    learn(store, "tenant-0", 2, seed=60)
+    live.update("tenant-0", knowledge(store, "tenant-0"))
+    _, second = live.add_key("tenant-0")
+    live.roll_back("tenant-0")
+    tenant = served(place).view.snapshot.find("tenant-0")
+    assert (tenant.keys, tenant.rate, tenant.deadline_us, tenant.version) == ((key, second), 5.0, 1000, 1)
+    for file in live.state.folder.rglob("*"):
+        assert not file.is_file() or secret.encode() not in file.read_bytes()
+    live.revoke_key("tenant-0", key.id)
+    with pytest.raises(InvalidInput, match=r"last key of tenant 'tenant-0', which would be open"):
+        live.revoke_key("tenant-0", second.id)
+    with pytest.raises(InvalidInput, match=f"has no key '{key.id}': it has {second.id}"):
+        live.revoke_key("tenant-0", key.id)
+    assert [entry["action"] for entry in live.registry.audit()].count("tenant key add") == 2
+
+
+def test_what_cannot_be_served_is_refused(place):
+    _, repository, state = place
+    live = Manager.open(repository, state)
+    with pytest.raises(InvalidInput, match="'nobody' is not served"):
+        live.delete("nobody")
+    span = Knowledge("root", 1, "span", ("start",), (None, {}), None)
+    with pytest.raises(InvalidInput, match="'one' has 1 labels: one of the task span has 2"):
+        live.add("one", span)
+    with pytest.raises(InvalidInput, match="'two' has 2 labels: one of the task regress has 1"):
+        live.add("two", replace(span, task="regress", labels=("a", "b")))
+
+
+def test_changes_are_made_while_a_domain_arrives(place, tmp_path, monkeypatch):
+    store, repository, state = place
+    live, copytree = Manager.open(repository, state), shutil.copytree
+    source = tmp_path / "law"
+    random_table(store, "law", 1, ("root", 1), 500, seed=3)
+    copytree(store.table_folder("law", 1), source)
+    monkeypatch.setattr("hplm.tenants.registry.PATIENCE", 0.1)
+
+    def copied_late(*arguments):
+        monkeypatch.setattr("shutil.copytree", copytree)
+        Manager.open(repository, state).limit("tenant-0", rate=5.0)
+        Manager.open(repository, state).adopt_domain("law", 1, source)
+        return copytree(*arguments)
+
+    monkeypatch.setattr("shutil.copytree", copied_late)
+    with pytest.raises(InvalidInput, match="or that is served already"):
+        live.adopt_domain("law", 1, source)
+    assert [entry["action"] for entry in live.registry.audit()] == ["tenant limit", "domain add"]
+    assert not served(place).view.forest.failures() and not list(live.state.folder.glob("aside-*"))
+
+
+def test_what_cannot_be_tidied_away_costs_no_change(place, monkeypatch, caplog):
+    store, repository, state = place
+    live = Manager.open(repository, state)
+
+    def denied(*_):
+        raise PermissionError("another user's file")
+
+    monkeypatch.setattr(Registry, "_sweep", denied)
+    assert live.add("new-a", knowledge(store, "new-a")).after == 1
+    assert served(place).view.snapshot.find("new-a").version == 1 and "another user's file" in caplog.text
+
+
+def test_a_change_is_made_and_published_if_a_backup_begins_as_soon_as_it_is_decided(place, monkeypatch, caplog):
+    live, opened, backup = Manager.open(place[1], place[2]), Registry._opened, contextlib.ExitStack()
+    begins = iter([False, True])  # as the registry is opened to decide, and to publish
+    monkeypatch.setattr("hplm.tenants.registry.PATIENCE", 0.1)
+
+    def opened_after_a_backup(registry):
+        if registry is live.registry and next(begins):
+            backup.enter_context(Manager.open(place[1], place[2]).registry.frozen())
+        return opened(registry)
+
+    monkeypatch.setattr(Registry, "_opened", opened_after_a_backup)
+    with backup:
+        secret, key = live.add_key("tenant-0")
+    assert secret.startswith("hplm_") and "another manager has been changing" in caplog.text
+    assert served(place).view.snapshot.find("tenant-0").keys == (key,)
+
+
+def test_a_change_that_could_not_be_published_is_when_its_readers_are_waited_for(place, monkeypatch, caplog):
+    live = Manager.open(place[1], place[2])
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Registry, "_publish", full)
+        secret, key = live.add_key("tenant-0")
+    assert secret.startswith("hplm_") and "No space left" in caplog.text
+    assert served(place).view.snapshot.generation == 0
+    assert live.settle_now() == [] and served(place).view.snapshot.find("tenant-0").keys == (key,)
+
+
+def test_a_new_key_is_not_lost_where_servers_cannot_be_seen(place, monkeypatch, caplog):
+    live = Manager.open(place[1], place[2])
+    live.add_key("tenant-0")
+
+    def denied(*_):
+        raise PermissionError("another user's file")
+
+    monkeypatch.setattr("hplm.tenants.state.State.wait_for_readers", denied)
+    assert live.settle_now() == [] and "another user's file" in caplog.text
+
+
+def test_what_a_killed_manager_left_behind_goes_with_the_next_change(place):
+    live = Manager.open(*place[1:])
+    live.limit("tenant-0", rate=1.0)
+    with live.state.aside() as held:
+        left, new = live.state.folder / "aside-left", live.state.folder / "aside-new"
+        for folder in (left, new):
+            folder.mkdir()
+            (folder / "values").write_bytes(b"a table")
+        old = time.time() - 60
+        for folder in (held, left):
+            os.utime(folder, (old, old))
+        live.limit("tenant-0", rate=5.0)
+        assert held.exists() and new.exists() and not left.exists()
+
+
+def test_a_state_of_another_format_is_refused_with_the_way_out(place):
+    store, repository, state = place
+    live = Manager.open(repository, state)
+    live.add("new-a", knowledge(store, "new-a"))
+    snapshot = live.state.snapshots / "1"
+    snapshot.write_text(snapshot.read_text().replace('"format": 2', '"format": 1'))
+    with pytest.raises(InvalidInput, match="format 1, this version of hplm reads 2"):
+        served(place)
+    live.state.registry.unlink()
+    with pytest.raises(Broken, match="serves generation 1 and its registry knows 0: restore the state"):
+        live.add("new-b", knowledge(store, "new-b"))

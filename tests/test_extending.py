@@ -1,0 +1,210 @@
+"""The recipes of docs/extending.md: their code is taken from the page and runs as it stands there."""
+
+import __future__
+
+import importlib
+import inspect
+import json
+import random
+import re
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import ByteLevelBPETokenizer
+from tokenizers.processors import RobertaProcessing
+from transformers import AutoModel, PreTrainedTokenizerFast, RobertaConfig, RobertaModel
+
+import testing.reference
+from builder.adaptation.learning import Budget
+from builder.evaluation.tenant import evaluate_tenant
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
+from builder.store.store import TenantFile
+from builder.tables.root import RootOptions, build_root
+from builder.training import tasks as training_tasks
+from hplm import tasks
+from hplm.adapters import layout
+from hplm.cli.main import main
+from hplm.engine import packing
+from hplm.errors import InvalidInput
+from hplm.model.attention import PackedAttention
+from hplm.model.checkpoint import full_stack, load_checkpoint
+from testing.random_store import random_store
+from testing.toy import CONFIG, DOMAINS, TENANTS, WORDS, random_text
+from tests.engine.asker import Asker
+from tests.equality import Comparison
+from tests.scheduling.test_plugins import installed  # noqa: F401
+
+PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
+STEP = re.compile(r"(?:At the end of|In) `([\w/]+)\.py`(?:, before `(.+?)`)?:\n\n```python\n(.*?)```", re.DOTALL)
+CPU = torch.device("cpu")
+
+
+def section(heading):
+    return re.search(rf"\n## {heading}\n(.*?)(?=\n## |\Z)", PAGE.read_text("utf-8"), re.DOTALL)[1]
+
+
+@pytest.fixture
+def follow():
+    """Makes a recipe's changes in the modules that it names, until the test ends."""
+    modules = (packing, layout, tasks, training_tasks, testing.reference)
+    before = [(module, dict(vars(module))) for module in modules]
+    registries = [(value, dict(value)) for _, names in before for value in names.values() if isinstance(value, dict)]
+
+    def follow(heading):
+        steps = STEP.findall(section(heading))
+        for name, line, code in steps:
+            if not line:
+                _run(importlib.import_module(name.replace("/", ".")), code)
+        for name in {name for name, line, _ in steps if line}:
+            module = importlib.import_module(name.replace("/", "."))
+            source = inspect.getsource(module)
+            for line, code in [(line, code) for own, line, code in steps if own == name and line]:
+                found = re.findall(rf"^( *){re.escape(line)}\n", source, re.MULTILINE)
+                assert len(found) == 1, f"{name}.py has {line!r} {len(found)} times"
+                source = source.replace(f"{found[0]}{line}\n", f"{textwrap.indent(code, found[0])}{found[0]}{line}\n")
+            _run(module, source)
+
+    yield follow
+    for module, names in before:
+        for name in vars(module).keys() - names.keys():
+            delattr(module, name)
+        vars(module).update(names)
+    for registry, content in registries:
+        for name in registry.keys() - content.keys():
+            del registry[name]
+
+
+def _run(module, code):
+    """As if it stood in the module's file, where annotations are not evaluated."""
+    exec(compile(code, module.__file__, "exec", __future__.annotations.compiler_flag, dont_inherit=True), vars(module))
+
+
+def assert_served(asker, reference, tenants):
+    rng, comparison = random.Random(1), Comparison()
+    asked = [(tenant, text := random_text(rng, 20), asker.ask(tenant, [text])) for tenant in tenants for _ in range(4)]
+    for tenant, text, number in asked:
+        (rows,) = asker.wait(number)
+        comparison.add(tenant, rows.logits, reference.forward(text, tenant).numpy())
+    comparison.assert_equal("fp32")
+    asker.close()
+
+
+def labelled(path, count=60):
+    """One of three words decides."""
+    rng, labels = random.Random(path.name), ["black", "red", "white"]
+    rows = []
+    for number in range(count):
+        words = [*rng.choices(WORDS[50:], k=rng.randint(1, 5)), WORDS[number % 3]]
+        rows.append({"text": " ".join(words), "label": labels[number % 3]})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def build_tenant(store, train, *options):
+    places = ["--store", str(store.folder), "--train", str(train), "--id", "new", "--domain", "bio"]
+    return main(["build", "tenant", *places, "--epochs", "1", "--device", "cpu", *options])
+
+
+def exported(store, folder):
+    export(store, folder, ServingOptions(dtype="fp32", slots=4, batch_tokens=256))
+    return folder / "toy" / "1"
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_policy(toy, reference):
+    assert_served(Asker(toy.folder, policy="longest_first:at_most=30"), reference, [tenant.id for tenant in TENANTS])
+
+
+def test_a_packing(follow, toy, reference):
+    with pytest.raises(InvalidInput, match="'chunks'"):
+        packing.read_packing("chunks", None)
+    follow("A packing")
+    assert packing.read_packing("chunks:texts=3", None).texts == 3
+    assert_served(Asker(toy.folder, packing="chunks:texts=3"), reference, [tenant.id for tenant in TENANTS])
+
+
+def test_an_adapter_kind(follow, tmp_path):
+    follow("An adapter kind")
+    wide = TenantFile("wide", 1, "law", 1, "tag", ["O", "A"], 3, "parallel", ("query", "value", "ffn_in", "ffn_out"), "gelu")
+    store = random_store(tmp_path / "store", CONFIG, [wide, *TENANTS], DOMAINS, spread=0.3)
+    assert (
+        build_tenant(store, labelled(tmp_path / "train.jsonl"), "--task", "classify", "--adapter", "parallel", "--rank", "4")
+        == 0
+    )
+    assert store.tenant("new").adapter_layout(CONFIG).places == ("ffn_out",)
+    folder = exported(store, tmp_path / "repository")
+    assert_served(Asker(folder), testing.reference.Reference.open(folder), ["new", "wide", "acme", "flux"])
+
+
+def test_a_task(follow, tmp_path, capsys):
+    store, train = random_store(tmp_path / "store", CONFIG, TENANTS, DOMAINS, spread=0.3), labelled(tmp_path / "train.jsonl")
+    with pytest.raises(SystemExit):
+        build_tenant(store, train, "--task", "rank")
+    follow("A task")
+    capsys.readouterr()
+    assert build_tenant(store, train, "--task", "rank", "--json") == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["task"] == "rank" and 1 / 3 <= told["dev"]["reciprocal_rank"] <= 1
+    scores = evaluate_tenant(store, "new", labelled(tmp_path / "test.jsonl"), CPU, show_progress=False).scores
+    assert scores.rows == 60 and 1 / 3 <= scores.main <= 1
+
+    folder = exported(store, tmp_path / "repository")
+    asker, reference, rng = Asker(folder), testing.reference.Reference.open(folder), random.Random(2)
+    texts = [random_text(rng, 20) for _ in range(10)]
+    orders = [rows.labels for rows in asker.wait(asker.ask("new", texts))]
+    assert orders == [reference.answer(text, "new").labels for text in texts]
+    assert all(sorted(labels) == ["black", "red", "white"] for labels in orders)
+    assert_served(asker, reference, ["new", "acme", "dune"])
+
+
+def test_the_reference_refuses_what_it_does_not_know(tmp_path, monkeypatch):
+    monkeypatch.setitem(layout.KINDS, "other", layout.KINDS["lora"])
+    monkeypatch.setitem(tasks.TASKS, "guess", replace(tasks.TASKS["classify"], name="guess"))
+    tenants = [TenantFile("one", 1, "root", 1, "classify", ["a", "b"], 4, "other")]
+    tenants += [TenantFile("two", 1, "root", 1, "guess", ["a", "b"], 4)]
+    folder = exported(random_store(tmp_path / "store", CONFIG, tenants), tmp_path / "repository")
+    for tenant, named in (("one", "'other'"), ("two", "'guess'")):
+        with pytest.raises(NotImplementedError, match=named):
+            testing.reference.Reference.open(folder).answer(WORDS[0], tenant)
+
+
+def test_a_backbone_family(tmp_path):
+    source, folder = str(tmp_path / "roberta"), str(tmp_path / "bert")
+    special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator([" ".join(WORDS)], vocab_size=400, special_tokens=list(special.values()), show_progress=False)
+    trained.post_processor = RobertaProcessing(("</s>", 2), ("<s>", 0))
+    special |= {"cls_token": "<s>", "sep_token": "</s>"}
+    PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer, **special).save_pretrained(source)
+    torch.manual_seed(0)
+    config = RobertaConfig(
+        vocab_size=400, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=64,
+        max_position_embeddings=66, type_vocab_size=1, initializer_range=0.2,
+    )  # fmt: skip
+    model = RobertaModel(config, add_pooling_layer=False).eval()
+    model.save_pretrained(source)
+    with pytest.raises(InvalidInput, match="'roberta'"):
+        load_checkpoint(source)
+
+    recipe = {}
+    exec(re.search(r"```python\n(.*?)```", section("A backbone family"), re.DOTALL)[1], recipe)
+    recipe["save_as_bert"](source, folder)
+    checkpoint = load_checkpoint(folder)
+    ids = torch.randint(5, 400, (1, 9), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = model(ids, output_hidden_states=True).hidden_states
+        embedded = AutoModel.from_pretrained(folder, add_pooling_layer=False).eval().embeddings(ids)
+        assert torch.allclose(embedded, expected[0], atol=1e-6)
+        x, attend = expected[0][0], PackedAttention([9], 4)
+        for layer in full_stack(checkpoint):
+            x = layer(x, attend)
+    assert torch.allclose(x, expected[-1][0], atol=1e-5)
+
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("".join(random_text(random.Random(number), 20) + "\n" for number in range(8)))
+    store, table = build_root(folder, [corpus], tmp_path / "store", RootOptions(), Budget(steps=0), CPU)
+    assert store.config.segments == 1 and table.meta.keys
