@@ -23,8 +23,8 @@ class TritonPythonModel:
         state, secret = replies.state_folder(), os.environ.get("HPLM_ADMIN_KEY", "").strip()
         if state is None or not secret:
             raise InvalidInput(
-                f"model {args['model_name']!r} changes what is served, so it needs a state (hplm serve --state, HPLM_STATE) and "
-                "a key (HPLM_ADMIN_KEY): set both, or remove its folder from the repository"
+                f"model {args['model_name']!r} changes what is served, so it needs a state (hplm serve --state, HPLM_STATE) "
+                "and a key (HPLM_ADMIN_KEY): set both, or remove its folder from the repository"
             )
         self._keys = (key_of(secret),)
         self._commands = Commands(Manager(folder, state), BackboneConfig.load(folder / "backbone.json"))

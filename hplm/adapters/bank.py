@@ -80,12 +80,12 @@ class Bank:
             yield self._map[start : start + HEADER.size]
 
     def owner(self, index: int) -> tuple[int, int]:
-        """The uid and the version that a record belongs to."""
+        """Returns the uid and the version in a record's header."""
         uid, version, _ = HEADER.unpack_from(self._map, PAGE + index * record_bytes(self.layout))
         return uid, version
 
     def broken(self, progress: Callable[[int], object]) -> Iterator[int]:
-        """Every record that does not match its checksum; `progress` is told how many bytes were read."""
+        """Yields the records that do not match their checksums. Calls `progress` with the number of bytes read."""
         size = record_bytes(self.layout)
         for index in range(self.records):
             record = os.pread(self._descriptor, size, PAGE + index * size)

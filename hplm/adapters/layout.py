@@ -44,9 +44,9 @@ class Layout:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise InvalidInput(f"bank kind {self.kind!r} is not known: choose {', '.join(KINDS)}")
+            raise InvalidInput(f"unknown bank kind {self.kind!r}: choose {', '.join(KINDS)}")
         if self.dtype not in TORCH_DTYPES:
-            raise InvalidInput(f"bank dtype {self.dtype!r} is not known: choose {', '.join(TORCH_DTYPES)}")
+            raise InvalidInput(f"unknown bank dtype {self.dtype!r}: choose {', '.join(TORCH_DTYPES)}")
         for place in self.places:
             if place not in PROJECTIONS:
                 raise InvalidInput(f"a layer has no projection {place!r}: choose {', '.join(PROJECTIONS)}")

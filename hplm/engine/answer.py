@@ -1,4 +1,4 @@
-"""The answers to a request's texts as the outputs that a client gets: rectangles, short rows filled up."""
+"""Turns the answers to a request's texts into the outputs for a client: rectangles, with short rows filled up."""
 
 from __future__ import annotations
 

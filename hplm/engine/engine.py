@@ -35,10 +35,10 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto`: bf16 where the hardware multiplies it, else fp32."""
+    """Returns the torch dtype. `auto` is bf16 if the hardware multiplies it, else fp32."""
     if name != "auto":
         if name not in TORCH_DTYPES:
-            raise InvalidInput(f"dtype {name!r} is not known: choose auto, {' or '.join(TORCH_DTYPES)}")
+            raise InvalidInput(f"unknown dtype {name!r}: choose auto, {' or '.join(TORCH_DTYPES)}")
         return TORCH_DTYPES[name]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32

@@ -59,7 +59,7 @@ class Request:
         return self._answered
 
     def texts_from(self, looked_up: LookedUp, passages: Sequence[str] | None = None) -> list[Text]:
-        """Returns the looked-up texts one by one. `passages` are the texts in which the task `span` finds answers."""
+        """Returns the looked-up texts one by one. `passages` are for tasks that answer from a pair."""
         return [Text(self, i, *looked_up.text(i), passages[i] if passages is not None else "") for i in range(self.texts)]
 
     def done(self, index: int, rows: Rows) -> None:

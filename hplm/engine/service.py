@@ -116,7 +116,9 @@ class Service:
         tenant = request.tenant
         if top_k and not tenant.task_object.allows_top_k:
             able = " or ".join(task.name for task in TASKS.values() if task.allows_top_k)
-            raise InvalidInput(f"top_k is for tenants that {able}; tenant {tenant.id!r} has the task {tenant.task!r}")
+            raise InvalidInput(
+                f"top_k is for the task {able}, but tenant {tenant.id!r} has the task {tenant.task!r}: leave out top_k"
+            )
         if not tenant.task_object.needs_pair:
             passages = None
         elif passages is None or len(passages) != request.texts:

@@ -25,7 +25,7 @@ from hplm.plot.values import Coding
 
 BLOCK = 8 << 20
 READERS = 8
-ROWS_CHECKED = 4096  # at a time, where all of them are
+ROWS_CHECKED = 4096  # rows in one step of a check of all rows
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -112,7 +112,7 @@ class Rows:
         self._locked = rows
 
     def broken(self, progress: Callable[[int], object] = lambda size: None) -> Iterator[int]:
-        """Every row that does not match its checksum, in a file of the promised size; `progress` is told of the bytes read."""
+        """Yields the rows that do not match their checksums. Calls `progress` with the number of bytes read."""
         for start in range(0, len(self), ROWS_CHECKED):
             rows = np.arange(start, min(start + ROWS_CHECKED, len(self)))
             yield from self.touch(rows).tolist()
