@@ -78,7 +78,7 @@ class Admission:
             done_ns = self._done_at(texts[0], tokens, len(texts), deadline, columns, now_ns)
             if done_ns > deadline:
                 raise DeadlineMissed(
-                    f"the answer would take {(done_ns - texts[0].arrival_ns) / 1e6:.0f} ms, but the request allowed "
+                    f"it would take {(done_ns - texts[0].arrival_ns) / 1e6:.0f} ms, but the request allowed "
                     f"{(deadline - texts[0].arrival_ns) / 1e6:g} ms: allow more time, send fewer texts, or ask another replica"
                 )
         self._waiting += tokens
