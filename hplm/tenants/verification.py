@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import entry_points
 from pathlib import Path
 
 from hplm.adapters.bank import WAY_OUT as EXPORT_AGAIN
@@ -17,6 +16,7 @@ from hplm.adapters.bank import Bank
 from hplm.errors import Broken, HplmError, InvalidInput
 from hplm.model.weights import load_weights
 from hplm.plot.table import Table
+from hplm.registered import VERIFICATION, load, registered
 from hplm.tenants.snapshot import LIVE, Snapshot
 from hplm.tenants.state import (
     EXPORTED_BANKS,
@@ -29,9 +29,6 @@ from hplm.tenants.state import (
 )
 from hplm.tenants.state import WAY_OUT as RESTORE
 
-# Entry points of packages that export other kinds of model folders. The name is a file that marks such a folder; the value is
-# a function that returns the parts of these folders.
-GROUP = "hplm.verification"
 PUBLISHING_SECONDS = 0.5  # the time between deciding and publishing a change
 NAMED = 5  # the most broken rows of a table, or records of a bank, that are listed
 
@@ -58,9 +55,9 @@ def repository_parts(repository: Path, state: Path | None) -> list[Part]:
     if not folders:
         raise InvalidInput(f"{repository} contains no backbone: name the folder that `hplm export` wrote")
     parts: list[Part] = []
-    for others in entry_points(group=GROUP):
-        theirs = [folder for folder in folders if (folder / others.name).exists()]
-        parts += others.load()(theirs) if theirs else []
+    for file, point in registered(VERIFICATION).items():
+        theirs = [folder for folder in folders if (folder / file).exists()]
+        parts += load(point, f"the check of {theirs[0].parent}")(theirs) if theirs else []
         folders = [folder for folder in folders if folder not in theirs]
     states = {folder: State(state / folder.parent.name) for folder in folders if state is not None}
     if state is not None and not any(_is_begun(live) for live in states.values()):
@@ -199,9 +196,8 @@ def _check_snapshot(folder: Path, live: State | None) -> Callable[[Path, Progres
                 banks[name] = None
                 yield f"snapshot {path}: {error}"
         for tenant in snapshot.tenants:
-            for record in (tenant.head, tenant.adapter):
-                bank = banks[record.bank] if record is not None else None
-                if bank is None:
+            for record in tenant.records():
+                if (bank := banks[record.bank]) is None:
                     continue
                 if not 0 <= record.index < bank.records:
                     yield f"tenant {tenant.id}: bank {record.bank} has no record {record.index}"
