@@ -1,1 +1,1 @@
-"""Triton glue only: one folder a backend, one thin model.py each; no mathematics and no policy."""
+"""Triton's side of hPLM: one folder with a thin model.py for each backend. No mathematics and no policies."""

@@ -1,6 +1,6 @@
-"""The errors that a user meets. Each names the thing and the way out.
+"""The errors that a user meets. Each says what is wrong and what to do.
 
-A machine reads `word`; `status` is the name of the code that Triton sends with it.
+Clients read `word`. `status` is the name of the Triton error code that is sent with it.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import re
 
 
 class HplmError(Exception):
-    """A condition the user can act on. The command line prints it without a traceback."""
+    """An error that the user can act on. The command line prints it without a traceback."""
 
     word = "broken"
     status = "INTERNAL"
 
     def wire(self) -> str:
-        """The message as clients of the server see it: the machine's word in brackets, then the sentence."""
+        """Returns the message as clients of the server see it: the word in brackets, then the sentence."""
         return f"[{self.word}] {self}"
 
 
@@ -25,7 +25,7 @@ class InvalidInput(HplmError):
 
 
 class NoTenant(HplmError):
-    """Unknown tenant, refused key and missing ticket alike: one text, so that nobody can tell them apart."""
+    """Unknown tenant, wrong key or missing ticket. All share one message, so that a client cannot tell them apart."""
 
     word = "no_tenant"
     status = "NOT_FOUND"
@@ -40,7 +40,7 @@ class QueueFull(HplmError):
 
 
 class Quota(HplmError):
-    """The tenant's own limit is reached; nothing was done, and the message says when to come again."""
+    """The tenant's own limit is reached. The request was not run, and the message says when to retry."""
 
     word = "quota"
     status = "UNAVAILABLE"
@@ -57,7 +57,7 @@ class Draining(HplmError):
 
 
 class Broken(HplmError):
-    """Stored knowledge that does not pass its checks: fails those who need it, by name, and no one else."""
+    """Stored data that fail their checks. Only requests that need these data fail."""
 
     word = "broken"
 
@@ -68,5 +68,5 @@ BY_WORD: dict[str, type[HplmError]] = {
 
 
 def error_in(message: str) -> type[HplmError] | None:
-    """The error whose word is in a message that came over the wire; Triton puts words of its own before ours."""
+    """Returns the error class whose word is in a message from the wire. Triton puts its own words before ours."""
     return next((BY_WORD[word] for word in re.findall(r"\[(\w+)\]", message) if word in BY_WORD), None)

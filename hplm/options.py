@@ -1,9 +1,9 @@
-"""What the command line offers and other rooms check: names and defaults.
+"""Names and defaults that the command line offers and other rooms check.
 
 It imports nothing, so that `hplm --help` answers at once.
 """
 
 TABLE_DTYPES = ("fp16", "bf16", "int8")  # of the vectors in a table
 BANK_DTYPES = ("fp16", "bf16")  # of adapters and heads
-ENGINE_DTYPES = ("fp32", "bf16")  # that the upper layers are computed in
-MIN_TOKENS = 50_000  # of a corpus: a domain made from fewer would rarely be hit
+ENGINE_DTYPES = ("fp32", "bf16")  # precisions of the upper layers
+MIN_TOKENS = 50_000  # the least tokens of a corpus: look-ups would rarely hit a smaller domain

@@ -1,10 +1,10 @@
-"""What other packages register with hplm, as Python entry points. What is registered may not be installed.
+"""Finds the extensions that other packages register as Python entry points. A registered package may not be installed.
 
 hplm.commands   NAME = function(commands): adds the command `hplm NAME` to argparse's subparsers
 hplm.schemes    NAME = function(store, repository, options, NAME, resident, replace): `hplm export --scheme NAME`
 hplm.rivals     NAME = function(store, evaluation, names, device, train_file, dev_file): `hplm evaluate --against NAME`;
-                scores by name; called once for all names that have the same function
-hplm.verification   FILE = function(folders): the parts that `hplm verify` checks of model folders that hold a FILE
+                returns scores by name; called once for all names with the same function
+hplm.verification   FILE = function(folders): returns the parts that `hplm verify` checks, of model folders that contain FILE
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ VERIFICATION = "hplm.verification"
 
 
 def registered(group: str) -> dict[str, EntryPoint]:
-    """By name. Nothing is imported."""
+    """Returns the entry points of a group by name, without importing them."""
     return {point.name: point for point in sorted(entry_points(group=group))}
 
 
 def load(point: EntryPoint, what: str) -> Any:
-    """The registered object; `what` names it in errors, such as "`hplm bench`"."""
+    """Returns the registered object. `what` is its name in errors, such as "`hplm bench`"."""
     package = point.module.partition(".")[0]
     try:
         return point.load()
@@ -38,15 +38,15 @@ def load(point: EntryPoint, what: str) -> Any:
 
 
 def chosen(group: str, name: str, option: str, ours: Sequence[str] = ()) -> Any:
-    """What is registered under the name that an option was given; `ours`: names that need no registration."""
+    """Returns the object that is registered under the value of an option. `ours` are names that need no registration."""
     points = registered(group)
     if name not in points:
-        raise InvalidInput(f"{option} {name!r} is not known: choose from {', '.join([*ours, *points])}")
+        raise InvalidInput(f"unknown {option} {name!r}: choose from {', '.join([*ours, *points])}")
     return load(points[name], f"{option} {name!r}")
 
 
 def _way_out(point: EntryPoint, package: str) -> str:
-    """Where an extra has the package's name, that brings what the package needs."""
+    """Returns how to install the package. An extra with the package's name installs its dependencies too."""
     project, extras = package, []
     if point.dist is not None:
         project, extras = point.dist.name, point.dist.metadata.get_all("Provides-Extra", [])

@@ -1,6 +1,6 @@
 """The tasks of tenants: which tokens a head reads, how many outputs it has, and how an answer is read from its logits.
 
-A task is one object here and one in `builder/training/tasks.py`; docs/extending.md says how to add one.
+A task is one object here and one in `builder/training/tasks.py`. docs/extending.md describes how to add one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from hplm.model.tokenizer import first_tokens, words_of
 if TYPE_CHECKING:
     from hplm.model.tokenizer import Encoded
 
-HOLDS = 0.5  # the probability from which on a label of `multilabel` is answered
-LONGEST_ANSWER = 30  # tokens of `span`: without a bound, a far end with a high logit makes half of the passage the answer
+HOLDS = 0.5  # a label of `multilabel` is in the answer from this probability on
+LONGEST_ANSWER = 30  # tokens of `span`: without a limit, a far end with a high logit would make half of the passage the answer
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The answer to one text. Rows that are labels (`multilabel`, the k best) share one row of logits."""
+    """The answer to one text. If each row is a label of the same text (`multilabel`, `top_k`), all share one row of logits."""
 
     labels: list[str]
     scores: np.ndarray  # rows, fp32
@@ -33,32 +33,35 @@ class Rows:
 
 @dataclass(frozen=True)
 class Task:
-    """What a tenant does with a text."""
+    """A task: how a tenant reads a text and answers it."""
 
     name: str
-    find_rows: Callable[[str, str | None, Encoded], np.ndarray]  # text, pair, both as tokens -> as `rows` says
+    find_rows: Callable[[str, str | None, Encoded], np.ndarray]  # text, pair, both as tokens -> see `rows`
     read_answer: Callable[[np.ndarray, np.ndarray, Sequence[str], str], Rows]  # logits, spans, labels, passage
-    fixed_labels: tuple[str, ...] = ()  # of the head's outputs; none: each tenant has labels of its own
-    needs_pair: bool = False  # the answer is read from the second text, the passage
+    fixed_labels: tuple[str, ...] = ()  # names of the head's outputs; empty: each tenant has its own labels
+    needs_pair: bool = False  # the answer is a piece of the second text, the passage
     allows_top_k: bool = False  # a request may ask for the k best labels
 
     def head_size(self, labels: int) -> int:
-        """How many outputs the head of a tenant with so many labels has."""
+        """Returns the number of outputs of a head, for a tenant with this number of labels."""
         return len(self.fixed_labels) or labels
 
     @property
     def reads_first_token(self) -> bool:
-        """One answer for the whole text."""
+        """Whether there is one answer for the whole text."""
         return self.find_rows is first_token
 
     def rows(self, text: str, pair: str | None, encoded: Encoded) -> np.ndarray:
-        """The tokens that a head reads (-1: a word without one), and the code points each speaks of: rows x 3, int32."""
+        """Returns for each row the token that a head reads (-1: none), and the row's code points: rows x 3, int32."""
         if self.needs_pair and pair is None:
-            raise InvalidInput("the tenant finds answers in a passage: send the question as TEXT, the passage as TEXT_PAIR")
+            raise InvalidInput("the tenant needs a passage: send the question as TEXT and the passage as TEXT_PAIR")
         return self.find_rows(text, pair, encoded)
 
     def answer(self, logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], top_k: int = 0, passage: str = "") -> Rows:
-        """`logits` and `spans` have a row for each row that was read; spans of a task with a pair speak of `passage`."""
+        """Turns logits into an answer. `logits` and `spans` have a row for each read row.
+
+        With a task that needs a pair, `spans` are code points of `passage`.
+        """
         if top_k and self.allows_top_k:
             return best_labels(logits, spans, labels, top_k)
         return self.read_answer(logits, spans, labels, passage)
@@ -66,37 +69,37 @@ class Task:
 
 def find_task(name: str) -> Task:
     if name not in TASKS:
-        raise InvalidInput(f"task {name!r} is not known: choose {', '.join(TASKS)}")
+        raise InvalidInput(f"unknown task {name!r}: choose {', '.join(TASKS)}")
     return TASKS[name]
 
 
-# Which rows a head reads.
+# Functions for `find_rows`.
 
 
 def first_token(text: str, pair: str | None, encoded: Encoded) -> np.ndarray:
-    """One row, which speaks of the whole text."""
+    """Returns one row for the whole text."""
     return np.array([[0, 0, len(text)]], dtype=np.int32)
 
 
 def each_word(text: str, pair: str | None, encoded: Encoded) -> np.ndarray:
-    """A row a word: its first token."""
+    """Returns a row for each word, which reads the word's first token."""
     words = words_of(text)
     return np.column_stack([first_tokens(encoded, words), np.array(words, dtype=np.int32)])
 
 
 def passage_tokens(text: str, pair: str | None, encoded: Encoded) -> np.ndarray:
-    """A row for every token of the passage, which is the pair."""
+    """Returns a row for each token of the passage, which is the pair."""
     tokens = np.flatnonzero(~encoded.special & (encoded.segments == 1)).astype(np.int32)
     if not len(tokens):
-        raise InvalidInput("the passage holds no token that the model can read")
+        raise InvalidInput("the passage contains no token that the model can read: send another passage as TEXT_PAIR")
     return np.column_stack([tokens, encoded.offsets[tokens]])
 
 
-# How an answer is read from logits.
+# Functions for `read_answer`.
 
 
 def best_label(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], passage: str) -> Rows:
-    """One row a span. A span without a token has no label: "", 0 and NaN."""
+    """Returns a row for each span. A span without a token gets the label "", the score 0 and NaN logits."""
     readable = spans[:, 0] >= 0
     best = logits.argmax(axis=1)
     scores = softmax(logits)[np.arange(len(best)), best]
@@ -109,14 +112,14 @@ def best_label(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], pas
 
 
 def best_labels(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], count: int) -> Rows:
-    """So many labels of the first row, the most probable first."""
+    """Returns the `count` most probable labels of the first row, the most probable first."""
     best = np.argsort(-logits[0], kind="stable")[:count]
     repeat = np.zeros(len(best), dtype=np.int64)
     return Rows([labels[i] for i in best], softmax(logits)[0, best], logits[:1], spans[repeat, 1:])
 
 
 def holding_labels(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], passage: str) -> Rows:
-    """The most probable first; none may hold."""
+    """Returns all labels with a probability of at least HOLDS, the most probable first. There may be none."""
     probabilities = 1 / (1 + np.exp(-logits[0].astype(np.float64)))
     holding = [i for i in np.argsort(-logits[0], kind="stable") if probabilities[i] >= HOLDS]
     repeat = np.zeros(len(holding), dtype=np.int64)
@@ -124,7 +127,7 @@ def holding_labels(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str],
 
 
 def value(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], passage: str) -> Rows:
-    """A number is no label and has no probability; its digits stand where a label would."""
+    """Returns a number. Its digits are the label, and the score is 0 because a number has no probability."""
     return Rows([f"{logits[0, 0]:.6g}"], np.zeros(1, dtype=np.float32), logits[:1], spans[:1, 1:])
 
 
@@ -141,7 +144,7 @@ def piece_of_passage(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str
 
 
 def best_span(logits: np.ndarray) -> tuple[int, int]:
-    """The tokens at which the likeliest answer starts and ends: the sum of their two logits is the highest."""
+    """Returns the tokens at which the best answer starts and ends: the sum of their two logits is the highest."""
     starts, ends = logits[:, 0], logits[:, 1]
     best, found = -np.inf, (0, 0)
     for distance in range(min(LONGEST_ANSWER, len(logits))):

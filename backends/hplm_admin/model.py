@@ -1,4 +1,4 @@
-"""Triton's side of managing: a JSON command in, a JSON answer out, for whoever has the admin key."""
+"""Triton's side of management: takes a JSON command and returns a JSON answer. Every request needs the admin key."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class TritonPythonModel:
         state, secret = replies.state_folder(), os.environ.get("HPLM_ADMIN_KEY", "").strip()
         if state is None or not secret:
             raise InvalidInput(
-                f"model {args['model_name']!r} changes what is served: it needs a state (hplm serve --state, HPLM_STATE) and a "
-                "key (HPLM_ADMIN_KEY); without them leave its folder out of the repository"
+                f"model {args['model_name']!r} changes what is served, so it needs a state (hplm serve --state, HPLM_STATE) "
+                "and a key (HPLM_ADMIN_KEY): set both, or remove its folder from the repository"
             )
         self._keys = (key_of(secret),)
         self._commands = Commands(Manager(folder, state), BackboneConfig.load(folder / "backbone.json"))
@@ -38,7 +38,7 @@ class TritonPythonModel:
                 raise NoTenant
             commands = replies.required(request, "COMMAND").as_numpy().reshape(-1)
             if len(commands) != 1:
-                raise InvalidInput(f"{len(commands)} commands: send one at a time")
+                raise InvalidInput(f"the request has {len(commands)} commands: send one at a time")
             answer = self._commands.run(commands[0].decode("utf-8", "replace"))
             return pb_utils.InferenceResponse([replies.tensor("ANSWER", np.array([answer.encode()], dtype=object))])
         except HplmError as error:

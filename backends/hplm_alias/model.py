@@ -1,6 +1,6 @@
-"""Triton's side of the alias: sends a request on to its tenant's backbone, and its answer back, as they are.
+"""Triton's side of the alias: forwards a request to its tenant's backbone, and the answer to the client, unchanged.
 
-Headers that Triton forwarded are parameters by now, and go on as such: a client could have sent the same parameters itself.
+Triton has turned forwarded headers into parameters. They go on as parameters: a client could send the same ones itself.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from backends import replies
 from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, QueueFull, error_in
 from hplm.tenants.directory import Directory
 
-AT_ONCE = 32  # Triton's own pool for such requests has as many threads
+AT_ONCE = 32  # as many threads as Triton's own pool for such requests
 WAITING = 1024
-A_WHILE = 0.01  # seconds; asking whether the client is still there is a round trip to the server process
+A_WHILE = 0.01  # seconds; to ask whether the client is still connected is a round trip to the server process
 
 
 class TritonPythonModel:
@@ -30,14 +30,16 @@ class TritonPythonModel:
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="forward")
 
     def execute(self, requests: list) -> list[None]:
-        """Takes the requests and returns at once; each is answered later, through its own sender, once."""
+        """Takes the requests and returns at once. Each is answered once, later, through its own sender."""
         arrival = time.monotonic()
         for request in requests:
             sender = request.get_response_sender()
             if self._capacity.acquire(blocking=False):
                 self._pool.submit(self._serve, request, sender, arrival)
             else:
-                full = QueueFull(f"{WAITING} requests are waiting to be sent on: retry after 0.1 s, or ask the backbone itself")
+                full = QueueFull(
+                    f"{WAITING} requests are waiting to be forwarded: retry after 0.1 s, or ask the backbone itself"
+                )
                 replies.send(sender, replies.failure(full))
         return [None] * len(requests)
 
@@ -50,8 +52,8 @@ class TritonPythonModel:
         except HplmError as error:
             response = replies.failure(error)
         except Exception as error:
-            logging.exception("a request could not be sent on")
-            response = replies.failure(error, "sending the request on")
+            logging.exception("cannot forward a request")
+            response = replies.failure(error, "forwarding the request")
         finally:
             self._capacity.release()
         replies.send(sender, response)
@@ -64,16 +66,16 @@ class TritonPythonModel:
             model_name=backbone,
             inputs=request.inputs(),
             requested_output_names=list(request.requested_output_names()),
-            # Triton sends no fractions on; none of the backbone's parameters is one, so as text they are refused as well.
+            # Triton does not forward fractions. No parameter of the backbone is a fraction, so it refuses them as text too.
             parameters={name: str(value) if isinstance(value, float) else value for name, value in parameters.items()},
             timeout=_left(request.timeout(), arrival),
         ).exec()
         if not answer.has_error():
-            return pb_utils.InferenceResponse(answer.output_tensors())  # they lie in shared memory already
-        message = answer.error().message()  # its code is lost on the way
+            return pb_utils.InferenceResponse(answer.output_tensors())  # already in shared memory
+        message = answer.error().message()  # Triton does not pass on the error's code
         known = error_in(message)
         if known is None and not pb_utils.is_model_ready(backbone):
-            raise Draining(f"backbone {backbone!r} is being stopped or loaded: send the request again")
+            raise Draining(f"backbone {backbone!r} is being unloaded or loaded: send the request again")
         return replies.failure_with((known or Broken).status, message)
 
     def finalize(self) -> None:
@@ -81,15 +83,17 @@ class TritonPythonModel:
 
 
 def _left(timeout_us: int, arrival: float) -> int:
-    """What is left of the time that the request allows; 0: it allows any."""
+    """Returns the rest of the request's timeout; 0 means no timeout."""
     if not timeout_us:
         return 0
     left = timeout_us - round((time.monotonic() - arrival) * 1e6)
     if left <= 0:
-        raise DeadlineMissed(f"not started within the {timeout_us / 1000:g} ms that the request allowed: allow more")
+        raise DeadlineMissed(
+            f"the request was not started within the {timeout_us / 1000:g} ms that it allowed: allow more time"
+        )
     return left
 
 
 def _cancelled() -> pb_utils.InferenceResponse:
-    """The client has gone: nobody reads this."""
-    return replies.failure_with("CANCELLED", "the client has gone")
+    """Returns a response that ends the request. No client reads it."""
+    return replies.failure_with("CANCELLED", "the client has closed the connection")

@@ -1,4 +1,4 @@
-"""Triton's side of the lookup: texts in; row numbers, spans and a signed ticket out."""
+"""Triton's side of the lookup: takes texts, and returns row addresses, spans and a signed ticket."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from hplm.tenants.quotas import Quotas
 from hplm.tenants.ticket import SharedSecret, Ticket
 
 PASSED_ON = "passed_on"
-LONGEST_TIMEOUT_US = 10**12  # more is no deadline that a clock of nanoseconds holds
+LONGEST_TIMEOUT_US = 10**12  # longer ones would overflow a deadline in nanoseconds
 
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         parameters = replies.model_parameters(args)
         name = parameters["backbone"]
-        torch.set_num_threads(1)  # tensors are only carried here
+        torch.set_num_threads(1)  # nothing is computed here
         folder = Path(args["model_repository"]).parent / name / "1"
         self._backbone = Backbone(folder, replies.state_folder(), lambda table: table.index)
         self._watch = Watch(self._backbone)
@@ -64,12 +64,12 @@ class TritonPythonModel:
         parameters = replies.request_parameters(request)
         view = self._backbone.view
         tenant = admit(view.snapshot, parameters, time.time())
-        self._quotas.spend(tenant)  # upper counts all of them; what is refused here already costs nobody a look-up
+        self._quotas.spend(tenant)  # upper counts again, over all lookups; a refusal here saves the look-up
         texts = replies.texts(request, "TEXT")
         pairs = replies.optional_texts(request, "TEXT_PAIR")
         if pairs is not None and len(pairs) != len(texts):
-            raise InvalidInput(f"TEXT has {len(texts)} texts and TEXT_PAIR {len(pairs)}: send one pair for each")
-        # Not `priority`: Triton keeps that word for itself and hands it to no Python model.
+            raise InvalidInput(f"TEXT has {len(texts)} texts, but TEXT_PAIR has {len(pairs)}: send one pair for each text")
+        # Not `priority`: Triton keeps that parameter for itself and passes it to no Python model.
         priority = _whole_number(parameters, "hplm_priority", -(2**31), 2**31 - 1)
         top_k = _whole_number(parameters, "top_k", 0, 2**16 - 1)
         resolved = self._lookup.resolve(view, tenant, texts, pairs, _flag(parameters, "truncate"))

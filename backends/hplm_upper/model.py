@@ -1,4 +1,4 @@
-"""Triton's side of the engine: row numbers and a ticket in; labels, scores, logits and spans out, when they are ready."""
+"""Triton's side of the engine: takes row addresses and a ticket, and later sends labels, scores, logits and spans."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TritonPythonModel:
         self._secret = SharedSecret(name, os.getppid()).value
 
     def execute(self, requests: list) -> list[None]:
-        """Takes the requests and returns at once; each is answered later, through its own sender, once."""
+        """Takes the requests and returns at once. Each is answered once, later, through its own sender."""
         for request in requests:
             sender = request.get_response_sender()
             try:
@@ -40,7 +40,7 @@ class TritonPythonModel:
             except HplmError as error:
                 replies.send(sender, replies.failure(error))
             except Exception as error:
-                logging.exception("a request could not be taken")
+                logging.exception("cannot take a request")
                 replies.send(sender, replies.failure(error, "taking the request"))
         return [None] * len(requests)
 

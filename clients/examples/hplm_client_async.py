@@ -1,4 +1,4 @@
-"""hplm_client with asyncio: many requests under way at once, each with its own outcome.
+"""hplm_client with asyncio: many requests at once, each with its own result.
 
 python hplm_client_async.py --url 127.0.0.1:8000 --tenant acme "some text" "another"
 """

@@ -13,7 +13,7 @@ parser.add_argument("--url", default="127.0.0.1:8000")
 parser.add_argument("--protocol", choices=["http", "grpc"], default="http")
 parser.add_argument("--tenant", required=True)
 parser.add_argument("--key", help="API key of the tenant")
-parser.add_argument("--timeout", type=float, default=0.2, help="seconds, the first answer's deadline (default: %(default)s)")
+parser.add_argument("--timeout", type=float, default=0.2, help="deadline of the first answer in seconds (default: %(default)s)")
 args = parser.parse_args()
 
 with HplmClient(args.url, protocol=args.protocol, api_key=args.key) as client:

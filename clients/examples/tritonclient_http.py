@@ -25,9 +25,9 @@ with InferenceServerClient(args.url, network_timeout=args.timeout) as client:
     result = client.infer(
         args.backbone,
         [texts],
-        outputs=[InferRequestedOutput(name) for name in ("LABEL", "SCORE", "SPAN")],  # LOGITS and VERSION stay there
+        outputs=[InferRequestedOutput(name) for name in ("LABEL", "SCORE", "SPAN")],  # without LOGITS and VERSION
         parameters={"tenant": args.tenant},
-        timeout=200_000,  # the deadline in microseconds; left out, the tenant's default
+        timeout=200_000,  # the deadline in microseconds; without it, the tenant's default
         headers={"Authorization": f"Bearer {args.key}"} if args.key else None,
     )
 
@@ -35,5 +35,5 @@ labels, scores, spans = (result.as_numpy(name) for name in ("LABEL", "SCORE", "S
 for number, text in enumerate(args.texts):
     print(text)
     for label, score, (start, end) in zip(labels[number], scores[number], spans[number], strict=True):
-        if start >= 0:  # rows that only fill a short text up to the longest one have span -1, -1
+        if start >= 0:  # rows that fill short answers up to the longest have the span -1, -1
             print(f"  {label.decode() or '-'}  {score:.3f}  {text[start:end]!r}")

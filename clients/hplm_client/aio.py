@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 
 class AsyncHplmClient:
-    """HplmClient for asyncio; parameters as there. It belongs to the event loop that first uses it, and to no thread
-    but that loop's. A request whose task is cancelled is given up here; the server may still compute it.
+    """HplmClient for asyncio, with the same parameters.
+
+    It belongs to the event loop that first uses it. If a task is cancelled, the client drops its request, but the server may
+    still compute it.
     """
 
     def __init__(
@@ -47,7 +49,10 @@ class AsyncHplmClient:
         priority: int | None = None,
         logits: bool = False,
     ) -> Answer:
-        """The answer for one text. `deadline_ms` counts from now, retries included; None means the tenant's default."""
+        """Returns the answer for one text.
+
+        `deadline_ms` counts from now and includes retries. None means the tenant's default.
+        """
         answers = await self.infer_batch(
             [text],
             tenant=tenant,
@@ -72,10 +77,10 @@ class AsyncHplmClient:
         priority: int | None = None,
         logits: bool = False,
     ) -> list[Answer]:
-        """One answer a text, in order, all from one request: they succeed or fail together."""
+        """Returns an answer for each text, in order. All texts are one request: they succeed or fail together."""
         question = wire.Question(texts, tenant, pairs, top_k, truncate, priority, logits)
         transport = self._transport()
-        attempts = self._settings.attempts(deadline_ms)  # the clock runs while the backbone is looked for
+        attempts = self._settings.attempts(deadline_ms)  # includes the time to find the backbone
         arguments = wire.encode(question, transport.library)
         while True:
             try:
@@ -87,15 +92,15 @@ class AsyncHplmClient:
             await asyncio.sleep(pause)
 
     async def backbone(self) -> str:
-        """The model that answers; asks the server if none was named."""
+        """Returns the name of the backbone. Asks the server if none was given."""
         return await self._find_backbone(self._settings.network_timeout)
 
     async def backbones(self) -> list[str]:
-        """The backbones that are ready on the server."""
+        """Returns the backbones that are ready on the server."""
         return wire.backbones_in(await self._transport().statistics(self._settings.network_timeout))
 
     async def ready(self) -> bool:
-        """Whether the server, and the backbone if one is known, take requests; one that cannot be reached does not."""
+        """Whether the server, and the backbone if one is known, take requests. False if they cannot be reached."""
         transport = self._transport()
         try:
             return await transport.ready(self._backbone, self._settings.network_timeout)
@@ -113,17 +118,17 @@ class AsyncHplmClient:
                 statistics = await self._transport().statistics(min(seconds, self._settings.network_timeout))
                 self._backbone = wire.only_backbone(wire.backbones_in(statistics))
             except Forbidden as error:
-                raise NoBackbone(f"the server keeps its list of backbones to itself, name one: {error}") from error
+                raise NoBackbone(f"the server does not list its backbones ({error}): name one with `backbone`") from error
         return self._backbone
 
     def _transport(self) -> AsyncTransport:
         if self._closed:
-            raise HplmClientError("this client is closed: make another one")
+            raise HplmClientError("this client is closed: make a new one")
         loop = asyncio.get_running_loop()
         if self._bound is None:
             self._bound = (loop, transports.asynchronous(self._settings))
         if self._bound[0] is not loop:
-            raise HplmClientError("this client belongs to another event loop: make one in each")
+            raise HplmClientError("this client belongs to another event loop: make one client for each loop")
         return self._bound[1]
 
     async def __aenter__(self) -> AsyncHplmClient:

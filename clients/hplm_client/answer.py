@@ -1,4 +1,4 @@
-"""What a client gets back."""
+"""The answer that a client gets."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Row:
-    """One label. A tagger answers a row a word; a word that the model cannot read has label '' and keeps its span."""
+    """One label. A tagger returns a row for each word; a word that the model cannot read has the label '' and its span."""
 
     label: str
     score: float  # the label's probability
-    span: tuple[int, int]  # the code points of the text that the label speaks of
-    logits: tuple[float, ...] | None = None  # only with logits=True, and only for rows that have some of their own
+    span: tuple[int, int]  # the code points of the text that the label is about
+    logits: tuple[float, ...] | None = None  # only with logits=True, and only for rows with logits of their own
 
 
 @dataclass(frozen=True)
 class Answer:
-    """All rows of one text, and which version of the tenant they came from."""
+    """All rows of one text, and the tenant's version that answered."""
 
     rows: tuple[Row, ...]
     version: str
 
     @property
     def label(self) -> str | None:
-        """The first row's label; None where a text has no rows."""
+        """The first row's label; None if the text has no rows."""
         return self.rows[0].label if self.rows else None
 
     @property

@@ -13,13 +13,13 @@ from hplm_client.settings import Protocol, Settings
 
 
 class HplmClient:
-    """Asks one server, over HTTP or gRPC. One instance serves any number of threads, which do not wait for each other.
+    """Asks one server, over HTTP or gRPC. Any number of threads may use one client, without waiting for each other.
 
     url              HOST:PORT of the protocol (Triton's defaults: 8000 for HTTP, 8001 for gRPC)
     backbone         None: found on first use, if the server has just one
     api_key          sent as `authorization: Bearer KEY`
-    network_timeout  seconds for a request without a deadline; one with a deadline gets that and a second of grace
-    retries          attempts beyond the first, for refusals that are safe to repeat (see SafeToRetry); 0 turns them off
+    network_timeout  seconds for a request without a deadline; with a deadline, one second longer than that
+    retries          attempts after the first, for refusals that are safe to repeat (see SafeToRetry); 0 turns them off
     """
 
     def __init__(
@@ -48,7 +48,10 @@ class HplmClient:
         priority: int | None = None,
         logits: bool = False,
     ) -> Answer:
-        """The answer for one text. `deadline_ms` counts from now, retries included; None means the tenant's default."""
+        """Returns the answer for one text.
+
+        `deadline_ms` counts from now and includes retries. None means the tenant's default.
+        """
         return self.infer_batch(
             [text],
             tenant=tenant,
@@ -72,9 +75,9 @@ class HplmClient:
         priority: int | None = None,
         logits: bool = False,
     ) -> list[Answer]:
-        """One answer a text, in order, all from one request: they succeed or fail together."""
+        """Returns an answer for each text, in order. All texts are one request: they succeed or fail together."""
         question = wire.Question(texts, tenant, pairs, top_k, truncate, priority, logits)
-        attempts = self._settings.attempts(deadline_ms)  # the clock runs while the backbone is looked for
+        attempts = self._settings.attempts(deadline_ms)  # includes the time to find the backbone
         self._check_open()
         arguments = wire.encode(question, self._transport.library)
         while True:
@@ -88,17 +91,17 @@ class HplmClient:
 
     @property
     def backbone(self) -> str:
-        """The model that answers; asks the server if none was named."""
+        """The name of the backbone. Asks the server if none was given."""
         self._check_open()
         return self._find_backbone(self._settings.network_timeout)
 
     def backbones(self) -> list[str]:
-        """The backbones that are ready on the server."""
+        """Returns the backbones that are ready on the server."""
         self._check_open()
         return wire.backbones_in(self._transport.statistics(self._settings.network_timeout))
 
     def ready(self) -> bool:
-        """Whether the server, and the backbone if one is known, take requests; one that cannot be reached does not."""
+        """Whether the server, and the backbone if one is known, take requests. False if they cannot be reached."""
         self._check_open()
         try:
             return self._transport.ready(self._backbone, self._settings.network_timeout)
@@ -115,12 +118,12 @@ class HplmClient:
                 statistics = self._transport.statistics(min(seconds, self._settings.network_timeout))
                 self._backbone = wire.only_backbone(wire.backbones_in(statistics))
             except Forbidden as error:
-                raise NoBackbone(f"the server keeps its list of backbones to itself, name one: {error}") from error
+                raise NoBackbone(f"the server does not list its backbones ({error}): name one with `backbone`") from error
         return self._backbone
 
     def _check_open(self) -> None:
         if self._closed:
-            raise HplmClientError("this client is closed: make another one")
+            raise HplmClientError("this client is closed: make a new one")
 
     def __enter__(self) -> HplmClient:
         return self

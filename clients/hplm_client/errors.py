@@ -1,4 +1,4 @@
-"""What can go wrong, as exceptions: a class for each word of the server's, and one for each way of not reaching it."""
+"""The client's exceptions: one for each word in the server's errors, and one for each kind of failed connection."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 
 
 class HplmClientError(Exception):
-    """Base of everything this client raises. `status` is the HTTP status or gRPC code, where there was one."""
+    """The base of all exceptions of this client. `status` is the HTTP status or gRPC code, if there was one."""
 
-    word: str | None = None  # what the server puts in brackets for this error
+    word: str | None = None  # the word in brackets in the server's message
 
     def __init__(self, message: str, status: str | None = None) -> None:
         super().__init__(message)
@@ -16,23 +16,23 @@ class HplmClientError(Exception):
 
 
 class SafeToRetry(HplmClientError):
-    """The server has not taken the request, and says so, or nothing was sent: sending it again can double no work."""
+    """The request was not sent, or the server has refused to take it. Sending it again cannot double any work."""
 
     @property
     def retry_after_s(self) -> float | None:
-        """The server's hint, such as 'retry after 0.2 s' or 'retry after 50 ms', in seconds."""
+        """The seconds in the server's hint, such as 'retry after 0.2 s' or 'retry after 50 ms'."""
         hint = re.search(r"retry after (\d+(?:\.\d+)?) ?(ms|s)\b", str(self), re.IGNORECASE)
         return None if hint is None else float(hint[1]) / (1000 if hint[2].lower() == "ms" else 1)
 
 
 class InvalidInput(HplmClientError):
-    """The request itself is wrong; the same request will be refused again."""
+    """The request itself is wrong. The same request will be refused again."""
 
     word = "invalid_input"
 
 
 class NoTenant(HplmClientError):
-    """No such tenant, or the key does not open it: the server does not say which."""
+    """There is no such tenant, or the key is wrong. The server does not say which."""
 
     word = "no_tenant"
 
@@ -46,57 +46,57 @@ class QuotaExceeded(SafeToRetry):
 
 
 class Draining(SafeToRetry):
-    """The server is stopping and takes nothing new; behind a proxy another replica may."""
+    """The server is stopping and takes no new requests. Behind a proxy, another replica may."""
 
     word = "draining"
 
 
 class DeadlineMissed(HplmClientError):
-    """The server gave the request up because its deadline had passed."""
+    """The server refused or dropped the request, because it cannot be answered by its deadline."""
 
     word = "deadline"
 
 
 class ServerFault(HplmClientError):
-    """The server failed on a request that may be perfectly good."""
+    """The server failed. The request itself may be valid."""
 
 
 class Broken(ServerFault):
-    """Stored knowledge that this tenant needs does not pass its checks: an operator has to look."""
+    """Stored data of this tenant fail their checks. An operator has to act."""
 
     word = "broken"
 
 
 class UnexpectedAnswer(ServerFault):
-    """Something answered, but not as an hPLM backbone does: another model, another server, another port."""
+    """The answer is not that of an hPLM backbone. It may come from another model, server or port."""
 
 
 class Unavailable(ServerFault):
-    """Triton or a proxy in front of it refused without a word of hPLM's; whether work was begun is unknown."""
+    """Triton or a proxy refused the request, without a word of hPLM. It is unknown whether work was started."""
 
 
 class Forbidden(HplmClientError):
-    """A proxy, or Triton's restriction of its own endpoints, demands other credentials."""
+    """A proxy, or one of Triton's restricted endpoints, needs other credentials."""
 
 
 class NoBackbone(HplmClientError):
-    """The server has no such backbone, or several where none was named."""
+    """The server has no such backbone, or it has several and none was named."""
 
 
 class ConnectionFailed(HplmClientError):
-    """Base of the failures of the way to the server."""
+    """The base of all failures of the connection to the server."""
 
 
 class NotConnected(ConnectionFailed, SafeToRetry):
-    """No connection came about (refused, unknown host): nothing was sent."""
+    """No connection was made (refused, unknown host). Nothing was sent."""
 
 
 class ConnectionLost(ConnectionFailed):
-    """The connection broke after something was sent: the server may have taken the request."""
+    """The connection broke after something was sent. The server may have taken the request."""
 
 
 class ClientTimeout(ConnectionFailed):
-    """Nothing came back in time, the server's own word about the deadline included: it may still be computing."""
+    """No answer came in time, not even the server's error about the deadline. The server may still compute the request."""
 
 
 BY_WORD: dict[str, type[HplmClientError]] = {
@@ -121,15 +121,15 @@ BY_STATUS: dict[str, type[HplmClientError]] = {
     "StatusCode.UNAVAILABLE": Unavailable,
     "StatusCode.CANCELLED": ConnectionLost,
 }
-GRPC_RESTRICTED = "This protocol is restricted"  # Triton says so under UNAVAILABLE, where HTTP has 403
-# gRPC reports its own failures under the code that servers use as well; only its words tell them apart.
+GRPC_RESTRICTED = "This protocol is restricted"  # Triton sends it with UNAVAILABLE, but 403 over HTTP
+# gRPC reports its own failures with a code that servers use too. Only the text differs.
 GRPC_NOT_SENT = ("failed to connect to all addresses", "errors resolving ", "DNS resolution failed")
 GRPC_CUT_OFF = ("Stream removed", "Socket closed", "Connection reset", "Broken pipe", "GOAWAY", "recvmsg:", "sendmsg:")
 
 
 def refusal(message: str, status: str | None) -> HplmClientError:
-    """The exception for an error answer: by its word if it has one, by its HTTP status or gRPC code if not."""
-    for word in re.findall(r"\[(\w+)\]", message):  # Triton puts its own words, brackets among them, before the model's
+    """Returns the exception for an error answer: by its word, or without one by its HTTP status or gRPC code."""
+    for word in re.findall(r"\[(\w+)\]", message):  # Triton puts its own text, which may have brackets, before the model's
         if word in BY_WORD:
             return BY_WORD[word](message, status)
     if message.startswith(GRPC_RESTRICTED):

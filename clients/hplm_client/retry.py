@@ -1,9 +1,8 @@
-"""When a request may be sent again, and how long each attempt may take. Pure: a clock and a die in, decisions out.
+"""Decides when a request may be sent again, and how long each attempt may take.
 
-Inference changes nothing on the server, so a second send gives the same answer; but it also gives the server the same
-work a second time, and clients time out or lose their connection most often when the server has too much of it already.
-So only what was certainly not taken is sent again (SafeToRetry); after a timeout or a lost connection the caller must
-decide.
+Inference changes nothing on the server, so a second attempt gets the same answer. But it also gives the server the same work
+twice, and clients mostly time out or lose their connection when the server is overloaded. So only requests that the server has
+certainly not taken are sent again (SafeToRetry). After a timeout or a lost connection the caller must decide.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from collections.abc import Callable
 
 from hplm_client.errors import InvalidInput, SafeToRetry
 
-GRACE_S = 1.0  # how much longer than the deadline the network may take to bring the server's own answer about it
+GRACE_S = 1.0  # how long after the deadline the client waits for the server's own error about it
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
 
 
 class Attempts:
-    """The attempts at one request: as many as `retries` allows, all of them within one deadline."""
+    """The attempts at one request: as many as `retries` allows, all within one deadline."""
 
     def __init__(
         self,
@@ -32,7 +31,7 @@ class Attempts:
         die: Callable[[], float] = random.random,
     ) -> None:
         if deadline_ms is not None and not 0 < deadline_ms < math.inf:
-            raise InvalidInput(f"a deadline of {deadline_ms} ms: give a positive number, or None for the tenant's own")
+            raise InvalidInput(f"{deadline_ms} ms is not a deadline: give a positive number, or None for the tenant's own")
         self._retries_left = retries
         self._has_deadline = deadline_ms is not None
         self._clock = clock
@@ -42,22 +41,22 @@ class Attempts:
 
     @property
     def timeout_us(self) -> int | None:
-        """Triton's `timeout` for the next attempt; None leaves it to the tenant's default."""
+        """Triton's `timeout` for the next attempt; None means the tenant's default."""
         return max(1, round(self._remaining() * 1e6)) if self._has_deadline else None
 
     @property
     def network_s(self) -> float:
-        """How long what comes next may take, as the client sees it: the search for the backbone, or an attempt."""
+        """How long the next call may take, which is the search for the backbone or an attempt."""
         return max(0.0, self._remaining() + (GRACE_S if self._has_deadline else 0.0))
 
     def pause_s(self, error: SafeToRetry) -> float:
-        """How long to wait before the next attempt; raises `error` if there is none left, or no time for one."""
+        """Returns how long to wait before the next attempt. Raises `error` if no attempt or no time is left."""
         hint = error.retry_after_s
         if hint is None:
             pause = self._pause * (0.5 + 0.5 * self._die())
             self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
         else:
-            pause = hint * (1 + 0.5 * self._die())  # never earlier than asked, and not everybody at once
+            pause = hint * (1 + 0.5 * self._die())  # never earlier than the hint, and clients not all at once
         if self._retries_left == 0 or pause >= self._remaining():
             raise error
         self._retries_left -= 1

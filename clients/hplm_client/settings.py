@@ -1,4 +1,4 @@
-"""What both clients are told when they are made, checked once."""
+"""The settings of both clients, checked when a client is made."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Protocol = Literal["http", "grpc"]
 
 @dataclass(frozen=True)
 class Settings:
-    """`network_timeout` bounds requests that name no deadline, readiness checks and the search for the backbone."""
+    """`network_timeout` limits requests without a deadline, readiness checks and the search for the backbone."""
 
     url: str
     protocol: Protocol = "http"
@@ -25,18 +25,18 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.protocol not in get_args(Protocol):
-            raise InvalidInput(f"protocol {self.protocol!r}: it is one of {', '.join(get_args(Protocol))}")
+            raise InvalidInput(f"unknown protocol {self.protocol!r}: choose one of {', '.join(get_args(Protocol))}")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable() and self.api_key):
-            raise InvalidInput("the API key cannot go into a header: it holds something other than printable ASCII")
+            raise InvalidInput("api_key cannot be sent as a header: give printable ASCII characters only")
         if not 0 < self.network_timeout < math.inf:
-            raise InvalidInput(f"network_timeout {self.network_timeout}: seconds, more than 0, so that nothing hangs")
+            raise InvalidInput(f"network_timeout {self.network_timeout} is not a limit: give a number of seconds above 0")
         if self.retries < 0:
-            raise InvalidInput(f"retries {self.retries}: 0 turns them off")
+            raise InvalidInput(f"retries {self.retries} is below 0: give 0 to turn retries off")
         host_and_port(self.url)
 
     @property
     def headers(self) -> dict[str, str]:
-        """The same for HTTP headers and gRPC metadata, whose keys must be lower-case."""
+        """The headers for HTTP and the metadata for gRPC, whose keys must be lower-case."""
         return {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
 
     def attempts(self, deadline_ms: float | None = None) -> Attempts:
@@ -48,7 +48,7 @@ def host_and_port(url: str) -> tuple[str, int]:
     try:
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise InvalidInput(f"url {url!r}: {error}") from error
+        raise InvalidInput(f"url {url!r} is invalid ({error}): give HOST:PORT") from error
     if not host or not port or parts.netloc != url or "@" in url:
-        raise InvalidInput(f"url {url!r}: give HOST:PORT, nothing before or after it")
+        raise InvalidInput(f"url {url!r} is invalid: give HOST:PORT, with nothing before or after it")
     return host, port

@@ -1,4 +1,4 @@
-"""The wire contract: a question as Triton's tensors and parameters, Triton's tensors as answers. No network here."""
+"""The wire format: turns a question into Triton's tensors and parameters, and Triton's tensors into answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hplm_client.answer import Answer, Row
 from hplm_client.errors import InvalidInput, NoBackbone, UnexpectedAnswer
 
 OUTPUTS = ("LABEL", "SCORE", "SPAN", "VERSION")
-# Not "priority": Triton keeps that one to itself, no Python model ever sees it, and tritonclient refuses to send it.
+# Not "priority": Triton keeps that parameter for itself, no Python model sees it, and tritonclient refuses to send it.
 PRIORITY = "hplm_priority"
 
 
@@ -37,13 +37,13 @@ class Question:
 
     def __post_init__(self) -> None:
         if isinstance(self.texts, str) or isinstance(self.pairs, str):
-            raise InvalidInput("a str where a list of them belongs: its characters would become texts")
+            raise InvalidInput("texts or pairs is a single str, whose characters would become texts: give a list of str")
         if not self.texts:
-            raise InvalidInput("no texts: a request needs at least one")
+            raise InvalidInput("the request has no texts: give at least one")
         if self.pairs is not None and len(self.pairs) != len(self.texts):
-            raise InvalidInput(f"{len(self.texts)} texts but {len(self.pairs)} pairs: give one to each text, or none")
+            raise InvalidInput(f"{len(self.texts)} texts but {len(self.pairs)} pairs: give one pair for each text, or none")
         if not self.tenant or not isinstance(self.tenant, str):
-            raise InvalidInput("no tenant: name the one that is to answer")
+            raise InvalidInput("the request has no tenant: give the tenant's name")
 
     def parameters(self) -> dict[str, str | int | bool]:
         parameters: dict[str, str | int | bool] = {"tenant": self.tenant}
@@ -57,7 +57,7 @@ class Question:
 
 
 def encode(question: Question, library: Any) -> dict[str, Any]:
-    """Keyword arguments for `infer` of `library`, which is tritonclient.http or tritonclient.grpc."""
+    """Returns keyword arguments for `infer` of `library`, which is tritonclient.http or tritonclient.grpc."""
     inputs = [_strings(library, "TEXT", question.texts)]
     if question.pairs is not None:
         inputs.append(_strings(library, "TEXT_PAIR", question.pairs))
@@ -70,7 +70,7 @@ def encode(question: Question, library: Any) -> dict[str, Any]:
 
 
 def decode(result: Tensors, question: Question) -> list[Answer]:
-    """One answer a text, without the rows that only fill the shorter ones up to the longest."""
+    """Returns an answer for each text, without the rows that fill short answers up to the longest."""
     batch = len(question.texts)
     labels = _tensor(result, "LABEL", 2, batch)
     scores = _tensor(result, "SCORE", 2, batch)
@@ -78,7 +78,7 @@ def decode(result: Tensors, question: Question) -> list[Answer]:
     versions = _tensor(result, "VERSION", 2, batch)
     if scores.shape != labels.shape or spans.shape != (*labels.shape, 2) or versions.shape != (batch, 1):
         shapes = f"LABEL {labels.shape}, SCORE {scores.shape}, SPAN {spans.shape}, VERSION {versions.shape}"
-        raise UnexpectedAnswer(f"the outputs do not fit each other: {shapes}")
+        raise UnexpectedAnswer(f"the shapes of the outputs do not fit each other ({shapes}): is this an hPLM backbone?")
     logits = _tensor(result, "LOGITS", 3, batch).tolist() if question.logits else [[]] * batch
     return [
         Answer(tuple(_rows(*columns)), _text(version[0]))
@@ -87,14 +87,14 @@ def decode(result: Tensors, question: Question) -> list[Answer]:
 
 
 def backbones_in(statistics: Mapping[str, Any]) -> list[str]:
-    """The backbones among Triton's statistics: models with their lookup and upper beside them, all three ready.
+    """Returns the backbones in Triton's statistics: models that are ready together with their lookup and upper models.
 
-    Statistics name just the models that are ready, and are open where the repository index is for operators only.
+    Statistics name only models that are ready. They are open to clients, while the repository index is for operators only.
     """
     try:
         ready = {entry["name"] for entry in statistics.get("model_stats", [])}
     except (AttributeError, KeyError, TypeError) as error:
-        raise UnexpectedAnswer(f"these are no statistics of Triton's: {str(statistics)[:80]}") from error
+        raise UnexpectedAnswer(f"the answer is not Triton's statistics: {str(statistics)[:80]}") from error
     return sorted(name for name in ready if {f"{name}-lookup", f"{name}-upper"} <= ready)
 
 
@@ -102,19 +102,19 @@ def only_backbone(names: list[str]) -> str:
     if len(names) == 1:
         return names[0]
     if names:
-        raise NoBackbone(f"the server has {len(names)} backbones, name one of them: {', '.join(names)}")
-    raise NoBackbone("the server has no backbone that is ready: no model with its -lookup and -upper beside it")
+        raise NoBackbone(f"the server has {len(names)} backbones, so name one of them: {', '.join(names)}")
+    raise NoBackbone("the server has no backbone that is ready, which is a model with a -lookup and an -upper model")
 
 
 def _strings(library: Any, name: str, texts: Sequence[str]) -> Any:
     column = np.empty((len(texts), 1), dtype=np.object_)
     for number, text in enumerate(texts):
         if not isinstance(text, str):
-            raise InvalidInput(f"{name} {number} is {type(text).__name__}, not str")
+            raise InvalidInput(f"{name} {number} is {type(text).__name__}: give str")
         try:
             column[number, 0] = text.encode()
         except UnicodeEncodeError as error:
-            raise InvalidInput(f"{name} {number} cannot be sent as UTF-8: {error}") from error
+            raise InvalidInput(f"{name} {number} cannot be encoded as UTF-8: {error}") from error
     tensor = library.InferInput(name, list(column.shape), "BYTES")
     tensor.set_data_from_numpy(column)
     return tensor
@@ -124,7 +124,7 @@ def _tensor(result: Tensors, name: str, dimensions: int, batch: int) -> np.ndarr
     tensor = result.as_numpy(name)
     if tensor is None or tensor.ndim != dimensions or tensor.shape[0] != batch:
         found = "missing" if tensor is None else f"of shape {tensor.shape}"
-        raise UnexpectedAnswer(f"output {name} is {found}, where {batch} texts were sent: is this an hPLM backbone?")
+        raise UnexpectedAnswer(f"output {name} is {found}, but {batch} texts were sent: is this an hPLM backbone?")
     return tensor
 
 
@@ -140,4 +140,4 @@ def _text(value: Any) -> str:
     try:
         return value.decode()
     except (AttributeError, UnicodeDecodeError) as error:
-        raise UnexpectedAnswer(f"a string output holds {value!r}, which is not UTF-8") from error
+        raise UnexpectedAnswer(f"a string output contains {value!r}, which is not UTF-8") from error

@@ -1,1 +1,1 @@
-"""TASK knowledge: banks of adapters and heads on disk, slots on the device, and their batched application."""
+"""Task knowledge: banks of adapters and heads on disk, slots on the device, and their batched application."""

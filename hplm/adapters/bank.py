@@ -3,8 +3,8 @@
     page 0          JSON: format, layout
     record i        header (uid, version, checksum), then the weights, layer by layer, 16 bits each
 
-A record says whose it is: a reader knows from its snapshot which uid and version it must find, and never uses another's. A bank
-grows at its end; a record is written once and not again before nobody can still be reading it.
+A record's header says which tenant it belongs to. A reader knows the uid and version from its snapshot, and never uses another
+record. A bank grows at its end. A record is not overwritten while a reader may still read it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WAY_OUT = "export the repository again"
 
 @dataclass(frozen=True)
 class Record:
-    """Where knowledge lies and whose it must be."""
+    """The place of a record, and the uid and version that it must have."""
 
     bank: str  # file name
     index: int
@@ -43,9 +43,9 @@ class Record:
 
 
 class Bank:
-    """A bank, mapped read-only. Opened once it can be read on, even where it is removed meanwhile.
+    """A bank, mapped read-only. An open bank can still be read after its file was removed.
 
-    `way_out` is what a user does who finds it broken.
+    `way_out` ends error messages: what the user should do if the bank is broken.
     """
 
     def __init__(self, path: Path, way_out: str = WAY_OUT) -> None:
@@ -56,7 +56,7 @@ class Bank:
         except FileNotFoundError:
             raise self._missing() from None
         except OSError as error:
-            raise Broken(f"bank {path} cannot be read: {error.strerror}") from None
+            raise Broken(f"cannot read bank {path}: {error.strerror}") from None
         weakref.finalize(self, os.close, self._descriptor)
         self._map = self._mapped()
         try:
@@ -66,26 +66,26 @@ class Bank:
         except (ValueError, TypeError, KeyError):
             raise Broken(f"bank {path} has no readable header: {way_out}") from None
         if layout is None:
-            raise InvalidInput(f"bank {path} has format {found!r}, this version of hplm reads {FORMAT}: {way_out}")
+            raise InvalidInput(f"bank {path} has format {found!r}, but this version of hplm reads {FORMAT}: {way_out}")
         self.layout = layout
 
     @property
     def records(self) -> int:
-        """Whole ones that were there when it was last looked at."""
+        """The number of whole records when the file was last mapped."""
         return (len(self._map) - PAGE) // record_bytes(self.layout)
 
     def headers(self) -> Iterator[bytes]:
-        """Whose each record is, and its checksum."""
+        """Yields the header of each record: uid, version and checksum."""
         for start in range(PAGE, PAGE + self.records * record_bytes(self.layout), record_bytes(self.layout)):
             yield self._map[start : start + HEADER.size]
 
     def owner(self, index: int) -> tuple[int, int]:
-        """The uid and the version that a record belongs to."""
+        """Returns the uid and the version in a record's header."""
         uid, version, _ = HEADER.unpack_from(self._map, PAGE + index * record_bytes(self.layout))
         return uid, version
 
     def broken(self, progress: Callable[[int], object]) -> Iterator[int]:
-        """Every record that does not match its checksum; `progress` is told how many bytes were read."""
+        """Yields the records that do not match their checksums. Calls `progress` with the number of bytes read."""
         size = record_bytes(self.layout)
         for index in range(self.records):
             record = os.pread(self._descriptor, size, PAGE + index * size)
@@ -95,7 +95,7 @@ class Bank:
             progress(size)
 
     def read(self, record: Record, out: Tensor) -> None:
-        """Copies a record's weights into `out` (`layout.empty()`) and checks what was copied."""
+        """Copies a record's weights into `out` (`layout.empty()`) and checks the copy."""
         name = f"record {record.index} of {self.path.name}"
         if record.index >= self.records:
             self._map = self._mapped()  # it may have grown
@@ -112,7 +112,7 @@ class Bank:
             raise Broken(f"{name} is corrupt (checksum): {self._way_out}")
 
     def weights(self, record: Record) -> list[dict[str, Tensor]]:
-        """A record of one's own, by layer: for tools and references."""
+        """Returns a copy of a record's weights, by layer: for tools and references."""
         flat = self.layout.empty()
         self.read(record, flat)
         return self.layout.unpack(flat)
@@ -123,7 +123,7 @@ class Bank:
         except ValueError:
             raise self._missing() from None
         except OSError as error:
-            raise Broken(f"bank {self.path} cannot be mapped: {error.strerror}") from None
+            raise Broken(f"cannot map bank {self.path}: {error.strerror}") from None
 
     def _missing(self) -> Broken:
         return Broken(f"bank {self.path} is missing or empty: {self._way_out}")
@@ -134,7 +134,7 @@ def record_bytes(layout: Layout) -> int:
 
 
 def write_bank(path: Path, layout: Layout, records: Iterable[tuple[int, int, Tensor]]) -> None:
-    """Writes a whole bank of (uid, version, layers x layer_size) and gives it its name when it is complete."""
+    """Writes a whole bank of (uid, version, layers x layer_size) under a temporary name, and renames it when it is complete."""
     temporary = path.with_name(path.name + ".writing")
     with open(temporary, "wb") as file:
         file.write(json.dumps({"format": FORMAT, "layout": asdict(layout)}).encode().ljust(PAGE, b"\0"))
@@ -146,7 +146,7 @@ def write_bank(path: Path, layout: Layout, records: Iterable[tuple[int, int, Ten
 
 
 def write_record(path: Path, layout: Layout, index: int, uid: int, version: int, flat: Tensor) -> None:
-    """Puts a record where none is, or none that anybody reads any more; at most one beyond the end."""
+    """Writes a record into a free place, or directly behind the last record. No reader may still read that place."""
     with open(path, "r+b") as file:
         file.seek(PAGE + index * record_bytes(layout))
         file.write(_packed(layout, uid, version, flat))

@@ -1,4 +1,4 @@
-"""The way from host memory to slots: on CUDA a stream beside the one that computes; on the CPU in place, done at once."""
+"""Copies from host memory to slots: on CUDA in a stream beside the computing one, on the CPU at once."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ import torch
 
 
 class Mark(Protocol):
-    """A moment in the order of copies."""
+    """A point in the order of copies."""
 
     def wait(self) -> None:
-        """What the calling thread gives the device to compute from here on starts after it."""
+        """Makes the device wait for the mark before it runs the calling thread's next work."""
 
     def synchronize(self) -> None:
-        """The calling thread itself goes on after it."""
+        """Blocks the calling thread until the mark is reached."""
 
 
 class Copies:
-    """Marks are in the order of copies: who waits for one waits for everything copied before it."""
+    """Starts copies and marks points between them. Waiting for a mark is waiting for all copies before it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(device))  # on which the slots are being cleared
+            self._stream.wait_stream(torch.cuda.current_stream(device))  # it may still clear the slots
 
     def under_way(self) -> AbstractContextManager:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def mark(self) -> Mark:
-        return _Past() if self._stream is None else _Ahead(self._stream.record_event(), self._device)
+        return _Reached() if self._stream is None else _Pending(self._stream.record_event(), self._device)
 
 
-class _Past:
+class _Reached:
     def wait(self) -> None:
         pass
 
@@ -42,7 +42,7 @@ class _Past:
         pass
 
 
-class _Ahead:
+class _Pending:
     def __init__(self, event: torch.cuda.Event | torch.Event, device: torch.device) -> None:
         self._event = event
         self._device = device

@@ -1,4 +1,4 @@
-"""Which slot applies to which rows of a batch, and linear maps over all of them at once."""
+"""The interface for linear maps over all rows of a batch at once, each row with the weights of its slot."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from torch import Tensor
 
 
 class Groups(ABC):
-    """Built once a batch from the slot of every row; used in every layer. Weights are slots x outputs x inputs."""
+    """Made once for a batch from the slot of every row, and used in every layer. Weights are slots x outputs x inputs."""
 
     @abstractmethod
     def spread(self, x: Tensor) -> Tensor:
-        """rows x d -> the order and shape in which the maps take them."""
+        """Brings rows x d into the order and shape that the maps take."""
 
     @abstractmethod
     def collect(self, spread: Tensor) -> Tensor:
-        """And back."""
+        """Brings spread rows back into rows x d."""
 
     @abstractmethod
     def linear(self, spread: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
 
     @abstractmethod
     def add(self, base: Tensor, spread: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
-        """Adds to rows, in place, what a linear map makes of spread ones: large new tensors cost more than small products."""
+        """Adds the linear map of spread rows to `base`, in place: large new tensors cost more than small products."""

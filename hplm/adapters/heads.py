@@ -1,4 +1,4 @@
-"""Heads come in a few sizes, so that those of different tenants are applied together."""
+"""Rounds heads up to a few sizes, so that heads of different tenants can be applied together."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def size_for(labels: int) -> int:
     for size in SIZES:
         if labels <= size:
             return size
-    raise InvalidInput(f"{labels} labels: heads go up to {SIZES[-1]}")
+    raise InvalidInput(f"{labels} labels are too many: a head has {SIZES[-1]} at most")
 
 
 def grown(head: Mapping[str, Tensor], size: int) -> dict[str, Tensor]:
-    """Rows beyond the tenant's labels are zero and never read."""
+    """Returns the head with `size` rows. Rows beyond the tenant's labels are zero and never read."""
     whole = dict(head)
     for name in ("weight", "bias"):
         whole[name] = torch.zeros(size, *head[name].shape[1:])

@@ -1,4 +1,4 @@
-"""What a record holds: the tensors of a kind of adapter or head, and how they are applied to the rows of a batch."""
+"""Layouts of records: the tensors of a kind of adapter or head, and how they are applied to the rows of a batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hplm.options import BANK_DTYPES
 TORCH_DTYPES = dict(zip(BANK_DTYPES, (torch.float16, torch.bfloat16), strict=True))
 PROJECTIONS = {"query": QKV, "key": QKV, "value": QKV, "attention_out": ATTENTION_OUT, "ffn_in": FFN_IN, "ffn_out": FFN_OUT}
 
-Weights = Mapping[str, Tensor]  # of one layer, slots first
+Weights = Mapping[str, Tensor]  # tensors of one layer, slots x ...
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -30,7 +30,7 @@ Shapes = dict[str, tuple[int, ...]]
 class Layout:
     """One kind and size of record. `size` is the rank of an adapter or the number of labels of a head.
 
-    `places` are the projections of a layer that an adapter works on; a head has none.
+    `places` are the projections of a layer that an adapter changes. A head has none.
     """
 
     kind: str
@@ -44,24 +44,24 @@ class Layout:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise InvalidInput(f"bank kind {self.kind!r} is not known: choose {', '.join(KINDS)}")
+            raise InvalidInput(f"unknown bank kind {self.kind!r}: choose {', '.join(KINDS)}")
         if self.dtype not in TORCH_DTYPES:
-            raise InvalidInput(f"bank dtype {self.dtype!r} is not known: choose {', '.join(TORCH_DTYPES)}")
+            raise InvalidInput(f"unknown bank dtype {self.dtype!r}: choose {', '.join(TORCH_DTYPES)}")
         for place in self.places:
             if place not in PROJECTIONS:
                 raise InvalidInput(f"a layer has no projection {place!r}: choose {', '.join(PROJECTIONS)}")
         if len(set(self.places)) < len(self.places):
-            raise InvalidInput(f"projections {', '.join(self.places)}: name each once")
-        activation(self.function)  # refuses what it does not know
+            raise InvalidInput(f"the projections {', '.join(self.places)} contain one twice: name each once")
+        activation(self.function)  # raises if it is unknown
 
     @property
     def shapes(self) -> Shapes:
-        """Tensors of one layer, in the order in which they lie in the record."""
+        """The tensors of one layer, in their order in the record."""
         return KINDS[self.kind].shapes(self)
 
     @property
     def drawn(self) -> list[str]:
-        """Tensors that training starts from random numbers; the others start at zero."""
+        """The tensors that training starts from random numbers. The others start at zero."""
         return [name for name in self.shapes if name.endswith(KINDS[self.kind].drawn)]
 
     @property
@@ -74,7 +74,7 @@ class Layout:
 
     @property
     def name(self) -> str:
-        """Of the bank's file: what differs in any way has another."""
+        """The name of the bank's file. Every layout has another."""
         parts = [self.kind, str(self.size)]
         if self.places and self.places != KINDS[self.kind].usual_places:
             parts.append("+".join(self.places))
@@ -93,15 +93,18 @@ class Layout:
         return TORCH_DTYPES[self.dtype]
 
     def computed_in(self, dtype: torch.dtype) -> torch.dtype:
-        """By an engine of that precision. A head's few rows always in 32 bits: 16 could not tell values far from 0 apart."""
+        """Returns the precision in which an engine of `dtype` computes it.
+
+        A head's few rows always take 32 bits: 16 bits cannot separate values far from 0.
+        """
         return dtype if self.places else torch.float32
 
     def empty(self, pin: bool = False) -> Tensor:
-        """Room for one record's weights."""
+        """Returns an uninitialised tensor for one record's weights."""
         return torch.empty(self.layers, self.layer_size, dtype=self.torch_dtype, pin_memory=pin)
 
     def unpack(self, flat: Tensor) -> list[dict[str, Tensor]]:
-        """layers x layer_size -> for each layer its tensors, as views."""
+        """Returns the tensors of each layer as views of layers x layer_size."""
         sizes = [prod(shape) for shape in self.shapes.values()]
         return [
             {name: _lying(part, shape) for (name, shape), part in zip(self.shapes.items(), layer.split(sizes), strict=True)}
@@ -109,7 +112,7 @@ class Layout:
         ]
 
     def allocate(self, slots: int, device: torch.device, dtype: torch.dtype) -> list[dict[str, Tensor]]:
-        """For as many records, by layer, slots first."""
+        """Returns zeros for that many slots: for each layer its tensors as slots x ..."""
         return [
             {
                 name: _lying(torch.zeros(slots * prod(shape), device=device, dtype=dtype), shape, slots)
@@ -126,7 +129,7 @@ class Layout:
         return flat
 
     def width(self, place: str) -> tuple[int, int]:
-        """What goes into and comes out of a projection."""
+        """Returns the input and output widths of a projection."""
         wide = self.intermediate
         return {"ffn_in": (self.hidden, wide), "ffn_out": (wide, self.hidden)}.get(place, (self.hidden, self.hidden))
 
@@ -134,21 +137,24 @@ class Layout:
         return any(PROJECTIONS[place] == at for place in self.places)
 
     def group(self, slots: np.ndarray, device: torch.device, dtype: torch.dtype) -> Groups:
-        """Rows by the slot of each, as the device multiplies them fastest."""
+        """Groups rows by their slots, in the form that the device multiplies fastest."""
         widths = [width for shape in self.shapes.values() if len(shape) > 1 for width in shape]
         return runs.Runs(slots, device) if runs.fits(device, dtype, widths) else Tiles(slots, device)
 
     def adapt(self, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
-        """What goes on from a place of the layer (`hplm.model.layer`), given what went in and what came out (may change)."""
+        """Returns the adapted output of a projection (`hplm.model.layer`), given its input and output. May change `after`."""
         return KINDS[self.kind].adapt(self, at, before, after, groups, weights)
 
     def read(self, x: Tensor, groups: Groups, weights: Weights) -> Tensor:
-        """A head's logits."""
+        """Returns a head's logits."""
         return KINDS[self.kind].read(self, x, groups, weights)
 
 
 def _lying(flat: Tensor, shape: tuple[int, ...], *slots: int) -> Tensor:
-    """Matrices lie as products read them, inputs x outputs: CPUs multiply small ones up to three times as fast that way."""
+    """Returns a view of `flat` whose matrices are stored as inputs x outputs, as products read them.
+
+    CPUs multiply small matrices up to three times as fast that way.
+    """
     if len(shape) == 1:
         return flat.view(*slots, *shape)
     return flat.view(*slots, *reversed(shape)).mT
@@ -156,20 +162,20 @@ def _lying(flat: Tensor, shape: tuple[int, ...], *slots: int) -> Tensor:
 
 class Kind(ABC):
     usual_places: tuple[str, ...] = ()
-    drawn: tuple[str, ...]  # endings of names
+    drawn: tuple[str, ...]  # endings of the names of randomly initialised tensors
 
     @abstractmethod
     def shapes(self, layout: Layout) -> Shapes: ...
 
     def adapt(self, layout: Layout, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
-        raise TypeError(f"{layout.kind} is no adapter")
+        raise TypeError(f"{layout.kind} is not an adapter")
 
     def read(self, layout: Layout, x: Tensor, groups: Groups, weights: Weights) -> Tensor:
-        raise TypeError(f"{layout.kind} is no head")
+        raise TypeError(f"{layout.kind} is not a head")
 
 
 class Bottleneck(Kind):
-    """h + W_up . f(W_down . h), on what a projection puts out (HMI 3.2.2: after attention)."""
+    """h + W_up . f(W_down . h), on the output of a projection (HMI 3.2.2: after attention)."""
 
     usual_places = ("attention_out",)
     drawn = ("/down",)
@@ -191,13 +197,13 @@ class Bottleneck(Kind):
                 inner = groups.linear(spread, weights[f"{place}/down"], weights[f"{place}/down_bias"])
                 inner = activation(layout.function)(inner)
                 if torch.is_grad_enabled():
-                    after = after.clone()  # what went into the map is needed once more
+                    after = after.clone()  # the backward pass needs the input of the map
                 groups.add(_part(layout, at, place, after), inner, weights[f"{place}/up"], weights[f"{place}/up_bias"])
         return after
 
 
 class LowRank(Kind):
-    """W . x + B . A . x, on any projection (LoRA); its scale is folded into B."""
+    """W . x + B . A . x, on any projection (LoRA). Its scale is multiplied into B."""
 
     usual_places = ("query", "value")
     drawn = ("/a",)
@@ -222,7 +228,7 @@ class LowRank(Kind):
 
 
 def _part(layout: Layout, at: str, place: str, after: Tensor) -> Tensor:
-    """What the projection has put out: query, key and value are computed as one."""
+    """Returns the output of one projection: query, key and value are computed together."""
     if at != QKV:
         return after
     start = ("query", "key", "value").index(place) * layout.hidden
@@ -240,7 +246,7 @@ class Head(Kind):
 
 
 class TwoLayerHead(Kind):
-    """W . f(D . x), as imported models often have it."""
+    """W . f(D . x), which imported models often have."""
 
     drawn = ("dense", "weight")
 
@@ -268,9 +274,9 @@ def adapter_layout(
     function: str = "relu",
     dtype: str = "fp16",
 ) -> Layout | None:
-    """None for rank 0."""
+    """Returns the layout of an adapter, or None for rank 0."""
     if kind not in (adapters := [name for name, own in KINDS.items() if own.usual_places]):
-        raise InvalidInput(f"adapter kind {kind!r} is not known: choose {' or '.join(adapters)}")
+        raise InvalidInput(f"unknown adapter kind {kind!r}: choose {' or '.join(adapters)}")
     if not rank:
         return None
     places = places or KINDS[kind].usual_places
@@ -278,7 +284,7 @@ def adapter_layout(
 
 
 def head_layout(config: BackboneConfig, labels: int, function: str | None = None, dtype: str = "fp16") -> Layout:
-    """A linear head, or one of two layers with a function between them."""
+    """Returns the layout of a linear head, or of one with two layers and a function between them."""
     if function is None:
         return Layout("head", labels, config.hidden, 1, dtype=dtype)
     return Layout("head2", labels, config.hidden, 1, function=function, dtype=dtype)

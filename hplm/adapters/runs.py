@@ -1,7 +1,7 @@
-"""Linear maps by one grouped kernel: a product for each run of rows that share a slot, of whatever length.
+"""Linear maps by one grouped kernel: one product for each run of rows that share a slot. Runs have any length.
 
-No row is padded. The kernel exists on CUDA for bf16, from Hopper on, and wants rows of whole 16 bytes; elsewhere torch imitates
-it by a loop.
+No row is padded. The kernel exists on CUDA for bf16, from Hopper on, and needs rows of a multiple of 16 bytes. Elsewhere torch
+replaces it by a loop.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torch.nn.functional import grouped_mm
 from hplm.adapters.groups import Groups
 
 ALIGNMENT = 16  # bytes
-GENERATIONS = (9, 10)  # of GPUs, major numbers of their capability
-MOST = 1023  # products of one call
-MANY = 2  # runs for each distinct slot; beyond, sorting rows costs less than reading weights that often
+GENERATIONS = (9, 10)  # major compute capabilities of GPUs that have the kernel
+MOST = 1023  # products in one call
+MANY = 2  # runs for each distinct slot; above it, sorting rows costs less than reading weights so often
 
 
 def fits(device: torch.device, dtype: torch.dtype, widths: list[int]) -> bool:
-    """Whether the kernel takes matrices of these widths there."""
+    """Whether the device's kernel takes matrices of these widths."""
     return (
         device.type == "cuda"
         and dtype == torch.bfloat16
@@ -31,7 +31,7 @@ def fits(device: torch.device, dtype: torch.dtype, widths: list[int]) -> bool:
 
 class Runs(Groups):
     def __init__(self, slots: np.ndarray, device: torch.device) -> None:
-        self._take: Tensor | None = None  # rows sorted by slot, and back; None: as they lie
+        self._take: Tensor | None = None  # sorts rows by slot, `_back` undoes it; None: rows stay in place
         self._back: Tensor | None = None
         starts = _starts(slots)
         if len(starts) > min(MANY * len(np.unique(slots)), MOST):
@@ -60,7 +60,7 @@ class Runs(Groups):
 
 
 def _call(slots: np.ndarray, bounds: np.ndarray, device: torch.device) -> tuple[slice, Tensor, Tensor]:
-    """The rows from the first bound to the last, the slot of each run between two bounds, and where it ends among the rows."""
+    """Returns the rows between the first and the last bound, and for each run between two bounds its slot and its end."""
     own, ends = slots[bounds[:-1]].astype(np.int64), (bounds[1:] - bounds[0]).astype(np.int32)
     return slice(int(bounds[0]), int(bounds[-1])), torch.from_numpy(own).to(device), torch.from_numpy(ends).to(device)
 

@@ -1,7 +1,7 @@
-"""Slots: the bounded set of records that lie on the device, least recently used out first.
+"""Slots: a limited number of records on the device. The least recently used record is replaced first.
 
-Owned by one thread. `hold` reads a missing record into host memory and promises it a slot; `fill` starts the copies of all that
-was promised, layer by layer, so that a batch computes its first layer while the next one's weights are on their way.
+One thread owns them. `hold` reads a missing record into host memory and reserves a slot for it. `fill` starts the copies to all
+reserved slots, layer by layer. So a batch computes its first layer while the weights of the next layer are copied.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hplm.errors import HplmError
 
 
 class SlotsTaken(HplmError):
-    """Every slot is pinned by a batch in flight: more different records than the batches were promised room for."""
+    """Every slot is pinned by a batch in flight: the batches have more different records than there are slots."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Arrival:
 
 
 class Slots:
-    """For the records of one layout, whichever banks they lie in."""
+    """The slots for all records of one layout, from any bank."""
 
     def __init__(self, layout: Layout, count: int, device: torch.device, dtype: torch.dtype) -> None:
         self._layout = layout
@@ -39,11 +39,11 @@ class Slots:
         self.layers: list[dict[str, Tensor]] = layout.allocate(count, device, dtype)
         self._slot_of: OrderedDict[Record, int] = OrderedDict()  # least recently used first
         self._pins = [0] * count
-        self._empty = list(reversed(range(count)))  # low ones first: weights of consecutive slots are used where they lie
+        self._empty = list(reversed(range(count)))  # low slots first: weights of consecutive slots need no copy
         self._copies = Copies(device)
-        self._arrivals: list[Arrival] = []  # host memory: as much as one batch ever missed
+        self._arrivals: list[Arrival] = []  # host memory for as many records as any batch has missed
         self._promised: list[tuple[int, Arrival]] = []
-        self._last: Mark | None = None  # of copies that may still read the arrivals
+        self._last: Mark | None = None  # the end of copies that may still read the arrivals
         self.hits = self.misses = 0
 
     @property
@@ -55,7 +55,10 @@ class Slots:
         return len(self._slot_of)
 
     def hold(self, record: Record, bank: Bank) -> int:
-        """The record's slot, pinned until `release`; the record is in it after `fill`. Raises Broken if the record is."""
+        """Returns the record's slot, pinned until `release`. The slot has the record after `fill`.
+
+        Raises Broken if the record is broken.
+        """
         slot = self._slot_of.get(record)
         if slot is None:
             arrival = self._arrival()
@@ -71,13 +74,13 @@ class Slots:
         return slot
 
     def fill(self) -> list[Mark]:
-        """Starts copying what was promised; a layer of any record held so far may be used after that layer's mark."""
+        """Starts the copies to all reserved slots. A layer of any held record may be used after that layer's mark."""
         marks = []
         with self._copies.under_way():
             for number, layer in enumerate(self.layers):
                 for slot, arrival in self._promised:
                     for name, tensor in arrival.layers[number].items():
-                        # First as it is, then converted: the other way round the host would convert, and wait.
+                        # Copied first and converted on the device. Otherwise the host would convert, and wait.
                         layer[name][slot].copy_(tensor.to(self._device, non_blocking=True))
                 marks.append(self._copies.mark())
         self._promised.clear()
@@ -103,4 +106,4 @@ class Slots:
             if not self._pins[slot]:
                 del self._slot_of[record]
                 return slot
-        raise SlotsTaken(f"all {len(self._pins)} slots for {self._layout.file_name} are in use: raise 'slots'")
+        raise SlotsTaken(f"all {len(self._pins)} slots for {self._layout.file_name} are in use: increase 'slots'")

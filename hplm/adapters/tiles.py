@@ -1,7 +1,7 @@
-"""Linear maps by batched products: rows cut into tiles of equal length, each of one slot.
+"""Linear maps by batched products: rows are cut into tiles of equal length, each of one slot.
 
-One product serves every tenant in the batch however their texts are mixed. Where the runs of rows are of equal length already,
-tiles are views of them; otherwise rows that share a slot are gathered and padded.
+One product serves all tenants of a batch, however their texts are mixed. If the runs of rows already have equal length, tiles
+are views of them. Otherwise rows that share a slot are gathered and padded.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from hplm.adapters.groups import Groups
 
 class Tiles(Groups):
     def __init__(self, slots: np.ndarray, device: torch.device) -> None:
-        self._take: Tensor | None = None  # rows of the tiles, and back; None: rows lie as tiles do
+        self._take: Tensor | None = None  # gathers rows into tiles, `_back` undoes it; None: tiles are views
         self._back: Tensor | None = None
         starts = np.concatenate(([0], np.flatnonzero(np.diff(slots)) + 1))
         tile = int(np.gcd.reduce(np.diff(starts, append=len(slots))))
         distinct, counts = np.unique(slots, return_counts=True)
-        mean = -(-len(slots) // len(distinct))  # short groups pad to it, long ones take several tiles
+        mean = -(-len(slots) // len(distinct))  # short groups are padded to it, long groups take several tiles
         tiles_of = -(-counts // mean)
-        if len(slots) // tile <= 2 * tiles_of.sum():  # else so many small products cost more than gathering
+        if len(slots) // tile <= 2 * tiles_of.sum():  # more small products would cost more than gathering
             tile_slots = slots[::tile]
         else:
             tile_slots = np.repeat(distinct, tiles_of)
             self._gather(slots, counts, tiles_of, mean, device)
         self._tiles = len(tile_slots)
         self._first = int(tile_slots[0])
-        consecutive = bool((np.diff(tile_slots) == 1).all())  # as a single one is; their weights need no copy
+        consecutive = bool((np.diff(tile_slots) == 1).all())  # then their weights need no copy; true for a single tile
         self._slots = None if consecutive else torch.from_numpy(tile_slots.astype(np.int64)).to(device)
 
     def _gather(self, slots: np.ndarray, counts: np.ndarray, tiles_of: np.ndarray, tile: int, device: torch.device) -> None:
@@ -38,7 +38,7 @@ class Tiles(Groups):
         first_row = np.cumsum(counts) - counts
         within = np.arange(len(slots)) - np.repeat(first_row, counts)
         home = np.repeat(first_tile, counts) * tile + within
-        take = np.zeros(int(tiles_of.sum()) * tile, dtype=np.int64)  # padding repeats row 0 and is dropped again
+        take = np.zeros(int(tiles_of.sum()) * tile, dtype=np.int64)  # padding repeats row 0 and is dropped afterwards
         take[home] = order
         back = np.empty(len(slots), dtype=np.int64)
         back[order] = home
@@ -50,7 +50,7 @@ class Tiles(Groups):
         return self._take is not None
 
     def spread(self, x: Tensor) -> Tensor:
-        """rows x d -> tiles x rows of a tile x d"""
+        """Turns rows x d into tiles x rows of a tile x d."""
         if self._take is not None:
             x = x.index_select(0, self._take)
         return x.unflatten(0, (self._tiles, -1))
@@ -60,7 +60,7 @@ class Tiles(Groups):
         return rows if self._back is None else rows.index_select(0, self._back)
 
     def pick(self, slots: Tensor) -> Tensor:
-        """slots x ... -> tiles x ...: the weights of each tile."""
+        """Returns the weights of each tile: slots x ... -> tiles x ..."""
         if self._slots is None:
             return slots[self._first : self._first + self._tiles]
         return slots.index_select(0, self._slots)

@@ -1,1 +1,1 @@
-"""The `hplm` command: one thin file a group of commands, no logic."""
+"""The `hplm` command: a file for each group of commands, which reads options and prints results, without logic."""

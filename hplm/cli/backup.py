@@ -1,4 +1,4 @@
-"""`hplm backup` and `hplm restore`: a live state as a folder, and back."""
+"""`hplm backup` copies a live state into a folder, and `hplm restore` makes a state from it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ def register(commands: argparse._SubParsersAction) -> None:
     backup = commands.add_parser(
         "backup",
         help="copy a live state into a folder",
-        description="Copies all that the newest generation needs, while it is served. The repository itself is not in it.",
+        description="Copies everything that the newest generation needs, while it is served. Does not copy the repository.",
     )
-    backup.add_argument("--to", type=Path, required=True, metavar="DIR", help="a folder that is not there yet")
+    backup.add_argument("--to", type=Path, required=True, metavar="DIR", help="a new folder")
     restore = commands.add_parser(
         "restore",
         help="make a live state from a backup",
-        description="Writes a state that is not there yet. Servers that had it must be started again.",
+        description="Writes a state that does not exist yet. Servers of the old state must be started again.",
     )
-    restore.add_argument("--from", dest="source", type=Path, required=True, metavar="DIR", help="what `hplm backup` wrote")
+    restore.add_argument("--from", dest="source", type=Path, required=True, metavar="DIR", help="folder from `hplm backup`")
     for command, run in ((backup, run_backup), (restore, run_restore)):
         served_options(command, required=True)
         command.add_argument("--json", action="store_true", help="end with one line of JSON")

@@ -1,4 +1,4 @@
-"""`hplm build`: a checkpoint, corpora and labels become knowledge in a store, one command a step."""
+"""`hplm build`: turns a checkpoint, corpora and labels into a store, with one command for each step."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from hplm.options import BANK_DTYPES, MIN_TOKENS, TABLE_DTYPES
 
 
 def register(commands: argparse._SubParsersAction) -> None:
-    build = commands.add_parser("build", help="turn a BERT, a corpus or labelled data into knowledge")
+    build = commands.add_parser("build", help="build a backbone, a domain or a tenant")
     steps = build.add_subparsers(dest="step", required=True, metavar="STEP")
-    root = _step(steps, "root", run_root, "split a BERT, adapt its lower half to windows, build the root table")
+    root = _step(steps, "root", run_root, "split a BERT, adapt its lower stack to windows, build the root table")
     root.add_argument("--model", required=True, help="Hugging Face name or folder of a BERT")
-    root.add_argument("--name", help="of the backbone (default: the model's)")
+    root.add_argument("--name", help="name of the backbone (default: the model's)")
     root.add_argument("--lower", type=int, help="lower layers (default: half)")
     root.add_argument("--upper", type=int, help="upper layers (default: the rest)")
     root.add_argument("--window", type=int, default=3, help="tokens in a window (default: %(default)s)")
     root.add_argument(
-        "--causal", action="store_true", help="a decoder's windows: a token and those before it (default: tokens around it)"
+        "--causal", action="store_true", help="windows of a token and those before it (default: of the tokens around it)"
     )
     root.add_argument(
         "--masked",
         type=float,
         default=0.0,
         metavar="SHARE",
-        help="of --minutes, the last: the lower layers guess masked words of the corpus, under a head that domains then go on "
-        "with (default: %(default)s)",
+        help="share of --minutes, at their end, in which the lower layers learn to predict masked words of the corpus; domains "
+        "continue with the same head (default: %(default)s)",
     )
-    domain = _step(steps, "domain", run_domain, "bring the lower half closer to a corpus, build the domain's table")
+    domain = _step(steps, "domain", run_domain, "adapt the lower stack to a corpus, build the domain's table")
     domain.add_argument("--name", required=True)
-    domain.add_argument("--parent", default="root", help="the branch it falls back to (default: %(default)s)")
+    domain.add_argument("--parent", default="root", help="the domain that it falls back to (default: %(default)s)")
     domain.add_argument(
         "--min-tokens",
         type=int,
         default=MIN_TOKENS,
         metavar="N",
-        help="refuse a corpus of fewer tokens, which makes no branch worth having (default: %(default)s)",
+        help="refuse a corpus of fewer tokens, because look-ups would rarely hit its table (default: %(default)s)",
     )
     learn_option(domain)
     for step, minutes in ((root, 10.0), (domain, 5.0)):
@@ -48,10 +48,10 @@ def register(commands: argparse._SubParsersAction) -> None:
             type=float,
             default=1.0,
             metavar="SHARE",
-            help="of the corpus's distinct n-grams, the most frequent first, that get an entry (default: %(default)s)",
+            help="share of the corpus's distinct n-grams that get a row, the most frequent first (default: %(default)s)",
         )
-        step.add_argument("--dtype", choices=TABLE_DTYPES, default="fp16", help="of the stored values (default: %(default)s)")
-        step.add_argument("--minutes", type=float, default=minutes, help="of adaptation; 0: none (default: %(default)s)")
+        step.add_argument("--dtype", choices=TABLE_DTYPES, default="fp16", help="of the stored vectors (default: %(default)s)")
+        step.add_argument("--minutes", type=float, default=minutes, help="time to adapt; 0: none (default: %(default)s)")
     tenant = _step(steps, "tenant", run_tenant, "train an adapter and a head on labelled data")
     tenant.add_argument("--id", required=True)
     tenant.add_argument("--domain", default="root", help="default: %(default)s")
@@ -63,14 +63,20 @@ def register(commands: argparse._SubParsersAction) -> None:
         "--places",
         type=lambda text: tuple(text.split(",")),
         metavar="PLACE,...",
-        help="projections the adapter works on: query, key, value, attention_out, ffn_in, ffn_out "
+        help="projections that the adapter changes: query, key, value, attention_out, ffn_in, ffn_out "
         "(default: attention_out; lora: query,value; with --upper-rate all)",
     )
-    tenant.add_argument("--dtype", choices=BANK_DTYPES, default="fp16", help="of what is stored (default: %(default)s)")
-    tenant.add_argument("--rank", type=int, default=32, help="of the adapter; 0: a head alone (default: %(default)s)")
-    tenant.add_argument("--epochs", type=int, default=4, help="at most (default: %(default)s)")
     tenant.add_argument(
-        "--patience", type=int, default=3, metavar="N", help="epochs without a better dev score (default: %(default)s)"
+        "--dtype", choices=BANK_DTYPES, default="fp16", help="of the stored adapter and head (default: %(default)s)"
+    )
+    tenant.add_argument("--rank", type=int, default=32, help="of the adapter; 0: only a head (default: %(default)s)")
+    tenant.add_argument("--epochs", type=int, default=4, help="the most epochs (default: %(default)s)")
+    tenant.add_argument(
+        "--patience",
+        type=int,
+        default=3,
+        metavar="N",
+        help="stop after so many epochs without a better dev score (default: %(default)s)",
     )
     tenant.add_argument("--learning-rate", type=float, default=2e-3, metavar="RATE", help="default: %(default)s")
     tenant.add_argument(
@@ -78,20 +84,24 @@ def register(commands: argparse._SubParsersAction) -> None:
         type=float,
         default=0.0,
         metavar="RATE",
-        help="the upper layers learn too, at this rate, and the adapter, a lora, is what its rank holds of their change: "
-        "better answers for half again the time (1e-4 is good; default: 0, adapter and head alone learn)",
+        help="also train the upper layers, at this rate, and store their change as a lora of --rank: better answers for half "
+        "again the time (1e-4 is good; default: 0, train only adapter and head)",
     )
     tenant.add_argument(
-        "--batch-texts", type=int, default=8, metavar="N", help="of a step, as far as 8,192 tokens hold (default: %(default)s)"
+        "--batch-texts",
+        type=int,
+        default=8,
+        metavar="N",
+        help="texts in a training step, up to 8,192 tokens (default: %(default)s)",
     )
     tenant.add_argument(
-        "--grid", action="store_true", help="try half, once and twice the rate with 8 and with 32 texts a step, keep the best"
+        "--grid", action="store_true", help="try half, once and twice the rate with 8 and with 32 texts a step; keep the best"
     )
 
 
 def _step(steps: argparse._SubParsersAction, name: str, run: object, text: str) -> argparse.ArgumentParser:
     step = steps.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-    step.add_argument("--store", type=Path, required=True, help="folder of what has been built")
+    step.add_argument("--store", type=Path, required=True, help="folder of the store")
     step.add_argument("--seed", type=int, default=0)
     step.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     step.add_argument("--json", action="store_true", help="end with one line of JSON")

@@ -1,4 +1,4 @@
-"""Options of commands that ask a running server, and the client that they ask it with."""
+"""The client for commands that ask a running server."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 @contextmanager
 def open_client(args: argparse.Namespace, url: str, backbone: str | None) -> Iterator[HplmClient]:
-    """By --protocol and --key. What the client complains of is an error of the command."""
+    """Opens a client with --protocol and --key. Turns errors of the client into errors of the command."""
     try:
         from hplm_client import HplmClient, HplmClientError
     except ModuleNotFoundError as error:
-        raise HplmError(f"{error}; this needs our client: in the checkout, .venv/bin/pip install -e clients") from error
+        raise HplmError(f"{error}: install our client in the checkout with `.venv/bin/pip install -e clients`") from error
     try:
         with HplmClient(url, args.protocol, backbone, args.key or os.environ.get("HPLM_API_KEY")) as client:
             yield client

@@ -1,4 +1,4 @@
-"""`hplm domain`: the branches of a store or of what is served, as a tree, and what becomes of them."""
+"""`hplm domain`: lists, inspects, adds, updates, rolls back and deletes the domains of a store, or of a served backbone."""
 
 from __future__ import annotations
 
@@ -22,22 +22,24 @@ def register(commands: argparse._SubParsersAction) -> None:
     domain = commands.add_parser(
         "domain",
         help="list, inspect, add, update, roll back and delete domains, in a store or live",
-        description="With --store: what has been built. With --repository and --state: what is being served.",
+        description="With --store: the domains in a store. With --repository and --state: the served domains.",
     )
     actions = domain.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listing = _action(actions, "list", run_list, "every branch, as a tree: what it falls back to and who stands on it")
+    listing = _action(
+        actions, "list", run_list, "all domains as a tree, each below the one that it falls back to, with their tenants"
+    )
     served_options(listing)
     add = _action(actions, "add", run_add, "serve a domain of the store, without a restart", store=True)
     add.add_argument("--name", required=True)
     served_options(add, required=True)
     _register_update(actions)
-    text = "tenants of the newest version served go back to the version they came from"
+    text = "return tenants of the newest served version to the version that they had before"
     rollback = _action(actions, "rollback", run_rollback, text, store=None)
     rollback.add_argument("--name", required=True)
     served_options(rollback, required=True)
-    delete = _action(actions, "delete", run_delete, "remove a domain; refused while tenants or domains stand on it")
+    delete = _action(actions, "delete", run_delete, "delete a domain; refused while tenants or other domains need it")
     delete.add_argument("--name", required=True)
-    delete.add_argument("--version", type=int, help="only this one of the store's (default: all)")
+    delete.add_argument("--version", type=int, help="only this version, in a store (default: all)")
     served_options(delete)
     inspection.register(_action(actions, "inspect", inspection.run, inspection.TEXT, store=True))
 
@@ -45,35 +47,38 @@ def register(commands: argparse._SubParsersAction) -> None:
 def _action(
     actions: argparse._SubParsersAction, name: str, run: object, text: str, store: bool | None = False
 ) -> argparse.ArgumentParser:
-    """`store`: whether one must be given; None: there is none to give."""
+    """Adds an action. `store` says whether --store is required; None: the action has no --store."""
     action = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     if store is not None:
-        action.add_argument("--store", type=Path, required=store, help="folder of what has been built")
+        action.add_argument("--store", type=Path, required=store, help="folder of the store")
     action.add_argument("--json", action="store_true", help="end with one line of JSON")
     action.set_defaults(run=run, default_of=action.get_default)
     return action
 
 
 def _register_update(actions: argparse._SubParsersAction) -> None:
-    text = "with --corpus, build a domain's next version; with --repository, serve it, with the tenants that were tuned on it"
+    text = "with --corpus, build a domain's next version; with --repository, serve it and the tenants that were tuned on it"
     update = _action(actions, "update", run_update, text, store=True)
     update.add_argument("--name", required=True)
     update.add_argument(
-        "--corpus", type=Path, nargs="+", action="extend", help=f"to add to that of the version before; {CORPUS}"
+        "--corpus", type=Path, nargs="+", action="extend", help=f"text to add to the corpus of the version before; {CORPUS}"
     )
     served_options(update)
     update.add_argument(
-        "--canary", type=float, default=1.0, metavar="SHARE", help="of those tenants, to move first (default: all of them)"
+        "--canary", type=float, default=1.0, metavar="SHARE", help="share of these tenants to move first (default: all)"
     )
     update.add_argument(
-        "--keep", type=float, metavar="SHARE", help="of the distinct n-grams, old and new (default: that of the version before)"
+        "--keep",
+        type=float,
+        metavar="SHARE",
+        help="share of the distinct n-grams, old and new (default: that of the version before)",
     )
-    update.add_argument("--dtype", choices=TABLE_DTYPES, help="of the stored values (default: that of the version before)")
+    update.add_argument("--dtype", choices=TABLE_DTYPES, help="of the stored vectors (default: that of the version before)")
     update.add_argument(
         "--minutes",
         type=float,
         default=0.0,
-        help="of further adaptation, after which every value is new; 0: none, and old values stay (default: %(default)s)",
+        help="time to adapt further, which changes all vectors; 0: none, and old vectors stay (default: %(default)s)",
     )
     learn_option(update)
     update.add_argument("--seed", type=int, default=0)
@@ -98,12 +103,12 @@ def run_list(args: argparse.Namespace) -> dict:
 
 def run_update(args: argparse.Namespace) -> dict:
     if (args.corpus is None) == (args.repository is None):
-        raise InvalidInput("give --corpus to build a version, or --repository and --state to serve it: one of them")
+        raise InvalidInput("give either --corpus to build a version, or --repository and --state to serve it")
     if args.corpus is None:
         building = ("keep", "dtype", "minutes", "learn", "seed", "device")
-        _refuse(args, building, "a version is served as it was built; these are for building it, --corpus")
+        _refuse(args, building, "only for building a version with --corpus; leave it out with --repository")
         return _serve_update(args)
-    _refuse(args, ("canary", "state", "backbone"), "a version is built in the store; these are for serving it, --repository")
+    _refuse(args, ("canary", "state", "backbone"), "only for serving a version with --repository; leave it out with --corpus")
     return _build_update(args)
 
 
@@ -125,7 +130,7 @@ def _build_update(args: argparse.Namespace) -> dict:
     built = table_built(args, table, f"domain {args.name} version {table.meta.version}")
     left = [tenant.id for tenant in behind(store, args.name)]
     if left and not args.json:
-        print(f"{len(left):,} tenants stay on the version they were trained on: `hplm domain inspect` names them")
+        print(f"{len(left):,} tenants stay on the version that they were trained on: `hplm domain inspect` lists them")
     return {**built, "behind": left}
 
 
@@ -142,14 +147,14 @@ def run_rollback(args: argparse.Namespace) -> dict:
 
 def _is_live(args: argparse.Namespace) -> bool:
     if (args.store is None) == (args.repository is None):
-        raise InvalidInput("give --store for what has been built, or --repository for what is served: one of them")
+        raise InvalidInput("give either --store for a store, or --repository for served domains")
     if args.repository is None:
-        _refuse(args, ("state", "backbone"), "of what is served, which --repository names; --store is what has been built")
+        _refuse(args, ("state", "backbone"), "only with --repository; leave it out with --store")
     return args.repository is not None
 
 
 def _refuse(args: argparse.Namespace, names: tuple[str, ...], reason: str) -> None:
-    """Options that mean nothing where they were given."""
+    """Raises if options were given that have no effect here."""
     given = [f"--{name}" for name in names if getattr(args, name) != args.default_of(name)]
     if given:
         raise InvalidInput(f"{', '.join(given)}: {reason}")
@@ -163,13 +168,13 @@ def _said(args: argparse.Namespace, change: DomainChange) -> dict:
                 more = f" and {len(names) - 10:,} more" if len(names) > 10 else ""
                 print(f"  {what:<10} {', '.join(names[:10])}{more}")
         if change.removed:
-            print(f"  removed    {', '.join(change.removed)}: nobody stands on it any more")
+            print(f"  removed    {', '.join(change.removed)}: no tenant needs it any more")
     return asdict(change)
 
 
 def run_delete(args: argparse.Namespace) -> dict:
     if _is_live(args):
-        _refuse(args, ("version",), "what is served goes as a whole, and old versions by themselves when nobody stands on them")
+        _refuse(args, ("version",), "only with --store; served versions are removed when no tenant needs them")
         return _said(args, open_manager(args).delete_domain(args.name))
     from builder.store.store import Store
     from builder.tables.domain import delete_domain

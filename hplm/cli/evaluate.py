@@ -1,4 +1,4 @@
-"""`hplm evaluate`: what a tenant scores, here and as served, and beside what else could be made for its task."""
+"""`hplm evaluate`: scores a tenant, here and as served, and beside baselines that are trained on the same data."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
 
 
 def register(commands: argparse._SubParsersAction) -> None:
-    command = commands.add_parser("evaluate", help="score a tenant on labelled data, as served too, and beside baselines")
-    command.add_argument("--store", type=Path, required=True, help="folder of what has been built")
-    command.add_argument("--id", required=True, help="of the tenant")
-    command.add_argument("--test", type=Path, required=True, help="JSONL, in the form that the tenant was trained with")
-    command.add_argument("--url", metavar="HOST:PORT", help="ask the server there as well")
-    command.add_argument("--protocol", choices=("http", "grpc"), default="http", help="of --url (default: %(default)s)")
-    command.add_argument("--backbone", metavar="NAME", help="of --url (default: the store's)")
+    command = commands.add_parser("evaluate", help="score a tenant on labelled data, also as served, and beside baselines")
+    command.add_argument("--store", type=Path, required=True, help="folder of the store")
+    command.add_argument("--id", required=True, help="the tenant")
+    command.add_argument("--test", type=Path, required=True, help="JSONL, in the same form as the tenant's training data")
+    command.add_argument("--url", metavar="HOST:PORT", help="also score the answers of this server")
+    command.add_argument("--protocol", choices=("http", "grpc"), default="http", help="for --url (default: %(default)s)")
+    command.add_argument("--backbone", metavar="NAME", help="for --url (default: the store's)")
     command.add_argument("--key", metavar="KEY", help="API key for --url; default: $HPLM_API_KEY, which `ps` does not show")
     command.add_argument(
         "--against",
         type=lambda text: tuple(text.split(",")),
         default=(),
         metavar="SCHEME,...",
-        help="train these on the tenant's data with its budget, and score them beside it: "
+        help="train these on the tenant's data with the same budget, and score them too: "
         f"{', '.join(registered(RIVALS)) or 'none is installed'} (docs/training.md)",
     )
-    command.add_argument("--train", type=Path, help="for --against, where the training data are now")
-    command.add_argument("--dev", type=Path, help="for --against, where the dev data are now")
-    command.add_argument("--picture", type=Path, metavar="FILE", help="of which labels are taken for which; .png, .svg, .pdf")
+    command.add_argument("--train", type=Path, help="for --against: the training data, if they were moved")
+    command.add_argument("--dev", type=Path, help="for --against: the dev data, if they were moved")
+    command.add_argument("--picture", type=Path, metavar="FILE", help="draw the confusion matrix; .png, .svg, .pdf")
     command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     command.add_argument("--json", action="store_true", help="end with one line of JSON")
     command.set_defaults(run=run)
@@ -81,14 +81,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 def _say_if_apart(here: float, served: float) -> None:
     if abs(served - here) > 0.001:
         print(
-            f"served, {served:.4f}, is not what is scored here in 32 bits, {here:.4f}: a server that computes in 16 answers a "
-            "few texts otherwise (`hplm export --dtype`); more than a point is no rounding",
+            f"the served score {served:.4f} differs from {here:.4f}, computed here in 32 bits. A server in 16 bits answers a "
+            "few texts differently (`hplm export --dtype`), but rounding does not explain more than a point",
             file=sys.stderr,
         )
 
 
 def table(scores: dict[str, Scores | None]) -> str:
-    """A line a scheme, the metric that decides first."""
+    """Returns a line for each scheme, with the main metric first."""
     known = {name: own for name, own in scores.items() if own is not None}
     first = next(iter(known.values()))
     columns = [first.metric, *(name for name in first.values if name != first.metric)]

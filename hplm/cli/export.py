@@ -1,4 +1,4 @@
-"""`hplm export`: a store becomes Triton model folders."""
+"""`hplm export`: writes a store as Triton model folders."""
 
 from __future__ import annotations
 
@@ -17,32 +17,38 @@ def register(commands: argparse._SubParsersAction) -> None:
         help="write a store as Triton model folders",
         description="Writes <backbone>, <backbone>-lookup, <backbone>-upper and the alias hplm into a model repository.",
     )
-    export.add_argument("--store", type=Path, required=True, help="what `hplm build` made")
+    export.add_argument("--store", type=Path, required=True, help="folder from `hplm build`")
     export.add_argument("--repository", type=Path, default=Path("model_repository"), help="default: %(default)s")
-    export.add_argument("--replace", action="store_true", help="drop tenants that only the repository has")
-    export.add_argument("--dtype", choices=("auto", *ENGINE_DTYPES), default="auto", help="what the engine computes in")
+    export.add_argument("--replace", action="store_true", help="remove tenants that only the repository has")
+    export.add_argument("--dtype", choices=("auto", *ENGINE_DTYPES), default="auto", help="precision of the engine")
     export.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     export.add_argument("--threads", type=int, default=0, help="CPU threads of the engine; 0: all cores")
-    export.add_argument("--slots", type=int, default=256, help="tenants held on the device (default: %(default)s)")
-    export.add_argument("--policy", default="timely", help="what makes the next batch (default: %(default)s)")
-    export.add_argument("--no-admission", action="store_true", help="also take on what cannot be answered in time")
+    export.add_argument("--slots", type=int, default=256, help="tenants kept on the device (default: %(default)s)")
+    export.add_argument("--policy", default="timely", help="policy that chooses the next batch (default: %(default)s)")
+    export.add_argument("--no-admission", action="store_true", help="also take requests that cannot be answered in time")
     export.add_argument("--packing", default="packed", help="naive, turbo, concat, slotted or packed (default: %(default)s)")
-    export.add_argument("--batch-tokens", type=int, default=4096, help="tokens in a batch (default: %(default)s)")
-    export.add_argument("--queue-texts", type=int, default=8192, help="texts that may wait (default: %(default)s)")
-    export.add_argument("--deadline-ms", type=float, default=0, help="for requests that name none; 0: no deadline")
+    export.add_argument("--batch-tokens", type=int, default=4096, help="the most tokens of a batch (default: %(default)s)")
+    export.add_argument("--queue-texts", type=int, default=8192, help="the most waiting texts (default: %(default)s)")
+    export.add_argument("--deadline-ms", type=float, default=0, help="for requests without a deadline; 0: no deadline")
     export.add_argument(
-        "--hot", type=int, default=0, metavar="N", help="rows of each table locked in memory, or held on the GPU (default: 0)"
+        "--hot",
+        type=int,
+        default=0,
+        metavar="N",
+        help="rows of each table to lock in memory, or to keep on the GPU (default: 0)",
     )
     export.add_argument("--preload", action="store_true", help="read the tables into memory before serving")
-    export.add_argument("--admin", action="store_true", help="also the model <backbone>-admin, which changes what is served")
+    export.add_argument(
+        "--admin", action="store_true", help="also write the model <backbone>-admin, which changes tenants and domains"
+    )
     export.add_argument(
         "--scheme", default=OURS, metavar="NAME",
-        help=f"serve the same tenants in another way, to compare with: {', '.join(registered(SCHEMES)) or 'none is installed'} "
+        help=f"serve the same tenants in another way, to compare: {', '.join(registered(SCHEMES)) or 'none is installed'} "
         "(docs/loadtest.md); default: %(default)s",
     )  # fmt: skip
     export.add_argument(
         "--resident", type=int, default=20, metavar="N",
-        help="models held in memory by a scheme that does not share them (default: %(default)s)",
+        help="models that a scheme without sharing keeps in memory (default: %(default)s)",
     )  # fmt: skip
     export.add_argument("--json", action="store_true", help="end with one line of JSON")
     export.set_defaults(run=run)

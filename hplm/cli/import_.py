@@ -1,4 +1,4 @@
-"""`hplm import`: an adapter that `peft` or AdapterHub's `adapters` saved becomes a tenant of a store."""
+"""`hplm import`: makes a tenant in a store from an adapter that `peft` or AdapterHub's `adapters` saved."""
 
 from __future__ import annotations
 
@@ -11,29 +11,33 @@ from hplm.options import MIN_TOKENS, TABLE_DTYPES
 
 
 def register(commands: argparse._SubParsersAction) -> None:
-    text = "make a tenant of an adapter that peft or AdapterHub's adapters saved"
+    text = "make a tenant from an adapter that peft or AdapterHub's adapters saved"
     command = commands.add_parser("import", help=text, description=text[0].upper() + text[1:] + ".")
-    command.add_argument("--store", type=Path, required=True, help="folder of what has been built")
-    command.add_argument("--id", required=True, help="of the tenant; if it is there, this becomes its next version")
-    command.add_argument("--from", dest="folder", type=Path, required=True, help="adapter_config.json, weights, head")
-    command.add_argument("--domain", default="root", help="that the tenant stands on (default: %(default)s)")
+    command.add_argument("--store", type=Path, required=True, help="folder of the store")
+    command.add_argument("--id", required=True, help="the tenant; if it exists, this becomes its next version")
+    command.add_argument(
+        "--from", dest="folder", type=Path, required=True, help="folder with adapter_config.json, weights and head"
+    )
+    command.add_argument("--domain", default="root", help="domain of the tenant (default: %(default)s)")
     command.add_argument(
         "--labels", type=lambda text: text.split(","), metavar="A,B,...", help="in order of their ids (default: from the files)"
     )
     command.add_argument(
-        "--task", choices=TaskNames(), metavar="TASK", help="what it was trained for (default: from the files)"
+        "--task", choices=TaskNames(), metavar="TASK", help="task that it was trained for (default: from the files)"
     )
-    command.add_argument("--test", type=Path, metavar="FILE", help="JSONL to score the tenant on, as it will be served")
+    command.add_argument(
+        "--test", type=Path, metavar="FILE", help="JSONL to score the tenant on, computed as it will be served"
+    )
     command.add_argument(
         "--as-domain",
         metavar="NAME",
-        help="merge what a LoRA changes in lower layers into a new domain, a child of --domain, tabulated over --corpus",
+        help="merge a LoRA's changes of lower layers into a new domain below --domain, with a table over --corpus",
     )
     command.add_argument("--corpus", type=Path, nargs="+", action="extend", help=f"for --as-domain: {CORPUS}")
     command.add_argument("--keep", type=float, default=1.0, metavar="SHARE", help="for --as-domain (default: %(default)s)")
     command.add_argument("--dtype", choices=TABLE_DTYPES, default="fp16", help="for --as-domain (default: %(default)s)")
     command.add_argument(
-        "--min-tokens", type=int, default=MIN_TOKENS, metavar="N", help="of --corpus, at least (default: %(default)s)"
+        "--min-tokens", type=int, default=MIN_TOKENS, metavar="N", help="the least tokens of --corpus (default: %(default)s)"
     )
     command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     command.add_argument("--json", action="store_true", help="end with one line of JSON")
@@ -42,7 +46,7 @@ def register(commands: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> dict:
     if bool(args.as_domain) != bool(args.corpus):
-        raise InvalidInput("--as-domain NAME and --corpus FILE... go together: give both, or neither")
+        raise InvalidInput("--as-domain NAME and --corpus FILE... need each other: give both or neither")
     from builder.importing.lower import NewDomain
     from builder.importing.tenant import ImportOptions, import_tenant
     from builder.store.store import Store
@@ -59,7 +63,7 @@ def run(args: argparse.Namespace) -> dict:
 
 def _print(tenant: object, report: dict) -> None:
     came = report["imported"]
-    adapter = f"{tenant.adapter} of rank {tenant.rank}" if tenant.rank else "a head alone"
+    adapter = f"{tenant.adapter} of rank {tenant.rank}" if tenant.rank else "only a head"
     print(f"tenant {tenant.id} version {tenant.version}: {adapter}, {len(tenant.labels)} labels, from {came['library']}")
     print(f"trained on {came['trained_on']}, the store was made from {came['store_made_from']}; {report['note']}")
     if "merged" in report:

@@ -1,4 +1,4 @@
-"""`hplm infer`: one text, one answer, through hplm_client."""
+"""`hplm infer`: sends one text through hplm_client and prints the answer."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ WIDEST_EXCERPT = 48
 def register(commands: Any) -> None:
     command: argparse.ArgumentParser = commands.add_parser("infer", help="send a text to a running server")
     command.add_argument("text")
-    command.add_argument("--tenant", required=True, help="which hPLM answers")
-    command.add_argument("--pair", metavar="TEXT", help="second segment, for tenants that take two")
+    command.add_argument("--tenant", required=True, help="the tenant that answers")
+    command.add_argument("--pair", metavar="TEXT", help="second text, for tenants that take two")
     command.add_argument("--url", metavar="HOST:PORT", help="default: 127.0.0.1:8000, for gRPC 127.0.0.1:8001")
     command.add_argument("--protocol", choices=sorted(DEFAULT_URLS), default="http")
     command.add_argument("--backbone", metavar="NAME", help="default: the only one the server has")
     command.add_argument("--deadline-ms", type=float, metavar="MS", help="default: the tenant's own")
-    command.add_argument("--top-k", type=int, metavar="K", help="so many labels instead of the best one")
-    command.add_argument("--truncate", action="store_true", help="cut a text that is too long instead of refusing it")
+    command.add_argument("--top-k", type=int, metavar="K", help="return the K best labels instead of one")
+    command.add_argument("--truncate", action="store_true", help="cut a text that is too long, instead of refusing it")
     command.add_argument("--key", metavar="KEY", help="API key; default: $HPLM_API_KEY, which `ps` does not show")
     command.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
     command.set_defaults(run=run)
@@ -53,9 +53,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(answer: Answer, text: str | None) -> str:
-    """Aligned columns. Of a pair only the tenant's task knows which of the two the spans speak of: no excerpts then."""
+    """Returns aligned columns. For a pair there are no excerpts: the task decides which of the two texts spans refer to."""
     if not answer.rows:
-        return "no label holds"
+        return "no labels"
     lines = [("LABEL", "SCORE", "SPAN", "TEXT" if text is not None else "")]
     for row in answer.rows:
         start, end = row.span

@@ -1,4 +1,4 @@
-"""`hplm domain inspect`: what a branch of a store is, and how much of a text it knows."""
+"""`hplm domain inspect`: prints facts about a table of a store, and how much of a text it covers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from builder.store.store import Store
     from builder.tables.coverage import Coverage
 
-TEXT = "sizes, who is behind, frequent n-grams, how much of a text is known"
+TEXT = "print a domain's sizes, tenants behind it, frequent n-grams, and its coverage of a text"
 
 
 def register(inspect: argparse.ArgumentParser) -> None:
@@ -23,12 +23,12 @@ def register(inspect: argparse.ArgumentParser) -> None:
     inspect.add_argument(
         "--top", type=int, default=20, metavar="N", help="most frequent n-grams of each length (default: %(default)s)"
     )
-    inspect.add_argument("--text", type=Path, metavar="FILE", help=f"to look up; {CORPUS}")
+    inspect.add_argument("--text", type=Path, metavar="FILE", help=f"text to look up; {CORPUS}")
     inspect.add_argument(
         "--keep",
         type=_shares,
         metavar="SHARE,...",
-        help="tables of which size to compare on --text (default: 1,0.004,0.001,0 as far as the table tells, and its own)",
+        help="sizes of tables to compare on --text (default: those of 1,0.004,0.001,0 that the table covers, and its own)",
     )
     inspect.add_argument("--picture", type=Path, metavar="FILE.png", help="draw the coverage of --text against table size")
 
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> dict:
     from builder.tables.inspection import inspect_branch
 
     if args.text is None and (args.picture or args.keep):
-        raise InvalidInput("--picture and --keep are about how much of a text is known: give one with --text")
+        raise InvalidInput("--picture and --keep need a text: give one with --text")
     if args.picture is not None:
         from builder.tables.coverage_picture import check_picture
 
@@ -72,7 +72,7 @@ def _cover(args: argparse.Namespace, store: Store, version: int) -> Coverage:
     from builder.tables.text_files import check_file
 
     check_file(args.text)
-    with tqdm(total=args.text.stat().st_size, desc="looking the text up", unit="B", unit_scale=True) as bar:
+    with tqdm(total=args.text.stat().st_size, desc="looking up the text", unit="B", unit_scale=True) as bar:
         return cover(store, args.name, version, args.text, args.keep, bar.update)
 
 
@@ -90,10 +90,10 @@ def _print_branch(result: dict[str, Any]) -> None:
         f"index {_mb(size['index'])}, checksums {_mb(size['checksums'])}; {size['row']:,} bytes a row"
     )
     print(f"  as fp16 {_mb(size['in_fp16'])} MB, as int8 {_mb(size['in_int8'])} MB")
-    print(f"  standing on it: {', '.join(result['users']) or 'nobody'}")
+    print(f"  used by: {', '.join(result['users']) or 'nobody'}")
     if result["behind"]:
         names = ", ".join(f"{late['tenant']} (version {late['version']})" for late in result["behind"])
-        print(f"  behind version {max(result['versions'])}: {names}; `hplm build tenant` moves one")
+        print(f"  behind version {max(result['versions'])}: {names}; move one with `hplm build tenant`")
     for name, ngrams in result["frequent"].items():
         if ngrams:
             print(f"\nmost frequent, {name}")

@@ -1,4 +1,4 @@
-"""Entry point: collects the commands, ours and those of other packages, runs one, prints its result."""
+"""The entry point: collects our commands and those of other packages, runs one, and prints its result."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hplm import __version__
 from hplm.errors import HplmError
 from hplm.registered import COMMANDS, load, registered
 
-# Each module registers its commands with `register(commands)`; a command sets `run=function(args) -> dict | None`.
+# Each module registers its commands with `register(commands)`. A command sets `run=function(args) -> dict | None`.
 # Heavy imports belong inside the run functions, so that `hplm --help` answers at once.
 GROUPS = ("build", "import_", "export", "serve", "tenant", "domain", "verify", "backup", "infer", "evaluate")
-BUILDER = "builder"  # which the container image does not hold
+BUILDER = "builder"  # not in the container image
 
 
 def parser() -> argparse.ArgumentParser:
@@ -33,11 +33,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _register(name: str, point: EntryPoint, commands: argparse._SubParsersAction) -> None:
-    """A command of another package; where that cannot be imported, one that says why."""
+    """Registers a command of another package. If it cannot be imported, registers a command that says why."""
     try:
         load(point, f"`hplm {name}`")(commands)
     except HplmError as error:
-        absent = commands.add_parser(name, help="not installed here", add_help=False, prefix_chars="\0")  # options are words
+        # The prefix "\0" makes argparse read options as words.
+        absent = commands.add_parser(name, help="not installed here", add_help=False, prefix_chars="\0")
         absent.add_argument("words", nargs="*")
         absent.set_defaults(run=partial(_refuse, error))
 
@@ -66,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     except RuntimeError as error:
         if not _device_is_full(error):
             raise
-        print(f"hplm {args.command}: {str(error).splitlines()[0]} Free some of it, or say --device cpu", file=sys.stderr)
+        print(f"hplm {args.command}: {str(error).splitlines()[0]} Free some memory, or use --device cpu", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"hplm {args.command}: interrupted", file=sys.stderr)
@@ -77,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _device_is_full(error: RuntimeError) -> bool:
-    """torch is there, if it raised it."""
+    """Whether torch raised this because a device is out of memory. Does not import torch."""
     return "torch" in sys.modules and isinstance(error, sys.modules["torch"].OutOfMemoryError)
 
 

@@ -1,4 +1,4 @@
-"""Options that several commands have, and what they mean."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-CORPUS = "one document a line, however long, or JSONL with `text`; plain, .gz or .zst"
+CORPUS = "one document of any length in a line, or JSONL with `text`; plain, .gz or .zst"
 
 
 class TaskNames:
-    """The names of the tasks, when they are needed: numpy, which tasks import, would make `hplm --help` slower."""
+    """The names of the tasks, imported when they are needed: tasks import numpy, which would make `hplm --help` slower."""
 
     def __iter__(self) -> Iterator[str]:
         from hplm.tasks import TASKS
@@ -26,7 +26,7 @@ def learn_option(parser: argparse.ArgumentParser) -> None:
         "--learn",
         choices=("masked", "distil"),
         default="masked",
-        help="how the lower layers learn the corpus: they guess masked words of it, or say of it what the original model says "
+        help="how the lower layers learn the corpus: they predict masked words, or learn to match the original model "
         "(default: %(default)s)",
     )
 

@@ -1,4 +1,4 @@
-"""`hplm serve`: a tritonserver in the foreground."""
+"""`hplm serve`: runs a tritonserver in the foreground."""
 
 from __future__ import annotations
 
@@ -17,21 +17,27 @@ def register(commands) -> None:
     serve = commands.add_parser(
         "serve",
         help="serve a model repository with Triton",
-        description="Serve every model of a repository with the container's tritonserver, or else the embedded one, "
-        "until Ctrl-C or SIGTERM.",
+        description="Serve every model of a repository until Ctrl-C or SIGTERM, with the container's tritonserver or the "
+        "embedded one.",
     )
     serve.add_argument(
         "--repository", type=Path, default=Path("model_repository"), metavar="DIR", help="default: model_repository"
     )
-    serve.add_argument("--state", type=Path, metavar="DIR", help="a writable folder for what changes while serving")
-    serve.add_argument("--address", default="127.0.0.1", help="default: 127.0.0.1, only this machine; 0.0.0.0: all")
+    serve.add_argument("--state", type=Path, metavar="DIR", help="a writable folder for changes while serving")
+    serve.add_argument("--address", default="127.0.0.1", help="default: 127.0.0.1, only this machine; 0.0.0.0: all networks")
     for service, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
         serve.add_argument(
             f"--{service}-port", type=int, default=port, metavar="PORT", help=f"default: {port}; 0 takes any free port"
         )
-    serve.add_argument("--log-file", type=Path, metavar="FILE", help="appended to (default: .hplm/serve-HTTPPORT.log)")
     serve.add_argument(
-        "--start-timeout", type=float, default=300.0, metavar="SECONDS", help="for all models to load (default: %(default)s)"
+        "--log-file", type=Path, metavar="FILE", help="file to append the log to (default: .hplm/serve-HTTPPORT.log)"
+    )
+    serve.add_argument(
+        "--start-timeout",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="limit for loading all models (default: %(default)s)",
     )
     flags = "more flags for tritonserver, such as --trace-config=rate=1; paths in them are absolute"
     serve.add_argument("flags", nargs="*", metavar="-- FLAG", help=flags)
@@ -56,21 +62,21 @@ def run(args: argparse.Namespace) -> None:
     say(f"tritonserver  {server.installation.binary} ({server.installation.description})")
     say(f"log           {server.log_file}")
     say(f"models        {', '.join(server.models)}: loading")
-    # Beside the start: both take seconds.
+    # It runs during the start, because both take seconds.
     reading = ThreadPoolExecutor(1).submit(open_tenants, server.repository, args.state)
     try:
         with server:
             announce(server, reading.result())
             code = server.wait()
-            raise HplmError(f"tritonserver ended by itself with code {code}; its log says:\n{server.last_words()}")
+            raise HplmError(f"tritonserver ended unexpectedly with code {code}; its log says:\n{server.last_words()}")
     except KeyboardInterrupt:
         say("stopped")
 
 
 def open_tenants(repository: Path, state: Path | None) -> list[str]:
-    """Those without keys, which answer everybody."""
+    """Returns the tenants without keys, which answer everybody."""
     if not any(repository.glob("*/1/tenants.json")):
-        return []  # models of another kind need nothing of ours read
+        return []  # a repository without hPLMs has no tenants
     from hplm.tenants.directory import Directory
 
     snapshots = Directory(repository, state).snapshots()

@@ -1,4 +1,4 @@
-"""Options of commands about what is being served, and what they name."""
+"""Options of commands that read or change a served repository and its state."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ def served_options(parser: argparse.ArgumentParser, required: bool = False, repo
     default = f" (default: {repository})" if repository is not None else ""
     text = f"the model repository that is served{default}"
     parser.add_argument("--repository", type=Path, required=required, default=repository, metavar="DIR", help=text)
-    parser.add_argument("--state", type=Path, metavar="DIR", help="what `hplm serve --state` was given: changes go there")
-    parser.add_argument("--backbone", help="which of the repository's (default: the only one)")
+    parser.add_argument("--state", type=Path, metavar="DIR", help="the folder of `hplm serve --state`, for changes")
+    parser.add_argument("--backbone", help="the repository's backbone (default: the only one)")
 
 
 def check_state(state: Path | None) -> None:
-    """For commands that only read: a folder that is not there is a mistake, and no state in which nothing has changed."""
+    """Raises if the state of a read-only command does not exist. A missing folder is a mistake, and not an empty state."""
     from hplm.errors import InvalidInput
 
     if state is not None and not state.is_dir():
-        raise InvalidInput(f"--state {state} is no folder: name the one that `hplm serve --state` was given")
+        raise InvalidInput(f"--state {state} is not a folder: give the folder of `hplm serve --state`")
 
 
 def open_manager(args: argparse.Namespace) -> Manager:
@@ -31,5 +31,5 @@ def open_manager(args: argparse.Namespace) -> Manager:
     from hplm.tenants.manager import Manager
 
     if args.state is None:
-        raise InvalidInput("changes go to the live state: give --state DIR, the folder that `hplm serve --state DIR` was given")
+        raise InvalidInput("changes need the live state: give --state DIR, the folder of `hplm serve --state DIR`")
     return Manager.open(args.repository, args.state, args.backbone)

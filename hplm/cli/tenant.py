@@ -1,4 +1,4 @@
-"""`hplm tenant`: who is served, and how that changes while it is."""
+"""`hplm tenant`: lists and changes served tenants, their keys and limits."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ if TYPE_CHECKING:
 def register(commands: argparse._SubParsersAction) -> None:
     tenant = commands.add_parser("tenant", help="list, show, add, update, roll back and delete tenants, their keys and limits")
     actions = tenant.add_subparsers(dest="action", required=True, metavar="ACTION")
-    _action(actions, "list", run_list, "one line a tenant", tenant=False)
-    _action(actions, "show", run_show, "all there is to know about one, but for its secrets")
+    _action(actions, "list", run_list, "print one line for each tenant", tenant=False)
+    _action(actions, "show", run_show, "print all facts about a tenant, without secrets")
     for name, run, text in (
         ("add", run_add, "serve a tenant of the store, without a restart"),
-        ("update", run_update, "serve the store's newest version of a tenant; requests in flight end on the old one"),
+        ("update", run_update, "serve the store's newest version of a tenant; requests in flight use the old one"),
     ):
-        _action(actions, name, run, text).add_argument("--store", type=Path, required=True, help="where it was built")
-    _action(actions, "rollback", run_rollback, "go back to the version before")
-    _action(actions, "delete", run_delete, "refuse its requests from now on")
+        _action(actions, name, run, text).add_argument("--store", type=Path, required=True, help="store that it was built in")
+    _action(actions, "rollback", run_rollback, "return a tenant to its version before")
+    _action(actions, "delete", run_delete, "delete a tenant; its requests are refused from now on")
     _register_keys(actions)
-    limit = _action(actions, "limit", run_limit, "how much a tenant may ask, and by when it is answered")
+    limit = _action(actions, "limit", run_limit, "set a tenant's quotas and its default deadline")
     limit.add_argument("--rate", type=float, help="requests a second; 0: no limit")
     limit.add_argument("--burst", type=float, help="requests at once above that rate")
     limit.add_argument("--in-flight", type=int, help="requests at a time; 0: no limit")
-    limit.add_argument("--deadline-ms", type=float, help="for requests that name none; 0: the backbone's default")
-    _action(actions, "compact", run_compact, "write the state's banks anew, without what nobody uses", tenant=False)
-    _action(actions, "log", run_log, "every change that was made: who, what, when, from which version to which", tenant=False)
+    limit.add_argument("--deadline-ms", type=float, help="for requests without a deadline; 0: the backbone's default")
+    _action(actions, "compact", run_compact, "rewrite the state's banks without unused records", tenant=False)
+    _action(actions, "log", run_log, "print every change: who, what, when, from which version to which", tenant=False)
 
 
 def _register_keys(actions: argparse._SubParsersAction) -> None:
     key = actions.add_parser("key", help="add, list and revoke API keys; a tenant without keys is open to everybody")
     kinds = key.add_subparsers(dest="key_action", required=True, metavar="ACTION")
-    add = _action(kinds, "add", run_key_add, "make a key; its secret is shown once and kept nowhere")
-    add.add_argument("--days", type=float, default=0.0, help="until it expires (default: never)")
-    _action(kinds, "list", run_key_list, "a tenant's keys, without their secrets")
+    add = _action(kinds, "add", run_key_add, "make a key; its secret is shown once and not stored")
+    add.add_argument("--days", type=float, default=0.0, help="days until it expires (default: never)")
+    _action(kinds, "list", run_key_list, "list a tenant's keys, without their secrets")
     _action(kinds, "revoke", run_key_revoke, "refuse a key from now on").add_argument("--key", required=True, metavar="KEY-ID")
 
 
@@ -149,7 +149,7 @@ def run_limit(args: argparse.Namespace) -> dict:
         wanted["deadline_us"] = round(microseconds) if math.isfinite(microseconds) else microseconds
     limits = {name: value for name, value in wanted.items() if value is not None}
     if not limits:
-        raise InvalidInput("give --rate, --burst, --in-flight or --deadline-ms; 0 takes a limit away")
+        raise InvalidInput("no limit is given: give --rate, --burst, --in-flight or --deadline-ms; 0 removes a limit")
     open_manager(args).limit(args.id, **limits)
     if not args.json:
         print(f"tenant {args.id}: {', '.join(f'{name} {value:g}' for name, value in limits.items())}")
@@ -159,7 +159,7 @@ def run_limit(args: argparse.Namespace) -> dict:
 def run_compact(args: argparse.Namespace) -> dict:
     won = open_manager(args).compact()
     if not args.json:
-        print(f"{won / 1e6:,.1f} MB won")
+        print(f"{won / 1e6:,.1f} MB freed")
     return {"bytes": won}
 
 
@@ -185,7 +185,7 @@ def _said(args: argparse.Namespace, change: TenantChange) -> dict:
 
 def _print_late(late: list[str]) -> None:
     if late:
-        print(f"  not taken after some seconds by {', '.join(late)}: is it alive?")
+        print(f"  not taken after some seconds by {', '.join(late)}: check that these servers are running")
 
 
 def _find(args: argparse.Namespace) -> tuple[str, Tenant]:

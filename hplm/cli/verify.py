@@ -1,4 +1,4 @@
-"""`hplm verify`: everything that is stored, against its checksums."""
+"""`hplm verify`: checks all stored files against their checksums."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 def register(commands: argparse._SubParsersAction) -> None:
     verify = commands.add_parser(
         "verify",
-        help="check tables, banks and weights against their checksums, and that the rest can be read",
-        description="Reads all of a store or of a model repository; names everything that is broken and then ends with 1.",
+        help="check tables, banks and weights against their checksums, and that other files can be read",
+        description="Reads a whole store or model repository. Lists everything that is broken, and then exits with 1.",
     )
     what = verify.add_mutually_exclusive_group(required=True)
-    what.add_argument("--store", type=Path, help="what `hplm build` made")
-    what.add_argument("--repository", type=Path, help="what `hplm export` wrote")
-    verify.add_argument("--state", type=Path, help="with --repository: what was changed since, while serving")
+    what.add_argument("--store", type=Path, help="folder from `hplm build`")
+    what.add_argument("--repository", type=Path, help="folder from `hplm export`")
+    verify.add_argument("--state", type=Path, help="with --repository: the folder of `hplm serve --state`")
     verify.add_argument("--json", action="store_true", help="end with one line of JSON")
     verify.set_defaults(run=run)
 
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> dict:
     from hplm.errors import Broken, InvalidInput
 
     if args.state is not None and args.repository is None:
-        raise InvalidInput("--state belongs to a --repository: name that as well")
+        raise InvalidInput("--state needs --repository: give both")
     check_state(args.state)
     parts = _parts(args)
     size, broken = sum(part.size for part in parts), []

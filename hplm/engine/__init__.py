@@ -1,1 +1,1 @@
-"""From a resolved request to its answer: packing, staging, running a batch; and the slow reference of the same."""
+"""From a looked-up request to its answer: an opened backbone, lookup, staging, the engine, the pipeline."""

@@ -1,4 +1,4 @@
-"""The answers to a request's texts as the outputs that a client gets: rectangles, short rows filled up."""
+"""Turns the answers to a request's texts into the outputs for a client: rectangles, with short rows filled up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hplm.tasks import Rows
 
 @dataclass(frozen=True)
 class Filled:
-    """The answers to a request's texts as rectangles; short ones filled up with "", 0, NaN and -1."""
+    """The answers to a request's texts as rectangles. Short answers are filled up with "", 0, NaN and -1."""
 
     labels: np.ndarray  # texts x rows, object
     scores: np.ndarray
@@ -20,7 +20,7 @@ class Filled:
     spans: np.ndarray
 
     def outputs(self, wanted: Collection[str], version: int) -> dict[str, np.ndarray]:
-        """Those that are wanted, by their names on the wire; strings as bytes."""
+        """Returns the requested outputs by their names on the wire, with strings as bytes."""
         versions = np.full((len(self.labels), 1), str(version), dtype=object)
         numbers = {"SCORE": self.scores, "LOGITS": self.logits, "SPAN": self.spans}
         strings = {name: _utf8(values) for name, values in (("LABEL", self.labels), ("VERSION", versions)) if name in wanted}
@@ -28,21 +28,21 @@ class Filled:
 
 
 def size_of(outputs: Mapping[str, np.ndarray]) -> int:
-    """In bytes, on the way to the server process."""
+    """Returns the bytes of outputs on the way to the server process."""
     return sum(
         sum(4 + len(one) for one in values.flat) if values.dtype == object else values.nbytes for values in outputs.values()
     )
 
 
 def _utf8(strings: np.ndarray) -> np.ndarray:
-    """Each as long as it is: numpy's own would all be as long as the longest."""
+    """Encodes strings as Python objects. In numpy's own type, every string would take the size of the longest."""
     encoded = np.empty(strings.size, dtype=object)
     encoded[:] = [one.encode() for one in strings.flat]
     return encoded.reshape(strings.shape)
 
 
 def fill(texts: Sequence[Rows]) -> Filled:
-    count, rows = len(texts), max(1, *(len(text.labels) for text in texts))  # a text may have no label that holds
+    count, rows = len(texts), max(1, *(len(text.labels) for text in texts))  # a text may have no labels
     logit_rows, classes = max(len(text.logits) for text in texts), texts[0].logits.shape[1]
     filled = Filled(
         labels=np.full((count, rows), "", dtype=object),

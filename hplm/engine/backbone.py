@@ -1,7 +1,7 @@
-"""A served backbone: what was exported, under `model_repository/<backbone>/1`, and what was changed since, in its state.
+"""A served backbone: its export under `model_repository/<backbone>/1`, and the changes since then in its state.
 
-Who serves a part of it reads through a view: one snapshot, its tables and its banks, which never change. A new generation is a
-new view; a request ends on the one it started on.
+Both models read it through a view: one snapshot with its tables and banks, which never change. A new generation is a new view.
+A request ends on the view that it started on.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from hplm.tenants.state import (
 )
 
 log = logging.getLogger(__name__)
-REMEMBERED = 16  # generations at most that a ticket on its way between the two models may still name
-KEPT_SECONDS = 60.0  # after another took its place: longer than tickets are good
+REMEMBERED = 16  # the most generations that tickets between the two models may name
+KEPT_SECONDS = 60.0  # how long a replaced view is kept: longer than tickets are valid
 
 
 @dataclass(frozen=True, eq=False)
 class View:
     snapshot: Snapshot
     forest: Forest
-    banks: Mapping[str, Bank]  # by the name that records have; open, so that nobody can take them away
+    banks: Mapping[str, Bank]  # by the name in records; open, so that they can be read after their files are removed
 
 
 class Backbone:
@@ -58,30 +58,30 @@ class Backbone:
     BANKS = EXPORTED_BANKS
 
     def __init__(self, folder: Path, state: Path | None = None, prepare: Callable[[Table], object] = lambda _: None) -> None:
-        """`state` holds a folder a backbone; `prepare` opens what its user needs of a table, before the first request does."""
+        """`state` has a folder for each backbone. `prepare` opens the needed parts of a table before the first request."""
         self.folder = folder
         self.config = BackboneConfig.load(folder / self.CONFIG)
         self.state = State(state / self.config.name) if state is not None else None
         self._prepare = prepare
         self._lock = threading.Lock()
-        self._seen: WeakSet[View] = WeakSet()  # those that requests in flight hold, and the remembered ones
+        self._seen: WeakSet[View] = WeakSet()  # views of requests in flight, and the remembered ones
         self._exported = Snapshot.load(folder / self.TENANTS)
-        self._used: WeakKeyDictionary[View, float] = WeakKeyDictionary()  # when it was the newest, or asked for
-        self._remembered: list[View] = []  # in the order of their generations; never changed, only replaced
+        self._used: WeakKeyDictionary[View, float] = WeakKeyDictionary()  # when the view was last the newest, or needed
+        self._remembered: list[View] = []  # in order of generation; the list is replaced, never changed
         self._take(self._newest())
 
     @property
     def view(self) -> View:
-        """The newest that was taken."""
+        """The newest view that was opened."""
         return self._remembered[-1]
 
     @property
     def layouts(self) -> set[Layout]:
-        """Of all banks that a ticket may still name."""
+        """The layouts of all banks that a ticket may still name."""
         return {bank.layout for view in self._remembered for bank in view.banks.values()}
 
     def refresh(self) -> None:
-        """Takes the newest generation if there is one, and forgets those that no ticket names any more."""
+        """Opens the newest generation if it is new, and forgets views that no ticket can name any more."""
         with self._lock:
             self._used[self.view] = time.monotonic()
             if self.state is not None and self.state.current() != self.view.snapshot.generation:
@@ -89,7 +89,7 @@ class Backbone:
             self._forget()
 
     def at(self, generation: int) -> View:
-        """The view that a ticket was written on; lookup may have seen a generation before we did, or one that we never saw."""
+        """Returns the view that a ticket names. Opens it if lookup has seen a generation that this process has not."""
         if (found := self._known(generation)) is not None:
             return found
         self.refresh()
@@ -97,10 +97,10 @@ class Backbone:
             if self._known(generation) is None and self.state is not None and self.state.has(generation):
                 newest = self.view.snapshot
                 self._take(self.state.load(generation))
-                self._take(newest)  # batches are gathered from its forest, which now holds the tables of both
+                self._take(newest)  # batches are gathered from its forest, which now has the tables of both
         if (found := self._known(generation)) is not None:
             return found
-        raise Draining("what is served changed while the request was on its way: send it again")
+        raise Draining("the served tenants or tables changed while the request was on its way: send it again")
 
     def _known(self, generation: int) -> View | None:
         return next((view for view in reversed(self._remembered) if view.snapshot.generation == generation), None)
@@ -116,7 +116,7 @@ class Backbone:
     def bank(self, name: str) -> Bank:
         if name.startswith(LIVE):
             if self.state is None:
-                raise Broken(f"bank {name} lies in a live state, and none was given: start with --state")
+                raise Broken(f"bank {name} is in a live state, but no state was given: start with --state")
             return self.state.open_bank(name)
         return Bank(self.folder / self.BANKS / name)
 
@@ -127,7 +127,7 @@ class Backbone:
         if snapshot.export != self._exported.export:
             raise Broken(
                 f"state {self.state.folder} belongs to another export of {self.config.name!r} than {self.folder}: "
-                "serve it with the repository it was made for, or start with an empty --state"
+                "serve it with the repository that it was made for, or start with an empty --state"
             )
         return snapshot
 
@@ -136,7 +136,7 @@ class Backbone:
         folders = [self.folder / self.TABLES]
         if self.state is not None:
             folders.append(self.state.tables)
-        # Tables that requests in flight still need stay in the forest, whatever the new snapshot says.
+        # Tables that requests in flight still need stay in the forest, even if the new snapshot does not have them.
         branches = dict.fromkeys(snapshot.branches)
         for view in self._seen:
             branches.update(dict.fromkeys(view.snapshot.branches))
@@ -150,7 +150,7 @@ class Backbone:
         self._remembered = [by_generation[generation] for generation in sorted(by_generation)][-REMEMBERED:]
 
     def _forget(self) -> None:
-        """Tables and banks of views that are gone are closed, so that what was deleted is off the disk."""
+        """Forgets old views and closes their tables and banks, so that deleted files leave the disk."""
         since = time.monotonic() - KEPT_SECONDS
         kept = [view for view in self._remembered if view is self.view or self._used[view] > since]
         if len(kept) < len(self._remembered):
@@ -158,7 +158,7 @@ class Backbone:
             self._take(self.view.snapshot)
 
     def _banks(self, snapshot: Snapshot, before: View | None) -> dict[str, Bank]:
-        """All that can be opened: what cannot fails the tenants in it, when they are asked, and not the others."""
+        """Opens all banks that can be opened. A broken bank fails only requests of its own tenants, when they arrive."""
         banks = {}
         for name in snapshot.banks():
             try:
@@ -169,9 +169,10 @@ class Backbone:
 
 
 class Watch:
-    """Takes new generations as they are published, and says so to managers where it may write.
+    """Opens new generations as they are published, and reports the opened generation to managers, where it may write.
 
-    In two threads: who is long about taking one, as the index of a huge table is checked, is late and not gone.
+    It has two threads. Opening may take long, for example to check the index of a huge table. Meanwhile the other thread
+    shows managers that this reader is alive.
     """
 
     def __init__(self, backbone: Backbone) -> None:
@@ -200,10 +201,10 @@ class Watch:
             try:
                 self._backbone.refresh()
                 said = ""
-            except Exception as error:  # the generation we have is served on, and managers are to know that it is
+            except Exception as error:  # the old generation is still served, and managers must still see that
                 if str(error) != said:
                     said = str(error)
-                    log.error("the newest generation cannot be taken: %s", error)
+                    log.error("cannot open the newest generation: %s", error)
 
     def _tell(self) -> None:
         said = ""
@@ -213,10 +214,10 @@ class Watch:
                 said = ""
             except OSError as error:
                 if isinstance(error, PermissionError) or error.errno == errno.EROFS:
-                    log.info("managers are not told which generation is served here: %s", error)
+                    log.info("this server does not report its generation to managers: %s", error)
                     return
-                if str(error) != said:  # a full disk, perhaps, and not for ever
+                if str(error) != said:  # it may pass, as a full disk does
                     said = str(error)
-                    log.warning("managers cannot be told which generation is served here: %s", error)
+                    log.warning("cannot report this server's generation to managers: %s", error)
             if self._stop.wait(SECONDS_BETWEEN_LOOKS):
                 return

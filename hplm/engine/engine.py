@@ -1,4 +1,4 @@
-"""The engine: runs a staged batch through the shared upper layers, each text with its own adapter and head."""
+"""The engine, which runs a staged batch through the shared upper layers, each text with its own adapter and head."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hplm.model.layer import QKV
 from hplm.model.stacks import UpperStack
 from hplm.options import ENGINE_DTYPES
 
-MEASURED = 3  # times; what other work on the machine takes is not to count
+MEASURED = 3  # measurements; the fastest counts, without other work on the machine
 CACHE_LINE = 16  # numbers of 32 bits
 TORCH_DTYPES = dict(zip(ENGINE_DTYPES, (torch.float32, torch.bfloat16), strict=True))
 
@@ -28,17 +28,17 @@ def resolve_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise InvalidInput(f"device {name!r} is not known: choose auto, cpu, cuda or cuda:N") from None
+        raise InvalidInput(f"unknown device {name!r}: choose auto, cpu, cuda or cuda:N") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise InvalidInput(f"device {name!r} was asked for and torch finds no CUDA device: use auto or cpu")
+        raise InvalidInput(f"device {name!r} is not available: torch finds no CUDA device. Use auto or cpu")
     return device
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto`: bf16 where the hardware multiplies it, else fp32."""
+    """Returns the torch dtype. `auto` is bf16 if the hardware multiplies it, else fp32."""
     if name != "auto":
         if name not in TORCH_DTYPES:
-            raise InvalidInput(f"dtype {name!r} is not known: choose auto, {' or '.join(TORCH_DTYPES)}")
+            raise InvalidInput(f"unknown dtype {name!r}: choose auto, {' or '.join(TORCH_DTYPES)}")
         return TORCH_DTYPES[name]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
@@ -50,17 +50,17 @@ class Engine:
         self._upper = upper.to(device=device, dtype=dtype).eval().requires_grad_(False)
         if device.type == "cpu":
             keep_freed_memory()
-            if dtype is torch.float32:  # 16-bit products lay weights as they want them
+            if dtype is torch.float32:  # 16-bit kernels choose their own weight layout
                 for layer in self._upper.layers:
-                    for linear in (layer.attention_out, layer.ffn_out):  # the wider ones' large products would lose by it
-                        linear.weight.data = _laid(linear.weight.data)
+                    for linear in (layer.attention_out, layer.ffn_out):  # it would slow down large products of wider ones
+                        linear.weight.data = _transposed(linear.weight.data)
         self.device = device
         self.dtype = dtype
 
     @torch.inference_mode()
     def run(self, batch: StagedBatch) -> list[np.ndarray]:
-        """Logits of each text: its answer rows x the size of its head, fp32."""
-        computed = [self._compute(sheet) for sheet in batch.sheets]  # all are on their way before one is waited for
+        """Returns the logits of each text: its answer rows x the size of its head, fp32."""
+        computed = [self._compute(sheet) for sheet in batch.sheets]  # all sheets are started before one is waited for
         by_text: dict[int, np.ndarray] = {}
         for sheet, logits in zip(batch.sheets, computed, strict=True):
             parts = logits.cpu().split(sheet.rows_of)
@@ -75,7 +75,7 @@ class Engine:
 
     @torch.inference_mode()
     def seconds(self, texts: int, tokens: int) -> float:
-        """How long the shared layers take for so many texts of such a length: the best of a few times."""
+        """Measures how long the shared layers take for `texts` texts of `tokens` tokens. Returns the best time."""
         generator = torch.Generator().manual_seed(texts)
         x = torch.randn(texts * tokens, self._upper.norm.weight.numel(), generator=generator).to(self.device, self.dtype)
         attend = PackedAttention([tokens] * texts, self._upper.heads)
@@ -86,17 +86,17 @@ class Engine:
             self._upper.through(x, attend)
             self._wait()
             taken.append(time.perf_counter() - begin)
-        return min(taken[1:])  # the first one warms up
+        return min(taken[1:])  # the first run warms up
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
 
-def _laid(weight: Tensor) -> Tensor:
-    """The same, inputs x outputs in memory: a short text alone runs a tenth faster, large batches as before.
+def _transposed(weight: Tensor) -> Tensor:
+    """Returns the same weight, stored as inputs x outputs. A single short text runs a tenth faster, large batches as before.
 
-    A cache line more than a row has, because rows a multiple of 4 KB apart would fall on the same places of the cache.
+    Each row is padded by a cache line: rows a multiple of 4 KB apart would compete for the same places in the cache.
     """
     outputs, inputs = weight.shape
     return weight.new_empty(inputs, outputs + CACHE_LINE)[:, :outputs].copy_(weight.t()).t()
@@ -117,12 +117,12 @@ def _adapt(parts: list[Part], layer: int, at: str, before: Tensor, after: Tensor
 
 
 def _adapt_last(sheet: Sheet, layer: int, at: str, before: Tensor, after: Tensor) -> Tensor:
-    """After its attention the last layer goes on with those tokens alone that an answer reads."""
+    """After its attention, the last layer computes only the tokens that an answer reads."""
     return _adapt(sheet.adapters if at == QKV else sheet.reading_adapters, layer, at, before, after)
 
 
 def _read(x: Tensor, parts: list[Part]) -> Tensor:
-    """Rows x the size of the largest head in the batch."""
+    """Returns logits: rows x the size of the largest head in the batch."""
     for part in parts:
         part.arrived[0].wait()
     if len(parts) == 1:

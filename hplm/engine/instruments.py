@@ -1,4 +1,4 @@
-"""What the upper half counts of its requests and batches."""
+"""Counts the requests and batches of the upper half, and writes them to the journal."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Instruments:
         self._batches = 0
         self._busiest = Busiest(BUSIEST)
         self._chosen_at = time.monotonic()
-        self._seen: dict[Layout, tuple[int, int]] = {}  # hits and misses already counted
+        self._seen: dict[Layout, tuple[int, int]] = {}  # hits and misses that are already counted
 
     def left(self, request: Request, answer: Answer) -> None:
-        """Counts a request that is answered or refused, once."""
+        """Counts a request that was answered or refused. Called once for each request."""
         now, tenant = time.monotonic_ns(), request.tenant
         if isinstance(answer, Exception):
             outcome = answer.word if isinstance(answer, HplmError) else Broken.word
@@ -52,7 +52,7 @@ class Instruments:
         self.meter.observe(names.SLACK_SECONDS, ((text.deadline_ns - now) / 1e9 for text in batch.texts if text.deadline_ns))
 
     def computed(self, staged: StagedBatch) -> None:
-        """Before its requests are answered."""
+        """Counts a computed batch, before its requests are answered."""
         now = time.monotonic_ns()
         for text in staged.texts:
             text.request.computed_ns = now
@@ -66,7 +66,7 @@ class Instruments:
         self._journal.batch(self._batches, staged)
 
     def look(self, line: Queue[Text], stager: Stager) -> None:
-        """At what has a level, and at counts that others keep."""
+        """Updates the levels, and the counts that the queue and the slots keep."""
         now = time.monotonic()
         if now - self._chosen_at > SECONDS_BETWEEN_CHOICES:
             self._busiest.choose()

@@ -1,6 +1,6 @@
-"""A line of JSON for each request and each batch, if asked for: one request can be followed from its arrival to its answer.
+"""An optional log with a line of JSON for each request and each batch, to follow a request from arrival to answer.
 
-Times are seconds of one clock of this machine. No text is ever in it.
+Times are seconds of one clock of this machine. The journal never contains texts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hplm.engine.staging import StagedBatch
 from hplm.errors import InvalidInput
 
 log = logging.getLogger(__name__)
-LOG = "log"  # into the server's log instead of a file
+LOG = "log"  # write to the server's log instead of a file
 NONE = ""
 
 
@@ -36,7 +36,7 @@ class Journal:
             tokens=request.tokens,
             arrived=request.arrival_ns / 1e9,
             taken=request.taken_ns / 1e9,
-            started=request.started_ns and request.started_ns / 1e9,  # 0: never
+            started=request.started_ns and request.started_ns / 1e9,  # 0: not started
             computed=request.computed_ns and request.computed_ns / 1e9,
             answered=now_ns / 1e9,
             deadline=request.deadline_ns and request.deadline_ns / 1e9,
@@ -65,8 +65,8 @@ class Journal:
             try:
                 self._file.write(json.dumps(entry) + "\n")
                 self._file.flush()
-            except OSError as error:  # a full disk is to cost the journal, and no answer
-                log.error("the journal ends here, it cannot be written: %s", error)
+            except OSError as error:  # a full disk must end only the journal, not answers
+                log.error("the journal ends here, because it cannot be written: %s", error)
                 self._file = None
 
 
@@ -74,4 +74,6 @@ def _open(path: Path) -> TextIO:
     try:
         return path.open("a", encoding="utf-8")
     except OSError as error:
-        raise InvalidInput(f"parameter 'journal' is '{path}': {error.strerror}; name a file, or {LOG!r}") from None
+        raise InvalidInput(
+            f"cannot open '{path}' for parameter 'journal' ({error.strerror}): name a file, or {LOG!r}"
+        ) from None

@@ -1,4 +1,4 @@
-"""The first half of a request: who are you -> tokenise -> n-grams -> addresses of precomputed rows. CPU only, no state."""
+"""The first half of a request: tokenises texts and finds the addresses of their precomputed rows, on the CPU."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ from hplm.tasks import Task
 from hplm.tenants.snapshot import Tenant
 
 PAD = -1
-MOST_ROWS = 1 << 20  # of an answer, all texts as wide as the widest
-LONGEST_TEXT = 100_000  # characters, whatever is cut off afterwards
-MOST_CHARACTERS = 40 * LONGEST_TEXT  # of a request: while they are tokenised, nobody else is
+MOST_ROWS = 1 << 20  # of an answer, with all texts padded to the widest
+LONGEST_TEXT = 100_000  # characters, before truncation
+MOST_CHARACTERS = 40 * LONGEST_TEXT  # of a request: while it is tokenised, other requests wait
 
 
 @dataclass(frozen=True)
 class LookedUp:
-    """A request between the two models: its texts as rectangles, short ones filled up with PAD."""
+    """A request between the two models: its texts as rectangles. Short texts are filled up with PAD."""
 
     addresses: np.ndarray  # texts x tokens, int64
     segments: np.ndarray  # texts x tokens, uint8; 0 beyond the end
     spans: np.ndarray  # texts x answer rows x 3, int32
 
     def text(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Addresses, segments and spans of one text. Copies: a text that waits keeps its own part alive, not all of them."""
+        """Returns the addresses, segments and spans of one text.
+
+        They are copies: a waiting text keeps only its own part of the rectangles in memory.
+        """
         tokens, rows = _used(self.addresses[index]), _used(self.spans[index, :, 1])
         return self.addresses[index, :tokens].copy(), self.segments[index, :tokens].copy(), self.spans[index, :rows].copy()
 
@@ -49,7 +52,9 @@ class Lookup:
         self, view: View, tenant: Tenant, texts: Sequence[str], pairs: Sequence[str] | None, truncate: bool
     ) -> Resolved:
         if (characters := sum(map(len, texts)) + sum(map(len, pairs or ()))) > MOST_CHARACTERS:
-            raise InvalidInput(f"the texts of the request have {characters:,} characters, of {MOST_CHARACTERS:,}: send several")
+            raise InvalidInput(
+                f"the texts have {characters:,} characters, but a request {MOST_CHARACTERS:,} at most: send several"
+            )
         read = [
             self._read(i, len(texts), tenant.task_object, text, pairs[i] if pairs is not None else None, truncate)
             for i, text in enumerate(texts)
@@ -62,8 +67,8 @@ class Lookup:
         rows = np.array([len(s) for s in spans])
         if len(rows) * rows.max() > MOST_ROWS:
             raise InvalidInput(
-                f"{len(rows)} texts, the longest with {rows.max():,} words, are answered in more than {MOST_ROWS:,} rows: "
-                "send long texts in requests of their own"
+                f"the answer to {len(rows)} texts, the longest with {rows.max():,} words, would have more than {MOST_ROWS:,} "
+                "rows: send long texts in separate requests"
             )
         return Resolved(
             addresses=_rectangle(hits.addresses, lengths, PAD),
@@ -85,7 +90,7 @@ class Lookup:
 
 def check_length(text: str, pair: str | None) -> None:
     if len(text) > LONGEST_TEXT or (pair is not None and len(pair) > LONGEST_TEXT):
-        raise InvalidInput(f"more than {LONGEST_TEXT:,} characters: leave the part that matters")
+        raise InvalidInput(f"it has more than {LONGEST_TEXT:,} characters: send only the part that matters")
 
 
 def _used(row: np.ndarray) -> int:

@@ -1,4 +1,4 @@
-"""Memory that is freed and asked for again, and memory that is shared with the server process."""
+"""Settings of malloc for large tensors, and shared memory for answers to the server process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from hplm.errors import Broken
 
 SHARED = "/dev/shm"
-LARGE = 1 << 20  # bytes of an answer; smaller ones fit into what a process has of it already
+LARGE = 1 << 20  # bytes of an answer; smaller ones fit into the shared memory that a process already has
 SPARE = 1 << 24
 
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # malloc.h
@@ -19,28 +19,31 @@ NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> None:
-    """For the whole process, and for threads that start after it. Another C library than glibc is left as it is.
+    """Makes glibc keep freed memory, in the whole process and in threads that start later. Does nothing for other C libraries.
 
-    An engine asks for the same large tensors again with every batch, and glibc gives large pieces back to the system at once
-    and takes them anew, empty, one page fault every 4 KB.
+    An engine allocates the same large tensors for every batch. By default glibc returns large blocks to the system at once, and
+    gets them again with one page fault for every 4 KB.
     """
     tune = getattr(ctypes.CDLL(None), "mallopt", None)
     if tune is not None:
         tune(M_TRIM_THRESHOLD, NEVER)
         tune(M_MMAP_MAX, 0)
-        tune(M_ARENA_MAX, 1)  # other arenas hold 64 MB at most and are given back as a whole
+        tune(M_ARENA_MAX, 1)  # other arenas have 64 MB at most and are returned as a whole
 
 
 class SharedMemory:
-    """What large answers find of /dev/shm. A process's part of it grows with the largest one, and stays for the next."""
+    """Checks that /dev/shm has space for large answers. A process's part of it grows with the largest answer, and stays."""
 
     def __init__(self) -> None:
-        self._one_at_a_time = threading.Lock()  # what another is about to take is not to be counted as free
+        self._one_at_a_time = threading.Lock()  # space that another answer is about to take must not count as free
         self._largest = 0
 
     @contextmanager
     def taken(self, size: int) -> Iterator[None]:
-        """While an answer of so many bytes is sent: one that finds no room is lost, and so is the error that would say so."""
+        """Wraps the sending of an answer of `size` bytes. Raises Broken if /dev/shm has no space for it.
+
+        Without this check the answer would be lost, and the error message too.
+        """
         if size < LARGE:
             yield
             return
@@ -49,8 +52,8 @@ class SharedMemory:
             free = system.f_bavail * system.f_frsize
             if size > self._largest and size - self._largest + SPARE > free:
                 raise Broken(
-                    f"the answer takes {size / 1e6:,.0f} MB and {SHARED} has {free / 1e6:,.0f} left: send fewer texts, or give "
-                    "the server more (Docker: --shm-size)"
+                    f"the answer takes {size / 1e6:,.0f} MB, but {SHARED} has {free / 1e6:,.0f} MB left: send fewer texts, "
+                    "or give the server more shared memory (Docker: --shm-size)"
                 )
             yield
             self._largest = max(self._largest, size)

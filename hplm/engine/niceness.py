@@ -1,4 +1,4 @@
-"""Who gets a core first: what is short."""
+"""Gives the compute thread a lower priority than request threads."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ NICENESS = 5
 
 
 def lower_priority() -> None:
-    """This thread and those it starts, as torch does for its products, give way to those that look up, refuse and answer.
+    """Lowers the priority of this thread and of the threads that it starts, such as torch's.
 
-    A batch takes a hundred times as long as any of these, and loses nothing but what they need.
+    Look-ups, refusals and answers then get a core first. A batch takes a hundred times as long as any of these, so it loses
+    little.
     """
     thread = threading.get_native_id()
     try:
-        # Who was started with more gives way already, and may not take it back.
+        # A process that was started with a higher niceness keeps it: it may not lower it.
         os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
     except OSError as error:
-        log.warning("batches do not give way to look-ups and answers: %s", error)
+        log.warning("cannot lower the priority of batches below look-ups and answers: %s", error)

@@ -1,4 +1,4 @@
-"""What is made ready for batch k+1 while batch k computes; everything, but for measuring what that is worth (HMI, Table 6)."""
+"""Which steps of staging batch k+1 run while batch k computes. Leaving some out measures their effect (HMI, Table 6)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hplm.errors import InvalidInput
 
 @dataclass(frozen=True)
 class Overlap:
-    staging: bool = True  # False: a batch is not even chosen before the one before it is done
-    retrieval: bool = True  # rows of tables are gathered
-    swapping: bool = True  # adapters and heads are copied, layer by layer
-    by_layer: bool = True  # a layer starts when its adapters are there; False: a batch, when all of its adapters are
+    staging: bool = True  # False: a batch is not even chosen before the batch before it is done
+    retrieval: bool = True  # gathers rows of tables ahead
+    swapping: bool = True  # copies adapters and heads ahead, layer by layer
+    by_layer: bool = True  # a layer starts when its own adapters are copied; False: when those of all layers are
 
 
 OVERLAPS = {
@@ -25,7 +25,7 @@ OVERLAPS = {
 
 
 def read_overlap(name: str) -> Overlap:
-    """From a model's parameter."""
+    """Reads a model's parameter `overlap`."""
     if name not in OVERLAPS:
-        raise InvalidInput(f"overlap {name!r} is not known: choose one of {', '.join(OVERLAPS)}")
+        raise InvalidInput(f"unknown overlap {name!r}: choose one of {', '.join(OVERLAPS)}")
     return OVERLAPS[name]

@@ -1,8 +1,8 @@
-"""Packings: how the texts of a batch lie in the tensors that the shared layers see. All give the same answers.
+"""Packings: how the texts of a batch are arranged in the tensors of the shared layers. All give the same answers.
 
 `naive` pads every text to the longest. `turbo` cuts the batch, longest first, into groups and pads each (TurboTransformers).
-`concat` puts several texts end to end into rows and masks what crosses a boundary (TCB 4.1), `slotted` computes no scores
-between the slots of a row (TCB 4.2). `packed` has no padding and no score that crosses a boundary.
+`concat` puts several texts end to end into rows and masks scores between them (TCB 4.1). `slotted` computes no scores between
+the slots of a row (TCB 4.2). `packed` has no padding and no scores between texts.
 
 Parameters follow the name: `concat:rows=64,length=400`.
 """
@@ -24,12 +24,12 @@ from hplm.model.layer import Attend
 
 @dataclass(frozen=True)
 class Arrangement:
-    """One tensor: texts end to end, behind each the padding that belongs to it."""
+    """One tensor: texts end to end, each followed by its padding."""
 
-    texts: np.ndarray  # which of the batch, in the order in which they lie
-    lengths: np.ndarray  # tokens of each
-    rooms: np.ndarray  # what each takes, padding included
-    width: int | None = None  # of the rows that attention sees, whole texts in each; None: every text by itself
+    texts: np.ndarray  # indexes of texts of the batch, in their order in the tensor
+    lengths: np.ndarray  # tokens of each text
+    rooms: np.ndarray  # tokens of each text with its padding
+    width: int | None = None  # of attention's rows, each with whole texts; None: every text is a row by itself
 
     @property
     def rows(self) -> int:
@@ -47,13 +47,13 @@ class Arrangement:
 
 class Packing(Protocol):
     def arrange(self, lengths: np.ndarray) -> list[Arrangement]:
-        """Every text in one of them, once."""
+        """Returns arrangements that contain every text once."""
         ...
 
 
 @dataclass(frozen=True)
 class Packed:
-    """One row, cumulative lengths; texts of one length lie together, which is what attention on a CPU wants."""
+    """One row without padding. Texts of equal length are neighbours, which makes attention on a CPU faster."""
 
     def arrange(self, lengths: np.ndarray) -> list[Arrangement]:
         return [_packed(_longest_first(lengths), lengths)]
@@ -67,7 +67,7 @@ class Naive:
 
 @dataclass(frozen=True)
 class Turbo:
-    cost: Cost  # seconds of so many texts of such a length
+    cost: Cost  # seconds by number and length of texts
 
     def arrange(self, lengths: np.ndarray) -> list[Arrangement]:
         order = _longest_first(lengths)
@@ -76,7 +76,7 @@ class Turbo:
 
 @dataclass(frozen=True)
 class Concat:
-    """`rows` (B) of `length` (L) tokens a tensor. A text longer than that lies apart, without padding."""
+    """`rows` (B) rows of `length` (L) tokens in a tensor. Longer texts go into a tensor of their own, without padding."""
 
     rows: int = 64
     length: int = 512
@@ -87,7 +87,7 @@ class Concat:
 
 @dataclass(frozen=True)
 class Slotted:
-    """As `concat`, each row cut into slots of `slot` (z) tokens; 0: of the batch's longest text that fits a row."""
+    """As `concat`, with each row cut into slots of `slot` (z) tokens. 0: as long as the longest text that fits a row."""
 
     rows: int = 64
     length: int = 512
@@ -103,14 +103,14 @@ PACKINGS: dict[str, type] = {"packed": Packed, "naive": Naive, "turbo": Turbo, "
 
 
 def read_packing(given: str, measure: Callable[[int, int], float]) -> Packing:
-    """From a model's parameter; `measure` says how many seconds so many texts of such a length take."""
+    """Reads a model's parameter `packing`. `measure(texts, tokens)` returns the seconds that such a group takes."""
     name, _, options = given.partition(":")
     if name not in PACKINGS:
-        raise InvalidInput(f"packing {name!r} is not known: choose one of {', '.join(PACKINGS)}")
+        raise InvalidInput(f"unknown packing {name!r}: choose one of {', '.join(PACKINGS)}")
     kind = PACKINGS[name]
     if kind is Turbo:
         if options:
-            raise InvalidInput(f"packing {given!r}: turbo takes no options")
+            raise InvalidInput(f"packing {given!r} has options, but turbo takes no options: write 'turbo'")
         return Turbo(Cost.measured(measure))
     known = [field.name for field in fields(kind)]
     chosen = {}
@@ -118,7 +118,7 @@ def read_packing(given: str, measure: Callable[[int, int], float]) -> Packing:
         key, _, value = option.partition("=")
         if key not in known or not value.isdecimal() or not (int(value) or key == "slot"):
             allowed = f"whole numbers for {', '.join(known)}" if known else "no options"
-            raise InvalidInput(f"packing {given!r}: {option!r} is not one of its options; {name} takes {allowed}")
+            raise InvalidInput(f"packing {given!r} has the invalid option {option!r}: {name} takes {allowed}")
         chosen[key] = int(value)
     return kind(**chosen)
 
@@ -138,7 +138,7 @@ def _padded(texts: np.ndarray, lengths: np.ndarray) -> Arrangement:
 
 
 def _boxed(lengths: np.ndarray, size: int, boxes: int) -> list[Arrangement]:
-    """Texts into boxes of `size` tokens, so many boxes a tensor; those that are longer into a tensor without padding."""
+    """Puts texts into boxes of `size` tokens, with `boxes` boxes in a tensor. Longer texts go into a tensor without padding."""
     order = _longest_first(lengths)
     large, order = order[lengths[order] > size], order[lengths[order] <= size]
     box = _first_fit(lengths[order], size)
@@ -150,13 +150,13 @@ def _boxed(lengths: np.ndarray, size: int, boxes: int) -> list[Arrangement]:
         filled = np.bincount(of, lengths[texts]).astype(np.int64)
         width = int(filled.max())
         rooms = lengths[texts].copy()
-        rooms[np.flatnonzero(np.diff(of, append=-1))] += width - filled  # the last text of a box takes what is left of it
+        rooms[np.flatnonzero(np.diff(of, append=-1))] += width - filled  # the last text of a box takes the rest as padding
         arrangements.append(Arrangement(texts, lengths[texts], rooms, width))
     return arrangements
 
 
 def _first_fit(lengths: np.ndarray, size: int) -> np.ndarray:
-    """The box of each text; given longest first, at most 11/9 of the fewest boxes that would do."""
+    """Returns the box of each text. With texts longest first, it takes at most 11/9 of the fewest boxes possible."""
     free = np.full(len(lengths), size)
     box = np.empty(len(lengths), dtype=np.int64)
     for text, length in enumerate(lengths.tolist()):

@@ -1,7 +1,7 @@
-"""select -> stage -> compute -> answer, batch k+1 made ready while batch k computes.
+"""Select, stage, compute and answer batches. Batch k+1 is staged while batch k computes.
 
-Four kinds of thread: one stages (and owns the slots), one computes, one tells who is too late, a few answer. Whatever fails
-in any of them is the answer to the texts it held; none of them ends before the pipeline does.
+There are four kinds of thread: one stages and owns the slots, one computes, one answers expired texts, a few send answers. An
+error in any of them becomes the answer to the texts that it held. An exception never ends a thread before the pipeline closes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hplm.scheduling.scheduler import Batch
 from hplm.scheduling.waiting import Capacity
 
 log = logging.getLogger(__name__)
-ANSWERING_THREADS = 4  # sending is a round trip to the server process: one thread does not keep up
+ANSWERING_THREADS = 4  # each answer is a round trip to the server process, which is too slow for one thread
 
 
 class Pipeline:
@@ -39,10 +39,10 @@ class Pipeline:
         self._engine = engine
         self._instruments = instruments
         self._overlap = stager.overlap
-        # Two batches are in flight at most: one is not chosen before the one before it starts to compute.
+        # Two batches are in flight at most: a batch is not chosen before the batch before it starts to compute.
         self._may_choose = threading.Semaphore(1)
         self._staged: queue.SimpleQueue[tuple[Batch[Text], StagedBatch] | None] = queue.SimpleQueue()
-        self._computed: queue.SimpleQueue[list[tuple[Slots, int]]] = queue.SimpleQueue()  # what a batch held
+        self._computed: queue.SimpleQueue[list[tuple[Slots, int]]] = queue.SimpleQueue()  # slots that a batch held
         self._answering = ThreadPoolExecutor(ANSWERING_THREADS, thread_name_prefix="answer")
         self._threads = [
             threading.Thread(target=self._stage, name="stage", daemon=True),
@@ -53,7 +53,7 @@ class Pipeline:
             thread.start()
 
     def close(self, timeout: float) -> None:
-        """Serves what it has taken; what is not served in time is answered with an error. Nothing is left unanswered."""
+        """Serves all waiting texts for `timeout` seconds at most, and answers the rest with an error."""
         self._line.close()
         deadline = time.monotonic() + timeout
         for thread in self._threads:
@@ -67,7 +67,11 @@ class Pipeline:
             pass
 
     def _stage_next(self) -> bool:
-        """What it has in hand is let go before it waits again: a request keeps open what its tenant stood on."""
+        """Stages one batch. Returns False when the pipeline closes.
+
+        It is a function of its own so that its variables are freed before the next wait: a request keeps its tables and banks
+        open.
+        """
         self._may_choose.acquire()
         batch = self._line.take(self._capacity)
         if batch is None:
@@ -84,7 +88,7 @@ class Pipeline:
         return True
 
     def _expire(self) -> None:
-        """Who is too late hears it at once, whatever the engine is doing."""
+        """Answers expired texts at once, even while the engine is busy."""
         while self._expire_next():
             pass
 
@@ -131,7 +135,7 @@ class Pipeline:
             next_batch.callback(self._may_choose.release)
             self._stager.finish(staged)
             if self._overlap.staging:
-                next_batch.close()  # it may be chosen and staged while this one computes
+                next_batch.close()  # the next batch may be chosen and staged while this one computes
             with staged.timed("compute"):
                 return self._engine.run(staged)
 
@@ -143,12 +147,12 @@ class Pipeline:
                 return
 
     def _answer(self, texts: list[Text], logits: list[np.ndarray]) -> None:
-        """Texts of one request go to one thread, so that a batch of a thousand does not become a thousand tasks."""
+        """Answers a batch. All texts of a request are one task, because a batch may have a thousand texts."""
         by_request: dict[Request, list[tuple[Text, np.ndarray]]] = {}
         for pair in zip(texts, logits, strict=True):
             by_request.setdefault(pair[0].request, []).append(pair)
         if len(by_request) == 1 and self._staged.empty():
-            _sending(_answer_texts, next(iter(by_request.values())))  # the engine has nothing better to do: spare the hand-over
+            _sending(_answer_texts, next(iter(by_request.values())))  # the engine is idle, so this thread answers
             return
         for pairs in by_request.values():
             self._answer_with(_answer_texts, pairs)
@@ -156,7 +160,7 @@ class Pipeline:
     def _answer_with(self, send: Callable[..., None], *args: object) -> None:
         try:
             self._answering.submit(_sending, send, *args)
-        except RuntimeError:  # the pipeline was closed over this batch: still exactly one answer
+        except RuntimeError:  # the pipeline was closed during this batch, which still needs its answer
             _sending(send, *args)
 
     def _broken(self, text: Text, error: HplmError) -> None:
@@ -171,11 +175,11 @@ class Pipeline:
 
 
 def _sending(send: Callable[..., None], *args: object) -> None:
-    """The last resort: whoever sends has answered or failed the request itself, and no thread ends of it."""
+    """Calls `send` and logs an exception, so that the exception never ends the thread."""
     try:
         send(*args)
     except Exception:
-        log.exception("an answer could not be sent")
+        log.exception("cannot send an answer")
 
 
 def _answer_texts(pairs: list[tuple[Text, np.ndarray]]) -> None:
@@ -183,7 +187,7 @@ def _answer_texts(pairs: list[tuple[Text, np.ndarray]]) -> None:
         request = text.request
         try:
             labels = request.tenant.labels
-            own = np.zeros((len(text.spans), len(labels)), dtype=logits.dtype)  # rows without a token are left out of answers
+            own = np.zeros((len(text.spans), len(labels)), dtype=logits.dtype)  # zeros for rows without a token
             own[text.read] = logits[:, : len(labels)]
             request.done(text.index, request.tenant.task_object.answer(own, text.spans, labels, request.top_k, text.passage))
         except Exception as error:
@@ -193,4 +197,6 @@ def _answer_texts(pairs: list[tuple[Text, np.ndarray]]) -> None:
 
 def _expired(text: Text) -> DeadlineMissed:
     allowed = (text.deadline_ns - text.arrival_ns) / 1e6
-    return DeadlineMissed(f"not to be answered within the {allowed:g} ms that the request allowed: allow more, or send fewer")
+    return DeadlineMissed(
+        f"the request cannot be answered within the {allowed:g} ms that it allowed: allow more time, or send fewer texts"
+    )

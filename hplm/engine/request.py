@@ -1,4 +1,4 @@
-"""A request and its texts on their way through the engine: answered exactly once."""
+"""A request and its texts on their way through the engine. A request is answered exactly once."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Answer = list[Rows] | Exception
 
 
 class Request:
-    """Waits for all its texts; answers when the last is done, or fails with the first that fails.
+    """One request. It is answered when its last text is done, or fails with the first text that fails.
 
-    Times are nanoseconds of the monotonic clock; 0: not there yet.
+    Times are nanoseconds of the monotonic clock; 0 means not yet.
     """
 
     def __init__(
@@ -35,19 +35,19 @@ class Request:
         id: str = "",
         taken_ns: int = 0,
     ) -> None:
-        self.id = id  # as the client called it
-        self.view = view  # held, so that what it consists of stays until the request is answered
+        self.id = id  # the client's name for it
+        self.view = view  # keeps its tables and banks open until the request is answered
         self.tenant = tenant
         self.top_k = min(ticket.top_k, len(tenant.labels))
         self.priority = ticket.priority
         self.arrival_ns = ticket.arrival_ns
-        self.deadline_ns = ticket.deadline_ns  # 0: none
+        self.deadline_ns = ticket.deadline_ns  # 0: no deadline
         self.taken_ns = taken_ns
-        self.started_ns = 0  # its first batch
-        self.computed_ns = 0  # its last batch
+        self.started_ns = 0  # when its first batch started
+        self.computed_ns = 0  # when its last batch was computed
         self.batch = 0  # the number of its last batch
         self.texts = texts
-        self.tokens = 0  # of all texts, once they are checked
+        self.tokens = 0  # of all texts, after they were checked
         self._respond = respond
         self._rows: list[Rows | None] = [None] * texts
         self._left = texts
@@ -59,7 +59,7 @@ class Request:
         return self._answered
 
     def texts_from(self, looked_up: LookedUp, passages: Sequence[str] | None = None) -> list[Text]:
-        """What lookup found, text by text. `passages`: what the spans of the task `span` speak of."""
+        """Returns the looked-up texts one by one. `passages` are for tasks that answer from a pair."""
         return [Text(self, i, *looked_up.text(i), passages[i] if passages is not None else "") for i in range(self.texts)]
 
     def done(self, index: int, rows: Rows) -> None:
@@ -81,14 +81,14 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """One text of a request: what waits in line (`hplm.scheduling.waiting`) and what the engine computes."""
+    """One text of a request. It waits in the queue (`hplm.scheduling.waiting`), and the engine computes it."""
 
     request: Request
     index: int
-    addresses: np.ndarray  # int64, one a token
+    addresses: np.ndarray  # int64, one for each token
     segments: np.ndarray  # uint8
-    spans: np.ndarray  # rows x 3, int32: token to read (-1: none), first and last code point it speaks of
-    passage: str = ""  # that `spans` speak of, where the task answers from a pair
+    spans: np.ndarray  # rows x 3, int32: token to read (-1: none), and the first and last code point that the row is about
+    passage: str = ""  # the text with these code points, if the task answers from a pair
 
     @property
     def tokens(self) -> int:
@@ -120,6 +120,6 @@ class Text:
 
     @property
     def read(self) -> np.ndarray:
-        """Rows that have a token to read. A text without any reads its first token, for its first row."""
+        """The rows that have a token to read. A text without such rows reads its first token, for its first row."""
         rows = np.flatnonzero(self.spans[:, 0] >= 0)
         return rows if len(rows) else np.zeros(1, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""A backbone's upper half as a service: settings in, a running pipeline out, requests checked before they enter it."""
+"""The upper half of a backbone as a service: builds the pipeline from settings, and checks requests before they enter it."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from hplm.tenants.quotas import Quotas
 from hplm.tenants.ticket import Ticket
 
 log = logging.getLogger(__name__)
-ANSWERING_NS = 2_000_000  # from computed to the client: the way back through the server
-DRAIN_SECONDS = 8.0  # below the exit timeout that `hplm serve` gives Triton
-FOREIGN = "ROWS, SEGMENTS or SPANS are not what the lookup model made for this ticket"
-MOST_NUMBERS = 1 << 24  # in an answer: logits, of all rows
-TICKET_SECONDS = 30  # from one model to the other; what a ticket says of a tenant and its keys must not outlast them for long
+ANSWERING_NS = 2_000_000  # from the end of computing to the client, through the server
+DRAIN_SECONDS = 8.0  # less than the exit timeout that `hplm serve` gives Triton
+FOREIGN = "ROWS, SEGMENTS or SPANS are not what the lookup model made for this ticket: pass them on unchanged"
+MOST_NUMBERS = 1 << 24  # the most logits of an answer, over all rows
+TICKET_SECONDS = 30  # how long a ticket is valid: it must not outlive a revoked key for long
 
 
 class Service:
@@ -81,7 +81,7 @@ class Service:
         passages: Sequence[str] | None = None,
         id: str = "",
     ) -> None:
-        """Takes a request with a valid ticket, or raises why not; a request taken is answered through `respond`, once."""
+        """Takes a request with a valid ticket, or raises. A request that was taken is answered once, through `respond`."""
         if ticket.export != self._backbone.view.snapshot.export_number:
             raise Draining("another export of this backbone is being loaded: send the request again")
         view = self._backbone.at(ticket.generation)
@@ -97,14 +97,14 @@ class Service:
                 request.tokens = sum(text.tokens for text in texts)
                 self._line.offer(texts)
             except BaseException:
-                self._quotas.give_back(tenant)  # it was not taken, so nobody answers it
+                self._quotas.give_back(tenant)  # the request was not taken, so no answer will give it back
                 raise
         except Exception as error:
             self.instruments.left(request, error)
             raise
 
     def _leave(self, respond: Callable[[Answer], None], request: Request, answer: Answer) -> None:
-        # The quota goes back before the answer leaves: a client that then sends its next request must not be refused.
+        # The quota is given back before the answer is sent, so that the client's next request is not refused.
         self._quotas.give_back(request.tenant)
         try:
             self.instruments.left(request, answer)
@@ -112,20 +112,22 @@ class Service:
             respond(answer)
 
     def _checked(self, request: Request, looked_up: LookedUp, passages: Sequence[str] | None, top_k: int) -> list[Text]:
-        """The request's texts. Tickets are signed, what came beside them is not."""
+        """Returns the texts of the request. It checks all inputs but the ticket, because only the ticket is signed."""
         tenant = request.tenant
         if top_k and not tenant.task_object.allows_top_k:
             able = " or ".join(task.name for task in TASKS.values() if task.allows_top_k)
-            raise InvalidInput(f"top_k is for tenants that {able}; tenant {tenant.id!r} has the task {tenant.task!r}")
+            raise InvalidInput(
+                f"top_k is for the task {able}, but tenant {tenant.id!r} has the task {tenant.task!r}: leave out top_k"
+            )
         if not tenant.task_object.needs_pair:
             passages = None
         elif passages is None or len(passages) != request.texts:
-            raise InvalidInput("TEXT_PAIR is not what the lookup model was sent: it holds the passage of each text")
+            raise InvalidInput("TEXT_PAIR does not have one passage for each text: send the same TEXT_PAIR to lookup and upper")
         texts, widest, _ = looked_up.spans.shape
         if texts * widest * len(tenant.labels) > MOST_NUMBERS:
             raise InvalidInput(
-                f"{texts:,} texts with up to {widest:,} rows of {len(tenant.labels):,} labels are answered in more than "
-                f"{MOST_NUMBERS:,} numbers: send fewer texts, or shorter ones"
+                f"the answer to {texts:,} texts with up to {widest:,} rows of {len(tenant.labels):,} labels would have more "
+                f"than {MOST_NUMBERS:,} numbers: send fewer or shorter texts"
             )
         if not len(looked_up.addresses) == len(looked_up.segments) == len(looked_up.spans):
             raise InvalidInput(FOREIGN)
@@ -147,7 +149,7 @@ class Service:
         )
 
     def look(self) -> None:
-        """Brings the instruments up to date."""
+        """Updates the instruments."""
         self.instruments.look(self._line, self._stager)
 
     def close(self) -> None:
@@ -160,7 +162,7 @@ class Service:
         return self._settings.device.type != "cpu"
 
     def _prepare(self, table: Table) -> None:
-        """Maps the rows now, and brings into memory what was asked for: while others are served, beside them."""
+        """Maps the rows now and reads the configured ones into memory, in the background once requests are served."""
         rows = table.rows
         if self._serving:
             threading.Thread(target=self._bring_in_beside, args=(rows,), name="preload", daemon=True).start()
@@ -171,10 +173,10 @@ class Service:
         try:
             self._bring_in(rows)
         except (HplmError, OSError) as error:
-            log.error("a new table is served from disk, not from memory: %s", error)
+            log.error("a new table is served from disk instead of memory: %s", error)
 
     def _bring_in(self, rows: TableRows) -> None:
-        """On an accelerator, the hot ones go on to the device, with the first batch that needs one."""
+        """Reads the configured rows into memory. An accelerator then gets the hot rows with the first batch that needs them."""
         if self._settings.plot_preload:
             rows.preload()
         if self._settings.plot_hot and self._on_accelerator:

@@ -1,4 +1,4 @@
-"""What an operator chooses of an upper half: the parameters of its `config.pbtxt`, checked. And of a lookup: the deadline."""
+"""Reads and checks the parameters of a `config.pbtxt`: all of an upper model, and the deadline of a lookup model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Settings:
     batch_tokens: int
     queue_texts: int
     queue_bytes: int
-    commit_ns: int | None  # how long before the engine is free a batch is chosen; None: when the one before it starts
+    commit_ns: int | None  # how long before the engine is free a batch is chosen; None: when the batch before it starts
     overlap: Overlap
     slots: int
     plot_hot: int
@@ -37,7 +37,7 @@ class Settings:
 
     @classmethod
     def read(cls, parameters: Mapping[str, str]) -> Settings:
-        """From the parameters of a `config.pbtxt`."""
+        """Reads the parameters of a `config.pbtxt`."""
         parameters = _Parameters(parameters)
         device = resolve_device(parameters["device"])
         return cls(
@@ -60,12 +60,12 @@ class Settings:
 
 
 def deadline_us(parameters: Mapping[str, str]) -> int:
-    """For requests that name none; 0: no deadline."""
+    """Returns the deadline of requests that set none, in microseconds; 0: no deadline."""
     return round(1000 * _milliseconds(_Parameters(parameters), "deadline_ms", "0 for no deadline"))
 
 
 def check(parameters: Mapping[str, str]) -> None:
-    """Refuses what a server would refuse; its CUDA devices and its policies it alone knows."""
+    """Refuses parameters that a server would refuse. Only the server knows its CUDA devices and its policies."""
     device = "cpu" if parameters["device"].startswith("cuda") else parameters["device"]
     settings = Settings.read({**parameters, "device": device})
     read_packing(settings.packing, lambda texts, tokens: 0.0)
@@ -84,9 +84,9 @@ def _commit_ns(parameters: Mapping[str, str]) -> int | None:
 
 
 def _journal(given: str) -> str:
-    """The server runs in a folder of its own, which goes when it does."""
+    """Refuses relative paths: the server runs in a temporary folder of its own, which is deleted when it ends."""
     if given not in (NONE, LOG) and not Path(given).is_absolute():
-        raise InvalidInput(f"parameter 'journal' is {given!r}: name a file by its absolute path, or {LOG!r}")
+        raise InvalidInput(f"parameter 'journal' is {given!r}: give the absolute path of a file, or {LOG!r}")
     return given
 
 
@@ -96,14 +96,14 @@ def _milliseconds(parameters: Mapping[str, str], name: str, otherwise: str) -> f
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise InvalidInput(f"parameter {name!r} is {parameters[name]!r}: milliseconds, or {otherwise}")
+        raise InvalidInput(f"parameter {name!r} is {parameters[name]!r}: give milliseconds, or {otherwise}")
     return value
 
 
 def _yes_or_no(parameters: Mapping[str, str], name: str) -> bool:
     value = parameters[name].lower()
     if value not in ("true", "false"):
-        raise InvalidInput(f"parameter {name!r} is {parameters[name]!r}: true or false")
+        raise InvalidInput(f"parameter {name!r} is {parameters[name]!r}: give true or false")
     return value == "true"
 
 
@@ -113,5 +113,5 @@ def _positive(parameters: Mapping[str, str], name: str, least: int = 1) -> int:
     except ValueError:
         value = least - 1
     if value < least:
-        raise InvalidInput(f"parameter {name!r} is {parameters[name]!r}: a whole number of at least {least}")
+        raise InvalidInput(f"parameter {name!r} is {parameters[name]!r}: give a whole number of at least {least}")
     return value

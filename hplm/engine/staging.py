@@ -1,7 +1,7 @@
-"""Staging: making a chosen batch ready, so that the engine only computes.
+"""Staging: makes a chosen batch ready, so that the engine only computes.
 
-Rows become vectors where the packing puts them, adapters and heads get slots, index tensors get to the device. Runs for batch
-k+1 while batch k computes, in the one thread that owns the slots.
+It gathers vectors in the order of the packing, gives slots to adapters and heads, and copies index tensors to the device. It
+runs for batch k+1 while batch k computes, in the one thread that owns the slots.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ from hplm.model.layer import Attend
 from hplm.plot.forest import Forest
 from hplm.plot.gathering import Gatherer
 
-Weights = list[dict[str, Tensor]]  # of each layer
+Weights = list[dict[str, Tensor]]  # tensors of each layer
 
 
 @dataclass(frozen=True)
 class Part:
-    """The rows of a batch that the slots of one layout serve."""
+    """The rows of a batch whose adapters or heads have one layout."""
 
     layout: Layout
     groups: Groups
     layers: Weights
-    arrived: list[Mark]  # from when on the weights of each layer are there
-    rows: Tensor | None  # None: all of them
+    arrived: list[Mark]  # one for each layer: after it the layer's weights are on the device
+    rows: Tensor | None  # None: all rows
 
 
 @dataclass
 class Sheet:
     """The texts of a batch that are computed in one tensor."""
 
-    indexes: list[int]  # which texts of the batch
-    addresses: np.ndarray  # of all of them, end to end
+    indexes: list[int]  # of the texts in the batch
+    addresses: np.ndarray  # of all these texts, end to end
     lengths: np.ndarray
-    homes: Tensor | None  # where in the tensor each token lies; None: as they come
+    homes: Tensor | None  # the place of each token in the tensor; None: in order
     attend: Attend
     positions: Tensor
     segments: Tensor
-    reading: Tensor  # index of the token that each answer row reads
+    reading: Tensor  # the index of the token that each answer row reads
     rows_of: list[int]  # answer rows of each text
     adapters: list[Part]
-    reading_adapters: list[Part]  # the same, over answer rows alone
+    reading_adapters: list[Part]  # the same, for answer rows only
     heads: list[Part]
-    sums: Tensor | None = None  # once they are retrieved
+    sums: Tensor | None = None  # None: not yet gathered
 
 
 @dataclass
@@ -69,10 +69,10 @@ class StagedBatch:
     texts: list[Text]
     forest: Forest
     sheets: list[Sheet]
-    arrived: dict[Layout, list[Mark]]  # what the parts of its sheets wait for; empty until it is swapped in
+    arrived: dict[Layout, list[Mark]]  # the marks of its sheets' parts; empty until copying starts
     held: list[tuple[Slots, int]]
-    brought: int = 0  # adapters and heads that had to be
-    stages: dict[str, tuple[int, int]] = field(default_factory=dict)  # when each began and ended, in nanoseconds
+    brought: int = 0  # adapters and heads that had to be copied
+    stages: dict[str, tuple[int, int]] = field(default_factory=dict)  # start and end of each stage, in nanoseconds
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
@@ -96,15 +96,15 @@ class Stager:
         self._backbone = backbone
         self._settings = settings
         self._gatherer = Gatherer(settings.device, settings.dtype, settings.resident_rows)
-        self._slots: dict[Layout, Slots] = {}  # of every layout that was ever served, so that their counts go on
+        self._slots: dict[Layout, Slots] = {}  # of all layouts ever served, so that their counts continue
         self._without_room: set[Layout] = set()
         self._pinned: Counter[Slots] = Counter()
-        self._view = ref(backbone.view)  # since which all slots are of layouts that are needed
+        self._view = ref(backbone.view)  # since this view, only needed layouts have slots
         for bank in backbone.view.banks.values():
             self._slots_for(bank.layout)
 
     def stage(self, texts: Sequence[Text], broken: Callable[[Text, HplmError], None]) -> StagedBatch | None:
-        """All that is done ahead; a text whose stored knowledge is broken is handed to `broken` and left out."""
+        """Does the steps of staging that run ahead. Texts with broken stored data are passed to `broken` and left out."""
         if self._view() is not self._backbone.view:
             self._give_room_back()
         start, missed = time.monotonic_ns(), self._misses()
@@ -120,7 +120,7 @@ class Stager:
         return batch
 
     def finish(self, batch: StagedBatch) -> None:
-        """What is left to do when the engine is free; no batch may be staged meanwhile."""
+        """Does the rest of staging when the engine is free. No other batch may be staged at the same time."""
         self._bring(batch, ahead=False)
         if not self.overlap.by_layer:
             for marks in batch.arrived.values():
@@ -131,7 +131,7 @@ class Stager:
         return self._settings.overlap
 
     def _bring(self, batch: StagedBatch, ahead: bool) -> None:
-        if self.overlap.swapping == ahead:  # first: its copies take their time
+        if self.overlap.swapping == ahead:  # first, because its copies run in the background
             with batch.timed("swap"):
                 for layout, marks in batch.arrived.items():
                     marks += self._slots[layout].fill()
@@ -147,7 +147,7 @@ class Stager:
         sheet.sums = sums
 
     def _prepare(self, texts: Sequence[Text], broken: Callable[[Text, HplmError], None]) -> StagedBatch | None:
-        """Slots, places and indexes, for adapters and vectors that are yet to come."""
+        """Assigns slots, places and indexes. Adapters and vectors follow later."""
         held: list[tuple[Slots, int]] = []
         adapter_slots: list[tuple[Layout, int] | None] = []
         head_slots: list[tuple[Layout, int]] = []
@@ -162,8 +162,8 @@ class Stager:
                 except HplmError as error:
                     broken(text, error)
                     continue
-                except Exception as error:  # such as no memory for slots of a new layout: the others have theirs
-                    broken(text, Broken(f"no slots: {error}"))
+                except Exception as error:  # such as no memory for slots of a new layout; other layouts have their slots
+                    broken(text, Broken(f"cannot get a slot: {error}"))
                     continue
                 kept.append(text)
                 adapter_slots.append(adapter)
@@ -179,7 +179,7 @@ class Stager:
             raise
 
     def slots(self) -> dict[Layout, Slots]:
-        """By layout; only to be looked at by other threads."""
+        """Returns the slots by layout. Other threads may only read them."""
         return dict(self._slots)
 
     def _misses(self) -> int:
@@ -187,7 +187,7 @@ class Stager:
 
     @property
     def device_bytes(self) -> int:
-        """What all slots take, whether they are used or not."""
+        """The device memory of all slots, used or not."""
         return sum(slots.device_bytes for slots in self._slots.values())
 
     def release(self, held: list[tuple[Slots, int]]) -> None:
@@ -197,7 +197,7 @@ class Stager:
             self._pinned[slots] -= 1
 
     def _readable(self, forest: Forest, texts: Sequence[Text], broken: Callable[[Text, HplmError], None]) -> Sequence[Text]:
-        """Those whose rows, in memory from here on, match their checksums."""
+        """Reads the rows of the texts into memory. Returns the texts whose rows match their checksums."""
         bad = self._gatherer.broken(forest, np.concatenate([text.addresses for text in texts]))
         if not len(bad):
             return texts
@@ -212,7 +212,7 @@ class Stager:
         return kept
 
     def _hold(self, view: View, record: Record, held: list[tuple[Slots, int]]) -> tuple[Layout, int]:
-        bank = view.banks.get(record.bank) or self._backbone.bank(record.bank)  # which says why it could not be opened
+        bank = view.banks.get(record.bank) or self._backbone.bank(record.bank)  # raises, with the reason if it cannot be opened
         slots = self._slots_for(bank.layout)
         slot = slots.hold(record, bank)
         held.append((slots, slot))
@@ -226,12 +226,12 @@ class Stager:
         return self._slots[layout]
 
     def _give_room_back(self) -> None:
-        """Of layouts that no bank has any more; what a batch in flight has pinned, with a later batch."""
+        """Frees the slots of layouts that no bank has any more. Pinned slots are freed with a later batch."""
         view, needed = self._backbone.view, self._backbone.layouts
         unneeded = self._slots.keys() - needed - self._without_room
         free = [layout for layout in unneeded if not self._pinned[self._slots[layout]]]
         if free and self._settings.device.type == "cuda":
-            torch.cuda.synchronize(self._settings.device)  # a batch that failed may have left copies on their way
+            torch.cuda.synchronize(self._settings.device)  # copies of a failed batch may still be running
         for layout in free:
             del self._pinned[self._slots[layout]]
             self._allot(layout, 0)
@@ -275,7 +275,7 @@ class Stager:
     ) -> Sheet:
         lengths, starts, rooms = arrangement.lengths, arrangement.starts, arrangement.rooms
         offsets = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        home = np.repeat(starts, lengths) + offsets  # where each token lies
+        home = np.repeat(starts, lengths) + offsets  # the place of each token
         padded = arrangement.rows > len(home)
 
         def lay(numbers: np.ndarray) -> Tensor:
@@ -305,7 +305,7 @@ class Stager:
     def _parts(
         self, slots: Sequence[tuple[Layout, int] | None], counts: np.ndarray, arrived: dict[Layout, list[Mark]]
     ) -> list[Part]:
-        """Rows by layout; `counts` says how many rows each text has."""
+        """Divides the rows by layout. `counts` has the number of rows of each text."""
         parts = []
         for layout in dict.fromkeys(slot[0] for slot in slots if slot is not None):
             mine = np.array([slot is not None and slot[0] == layout for slot in slots])

@@ -1,4 +1,4 @@
-"""TurboBatching: texts in order of length, cut into padded groups of least measured cost (TurboTransformers, after TCB 6.1)."""
+"""TurboBatching: cuts texts in order of length into padded groups of least measured cost (TurboTransformers, after TCB 6.1)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-COUNTS = (1, 4, 16, 64)  # measured: texts of a group
-WIDTHS = (4, 16, 48, 128)  # and tokens of a text
+COUNTS = (1, 4, 16, 64)  # measured numbers of texts in a group
+WIDTHS = (4, 16, 48, 128)  # measured tokens of a text
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of a padded group: measured on a grid, between its points by straight lines, beyond it as the last ones go on.
+    """Seconds of a padded group, measured on a grid, with linear interpolation and extrapolation.
 
-    With padded tokens for a cost, as many groups as lengths would be best; a call's own price is what makes groups.
+    If only padded tokens counted, one group for each length would be best. The fixed cost of a call makes larger groups better.
     """
 
     counts: np.ndarray
@@ -36,16 +36,16 @@ class Cost:
 
 
 def _place(points: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The point before each x, and how far it is on the way to the next."""
+    """Returns the point before each x, and the fraction of the way from there to the next point."""
     before = np.clip(np.searchsorted(points, x, "right") - 1, 0, len(points) - 2)
     return before, (x - points[before]) / (points[before + 1] - points[before])
 
 
 def cheapest_cuts(lengths: np.ndarray, cost: Cost) -> np.ndarray:
-    """Where to cut texts that are in order, longest first, so that the groups together cost least."""
+    """Returns where to cut texts, given longest first, so that the groups together cost least."""
     count = len(lengths)
-    least = np.zeros(count + 1)  # of the texts up to each
-    begin = np.zeros(count + 1, dtype=np.int64)  # of the last group among these
+    least = np.zeros(count + 1)  # lowest cost of the texts up to each
+    begin = np.zeros(count + 1, dtype=np.int64)  # where the last group of these begins
     for end in range(1, count + 1):
         starts = np.arange(end)
         totals = least[:end] + cost.of(end - starts, lengths[:end])

@@ -1,1 +1,1 @@
-"""What is counted while serving: named here, added up in the models' processes, published to Triton once a second."""
+"""Metrics of serving: their names, counting in the models' processes, and publishing to Triton once a second."""

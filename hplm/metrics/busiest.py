@@ -1,16 +1,19 @@
-"""Which tenants have a series of their own: so many that ask most, however many there are."""
+"""Gives a series of their own only to the busiest tenants, so that the number of series is limited."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
 
-REMEMBERED = 0.5  # of what was counted before the last choice
+REMEMBERED = 0.5  # weight of earlier counts after each choice
 OTHERS = ""
 
 
 class Busiest:
-    """A tenant that is chosen starts its series then, and one that no longer is ends it: each request counts in one series."""
+    """Counts requests by tenant and chooses the busiest.
+
+    A tenant's series starts when it is chosen, and ends when it no longer is. Each request counts in one series.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -19,7 +22,7 @@ class Busiest:
         self._chosen: frozenset[str] = frozenset()
 
     def name(self, tenant: str) -> str:
-        """Counts a request; under which name it is to be shown."""
+        """Counts a request. Returns the name of the series that it belongs to."""
         with self._lock:
             self._asked[tenant] += 1
             if len(self._chosen) < self._most:
@@ -27,12 +30,12 @@ class Busiest:
             return tenant if tenant in self._chosen else OTHERS
 
     def shows(self, name: str) -> bool:
-        """Whether requests are counted under this name now."""
+        """Whether this name has a series now."""
         with self._lock:
             return name == OTHERS or name in self._chosen
 
     def choose(self) -> None:
-        """Anew. Tenants that ask seldom are forgotten."""
+        """Chooses the busiest tenants again, and forgets tenants with few requests."""
         with self._lock:
             self._chosen = frozenset(tenant for tenant, _ in self._asked.most_common(self._most))
             faded = {tenant: count * REMEMBERED for tenant, count in self._asked.items()}

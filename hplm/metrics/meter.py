@@ -1,4 +1,4 @@
-"""Adds up what several threads tell it; taken now and then by whoever publishes it."""
+"""Adds up the counts of several threads until the publisher takes them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Meter:
             self._levels[series] = value
 
     def observe(self, histogram: Histogram, values: Iterable[float]) -> None:
-        """Buckets count what is at most as large as their bound, as Prometheus wants it."""
+        """Counts each value in all buckets whose bound is not below it, as Prometheus requires."""
         observed = np.fromiter(values, dtype=float)
         if not len(observed):
             return
@@ -44,7 +44,7 @@ class Meter:
             self._counts[number, ()] += len(observed)
 
     def take(self) -> tuple[dict[Series, float], dict[Series, float]]:
-        """What was counted since the last time, and the levels as they are."""
+        """Returns the counts since the last call, and the current levels."""
         with self._lock:
             counts, self._counts = self._counts, defaultdict(float)
             return counts, dict(self._levels)

@@ -1,4 +1,4 @@
-"""Every metric of ours, as `/metrics` shows it. All carry the label `backbone` as well."""
+"""All metrics of hPLM, as `/metrics` shows them. Each also has the label `backbone`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ class Metric:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Times. Triton's Python models know counters and gauges: a histogram is counters, named as Prometheus names its parts."""
+    """A histogram of times, made of counters that are named as Prometheus names its parts.
+
+    Triton's Python models offer only counters and gauges.
+    """
 
     name: str
     description: str
@@ -26,9 +29,9 @@ class Histogram:
     @property
     def parts(self) -> tuple[Metric, Metric, Metric]:
         return (
-            Metric(f"{self.name}_bucket", COUNTER, f"{self.description}: at most so many seconds", ("le",)),
-            Metric(f"{self.name}_sum", COUNTER, f"{self.description}: seconds in all"),
-            Metric(f"{self.name}_count", COUNTER, f"{self.description}: how many"),
+            Metric(f"{self.name}_bucket", COUNTER, f"{self.description}: texts with at most `le` seconds", ("le",)),
+            Metric(f"{self.name}_sum", COUNTER, f"{self.description}: sum in seconds"),
+            Metric(f"{self.name}_count", COUNTER, f"{self.description}: number of texts"),
         )
 
 
@@ -36,43 +39,48 @@ class Histogram:
 LOOKUPS = Metric(
     "hplm_lookup_requests_total",
     COUNTER,
-    "Requests that lookup has seen, by what became of them there: passed on, or the reason why not",
+    "Requests that reached lookup, by outcome: passed on, or the reason of the refusal",
     ("outcome",),
 )
-LOOKUP_SECONDS = Metric("hplm_lookup_seconds_total", COUNTER, "Time spent looking requests up")
-WINDOWS = Metric("hplm_plot_windows_total", COUNTER, "n-gram windows looked up, by where they were found", ("domain", "level"))
+LOOKUP_SECONDS = Metric("hplm_lookup_seconds_total", COUNTER, "Time that lookup spent on requests")
+WINDOWS = Metric(
+    "hplm_plot_windows_total",
+    COUNTER,
+    "n-gram windows looked up, by the domain and level where they were found",
+    ("domain", "level"),
+)
 
 # Upper: requests
 REQUESTS = Metric(
     "hplm_requests_total",
     COUNTER,
-    "Requests that came to the engine, by outcome: answered (no deadline), on_time, late, or the reason of the refusal",
+    "Requests that reached the engine, by outcome: answered (no deadline), on_time, late, or the reason of the refusal",
     ("domain", "outcome"),
 )
 TENANT_REQUESTS = Metric(
     "hplm_tenant_requests_total",
     COUNTER,
-    "The same for the tenants that ask most; the tenant '' stands for all the others",
+    "Requests of the busiest tenants, by outcome; the tenant '' stands for all others",
     ("tenant", "outcome"),
 )
-WAITING_TEXTS = Metric("hplm_waiting_texts", GAUGE, "Texts that wait for their batch")
+WAITING_TEXTS = Metric("hplm_waiting_texts", GAUGE, "Texts that wait for a batch")
 WAITING_BYTES = Metric("hplm_waiting_bytes", GAUGE, "Memory that waiting texts keep")
-WAIT_SECONDS = Histogram("hplm_wait_seconds", "Time of a text from its arrival until its batch starts to compute")
-SLACK_SECONDS = Histogram("hplm_slack_seconds", "Time left until its deadline when a text's batch starts to compute")
+WAIT_SECONDS = Histogram("hplm_wait_seconds", "Time from a text's arrival until its batch starts to compute")
+SLACK_SECONDS = Histogram("hplm_slack_seconds", "Time left until a text's deadline when its batch starts to compute")
 
 # Upper: batches
 BATCHES = Metric("hplm_batches_total", COUNTER, "Batches computed")
-BATCH_TEXTS = Metric("hplm_batch_texts_total", COUNTER, "Texts in them")
-BATCH_TOKENS = Metric("hplm_batch_tokens_total", COUNTER, "Tokens in them, padding left out")
-BATCH_PADDING = Metric("hplm_batch_padding_total", COUNTER, "Tokens of padding that were computed with them")
+BATCH_TEXTS = Metric("hplm_batch_texts_total", COUNTER, "Texts in computed batches")
+BATCH_TOKENS = Metric("hplm_batch_tokens_total", COUNTER, "Tokens in computed batches, without padding")
+BATCH_PADDING = Metric("hplm_batch_padding_total", COUNTER, "Padding tokens in computed batches")
 STAGE_SECONDS = Metric(
-    "hplm_stage_seconds_total", COUNTER, "Time that the engine's threads spent at each stage of batches", ("stage",)
+    "hplm_stage_seconds_total", COUNTER, "Time that the engine's threads spent in each stage of a batch", ("stage",)
 )
 COST_SECONDS = Metric(
-    "hplm_cost_seconds", GAUGE, "What admission believes a batch takes: for itself, a token, a text, an adapter", ("term",)
+    "hplm_cost_seconds", GAUGE, "Predicted time of a batch by term: per batch, token, text and adapter to load", ("term",)
 )
-SLOT_HITS = Metric("hplm_slot_hits_total", COUNTER, "Adapters and heads that lay on the device already", ("layout",))
-SLOT_MISSES = Metric("hplm_slot_misses_total", COUNTER, "Adapters and heads that had to be brought", ("layout",))
+SLOT_HITS = Metric("hplm_slot_hits_total", COUNTER, "Adapters and heads that were already on the device", ("layout",))
+SLOT_MISSES = Metric("hplm_slot_misses_total", COUNTER, "Adapters and heads that had to be copied to the device", ("layout",))
 SLOTS_USED = Metric("hplm_slots_used", GAUGE, "Adapters and heads on the device", ("layout",))
 
 METRICS: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric)) + tuple(

@@ -1,4 +1,4 @@
-"""Brings what a meter has added up to the server process: a round trip each, so once a second and not once a request."""
+"""Publishes a meter's counts to the server process once a second, because each series costs a round trip."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ SECONDS = 1.0
 
 
 class Publisher:
-    """`family` is Triton's MetricFamily; `before` is called each time, for levels that have to be looked up; a series that
-    `keeps` does not want ends.
+    """Publishes from a thread of its own. `family` is Triton's MetricFamily.
+
+    `before` is called before each publication, to set levels. A series ends when `keeps` returns False for it.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Publisher:
         self._thread.start()
 
     def close(self) -> None:
-        """The last counts are published, too."""
+        """Publishes the last counts and ends the thread."""
         self._ending.set()
         self._thread.join()
 
@@ -50,7 +51,7 @@ class Publisher:
             try:
                 self._publish()
             except Exception:
-                log.exception("metrics could not be published")
+                log.exception("cannot publish metrics")
 
     def _publish(self) -> None:
         self._before()

@@ -1,1 +1,1 @@
-"""GENERAL knowledge: the lower stack on n-gram windows, the upper stack on packed texts, and loading a checkpoint."""
+"""General knowledge: the lower stack on n-gram windows, the upper stack on packed texts, and loading a checkpoint."""

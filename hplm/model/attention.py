@@ -1,4 +1,4 @@
-"""Attention over texts that lie end to end in one tensor of tokens x hidden; no text sees another."""
+"""Attention over texts that are stored end to end in one tensor of tokens x hidden. No text attends to another."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ CPU = torch.device("cpu")
 
 
 class PackedAttention:
-    """Self-attention inside each of the sequences that `lengths` cuts the packed tokens into: no padding, no crossing score.
+    """Self-attention inside each packed sequence; `lengths` are their tokens. There is no padding and no score between texts.
 
-    Sequences of one length that lie together are computed together. Where the device has a kernel for sequences of any length,
-    16-bit numbers on CUDA, that is one call; else as many as there are lengths.
+    Neighbouring sequences of equal length are computed together. CUDA has a kernel for sequences of any length in 16 bits,
+    which takes one call. Elsewhere there is one call for each length.
     """
 
     def __init__(self, lengths: Sequence[int], heads: int, device: torch.device = CPU) -> None:
@@ -34,7 +34,7 @@ class PackedAttention:
             return rows_attend(query, key, value, count, length, self.heads)
         if self._ends is not None and query.dtype in (torch.bfloat16, torch.float16):
             return self._any_length(query, key, value, self._ends)
-        # Split and joined, not cut out and filled in: backwards that is one copy, not one of everything for every run.
+        # Splitting and joining costs one copy in the backward pass. Slicing would cost a whole copy for every run.
         sizes = [length * count for length, count in self.runs]
         parts = zip(query.split(sizes), key.split(sizes), value.split(sizes), self.runs, strict=True)
         return torch.cat([rows_attend(q, k, v, count, length, self.heads) for q, k, v, (length, count) in parts])
@@ -49,9 +49,10 @@ class PackedAttention:
 
 
 class RowAttention:
-    """The same over rows of equal width, some texts and their padding in each: scores that must not count are masked.
+    """Self-attention over rows of equal width, each with some texts and their padding. Scores between texts are masked.
 
-    `rooms` says how far each text and the padding behind it reach. Padding attends to its text, so that nothing becomes NaN.
+    `rooms` are the lengths of the texts with the padding behind them. Padding attends to its text, so that no row of scores
+    is masked completely and becomes NaN.
     """
 
     def __init__(
@@ -77,14 +78,14 @@ class RowAttention:
 def rows_attend(
     query: Tensor, key: Tensor, value: Tensor, count: int, length: int, heads: int, mask: Tensor | None = None
 ) -> Tensor:
-    """Attention inside each of `count` sequences of one length."""
+    """Computes attention inside each of `count` sequences of equal length."""
 
     def split(x: Tensor) -> Tensor:  # tokens x hidden -> sequences x heads x tokens x head
         return x.view(count, length, heads, -1).transpose(1, 2)
 
     query, key, value = split(query), split(key), split(value)
     if query.requires_grad and query.dtype is torch.bfloat16 and query.device.type == "cpu":
-        # Backwards, torch's kernel for CPUs takes five times as long in 16 bits as in 32.
+        # In the backward pass, torch's CPU kernel takes five times as long in 16 bits as in 32.
         with torch.autocast("cpu", enabled=False):
             attended = scaled_dot_product_attention(query.float(), key.float(), value.float(), mask).to(query.dtype)
     else:
@@ -93,9 +94,9 @@ def rows_attend(
 
 
 class WindowAttention:
-    """Self-attention inside windows of n tokens, some of which are absent.
+    """Self-attention inside windows of n tokens, some of which may be absent.
 
-    Windows are tiny and many: two plain products over all of them beat a kernel made for long sequences.
+    There are many tiny windows: two plain products over all of them are faster than a kernel for long sequences.
     """
 
     def __init__(self, present: Tensor, heads: int) -> None:

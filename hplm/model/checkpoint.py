@@ -1,4 +1,4 @@
-"""Any BERT that Hugging Face can load, split into a lower and an upper stack."""
+"""Loads any BERT that Hugging Face can load, and splits it into a lower and an upper stack."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from hplm.model.windows import TRIGRAMS, Window
 
 @dataclass
 class Checkpoint:
-    config: BackboneConfig  # lower_layers and upper_layers are those asked for
+    config: BackboneConfig  # with the requested lower_layers and upper_layers
     total_layers: int
     weights: dict[str, Tensor]  # transformers' BertModel names, without prefix
     tokenizer_json: str
-    skipbert: bool = False  # its halves were trained as such: nothing to adapt, and no whole BERT to learn from
+    skipbert: bool = False  # its halves were trained apart: no adaptation is needed, and there is no whole BERT to learn from
 
 
 def load_checkpoint(
     model: str, name: str | None = None, lower: int | None = None, upper: int | None = None, window: Window = TRIGRAMS
 ) -> Checkpoint:
-    """A folder or a hub name; safetensors or bin; with or without a head or a `bert.` prefix."""
+    """Loads a folder or a hub name: safetensors or bin, with or without a head or a `bert.` prefix."""
     from transformers import AutoConfig, AutoModel, AutoTokenizer
     from transformers.utils import logging
 
@@ -42,12 +42,12 @@ def load_checkpoint(
         first_line = str(error).strip().splitlines()[0]
         raise InvalidInput(f"cannot read a model from {model!r}: {first_line}") from error
     if source.model_type != "bert":
-        raise InvalidInput(f"{model!r} is a {source.model_type!r} model; hPLMs are built from 'bert' models")
+        raise InvalidInput(f"{model!r} is a {source.model_type!r} model, but hPLMs are built from 'bert' models")
     if getattr(source, "is_decoder", False):
-        raise InvalidInput(f"{model!r} is a decoder; hPLMs are built from encoders")
+        raise InvalidInput(f"{model!r} is a decoder, but hPLMs are built from encoders: take an encoder checkpoint")
     positions = getattr(source, "position_embedding_type", "absolute")
     if positions != "absolute":
-        raise InvalidInput(f"{model!r} has {positions!r} position embeddings, hPLMs absolute ones: take another checkpoint")
+        raise InvalidInput(f"{model!r} has {positions!r} position embeddings: take a checkpoint with 'absolute' ones")
     skipbert = is_skipbert(source)
     if skipbert:
         lower, upper = own_split(model, source, lower, upper, window)
@@ -63,13 +63,15 @@ def load_checkpoint(
         refuse_disguised(model, report["unexpected_keys"])
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
-        raise InvalidInput(f"{model!r} lacks {len(missing)} tensors of a BERT, {missing[0]} among them")
+        raise InvalidInput(
+            f"{model!r} lacks {len(missing)} tensors of a BERT, such as {missing[0]}: take a complete checkpoint"
+        )
 
     total: int = source.num_hidden_layers
     lower = total // 2 if lower is None else lower
     upper = total - lower if upper is None else upper
     if lower < 1 or upper < 1 or lower + upper > total:
-        raise InvalidInput(f"cannot split {total} layers into {lower} lower and {upper} upper ones")
+        raise InvalidInput(f"cannot split {total} layers into {lower} lower and {upper} upper: set other --lower and --upper")
     config = BackboneConfig(
         name=name or Path(model).name.lower(),
         vocabulary=source.vocab_size,
@@ -93,19 +95,19 @@ def load_checkpoint(
 
 
 def split(checkpoint: Checkpoint) -> tuple[LowerStack, UpperStack]:
-    """The first K layers below, the M that follow above; what is left over is dropped (HMI, Table 7).
+    """Splits the model: the first K layers are the lower stack, the next M the upper stack, the rest is dropped (HMI, Table 7).
 
-    The stock lower half has never worked on windows of a few tokens: this is where adaptation starts, not where it ends.
+    The lower stack was never trained on windows of a few tokens, so it needs adaptation afterwards.
     """
     config, weights = checkpoint.config, checkpoint.weights
     lower, upper = LowerStack(config), UpperStack(config)
     with torch.no_grad():
         lower.words.weight.copy_(weights["embeddings.word_embeddings.weight"])
-        # Inside a window any short run of positions will do; the first belongs to [CLS] alone, so begin after it.
+        # Inside a window any short run of positions will do. It starts after the first, which is only used for [CLS].
         places = weights["embeddings.position_embeddings.weight"][1 : config.window.n + 1]
         lower.places.copy_(places + weights["embeddings.token_type_embeddings.weight"][0])
         _copy_norm(lower.norm, weights, "embeddings.LayerNorm")
-        lower.gate_bias.fill_(-1.0)  # a token's own window knows most about it, its neighbours' windows add context
+        lower.gate_bias.fill_(-1.0)  # a token's own window counts most; its neighbours' windows add context
         lower.gate_bias[config.window.centre] = 2.0
         upper.positions.weight.zero_()
         upper.segments.weight.zero_()
@@ -124,7 +126,7 @@ def split(checkpoint: Checkpoint) -> tuple[LowerStack, UpperStack]:
 
 
 def random_backbone(config: BackboneConfig, seed: int = 0) -> tuple[LowerStack, UpperStack]:
-    """Weights of BERT's initial distribution, for tests and benchmarks of any size."""
+    """Returns stacks with weights of BERT's initial distribution, for tests and benchmarks of any size."""
     generator = torch.Generator().manual_seed(seed)
     lower, upper = LowerStack(config), UpperStack(config)
     with torch.no_grad():
@@ -136,11 +138,11 @@ def random_backbone(config: BackboneConfig, seed: int = 0) -> tuple[LowerStack, 
 
 
 def full_stack(checkpoint: Checkpoint) -> Layers:
-    """All layers of the original model, in our own layer form: the teacher of the adaptation."""
+    """Returns all layers of the original model as our `Layer`s: the teacher of the adaptation."""
     if checkpoint.skipbert:
         raise InvalidInput(
-            f"{checkpoint.config.name!r} is a SkipBERT: its lower layers never saw whole texts, so nothing can be learnt from "
-            "them that way. Build with --minutes 0: a domain then has its own n-grams and the root's lower layers"
+            f"{checkpoint.config.name!r} is a SkipBERT: its lower layers never saw whole texts, so they cannot teach a domain. "
+            "Build with --minutes 0: the domain then has its own n-grams and the root's lower layers"
         )
     config = replace(checkpoint.config, lower_layers=checkpoint.total_layers)
     layers = Layers(Layer(config) for _ in range(checkpoint.total_layers))

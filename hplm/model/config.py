@@ -1,4 +1,4 @@
-"""What a backbone is: sizes, where it is split, and the ids of its special tokens."""
+"""The configuration of a backbone: sizes, where it is split, and the ids of its special tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class BackboneConfig:
     intermediate: int
     lower_layers: int
     upper_layers: int
-    positions: int  # the longest sequence, special tokens included
+    positions: int  # the most tokens of a sequence, including special tokens
     segments: int
     activation: str
     norm_eps: float
@@ -30,8 +30,8 @@ class BackboneConfig:
     sep_id: int
     unk_id: int
     mask_id: int
-    window: Window = TRIGRAMS  # what the lower stack sees at once
-    entry_eps: float | None = None  # of the norm before the upper layers (default: norm_eps)
+    window: Window = TRIGRAMS  # tokens that the lower stack sees at once
+    entry_eps: float | None = None  # epsilon of the norm before the upper layers (default: norm_eps)
     format: int = FORMAT
 
     def save(self, path: Path) -> None:
@@ -42,13 +42,13 @@ class BackboneConfig:
         try:
             stored = json.loads(path.read_text("utf-8"))
         except FileNotFoundError:
-            raise InvalidInput(f"{path.parent} holds no backbone: {path.name} is missing") from None
+            raise InvalidInput(f"{path.parent} contains no backbone: {path.name} is missing") from None
         except ValueError as error:
             raise InvalidInput(f"{path} is not JSON: {error}") from None
         if stored.get("format") != FORMAT:
             raise InvalidInput(
-                f"{path} has format {stored.get('format')!r}, this version of hplm reads {FORMAT}: "
-                "export the repository again with this version, or install the one that wrote it"
+                f"{path} has format {stored.get('format')!r}, but this version of hplm reads {FORMAT}: "
+                "export the repository again with this version, or install the version that wrote it"
             )
         known = {field.name for field in fields(cls)}
         values: dict[str, Any] = {key: value for key, value in stored.items() if key in known}

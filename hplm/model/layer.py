@@ -1,4 +1,4 @@
-"""One transformer layer, used by both halves, in training as in serving."""
+"""One transformer layer, which both stacks use, in training and in serving."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hplm.model.config import BackboneConfig
 QKV, ATTENTION_OUT, FFN_IN, FFN_OUT = "qkv", "attention_out", "ffn_in", "ffn_out"  # the projections of a layer
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-Adapt = Callable[[str, Tensor, Tensor], Tensor]  # a projection, what went in, what came out -> what goes on
+Adapt = Callable[[str, Tensor, Tensor], Tensor]  # a projection, its input, its output -> the changed output
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -29,7 +29,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
     if name not in ACTIVATIONS:
-        raise InvalidInput(f"activation {name!r} is not supported; known are {', '.join(ACTIVATIONS)}")
+        raise InvalidInput(f"activation {name!r} is not supported: choose {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
@@ -38,7 +38,7 @@ def unchanged(at: str, before: Tensor, after: Tensor) -> Tensor:
 
 
 class Layer(nn.Module):
-    """BERT's post-norm layer over tokens x hidden; attention is handed in, and who may change what a projection says."""
+    """BERT's post-norm layer over tokens x hidden. The caller passes attention, and a function that adapts projections."""
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
@@ -51,11 +51,11 @@ class Layer(nn.Module):
         self.activation = activation(config.activation)
 
     def forward(self, x: Tensor, attend: Attend, adapt: Adapt = unchanged, rows: Tensor | None = None) -> Tensor:
-        """`rows`: the only tokens that are asked for; all are attended to, and what comes after is computed for these alone."""
+        """Returns all tokens, or only `rows`. Attention still reads all tokens; the rest of the layer computes only `rows`."""
         attended = attend(*adapt(QKV, x, self.qkv(x)).chunk(3, dim=-1))
         if rows is not None:
             x, attended = x.index_select(0, rows), attended.index_select(0, rows)
-        # Added in place: what a projection says is needed by nobody else, not even backwards, and a new tensor costs more.
+        # Added in place: no other step needs the projection's output, not even the backward pass. A new tensor costs more.
         x = self.attention_norm(adapt(ATTENTION_OUT, attended, self.attention_out(attended)).add_(x))
         inner = self.activation(adapt(FFN_IN, x, self.ffn_in(x)))
         return self.ffn_norm(adapt(FFN_OUT, inner, self.ffn_out(inner)).add_(x))

@@ -1,8 +1,12 @@
-"""SkipBERT's published checkpoints (Wang et al., ACL 2022): a BERT whose lower layers were trained on tri-grams already.
+"""Loads SkipBERT's published checkpoints (Wang et al., ACL 2022): BERTs whose lower layers were trained on tri-grams.
 
-What its lower half computes is what ours does: words and their place among three, token type 0 and a norm, the shallow layers
-with absent neighbours masked, a sigmoid gate that all three positions share, the sum of what three windows say; then
-positions and segments of their own, and a norm, whose epsilon alone is its own.
+Its lower half computes what ours does:
+
+1. words, their positions in the window, token type 0, and a norm;
+2. the shallow layers, with absent neighbours masked;
+3. a sigmoid gate that all three positions share;
+4. for each token the sum over three windows;
+5. separate positions and segments, and a norm. Only the epsilon of this norm differs from ours.
 """
 
 from __future__ import annotations
@@ -17,14 +21,14 @@ from hplm.errors import InvalidInput
 from hplm.model.stacks import LowerStack, UpperStack
 from hplm.model.windows import TRIGRAMS, Window
 
-FULL_LAYERS = "num_full_hidden_layers"  # in its config.json: how many of the layers see the whole text
-ENTRY_EPS = 1e-5  # of the norm before the full layers, whatever the configuration says of the others
+FULL_LAYERS = "num_full_hidden_layers"  # in its config.json: the number of layers that see the whole text
+ENTRY_EPS = 1e-5  # epsilon of the norm before the full layers, independent of the configuration
 OWN_TENSOR = "position_embeddings2"  # no plain BERT has it
-SHALLOW_DEFAULTS = {"hidden_size": 768, "intermediate_size": 3072}  # of the shallow layers, whatever the others have
+SHALLOW_DEFAULTS = {"hidden_size": 768, "intermediate_size": 3072}  # of the shallow layers, independent of the other layers
 
 
 class SkipBertWeights(BertModel):
-    """Its tensors under their published names, for `from_pretrained` to fill; it computes nothing."""
+    """Has the tensors under their published names, for `from_pretrained` to fill. It computes nothing."""
 
     def __init__(self, config: BertConfig, add_pooling_layer: bool = False) -> None:
         super().__init__(config, add_pooling_layer=add_pooling_layer)
@@ -40,17 +44,20 @@ def is_skipbert(source: Any) -> bool:
 
 
 def own_split(model: str, source: Any, lower: int | None, upper: int | None, window: Window) -> tuple[int, int]:
-    """Lower and upper layers as it was trained; what we cannot take as it is, and options that ask for another, are refused."""
+    """Returns the lower and upper layers with which it was trained. Refuses other splits, and models that do not fit."""
     total, full = source.num_hidden_layers, getattr(source, FULL_LAYERS)
     if not isinstance(full, int) or not 0 < full < total:
-        raise InvalidInput(f"{model!r} is a SkipBERT with {FULL_LAYERS} {full!r} of {total} layers: it has no two halves")
+        raise InvalidInput(
+            f"{model!r} is a SkipBERT with {FULL_LAYERS} {full!r} of {total} layers, which leaves no two halves: "
+            "take another checkpoint"
+        )
     for size, default in SHALLOW_DEFAULTS.items():
         shallow, whole = getattr(source, f"shallow_{size}", default), getattr(source, size)
         if shallow != whole:
             raise InvalidInput(
-                f"{model!r} is a SkipBERT whose shallow layers have {size} {shallow} (shallow_{size} in its config.json, "
-                f"{default} where it says nothing) and whose other layers have {whole}; here all layers are of one size: "
-                "take one of one size, as 6+6, 6+4 and 6+2 are, or a plain BERT"
+                f"{model!r} is a SkipBERT with {size} {shallow} in its shallow layers (shallow_{size} in its config.json, "
+                f"by default {default}) and {whole} in its other layers, but hPLMs need layers of one size: "
+                "take a SkipBERT with layers of one size, such as 6+6, 6+4 or 6+2, or a plain BERT"
             )
     split = total - full, full
     if (split[0] if lower is None else lower, split[1] if upper is None else upper) != split:
@@ -70,17 +77,17 @@ def refuse_incomplete(model: str, missing: set[str]) -> None:
 
 
 def refuse_disguised(model: str, unexpected: set[str]) -> None:
-    """Read as a plain BERT it would load without complaint, and its lower layers would be taken for what they are not."""
+    """Refuses a SkipBERT that its config.json describes as a plain BERT. It would load, with a wrong lower half."""
     if any(OWN_TENSOR in name for name in unexpected):
         raise InvalidInput(
-            f"{model!r} holds a SkipBERT's tensors ({OWN_TENSOR}), but its config.json has no {FULL_LAYERS}: "
-            "add it, 6 for a SkipBERT 6+6, 4 for 6+4, 2 for 6+2"
+            f"{model!r} contains a SkipBERT's tensors ({OWN_TENSOR}), but its config.json has no {FULL_LAYERS}: "
+            "add it: 6 for a SkipBERT 6+6, 4 for 6+4, 2 for 6+2"
         )
 
 
 @torch.no_grad()
 def take_over(lower: LowerStack, upper: UpperStack, weights: dict[str, Tensor]) -> None:
-    """What lies around the layers; the layers themselves, words and first norm are where a plain BERT has them."""
+    """Copies the tensors around the layers. The layers, the words and the first norm have a plain BERT's names."""
     places = weights["embeddings.position_embeddings.weight"][: len(lower.places)]
     lower.places.copy_(places + weights["embeddings.token_type_embeddings.weight"][0])
     lower.gate.copy_(weights["attn.weight"].expand_as(lower.gate))

@@ -14,7 +14,7 @@ from hplm.model.windows import ABSENT
 
 
 class LowerStack(nn.Module):
-    """General and domain knowledge: what PLOT holds precomputed, window by window."""
+    """General and domain knowledge. The tables hold its precomputed output for each window."""
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class LowerStack(nn.Module):
         self.gate_bias = nn.Parameter(torch.zeros(config.window.n))
 
     def forward(self, windows: Tensor) -> Tensor:
-        """windows x n of id + 1 -> windows x vectors x hidden, gated, zeros where a token is absent."""
+        """Turns windows x n of id + 1 into windows x vectors x hidden: gated, with zeros for absent tokens."""
         present = windows != ABSENT
         x = self.norm(self.words((windows - 1).clamp_min(0)) + self.places)
         shape = x.shape
@@ -41,7 +41,7 @@ class LowerStack(nn.Module):
 
 
 class UpperStack(nn.Module):
-    """What runs per request: the gathered sums get position, segment and a norm, then the shared upper layers."""
+    """The part that runs for each request: gathered sums get position, segment and a norm, then pass the shared layers."""
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class UpperStack(nn.Module):
         adapters: Sequence[Adapt] | None = None,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Packed tokens x hidden in and out; `adapters`: one function a layer; `rows`: the only tokens that are asked for."""
+        """Takes and returns packed tokens x hidden. `adapters`: one function for each layer. `rows`: the tokens to return."""
         return self.through(self.enter(sums, positions, segments), attend, adapters, rows)
 
     def through(self, x: Tensor, attend: Attend, adapters: Sequence[Adapt] | None = None, rows: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""From text to token ids and back to code points."""
+"""Turns texts into token ids, and tokens into code points of the text."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ WORD = re.compile(r"\S+")
 
 
 class Encoded:
-    """One text as the model sees it. What only some tasks read is made when it is read."""
+    """One text as the model sees it. Fields that only some tasks need are computed on first use."""
 
     def __init__(self, encoding: Encoding, kept: np.ndarray | None = None) -> None:
-        """`kept`: which of its tokens, where not all."""
+        """`kept`: the indexes of the tokens to keep; None keeps all."""
         self._encoding = encoding
-        self.tokens = np.array(encoding.ids, dtype=np.int32)  # special tokens included
+        self.tokens = np.array(encoding.ids, dtype=np.int32)  # including special tokens
         self.segments = np.array(encoding.type_ids, dtype=np.uint8)
         if kept is not None:
             self.tokens, self.segments = self.tokens[kept], self.segments[kept]
             self.offsets, self.special = self.offsets[kept], self.special[kept]
-            del self._encoding  # it holds what was cut off
+            del self._encoding  # it still has the tokens that were cut off
 
     @cached_property
     def offsets(self) -> np.ndarray:
-        """tokens x 2, int32: code points of the text (or the pair) that a token belongs to."""
+        """tokens x 2, int32: the first and the last code point of each token, in the text or its pair."""
         return np.array(self._encoding.offsets, dtype=np.int32).reshape(-1, 2)
 
     @cached_property
@@ -50,20 +50,20 @@ class Tokenizer:
             raise InvalidInput("the text is empty: send at least one word")
         encoding = self._tokenizer.encode(text, pair)
         if len(encoding.ids) == self._special_tokens[pair is not None]:
-            raise InvalidInput("the text holds no token this model knows how to read")
+            raise InvalidInput("the text contains no token that the model can read: send other text")
         if len(encoding.ids) > self.positions:
             if not truncate:
                 raise InvalidInput(
-                    f"the text has {len(encoding.ids)} tokens, the model takes {self.positions}: "
+                    f"the text has {len(encoding.ids)} tokens, but the model takes {self.positions}: "
                     "shorten it, or send the parameter truncate=true"
                 )
             return Encoded(encoding, self._kept(encoding, pair is not None))
         return Encoded(encoding)
 
     def _kept(self, encoding: Encoding, paired: bool) -> np.ndarray:
-        """Special tokens, and as much of text and pair as the model takes; the longer of the two gives way first.
+        """Returns the special tokens and as many tokens of text and pair as the model takes. The longer one is cut first.
 
-        The library would keep what it cuts off, and of a pair every piece of the one with every piece of the other.
+        The library's own truncation is not used: it keeps the parts that it cuts off, for a pair in all combinations.
         """
         part = np.array([-1 if of is None else of for of in encoding.sequence_ids])
         text, pair = np.flatnonzero(part == 0), np.flatnonzero(part == 1)
@@ -73,12 +73,12 @@ class Tokenizer:
         return np.sort(np.concatenate([np.flatnonzero(part < 0), text[:keep], pair[: limit - keep]]))
 
     def encode_documents(self, texts: list[str]) -> list[np.ndarray]:
-        """Corpus documents, in bulk: ids only; a longer one than the model takes comes in pieces."""
+        """Returns the token ids of documents of a corpus. A document that is too long for the model is cut into pieces."""
         encodings = self._tokenizer.encode_batch_fast(texts)
         return [piece for encoding in encodings for piece in self._pieces(np.array(encoding.ids, dtype=np.int32))]
 
     def _pieces(self, ids: np.ndarray) -> list[np.ndarray]:
-        """Each begins and ends as the whole does."""
+        """Cuts a document into pieces. Each begins and ends with the special tokens of the whole."""
         if len(ids) <= self.positions:
             return [ids]
         limit = self.positions - 2
@@ -87,14 +87,14 @@ class Tokenizer:
 
 
 def words_of(text: str) -> list[tuple[int, int]]:
-    """Code-point spans of the whitespace-separated words."""
+    """Returns the code-point spans of the words between whitespace."""
     return [match.span() for match in WORD.finditer(text)]
 
 
 def first_tokens(encoded: Encoded, words: list[tuple[int, int]]) -> np.ndarray:
-    """For each word the index of its first token; -1 where it has none (cut off, or nothing the model can read).
+    """Returns for each word the index of its first token, or -1 if it has none.
 
-    A token belongs to the word in which it starts.
+    A word has no token if it was cut off or if the model cannot read it. A token belongs to the word in which it starts.
     """
     real = np.flatnonzero(~encoded.special & (encoded.segments == encoded.segments[0]))
     if not len(real):

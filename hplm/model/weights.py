@@ -1,4 +1,4 @@
-"""Files of weights: safetensors that say in their header what their checksum is."""
+"""Files of weights: safetensors with a checksum in their header."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ CHECKSUM = "crc32"  # of names and tensors, in order of the names
 
 
 def save_weights(tensors: dict[str, Tensor], path: Path) -> None:
-    """Through our own file: the library's is readable by its owner alone, and a server is often another user."""
+    """Saves weights in a file that other users can read, because a server often runs as another user.
+
+    The library's own function makes files that only the owner can read.
+    """
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     path.write_bytes(save(stored, {CHECKSUM: checksum_of(stored)}))
 
 
 def load_weights(path: Path, way_out: str = "build or copy it again") -> dict[str, Tensor]:
-    """Against their checksum; files that were written before there was one have none."""
+    """Loads weights and compares them with their checksum. Older files have none."""
     try:
         with safe_open(path, "pt") as stored:
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
@@ -31,7 +34,7 @@ def load_weights(path: Path, way_out: str = "build or copy it again") -> dict[st
     except FileNotFoundError:
         raise Broken(f"{path} is missing: {way_out}") from None
     except (SafetensorError, OSError, RuntimeError, ValueError) as error:
-        raise Broken(f"{path} cannot be read ({error}): {way_out}") from None
+        raise Broken(f"cannot read {path} ({error}): {way_out}") from None
     if promised not in (None, checksum_of(tensors)):
         raise Broken(f"{path} does not match its checksum: {way_out}")
     return tensors

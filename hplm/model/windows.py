@@ -1,6 +1,7 @@
-"""n-gram windows: which tokens the lower stack sees together, and how a window shrinks when it is not in a table.
+"""n-gram windows: the tokens that the lower stack sees together, and how a window that no table has is shortened.
 
-`ABSENT` stands where a text ends. Tokens are stored as id + 1, so that 0 is free to mean "no token" in any vocabulary.
+`ABSENT` stands for positions beyond the ends of a text. Tokens are stored as id + 1, so that 0 means "no token" in any
+vocabulary.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ LONGEST = 5
 
 @dataclass(frozen=True)
 class Window:
-    """n tokens around a token (an encoder's), or the token and the n - 1 before it (causal: a decoder's).
+    """n tokens around a token (of an encoder), or the token and the n - 1 before it (causal, of a decoder).
 
-    An encoder's window says something of each of its tokens, and a token gathers what n windows say of it; a decoder's window
-    speaks of its last token alone.
+    An encoder's window stores a vector for each of its tokens, and a token sums the vectors of n windows. A decoder's window
+    stores a vector for its last token only.
     """
 
     n: int
@@ -29,7 +30,7 @@ class Window:
 
     def __post_init__(self) -> None:
         if not 1 <= self.n <= LONGEST:
-            raise InvalidInput(f"window {self.n}: choose 1 to {LONGEST} tokens")
+            raise InvalidInput(f"a window of {self.n} tokens is not possible: choose 1 to {LONGEST} tokens")
 
     @property
     def centre(self) -> int:
@@ -38,7 +39,7 @@ class Window:
 
     @property
     def stored(self) -> slice:
-        """The positions that a vector is kept of."""
+        """The positions whose vectors are stored."""
         return slice(self.centre, self.centre + 1) if self.causal else slice(0, self.n)
 
     @property
@@ -46,7 +47,7 @@ class Window:
         return self.stored.stop - self.stored.start
 
     def of(self, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """The window of each token of texts that lie end to end: tokens x n, int64, as id + 1."""
+        """Returns the window of each token of texts that are stored end to end: tokens x n, int64, as id + 1."""
         ends = np.cumsum(lengths)
         starts = np.repeat(ends - lengths, lengths)
         stops = np.repeat(ends, lengths)
@@ -55,9 +56,9 @@ class Window:
         return np.where(inside, tokens.astype(np.int64)[np.clip(at, 0, max(len(tokens) - 1, 0))] + 1, ABSENT)
 
     def levels(self) -> np.ndarray:
-        """Which positions each level of the fallback keeps, the whole window first: for 3, abc -> 0bc -> 0b0; causal, -> 00c.
+        """Returns which positions each level of the fallback keeps, the whole window first: abc -> 0bc -> 0b0, causal -> 00c.
 
-        The farthest token goes first, left before right, until the window's own is alone.
+        The farthest token is dropped first, left before right, until only the window's own token is left.
         """
         keep = np.ones(self.n, dtype=bool)
         levels = [keep.copy()]
@@ -69,14 +70,14 @@ class Window:
         return np.stack(levels)
 
     def aggregate(self, vectors: Tensor) -> Tensor:
-        """What all windows say of a token, summed: windows x vectors x d -> tokens x d.
+        """Sums for each token its vectors in all windows: windows x vectors x d -> tokens x d.
 
-        Token i stands at position j of the window of token i + centre - j. Positions beyond a text's end are absent there, and
-        absent positions hold zeros, so a plain shift over the packed texts never mixes two of them.
+        Token i is at position j of the window of token i + centre - j. Positions beyond a text's ends are absent and hold
+        zeros, so a plain shift over the packed texts never mixes two texts.
         """
         total = vectors[:, self.centre - self.stored.start]
         for position in range(self.stored.start, self.stored.stop):
-            shift = self.centre - position  # the window that holds token i at `position` is the one of token i + shift
+            shift = self.centre - position  # token i is at `position` of the window of token i + shift
             if shift == 0 or abs(shift) >= len(vectors):
                 continue
             part = vectors[:, position - self.stored.start]

@@ -1,7 +1,7 @@
-"""All tables of a backbone, and the chains in which a lookup falls back.
+"""All tables of a backbone, and the chains of tables in which a lookup falls back.
 
-Every table owns a range of one address space, so that a row is one number whichever table it lies in and whoever reads it.
-Address 0 is the null row of the first table: zeros.
+Every table owns a range of one address space, so that one number names a row of any table. Address 0 is the null row of the
+first table, which is zeros.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NULL = 0
 
 @dataclass(frozen=True)
 class Branch:
-    """Where a table stands: its folder under `plot/` and the first of its addresses."""
+    """A table's domain and version, which name its folder under `plot/`, and its first address."""
 
     domain: str
     version: int
@@ -34,41 +34,44 @@ class Branch:
 
 @dataclass(frozen=True)
 class Hits:
-    """What a lookup found, for each token."""
+    """The result of a lookup, for each token."""
 
     addresses: np.ndarray  # int64
-    tries: np.ndarray  # int64: how many places were tried before, level by level, in each the links of the chain
-    chain: int  # links
+    tries: np.ndarray  # int64: places tried before the hit: the links of the chain at the first level, then at the next
+    chain: int  # number of links
 
     @property
     def levels(self) -> np.ndarray:
-        """How often the window had to shrink."""
+        """How often the window was shortened."""
         return self.tries // self.chain
 
     @property
     def links(self) -> np.ndarray:
-        """How far up the chain the table is that has it."""
+        """The position in the chain of the table that has the row."""
         return self.tries % self.chain
 
 
 class Chain:
-    """A domain's table, its parent's, ... the root's: where a lookup looks, in this order."""
+    """The tables of a domain, its parent and so on to the root, in the order in which a lookup searches them."""
 
     def __init__(self, links: Sequence[tuple[Table, int]]) -> None:
         self.links = links
         self.space = links[0][0].space
 
     def lookup(self, tokens: np.ndarray, lengths: np.ndarray) -> Hits:
-        """First hit wins: the whole window in every table of the chain, then the shorter one, down to the token alone."""
+        """Returns the first hit of each token's window.
+
+        The whole window is searched in every table of the chain, then the shorter one, down to the token alone.
+        """
         whole, masks = self.space.of(tokens, lengths), self.space.masks
-        # All levels at once: a search costs more by the call than by the key.
+        # All levels are searched at once: a search costs more per call than per key.
         keys = (whole & masks[:, None]).reshape(-1, self.space.words)
         found = np.empty((len(masks), len(self.links), len(whole)), dtype=np.int64)
         for link, (table, base) in enumerate(self.links):
             rows = table.find(keys)
             np.add(rows, base, out=rows, where=rows > 0)
             found[:, link] = rows.reshape(len(masks), -1)
-        tries = found.reshape(-1, len(whole))  # in the order in which they count
+        tries = found.reshape(-1, len(whole))  # in order of preference
         first = (tries > 0).argmax(0)
         addresses = tries[first, np.arange(len(whole))]
         if not addresses.all():
@@ -76,7 +79,7 @@ class Chain:
         return Hits(addresses, first, len(self.links))
 
     def holds(self, addresses: np.ndarray) -> bool:
-        """Whether every address is a row of this chain's tables: what a reader checks before it trusts a stranger."""
+        """Whether every address is a row of this chain's tables. Checked before addresses of a client are used."""
         inside = np.zeros(len(addresses), dtype=bool)
         for table, base in self.links:
             inside |= (addresses >= base) & (addresses < base + table.size)
@@ -84,7 +87,7 @@ class Chain:
 
 
 class Forest:
-    """The tables of one snapshot. What the forest before it had open is shared with it."""
+    """The tables of one snapshot. It shares the open tables of the forest before it."""
 
     def __init__(
         self,
@@ -93,10 +96,10 @@ class Forest:
         prepare: Callable[[Table], object] = lambda table: None,
         before: Forest | None = None,
     ) -> None:
-        """A table that cannot be opened or prepared fails those who need it, by name, and no one else."""
+        """Opens and prepares the tables. If one fails, only requests that need this table fail, with its name."""
         self.branches = tuple(branches)
         self._tables: dict[Branch, Table | HplmError] = {}
-        # Of two by one name the first counts: the other was deleted, and only requests in flight still need it.
+        # If two tables have one name, the first counts. The other was deleted, and only requests in flight need it.
         self._by_name = {(branch.domain, branch.version): branch for branch in reversed(self.branches)}
         self._chains: dict[tuple[str, int], Chain] = {}
         for branch in self.branches:
@@ -107,17 +110,17 @@ class Forest:
         self._ordered = ordered
 
     def chain(self, domain: str, version: int) -> Chain:
-        """Raises Broken if a table of the chain is."""
+        """Returns the chain of a domain. Raises Broken if one of its tables is broken."""
         chain = self._chains.get((domain, version))
         if chain is None:
             chain = self._chains[domain, version] = Chain(self._path(domain, version))
         return chain
 
     def tables_of(self, addresses: np.ndarray) -> list[tuple[Table, int]]:
-        """The tables that some address lies in, with their bases; addresses are those of opened chains."""
+        """Returns the tables that contain these addresses, with their bases. The addresses belong to opened chains."""
         first, last = (bisect_right(self._bases, address) - 1 for address in (addresses.min(), addresses.max()))
         numbers = list(range(first, last + 1))
-        if last - first > 1:  # those between need not be met
+        if last - first > 1:  # tables in between may have no address
             numbers = np.unique(np.searchsorted(self._bases, addresses, "right") - 1).tolist()
         return [(self._opened(self._ordered[number]), self._ordered[number].base) for number in numbers]
 
@@ -140,7 +143,9 @@ class Forest:
         while step is not None:
             branch = self._by_name.get(step)
             if branch is None:
-                raise InvalidInput(f"domain {domain!r} version {version} needs {step[0]!r} version {step[1]}: not here")
+                raise InvalidInput(
+                    f"domain {domain!r} version {version} needs domain {step[0]!r} version {step[1]}, which is missing"
+                )
             table = self._opened(branch)
             path.append((table, branch.base))
             step = table.meta.parent_branch
@@ -148,7 +153,7 @@ class Forest:
 
 
 def assign_addresses(tables: Iterable[Table], first: int = 0) -> list[Branch]:
-    """Addresses for tables, from the first free one on."""
+    """Gives the tables ranges of addresses, one after the other, from `first` on."""
     branches = []
     for table in tables:
         branches.append(Branch(table.meta.domain, table.meta.version, first))
@@ -166,5 +171,5 @@ def _open(folders: Sequence[Path], branch: Branch, prepare: Callable[[Table], ob
             except HplmError as error:
                 return error
             except OSError as error:
-                return Broken(f"table {folder / branch.folder} cannot be read: {error}")
+                return Broken(f"cannot read table {folder / branch.folder}: {error}")
     return Broken(f"table {branch.folder} is not in {' or '.join(map(str, folders))}: export or restore it")

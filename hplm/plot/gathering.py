@@ -1,4 +1,4 @@
-"""From addresses to vectors: each token's sum over the windows that cover it, on the engine's device."""
+"""Turns addresses into vectors on the engine's device: for each token the sum over the windows that cover it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ log = logging.getLogger(__name__)
 Bags = Callable[[Tensor, torch.dtype], Tensor]
 
 CPU = torch.device("cpu")
-FEW = 0.5  # of the tokens; sums of more are added up as quickly over all
+FEW = 0.5  # share of the tokens; above it, adding over all tokens is as fast
 
 
 class Gatherer:
-    """Owned by one thread. The `resident` most frequent rows of each table lie on the device and are gathered there."""
+    """Gathers rows. One thread owns it.
+
+    The `resident` most frequent rows of each table are on the device, and are gathered there.
+    """
 
     def __init__(self, device: torch.device, dtype: torch.dtype, resident: int = 0) -> None:
         self._device = device
@@ -33,7 +36,7 @@ class Gatherer:
         self._on_device: weakref.WeakKeyDictionary[Table, Tensor] = weakref.WeakKeyDictionary()
 
     def broken(self, forest: Forest, addresses: np.ndarray) -> np.ndarray:
-        """Brings the rows into memory, all at once; returns the addresses that do not match their checksum."""
+        """Reads the rows into memory, all at once. Returns the addresses of rows that do not match their checksum."""
         bad = []
         for table, base in forest.tables_of(addresses):
             rows = addresses - base
@@ -41,7 +44,7 @@ class Gatherer:
         return np.concatenate(bad)
 
     def sums(self, forest: Forest, addresses: np.ndarray, lengths: np.ndarray) -> Tensor:
-        """Of packed texts: tokens x hidden. What lies in another table is the null row in this one."""
+        """Returns the sums of packed texts: tokens x hidden. In each table, rows of other tables count as the null row."""
         total: Tensor | None = None
         tables = forest.tables_of(addresses)
         for table, base in tables:
@@ -55,14 +58,14 @@ class Gatherer:
                 if total is None:
                     total = part.new_zeros(len(addresses), part.shape[1])
                 total = total + part if tokens is None else total.index_add_(0, tokens, part)
-        if total is None:  # null rows alone, of which no text is made
+        if total is None:  # only null rows, which no text has
             total = torch.zeros(len(addresses), tables[0][0].meta.hidden, dtype=self._dtype, device=self._device)
         return total
 
     def _parts(
         self, table: Table, rows: np.ndarray, lengths: np.ndarray, alone: bool
     ) -> Iterator[tuple[Tensor | None, Tensor]]:
-        """Sums, and of which tokens: None for all."""
+        """Yields sums with the tokens that they belong to; None means all tokens."""
         if not self._resident:
             yield from self._sums_of(table, table.rows.bags, rows, lengths, alone, CPU)
             return
@@ -77,14 +80,15 @@ class Gatherer:
     def _sums_of(
         self, table: Table, bags_of: Bags, rows: np.ndarray, lengths: np.ndarray, alone: bool, where: torch.device
     ) -> Iterator[tuple[Tensor | None, Tensor]]:
-        """Over only those tokens that have something there, if they are few: in a batch of many domains most have nothing.
+        """Yields the sums over one part of the rows, which are on the device `where`.
 
-        `alone`: all of them have. `where`: the rows lie.
+        If few tokens have rows in this part, it sums those tokens only: in a batch of many domains most tokens have none.
+        `alone` says that all tokens have rows here.
         """
         window = table.meta.window
         index, tokens = bags(rows, lengths, window), None
         if not alone:
-            found = np.flatnonzero((index >= window.vectors).any(axis=1))  # vectors of the null row come first
+            found = np.flatnonzero((index >= window.vectors).any(axis=1))  # lower indexes are vectors of the null row
             if not len(found):
                 return
             if len(found) <= FEW * len(index):
@@ -95,14 +99,15 @@ class Gatherer:
         try:
             return table.rows.copy(min(self._resident, table.size), self._device)
         except torch.OutOfMemoryError:
-            log.warning("%s has no room on %s: its rows are read from the host (lower --hot)", table.folder, self._device)
+            log.warning("%s does not fit on %s: its rows are read from the host (lower --hot)", table.folder, self._device)
             return table.rows.copy(0, self._device)
 
 
 def bags(rows: np.ndarray, lengths: np.ndarray, window: Window) -> np.ndarray:
-    """For each token the vectors to add: its own position in the windows of itself and its neighbours in the same text.
+    """Returns for each token the vectors to add: its own position in its window and in those of its neighbours.
 
-    Where a text ends, the null row is taken, whose vectors are zeros: not even a forged address reaches a neighbour's text.
+    Beyond the ends of a text the null row is taken, whose vectors are zeros. So not even a forged address can reach another
+    text.
     """
     if window.vectors == 1:
         return rows[:, None]

@@ -1,11 +1,11 @@
-"""From keys to rows: a hash index whose every hit is compared with the whole key, memory-mapped, written once.
+"""A hash index from keys to rows. It is memory-mapped and written once, and every hit is compared with the whole key.
 
     starts   uint32, buckets + 1: where each bucket begins
-    keys     uint64, keys + padding x words: keys in order of bucket; the padding lets a reader take `longest` from anywhere
+    keys     uint64, keys + padding x words: keys in order of bucket; with the padding, `longest` keys can be read anywhere
     rows     uint32, keys + padding: the row of each of these keys
 
-There are two to four buckets a key and some seven keys in the fullest, so a lookup reads one place in `starts` and one or two
-cache lines of `keys`, however large the table: a bisection would miss the cache once a step.
+There are two to four buckets for each key, and the fullest bucket has some seven keys. So a lookup reads one place in `starts`
+and one or two cache lines of `keys`, however large the table is. A bisection would miss the cache at every step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from hplm.errors import Broken
 
 FILES = ("starts", "keys", "rows")
-PART = 1 << 22  # keys that are put in order of bucket at once
+PART = 1 << 22  # keys that are sorted by bucket at once
 CHUNK = 1 << 20
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _HALF = np.uint64(32)
@@ -36,7 +36,7 @@ class IndexMeta:
 
     @property
     def bits(self) -> int:
-        """Of a bucket's number."""
+        """Bits of a bucket's number."""
         return bits_for(self.keys)
 
     def sizes(self) -> dict[str, int]:
@@ -45,12 +45,12 @@ class IndexMeta:
 
 
 def bits_for(keys: int) -> int:
-    """Two to four buckets a key: the fullest, as long as every search, then holds some seven."""
+    """Gives two to four buckets for each key. The fullest bucket, and so every search, then has some seven keys."""
     return max(0, keys - 1).bit_length() + 1
 
 
 class Index:
-    """Checks its files as a whole when it is opened: they are a few thousandths of a table."""
+    """Checks its files completely when it is opened: they are a few thousandths of a table."""
 
     def __init__(self, folder: Path, meta: IndexMeta) -> None:
         for name in FILES:
@@ -65,12 +65,12 @@ class Index:
         self._steps = np.arange(meta.longest)
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """Row of each key, 0 where there is none."""
+        """Returns the row of each key, or 0 if the index does not have the key."""
         found = np.zeros(len(keys), dtype=np.int64)
         if not self._count or not len(keys):
             return found
         places = (self._starts.take(_bucket(keys, self._bits))[:, None] + self._steps).ravel()
-        # Flat, and by the last word alone: it differs most, and further words are looked at where it agrees.
+        # The last word is compared first, because it differs most. The other words are compared only where it is equal.
         same = self._keys[:, -1].take(places).reshape(len(keys), -1) == keys[:, -1:]
         hits = same.ravel().nonzero()[0]
         which, places = hits // len(self._steps), places.take(hits)
@@ -81,14 +81,14 @@ class Index:
         return found
 
     def by_row(self) -> np.ndarray:
-        """All keys in order of their rows, beginning with row 1."""
+        """Returns all keys in order of their rows, beginning with row 1."""
         keys = np.empty((self._count, self._words), dtype=np.uint64)
         keys[self._rows[: self._count].astype(np.int64) - 1] = self._keys[: self._count]
         return keys
 
 
 def write_index(folder: Path, keys: np.ndarray) -> IndexMeta:
-    """From keys in order of their rows, the first of which is row 1; `keys` may be mapped and larger than memory."""
+    """Writes the index of keys that are in order of their rows, from row 1. `keys` may be mapped and larger than memory."""
     count, words = keys.shape
     bits = bits_for(count)
     in_bucket = np.zeros(1 << bits, dtype=np.uint32)
@@ -108,7 +108,7 @@ def write_index(folder: Path, keys: np.ndarray) -> IndexMeta:
 
 
 def _by_bucket(keys: np.ndarray, bits: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Keys and rows in order of bucket, a range of buckets after the other."""
+    """Yields keys and rows in order of bucket, one range of buckets at a time."""
     parts = max(1, -(-len(keys) // PART))
     edges = np.linspace(0, 1 << bits, parts + 1).astype(np.int64)
     for low, high in pairwise(edges):
@@ -125,7 +125,7 @@ def _by_bucket(keys: np.ndarray, bits: int) -> Iterator[tuple[np.ndarray, np.nda
 
 
 def _bucket(keys: np.ndarray, bits: int) -> np.ndarray:
-    """Every bit of a key takes part in the highest bits of its hash."""
+    """Returns each key's bucket: the highest bits of its hash, on which every bit of the key has an effect."""
     mixed = keys[:, 0] * _ODD
     for word in range(1, keys.shape[1]):
         mixed ^= mixed >> _HALF
@@ -137,7 +137,7 @@ def _bucket(keys: np.ndarray, bits: int) -> np.ndarray:
 
 
 def _mapped(path: Path, dtype: str) -> np.ndarray:
-    # As a plain array: every slice of a memmap is a memmap again, which costs more than the search in it.
+    # A plain array is returned: every slice of a memmap is a memmap again, which costs more than the search in it.
     return np.asarray(np.memmap(path, dtype, "r")) if path.stat().st_size else np.empty(0, dtype)
 
 

@@ -1,4 +1,4 @@
-"""n-grams as numbers: exact for any window over any vocabulary, no hash that hopes."""
+"""Keys of n-grams: exact numbers for any window over any vocabulary, without hash collisions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ WORD = 64
 
 @dataclass(frozen=True)
 class KeySpace:
-    """Packs a window of id + 1 (0 = absent) into as few uint64 words as its tokens need: keys are windows x words.
+    """Packs a window of id + 1 (0 = absent) into as few uint64 words as its tokens need. Keys are windows x words.
 
-    The first token lies highest in the first word; a token never straddles two words.
+    The first token is in the highest bits of the first word. No token is split between two words.
     """
 
     vocabulary: int
@@ -24,7 +24,7 @@ class KeySpace:
 
     @cached_property
     def bits(self) -> int:
-        """Of one token."""
+        """Bits of one token."""
         return self.vocabulary.bit_length()
 
     @cached_property
@@ -33,9 +33,9 @@ class KeySpace:
 
     @cached_property
     def _places(self) -> list[tuple[int, np.uint64]]:
-        """Word and shift of each position of the window."""
+        """The word and the shift of each position of the window."""
         a_word = WORD // self.bits
-        first = self.window.n - a_word * (self.words - 1)  # the first word holds what does not fill one
+        first = self.window.n - a_word * (self.words - 1)  # the first word may hold fewer tokens than the others
         places = []
         for position in range(self.window.n):
             word, place = (0, position) if position < first else divmod(position - first, a_word)
@@ -55,7 +55,7 @@ class KeySpace:
         return np.stack(columns, axis=1).astype(np.int64)
 
     def of(self, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """`pack(window.of(tokens, lengths))` without the windows between."""
+        """Returns `pack(window.of(tokens, lengths))`, without making the windows."""
         n, centre = self.window.n, self.window.centre
         gap = n - 1  # absent tokens between two texts, so that no window sees both
         texts = len(lengths)
@@ -72,7 +72,7 @@ class KeySpace:
 
     @cached_property
     def masks(self) -> np.ndarray:
-        """The bits of each level of the fallback, levels x words: `key & mask` is the key of the shrunken window."""
+        """A mask for each level of the fallback, levels x words: `key & mask` is the key of the shorter window."""
         token = (1 << self.bits) - 1
         levels = self.window.levels()
         masks = np.zeros((len(levels), self.words), dtype=np.uint64)
@@ -83,7 +83,7 @@ class KeySpace:
         return masks
 
     def unigrams(self) -> np.ndarray:
-        """The keys of all tokens alone, in order of id."""
+        """Returns the keys of all single tokens, in order of id."""
         word, shift = self._places[self.window.centre]
         keys = np.zeros((self.vocabulary, self.words), dtype=np.uint64)
         keys[:, word] = np.arange(1, self.vocabulary + 1, dtype=np.uint64) << shift
@@ -91,14 +91,14 @@ class KeySpace:
 
 
 def order(keys: np.ndarray) -> np.ndarray:
-    """Indices that sort keys, the first word first."""
+    """Returns the indexes that sort keys, by the first word first."""
     if keys.shape[1] == 1:
         return np.argsort(keys[:, 0])
     return np.lexsort(keys.T[::-1])
 
 
 def first_of_each(keys: np.ndarray) -> np.ndarray:
-    """Where a new key begins in sorted keys."""
+    """Returns the indexes of sorted keys at which a new key begins."""
     starts = np.ones(len(keys), dtype=bool)
     np.any(keys[1:] != keys[:-1], axis=1, out=starts[1:])
     return np.flatnonzero(starts)

@@ -1,4 +1,4 @@
-"""Where lookups end: in the domain's own table, further up its chain, or with a shorter n-gram. Counted, per domain."""
+"""Counts for each domain where lookups find their rows: in its own table, further up the chain, or by a shorter n-gram."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from hplm.plot.forest import Chain, Hits
 
 
 def level_names(chain: Chain) -> list[str]:
-    """By level and, within it, by link: `domain`, `parent`, `root` for whole windows, `2-gram`, `1-gram` for shrunken ones.
+    """Returns the names of all places of a lookup, by level and then by link of the chain.
 
-    At the end of a text a window shrinks to fewer tokens than its level's name says.
+    Whole windows are named `domain`, `parent` and `root`, shorter ones `2-gram` and `1-gram`. At the end of a text a window
+    has fewer tokens than its level's name says.
     """
     whole = ["domain", *["parent"] * (len(chain.links) - 2), "root"] if len(chain.links) > 1 else ["root"]
     tokens = chain.space.window.levels().sum(1).tolist()
@@ -21,7 +22,7 @@ def level_names(chain: Chain) -> list[str]:
 
 
 def count_levels(chain: Chain, found: np.ndarray) -> Counter[str]:
-    """Every name is there, with 0 if need be, in the order in which a lookup tries them."""
+    """Adds up the counts by name. Every name is present, in the order in which a lookup tries them."""
     names = level_names(chain)
     counts: Counter[str] = Counter(dict.fromkeys(names, 0))
     for name, count in zip(names, found.tolist(), strict=True):
@@ -30,12 +31,12 @@ def count_levels(chain: Chain, found: np.ndarray) -> Counter[str]:
 
 
 def ends(chain: Chain, hits: Hits) -> np.ndarray:
-    """How many lookups ended at each place, in the order of `level_names`."""
+    """Returns how many lookups ended at each place, in the order of `level_names`."""
     return np.bincount(hits.tries, minlength=len(chain.space.masks) * len(chain.links))
 
 
 class Tally:
-    """Counts of several threads, taken now and then by whoever publishes them."""
+    """Adds up the counts of several threads until the publisher takes them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -48,7 +49,7 @@ class Tally:
             self._found[domain, chain] = found if known is None else known + found
 
     def take(self) -> Counter[tuple[str, str]]:
-        """(domain, level) since the last time."""
+        """Returns the counts by (domain, level) since the last call."""
         with self._lock:
             taken, self._found = self._found, {}
         counts: Counter[tuple[str, str]] = Counter()

@@ -1,7 +1,7 @@
-"""The stored rows of a table, memory-mapped: read ahead in parallel, checked at first touch, locked where asked to.
+"""The stored rows of a table, memory-mapped. Rows are read ahead in parallel, checked at first use, and locked on request.
 
-A page fault reads one page and waits for it; a batch that meets an SSD so waits some hundred times. Here the kernel is first
-told all the rows of a batch that may not be in memory, so that it reads them together. Owned by one thread.
+A page fault reads one page and waits for it, so a batch on an SSD would wait some hundred times. Here the kernel is first told
+all rows of a batch that may not be in memory, and reads them together. One thread owns the rows.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from hplm.plot.values import Coding
 
 BLOCK = 8 << 20
 READERS = 8
-ROWS_CHECKED = 4096  # at a time, where all of them are
+ROWS_CHECKED = 4096  # rows in one step of a check of all rows
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Rows:
-    """Row 0 is zeros; rows 1 .. are in order of frequency, so that those in use lie together."""
+    """Row 0 is zeros. The other rows are in order of frequency, so that rows in use are close together."""
 
     def __init__(self, values: Path, checksums: Path, rows: int, vectors: int, hidden: int, coding: Coding) -> None:
         self._path = values
         self._checksums = np.fromfile(checksums, dtype="<u4")
         self._file = open(values, "rb")  # noqa: SIM115
         mapped = mmap.mmap(self._file.fileno(), 0, prot=mmap.PROT_READ)
-        mapped.madvise(mmap.MADV_RANDOM)  # or each fault reads the 128 KiB around it as well
+        mapped.madvise(mmap.MADV_RANDOM)  # otherwise each fault also reads the 128 KiB around it
         self._bytes = memoryview(mapped)
         self._stride = vectors * coding.width(hidden)
         self._coding = coding
         self._vectors = vectors
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The given buffer is not writable")  # nor will anyone write
+            warnings.filterwarnings("ignore", "The given buffer is not writable")  # nothing writes to it
             stored = torch.frombuffer(mapped, dtype=torch.uint8)
         self.typed = coding.typed(stored.view(rows * vectors, coding.width(hidden)))
         self._locked = 0
-        self._sound = np.zeros(rows, dtype=bool)  # has matched its checksum
-        self._warm = np.zeros(rows, dtype=bool)  # was read, and nothing says that it has left memory since
+        self._sound = np.zeros(rows, dtype=bool)  # the row has matched its checksum
+        self._warm = np.zeros(rows, dtype=bool)  # the row was read, and no sign says that it has left memory
 
     def __len__(self) -> int:
         return len(self._sound)
 
     def touch(self, rows: np.ndarray) -> np.ndarray:
-        """Brings rows into memory, all at once, and checks those never seen before; returns the broken ones."""
+        """Reads rows into memory, all at once, and checks the new ones. Returns the rows that do not match their checksum."""
         cold = rows[~self._warm.take(rows)]
         if not len(cold):
             return cold
@@ -67,23 +67,23 @@ class Rows:
         return unseen[~good]
 
     def bags(self, index: Tensor, dtype: torch.dtype) -> Tensor:
-        """The sum of the vectors that each row of `index` names, of rows that were touched."""
+        """Returns the sums of the vectors that each row of `index` names. Their rows must have been touched."""
         faults = _disk_faults()
         sums = self._coding.bags(self.typed, index, dtype)
         if _disk_faults() != faults:
-            self._warm[self._locked :] = False  # memory is short and rows were evicted: no row is taken for granted
+            self._warm[self._locked :] = False  # memory is short and rows were evicted: any row may be gone
         return sums
 
     def raw(self, rows: np.ndarray) -> np.ndarray:
-        """The bytes of rows that were touched."""
+        """Returns the bytes of rows, which must have been touched."""
         return np.frombuffer(self._bytes, dtype=np.uint8).reshape(len(self), self._stride)[rows]
 
     def vectors(self, row: int) -> Tensor:
-        """What is stored of one row: vectors x hidden, fp32."""
+        """Returns the stored vectors of one row: vectors x hidden, fp32."""
         return self._coding.decode(self.typed[row * self._vectors : (row + 1) * self._vectors])
 
     def copy(self, rows: int, device: torch.device) -> Tensor:
-        """The first rows, on a device."""
+        """Copies the first rows to a device."""
         return self.typed[: rows * self._vectors].to(device, copy=True)
 
     def preload(self, rows: int | None = None) -> None:
@@ -98,7 +98,7 @@ class Rows:
         self._warm[: size // self._stride] = self._sound[: size // self._stride]
 
     def lock(self, rows: int) -> None:
-        """Keeps the first rows in memory, whatever else needs it."""
+        """Locks the first rows in memory, so that they are never evicted."""
         rows = min(rows, len(self))
         self.preload(rows)
         size = rows * self._stride
@@ -112,7 +112,7 @@ class Rows:
         self._locked = rows
 
     def broken(self, progress: Callable[[int], object] = lambda size: None) -> Iterator[int]:
-        """Every row that does not match its checksum, in a file of the promised size; `progress` is told of the bytes read."""
+        """Yields the rows that do not match their checksums. Calls `progress` with the number of bytes read."""
         for start in range(0, len(self), ROWS_CHECKED):
             rows = np.arange(start, min(start + ROWS_CHECKED, len(self)))
             yield from self.touch(rows).tolist()
@@ -128,5 +128,5 @@ class Rows:
 
 
 def _disk_faults() -> int:
-    """How often this process had to wait for a page from the disk."""
+    """Returns how often this process had to wait for a page from the disk."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_majflt

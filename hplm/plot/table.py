@@ -1,7 +1,7 @@
-"""One table on disk: `meta.json`, the index (`starts`, `keys`, `rows`), `values` and their `checksums`, one a row.
+"""One table on disk: `meta.json`, the index (`starts`, `keys`, `rows`), `values`, and `checksums` with one for each row.
 
-Rows are in order of frequency, the most frequent n-gram first; row 0 is zeros and belongs to no key, so that "nothing here" can
-be gathered like anything else. A table is written once under a temporary name, synced and renamed; a mapped file never changes.
+Rows are in order of frequency, the most frequent n-gram first. Row 0 is zeros and belongs to no key, so that a missing row can
+be gathered like any other. A table is written under a temporary name, synced and renamed. A mapped file never changes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FORMAT = 2
 
 @dataclass(frozen=True, kw_only=True)
 class TableSpec:
-    """What a table is to be, before it is written."""
+    """The properties of a table that are known before it is written."""
 
     domain: str
     version: int
@@ -66,7 +66,7 @@ class TableSpec:
 @dataclass(frozen=True, kw_only=True)
 class TableMeta(TableSpec):
     keys: int
-    least_cosine: float  # between what was computed and what is stored of it
+    least_cosine: float  # the lowest cosine between a computed vector and its stored form
     index: IndexMeta
     format: int = FORMAT
 
@@ -89,21 +89,21 @@ class TableMeta(TableSpec):
         try:
             stored = json.loads(path.read_text("utf-8"))
         except FileNotFoundError:
-            raise InvalidInput(f"{path.parent} holds no table: meta.json is missing") from None
+            raise InvalidInput(f"{path.parent} contains no table: meta.json is missing") from None
         except ValueError as error:
-            raise Broken(f"{path} is not JSON: {error}") from None
+            raise Broken(f"{path} is not JSON ({error}): build or copy the table again") from None
         try:
             found = stored["format"]
             meta = cls(**{**stored, "index": IndexMeta(**stored["index"])}) if found == FORMAT else None
         except (TypeError, KeyError) as error:
-            raise Broken(f"{path} does not describe a table ({error}): build or copy it again") from None
+            raise Broken(f"{path} does not describe a table ({error}): build or copy the table again") from None
         if meta is None:
-            raise InvalidInput(f"{path} has format {found!r}, this version of hplm reads {FORMAT}: build the table again")
+            raise InvalidInput(f"{path} has format {found!r}, but this version of hplm reads {FORMAT}: build the table again")
         return meta
 
 
 class Table:
-    """Opened for lookups, for gathering or both: what is not used is not read."""
+    """An open table. The index and the rows are opened when they are first used."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -114,7 +114,7 @@ class Table:
 
     @property
     def size(self) -> int:
-        """Rows, the null row included."""
+        """The number of rows, including the null row."""
         return self.meta.rows
 
     @cached_property
@@ -127,16 +127,16 @@ class Table:
         return Rows(self.folder / "values", self.folder / "checksums", meta.rows, meta.window.vectors, meta.hidden, meta.coding)
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """Row of each key, 0 where the table has none."""
+        """Returns the row of each key, or 0 if the table does not have the key."""
         return self.index.find(keys)
 
     def same_as(self, other: Table) -> bool:
-        """Whether every row is the other's, by its checksum."""
+        """Whether both tables have the same rows, by their checksums."""
         mine, its = self.folder / "checksums", other.folder / "checksums"
         return self.meta == other.meta and (mine.samefile(its) or filecmp.cmp(mine, its, shallow=False))
 
     def verify(self) -> None:
-        """Everything against its checksum; raises Broken with the file and the row."""
+        """Checks all files against their checksums. Raises Broken with the file and the row."""
         _ = self.index
         first = next(self.rows.broken(), None)
         if first is not None:
@@ -146,4 +146,4 @@ class Table:
 def _expect_size(file: Path, size: int) -> None:
     found = file.stat().st_size if file.exists() else 0
     if found != size:
-        raise Broken(f"{file} has {found} bytes where its meta.json promises {size}: build or copy the table again")
+        raise Broken(f"{file} has {found} bytes, but its meta.json says {size}: build or copy the table again")

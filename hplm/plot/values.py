@@ -1,6 +1,6 @@
-"""How a table stores its vectors: 16 bits a number, or 8 with a scale and an offset a vector; and how they are summed.
+"""How a table stores and sums vectors: in 16 bits a number, or in 8 bits with a scale and an offset for each vector.
 
-Stored rows are what the network's knowledge is: whoever reads them, engine or reference, reads the same numbers.
+The engine and the reference read the same stored numbers.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ SCALE_AND_OFFSET = 8  # bytes: two fp32 behind the 8-bit numbers of a vector
 class Coding(ABC):
     @abstractmethod
     def width(self, hidden: int) -> int:
-        """Bytes of a vector."""
+        """Returns the bytes of a vector."""
 
     @abstractmethod
     def encode(self, vectors: Tensor) -> Tensor:
-        """fp32 ... x hidden -> uint8 vectors x width."""
+        """Turns fp32 (... x hidden) into uint8 (vectors x width)."""
 
     @abstractmethod
     def typed(self, stored: Tensor) -> Tensor:
-        """uint8 vectors x width as what it holds, without a copy."""
+        """Returns a view of uint8 (vectors x width) in the stored type, without a copy."""
 
     @abstractmethod
     def decode(self, typed: Tensor) -> Tensor:
-        """fp32 vectors x hidden."""
+        """Returns fp32 (vectors x hidden)."""
 
     @abstractmethod
     def bags(self, typed: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
-        """The sum of the vectors that each row of `index` names, in `dtype`: one call, on whatever device they are."""
+        """Returns in `dtype` the sums of the vectors that each row of `index` names, on the vectors' device."""
 
 
 class SixteenBit(Coding):
@@ -56,7 +56,7 @@ class SixteenBit(Coding):
         return typed.float()
 
     def bags(self, typed: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
-        """Where the answer is to be exact (fp32), rows are summed in fp32; a 16-bit engine takes the fused 16-bit sum."""
+        """Sums in fp32 for an fp32 engine, which must be exact. A 16-bit engine takes the fused 16-bit sum."""
         tokens, n = index.shape
         if dtype == torch.float32:
             vectors = typed.index_select(0, index.T.flatten()).view(n, tokens, -1)
@@ -66,11 +66,12 @@ class SixteenBit(Coding):
             return total
         ends = torch.arange(0, tokens * n + 1, n, device=index.device)
         sums = F.embedding_bag(index.flatten(), typed, ends, mode="sum", include_last_offset=True)
-        return sums if sums.dtype == dtype else sums.float().to(dtype)  # from one 16-bit format to the other directly is slower
+        # Direct conversion between the 16-bit formats is slower.
+        return sums if sums.dtype == dtype else sums.float().to(dtype)
 
 
 class EightBit(Coding):
-    """Each vector between its own least and greatest number, in 255 steps."""
+    """Stores each vector in 255 steps between its own lowest and highest number."""
 
     def width(self, hidden: int) -> int:
         return hidden + SCALE_AND_OFFSET
@@ -96,17 +97,17 @@ class EightBit(Coding):
 CODINGS: dict[str, Coding] = dict(
     zip(TABLE_DTYPES, (SixteenBit(torch.float16), SixteenBit(torch.bfloat16), EightBit()), strict=True)
 )
-LEAST_COSINE = 0.999  # between a vector and what is stored of it
+LEAST_COSINE = 0.999  # between a vector and its stored form
 
 
 def coding(name: str) -> Coding:
     if name not in CODINGS:
-        raise InvalidInput(f"table dtype {name!r} is not known: choose {', '.join(CODINGS)}")
+        raise InvalidInput(f"unknown table dtype {name!r}: choose {', '.join(CODINGS)}")
     return CODINGS[name]
 
 
 def closeness(vectors: Tensor, decoded: Tensor) -> float:
-    """The least cosine between vectors and what is stored of them; zeros stay zeros and count as equal."""
+    """Returns the lowest cosine between vectors and their stored form. Zeros stored as zeros count as equal."""
     cosines = F.cosine_similarity(vectors.float(), decoded, dim=-1)
     both_zero = (vectors == 0).all(-1) & (decoded == 0).all(-1)
     return float(torch.where(both_zero, 1.0, cosines).min()) if len(cosines) else 1.0

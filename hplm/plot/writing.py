@@ -1,4 +1,4 @@
-"""Writing a table: row by row in batches, so that a cut loses a batch at most and what it resumes to is the same bytes."""
+"""Writes a table in batches of rows. An interruption loses one batch at most, and a resumed table has the same bytes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from hplm.plot.table import Table, TableMeta, TableSpec
 from hplm.plot.values import LEAST_COSINE, closeness
 
 BATCH = 4096
-CLOSENESS = "closeness"  # while a table is written: the least cosine of each batch
+CLOSENESS = "closeness"  # a file that exists while a table is written: the lowest cosine of each batch
 
 ValuesOf = Callable[[np.ndarray], Tensor]  # windows x n of id + 1 -> windows x vectors x hidden, fp32, on the CPU
 
 
 class NoSpace(HplmError):
-    """The disk is full: what was there before is untouched, and what is written so far is kept."""
+    """The disk is full. Finished tables are untouched, and the batches written so far are kept."""
 
 
 def write_table(
@@ -39,10 +39,10 @@ def write_table(
     known: Table | None = None,
     resume: bool = False,
 ) -> Table:
-    """Writes `keys` (distinct, in order of their rows; may be mapped and larger than memory) and their values.
+    """Writes `keys` and their values. The keys are distinct and in order of their rows.
 
-    Rows of keys that `known` has are its own, byte for byte. With `resume`, goes on with what an earlier call with the same
-    arguments left behind.
+    `keys` may be mapped and larger than memory. Rows of keys that `known` has are copied from it, byte for byte. With
+    `resume`, it continues an interrupted call with the same arguments.
     """
     if known is not None and (known.meta.window, known.meta.vocabulary, known.meta.hidden, known.meta.dtype) != (
         spec.window,
@@ -50,7 +50,7 @@ def write_table(
         spec.hidden,
         spec.dtype,
     ):
-        raise ValueError(f"{known.folder} stores other rows than {folder} is to")
+        raise ValueError(f"cannot copy rows of {known.folder} into {folder}: window, vocabulary, size or dtype differ")
     work = folder.with_name(folder.name + ".writing")
     if not resume:
         shutil.rmtree(work, ignore_errors=True)
@@ -63,8 +63,8 @@ def write_table(
             raise
         needed = (len(keys) + 1) * spec.row_bytes / 1e9
         raise NoSpace(
-            f"no space left while writing {work}: the values take {needed:,.2f} GB. Make room and give the same command again: "
-            "it goes on from here; no finished table was touched"
+            f"no space left while writing {work}: the values take {needed:,.2f} GB. Free some space and run the same command "
+            "again: it goes on from here. No finished table was touched"
         ) from None
     (work / CLOSENESS).unlink(missing_ok=True)
     work.rename(folder)
@@ -74,7 +74,7 @@ def write_table(
 def _write_parts(
     work: Path, spec: TableSpec, keys: np.ndarray, encoder: Encoder, batch: int, progress: Callable[[int], None]
 ) -> None:
-    """Values, then the index, then `meta.json`, which says that the rest is there."""
+    """Writes the values, the index, and last `meta.json`, whose presence means that the table is complete."""
     _write_values(work, spec, keys, encoder, batch, progress)
     index = write_index(work, keys)
     least = float(np.fromfile(work / CLOSENESS, dtype="<f4").min()) if len(keys) else 1.0
@@ -93,7 +93,7 @@ def _sync(file: Path) -> None:
 def _write_values(
     work: Path, spec: TableSpec, keys: np.ndarray, encoder: Encoder, batch: int, progress: Callable[[int], None]
 ) -> None:
-    """One batch is computed while the one before it is written."""
+    """Writes the values. One batch is computed while the batch before it is written."""
     with _Drafts(work, spec, batch) as drafts, ThreadPoolExecutor(1) as writer:
         written: Future | None = None
         progress(min(drafts.batches * batch, len(keys)))
@@ -108,7 +108,7 @@ def _write_values(
 
 
 class Encoder:
-    """From keys to rows as they are stored, and the least cosine that storing left."""
+    """Turns keys into stored rows, and returns the lowest cosine between computed and stored vectors."""
 
     def __init__(self, spec: TableSpec, values_of: ValuesOf, known: Table | None) -> None:
         self._spec = spec
@@ -135,16 +135,16 @@ class Encoder:
         vectors = self._values_of(spec.space.unpack(keys))
         stored = spec.coding.encode(vectors)
         close = closeness(vectors, spec.coding.decode(spec.coding.typed(stored)).view_as(vectors))
-        if not close >= LEAST_COSINE:  # nor is it where some number is none, or too large
+        if not close >= LEAST_COSINE:  # also if the cosine is NaN, as of numbers too large for the dtype
             raise InvalidInput(
-                f"{spec.dtype} keeps only a cosine of {close:.5f} of some vector of domain {spec.domain!r}, {LEAST_COSINE} is "
-                "wanted: use --dtype fp16 or bf16; if that fails too, the lower stack is not sound: adapt it anew"
+                f"{spec.dtype} keeps only a cosine of {close:.5f} of a vector of domain {spec.domain!r}, but {LEAST_COSINE} is "
+                "required: use --dtype fp16 or bf16. If that fails too, the lower stack is damaged: adapt it again"
             )
         return stored.view(len(keys), spec.row_bytes).numpy(), close
 
 
 class _Drafts:
-    """The growing files: `values` and `checksums` with an entry a row, the null row first, CLOSENESS with one a batch."""
+    """The growing files. `values` and `checksums` have an entry for each row, the null row first, CLOSENESS for each batch."""
 
     def __init__(self, work: Path, spec: TableSpec, batch: int) -> None:
         self._files = {name: open(work / name, "a+b") for name in ("values", "checksums", CLOSENESS)}  # noqa: SIM115
@@ -175,7 +175,7 @@ class _Drafts:
         self._files[name].flush()
 
     def _sound_batches(self, work: Path, row_bytes: int, batch: int) -> int:
-        """How many whole batches are there from the start, and as they were written."""
+        """Returns how many batches from the start are complete and match their checksums."""
         sizes = {name: os.fstat(file.fileno()).st_size for name, file in self._files.items()}
         whole = min(sizes["values"] // row_bytes, sizes["checksums"] // 4) - 1
         most = min(max(0, whole) // batch, sizes[CLOSENESS] // 4)

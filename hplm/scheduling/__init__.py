@@ -1,1 +1,1 @@
-"""What waits and what goes next. Pure: what waits and the time in, a choice out; no Triton anywhere."""
+"""The queue, the policies, admission and the cost model. Nothing here knows Triton."""

@@ -1,4 +1,4 @@
-"""Who is let in: a request that cannot be answered in time is told so at once, with the time that it would take."""
+"""Refuses at once a request that cannot be answered in time, and says how long it would take."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from hplm.scheduling.cost import CostModel
 from hplm.scheduling.sharing import fair_share
 from hplm.scheduling.waiting import Waiting
 
-BATCHES = 64  # looked ahead
-LEARNING = 0.1  # of what a full batch holds
-FIRST = 8  # batches whose times nobody believes: a process begins slowly
-STALE_NS = 10**9  # without a batch for so long, a guess is tried rather than believed, or it would never be corrected
-CAUTION = 2.0  # mean deviations that a batch may take longer than predicted
-MISSED = 0.03  # of those let in: the share at which the room that is promised neither grows nor shrinks
-CORRECTION = 0.1
-FIRST_PROMISED, LEAST_PROMISED = 0.9, 0.5  # no engine is as steady as its mean
+BATCHES = 64  # how many batches the count looks ahead
+LEARNING = 0.1  # rate of the running mean of what a full batch holds
+FIRST = 8  # batches before predictions are used: a process starts slowly
+STALE_NS = 10**9  # after so long without a batch, predictions are not used: only another batch can correct a wrong one
+CAUTION = 2.0  # a batch may take so many mean deviations longer than predicted
+MISSED = 0.03  # late share of the admitted texts: above it less is promised, below it more
+CORRECTION = 0.1  # how strongly a deviation from MISSED changes the promise
+FIRST_PROMISED, LEAST_PROMISED = 0.9, 0.5  # shares of a full batch: single batches take longer than the mean
 
 
 class Admission:
-    """Counts the tokens that are due with each of the coming batches, and promises no more than they hold.
+    """Counts the tokens that are due with each of the coming batches, and promises no more than the batches hold.
 
-    Those let in are so many that all are answered in time if the most urgent go first, which is what the default policy does
-    with them. What the count does not see, it learns: if too many of those let in are late, less is promised.
+    All admitted texts are answered in time if the most urgent go first, as they do in the default policy. The count
+    does not see every effect, so it is corrected by results: if too many admitted texts are late, less is promised.
     """
 
     def __init__(self, cost: CostModel) -> None:
         self._cost = cost
-        self._full: np.ndarray | None = None  # tokens, texts, adapters of a batch that left others waiting
-        self._promised = FIRST_PROMISED  # of that
+        self._full: np.ndarray | None = None  # mean tokens, texts, adapters of batches that left other texts waiting
+        self._promised = FIRST_PROMISED  # share of a full batch
         self._start_ns = 0
         self._batch_ns = 1.0
         self._waiting = 0  # tokens
@@ -41,27 +41,27 @@ class Admission:
         self._ran_ns = 0
 
     def chosen(self, tokens: int, texts: int, adapters: float, is_full: bool) -> None:
-        """What a batch turned out to hold."""
+        """Records what a chosen batch holds."""
         if is_full:
             held = np.array([tokens, texts, adapters], float)
             self._full = held if self._full is None else self._full + LEARNING * (held - self._full)
 
     def ran(self, now_ns: int) -> None:
-        """A batch was done."""
+        """Records when a batch was finished."""
         self._ran_ns = now_ns
 
     def is_believed(self, busy: bool, now_ns: int) -> bool:
-        """Whether anybody is refused or given up by what is predicted."""
+        """Whether predictions are used: to refuse requests, and to drop waiting texts."""
         return self._cost.observed >= FIRST and (busy or now_ns - self._ran_ns < STALE_NS)
 
     def done(self, on_time: int, late: int) -> None:
-        """What became of some that were let in."""
+        """Records how many admitted texts were in time and how many late, and corrects the promise."""
         if on_time + late:
             missed = late / (on_time + late)
             self._promised = min(1.0, max(LEAST_PROMISED, self._promised + CORRECTION * (MISSED - missed)))
 
     def count(self, columns: Columns, start_ns: int) -> None:
-        """Anew, because a batch has left or another time is expected: the next starts at `start_ns`."""
+        """Counts again, because a batch has left or another time is expected. The next batch starts at `start_ns`."""
         self._start_ns = start_ns + int(CAUTION * self._cost.deviation * self._batch_ns)
         self._waiting = int(columns.tokens.sum())
         if self._full is None:
@@ -71,15 +71,15 @@ class Admission:
         self._due = np.cumsum(np.bincount(due, columns.tokens, minlength=BATCHES + 1))
 
     def check(self, texts: Sequence[Waiting], columns: Columns, busy: bool, now_ns: int) -> None:
-        """Raises if this request cannot be answered in time together with what has been promised; else counts it."""
+        """Raises if this request and all promised texts cannot be answered in time. Otherwise counts it."""
         deadline = min((text.deadline_ns for text in texts if text.deadline_ns), default=0)
         tokens = sum(text.tokens for text in texts)
         if deadline and self.is_believed(busy or len(columns) > 0, now_ns):
             done_ns = self._done_at(texts[0], tokens, len(texts), deadline, columns, now_ns)
             if done_ns > deadline:
                 raise DeadlineMissed(
-                    f"it would take {(done_ns - texts[0].arrival_ns) / 1e6:.0f} ms, and the request allowed "
-                    f"{(deadline - texts[0].arrival_ns) / 1e6:g} ms: allow more, send fewer, or ask another replica"
+                    f"it would take {(done_ns - texts[0].arrival_ns) / 1e6:.0f} ms, but the request allowed "
+                    f"{(deadline - texts[0].arrival_ns) / 1e6:g} ms: allow more time, send fewer texts, or ask another replica"
                 )
         self._waiting += tokens
         if deadline:
@@ -101,13 +101,14 @@ class Admission:
         if due and (promised + tokens <= by_then).all():
             return deadline
         needed = ceil((promised[0] + tokens) / room)
-        # Refused: those with earlier deadlines go first, and those with later ones have a promise too.
+        # The request is refused: earlier deadlines go first, and texts with later deadlines have a promise too.
         return start + max(needed, due + 1) * self._batch_ns
 
     def _promised_before(self, text: Waiting, tokens: int, due: int, room: float, columns: Columns) -> np.ndarray:
-        """Tokens due with each batch or one before it that this request may not displace.
+        """Returns for each batch the tokens due with it or earlier that this request may not displace.
 
-        It may displace lower priorities, longer texts, and what others have beyond their share if it is within its own.
+        A request may displace lower priorities and longer texts. While its tenant is within its fair share, it may also
+        displace what other tenants have beyond theirs.
         """
         first = (columns.priority >= text.priority) & (columns.tokens <= text.tokens)
         batch = np.clip((columns.deadline[first] - self._start_ns) * (1 / self._batch_ns), 0, BATCHES).astype(np.int64)
@@ -119,6 +120,6 @@ class Admission:
         demand[len(demand) - 1 if mine is None else mine] += tokens
         fair = fair_share(demand, room)
         own = 0 if mine is None else by_tenant[mine, due]
-        if np.isfinite(fair) and (not own or own + tokens <= fair * due):  # a first text is within it whatever its length
-            by_tenant = np.minimum(by_tenant, np.maximum(fair * np.arange(BATCHES + 1), tokens))  # and so is theirs
+        if np.isfinite(fair) and (not own or own + tokens <= fair * due):  # a tenant's first text is always within its share
+            by_tenant = np.minimum(by_tenant, np.maximum(fair * np.arange(BATCHES + 1), tokens))  # also of other tenants
         return by_tenant.sum(axis=0)

@@ -1,4 +1,4 @@
-"""What waits as columns of numbers, in order of arrival at the line: choosing among ten thousand is a few array operations."""
+"""Waiting texts as columns of numbers, in the order they joined the queue. A choice is a few array operations."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 
 from hplm.scheduling.waiting import T
 
-NEVER = np.iinfo(np.int64).max  # the deadline of what has none
+NEVER = np.iinfo(np.int64).max  # the deadline of a text without one
 FIRST_ROOM = 1024
-# The narrower, the faster: a batch leaves, and all that waits behind it moves up.
+# Narrow columns are faster: whenever a batch leaves, all texts behind it move up.
 WIDTHS = {
     "tokens": np.int32,
     "arrival": np.int64,
@@ -26,7 +26,7 @@ WIDTHS = {
 
 
 class Numbers:
-    """Gives values small numbers of their own, the smallest that nobody holds, so that they index arrays."""
+    """Gives each value a number of its own, the smallest free one, so that the numbers can index arrays."""
 
     def __init__(self) -> None:
         self._number: dict[Hashable, int] = {}
@@ -35,7 +35,7 @@ class Numbers:
         self._free: list[int] = []
 
     def __len__(self) -> int:
-        """All numbers in use are below it."""
+        """Returns a bound: all numbers in use are below it."""
         return len(self._value)
 
     def number_of(self, value: Hashable) -> int | None:
@@ -48,7 +48,7 @@ class Numbers:
                 number = heappop(self._free)
                 self._value[number] = value
             else:
-                self._free.clear()  # what is left there lies beyond the end
+                self._free.clear()  # the numbers left there are beyond the end
                 number = len(self._value)
                 self._value.append(value)
                 self._held.append(0)
@@ -68,12 +68,12 @@ class Numbers:
 
 
 class Columns(Generic[T]):
-    """Index i of every column is the same text; `len(columns)` texts wait."""
+    """Index i of every column is the same text. `len(columns)` texts wait."""
 
     def __init__(self, texts: Sequence[T] = ()) -> None:
         self._length = 0
         self._columns = {name: np.empty(FIRST_ROOM, width) for name, width in WIDTHS.items()}
-        self._texts: list[T | None] = []  # these do not move; `position` says where they are
+        self._texts: list[T | None] = []  # texts do not move; the column `position` holds their index here
         self._free: list[int] = []
         self._slot_keys, self._tenants = Numbers(), Numbers()
         self._requests = 0
@@ -94,7 +94,7 @@ class Columns(Generic[T]):
 
     @property
     def deadline(self) -> np.ndarray:
-        """Nanoseconds; NEVER for none."""
+        """Nanoseconds; NEVER for no deadline."""
         return self._columns["deadline"][: self._length]
 
     @property
@@ -113,7 +113,7 @@ class Columns(Generic[T]):
 
     @property
     def request(self) -> np.ndarray:
-        """Texts with the same number came together; later ones have higher numbers."""
+        """The texts of one request share a number. Later requests have higher numbers."""
         return self._columns["request"][: self._length]
 
     @property
@@ -125,14 +125,14 @@ class Columns(Generic[T]):
         return len(self._tenants)
 
     def number_of(self, tenant: int) -> int | None:
-        """The number of a tenant of which something waits."""
+        """Returns the number of a tenant that has waiting texts, else None."""
         return self._tenants.number_of(tenant)
 
     def text(self, index: int) -> T:
         return self._texts[self._columns["position"][index]]
 
     def add(self, texts: Sequence[T]) -> None:
-        """The texts of one request."""
+        """Adds the texts of one request."""
         end = self._length + len(texts)
         while end > len(self._columns["tokens"]):
             self._columns = {name: np.concatenate([column, np.empty_like(column)]) for name, column in self._columns.items()}
@@ -153,7 +153,7 @@ class Columns(Generic[T]):
         self._length = end
 
     def remove(self, indexes: np.ndarray) -> list[T]:
-        """Takes these out, and hands them over in the order given."""
+        """Removes these texts and returns them in the order given."""
         if not len(indexes):
             return []
         positions = self._columns["position"][indexes].tolist()
@@ -165,7 +165,7 @@ class Columns(Generic[T]):
         self._tenants.give_back(self.tenant[indexes].tolist())
         stays = np.ones(self._length, bool)
         stays[indexes] = False
-        first = int(stays.argmin())  # what is before the first gap stays where it is
+        first = int(stays.argmin())  # texts before the first gap do not move
         kept = np.flatnonzero(stays[first:])
         end = first + len(kept)
         for column in self._columns.values():
@@ -174,7 +174,7 @@ class Columns(Generic[T]):
         return out
 
     def whole_requests(self, indexes: np.ndarray) -> np.ndarray:
-        """These and the other texts of their requests; texts of a request stand side by side."""
+        """Returns these indexes and those of the other texts of their requests. A request's texts lie side by side."""
         mine = self.request[indexes]
         starts, ends = np.searchsorted(self.request, mine, side="left"), np.searchsorted(self.request, mine, side="right")
         if ((ends - starts) == 1).all():

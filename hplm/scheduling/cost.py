@@ -1,4 +1,4 @@
-"""How long a batch takes, learnt from the batches that ran: time against tokens, texts and adapters to load."""
+"""Learns from finished batches how long a batch takes, by its tokens, texts and adapters to load."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from typing import Protocol, overload
 import numpy as np
 
 TERMS: tuple[str, ...] = ("batch", "token", "text", "adapter")
-# The shape believed before anything has run: a batch, a token, a text, an adapter, in nanoseconds. Its scale is that of
-# what has been observed; where the observed batches are all alike, its proportions remain.
+# Assumed nanoseconds for a batch, a token, a text and an adapter, before anything has run. Observed batches give the scale.
+# If they are all alike, these proportions remain.
 SHAPE = np.array([1e6, 20e3, 10e3, 100e3])
-FORGETTING = 0.99  # a batch: half of the memory is of the last 70
-BELIEF = 0.01  # the weight of the shape: of a hundredth of one batch
-OUTLIER = 3.0  # mean deviations: what lies further off counts as much as if it lay there
-LEARNING = 0.05  # of the deviation
+FORGETTING = 0.99  # per batch: the last 70 batches have half of the weight
+BELIEF = 0.01  # weight of SHAPE: a hundredth of one batch
+OUTLIER = 3.0  # mean deviations; a batch that is further off counts as if it were only so far off
+LEARNING = 0.05  # rate of the running mean of the deviation
 
 
 Numbers = np.ndarray | float
 
 
 class Cost(Protocol):
-    """What policies and admission ask."""
+    """The part of the cost model that policies and admission use."""
 
     @overload
     def predict(self, tokens: np.ndarray, texts: Numbers = 1, adapters: Numbers = 0) -> np.ndarray: ...
     @overload
     def predict(self, tokens: float, texts: float = 1, adapters: float = 0) -> float: ...
     def predict(self, tokens: Numbers, texts: Numbers = 1, adapters: Numbers = 0) -> Numbers:
-        """Nanoseconds of a batch."""
+        """Returns the nanoseconds that a batch takes."""
         ...
 
 
 class CostModel:
-    """Weighted least squares with forgetting and no negative terms; errors count relative to the batch's time."""
+    """Weighted least squares with forgetting and without negative terms. Errors count relative to the batch's time."""
 
     def __init__(self) -> None:
         self.terms = SHAPE.copy()
@@ -55,9 +55,9 @@ class CostModel:
         expected = float(features @ self.terms)
         error = abs(took_ns - expected) / expected
         weight = 1.0
-        if self.observed >= 8:  # the first batches of a process are slow, and shall be forgotten, not believed
+        if self.observed >= 8:  # the first batches of a process are slow and must not set the deviation
             weight = min(1.0, OUTLIER * self.deviation / max(error, 1e-9))
-            # Even an outlier moves the deviation, so that a machine that has become slower is believed after some batches.
+            # Outliers move the deviation too. So after some batches the model follows a machine that has become slower.
             self.deviation += LEARNING * (min(error, 2 * OUTLIER * self.deviation) - self.deviation)
             self.deviation = max(self.deviation, 1e-3)
         self.observed += 1
@@ -74,7 +74,7 @@ class CostModel:
         squares = self._squares + np.diag(BELIEF / shape**2)
         products = self._products + BELIEF / shape
         kept = np.arange(4)
-        while True:  # a term that would be below zero is none: at worst one is left
+        while True:  # negative terms are dropped; at least one term remains
             terms = np.linalg.solve(squares[np.ix_(kept, kept)], products[kept])
             if (terms >= 0).all():
                 break

@@ -16,19 +16,20 @@ from hplm.scheduling.waiting import Capacity
 @dataclass(frozen=True)
 class Row:
     texts: np.ndarray
-    dominant: np.ndarray  # those of them chosen for their utility
+    dominant: np.ndarray  # the texts of the row that were chosen for their utility
 
 
 @dataclass
 class DeadlineAware:
-    """A row takes the shortest, `eta` of those that fit; then the most urgent that have `q` of their utility; then the rest.
+    """Fills a row with the shortest texts (`eta` of those that fit), then urgent ones, then the rest.
 
-    The paper wants eta + q = 1, for a competitive ratio of eta q / (eta q + 1).
+    Urgent texts are taken by deadline, if they have at least `q` of the shortest texts' mean utility. The paper
+    requires eta + q = 1, for a competitive ratio of eta q / (eta q + 1).
     """
 
     eta: float = 0.5
     q: float = 0.5
-    rows: int = 0  # B; 0: as many as a batch has room for
+    rows: int = 0  # B; 0: as many as fit in a batch
     row_tokens: int = 0  # L; 0: a batch's tokens, shared by the rows
 
     def __post_init__(self) -> None:
@@ -54,7 +55,10 @@ class DeadlineAware:
         return filled
 
     def shape(self, columns: Columns, capacity: Capacity) -> tuple[int, int]:
-        """Rows, and tokens of each: as asked, but long enough for the longest text that waits and fits in a batch."""
+        """Returns the number of rows and the tokens of each.
+
+        A row is as long as the options say, but at least as long as the longest waiting text that fits in a batch.
+        """
         row_tokens = self.row_tokens or capacity.tokens // (self.rows or 1)
         fitting = columns.tokens[columns.tokens <= capacity.tokens]
         row_tokens = max(row_tokens, int(fitting.max(initial=1)))
@@ -67,7 +71,7 @@ class DeadlineAware:
             room.greedily(by_utility, row_tokens)
             return Row(room.taken[before:], by_utility)
         saturating = int(np.searchsorted(sums, row_tokens, side="right"))
-        if not saturating:  # even the shortest is longer than any row: alone, or never
+        if not saturating:  # even the shortest text is longer than a row: it runs alone, or it would wait for ever
             room.prefix(by_utility[:1])
             return Row(room.taken[before:], by_utility[:1])
         dominant = room.prefix(by_utility[: max(1, int(self.eta * saturating))], row_tokens)
@@ -88,7 +92,7 @@ class DeadlineAware:
 
 @dataclass
 class SlottedDeadlineAware(DeadlineAware):
-    """DAS, then slots as long as the longest of what was chosen for its utility; what is longer than a slot waits."""
+    """DAS, then slots as long as the longest text that was chosen for its utility. Longer texts wait."""
 
     def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> np.ndarray:
         rows = self.fill(columns, capacity)
@@ -99,7 +103,7 @@ class SlottedDeadlineAware(DeadlineAware):
 
 
 def _into_slots(texts: np.ndarray, tokens: np.ndarray, slot: int, slots: int) -> np.ndarray:
-    """Greedily, as the paper does: each into the first slot that has room."""
+    """Puts each text into the first slot with enough room, as the paper does. Returns the texts that fit."""
     left = [slot] * max(1, slots)
     inside = []
     for text, length in zip(texts.tolist(), tokens.tolist(), strict=True):

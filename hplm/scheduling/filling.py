@@ -1,4 +1,4 @@
-"""Texts in an order into a batch with limited room: tokens, texts, and device slots."""
+"""Fills a batch with texts in a given order, within its limits of tokens, texts and device slots."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ import numpy as np
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.waiting import Capacity
 
-LONGEST = 0xFFFF  # sixteen bits are sorted by counting, several times as fast as by comparing
+LONGEST = 0xFFFF  # numpy sorts 16-bit integers by counting, several times as fast as by comparing
 
 
 class Room:
-    """What is left of a batch while texts are put into it. A first text goes in whatever its length, or it never would."""
+    """The free capacity of a batch that is being filled.
+
+    The first text may be longer than the batch: otherwise it would wait for ever.
+    """
 
     def __init__(self, columns: Columns, capacity: Capacity) -> None:
         self._columns = columns
         self.tokens = capacity.tokens
         self.texts = capacity.texts
         self.tenants = capacity.tenants
-        self._inside = np.zeros(columns.slot_keys, bool)  # whose slots the batch has
+        self._inside = np.zeros(columns.slot_keys, bool)  # by slot key: whether the batch has its slots
         self._taken: list[np.ndarray] = []
 
     @property
     def taken(self) -> np.ndarray:
-        """In the order in which they went in."""
+        """The indexes of the texts in the batch, in the order in which they were added."""
         return np.concatenate(self._taken) if self._taken else np.empty(0, np.int64)
 
     @property
@@ -31,7 +34,7 @@ class Room:
         return self.tokens <= 0 or self.texts <= 0
 
     def prefix(self, ordered: np.ndarray, limit: int | None = None) -> np.ndarray:
-        """Puts the longest prefix in that fits, of not more tokens than `limit`; returns it."""
+        """Adds the longest prefix that fits and has at most `limit` tokens. Returns it."""
         if self.full or not len(ordered):
             return ordered[:0]
         ordered = ordered[: self.texts]
@@ -45,7 +48,7 @@ class Room:
         return ordered[:count]
 
     def greedily(self, ordered: np.ndarray, limit: int | None = None) -> None:
-        """Puts in, one after the other, whatever still fits: what does not is skipped."""
+        """Adds in this order every text that still fits, and skips the others."""
         tokens, slot_key = self._columns.tokens, self._columns.slot_key
         left = self.tokens if limit is None else min(limit, self.tokens)
         may_be_larger = not self._taken and limit is None
@@ -54,14 +57,14 @@ class Room:
             went_in = self.prefix(ordered, None if may_be_larger else left)
             may_be_larger = False
             left -= before - self.tokens
-            ordered = ordered[len(went_in) + 1 :]  # what stopped the prefix does not fit, and room only shrinks
+            ordered = ordered[len(went_in) + 1 :]  # the text after the prefix does not fit, now or later
             fits = tokens[ordered] <= left
             if self.tenants <= 0:
                 fits &= self._inside[slot_key[ordered]]
             ordered = ordered[fits]
 
     def _with_slots(self, ordered: np.ndarray) -> int:
-        """How many of these the slots allow."""
+        """Returns how many of these texts the device slots allow."""
         new = self._columns.slot_key[ordered]
         positions = np.flatnonzero(~self._inside[new])
         _, first = np.unique(new[positions], return_index=True)
@@ -80,17 +83,17 @@ class Room:
 
 
 def first_come(columns: Columns) -> np.ndarray:
-    """Everything, highest priority first, then in order of arrival at the line."""
+    """Returns all texts, highest priority first, then in the order they joined the queue."""
     return by_priority(columns, np.arange(len(columns)))
 
 
 def shortest_first(columns: Columns) -> np.ndarray:
-    """Everything, in order of length, then of arrival at the line."""
+    """Returns all texts in order of length, then in the order they joined the queue."""
     return np.argsort(np.minimum(columns.tokens, LONGEST).astype(np.uint16), kind="stable")
 
 
 def by_priority(columns: Columns, ordered: np.ndarray) -> np.ndarray:
-    """Highest priority first, otherwise in the order given."""
+    """Returns the texts with the highest priority first, otherwise in the order given."""
     priority = columns.priority
     if not priority.any():
         return ordered

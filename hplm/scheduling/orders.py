@@ -1,4 +1,4 @@
-"""The simple policies: an order, and a batch filled from its front. Higher priority always goes first."""
+"""The simple policies: each sorts the texts and fills a batch from the front. Higher priority always goes first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hplm.scheduling.waiting import Capacity
 
 
 class FirstComeFirstServed:
-    """In order of arrival; stops at the first text that does not fit, so that nobody is overtaken."""
+    """Takes texts in order of arrival. It stops at the first text that does not fit, so no text overtakes another."""
 
     def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> np.ndarray:
         room = Room(columns, capacity)
@@ -24,7 +24,7 @@ class FirstComeFirstServed:
 
 @dataclass
 class ShortestJobFirst:
-    in_time: int = 0  # 1: what cannot be answered in time goes last
+    in_time: int = 0  # 1: texts that cannot be answered in time go last
 
     def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> np.ndarray:
         ordered = shortest_first(columns)
@@ -46,10 +46,10 @@ class EarliestDeadlineFirst:
 
 @dataclass
 class LengthAware:
-    """Student Parallelism's buffer (section 3.4, B.4.2): texts of a bin of lengths join the element of whoever came first.
+    """Student Parallelism's buffer (section 3.4, B.4.2): a batch holds texts of one length bin, that of the oldest text.
 
-    The buffer finds a newcomer's element by its bin; here the head of the line is found, and its bin gathered in one
-    comparison: the same elements, without a second account of what waits.
+    The paper keeps an element of its buffer for each bin, and sorts newcomers into it. Here the oldest text is found, and
+    one comparison finds the texts of its bin. The batches are the same, without a second list of waiting texts.
     """
 
     bin: int = 8  # tokens

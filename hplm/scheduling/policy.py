@@ -1,4 +1,4 @@
-"""A policy chooses the next batch: `select(columns, start_ns, capacity, cost)`, columns in, indexes out."""
+"""The interface of policies, which choose the next batch, and their names and options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import Cost
 from hplm.scheduling.waiting import Capacity
 
-GROUP = "hplm.policies"  # of Python entry points: what other packages register here is a policy like ours
+GROUP = "hplm.policies"  # entry-point group: other packages register policies here
 OURS = {
     "timely": "hplm.scheduling.timely:Timely",
     "das": "hplm.scheduling.das:DeadlineAware",
@@ -27,21 +27,21 @@ DEFAULT = "timely"
 
 class Policy(Protocol):
     def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> np.ndarray:
-        """The indexes of the next batch, which will start to compute at `start_ns`.
+        """Returns the indexes of the next batch, which will start to compute at `start_ns`.
 
-        `columns` are in order of arrival, not empty, hold nothing expired, and are not to be changed or kept. Never empty while
-        something waits that can be done in time, never more than `capacity` (but for a single text that is larger), nothing
-        twice.
+        `columns` are in order of arrival, not empty, and hold no expired text. A policy must not change or keep them.
+        It must choose something while a text waits that can be answered in time. It must not choose a text twice, or more
+        than `capacity`, except for a single text that is larger.
         """
         ...
 
 
 def policy(given: str) -> Policy:
-    """From a name and options, such as `das:eta=0.5,rows=16`."""
+    """Makes a policy from a name and options, such as `das:eta=0.5,rows=16`."""
     name, _, options = given.partition(":")
     point = _known().get(name)
     if point is None:
-        raise InvalidInput(f"policy {name!r} is not known: choose one of {', '.join(_known())}")
+        raise InvalidInput(f"unknown policy {name!r}: choose one of {', '.join(_known())}")
     try:
         made = point.load()
     except (ImportError, AttributeError) as error:
@@ -53,7 +53,7 @@ def policy(given: str) -> Policy:
 
 
 def _known() -> dict[str, EntryPoint]:
-    """Ours cannot be replaced: a name in a configuration means the same everywhere."""
+    """Returns all policies by name. Ours cannot be replaced, so that their names mean the same everywhere."""
     ours = {name: EntryPoint(name, value, GROUP) for name, value in OURS.items()}
     return {point.name: point for point in entry_points(group=GROUP)} | ours
 
@@ -63,7 +63,7 @@ def _options(given: str) -> dict[str, int | float | str]:
     for part in filter(None, given.split(",")):
         name, equals, value = part.partition("=")
         if not equals:
-            raise InvalidInput(f"policy option {part!r}: write name=value, options separated by commas")
+            raise InvalidInput(f"policy option {part!r} has no value: write name=value, and separate options by commas")
         options[name.strip()] = _value(value.strip())
     return options
 
@@ -78,7 +78,7 @@ def _value(given: str) -> int | float | str:
 
 
 def positive(**options: float) -> None:
-    """For a policy's own check of its options."""
+    """Raises if one of a policy's options is not a positive number."""
     for name, value in options.items():
         if not isinstance(value, int | float) or not value > 0:
-            raise InvalidInput(f"policy option {name}={value}: a number above 0")
+            raise InvalidInput(f"policy option {name}={value} is not above 0: give a number above 0")

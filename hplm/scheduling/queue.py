@@ -1,4 +1,4 @@
-"""The line as threads see it: one scheduler behind one lock, and calls that wait for something to do."""
+"""The scheduler for threads: one lock around it, and calls that wait for a batch or for expired texts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hplm.scheduling.waiting import Capacity, T
 
 @dataclass(frozen=True)
 class Levels:
-    """Of the line, at one moment."""
+    """The queue's length and size, and the cost model, at one moment."""
 
     texts: int
     bytes: int
-    cost: dict[str, float]  # nanoseconds that the cost model believes in, by term
+    cost: dict[str, float]  # nanoseconds by term of the cost model
 
 
 class Queue(Generic[T]):
@@ -27,9 +27,9 @@ class Queue(Generic[T]):
         self._scheduler = scheduler
         self._now_ns = now_ns
         lock = threading.RLock()
-        self._to_do = threading.Condition(lock)  # for who takes batches
-        self._expiring = threading.Condition(lock)  # for who takes what has expired
-        self._wake_ns = NEVER  # until when the latter sleeps
+        self._to_do = threading.Condition(lock)  # wakes `take`
+        self._expiring = threading.Condition(lock)  # wakes `expired`
+        self._wake_ns = NEVER  # when `expired` wakes by itself
 
     def __len__(self) -> int:
         return len(self._scheduler)
@@ -40,14 +40,14 @@ class Queue(Generic[T]):
             return Levels(len(self._scheduler), self._scheduler.bytes, cost)
 
     def offer(self, texts: Sequence[T]) -> None:
-        """The texts of one request: all of them or none."""
+        """Adds all texts of one request, or raises and adds none."""
         with self._to_do:
             self._scheduler.offer(texts, self._now_ns())
             self._to_do.notify()
             self._look_at_expiry()
 
     def take(self, capacity: Capacity) -> Batch[T] | None:
-        """Waits for a batch to run. None once the queue is closed and empty."""
+        """Waits for a batch and returns it. Returns None once the queue is closed and empty."""
         with self._to_do:
             while True:
                 now = self._now_ns()
@@ -61,7 +61,10 @@ class Queue(Generic[T]):
                 self._to_do.wait(wait_ns / 1e9 if wait_ns > 0 else None)
 
     def expired(self) -> list[T] | None:
-        """Waits for texts that can no longer be answered in time, and are out of the line. None once it is closed and empty."""
+        """Waits for texts that can no longer be answered in time, removes and returns them.
+
+        Returns None once the queue is closed and empty.
+        """
         with self._expiring:
             while True:
                 now = self._now_ns()
@@ -92,20 +95,20 @@ class Queue(Generic[T]):
             self._look_at_expiry()
 
     def close(self) -> None:
-        """Nothing more comes in; what waits is still served."""
+        """Refuses new requests. Waiting texts are still served."""
         with self._to_do:
             self._scheduler.close()
             self._to_do.notify_all()
             self._expiring.notify_all()
 
     def abandon(self) -> list[T]:
-        """Closes the line and hands over whatever still stands in it."""
+        """Closes the queue and returns all texts that have no answer yet."""
         with self._to_do:
             left = self._scheduler.abandon()
             self.close()
             return left
 
     def _look_at_expiry(self) -> None:
-        """Wakes who takes what has expired, if it would sleep too long, or for ever."""
+        """Wakes `expired` if a text expires before it would wake by itself, or if the queue is closed."""
         if self._scheduler.next_expiry(self._now_ns()) < self._wake_ns or self._scheduler.draining:
             self._expiring.notify()

@@ -1,4 +1,7 @@
-"""What the server and the simulator drive alike: what waits, what runs, what goes next. Without threads or a clock."""
+"""Waiting texts, running batches and the choice of the next batch. It has no threads and no clock of its own.
+
+The server drives it through `Queue`, the simulator on a virtual clock.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ from hplm.scheduling.policy import Policy
 from hplm.scheduling.waiting import Capacity, T
 
 log = logging.getLogger(__name__)
-LEARNING = 0.1  # of the time from choice to start, and of the share of adapters that had to be loaded
+LEARNING = 0.1  # rate of the running means of staging time and of copied adapters
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of what waits."""
+    """How much may wait."""
 
     texts: int
     bytes: int
@@ -32,14 +35,14 @@ class Limits:
 
 @dataclass(eq=False)
 class Batch(Generic[T]):
-    """What was chosen to run together, and what is known of its time."""
+    """Texts that were chosen to run together, with their times."""
 
     texts: list[T]
     tokens: int
     slot_keys: int
     chosen_ns: int
     expected_ns: float  # how long it will compute
-    alone: bool  # chosen when nothing else ran, so that nothing hid its staging
+    alone: bool  # chosen while no other batch ran: its staging overlapped with nothing
     started_ns: int | None = None
 
 
@@ -52,9 +55,10 @@ class Scheduler(Generic[T]):
         commit_ns: int | None = None,
         answering_ns: int = 0,
     ) -> None:
-        """`commit_ns`: how long before the engine is free the next batch is chosen; None: as soon as it is asked for.
+        """`commit_ns`: how long before the engine is free the next batch is chosen. None: at once.
 
-        `answering_ns`: what passes from computed to the client. `admission`: refuse, and give up, what cannot be in time.
+        `answering_ns`: the time from the end of computing until the client has the answer.
+        `admission`: refuse requests that cannot be answered in time, and drop waiting ones that no longer can.
         """
         self.limits = limits
         self.columns: Columns[T] = Columns()
@@ -64,10 +68,10 @@ class Scheduler(Generic[T]):
         self._commit_ns = commit_ns
         self._answering_ns = answering_ns
         self._running: deque[Batch[T]] = deque()  # chosen and not finished, in order
-        self._gone: list[T] = []  # too late, and not yet fetched by who tells them
+        self._gone: list[T] = []  # expired texts that still have to be answered
         self._bytes = 0
         self._staging_ns = 0.0  # from choice to start, with an idle engine
-        self._loaded = 0.0  # adapters copied for each different one in a batch
+        self._loaded = 0.0  # mean number of adapters copied to the device for each slot key of a batch
         self._draining = False
 
     def __len__(self) -> int:
@@ -75,7 +79,7 @@ class Scheduler(Generic[T]):
 
     @property
     def bytes(self) -> int:
-        """That waiting texts keep in memory."""
+        """The memory that waiting texts keep."""
         return self._bytes
 
     @property
@@ -83,19 +87,19 @@ class Scheduler(Generic[T]):
         return self._draining
 
     def offer(self, texts: Sequence[T], now_ns: int) -> None:
-        """The texts of one request: all of them or none."""
+        """Adds all texts of one request, or raises and adds none."""
         if self._draining:
-            raise Draining("the server is shutting down: send the request to another replica, or again later")
+            raise Draining("the server is shutting down: send the request to another replica, or retry later")
         size = sum(text.bytes for text in texts)
         if len(self.columns) + len(texts) > self.limits.texts:
             raise QueueFull(
-                f"{len(self.columns)} texts are waiting and {len(texts)} more do not fit the limit of {self.limits.texts}: "
-                "retry after 0.1 s, or send fewer texts a request"
+                f"{len(self.columns)} texts are waiting and {len(texts)} more would exceed the limit of {self.limits.texts}: "
+                "retry after 0.1 s, or send fewer texts in a request"
             )
         if self._bytes + size > self.limits.bytes:
             raise QueueFull(
-                f"{self._bytes} bytes are waiting and {size} more do not fit the limit of {self.limits.bytes}: "
-                "retry after 0.1 s, or send fewer or shorter texts a request"
+                f"{self._bytes} bytes are waiting and {size} more would exceed the limit of {self.limits.bytes}: "
+                "retry after 0.1 s, or send fewer or shorter texts in a request"
             )
         if self._admission:
             self._admission.check(texts, self.columns, bool(self._running), now_ns)
@@ -103,25 +107,25 @@ class Scheduler(Generic[T]):
         self._bytes += size
 
     def close(self) -> None:
-        """Nothing more comes in; what waits is still served."""
+        """Refuses new requests. Waiting texts are still served."""
         self._draining = True
 
     def choose_at(self, now_ns: int) -> int:
-        """When the next batch is to be chosen."""
+        """Returns the time at which the next batch should be chosen."""
         if self._commit_ns is None or not self._running:
             return now_ns
         return max(now_ns, int(self._free_at(now_ns) - self._staging_ns - self._commit_ns))
 
     def choose(self, capacity: Capacity, now_ns: int) -> Batch[T] | None:
-        """The next batch; None if nothing is to be run now."""
+        """Returns the next batch, or None if nothing should run now."""
         self._put_aside(now_ns)
         if not len(self.columns):
             return None
-        # Policies compare deadlines with the end of computing: what passes after it counts as passing before.
+        # Policies compare deadlines with the end of computing, so the time after it is added to the start.
         start_ns = self._start_at(now_ns) + self._answering_ns
         try:
-            indexes = self._sound(self._policy.select(self.columns, start_ns, capacity, self.cost))
-        except Exception:  # anybody's policy: what waits is to be answered all the same
+            indexes = self._checked(self._policy.select(self.columns, start_ns, capacity, self.cost))
+        except Exception:  # a policy may be anybody's code; waiting texts must be answered even if it fails
             log.exception("the policy failed: this batch is taken in order of arrival")
             indexes = FirstComeFirstServed().select(self.columns, start_ns, capacity, self.cost)
         if not len(indexes):
@@ -137,14 +141,14 @@ class Scheduler(Generic[T]):
         return batch
 
     def started(self, batch: Batch[T], now_ns: int) -> None:
-        """The engine has it."""
+        """Records that the engine has started the batch."""
         batch.started_ns = now_ns
-        if batch.alone:  # of one that stalled no more is believed than would double it, or make it a batch's own time
+        if batch.alone:  # a stalled batch counts for at most twice the mean, or for its own computing time
             staged = min(now_ns - batch.chosen_ns, max(2 * self._staging_ns, batch.expected_ns))
             self._staging_ns += LEARNING * (staged - self._staging_ns)
 
     def finished(self, batch: Batch[T], now_ns: int, adapters: int = 0) -> None:
-        """The engine is done with it; `adapters` had to be loaded for it."""
+        """Records that the engine has finished the batch, for which `adapters` adapters had to be loaded."""
         assert batch.started_ns is not None  # `started` comes first
         self._running.remove(batch)
         self._loaded += LEARNING * (adapters / batch.slot_keys - self._loaded)
@@ -157,25 +161,25 @@ class Scheduler(Generic[T]):
             self._recount(now_ns)
 
     def dropped(self, batch: Batch[T], now_ns: int) -> None:
-        """It will not run, or failed: nothing is to be learnt from it."""
+        """Forgets a batch that failed or will not run, without learning from it."""
         self._running.remove(batch)
         self._recount(now_ns)
 
     def expired(self, now_ns: int) -> list[T]:
-        """Hands over what can no longer be answered in time, and the other texts of its request with it."""
+        """Returns the texts that can no longer be answered in time, and the other texts of their requests."""
         self._put_aside(now_ns)
         gone, self._gone = self._gone, []
         return gone
 
     def next_expiry(self, now_ns: int) -> int:
-        """When `expired` will have something, if nothing changes until then; NEVER if nothing has a deadline."""
+        """Returns when the next text expires if nothing changes until then, or NEVER if no text has a deadline."""
         if self._gone:
             return now_ns
         last = int(self._last_start(now_ns).min()) if len(self.columns) else NEVER
         return now_ns if self._predicts(now_ns) and last <= self._start_at(now_ns) else last
 
     def abandon(self) -> list[T]:
-        """Hands over everything; what was chosen goes on running, if it does, and is let be."""
+        """Returns all texts without an answer, also those of running batches. Running batches are not stopped."""
         gone, self._gone = self._gone, []
         chosen = [text for batch in self._running for text in batch.texts]
         return chosen + gone + self._remove(np.arange(len(self.columns)))
@@ -190,24 +194,27 @@ class Scheduler(Generic[T]):
                 self._admission.done(0, len(gone))
                 self._recount(now_ns)
 
-    def _sound(self, indexes: np.ndarray) -> np.ndarray:
-        """What a policy chose, if it is what a policy may choose."""
+    def _checked(self, indexes: np.ndarray) -> np.ndarray:
+        """Returns the choice of a policy. Raises if a policy may not choose so."""
         indexes = np.asarray(indexes)
         if not len(indexes):
             if not self._running and (self.columns.deadline == NEVER).any():
-                raise ValueError("nothing was chosen, nothing runs, and what waits without a deadline would wait for ever")
+                raise ValueError("nothing was chosen and nothing runs: texts without a deadline would wait for ever")
         elif indexes.ndim != 1 or indexes.dtype.kind not in "iu" or not 0 <= indexes.min() <= indexes.max() < len(self.columns):
-            raise ValueError(f"{indexes} are not indexes of the {len(self.columns)} texts that wait")
+            raise ValueError(f"{indexes} are not indexes of the {len(self.columns)} waiting texts")
         elif len(np.unique(indexes)) < len(indexes):
-            raise ValueError(f"{indexes} name a text twice")
+            raise ValueError(f"{indexes} contains a text twice")
         return indexes
 
     def _predicts(self, now_ns: int) -> bool:
-        """Whether something may be given up before its deadline has passed."""
+        """Whether a text may be dropped before its deadline has passed."""
         return self._admission is not None and self._admission.is_believed(bool(self._running), now_ns)
 
     def _last_start(self, now_ns: int) -> np.ndarray:
-        """Of each text, when a batch must start for it to be in time, even alone; without admission nothing is predicted."""
+        """Returns for each text when it must start, in a batch of its own, to be in time.
+
+        This is its deadline where nothing is predicted, as without admission.
+        """
         deadline = self.columns.deadline
         if not self._predicts(now_ns):
             return deadline
@@ -219,7 +226,7 @@ class Scheduler(Generic[T]):
             self._admission.count(self.columns, self._start_at(now_ns) + self._answering_ns)
 
     def _free_at(self, now_ns: int) -> float:
-        """When the engine will have computed all that was chosen."""
+        """Returns when the engine will have computed all chosen batches."""
         free = float(now_ns)
         for batch in self._running:
             started = free if batch.started_ns is None else batch.started_ns
@@ -227,7 +234,7 @@ class Scheduler(Generic[T]):
         return free
 
     def _start_at(self, now_ns: int) -> int:
-        """When a batch that is chosen now will start to compute."""
+        """Returns when a batch that is chosen now will start to compute."""
         return int(max(self._free_at(now_ns), now_ns + self._staging_ns))
 
     def _remove(self, indexes: np.ndarray) -> list[T]:

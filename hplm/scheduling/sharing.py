@@ -1,4 +1,4 @@
-"""Max-min fair shares: whoever wants less than an equal share gets it, and the others share what that leaves."""
+"""Max-min fair shares: a tenant that wants less than an equal share gets all it wants, and the others share the rest."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import numpy as np
 
 from hplm.scheduling.columns import Columns
 
-CHUNK = 1024  # texts looked at together: the first ones nearly always fill a batch
+CHUNK = 1024  # texts per step: the first chunk nearly always fills a batch
 
 
 def fair_share(demand: np.ndarray, room: float) -> float:
-    """What a tenant may have of the room at most; infinite if all can have all they want."""
+    """Returns the most that one tenant may have of the room; infinite if every tenant can have all it wants."""
     demand = np.sort(demand[demand > 0])
     levels = (room - np.cumsum(demand) + demand) / (len(demand) - np.arange(len(demand)))
     wants_more = demand > levels
@@ -18,7 +18,7 @@ def fair_share(demand: np.ndarray, room: float) -> float:
 
 
 def fair_first(columns: Columns, ordered: np.ndarray, room: int) -> np.ndarray:
-    """The same texts, those first that are within their tenant's fair share of the room."""
+    """Returns the same texts, with those within their tenant's fair share of the room first."""
     if not len(ordered):
         return ordered
     demand = np.bincount(columns.tenant, columns.tokens, minlength=columns.tenants)
@@ -35,7 +35,7 @@ def fair_first(columns: Columns, ordered: np.ndarray, room: int) -> np.ndarray:
         counts = np.diff(first, append=len(sums))
         sums += np.repeat(used[whose] - sums[first] + tokens[by_tenant][first], counts)
         fits = sums <= share
-        fits[first[used[whose] == 0]] = True  # a first text goes in whatever its length, or long ones never would
+        fits[first[used[whose] == 0]] = True  # always within the share, or long texts would wait for ever
         within[start + by_tenant] = fits
         used[whose] = sums[first + counts - 1]
         if (used >= np.minimum(demand, share)).all():

@@ -1,4 +1,4 @@
-"""The default policy: what can be answered in time, is; nobody takes another's share, and nobody is passed over for ever."""
+"""The default policy. It answers in time what it can, keeps tenants to fair shares, and starves no text."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from hplm.scheduling.waiting import Capacity
 
 @dataclass
 class Timely:
-    """Plans some batches ahead, as Moore and Hodgson do for one machine: what does not fit is dropped, the longest first.
+    """Plans some batches ahead, by Moore and Hodgson's rule for one machine: the longest texts leave a plan that is too full.
 
-    The next batch is what is most urgent in the plan, within the tenants' fair shares. A small part of it is for what has
-    waited longest, so that nobody is passed over for more batches than that part needs for what came before.
+    The next batch holds the most urgent texts of the plan, within the tenants' fair shares. A small part of all tokens is
+    reserved for the text that has waited longest. This limits how many batches can pass over a text.
     """
 
     horizon: int = 8  # batches planned
-    newcomers: float = 0.5  # of every later batch, left to what is still to come
-    late: float = 2.0  # so many times as long counts what can be started, but not answered, in time
-    reserve: float = 0.01  # of the tokens, for what has waited longest and can be in time
+    newcomers: float = 0.5  # share of every later batch that is kept for texts still to come
+    late: float = 2.0  # a text that can be started, but not answered, in time counts as so many times as long
+    reserve: float = 0.01  # share of the tokens for the text that has waited longest and can be in time
     _credit: float = field(default=0.0, repr=False)  # tokens of the reserve not yet used
 
     def __post_init__(self) -> None:
         positive(horizon=self.horizon, late=self.late)
         if self.horizon != int(self.horizon) or self.horizon > 255:
-            raise InvalidInput(f"policy option horizon={self.horizon:g}: whole batches, 255 at most")
+            raise InvalidInput(f"policy option horizon={self.horizon:g} is invalid: give whole batches, 255 at most")
         if not (0 <= self.newcomers <= 1 and 0 <= self.reserve <= 1):
-            raise InvalidInput("policy options newcomers and reserve are shares: from 0 to 1")
+            raise InvalidInput("policy options newcomers and reserve are shares: give numbers from 0 to 1")
 
     def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> np.ndarray:
         tokens, due = columns.tokens, self._due(columns, start_ns, capacity, cost)
@@ -44,7 +44,7 @@ class Timely:
         if self._all_in_time(tokens, due, capacity.tokens):
             head, tail, planned = best_first, best_first[:0], due[best_first] > 0
         else:
-            # What comes after more than fits could be planned only because most of that is not, and is not looked at.
+            # Texts behind the horizon's limit could be planned only if most texts before them were not: they are skipped.
             count = int(np.searchsorted(np.cumsum(tokens[best_first]), limits[-1])) + 1
             head, tail = best_first[:count], best_first[count:]
             planned = self._plan(tokens[head], np.maximum(due[head], 1), limits)
@@ -66,20 +66,23 @@ class Timely:
         return room.taken
 
     def _due(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> np.ndarray:
-        """Of each text, the last batch that answers it in time: 1 is the next, 0 none, the horizon that or any later."""
+        """Returns for each text the last batch that answers it in time.
+
+        1 is the next batch, 0 means none, and the horizon means that batch or any later one.
+        """
         tokens = int(columns.tokens.sum())
         share = min(1.0, capacity.tokens / tokens, capacity.texts / len(columns))
         batch_ns = max(1.0, float(cost.predict(tokens * share, len(columns) * share)))
         return np.clip((columns.deadline - start_ns) * (1 / batch_ns), 0, self.horizon).astype(np.uint8)
 
     def _all_in_time(self, tokens: np.ndarray, due: np.ndarray, room: int) -> bool:
-        """Whether nothing need be dropped that can be in time, as where admission has seen to it."""
+        """Whether all texts that can be in time fit, as is usual with admission."""
         due_by = np.cumsum(np.bincount(due, tokens, minlength=self.horizon + 1)[1:])
         return bool((due_by[:-1] <= room * np.arange(1, self.horizon)).all())
 
     @staticmethod
     def _plan(tokens: np.ndarray, due: np.ndarray, limits: np.ndarray) -> np.ndarray:
-        """Which of the texts, best first, get into a batch that is in time, all of them together."""
+        """Returns which texts, given best first, can all be answered in time together."""
         planned, left = np.zeros(len(tokens), bool), np.arange(len(tokens))
         for batch, limit in enumerate(limits, 1):
             until = due <= batch

@@ -1,4 +1,4 @@
-"""What waits: a text as the scheduler sees it, and how much room a batch has."""
+"""A waiting text as the scheduler sees it, and the capacity of a batch."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Protocol, TypeVar
 
 
 class Waiting(Protocol):
-    """One text in line: the engine's, or a simulated one. Times are nanoseconds of the clock that the queue reads."""
+    """A waiting text, of the engine or simulated. Times are nanoseconds of the queue's clock."""
 
     @property
     def tokens(self) -> int: ...
     @property
-    def bytes(self) -> int: ...  # that it keeps in memory while it waits
+    def bytes(self) -> int: ...  # memory that it keeps while it waits
     @property
     def arrival_ns(self) -> int: ...
     @property
-    def deadline_ns(self) -> int: ...  # 0: none
+    def deadline_ns(self) -> int: ...  # 0: no deadline
     @property
-    def priority(self) -> int: ...  # higher goes first, where a policy looks at it
+    def priority(self) -> int: ...  # higher goes first, in policies that use it
     @property
-    def slot_key(self) -> Hashable: ...  # texts that share it share device slots
+    def slot_key(self) -> Hashable: ...  # texts with the same key share device slots
     @property
-    def tenant(self) -> int: ...  # whose share of the engine it takes
+    def tenant(self) -> int: ...  # the tenant whose fair share it uses
 
 
 T = TypeVar("T", bound=Waiting)  # what waits in one queue
@@ -35,4 +35,4 @@ class Capacity:
 
     tokens: int
     texts: int
-    tenants: int  # device slots: as many different slot keys may share a batch
+    tenants: int  # device slots: the most different slot keys in a batch

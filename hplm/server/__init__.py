@@ -1,4 +1,4 @@
-"""Finds, lays out, starts and watches a tritonserver. Knows nothing of hPLMs: a repository of any models will do."""
+"""Finds, prepares, starts and watches a tritonserver. It knows nothing of hPLMs, and serves a repository of any models."""
 
 from hplm.server.triton import TritonServer
 

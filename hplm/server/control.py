@@ -1,4 +1,4 @@
-"""What the server room asks of its own running server, over HTTP."""
+"""HTTP calls to our own running server: whether it is ready, and unloading its models."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Control:
         self._headers = {**admin, "Connection": "close"}
 
     def ready(self) -> bool:
-        """Every model is loaded, and who answers is ours: until it listens, another server may have the port.
+        """Whether every model is loaded and the answering server is ours. Another server may still have the port.
 
-        Metrics come last: when they answer, none of the three services can fail to start any more.
+        Metrics are asked last: once they answer, none of the three services can fail to start.
         """
         try:
             return (
@@ -27,13 +27,13 @@ class Control:
                 and self._name() == self._server_id
                 and self._ask(self._metrics_port, "GET", "/metrics") is not None
             )
-        except (OSError, http.client.HTTPException):  # does not listen yet
+        except (OSError, http.client.HTTPException):  # it does not listen yet
             return False
 
     def drain(self, timeout: float) -> None:
-        """Unload every model: each finishes what it has begun, ensembles to their last step, and takes nothing new.
+        """Unloads every model. Each finishes its requests, ensembles with all steps, and takes no new ones.
 
-        After SIGTERM Triton waits for idle keep-alive connections first, and then drops what is in flight.
+        SIGTERM alone is not enough: Triton first waits for idle keep-alive connections, then drops requests in flight.
         """
         deadline = time.monotonic() + timeout
         left: set[str] | None = None
@@ -43,9 +43,9 @@ class Control:
                     for model in self._live_models():
                         self._ask(self._http_port, "POST", f"/v2/repository/models/{model}/unload", "{}")
                 left = self._live_models()
-            except TimeoutError:  # a busy machine: ask again
+            except TimeoutError:  # the machine is busy
                 continue
-            except (OSError, http.client.HTTPException):  # died: what is left for the caller is to kill it
+            except (OSError, http.client.HTTPException):  # the server died; the caller kills what is left
                 return
             time.sleep(0.05)
 
@@ -58,7 +58,7 @@ class Control:
         return {model["name"] for model in index if model.get("state") in _LIVE}
 
     def _ask(self, port: int, method: str, path: str, body: str | None = None) -> bytes | None:
-        """The body of a good answer, None for any other."""
+        """Returns the body of an answer with status 200, else None."""
         connection = http.client.HTTPConnection(self._host, port, timeout=5)
         try:
             connection.request(method, path, body, self._headers)

@@ -1,4 +1,4 @@
-"""Where a tritonserver and our backends are found: the container's own first, else the embedded one."""
+"""Finds a tritonserver and our backends. A container's own server comes first, then the embedded one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hplm.errors import HplmError
 from hplm.server.embedded import INSTALL, embedded, obstacle
 from hplm.server.installation import STUB, Installation
 
-GROUP = "hplm.backends"  # of entry points: packages that bring Triton backends of their own
+GROUP = "hplm.backends"  # entry-point group: packages register Triton backends here
 IN_CONTAINERS = Path("/opt/tritonserver/bin/tritonserver")
 
 
@@ -26,14 +26,14 @@ def find_installation() -> Installation:
     installation = embedded()
     if installation is None:
         raise HplmError(
-            f"no tritonserver on PATH nor in {IN_CONTAINERS.parent}, and nvidia-pytriton is not installed: "
+            f"no tritonserver on PATH or in {IN_CONTAINERS.parent}, and nvidia-pytriton is not installed: "
             f"run in NVIDIA's container (deploy/README.md){_or_embedded()}"
         )
     return installation
 
 
 def find_backends() -> tuple[Path, ...]:
-    """Folders that hold a folder for each backend: the `backends` package, then those of other installed packages."""
+    """Returns the folders that contain backends: the `backends` package, then those of other installed packages."""
     ours = _folder_of("backends")
     if ours is None:
         raise HplmError(f"the package `backends` is not installed for {sys.executable}: install hplm there with `pip install`")
@@ -42,10 +42,10 @@ def find_backends() -> tuple[Path, ...]:
 
 
 def _folder_of(package: str) -> Path | None:
-    """None where the package is registered but not installed, as research is in the container image."""
+    """Returns a package's folder, or None if it is registered but not installed, as research in the container image."""
     try:
         found = importlib.util.find_spec(package)
-    except ModuleNotFoundError:  # not even the package above it
+    except ModuleNotFoundError:  # its parent package is missing too
         return None
     folders = [Path(place) for place in (found.submodule_search_locations or ())] if found else []
     return next((folder for folder in folders if any(folder.glob("*/model.py"))), None)
@@ -65,7 +65,7 @@ def _installed(binary: Path, description: str) -> Installation:
     ours = f"{sys.version_info.major}.{sys.version_info.minor}"
     if built_for and built_for[1].decode() != ours:
         raise HplmError(
-            f"the Python backend of {binary} runs Python {built_for[1].decode()}, hplm is installed for {ours}: "
+            f"the Python backend of {binary} runs Python {built_for[1].decode()}, but hplm is installed for {ours}: "
             f"install it with python{built_for[1].decode()} -m pip"
         )
     return Installation(binary, description, stock)

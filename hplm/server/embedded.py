@@ -1,4 +1,4 @@
-"""The tritonserver inside the `nvidia-pytriton` wheel: what it needs of this Python, and what is said where that lacks."""
+"""The tritonserver inside the `nvidia-pytriton` wheel, and the checks of what it needs from this Python."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ INSTALL = "pip install -c constraints.txt 'hplm[embedded]'"
 
 
 def embedded() -> Installation | None:
-    """None where the wheel is not installed; an error where it is and cannot work."""
-    package = importlib.util.find_spec("pytriton")  # finds, does not import
+    """Returns the embedded server, or None if the wheel is not installed. Raises if the wheel cannot work here."""
+    package = importlib.util.find_spec("pytriton")  # does not import it
     if package is None or package.origin is None:
         return None
     _check_numpy()
@@ -41,18 +41,20 @@ def embedded() -> Installation | None:
 
 
 def obstacle() -> str | None:
-    """What keeps the wheel from this machine, if anything."""
+    """Returns why the wheel cannot run on this machine, or None."""
     libc, version = platform.libc_ver()
     machine = platform.machine()
     if machine != "x86_64":
-        return f"the embedded Triton needs x86-64, this machine is {machine}"
+        return f"the embedded Triton needs x86-64, but this machine is {machine}"
     if libc != "glibc" or tuple(int(part) for part in version.split(".")[:2]) < (2, 35):
-        return f"the embedded Triton needs glibc 2.35 or later, this machine has {libc or 'another libc'} {version}".rstrip()
+        return (
+            f"the embedded Triton needs glibc 2.35 or later, but this machine has {libc or 'another libc'} {version}".rstrip()
+        )
     return None
 
 
 def libpython() -> Path:
-    """The shared library of this very interpreter: the stub is a Python of its own that must load our modules."""
+    """Returns the shared library of this interpreter. The stub is a separate Python that must load our modules."""
     name = f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
     folders = dict.fromkeys([sysconfig.get_config_var("LIBDIR") or "", str(Path(sys.base_prefix) / "lib")])
     for folder in folders:
@@ -60,10 +62,10 @@ def libpython() -> Path:
             return Path(folder) / name
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     raise HplmError(
-        f"no shared {name} in {' or '.join(filter(None, folders))}, and the embedded Triton cannot run Python without. "
+        f"no shared {name} in {' or '.join(filter(None, folders))}, which the embedded Triton needs to run Python. "
         f"On Debian or Ubuntu: apt-get install libpython{version}. With pyenv: "
         f"PYTHON_CONFIGURE_OPTS=--enable-shared pyenv install {version}. "
-        "Or make the environment with another Python that has one"
+        "Or make the environment with another Python that has this library"
     )
 
 
@@ -71,13 +73,16 @@ def _check_numpy() -> None:
     version = importlib.metadata.version("numpy")
     if int(version.split(".")[0]) >= 2:
         raise HplmError(
-            f"numpy {version} is installed, and under it the embedded Triton returns empty tensors without an error: "
-            f"`{INSTALL}` brings numpy 1.26"
+            f"numpy {version} is installed, with which the embedded Triton returns empty tensors without an error: "
+            f"install numpy 1.26 with `{INSTALL}`"
         )
 
 
 def _links_to_libpython(wheel_libraries: Path) -> dict[str, Path]:
-    """Also under the name of a copy that the wheel may carry (it does for 3.13): modules must meet their own Python."""
+    """Returns links to libpython by its own name, and by the name of a copy in the wheel (as for 3.13).
+
+    With a link for the copy, the stub loads this Python's library and not the wheel's.
+    """
     library = libpython()
     carried = wheel_libraries.glob(f"libpython*.{sys.version_info.minor}.so.1.0")
     return {name: library for name in (library.name, *(copy.name for copy in carried))}

@@ -1,28 +1,28 @@
-"""The flags of tritonserver that our contract rests on, in a container as here; deploy/ documents the same ones."""
+"""The flags of tritonserver that hPLMs need, in a container as here. deploy/ documents the same flags."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Triton compares this header with the secret it was started with before it answers a restricted API.
+# Before Triton answers a restricted API, it compares this header with the secret that it was started with.
 # Over gRPC the header's name begins with `triton-grpc-protocol-`.
 SECRET_HEADER = "hplm-admin"
 
-# APIs through which a client could run code, write files or read others' memory: registering a stub's own shared memory
-# is part of CVE-2025-23319, -23320 and -23334, a model can be loaded from files sent along, logs and traces go to any path.
+# Through these APIs a client could run code, write files or read other clients' memory. Registering a stub's own shared memory
+# is part of CVE-2025-23319, -23320 and -23334. A model can be loaded from files in the request. Logs and traces go to any path.
 _RESTRICTED = "shared-memory,model-repository,logging,trace"
 
-# Triton's expressions are RE2. HTTP clients choose the case of a header, gRPC knows lower case only.
+# Triton's expressions are RE2. HTTP clients choose the case of a header, gRPC allows lower case only.
 _KEY_HEADER = "(?i)^authorization$"
 
 
 def contract_flags(secret: str, load: Sequence[str] = ("*",)) -> list[str]:
     return [
-        # Explicit, though it loads everything as the default mode would: only in this mode can a model be loaded again,
-        # which is how a dead stub is revived and a new backbone joins, and unloaded, which is how we drain.
+        # This mode loads everything, as the default mode does. But only here can models be loaded again, to replace a dead stub
+        # or to add a backbone, and unloaded, to drain the server.
         "--model-control-mode=explicit",
         *(f"--load-model={model}" for model in load),
-        # Our configurations are complete; completing them would start each Python model once more, only to ask it.
+        # Our configurations are complete. To complete them, Triton would start each Python model once more.
         "--disable-auto-complete-config",
         f"--http-header-forward-pattern={_KEY_HEADER}",
         f"--grpc-header-forward-pattern={_KEY_HEADER}",

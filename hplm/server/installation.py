@@ -1,4 +1,4 @@
-"""A tritonserver on this machine, and the folder that makes it serve our backends beside its own."""
+"""A tritonserver on this machine, and the folder that puts our backends beside its own."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ STUB = "triton_python_backend_stub"
 class Installation:
     binary: Path
     description: str
-    stock_backends: Path  # what came with it; the Python backend is among them
-    stub: Path | None = None  # the Python backend's interpreter process, where it does not lie ready beside the backend
-    library_folders: tuple[Path, ...] = ()  # what binary and stub would not find by themselves ...
-    library_links: Mapping[str, Path] = field(default_factory=dict)  # ... and single libraries, by the name asked for
+    stock_backends: Path  # its own backends, including the Python backend
+    stub: Path | None = None  # the Python backend's interpreter process, if it is not beside the backend
+    library_folders: tuple[Path, ...] = ()  # libraries that binary and stub would not find by themselves
+    library_links: Mapping[str, Path] = field(default_factory=dict)  # the same for single libraries, by name
 
     def lay_out(self, folder: Path, *backends: Path) -> None:
-        """Fills `folder`: Triton takes one --backend-directory, so its own backends and ours must stand side by side."""
+        """Fills `folder` with links to all backends: Triton takes one --backend-directory for its own backends and ours."""
         target = self.backend_directory(folder)
         target.mkdir()
         stock = _folders(self.stock_backends)
@@ -39,20 +39,23 @@ class Installation:
         return folder / "backends"
 
     def environment(self, folder: Path, inherited: Mapping[str, str]) -> dict[str, str]:
-        """The stub finds its modules as any embedded Python does: beside the first `python3` on PATH, so that is ours."""
+        """Returns the environment of the server, with our Python first on PATH.
+
+        The stub finds its modules as any embedded Python does: beside the first `python3` on PATH.
+        """
         environment = dict(inherited)
         environment["PATH"] = _joined(Path(sys.executable).parent, inherited.get("PATH"))
         if self.library_links or self.library_folders:
-            # Single links, not the folder libpython lies in: that may hold a libstdc++ or a CUDA of its own.
+            # Single links instead of libpython's whole folder, which may contain another libstdc++ or CUDA.
             environment["LD_LIBRARY_PATH"] = _joined(folder / "lib", *self.library_folders, inherited.get("LD_LIBRARY_PATH"))
         return environment
 
     def _copy_python_backend(self, stock: Path, target: Path) -> None:
-        """Not a link: for backends written in Python, Triton refuses a library that lies outside the directory."""
+        """Copies the Python backend. Triton refuses a link: for Python backends, libraries must be inside the directory."""
         shutil.copytree(stock, target)
         if self.stub is not None:
             shutil.copyfile(self.stub, target / STUB)
-            (target / STUB).chmod(0o755)  # which some installers lose
+            (target / STUB).chmod(0o755)  # some installers lose the mode
 
 
 def _folders(parent: Path) -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""What a tritonserver's log says of a failure, without the noise around it."""
+"""Extracts the errors from a tritonserver's log."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 _GLOG = re.compile(r'^E\d{4} \S+\s+\d+ \S+:\d+\] +"?(?P<said>.*?)"?\s*$')
 _PLAIN = re.compile(r"^(?P<said>error: .*|\[libprotobuf ERROR .*|Traceback .*)$")
 _NOISE = (
-    # every start without a GPU
+    # at every start without a GPU
     "CudaDriverHelper has not been initialized",
     "Failed to initialize NVML",
-    # what was said before, said again
+    # repetitions of earlier errors
     "failed to load all models",
     "which has no loaded version",
 )
@@ -25,19 +25,19 @@ def read(path: Path, offset: int = 0) -> str:
 
 
 def complaints(text: str) -> list[str]:
-    """The errors, each once, Triton's own escapes undone; the last lines where nothing calls itself an error."""
+    """Returns each error once, without Triton's escapes. If there is no error, returns the last lines."""
     said: list[str] = []
     for line in text.splitlines():
         match = _GLOG.match(line) or _PLAIN.match(line)
         if match and not any(noise in line for noise in _NOISE):
             said.append(match["said"].replace("\\n", "\n").strip())
-    # One failing model is told three times, by the backend, the lifecycle and the server: the fullest telling stays.
+    # The backend, the lifecycle and the server each report a failing model. Only the fullest report is kept.
     fullest = [one for one in dict.fromkeys(said) if not any(_within(one, other) for other in said)]
     return _lines(fullest) or tail(text)
 
 
 def tail(text: str, count: int = 15) -> list[str]:
-    """The last lines that say something: Triton frames its settings in tables."""
+    """Returns the last lines, without Triton's tables of settings."""
     return [line for line in text.splitlines() if line.strip() and line[0] not in "|+"][-count:]
 
 

@@ -1,4 +1,4 @@
-"""The three ports of a server: given ones are checked to be free, 0 means any free one."""
+"""The three ports of a server. Given ports are checked to be free; 0 means any free port."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ class Ports:
     metrics: int = 0
 
     def items(self) -> tuple[tuple[str, int], ...]:
-        """Each port with the flag that sets it: `hplm serve` and tritonserver name them alike."""
+        """Returns each port with the flag that sets it. `hplm serve` and tritonserver use the same names."""
         return (("--http-port", self.http), ("--grpc-port", self.grpc), ("--metrics-port", self.metrics))
 
     def claim(self, address: str) -> Ports:
-        """All three as real numbers. Nothing stays bound: whoever starts the server must be ready to lose a race."""
-        with ExitStack() as held:  # held until all are chosen, so that they differ
+        """Returns three free ports. They do not stay bound, so another process may take one before the server starts."""
+        with ExitStack() as held:  # bound until all are chosen, so that they differ
             return Ports(*(_bind(held, address, port, flag) for flag, port in self.items()))
 
 
 def resolve(address: str) -> str:
-    """An IPv4 address. Given a name or an IPv6 address, Triton's HTTP service binds 255.255.255.255 and says nothing."""
+    """Returns an IPv4 address. Given a name or an IPv6 address, Triton's HTTP service silently binds 255.255.255.255."""
     try:
         return socket.gethostbyname(address)
     except OSError as error:
         raise HplmError(
-            f"address {address!r} is no IPv4 address or host name of one ({error}): "
-            "give --address 127.0.0.1 for this machine only, or 0.0.0.0 for every network it is in"
+            f"address {address!r} is not an IPv4 address, or a host name with one ({error}): "
+            "give --address 127.0.0.1 for this machine only, or 0.0.0.0 for all its networks"
         ) from error
 
 
 def reachable(address: str) -> str:
-    """Where a client on this machine finds what listens on `address`."""
+    """Returns the address at which a client on this machine reaches a server that listens on `address`."""
     return LOOPBACK if address == WILDCARD else address
 
 
 def _bind(held: ExitStack, address: str, port: int, flag: str) -> int:
     if not 0 <= port <= 65535:
-        raise HplmError(f"{flag} {port}: a port is a number from 0 (any free one) to 65535")
+        raise HplmError(f"{flag} {port} is not a port: give a number from 0 (any free port) to 65535")
     listener = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
     if port:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Triton does: old connections do not count
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Triton does: old connections do not block it
     try:
         listener.bind((address, port))
-        listener.listen()  # only now does a second claim of the same port fail
+        listener.listen()  # without it, a second claim of the same port would succeed
     except OSError as error:
         raise HplmError(_reason(error, address, port, flag)) from error
     return listener.getsockname()[1]
@@ -63,13 +63,14 @@ def _reason(error: OSError, address: str, port: int, flag: str) -> str:
     if error.errno == errno.EADDRINUSE:
         return in_use(address, port, flag)
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"--address {address}: this machine has no such address; `ip addr` lists those it has"
+        return f"--address {address} is not an address of this machine: choose one that `ip addr` lists"
     if error.errno == errno.EACCES:
-        return f"port {port} on {address}: not allowed to listen there; choose one above 1023 with {flag}"
-    return f"port {port} on {address}: {error.strerror}; choose another with {flag}"
+        return f"this user may not listen on port {port} of {address}: choose a port above 1023 with {flag}"
+    return f"cannot listen on port {port} of {address} ({error.strerror}): choose another port with {flag}"
 
 
 def in_use(address: str, port: int, flag: str) -> str:
     return (
-        f"port {port} on {address} is in use: stop what listens there, or choose another port with {flag} (0 takes a free one)"
+        f"port {port} on {address} is in use: stop the process that listens there, or choose another port with {flag} "
+        "(0 takes a free one)"
     )

@@ -1,7 +1,7 @@
-"""A tritonserver with its stubs is one process group: stopped together, and swept up after.
+"""Stops the process group of a tritonserver and its stubs, and removes their shared memory.
 
-Run as a script this file is the watchdog: it stops the group when the process that started it is gone, however that
-died. PR_SET_PDEATHSIG would need code between fork and exec, and fires when the starting *thread* ends.
+Run as a script, this file is the watchdog: it stops the group when the process that started it is gone for any reason.
+PR_SET_PDEATHSIG is no alternative: it needs code between fork and exec, and fires when the starting *thread* ends.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _ORPHANED_GRACE_S = 5.0
 
 
 def members(group: int) -> list[int]:
-    """Living processes of the group; a zombie is not one, whoever forgets to reap it."""
+    """Returns the living processes of the group, without zombies."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, process_group = stat.read_text(errors="replace").rpartition(")")[2].split()[:3]
-        except (OSError, ValueError):  # ended while we looked
+        except (OSError, ValueError):  # the process has ended meanwhile
             continue
         if int(process_group) == group and state not in "ZX":
             found.append(int(stat.parent.name))
@@ -32,7 +32,7 @@ def members(group: int) -> list[int]:
 
 
 def stop(group: int, grace: float) -> None:
-    """SIGTERM to the leader, `grace` seconds, then SIGKILL to whatever is left."""
+    """Sends SIGTERM to the leader, waits `grace` seconds, then sends SIGKILL to all processes that are left."""
     if group in members(group):
         _signal(os.kill, group, signal.SIGTERM)
     wait_until_gone(group, grace)
@@ -52,13 +52,13 @@ def wait_until_gone(group: int, timeout: float) -> None:
 
 
 def sweep(prefix: str) -> None:
-    """A killed stub leaves its shared-memory region behind."""
+    """Removes the shared-memory regions that killed stubs leave behind."""
     for region in SHARED_MEMORY.glob(f"{prefix}*"):
         region.unlink(missing_ok=True)
 
 
 def _signal(send, target: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):  # ended just now, as wished
+    with contextlib.suppress(ProcessLookupError):  # the process has just ended
         send(target, number)
 
 

@@ -1,4 +1,4 @@
-"""A model repository as Triton understands one: a folder of model folders, each with its config.pbtxt."""
+"""Checks a model repository: a folder of model folders, each with a config.pbtxt."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from hplm.errors import HplmError
 
 
 def model_names(repository: Path) -> list[str]:
-    """The models in it; refuses what Triton would start on without a word and then serve nothing."""
+    """Returns the models of a repository. Refuses folders with which Triton would start silently, but serve nothing."""
     make_one = f"make one with `hplm export --store DIR --repository {repository}`"
     if not repository.exists():
-        raise HplmError(f"model repository {repository}: no such directory; {make_one}")
+        raise HplmError(f"model repository {repository} does not exist: {make_one}")
     if not repository.is_dir():
-        raise HplmError(f"model repository {repository}: not a directory; {make_one}")
+        raise HplmError(f"model repository {repository} is not a directory: {make_one}")
     if (repository / "config.pbtxt").is_file():
         raise HplmError(
-            f"model repository {repository}: this is the folder of one model; name the folder above it, {repository.parent}"
+            f"model repository {repository} is the folder of a single model: give the folder above it, {repository.parent}"
         )
     names = sorted(config.parent.name for config in repository.glob("*/config.pbtxt"))
     if not names:
-        raise HplmError(f"model repository {repository}: holds no model (no folder with a config.pbtxt); {make_one}")
+        raise HplmError(f"model repository {repository} contains no model (no folder with a config.pbtxt): {make_one}")
     return names

@@ -1,4 +1,4 @@
-"""One tritonserver process: started, watched, stopped with all that belongs to it."""
+"""Starts, watches and stops one tritonserver process with all its resources."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from hplm.server.flags import SECRET_HEADER, contract_flags
 from hplm.server.ports import Ports, in_use, reachable, resolve
 from hplm.server.repository import model_names
 
-_EXIT_TIMEOUT_S = 10  # what Triton itself waits should somebody send it SIGTERM past us
+_EXIT_TIMEOUT_S = 10  # how long Triton itself waits after a SIGTERM from somebody else
 _EMPTY_SERVER_GRACE_S = 2.0
 _ATTEMPTS = 3  # a chosen port may be taken before Triton listens on it
 
 
 class TritonServer:
-    """Serves every model of a repository, or begins with those in `load`. Port 0 is any free one; without `log_file` the log
-    goes when the server does.
+    """Serves every model of a repository, or at first only those in `load`.
+
+    Port 0 means any free port. Without `log_file`, the log is deleted when the server stops.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class TritonServer:
         self._load = tuple(load)
         self._start_timeout = start_timeout
         self._wanted = self._ports = Ports(http_port, grpc_port, metrics_port)
-        # The id names the server in /v2 and its regions in /dev/shm, so that we know both for ours.
+        # The id is in the server's name in /v2 and in its regions in /dev/shm, so that both are known to be ours.
         self._id = f"hplm-{secrets.token_hex(6)}"
         self._secret = secrets.token_hex(16)
         self._log_start = 0
@@ -93,7 +94,7 @@ class TritonServer:
         return SECRET_HEADER, self._secret
 
     def start(self) -> TritonServer:
-        """Returns when every model is ready."""
+        """Starts the server. Returns when every model is ready."""
         deadline = time.monotonic() + self._start_timeout
         try:
             attempts = 0
@@ -112,16 +113,16 @@ class TritonServer:
             raise
 
     def wait(self) -> int:
-        """Blocks until tritonserver ends by itself; its exit code."""
+        """Waits until tritonserver ends by itself. Returns its exit code."""
         assert self._process is not None, "start the server first"
         return self._process.wait()
 
     def last_words(self) -> str:
-        """What the log says of a failure."""
+        """Returns the errors in the log."""
         return "\n".join(f"  {line}" for line in log.complaints(self._logged()))
 
     def stop(self, drain: float = 10.0) -> None:
-        """What is in flight may finish for `drain` seconds; then nothing that was started is left."""
+        """Waits up to `drain` seconds for requests in flight, then stops all processes and removes temporary files."""
         try:
             if self._process and self._process.poll() is None:
                 if drain:
@@ -162,15 +163,15 @@ class TritonServer:
         try:
             return subprocess.Popen(
                 self._command(folder),
-                cwd=folder,  # the stub imports from where it is before it looks anywhere else
+                cwd=folder,  # the stub imports from its working directory first
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C in the terminal is for us: we stop the server
+                start_new_session=True,  # Ctrl-C in the terminal must not reach the server: we stop it
             )
         except OSError as error:
-            raise HplmError(f"{self.installation.binary} does not start: {error.strerror}; install it again") from error
+            raise HplmError(f"{self.installation.binary} does not start ({error.strerror}): install it again") from error
 
     def _command(self, folder: Path) -> list[str]:
         return [
@@ -231,4 +232,4 @@ def _open_to_append(path: Path) -> BinaryIO:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("ab")
     except OSError as error:
-        raise HplmError(f"log file {path}: {error.strerror}; name another with --log-file") from error
+        raise HplmError(f"cannot open log file {path} ({error.strerror}): name another with --log-file") from error

@@ -1,1 +1,1 @@
-"""Who exists: tenants, the snapshots readers see them in, and the signed ticket between the two backends."""
+"""Tenants: snapshots that readers follow, keys and quotas, tickets, the live state, and the manager that changes it."""

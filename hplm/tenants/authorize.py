@@ -1,4 +1,4 @@
-"""Who may: from the parameters of a request to the tenant that it may use."""
+"""Finds the tenant that a request names, and checks its key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NOBODYS = (new_key()[1],)
 
 
 def admit(snapshot: Snapshot, parameters: Mapping[str, object], now: float) -> Tenant:
-    """The tenant that is named, if the key fits. An unknown one and a refused key read alike, and take alike."""
+    """Returns the named tenant if the key is valid. An unknown tenant and a wrong key get the same error in the same time."""
     try:
         tenant = snapshot.find(parameters.get("tenant"))
     except NoTenant:

@@ -1,4 +1,4 @@
-"""A copy of a live state, and a state from a copy."""
+"""Backs up a live state into a folder, and restores it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ MANIFEST = "backup.json"
 
 
 def back_up(manager: Manager, target: Path) -> dict:
-    """Everything that the newest generation needs, as it is between two changes; readers and requests notice nothing.
+    """Copies everything that the newest generation needs, between two changes. Readers and requests are not affected.
 
-    Tables, by far the largest part, never change: managers need not wait while they are copied.
+    Tables are by far the largest part and never change, so managers do not wait while they are copied.
     """
     if target.exists():
-        raise InvalidInput(f"{target} exists: name a folder that does not")
+        raise InvalidInput(f"{target} exists already: name a new folder")
     writing = target.with_name(f"{target.name}.writing")
     shutil.rmtree(writing, ignore_errors=True)
     manager.registry.check_begun()
@@ -60,19 +60,22 @@ def back_up(manager: Manager, target: Path) -> dict:
 
 
 def restore(source: Path, exported: Snapshot, state: State) -> dict:
-    """Into a state that is not there: what is being served is never changed under its readers."""
+    """Writes a backup into a state that does not exist yet, because readers may follow an existing state."""
     try:
         manifest = json.loads((source / MANIFEST).read_text("utf-8"))
     except FileNotFoundError:
-        raise InvalidInput(f"{source} is no backup: {MANIFEST} is missing") from None
+        raise InvalidInput(f"{source} is not a backup, because {MANIFEST} is missing: name what `hplm backup` wrote") from None
     except ValueError as error:
-        raise Broken(f"{source / MANIFEST} is not JSON: {error}") from None
+        raise Broken(f"{source / MANIFEST} is not JSON ({error}): use another backup") from None
     if manifest.get("format") != FORMAT:
-        raise InvalidInput(f"{source} has format {manifest.get('format')!r}, this version of hplm reads {FORMAT}")
+        raise InvalidInput(
+            f"{source} has format {manifest.get('format')!r}, but this version of hplm reads {FORMAT}: "
+            "restore it with the version that wrote it"
+        )
     if manifest["export"] != exported.export:
         raise InvalidInput(f"{source} belongs to another export: name the repository that it was served with")
     if state.folder.exists() and any(state.folder.iterdir()):
-        raise InvalidInput(f"{state.folder} holds a state: stop its servers and move it away, or name another --state")
+        raise InvalidInput(f"{state.folder} contains a state: stop its servers and move it away, or name another --state")
     writing = state.folder.with_name(f"{state.folder.name}.writing")
     shutil.rmtree(writing, ignore_errors=True)
     shutil.copytree(source, writing, ignore=shutil.ignore_patterns(MANIFEST))
@@ -84,7 +87,7 @@ def restore(source: Path, exported: Snapshot, state: State) -> dict:
 
 
 def _link(source: Path, target: Path) -> bool:
-    """A table that stays, whoever removes it meanwhile; not every file system can do that."""
+    """Links a table's files, so that they stay if another manager removes the table. Returns False if links are impossible."""
     target.mkdir(parents=True)
     try:
         for file in source.iterdir():

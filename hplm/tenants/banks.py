@@ -1,4 +1,4 @@
-"""The banks of a live state, as managers write them."""
+"""Writes and compacts the banks of a live state, for managers."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Banks:
         self._state = state
 
     def put(self, change: Change, layout: Layout, uid: int, version: int, layers: Sequence[Mapping[str, Tensor]]) -> Record:
-        """Into a free record of a bank of the state, or one more at its end."""
+        """Writes a record into a free place of one of the state's banks, or to its end."""
         self._state.banks.mkdir(parents=True, exist_ok=True)
         flat = layout.pack(layers)
         for path in sorted(self._state.banks.glob("*.bank")):
             try:
                 bank = self._state.open_bank(path.name)
-            except HplmError as error:  # served without it, and changed without it
-                log.warning("nothing is written into it: %s", error)
+            except HplmError as error:  # a broken bank is neither served nor changed
+                log.warning("skipping a broken bank: %s", error)
                 continue
             if bank.layout != layout:
                 continue
@@ -42,13 +42,13 @@ class Banks:
             return record
         path = self._state.banks / _file_name(layout, change)
         if change.records_of(LIVE + path.name):
-            raise Broken(f"bank {path}, which this change has begun, cannot be read: give the command again")
+            raise Broken(f"cannot read bank {path}, which this change has started: run the command again")
         write_bank(path, layout, [(uid, version, flat)])
         change.take(record := Record(LIVE + path.name, 0, uid, version))
         return record
 
     def compact(self, change: Change) -> int:
-        """Copies the records in use into new banks without holes; returns how many were moved."""
+        """Copies the records in use into new banks without holes. Returns the number of moved records."""
         tenants = (*change.tenants.values(), *change.before.values())
         used = {record for tenant in tenants for record in tenant.records() if record.bank.startswith(LIVE)}
         banks = {name: self._state.open_bank(name) for name in {record.bank for record in used}}
@@ -74,10 +74,10 @@ class Banks:
         return len(moved)
 
     def size(self) -> int:
-        """Bytes on disk."""
+        """Returns the bytes of all banks on disk."""
         return sum(file.stat().st_size for file in self._state.banks.glob("*"))
 
 
 def _file_name(layout: Layout, change: Change) -> str:
-    """Never given twice, since a generation is not: readers keep banks open by name."""
+    """Returns a new name for a bank. It is never used twice, because readers keep banks open by name."""
     return f"{layout.name}.g{change.generation}.bank"

@@ -1,4 +1,4 @@
-"""Managing from afar: a JSON command in, a JSON answer out. What may be said is what `Manager` can do.
+"""Remote management: runs a JSON command with a `Manager`, and returns a JSON answer.
 
 {"command": "tenant.list"}                  {"command": "tenant.delete", "id": "acme"}
 {"command": "tenant.add", "id": "acme", "domain": "bio", "domain_version": 1, "task": "classify", "labels": ["no", "yes"],
@@ -59,9 +59,9 @@ class Commands:
         try:
             given = json.loads(command)
         except ValueError as error:
-            raise InvalidInput(f"the command is not JSON: {error}") from None
+            raise InvalidInput(f'the command is not JSON ({error}): send JSON such as {{"command": "tenant.list"}}') from None
         if not isinstance(given, dict) or str(given.get("command")) not in self._known:
-            raise InvalidInput(f'a command is one of {", ".join(self._known)}, as in {{"command": "tenant.list"}}')
+            raise InvalidInput(f'unknown command: send one of {", ".join(self._known)}, such as {{"command": "tenant.list"}}')
         return json.dumps(self._known[given["command"]](given))
 
     def _list(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -70,11 +70,11 @@ class Commands:
     def _show(self, given: dict[str, Any]) -> dict[str, Any]:
         tenant = next((tenant for tenant in self._manager.current().tenants if tenant.id == _name(given)), None)
         if tenant is None:
-            raise InvalidInput(f"tenant {given['id']!r} is not served")
+            raise InvalidInput(f"tenant {given['id']!r} is not served: `tenant.list` lists all tenants")
         return described(tenant)
 
     def _changed(self, change: Any) -> dict[str, Any]:
-        """Answers when every reader has taken the change."""
+        """Returns the answer when every reader has taken the change."""
         return {**asdict(change), "late": self._manager.settle(change.generation)}
 
     def _limit(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -95,17 +95,17 @@ class Commands:
         return {"domains": [{"name": branch.domain, "version": branch.version} for branch in self._manager.current().branches]}
 
     def _add_domain(self, given: dict[str, Any]) -> dict[str, Any]:
-        """A table is too large for a request: it lies in the state's `inbox/<name>/<version>` already."""
+        """Adds a domain. A table is too large for a request, so it must already be in the state's `inbox/<name>/<version>`."""
         name, version = _text(given, "name"), _whole_number(given, "version", 1)
         source = self._manager.state.folder / "inbox" / name / str(version)
         if not NAME.fullmatch(name) or not source.is_dir():
-            raise InvalidInput(f"no table {name}/{version} in {source.parent.parent}: copy its folder there first")
+            raise InvalidInput(f"table {name}/{version} is not in {source.parent.parent}: copy its folder there first")
         Table(source).verify()
         change = self._manager.adopt_domain(name, version, source)
         try:
             shutil.rmtree(source)
-        except OSError as error:  # another user's, perhaps
-            log.warning("the domain is served, but its copy is left in %s: %s", source, error)
+        except OSError as error:  # it may belong to another user
+            log.warning("the domain is served, but its copy in %s cannot be removed: %s", source, error)
         return self._changed(change)
 
     def _knowledge(self, given: dict[str, Any]) -> Knowledge:
@@ -114,7 +114,7 @@ class Commands:
         adapter, layout = given.get("adapter"), None
         if adapter is not None:
             if not isinstance(adapter, dict):
-                raise InvalidInput('\'adapter\' is an object, as in {"kind": "bottleneck", "rank": 32}')
+                raise InvalidInput('\'adapter\' is not an object: send one such as {"kind": "bottleneck", "rank": 32}')
             places = tuple(_names(adapter, "places")) if adapter.get("places") is not None else None
             kind, function = _word(adapter, "kind", "bottleneck"), _word(adapter, "function", "relu")
             layout = adapter_layout(self._config, kind, _whole_number(adapter, "rank"), places, function)
@@ -130,7 +130,10 @@ class Commands:
 
 
 def _layers(tensors: dict[str, Tensor], layout: Layout, part: str) -> list[dict[str, Tensor]]:
-    """Named `head.<tensor>`, or `adapter.<upper layer>.<tensor>`; each of the shape that the layout says."""
+    """Returns the tensors of a head or an adapter, and checks their shapes against the layout.
+
+    They are named `head.<tensor>`, or `adapter.<upper layer>.<tensor>`.
+    """
     layers = []
     for number in range(layout.layers):
         begin = "head." if part == "head" else f"adapter.{number}."
@@ -139,9 +142,9 @@ def _layers(tensors: dict[str, Tensor], layout: Layout, part: str) -> list[dict[
             tensor = tensors.get(begin + name)
             if tensor is None or tuple(tensor.shape) != shape:
                 found = "missing" if tensor is None else f"of shape {tuple(tensor.shape)}"
-                raise InvalidInput(f"tensor {begin + name!r} is {found}: {layout.name} needs it of shape {shape}")
+                raise InvalidInput(f"tensor {begin + name!r} is {found}: {layout.name} needs the shape {shape}")
             if not tensor.to(layout.torch_dtype).isfinite().all():
-                raise InvalidInput(f"tensor {begin + name!r} has a number that is none, or infinite in {layout.dtype}")
+                raise InvalidInput(f"tensor {begin + name!r} contains NaN, or a number that is infinite in {layout.dtype}")
             layer[name] = tensor.float()
         layers.append(layer)
     return layers
@@ -150,7 +153,7 @@ def _layers(tensors: dict[str, Tensor], layout: Layout, part: str) -> list[dict[
 def _tensors(given: dict[str, Any]) -> dict[str, Tensor]:
     text = _text(given, "tensors")
     if len(text) > LARGEST * 4 // 3:
-        raise InvalidInput(f"'tensors' has {len(text):,} characters: a tenant has {LARGEST:,} bytes at most")
+        raise InvalidInput(f"'tensors' has {len(text):,} characters: a tenant may have {LARGEST:,} bytes at most")
     try:
         return load(base64.b64decode(text, validate=True))
     except (binascii.Error, SafetensorError) as error:
@@ -160,33 +163,36 @@ def _tensors(given: dict[str, Any]) -> dict[str, Tensor]:
 def _name(given: dict[str, Any]) -> str:
     name = _text(given, "id")
     if not NAME.fullmatch(name):
-        raise InvalidInput(f"tenant id {name!r}: use 1-64 lower-case letters, digits, '.', '_' and '-', no leading sign")
+        raise InvalidInput(
+            f"tenant id {name!r} is invalid: use 1-64 lower-case letters, digits, '.', '_' and '-', and begin with a letter "
+            "or digit"
+        )
     return name
 
 
 def _text(given: dict[str, Any], field: str) -> str:
     value = given.get(field)
     if not isinstance(value, str) or not value:
-        raise InvalidInput(f"{given['command']} needs {field!r}, a text")
+        raise InvalidInput(f"{given['command']} needs {field!r}: send a string that is not empty")
     return value
 
 
 def _word(given: dict[str, Any], field: str, otherwise: str | None) -> str | None:
     value = given.get(field)
     if value is not None and not isinstance(value, str):
-        raise InvalidInput(f"{field!r} is {value!r}: a name")
+        raise InvalidInput(f"{field!r} is {value!r}: send a name")
     return otherwise if value is None else value
 
 
 def _names(given: dict[str, Any], field: str) -> list[str]:
     value = given.get(field)
     if not isinstance(value, list) or not value or not all(isinstance(name, str) and name for name in value):
-        raise InvalidInput(f"{field!r} is a list of names" + (", in the order of the logits" if field == "labels" else ""))
+        raise InvalidInput(f"{field!r} must be a list of names" + (", in the order of the logits" if field == "labels" else ""))
     return value
 
 
 def _whole_number(given: dict[str, Any], field: str, otherwise: int | None = None) -> int:
     value = given.get(field, otherwise)
-    if type(value) is not int or value < 1:  # to Python 1.0 and true are 1 as well, and not to what is made of it
-        raise InvalidInput(f"{field!r} is {value!r}: a positive whole number")
+    if type(value) is not int or value < 1:  # not isinstance: in Python, True is an int too
+        raise InvalidInput(f"{field!r} is {value!r}: send a positive whole number")
     return value

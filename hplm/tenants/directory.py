@@ -1,4 +1,4 @@
-"""Which backbone of a repository a tenant belongs to: the newest snapshot of each, without the tables and banks it names."""
+"""Finds the backbone of a tenant. It follows the newest snapshot of every backbone, without opening tables and banks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 class Directory:
     def __init__(self, repository: Path, state: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """What is exported is read once, as the backbones themselves do; `state` is looked at again and again."""
+        """The exports are read once, as the backbones themselves do. `state` is read again for new generations."""
         self._clock = clock
         self._backbones = {
             path.parent.parent.name: _Newest(path, state / path.parent.parent.name if state is not None else None)
@@ -26,13 +26,13 @@ class Directory:
         }
         self._looking = threading.Lock()
         self._looked_at = clock()
-        self._said: dict[str, str] = {}  # of each backbone, so that a failure is logged once
+        self._said: dict[str, str] = {}  # the last logged failure of each backbone, so that each is logged once
 
     def snapshots(self) -> list[Snapshot]:
         return [backbone.snapshot for backbone in self._backbones.values()]
 
     def find(self, parameters: Mapping[str, object], now: float) -> tuple[str, Tenant]:
-        """The backbone of the tenant that a request names and may use, and the tenant."""
+        """Returns the tenant that a request names, and its backbone. Raises NoTenant if the request may not use it."""
         if self._clock() - self._looked_at >= SECONDS_BETWEEN_LOOKS and self._looking.acquire(blocking=False):
             try:
                 self._look()
@@ -40,7 +40,7 @@ class Directory:
                 self._looking.release()
         try:
             return self._find(parameters, now)
-        except NoTenant:  # perhaps not yet: a tenant is served as soon as its backbone serves it
+        except NoTenant:  # its backbone may already serve a newer snapshot
             with self._looking:
                 self._look()
             return self._find(parameters, now)
@@ -56,7 +56,9 @@ class Directory:
             raise NoTenant
         if len(found) > 1:
             names = ", ".join(repr(name) for name, _ in found)
-            raise InvalidInput(f"tenant {found[0][1].id!r} is known to several backbones: ask one of the models {names}")
+            raise InvalidInput(
+                f"several backbones have a tenant {found[0][1].id!r}: send the request to one of the models {names}"
+            )
         return found[0]
 
     def _look(self) -> None:
@@ -65,10 +67,10 @@ class Directory:
             try:
                 backbone.refresh()
                 self._said.pop(name, None)
-            except (HplmError, OSError) as error:  # what was known of it stays known
+            except (HplmError, OSError) as error:  # the last snapshot that was read stays in use
                 if self._said.get(name) != str(error):
                     self._said[name] = str(error)
-                    log.error("the newest tenants of backbone %s cannot be read: %s", name, error)
+                    log.error("cannot read the newest tenants of backbone %s: %s", name, error)
 
 
 class _Newest:
@@ -85,5 +87,5 @@ class _Newest:
             return
         newest = self._state.load(generation)
         if newest.export != self.snapshot.export:
-            raise Broken(f"{self._state.folder} belongs to another export: serve it with the repository it was made for")
+            raise Broken(f"{self._state.folder} belongs to another export: serve it with the repository that it was made for")
         self.snapshot = newest

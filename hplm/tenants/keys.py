@@ -1,7 +1,7 @@
-"""API keys: which secrets open a tenant. Only their digests are stored.
+"""API keys of tenants. Only digests of their secrets are stored.
 
-SHA-256 without salt or stretching is enough here: those guard words that people choose, and a secret of ours is 192 random
-bits, which nobody finds by trying. In return checking a key costs about a microsecond.
+SHA-256 without salt or stretching is enough here. Salt and stretching protect passwords that people choose, but our secrets are
+192 random bits, which nobody can guess. In return, checking a key takes about a microsecond.
 """
 
 from __future__ import annotations
@@ -15,54 +15,54 @@ from dataclasses import dataclass
 
 from hplm.errors import InvalidInput
 
-PREFIX = "hplm_"  # by which scanners of code and logs know a secret of ours
+PREFIX = "hplm_"  # lets scanners of code and logs recognise our secrets
 LONGEST_DAYS = 100_000
 _SECRET_BYTES = 24
 
 
 @dataclass(frozen=True)
 class Key:
-    id: str  # names it in lists; says nothing of the secret
+    id: str  # its name in lists; independent of the secret
     digest: str  # SHA-256 of the secret, hexadecimal
     expires: int  # Unix seconds; 0: never
 
 
 def new_key(expires: int = 0) -> tuple[str, Key]:
-    """The secret, which can be shown now and never again, and what is stored of it."""
+    """Makes a key. Returns its secret, which can be shown only now, and the key as it is stored."""
     secret = PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
     return secret, Key(secrets.token_hex(4), _digest(secret), expires)
 
 
 def expiry(days: float) -> int:
-    """Of a key that is made now, in Unix seconds; 0 for one that does not expire."""
+    """Returns when a key that is made now expires, in Unix seconds; 0 means never."""
     if type(days) not in (int, float) or not 0 <= days <= LONGEST_DAYS:
-        raise InvalidInput(f"'days' is {days!r}: from 0 to {LONGEST_DAYS:,}, 0 for a key that does not expire")
+        raise InvalidInput(f"'days' is {days!r}: give a number up to {LONGEST_DAYS:,}, or 0 for a key that does not expire")
     return round(time.time() + 86400 * days) if days else 0
 
 
 def without(keys: Sequence[Key], key_id: str, tenant_id: str) -> tuple[Key, ...]:
-    """The tenant's other keys. The last one stays: without any, a tenant is open to everybody."""
+    """Returns the tenant's other keys. Refuses to remove the last one: a tenant without keys is open to everybody."""
     left = tuple(key for key in keys if key.id != key_id)
     if len(left) == len(keys):
         known = ", ".join(key.id for key in keys) or "none"
-        raise InvalidInput(f"tenant {tenant_id!r} has no key {key_id!r}: it has {known}")
+        raise InvalidInput(f"tenant {tenant_id!r} has no key {key_id!r}: its keys are {known}")
     if not left:
         raise InvalidInput(
-            f"{key_id!r} is the last key of tenant {tenant_id!r}, which would be open to everybody without: add "
-            "another one first, or delete the tenant"
+            f"{key_id!r} is the last key of tenant {tenant_id!r}, which would be open to everybody without it: add "
+            "another key first, or delete the tenant"
         )
     return left
 
 
 def key_of(secret: str) -> Key:
-    """Of a secret that somebody else has made; a file it was read from may have ended its last line."""
+    """Returns the key of a secret that an operator has made. Space around it is ignored, as at the end of a file."""
     return Key("given", _digest(secret.strip()), 0)
 
 
 def allows(keys: Sequence[Key], header_value: str | None, now: float) -> bool:
-    """Whether `Bearer SECRET` opens what has these keys; without keys it is open to all.
+    """Whether `Bearer SECRET` fits one of these keys. Without keys, everybody is allowed.
 
-    Every key is looked at whatever the others said, so that the time taken tells nothing about which of them fits.
+    All keys are compared even after one fits, so that the time does not show which one fits.
     """
     scheme, _, secret = (header_value or "").strip().partition(" ")
     presented = _digest(secret.strip())
@@ -74,9 +74,9 @@ def allows(keys: Sequence[Key], header_value: str | None, now: float) -> bool:
 
 
 def presented_key(parameters: Mapping[str, object]) -> str | None:
-    """The authorization header among a request's parameters, where Triton puts forwarded ones in the client's own case.
+    """Returns the authorization header, which Triton puts among a request's parameters in the client's own case.
 
-    Two that differ are none: which of them counts must not depend on the order they came in.
+    Returns None if there are several different ones: their order must not decide which one counts.
     """
     values = {value for name, value in parameters.items() if name.lower() == "authorization"}
     value = values.pop() if len(values) == 1 else None

@@ -1,4 +1,4 @@
-"""Knowledge: what makes a tenant, before it lies in a bank."""
+"""The knowledge of a tenant before it is written into a bank: domain, task, labels, adapter and head."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hplm.tasks import TASKS
 
 @dataclass(frozen=True)
 class Knowledge:
-    """The tensors are named and shaped as their layouts say."""
+    """The tensors have the names and shapes of their layouts."""
 
     domain: str
     domain_version: int
@@ -23,23 +23,25 @@ class Knowledge:
     labels: tuple[str, ...]
     head: tuple[Layout, Mapping[str, Tensor]]
     adapter: tuple[Layout, Sequence[Mapping[str, Tensor]]] | None
-    version: int = 0  # where it comes from; 0: it has none there
+    version: int = 0  # its version in the store; 0: none
 
     def check(self, tenant_id: str, branches: Iterable[Branch], width: int | None) -> None:
-        """Refuses what a backbone with these tables cannot serve; `width` of its vectors, None if it is not known."""
+        """Raises if a backbone with these tables cannot serve it. `width` is that of the backbone's vectors; None: unknown."""
         if self.task not in TASKS:
-            raise InvalidInput(f"tenant {tenant_id!r}: task {self.task!r} is not known: choose {' or '.join(TASKS)}")
+            raise InvalidInput(f"tenant {tenant_id!r} has the unknown task {self.task!r}: choose {' or '.join(TASKS)}")
         size = TASKS[self.task].head_size(len(self.labels))
         if len(self.labels) != size:
             found = len(self.labels)
-            raise InvalidInput(f"tenant {tenant_id!r} has {found} labels: one of the task {self.task} has {size}")
+            raise InvalidInput(f"tenant {tenant_id!r} has {found} labels, but the task {self.task} needs {size}")
         branch = (self.domain, self.domain_version)
         if branch not in {(branch.domain, branch.version) for branch in branches}:
             raise InvalidInput(
-                f"tenant {tenant_id!r} stands on version {branch[1]} of domain {branch[0]!r}, which is not served: "
-                "`hplm domain add` or `hplm domain update` brings it"
+                f"tenant {tenant_id!r} needs version {branch[1]} of domain {branch[0]!r}, which is not served: "
+                "add it with `hplm domain add` or `hplm domain update`"
             )
         known = self.head[0].hidden if width is None else width
         for layout in (self.head[0], *((self.adapter[0],) if self.adapter else ())):
             if layout.hidden != known:
-                raise InvalidInput(f"tenant {tenant_id!r} is of width {layout.hidden}, this backbone of {known}")
+                raise InvalidInput(
+                    f"tenant {tenant_id!r} has width {layout.hidden}, but this backbone has {known}: train it for this backbone"
+                )

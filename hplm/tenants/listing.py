@@ -1,4 +1,4 @@
-"""What is served, as the commands list it: the tenants of a repository, the branches of a backbone."""
+"""Lists for the commands: the served tenants of a repository, and the served branches of a backbone."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hplm.tenants.state import EXPORTED_TENANTS
 
 
 def served_tenants(repository: Path, state: Path | None = None, backbone: str | None = None) -> list[tuple[str, Tenant]]:
-    """Every tenant with the name of its backbone; of one backbone only, where it is named."""
+    """Returns all tenants with the names of their backbones, or only those of one backbone."""
     if not repository.is_dir():
-        raise InvalidInput(f"{repository} is no folder: name the model repository with --repository")
+        raise InvalidInput(f"{repository} is not a folder: name the model repository with --repository")
     paths = sorted(repository.glob(f"{backbone or '*'}/1/{EXPORTED_TENANTS}"))
     if not paths:
-        raise InvalidInput(f"{repository} holds no backbone{' ' + backbone if backbone else ''}: export one")
+        raise InvalidInput(f"{repository} contains no backbone{' ' + backbone if backbone else ''}: run `hplm export`")
     found = []
     for path in paths:
         snapshot = Manager(path.parent, state).current() if state is not None else Snapshot.load(path)
@@ -33,7 +33,7 @@ def find_tenant(tenant_id: str, repository: Path, state: Path | None = None, bac
     for name, tenant in served_tenants(repository, state, backbone):
         if tenant.id == tenant_id:
             return name, tenant
-    raise InvalidInput(f"tenant {tenant_id!r} is not in {repository}: `hplm tenant list` names those that are")
+    raise InvalidInput(f"tenant {tenant_id!r} is not in {repository}: `hplm tenant list` lists all tenants")
 
 
 def tenant_row(backbone: str, tenant: Tenant) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def tenant_row(backbone: str, tenant: Tenant) -> dict[str, Any]:
 
 
 def described(tenant: Tenant) -> dict[str, Any]:
-    """All that is known of a tenant, without the digests of its keys."""
+    """Returns all facts about a tenant, without the digests of its keys."""
     return {**asdict(tenant), "labels": list(tenant.labels), "keys": key_rows(tenant.keys)}
 
 
@@ -59,7 +59,7 @@ def key_rows(keys: tuple[Key, ...]) -> list[dict[str, Any]]:
 
 
 def served_branches(manager: Manager) -> list[dict[str, Any]]:
-    """Every branch that is served, with the number of tenants that stand on it."""
+    """Returns every served branch with the number of its tenants."""
     snapshot = manager.current()
     tenants = Counter((tenant.domain, tenant.domain_version) for tenant in snapshot.tenants)
     branches = sorted((branch.domain, branch.version) for branch in snapshot.branches)

@@ -1,4 +1,4 @@
-"""Changes what is served: tenants come, move to a new version, go back, go; domains go back and go. Each is one generation."""
+"""Changes the served tenants and domains: adds, updates, rolls back and deletes them. Each change is one generation."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class DomainChange:
     domain: str
     version: int
     moved: list[str]
-    waiting: list[str]  # tuned again, and held back by the canary share
-    behind: list[str]  # still on an older version, and not tuned again
-    removed: list[str]  # tables that nobody stands on any more
+    waiting: list[str]  # tenants that were tuned again, but are held back by the canary share
+    behind: list[str]  # tenants on an older version that were not tuned again
+    removed: list[str]  # tables that no tenant needs any more
 
 
 class Manager:
-    """Of one exported backbone (`model_repository/<backbone>/1`) and the state it is served with."""
+    """The manager of one exported backbone (`model_repository/<backbone>/1`) and the state that it is served with."""
 
     def __init__(self, folder: Path, state: Path) -> None:
         self.folder = folder
@@ -60,41 +60,41 @@ class Manager:
 
     @classmethod
     def open(cls, repository: Path, state: Path, backbone: str | None = None) -> Manager:
-        """Of the repository's backbone of that name, or of its only one."""
+        """Opens the manager of the named backbone, or of the repository's only one."""
         found = sorted(repository.glob(f"{backbone or '*'}/1/{EXPORTED_TENANTS}"))
         if len(found) != 1:
             which = ", ".join(path.parent.parent.name for path in found) or "none"
-            raise InvalidInput(f"{repository} holds {len(found)} backbones ({which}): name one of them with --backbone")
+            raise InvalidInput(f"{repository} contains {len(found)} backbones ({which}): name one of them with --backbone")
         return cls(found[0].parent, state)
 
     def current(self) -> Snapshot:
-        """What readers see now; nothing is written."""
+        """Returns the snapshot that readers see now. Writes nothing."""
         generation = self.state.current()
         return self.state.load(generation) if generation else self.exported
 
     def add(self, tenant_id: str, knowledge: Knowledge) -> TenantChange:
         with self.registry.change("tenant add") as change:
             if tenant_id in change.tenants:
-                raise InvalidInput(f"tenant {tenant_id!r} is served already: `hplm tenant update` brings its next version")
+                raise InvalidInput(f"tenant {tenant_id!r} is served already: add a version with `hplm tenant update`")
             return self.put(change, tenant_id, knowledge)
 
     def update(self, tenant_id: str, knowledge: Knowledge) -> TenantChange:
-        """Its next version; the one before can be gone back to."""
+        """Adds a tenant's next version. `roll_back` returns to the version before."""
         with self.registry.change("tenant update") as change:
             _known(change, tenant_id)
             return self.put(change, tenant_id, knowledge)
 
     def put(self, change: Change, tenant_id: str, knowledge: Knowledge) -> TenantChange:
-        """Within a change: writes a tenant's first version, or its next one."""
+        """Writes a tenant's first or next version, within a change."""
         knowledge.check(tenant_id, change.branches, self._width)
         before = change.tenants.get(tenant_id)
         if before is not None and (knowledge.task, knowledge.labels) != (before.task, before.labels):
             raise InvalidInput(
-                f"tenant {tenant_id!r} has the task {before.task} with {len(before.labels)} labels, and an update keeps "
-                "both: its clients rely on them. Add a tenant of another name"
+                f"tenant {tenant_id!r} has the task {before.task} with {len(before.labels)} labels. An update cannot change "
+                "them, because its clients rely on them: add a tenant with another name"
             )
         uid = before.uid if before is not None else change.new_uid()
-        version = max(change.next_version(tenant_id), knowledge.version)  # the store's own, unless that is given
+        version = max(change.next_version(tenant_id), knowledge.version)  # the store's version, unless it was already used
         layout, head = knowledge.head
         size = size_for(len(knowledge.labels))
         head_record = self.banks.put(change, replace(layout, size=size), uid, version, [grown(head, size)])
@@ -117,19 +117,19 @@ class Manager:
         with self.registry.change("tenant rollback") as change:
             now = _known(change, tenant_id)
             if tenant_id not in change.before:
-                raise InvalidInput(f"tenant {tenant_id!r} has no version before {now.version} to go back to")
+                raise InvalidInput(f"tenant {tenant_id!r} cannot be rolled back: it has no version before {now.version}")
             then = change.roll_back(tenant_id)
             return _recorded(change, TenantChange(change.generation, tenant_id, now.version, then.version))
 
     def delete(self, tenant_id: str) -> TenantChange:
-        """Its requests are refused from then on; its bytes are overwritten by the next tenant, or go with `compact`."""
+        """Deletes a tenant. Its requests are refused; a later tenant or `compact` overwrites its bytes."""
         with self.registry.change("tenant delete") as change:
             gone = _known(change, tenant_id)
             change.remove(tenant_id)
             return _recorded(change, TenantChange(change.generation, tenant_id, gone.version, None))
 
     def add_key(self, tenant_id: str, days: float = 0) -> tuple[str, Key]:
-        """The secret is not kept: this is the only time that anybody sees it."""
+        """Returns the secret and the key. The secret is not stored, so it can be seen only here."""
         secret, key = new_key(expiry(days))
         with self.registry.change("tenant key add") as change:
             tenant = _known(change, tenant_id)
@@ -144,7 +144,7 @@ class Manager:
             change.details = {"tenant": tenant_id, "key": key_id}
 
     def limit(self, tenant_id: str, **limits: float) -> Tenant:
-        """Quotas and the default deadline: fields of a tenant that are no knowledge."""
+        """Sets a tenant's quotas and default deadline."""
         check_limits(limits)
         with self.registry.change("tenant limit") as change:
             tenant = replace(_known(change, tenant_id), **limits)
@@ -153,25 +153,27 @@ class Manager:
         return tenant
 
     def compact(self) -> int:
-        """Copies what is in use out of the state's banks into new ones without holes; returns the bytes that were won."""
+        """Copies all records in use into new banks without holes. Returns the bytes that this frees."""
         with self.registry.change("compact") as change:
             before = self.banks.size()
             change.details = {"records": self.banks.compact(change)}
         return max(0, before - self.banks.size())
 
     def adopt_domain(self, name: str, version: int, source: Path) -> DomainChange:
-        """A copy of a table's folder becomes the state's; it falls back to tables that are served."""
+        """Copies a table's folder into the state and serves it. The tables that it falls back to must be served."""
         self.tables.check_arrival(name, version, source, self.registry.current().branches)
         self.tables.refuse_another(Table(source))
         with self.state.aside() as aside:
             copy = self.tables.copy(source, aside)
-            with self.registry.change("domain add") as change:  # only now: a copy takes minutes, and others wait for one
+            with self.registry.change(
+                "domain add"
+            ) as change:  # after the copy, which takes minutes: other managers wait during a change
                 self.tables.check_arrival(name, version, source, change.branches)
                 self.tables.take(change, copy)
                 return self.close(change, DomainChange(change.generation, name, version, [], [], [], []))
 
     def roll_back_domain(self, name: str) -> DomainChange:
-        """Tenants of the newest version that came from an older one go back to it, as they were."""
+        """Rolls back all tenants of the newest version to the older version that they had before."""
         with self.registry.change("domain rollback") as change:
             version = newest_version(change, name)
             back = [
@@ -183,7 +185,7 @@ class Manager:
                 and (tenant.domain, tenant.domain_version) == (name, version)
             ]
             if not back:
-                raise InvalidInput(f"no tenant of domain {name!r} has a version to go back to")
+                raise InvalidInput(f"domain {name!r} cannot be rolled back: none of its tenants has an older version")
             to = {change.roll_back(tenant_id).domain_version for tenant_id in back}
             return self.close(change, DomainChange(change.generation, name, max(to), sorted(back), [], [], []))
 
@@ -191,7 +193,7 @@ class Manager:
         with self.registry.change("domain delete") as change:
             version = newest_version(change, name)
             if name == "root":
-                raise InvalidInput("everything falls back to the root: it cannot be deleted")
+                raise InvalidInput("the root cannot be deleted, because all domains fall back to it: name another domain")
             users = [f"tenant {tenant.id}" for tenant in change.tenants.values() if tenant.domain == name]
             for branch in change.branches:
                 if branch.domain != name and self.tables.open(branch.domain, branch.version).meta.parent == name:
@@ -205,39 +207,39 @@ class Manager:
             return self.close(change, DomainChange(change.generation, name, version, [], [], [], []))
 
     def close(self, change: Change, done: DomainChange) -> DomainChange:
-        """Takes out of the snapshot the tables that nobody stands on."""
+        """Removes the tables that no tenant needs from the snapshot, and records the change."""
         removed = self.tables.unneeded(change)
         change.branches = [branch for branch in change.branches if branch not in removed]
         return _recorded(change, replace(done, removed=sorted(branch.folder for branch in removed)))
 
     def settle(self, generation: int) -> list[str]:
-        """Waits until every reader has taken the generation; returns those that have not within ten seconds."""
-        if self.state.current() < generation:  # it was decided and could not be published
+        """Waits until every reader has taken the generation. Returns those that have not within ten seconds."""
+        if self.state.current() < generation:  # decided, but not yet published
             self.registry.finish()
         try:
             return self.state.wait_for_readers(generation)
-        except OSError as error:  # of a change that is made nothing may get lost, least of all a new key
-            log.warning("which servers have taken generation %d cannot be read: %s", generation, error)
+        except OSError as error:  # the change is made, and its result (such as a new key) must not be lost
+            log.warning("cannot read which servers have taken generation %d: %s", generation, error)
             return []
 
     def settle_now(self) -> list[str]:
-        """For the last change that was made here."""
+        """Waits for the last change that this manager made."""
         return self.settle(self.registry.decided)
 
     @cached_property
     def _width(self) -> int | None:
-        """Of the vectors that the exported tenants work on; None where none was exported."""
+        """The width of the vectors of exported tenants; None if no tenant was exported."""
         served = self.exported.tenants
         return Bank(self.folder / EXPORTED_BANKS / served[0].head.bank).layout.hidden if served else None
 
 
 def _known(change: Change, tenant_id: str) -> Tenant:
     if tenant_id not in change.tenants:
-        raise InvalidInput(f"tenant {tenant_id!r} is not served: `hplm tenant list` names those that are")
+        raise InvalidInput(f"tenant {tenant_id!r} is not served: `hplm tenant list` lists all tenants")
     return change.tenants[tenant_id]
 
 
 def _recorded(change: Change, done: Done) -> Done:
-    """For the audit log."""
+    """Records a change for the audit log."""
     change.details = {name: value for name, value in asdict(done).items() if name != "generation"}
     return done

@@ -14,12 +14,12 @@ from hplm.tenants.snapshot import Tenant
 
 LARGEST_LIMIT = 10**12  # requests, or microseconds
 RETRY_IN_FLIGHT_S = 0.1
-_LOOKED_AT = 2  # accounts a request looks at to forget: more than the one it may open, so that none stay
+_LOOKED_AT = 2  # accounts that each request checks for removal: more than the one it may add, so that none stay
 
 
 @dataclass
 class _Account:
-    """What is known of a tenant lately: a bucket of requests that fills up at `rate`, and what is in flight."""
+    """The state of a tenant's quotas: a bucket of requests that fills at `rate`, and the requests in flight."""
 
     level: float
     filled_at: float
@@ -36,7 +36,9 @@ class _Account:
             return
         if self.level < 1:
             wait = math.ceil((1 - self.level) / tenant.rate * 1000) / 1000
-            raise Quota(f"tenant {tenant.id!r} may send {tenant.rate:g} requests a second: retry after {wait:.3f} s")
+            raise Quota(
+                f"tenant {tenant.id!r} has reached its limit of {tenant.rate:g} requests a second: retry after {wait:.3f} s"
+            )
         self.level -= 1
 
     def is_as_new(self, now: float) -> bool:
@@ -47,29 +49,29 @@ class _Account:
 class Quotas:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._accounts: OrderedDict[int, _Account] = OrderedDict()  # by uid; the first is looked at next
+        self._accounts: OrderedDict[int, _Account] = OrderedDict()  # by uid; the first is checked next
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """Tenants that something has to be remembered of."""
+        """Returns the number of tenants with an account."""
         return len(self._accounts)
 
     def take(self, tenant: Tenant) -> None:
-        """Counts a request in, or raises why not. What was counted in must be given back once."""
+        """Counts a request in, or raises Quota. Each counted request must be given back once."""
         with self._lock:
             now = self._clock()
             self._forget(now)
             account = self._account(tenant, now)
             if tenant.in_flight and account.in_flight >= tenant.in_flight:
                 raise Quota(
-                    f"tenant {tenant.id!r} has {account.in_flight} requests in flight, as many as it may: "
+                    f"tenant {tenant.id!r} has reached its limit of {account.in_flight} requests in flight: "
                     f"retry after {RETRY_IN_FLIGHT_S:g} s"
                 )
             account.spend(tenant)
             account.in_flight += 1
 
     def spend(self, tenant: Tenant) -> None:
-        """Counts a request against the rate alone, for who does not see it end; nothing is to be given back."""
+        """Counts a request for the rate only, where its end is not seen. It is not given back."""
         if tenant.rate:
             with self._lock:
                 now = self._clock()
@@ -84,7 +86,7 @@ class Quotas:
                 del self._accounts[tenant.uid]
 
     def _account(self, tenant: Tenant, now: float) -> _Account:
-        """With the tenant's present settings, which may have changed since the last request."""
+        """Returns the tenant's account, updated to its current settings, which may have changed since the last request."""
         burst = max(1.0, tenant.burst or tenant.rate)
         account = self._accounts.get(tenant.uid)
         if account is None:
@@ -106,11 +108,11 @@ class Quotas:
 
 
 def check_limits(limits: Mapping[str, float]) -> None:
-    """Refuses what is no limit of a tenant."""
+    """Raises if these are not limits of a tenant."""
     if not limits or any(type(value) not in (int, float) for value in limits.values()):
         raise InvalidInput("give 'rate', 'burst', 'in_flight' or 'deadline_us', each a number")
     if not all(0 <= value <= LARGEST_LIMIT for value in limits.values()):
         names = ", ".join(map(repr, limits))
-        raise InvalidInput(f"{names}: none of them negative or above {LARGEST_LIMIT:,}; 0 takes a limit away")
+        raise InvalidInput(f"a limit among {names} is out of range: give 0 to {LARGEST_LIMIT:,}; 0 removes a limit")
     if any(type(limits.get(name, 0)) is not int for name in ("in_flight", "deadline_us")):
-        raise InvalidInput("'in_flight' and 'deadline_us' are whole numbers")
+        raise InvalidInput("'in_flight' or 'deadline_us' is not a whole number: give whole numbers")

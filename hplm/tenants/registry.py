@@ -1,8 +1,8 @@
-"""Managers' side of a live state: one change at a time, each a new generation, whole or not at all.
+"""The managers' side of a live state. Changes are made one at a time; each is a new generation, and atomic.
 
-A change is written in this order: what it adds (tables, banks), the snapshot, the registry, CURRENT. Cut before the registry
-has it, it never was; cut after, the next manager publishes it. Readers never open the registry, so a locked or broken one
-delays managers and no request.
+A change is written in this order: new tables and banks, the snapshot, the registry, CURRENT. If it is interrupted before the
+registry is written, it never happened. After that, the next manager publishes it. Readers never open the registry, so a locked
+or broken registry delays managers, but no request.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from hplm.tenants.state import State
 log = logging.getLogger(__name__)
 
 KEPT_SNAPSHOTS = 16
-REST_SECONDS = 60.0  # before a record that was put down is written again: longer than a request may still need it
-SETTINGS = ("keys", "rate", "burst", "in_flight", "deadline_us")  # of a tenant, whatever its version
-PATIENCE = 60.0  # seconds a manager waits for another one
+REST_SECONDS = 60.0  # before a freed record is overwritten: longer than a request may still need it
+SETTINGS = ("keys", "rate", "burst", "in_flight", "deadline_us")  # of a tenant, the same for all its versions
+PATIENCE = 60.0  # seconds that a manager waits for another one
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS audit (generation INTEGER PRIMARY KEY, at TEXT, who TEXT, action TEXT, details TEXT);
@@ -42,37 +42,37 @@ CREATE TABLE IF NOT EXISTS resting (bank TEXT, record INTEGER, until REAL, PRIMA
 
 
 class Busy(HplmError):
-    """Another manager is at work on the same state."""
+    """Another manager is changing the same state."""
 
 
 @dataclass
 class Change:
-    """What will exist: a manager edits it, and it becomes the next generation."""
+    """The next generation, while a manager edits it."""
 
     generation: int
     tenants: dict[str, Tenant]
     branches: list[Branch]
     next_address: int
     next_uid: int
-    before: dict[str, Tenant]  # of each tenant the version that it can go back to
-    versions: dict[int, int]  # by uid: the last that was given
+    before: dict[str, Tenant]  # the version that each tenant can be rolled back to
+    versions: dict[int, int]  # the last used version, by uid
     resting: set[tuple[str, int]]  # records that a reader may still hold
     details: dict = field(default_factory=dict)  # for the audit log
     _taken: set[tuple[str, int]] = field(default_factory=set)  # records written by this change
 
     def put(self, tenant: Tenant) -> None:
-        """A new tenant, or its next version; the one before stays known."""
+        """Adds a tenant or its next version, and keeps the version before for a rollback."""
         if tenant.id in self.tenants:
             self.before[tenant.id] = self.tenants[tenant.id]
         self.tenants[tenant.id] = tenant
         self.versions[tenant.uid] = max(tenant.version, self.versions.get(tenant.uid, 0))
 
     def replace(self, tenant: Tenant) -> None:
-        """The same version with other settings."""
+        """Replaces a tenant's settings, within the same version."""
         self.tenants[tenant.id] = tenant
 
     def roll_back(self, tenant_id: str) -> Tenant:
-        """Its version before takes over again, with today's keys and limits."""
+        """Returns a tenant to its version before, with the current keys and limits."""
         now, then = self.tenants[tenant_id], self.before.pop(tenant_id)
         settings = {name: getattr(now, name) for name in SETTINGS}
         self.tenants[tenant_id] = replace(then, **settings)
@@ -83,16 +83,16 @@ class Change:
         self.forget(tenant_id)
 
     def forget(self, tenant_id: str) -> None:
-        """It cannot be rolled back any more."""
+        """Forgets a tenant's version before, so that it cannot be rolled back."""
         self.before.pop(tenant_id, None)
 
     def new_uid(self) -> int:
-        """Never given twice: what a slot or a ticket says of a tenant that is gone is about nobody else."""
+        """Returns a uid that is never used twice, because slots and tickets may still name a deleted tenant."""
         self.next_uid += 1
         return self.next_uid - 1
 
     def next_version(self, tenant_id: str) -> int:
-        """Never given twice either, not even after a rollback."""
+        """Returns the tenant's next version. It is never used twice either, not even after a rollback."""
         tenant = self.tenants.get(tenant_id)
         return max(self.versions.get(tenant.uid, 0), tenant.version) + 1 if tenant is not None else 1
 
@@ -101,14 +101,14 @@ class Change:
         return {(record.bank, record.index) for tenant in known for record in tenant.records()}
 
     def records_of(self, bank: str) -> set[int]:
-        """Those that must not be written: in use, or put down too recently."""
+        """Returns the records of a bank that must not be overwritten: in use, or freed too recently."""
         return {index for name, index in self.records() | self.resting | self._taken if name == bank}
 
     def take(self, record: Record) -> None:
         self._taken.add((record.bank, record.index))
 
     def add_branch(self, domain: str, version: int, size: int) -> Branch:
-        """Addresses are never given twice: a ticket on its way may still speak of a table that is gone."""
+        """Adds a branch with new addresses. They are never used twice, because tickets may still name a deleted table."""
         branch = Branch(domain, version, self.next_address)
         self.branches.append(branch)
         self.next_address += size
@@ -117,15 +117,15 @@ class Change:
 
 class Registry:
     def __init__(self, state: State, exported: Snapshot, first_address: int, first_uid: int) -> None:
-        """The first ones that the export has not given."""
+        """`first_address` and `first_uid` are the first that the export does not use."""
         self.state = state
         self._exported = exported
         self._first = {"next address": first_address, "next uid": first_uid}
-        self.decided = 0  # the generation that was decided last, here
+        self.decided = 0  # the last generation that was decided here
 
     @contextmanager
     def change(self, action: str) -> Iterator[Change]:
-        """What is done to the change within the block is published when it ends, and nothing if it raises."""
+        """Publishes the edits of the change when the block ends, or nothing if the block raises."""
         with self._opened() as database:
             snapshot = self._newest(database)
             change = self._begin(database, snapshot)
@@ -136,32 +136,32 @@ class Registry:
         self.finish()
 
     def finish(self) -> None:
-        """Publishes what is decided, and removes what nobody needs any more.
+        """Publishes the last decided generation, and removes files that no generation needs.
 
-        The change is made, even if this fails: who waits for its readers tries again, and so does the next manager.
+        The change is made, even if this fails: `Manager.settle` and the next manager try again.
         """
         try:
             with self._opened() as database:
                 self._sweep(self._newest(database), database)
         except (Busy, OSError) as error:
-            log.warning("the change is made; what is left to do in %s, the next one does: %s", self.state.folder, error)
+            log.warning("the change is made; the next change finishes the clean-up of %s: %s", self.state.folder, error)
 
     def check_begun(self) -> None:
-        """For who only reads: a folder that was named by mistake is not to become a state."""
+        """Raises if there is no state yet, so that a mistaken path does not become a new state."""
         if not self.state.registry.exists():
             raise InvalidInput(
-                f"{self.state.folder} holds no live state ({self.state.registry.name} is missing): nothing was changed there "
-                "yet, or `hplm serve` has another --state"
+                f"{self.state.folder} contains no live state ({self.state.registry.name} is missing): nothing was changed "
+                "there yet, or `hplm serve` has another --state"
             )
 
     def current(self) -> Snapshot:
-        """What is published; finishes a change that was cut after it had been decided."""
+        """Returns the published snapshot. First publishes a decided change that was interrupted."""
         with self._opened() as database:
             return self._newest(database)
 
     @contextmanager
     def frozen(self) -> Iterator[tuple[Snapshot, sqlite3.Connection]]:
-        """What is published, and the registry, while no manager changes them."""
+        """Gives the published snapshot and the registry, while no manager can change them."""
         self.check_begun()
         with self._opened() as database:
             yield self._newest(database), database
@@ -174,7 +174,7 @@ class Registry:
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that no other manager can come between."""
+        """Opens the registry in a transaction that excludes all other managers."""
         self.state.snapshots.mkdir(parents=True, exist_ok=True)
         database = sqlite3.connect(self.state.registry, timeout=PATIENCE, isolation_level=None)
         try:
@@ -187,9 +187,11 @@ class Registry:
         except sqlite3.OperationalError as error:
             if "locked" in str(error):
                 raise Busy(f"another manager has been changing {self.state.folder} for {PATIENCE:.0f} s: try again") from None
-            raise Broken(f"{self.state.registry} cannot be used: {error}") from error
+            raise Broken(f"cannot use {self.state.registry}: {error}") from error
         except sqlite3.DatabaseError as error:
-            raise Broken(f"{self.state.registry} is broken ({error}): restore the state; what is published goes on") from error
+            raise Broken(
+                f"{self.state.registry} is broken ({error}): restore the state. Published tenants are still served"
+            ) from error
         finally:
             database.close()  # without COMMIT nothing has happened
 
@@ -200,13 +202,13 @@ class Registry:
             self._publish(decided)
         elif published > decided:
             raise Broken(
-                f"{self.state.folder} serves generation {published} and its registry knows {decided}: restore the state"
+                f"{self.state.folder} publishes generation {published}, but its registry ends with {decided}: restore the state"
             )
         if not decided:
             return self._exported
         snapshot = self.state.load(decided)
         if snapshot.export != self._exported.export:
-            raise Broken(f"{self.state.folder} belongs to another export: name its repository, or an empty --state")
+            raise Broken(f"{self.state.folder} belongs to another export: name its own repository, or an empty --state")
         return snapshot
 
     def _begin(self, database: sqlite3.Connection, snapshot: Snapshot) -> Change:
@@ -225,7 +227,7 @@ class Registry:
         )
 
     def _write(self, database: sqlite3.Connection, action: str, change: Change, freed: set[tuple[str, int]]) -> None:
-        """The snapshot first, then the registry's own rows, which the transaction makes one decision of."""
+        """Writes the snapshot, then the registry's rows. The transaction makes these rows one atomic decision."""
         tenants = [change.tenants[name] for name in sorted(change.tenants)]
         snapshot = Snapshot(change.generation, change.branches, tenants, self._exported.export)
         snapshot.save(self.state.snapshots / str(change.generation))
@@ -242,7 +244,7 @@ class Registry:
         database.execute("INSERT INTO audit VALUES (?, ?, ?, ?, ?)", row)
 
     def _sweep(self, snapshot: Snapshot, database: sqlite3.Connection) -> None:
-        """Removes what no generation needs any more, or what a cut change left. Who reads it still has it open."""
+        """Removes files that no generation needs, and those of interrupted changes. Readers still have their files open."""
         tables = {branch.folder for branch in snapshot.branches}
         for folder in self.state.tables.glob("*/*"):
             if f"{folder.parent.name}/{folder.name}" not in tables:
@@ -271,7 +273,7 @@ class Registry:
 
 
 def needed_banks(snapshot: Snapshot, database: sqlite3.Connection) -> set[str]:
-    """By the name that records have: of tenants, and of what they can go back to."""
+    """Returns the names of all banks that tenants need, now or after a rollback."""
     before = [read_tenant(json.loads(entry)) for (entry,) in database.execute("SELECT entry FROM before")]
     return {record.bank for tenant in (*snapshot.tenants, *before) for record in tenant.records()}
 
@@ -279,7 +281,7 @@ def needed_banks(snapshot: Snapshot, database: sqlite3.Connection) -> set[str]:
 def _who() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container's user need not have a name
+    except (KeyError, OSError):  # a container's user may have no name
         return f"uid {os.getuid()}"
 
 

@@ -1,6 +1,7 @@
-"""What exists, as readers see it: tenants, the tables they are pinned to, the records that hold their knowledge.
+"""Snapshots: the tenants that exist, the tables that they are pinned to, and the records with their knowledge.
 
-A snapshot never changes once it has its name. The exported one is generation 0, `tenants.json` in the model folder.
+A snapshot never changes after it was renamed to its final name. The exported one is generation 0, `tenants.json` in the model
+folder.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from hplm.tenants.keys import Key
 
 FORMAT = 2
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")  # of tenants, domains and backbones
-LIVE = "state/"  # begins the names of banks that lie in the live state
+LIVE = "state/"  # prefix of the names of banks in the live state
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,14 @@ class Tenant:
     head: Record
     adapter: Record | None
     deadline_us: int = 0  # 0: the backbone's default
-    keys: tuple[Key, ...] = ()  # none: open to everybody
-    rate: float = 0.0  # requests a second; 0: as many as it likes
-    burst: float = 0.0  # of those, at once; 0: those of a second, at least one
-    in_flight: int = 0  # requests; 0: as many as it likes
+    keys: tuple[Key, ...] = ()  # empty: open to everybody
+    rate: float = 0.0  # requests a second; 0: no limit
+    burst: float = 0.0  # requests at once; 0: as many as in a second, at least one
+    in_flight: int = 0  # requests in flight; 0: no limit
 
     @property
     def task_object(self) -> Task:
-        """Its task. A snapshot may come from a later version of hplm, which knows more of them."""
+        """The tenant's task. Raises if a later version of hplm wrote the snapshot, with a task that is new."""
         if self.task not in TASKS:
             raise Broken(f"tenant {self.id!r} has the task {self.task!r}, which this server does not know: update hplm here")
         return TASKS[self.task]
@@ -58,7 +59,7 @@ class Tenant:
 class Snapshot:
     def __init__(self, generation: int, branches: Sequence[Branch], tenants: Sequence[Tenant], export: str) -> None:
         self.generation = generation
-        self.export = export  # names the export that this one and all that come after it belong to
+        self.export = export  # the name of the export that this snapshot and all later ones belong to
         self.branches = tuple(branches)
         self.tenants = tuple(tenants)
         self._by_id = {tenant.id: tenant for tenant in tenants}
@@ -66,7 +67,7 @@ class Snapshot:
 
     @cached_property
     def export_number(self) -> int:
-        """Of 64 bits, for tickets."""
+        """The export's name as a number of 64 bits, for tickets."""
         return int.from_bytes(hashlib.sha256(self.export.encode()).digest()[:8], "little")
 
     def find(self, tenant_id: str | None) -> Tenant:
@@ -82,7 +83,7 @@ class Snapshot:
         return tenant
 
     def banks(self) -> list[str]:
-        """File names of all banks that some tenant has a record in."""
+        """Returns the file names of all banks with records of tenants."""
         return sorted({record.bank for tenant in self.tenants for record in tenant.records()})
 
     def save(self, path: Path) -> None:
@@ -110,7 +111,8 @@ class Snapshot:
             raise Broken(f"{path} is not JSON ({error}): export the repository again") from None
         if stored.get("format") != FORMAT:
             raise InvalidInput(
-                f"{path} has format {stored.get('format')!r}, this version of hplm reads {FORMAT}: export the repository again"
+                f"{path} has format {stored.get('format')!r}, but this version of hplm reads {FORMAT}: "
+                "export the repository again"
             )
         tenants = [read_tenant(entry) for entry in stored["tenants"]]
         return cls(stored["generation"], [Branch(**entry) for entry in stored["tables"]], tenants, stored["export"])

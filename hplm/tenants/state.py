@@ -1,11 +1,11 @@
 """The live state of a backbone, as readers see it: snapshots by generation, and CURRENT, which names the newest.
 
-snapshots/<generation>   what exists; never changes once it has its name
-CURRENT                  a generation
-readers/<name>           the generation that a reader has taken, written again every second; where readers may write
+snapshots/<generation>   a snapshot; it never changes after it was renamed to its final name
+CURRENT                  the newest generation
+readers/<name>           the generation that a reader has taken, written again every second if the reader may write
 plot/  adapters/         tables and banks added since the export
-registry.sqlite          managers only
-aside-<random>/          what a manager copies while others go on; left behind where it was killed, until the next change
+registry.sqlite          for managers only
+aside-<random>/          files that a manager copies before its change; if it is killed, the next change removes them
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from hplm.adapters.bank import Bank
 from hplm.errors import Broken
 from hplm.tenants.snapshot import LIVE, Snapshot
 
-# What an exported model folder holds.
+# The names in an exported model folder.
 EXPORTED_CONFIG, EXPORTED_TOKENIZER, EXPORTED_UPPER = "backbone.json", "tokenizer.json", "upper.safetensors"
 EXPORTED_TENANTS, EXPORTED_TABLES, EXPORTED_BANKS = "tenants.json", "plot", "adapters"
-SECONDS_BETWEEN_LOOKS = 0.2  # of a reader for a newer generation
+SECONDS_BETWEEN_LOOKS = 0.2  # how often a reader looks for a newer generation
 ALIVE_SECONDS = 5.0  # a reader that has not written for so long is gone
-UNSEEN_SECONDS = 0.5
-SILENT_SECONDS = 1.5  # longer than from one word of a reader to the next
-STILL_SECONDS = 0.25  # from one look to the next; if it was longer, nobody else could do anything either
+UNSEEN_SECONDS = 0.5  # the wait for readers that may not write
+SILENT_SECONDS = 1.5  # the wait for silent readers: longer than a reader's interval of writing
+STILL_SECONDS = 0.25  # the most that counts between two looks: in a longer pause the whole machine stood still
 PATIENCE = 10.0
-NEW_SECONDS = 10.0  # between making a folder and holding it
-WAY_OUT = "bring the state back with `hplm restore`, or the tenants in it with `hplm tenant update`"
+NEW_SECONDS = 10.0  # the most between making a folder and locking it
+WAY_OUT = "restore the state with `hplm restore`, or its tenants with `hplm tenant update`"
 
 
 class Reader:
-    """Says which generation one process has taken; removed when it ends."""
+    """A file with the generation that one process has taken. It is removed when the process ends."""
 
     def __init__(self, state: State) -> None:
         self._file = state.readers / f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
@@ -70,20 +70,20 @@ class State:
         self.registry = folder / "registry.sqlite"
 
     def current(self) -> int:
-        """The newest generation; 0, the export itself, before anything was changed."""
+        """Returns the newest generation. Before the first change this is 0, the export itself."""
         try:
             return int(self.current_file.read_text("utf-8"))
         except FileNotFoundError:
             return 0
         except ValueError:
-            raise Broken(f"{self.current_file} does not hold the number of a generation: restore the state") from None
+            raise Broken(f"{self.current_file} does not contain the number of a generation: restore the state") from None
 
     def has(self, generation: int) -> bool:
-        """The last ones are kept, whatever has been published since."""
+        """Whether the snapshot of a generation is there. The last ones are kept."""
         return (self.snapshots / str(generation)).exists()
 
     def bank(self, name: str) -> Path:
-        """By the name that records have."""
+        """Returns the file of a bank, by its name in records."""
         return self.banks / name.removeprefix(LIVE)
 
     def open_bank(self, name: str) -> Bank:
@@ -91,7 +91,7 @@ class State:
 
     @contextmanager
     def aside(self) -> Iterator[Path]:
-        """A folder on the same file system, in which nobody tidies up meanwhile."""
+        """Makes a temporary folder on the same file system, and locks it so that no other manager removes it."""
         self.sweep_aside()
         folder = self.folder / f"aside-{secrets.token_hex(4)}"
         folder.mkdir()
@@ -104,7 +104,7 @@ class State:
             os.close(held)
 
     def sweep_aside(self) -> None:
-        """Removes what managers left behind that were killed: nobody holds it."""
+        """Removes the temporary folders of killed managers, which nobody locks."""
         for folder in self.folder.glob("aside-*"):
             with suppress(FileNotFoundError, BlockingIOError):
                 if time.time() - folder.stat().st_mtime < NEW_SECONDS:
@@ -117,8 +117,11 @@ class State:
                     os.close(held)
 
     def wait_for_readers(self, generation: int) -> list[str]:
-        """Until all have taken it; names those that have not in ten seconds. Readers that may not write are given
-        time for two looks, and those that are silent for a word: where the machine stood still, all of them were."""
+        """Waits until all readers have taken the generation. Returns the names of those that have not in ten seconds.
+
+        Readers that may not write get the time of two looks. Silent readers get the time to write once more, because the whole
+        machine may have stood still.
+        """
         waited, looked = 0.0, time.monotonic()
         while True:
             behind = self._behind(generation)
@@ -130,10 +133,10 @@ class State:
             waited, looked = waited + min(now - looked, STILL_SECONDS), now
 
     def _behind(self, generation: int) -> dict[str, bool]:
-        """Readers that have not taken it, and whether they have been silent for so long that they are gone."""
+        """Returns the readers that have not taken the generation, each with whether it has been silent too long."""
         behind = {}
         for file in self.readers.glob("[!.]*"):
-            with suppress(FileNotFoundError, ValueError):  # gone, or just being written
+            with suppress(FileNotFoundError, ValueError):  # removed, or being written just now
                 if int(file.read_text("utf-8")) < generation:
                     behind[file.name] = time.time() - file.stat().st_mtime >= ALIVE_SECONDS
         return behind

@@ -1,4 +1,4 @@
-"""The tables of a backbone, as managers see them: those that were exported, and those of its live state."""
+"""The tables of a backbone for managers: those of its export and those of its live state."""
 
 from __future__ import annotations
 
@@ -30,50 +30,61 @@ class Tables:
     def open(self, domain: str, version: int) -> Table:
         table = self.find(domain, version)
         if table is None:
-            raise InvalidInput(f"table {domain}/{version} is neither in {self._folder} nor in {self._state.folder}")
+            raise InvalidInput(
+                f"table {domain}/{version} is neither in {self._folder} nor in {self._state.folder}: export or restore it"
+            )
         return table
 
     def check_arrival(self, name: str, version: int, source: Path, branches: Sequence[Branch]) -> None:
-        """Refuses a folder that does not hold this table, or whose table does not fit the ones that are served."""
+        """Raises if a folder does not contain this table, or if the table does not fit the served tables."""
         meta = Table(source).meta
         here = {(branch.domain, branch.version) for branch in branches}
         if (name, version) in here or (meta.domain, meta.version) != (name, version):
-            raise InvalidInput(f"{source} is version {meta.version} of domain {meta.domain!r}, or that is served already")
+            raise InvalidInput(
+                f"{source} is version {meta.version} of domain {meta.domain!r}: this is not the requested one, or it is served "
+                "already"
+            )
         if (meta.parent, meta.parent_version) not in here:
-            raise InvalidInput(f"{source} falls back to version {meta.parent_version} of {meta.parent!r}: not served here")
+            raise InvalidInput(
+                f"{source} falls back to version {meta.parent_version} of domain {meta.parent!r}, which is not served here: "
+                "add that first"
+            )
         known = self.open(branches[0].domain, branches[0].version).meta
         if (meta.window, meta.vocabulary, meta.hidden) != (known.window, known.vocabulary, known.hidden):
-            raise InvalidInput(f"{source} was built for another backbone than {self._folder.parent.name!r}")
+            raise InvalidInput(
+                f"{source} was not built for backbone {self._folder.parent.name!r}: name a table of this backbone"
+            )
 
     def refuse_another(self, table: Table) -> None:
-        """Readers look into the export first: a number that it has is that table's for ever, served or not."""
+        """Raises if the export has a different table with this version. Readers would open that one, which they find first."""
         meta = table.meta
         exported = self._exported / meta.domain / str(meta.version)
         if exported.is_dir() and not Table(exported).same_as(table):
             raise InvalidInput(
-                f"version {meta.version} of domain {meta.domain!r} was exported and is another table: give this a new one"
+                f"version {meta.version} of domain {meta.domain!r} was exported with another table: build this table as a new "
+                "version"
             )
 
     def copy(self, source: Path, aside: Path) -> Path:
-        """A synced copy of a table's folder, for `take`."""
+        """Returns a synced copy of a table's folder, for `take`."""
         copy = aside / source.name
         shutil.copytree(source, copy)
-        copy.chmod(copy.stat().st_mode | 0o700)  # what its owner may not write cannot be moved either
+        copy.chmod(copy.stat().st_mode | 0o700)  # a folder that its owner may not write cannot be moved
         for path in (*copy.iterdir(), copy):
             sync(path)
         return copy
 
     def take(self, change: Change, copy: Path) -> None:
-        """A whole copy, on the state's own file system, becomes one of its tables."""
+        """Moves a complete copy, which is on the state's file system, to the state's tables."""
         meta = Table(copy).meta
         target = self._state.tables / meta.domain / str(meta.version)
-        shutil.rmtree(target, ignore_errors=True)  # of an attempt that was cut: nobody is served from it
+        shutil.rmtree(target, ignore_errors=True)  # left by an interrupted change, and not in use
         target.parent.mkdir(parents=True, exist_ok=True)
         copy.rename(target)
         change.add_branch(meta.domain, meta.version, meta.rows)
 
     def unneeded(self, change: Change) -> list[Branch]:
-        """Tables of older versions that no tenant, now or after a rollback, and no needed table stands on."""
+        """Returns tables of older versions that no tenant needs, now or after a rollback, and no needed table falls back to."""
         needed = {(tenant.domain, tenant.domain_version) for tenant in (*change.tenants.values(), *change.before.values())}
         newest: dict[str, int] = defaultdict(int)
         for branch in change.branches:
@@ -91,5 +102,5 @@ def newest_version(served: Snapshot | Change, name: str) -> int:
     versions = [branch.version for branch in served.branches if branch.domain == name]
     if not versions:
         known = ", ".join(sorted({branch.domain for branch in served.branches}))
-        raise InvalidInput(f"domain {name!r} is not served here: known are {known}")
+        raise InvalidInput(f"domain {name!r} is not served here: name one of {known}")
     return max(versions)

@@ -1,6 +1,6 @@
-"""The ticket: what lookup resolved, signed, so that upper need trust nothing else a stranger can send.
+"""The ticket: the result of a lookup, signed, so that upper need not trust anything else that a client can send.
 
-The secret lives in memory-backed storage, one file a server process, made by whichever of its models comes first.
+The secret is in memory-backed storage, in one file for each server process. The first of its models makes the file.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ TICKET_BYTES = _BODY.size + _SIGNATURE_BYTES
 
 @dataclass(frozen=True)
 class Ticket:
-    export: int  # that the snapshot belongs to: generations of another have the same numbers
-    generation: int  # of the snapshot the tenant was found in
+    export: int  # of the snapshot: another export has the same numbers of generations
+    generation: int  # of the snapshot in which the tenant was found
     uid: int
     version: int
     arrival_ns: int  # CLOCK_MONOTONIC, which all processes of a machine share
-    deadline_ns: int  # 0: none
+    deadline_ns: int  # 0: no deadline
     priority: int
-    top_k: int  # 0: not asked for
+    top_k: int  # 0: not requested
 
     def sign(self, secret: bytes) -> bytes:
         body = _BODY.pack(
@@ -59,10 +59,10 @@ def _signature(secret: bytes, body: bytes) -> bytes:
 
 
 class SharedSecret:
-    """The same random bytes for all models of one backbone in one server process, readable by its user alone."""
+    """Random bytes that all models of one backbone in one server process share, readable by its user only."""
 
     def __init__(self, backbone: str, server_pid: int, folder: Path = Path("/dev/shm")) -> None:
-        # A process id alone comes back; together with its start time it does not.
+        # A process id may be used again, but not with the same start time.
         self.path = folder / f"hplm-secret-{backbone}-{_namespace()}-{server_pid}-{_started(server_pid)}"
         _sweep(folder)
         self.value = self._read_or_make()
@@ -74,32 +74,34 @@ class SharedSecret:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(secrets.token_bytes(32))
             with contextlib.suppress(FileExistsError):
-                os.link(mine, self.path)  # atomic: the first to link decides, complete or not at all
+                os.link(mine, self.path)  # atomic: the first link counts, and its file is complete
         finally:
             mine.unlink()
         status = self.path.lstat()
         if status.st_uid != os.getuid() or status.st_mode & 0o177:
-            raise PermissionError(f"{self.path} was not made by this server: remove it and start again")
+            raise PermissionError(f"{self.path} was not made by this server: remove it and start the server again")
         return self.path.read_bytes()
 
 
 def _namespace() -> int:
-    """In which our process ids mean something: containers may share the folder and not these."""
+    """Returns the number of our namespace of process ids. Containers may share the folder, but not process ids."""
     return Path("/proc/self/ns/pid").stat().st_ino
 
 
 def _started(pid: int) -> str:
-    # The command, field 2, is in parentheses and may hold anything; start time is field 22.
+    # The command, field 2, is in parentheses and may contain any text. The start time is field 22.
     return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[19]
 
 
 def _sweep(folder: Path) -> None:
-    """Removes what servers that are gone left behind, as far as we can see whether they are."""
+    """Removes the secrets of ended servers, as far as their processes are visible here."""
     for path in folder.glob("hplm-secret-*"):
         owner = re.search(rf"-{_namespace()}-(\d+)-(\d+)(\.\d+)?$", path.name)
         if owner is None or _alive(int(owner[1]), owner[2]):
             continue
-        with contextlib.suppress(FileNotFoundError, PermissionError):  # another sweeps too, or it is another user's
+        with contextlib.suppress(
+            FileNotFoundError, PermissionError
+        ):  # another server removed it, or it belongs to another user
             path.unlink()
 
 

@@ -1,4 +1,4 @@
-"""What is served, against its checksums: a repository and its live state. Whatever is broken is named, all of it."""
+"""Verifies a repository and its live state against their checksums, and names everything that is broken."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from hplm.tenants.state import (
 )
 from hplm.tenants.state import WAY_OUT as RESTORE
 
-PUBLISHING_SECONDS = 0.5  # a change is decided a moment before it is published
-NAMED = 5  # broken rows of a table, or records of a bank, that are named one by one
+PUBLISHING_SECONDS = 0.5  # the time between deciding and publishing a change
+NAMED = 5  # the most broken rows of a table, or records of a bank, that are listed
 
 Progress = Callable[[int], object]
 
 
 @dataclass(frozen=True)
 class Part:
-    """One thing that is whole or broken. `check` says what is wrong with it, and tells how many bytes it has read."""
+    """One thing that can be broken. `check` yields its errors, and reports how many bytes it has read."""
 
     kind: str
     path: Path
@@ -53,7 +53,7 @@ def repository_parts(repository: Path, state: Path | None) -> list[Part]:
     folders = [path.parent for path in sorted(repository.glob(f"*/1/{EXPORTED_CONFIG}"))]
     folders = [folder for folder in folders if folder.parent.suffix != ".writing"]
     if not folders:
-        raise InvalidInput(f"{repository} holds no backbone: name the folder that `hplm export` wrote")
+        raise InvalidInput(f"{repository} contains no backbone: name the folder that `hplm export` wrote")
     parts: list[Part] = []
     for file, point in registered(VERIFICATION).items():
         theirs = [folder for folder in folders if (folder / file).exists()]
@@ -63,8 +63,8 @@ def repository_parts(repository: Path, state: Path | None) -> list[Part]:
     if state is not None and not any(_is_begun(live) for live in states.values()):
         places = ", ".join(str(live.folder) for live in states.values()) or state
         raise InvalidInput(
-            f"{state} holds no live state: neither registry.sqlite nor CURRENT is in {places}. Name the folder that "
-            "`hplm serve --state` was given, or leave --state out where nothing was changed yet"
+            f"{state} contains no live state: neither registry.sqlite nor CURRENT is in {places}. Name the folder of "
+            "`hplm serve --state`, or leave --state out if nothing was changed yet"
         )
     for folder in folders:
         live = states.get(folder)
@@ -78,8 +78,8 @@ def repository_parts(repository: Path, state: Path | None) -> list[Part]:
         snapshots = [folder / EXPORTED_TENANTS]
         if live is not None and _is_begun(live):
             parts.append(Part("registry", live.registry, _check_registry(live)))
-            with suppress(Broken):  # the registry's check names it
-                if newest := live.current():  # those before it may name what is gone by now
+            with suppress(Broken):  # the registry's check reports it
+                if newest := live.current():  # older snapshots may name files that were removed
                     snapshots.append(live.snapshots / str(newest))
         parts += [Part("snapshot", snapshot, _check_snapshot(folder, live)) for snapshot in snapshots]
     return parts
@@ -90,7 +90,7 @@ def _is_begun(live: State) -> bool:
 
 
 def versions(folder: Path) -> list[Path]:
-    """Of every domain's tables, or of every tenant; what has such a name is complete."""
+    """Returns all versions of all domains or tenants in a folder. A folder with a version's name is complete."""
     found = [path for path in folder.glob("*/*") if path.name.isdecimal()]
     return sorted(found, key=lambda path: (path.parent.name, int(path.name)))
 
@@ -102,7 +102,7 @@ def check_table(folder: Path, progress: Progress) -> Iterator[str]:
         yield f"table {folder}: {error}"
         return
     try:
-        _ = table.index  # read as a whole when it is opened
+        _ = table.index  # checked completely when it is opened
         progress(sum(table.meta.index.sizes().values()))
     except HplmError as error:
         yield f"table {folder}: {error}"
@@ -121,7 +121,7 @@ def check_bank(path: Path, progress: Progress, way_out: str = EXPORT_AGAIN) -> I
 
 
 def check_file(path: Path, progress: Progress) -> Iterator[str]:
-    """Weights against their checksum; the others have none, and are read as their readers do."""
+    """Checks weights against their checksum. Other files have no checksum, so they are only read."""
     from tokenizers import Tokenizer
 
     try:
@@ -133,8 +133,8 @@ def check_file(path: Path, progress: Progress) -> Iterator[str]:
             progress(sum(tensor.nbytes for tensor in load_weights(path).values()))
     except Broken as error:
         yield f"file {error}"
-    except Exception as error:  # the tokenizer library throws nothing narrower
-        yield f"file {path} cannot be read: {error}"
+    except Exception as error:  # the tokenizer library raises no narrower type
+        yield f"cannot read file {path}: {error}"
 
 
 def _check_registry(live: State) -> Callable[[Path, Progress], Iterator[str]]:
@@ -150,17 +150,19 @@ def _check_registry(live: State) -> Callable[[Path, Progress], Iterator[str]]:
             return
         if decided > after:
             yield (
-                f"registry {path} knows generation {decided} and {live.current_file} publishes {after}: the next change with "
-                "`hplm tenant` or `hplm domain` publishes the newest, or restore the state"
+                f"registry {path} ends with generation {decided}, but {live.current_file} publishes {after}: make a change "
+                "with `hplm tenant` or `hplm domain`, which publishes the newest, or restore the state"
             )
         elif decided < before:
-            yield f"registry {path} knows generation {decided} and {live.current_file} publishes {before}: restore the state"
+            yield (
+                f"registry {path} ends with generation {decided}, but {live.current_file} publishes {before}: restore the state"
+            )
 
     return check
 
 
 def _decided(registry: Path) -> int:
-    """The newest generation of a registry, if that is whole; 0 where its first change has failed."""
+    """Returns the newest generation of a registry, or 0 if its first change has failed. Raises Broken if it is damaged."""
     try:
         with closing(sqlite3.connect(f"{registry.resolve().as_uri()}?mode=ro", uri=True)) as database:
             found = [row[0] for row in database.execute("PRAGMA integrity_check")]
@@ -170,11 +172,11 @@ def _decided(registry: Path) -> int:
                 return database.execute("SELECT max(generation) FROM audit").fetchone()[0] or 0
     except sqlite3.DatabaseError as error:
         found = [str(error)]
-    raise Broken(f"{'; '.join(found)}: restore the state; what is published goes on")
+    raise Broken(f"{'; '.join(found)}: restore the state. Published tenants are still served")
 
 
 def _check_snapshot(folder: Path, live: State | None) -> Callable[[Path, Progress], Iterator[str]]:
-    """Whether what a snapshot names is there, and whose it says it is."""
+    """Checks that the tables and banks of a snapshot exist, and that its records belong to its tenants."""
 
     def check(path: Path, progress: Progress) -> Iterator[str]:
         try:
@@ -185,7 +187,7 @@ def _check_snapshot(folder: Path, live: State | None) -> Callable[[Path, Progres
         roots = [folder / EXPORTED_TABLES] + ([live.tables] if live else [])
         for branch in snapshot.branches:
             if not any((root / branch.folder / "meta.json").exists() for root in roots):
-                yield f"snapshot {path}: table {branch.folder} is in none of {', '.join(map(str, roots))}"
+                yield f"snapshot {path}: table {branch.folder} is missing in {', '.join(map(str, roots))}"
         banks: dict[str, Bank | None] = {}
         for name in snapshot.banks():
             try:
@@ -201,7 +203,7 @@ def _check_snapshot(folder: Path, live: State | None) -> Callable[[Path, Progres
                     yield f"tenant {tenant.id}: bank {record.bank} has no record {record.index}"
                     continue
                 if bank.owner(record.index) != (record.uid, record.version):
-                    yield f"tenant {tenant.id}: record {record.index} of bank {record.bank} is another's, or of another version"
+                    yield f"tenant {tenant.id}: record {record.index} of bank {record.bank} has another tenant or version"
 
     return check
 

@@ -1,7 +1,7 @@
-"""The four ways to a server: HTTP and gRPC, blocking and asyncio. They move encoded questions and name what went wrong.
+"""The four transports: HTTP and gRPC, blocking and asyncio. They send encoded questions and raise the client's errors.
 
-All have `library` (where tensors of their protocol are made), `infer`, `ready`, `statistics` and `close`.
-Imports wait until a protocol is chosen: gRPC and aiohttp take a while to load and most programs need one of them.
+All have `library` (which makes tensors for their protocol), `infer`, `ready`, `statistics` and `close`. A transport is imported
+when its protocol is chosen: gRPC and aiohttp take a while to load, and most programs need only one of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def blocking(settings: Settings) -> Transport:
 
 
 def asynchronous(settings: Settings) -> AsyncTransport:
-    """To be called in the event loop that will use it."""
+    """Makes an asyncio transport. Must be called in the event loop that will use it."""
     if settings.protocol == "http":
         from hplm_client.transports.http_aio import AsyncHttpTransport
 

@@ -1,4 +1,4 @@
-"""gRPC for threads. One channel, one HTTP/2 connection, any number of threads."""
+"""gRPC for threads: any number of threads share one channel with one HTTP/2 connection."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tritonclient.utils import InferenceServerException
 from hplm_client.errors import ClientTimeout, HplmClientError, refusal
 from hplm_client.settings import Settings
 
-# A list replaces all of tritonclient's, so its message sizes (no limit) are here again. After a refused connection gRPC
-# waits a second before it tries once more, whatever is asked of it meanwhile: our next attempts would fail untried.
+# This list replaces tritonclient's own, so its message sizes (no limit) are repeated. By default gRPC waits a second after a
+# refused connection, and fails all calls in between without trying. So the first wait is shorter here.
 CHANNEL = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -51,7 +51,7 @@ class GrpcTransport:
 
 
 def failure(error: InferenceServerException, settings: Settings, seconds: float) -> HplmClientError:
-    """What an error of tritonclient's gRPC clients stands for."""
+    """Turns an error of tritonclient's gRPC clients into one of ours."""
     if error.status() == "StatusCode.DEADLINE_EXCEEDED":
         return ClientTimeout(f"no answer from {settings.url} within {seconds:.3g} s", error.status())
     return refusal(f"{error.message()} (gRPC from {settings.url})", error.status())

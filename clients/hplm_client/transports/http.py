@@ -1,7 +1,7 @@
-"""HTTP for threads: tritonclient makes and reads the bodies, the standard library carries them.
+"""HTTP for threads: tritonclient makes and reads the bodies, and the standard library sends them.
 
-tritonclient's own HTTP client runs on gevent: its sockets belong to the thread that made them, and every thread that
-used it leaves four file descriptors behind when it ends. Here all threads share one pool of plain connections.
+tritonclient's own HTTP client uses gevent. Its sockets belong to the thread that made them, and every thread that used it
+leaves four file descriptors open when it ends. Here all threads share one pool of plain connections.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class HttpTransport:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._idle: deque[TimedConnection] = deque()  # the latest used is taken first
+        self._idle: deque[TimedConnection] = deque()  # the last used one is taken first
         self._process = os.getpid()
         self._closed = False
 
@@ -62,8 +62,9 @@ class HttpTransport:
     def _exchange(
         self, method: str, path: str, seconds: float, body: bytes = b"", headers: dict[str, str] | None = None
     ) -> tuple[int, bytes, int | None]:
-        """Status, body, and how much of the body is JSON. Every wait for the server ends when `seconds` are over; how long a
-        name takes to become addresses is the system's to say.
+        """Returns the status, the body, and how many bytes of the body are JSON.
+
+        Every wait for the server ends after `seconds`. Only the system limits the time for resolving the host name.
         """
         ends = time.monotonic() + seconds
         connection = self._take()
@@ -97,7 +98,7 @@ class HttpTransport:
         return sock
 
     def _take(self) -> TimedConnection:
-        if self._process != os.getpid():  # forked: who shares a connection with its parent reads its parent's answers
+        if self._process != os.getpid():  # after a fork: a shared connection would read the parent's answers
             self._idle, self._process = deque(), os.getpid()
         while (connection := self._pop()) is not None:
             if connection.sock is not None and _is_quiet(connection.sock):
@@ -114,11 +115,11 @@ class HttpTransport:
     def _give_back(self, connection: TimedConnection) -> None:
         if connection.sock is not None:
             self._idle.append(connection)
-        if self._closed:  # while this request was under way: nobody else will close what it has put back
+        if self._closed:  # closed during this request: its connection must be closed here
             self.close()
 
     def _unexpected(self, body: bytes) -> UnexpectedAnswer:
-        return UnexpectedAnswer(f"{self._settings.url} answered something that is no answer of Triton's: {body[:80]!r}")
+        return UnexpectedAnswer(f"the answer of {self._settings.url} is not one of Triton's: {body[:80]!r}")
 
     def _expect_ok(self, status: int, body: bytes, json_length: int | None) -> tuple[bytes, int | None]:
         if status == 200:
@@ -131,8 +132,10 @@ class HttpTransport:
 
 
 class TimedSocket(socket.socket):
-    """Sends and receives until `ends` altogether. A socket's timeout alone begins anew with each piece that comes, so
-    that a server which sends a byte now and then would hold its client for ever.
+    """Limits all sending and receiving together to the time `ends`.
+
+    A socket's own timeout starts again with each piece of data. A server that sends a byte now and then could so block its
+    client for ever.
     """
 
     ends: float
@@ -159,7 +162,10 @@ class TimedConnection(HTTPConnection):
 
 
 def _connected(host: str, port: int, ends: float) -> TimedSocket:
-    """To the first of the host's addresses that answers. A silent one takes half of what is left, unless it is the last."""
+    """Connects to the first address of the host that answers.
+
+    An address without an answer takes half of the remaining time, and the last address takes all of it.
+    """
     *others, last = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     for resolved in others:
         with suppress(OSError):
@@ -184,7 +190,7 @@ def _connected_to(resolved: tuple, ends: float, share: float) -> TimedSocket:
 
 
 def _is_quiet(sock: socket.socket) -> bool:
-    """Whether an idle connection is still good: one that the server has closed, or wrote to unasked, is readable."""
+    """Whether an idle connection can still be used. One that the server has closed, or has written to, is readable."""
     sock.setblocking(False)
     try:
         sock.recv(1, socket.MSG_PEEK)

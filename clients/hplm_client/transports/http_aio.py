@@ -1,4 +1,4 @@
-"""HTTP for asyncio, over aiohttp as tritonclient uses it."""
+"""HTTP for asyncio, through tritonclient's aiohttp client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tritonclient.utils import InferenceServerException
 from hplm_client.errors import ClientTimeout, ConnectionLost, NotConnected, UnexpectedAnswer, refusal
 from hplm_client.settings import Settings
 
-CONNECTIONS = 256  # requests beyond these wait here for a connection, within their time
+CONNECTIONS = 256  # further requests wait for a connection, within their time limit
 
 
 class AsyncHttpTransport:
@@ -23,12 +23,12 @@ class AsyncHttpTransport:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        # Time is kept by _call for each request; aiohttp's own limit would be one for all.
-        unlimited: Any = None  # aiohttp knows it, and tritonclient's annotations do not
+        # `_call` limits the time of each request. aiohttp's own limit would be the same for all requests.
+        unlimited: Any = None  # aiohttp accepts None, which tritonclient's annotations do not say
         self._client = tritonclient.http.aio.InferenceServerClient(settings.url, conn_limit=CONNECTIONS, conn_timeout=unlimited)
 
     async def infer(self, backbone: str, arguments: dict[str, Any], seconds: float) -> InferResult:
-        # A dictionary of its own for each request: tritonclient adds headers to it.
+        # Each request gets a dictionary of its own, because tritonclient adds headers to it.
         return await self._call(self._client.infer(backbone, headers=dict(self._settings.headers), **arguments), seconds)
 
     async def ready(self, backbone: str | None, seconds: float) -> bool:
@@ -56,4 +56,4 @@ class AsyncHttpTransport:
             reason = f"{type(error).__name__}: {error}"
             raise ConnectionLost(f"connection to {url} lost after sending ({reason})") from error
         except (ValueError, KeyError, TypeError) as error:
-            raise UnexpectedAnswer(f"{url} answered something that is no answer of Triton's: {error}") from error
+            raise UnexpectedAnswer(f"the answer of {url} is not one of Triton's: {error}") from error

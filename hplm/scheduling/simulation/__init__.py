@@ -1,1 +1,1 @@
-"""The scheduler that serves, on a virtual clock: drawn or recorded arrivals, an engine that only takes its time."""
+"""Simulates the serving scheduler on a virtual clock, with random or recorded arrivals and an engine model."""

@@ -1,4 +1,4 @@
-"""Who arrives when, of what length, with what deadline: drawn, or as it was recorded."""
+"""Simulated arrivals with their times, lengths and deadlines: random, or read from a trace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECOND, MILLISECOND = 10**9, 10**6
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SimulatedText:
-    """A text in line that is only a length and a time: no tokens, no answer."""
+    """A waiting text that has a length and times, but no tokens and no answer."""
 
     tokens: int
     bytes: int = 0
@@ -25,12 +25,12 @@ class SimulatedText:
     priority: int = 0
     slot_key: Hashable = 0
     tenant: int = 0
-    number: int = 0  # which of the arrivals
+    number: int = 0  # index in the arrivals
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of texts: normal and clipped, as TCB draws them."""
+    """Lengths of texts in tokens: normally distributed and clipped, as in TCB."""
 
     mean: float = 20.0
     variance: float = 20.0
@@ -44,11 +44,11 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """Columns, in order of time."""
+    """Arrivals as columns, in order of time."""
 
     at_ns: np.ndarray
     tokens: np.ndarray
-    allowed_ns: np.ndarray  # from arrival to deadline; 0: none
+    allowed_ns: np.ndarray  # from arrival to deadline; 0: no deadline
     tenant: np.ndarray
     priority: np.ndarray
 
@@ -77,14 +77,17 @@ class Arrivals:
 
 @dataclass(frozen=True)
 class Stream:
-    """A load: texts a second, for so long. `cv` is the coefficient of variation of the gaps (Gamma); 1 is Poisson."""
+    """A random load: `rate` texts a second for `seconds`.
+
+    `cv` is the coefficient of variation of the gaps between arrivals (Gamma); 1 is Poisson.
+    """
 
     rate: float
     seconds: float
     lengths: Lengths = Lengths()
     allowed_ms: tuple[float, float] = (50.0, 300.0)  # uniform; (0, 0): no deadline
     cv: float = 1.0
-    tenants: Sequence[int] = (0,)  # each text is of one of them
+    tenants: Sequence[int] = (0,)  # each text belongs to one of these, chosen at random
     priority: int = 0
 
     def draw(self, seed: int) -> Arrivals:
@@ -102,7 +105,7 @@ class Stream:
 
 
 def read_trace(path: Path) -> Arrivals:
-    """JSONL: `arrival` in seconds, `tokens`, and if there are any `deadline_ms` (from arrival), `tenant`, `priority`."""
+    """Reads JSONL with `arrival` (seconds), `tokens`, and optionally `deadline_ms` (from arrival), `tenant`, `priority`."""
     tenants: dict[str, int] = {}
     rows = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -112,9 +115,11 @@ def read_trace(path: Path) -> Arrivals:
             allowed = int(row.get("deadline_ms", 0) * MILLISECOND)
             rows.append((int(row["arrival"] * SECOND), int(row["tokens"]), allowed, tenant, int(row.get("priority", 0))))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InvalidInput(f"{path}, line {number}: not a recorded arrival ({error!r}): see docs/scheduling.md") from error
+            raise InvalidInput(
+                f"{path}, line {number} is not a recorded arrival ({error!r}): see docs/scheduling.md"
+            ) from error
     if not rows:
-        raise InvalidInput(f"{path} holds no arrivals")
+        raise InvalidInput(f"{path} contains no arrivals: see docs/scheduling.md")
     columns = np.array(rows, dtype=np.int64)
     columns[:, 0] -= columns[:, 0].min()
     return Arrivals(*columns[np.argsort(columns[:, 0], kind="stable")].T)

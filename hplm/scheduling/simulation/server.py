@@ -1,4 +1,4 @@
-"""A server on a virtual clock: the scheduler that serves, a drawn or recorded load, an engine that only takes its time."""
+"""A server on a virtual clock: the real scheduler, simulated arrivals and a simulated engine."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ WAITS, REFUSED, EXPIRED, ANSWERED = range(4)
 
 @dataclass(frozen=True)
 class Machine:
-    """The engine that is simulated."""
+    """The simulated engine."""
 
-    batch_ns: Callable[[np.ndarray], float]  # of the lengths of a batch's texts
+    batch_ns: Callable[[np.ndarray], float]  # a batch's time, from the lengths of its texts
     capacity: Capacity
     staging_ns: int = 0
-    answering_ns: int = 0  # from computed to in the client's hands
-    noise: float = 0.0  # standard deviation of a batch's time, relative
+    answering_ns: int = 0  # from the end of computing until the client has the answer
+    noise: float = 0.0  # relative standard deviation of a batch's time
 
 
 @dataclass
 class Outcome:
-    """Of each arrival. Times are NEVER where it did not happen."""
+    """What became of each arrival. A time is NEVER if the event did not happen."""
 
     arrivals: Arrivals
     fate: np.ndarray
     started_ns: np.ndarray
     answered_ns: np.ndarray
-    batches: list[int] = field(default_factory=list)  # tokens of each
+    batches: list[int] = field(default_factory=list)  # tokens of each batch
     busy_ns: int = 0
     end_ns: int = 0
 
@@ -45,12 +45,12 @@ class Outcome:
 
     @property
     def scheduled(self) -> np.ndarray:
-        """Started by the deadline: what TCB counts."""
+        """Texts that were started by their deadline, as TCB counts them."""
         return self.started_ns <= self.deadline_ns
 
     @property
     def on_time(self) -> np.ndarray:
-        """Answered by the deadline: what users count."""
+        """Texts that were answered by their deadline, as users count them."""
         return self.answered_ns <= self.deadline_ns
 
     @property
@@ -59,7 +59,7 @@ class Outcome:
 
     @property
     def utility(self) -> float:
-        """Of all there was: 1 / length of each text that was scheduled."""
+        """The share of all utility that was scheduled. A text's utility is 1 / length."""
         value = 1 / self.arrivals.tokens
         return float(value[self.scheduled].sum() / value.sum())
 
@@ -70,15 +70,15 @@ class Outcome:
 
 
 class Simulation:
-    """`run` goes from event to event: a batch is done, the next starts, one is chosen, texts expire, a text arrives."""
+    """Goes from event to event: a batch ends, the next one starts or is chosen, texts expire, a text arrives."""
 
     def __init__(self, scheduler: Scheduler[SimulatedText], machine: Machine, arrivals: Arrivals, seed: int = 0) -> None:
         self._scheduler = scheduler
         self._machine = machine
         self._arrivals = arrivals
         self._rng = np.random.default_rng(seed)
-        self._computing: tuple[Batch[SimulatedText], int] | None = None  # and when it will be done
-        self._staged: tuple[Batch[SimulatedText], int] | None = None  # and when it will be ready
+        self._computing: tuple[Batch[SimulatedText], int] | None = None  # a batch, and when it will be done
+        self._staged: tuple[Batch[SimulatedText], int] | None = None  # a batch, and when it will be ready
         self._choose_at = NEVER
         count = len(arrivals)
         never = np.full(count, NEVER)
@@ -118,7 +118,7 @@ class Simulation:
             self._outcome.fate[i] = REFUSED
 
     def _choose(self, now: int) -> None:
-        """As the pipeline does: not before the batch that was chosen last has started."""
+        """Chooses a batch, as the pipeline does: not before the last chosen batch has started."""
         self._choose_at = NEVER
         if self._staged or not len(self._scheduler):
             return
