@@ -7,9 +7,10 @@ import math
 from collections.abc import Callable
 
 from hplm.errors import InvalidInput
+from hplm.options import ENGINE_DTYPES
 
 SIZE_NAMES = ("minilm", "bert-base")  # `testing.random_store.SIZES` says what they are
-DTYPES = ("auto", "fp32", "bf16")
+DTYPES = ("auto", *ENGINE_DTYPES)
 SHORTEST = 3  # [CLS], a word, [SEP]
 
 

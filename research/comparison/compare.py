@@ -23,7 +23,7 @@ import numpy as np
 from tqdm import tqdm
 
 from bench.measuring.tenants import tenant_id
-from bench.options import SIZE_NAMES, expect_above_zero, expect_text, whole_numbers
+from bench.options import DTYPES, SIZE_NAMES, expect_above_zero, expect_text, whole_numbers
 from bench.tools.machine import gflops, machine
 from hplm.errors import HplmError
 from hplm.scheduling.simulation.arrivals import SECOND, Arrivals
@@ -239,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--connections", type=int, default=16, help="of saturate (default: %(default)s)")
     parser.add_argument("--batch-tokens", type=int, default=1024, help="of a batch, in every scheme (default: %(default)s)")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds that an answer may take (default: %(default)s)")
-    parser.add_argument("--dtype", choices=("auto", "fp32", "bf16"), default="auto")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto")
     parser.add_argument("--results", type=Path, default=Path("results"), help="where numbers are kept (default: %(default)s)")
     parser.add_argument("--work", type=Path, help="where repositories are kept (default: a temporary folder)")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
