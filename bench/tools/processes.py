@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
 
+from hplm.server import TritonServer
+
 NONE = "0 kB"  # in place of what a process that has ended no longer tells
 
 
@@ -24,6 +26,12 @@ def memory_of(pid: int) -> Memory:
         resident += _bytes(fields.get("VmRSS", NONE))
         private += _bytes(fields.get("RssAnon", NONE))
     return Memory(resident, private)
+
+
+def memory_of_server(server: TritonServer) -> Memory:
+    """Of a server that runs, its models' processes included."""
+    assert server.pid is not None
+    return memory_of(server.pid)
 
 
 def _read(path: str) -> str:

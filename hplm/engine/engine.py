@@ -19,7 +19,7 @@ from hplm.options import ENGINE_DTYPES
 
 MEASURED = 3  # measurements; the fastest counts, without other work on the machine
 CACHE_LINE = 16  # numbers of 32 bits
-TORCH_DTYPES = dict(zip(ENGINE_DTYPES, (torch.float32, torch.bfloat16), strict=True))
+TORCH_DTYPES: dict[str, torch.dtype] = dict(zip(ENGINE_DTYPES, (torch.float32, torch.bfloat16), strict=True))
 
 
 def resolve_device(name: str) -> torch.device:

@@ -94,7 +94,7 @@ class Slot:
 
     def fill(self, body: Path, head: Path, keep_pages: bool = True) -> None:
         """Without `keep_pages`, memory holds nothing but the slots: the next read of this file comes from the disk."""
-        room = memoryview(self._read.numpy().view(np.uint8))
+        room = self._read.numpy().view(np.uint8).data
         with open(body, "rb", buffering=0) as file:
             file.seek(self._file.start)
             read = 0
