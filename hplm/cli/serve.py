@@ -47,7 +47,7 @@ def register(commands) -> None:
         type=float,
         default=300.0,
         metavar="SECONDS",
-        help="stop if the models are not loaded by then (default: %(default)s)",
+        help="seconds in which all models must load (default: %(default)s)",
     )
     flags = "more flags for tritonserver, such as --trace-config=rate=1; paths in them are absolute"
     serve.add_argument("flags", nargs="*", metavar="-- FLAG", help=flags)
