@@ -1,12 +1,6 @@
 """`hplm bench`: measures this machine, always beside a baseline in the same run. Each benchmark has its own file.
 
-A new benchmark is one more file in this folder. It needs two functions:
-
-    register(kinds)     adds the command and its options: see `bench.options.benchmark`
-    run(args) -> dict   measures, prints a table unless --json is given, and returns the figures
-
-Imports of torch and the like belong inside `run`, because `hplm --help` imports every file of this folder. Long measuring
-code lives in a file of the same name in `bench/measuring`.
+A new benchmark is one more file in this folder: docs/extending.md has the recipe.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def best_label(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], pas
     best = logits.argmax(axis=1)
     scores = softmax(logits)[np.arange(len(best)), best]
     return Rows(
-        labels=[labels[i] if known else "" for i, known in zip(best, readable, strict=True)],
+        labels=[name if known else "" for name, known in zip(names_of(labels, best), readable, strict=True)],
         scores=np.where(readable, scores, 0).astype(np.float32),
         logits=np.where(readable[:, None], logits, np.nan).astype(np.float32),
         spans=spans[:, 1:],
@@ -115,15 +115,16 @@ def best_labels(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], co
     """Returns the `count` most probable labels of the first row, the most probable first."""
     best = np.argsort(-logits[0], kind="stable")[:count]
     repeat = np.zeros(len(best), dtype=np.int64)
-    return Rows([labels[i] for i in best], softmax(logits)[0, best], logits[:1], spans[repeat, 1:])
+    return Rows(names_of(labels, best), softmax(logits)[0, best], logits[:1], spans[repeat, 1:])
 
 
 def holding_labels(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], passage: str) -> Rows:
     """Returns all labels with a probability of at least HOLDS, the most probable first. There may be none."""
     probabilities = 1 / (1 + np.exp(-logits[0].astype(np.float64)))
-    holding = [i for i in np.argsort(-logits[0], kind="stable") if probabilities[i] >= HOLDS]
+    order = np.argsort(-logits[0], kind="stable")
+    holding = order[probabilities[order] >= HOLDS]
     repeat = np.zeros(len(holding), dtype=np.int64)
-    return Rows([labels[i] for i in holding], probabilities[holding].astype(np.float32), logits[:1], spans[repeat, 1:])
+    return Rows(names_of(labels, holding), probabilities[holding].astype(np.float32), logits[:1], spans[repeat, 1:])
 
 
 def value(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], passage: str) -> Rows:
@@ -153,6 +154,11 @@ def best_span(logits: np.ndarray) -> tuple[int, int]:
         if sums[first] > best:
             best, found = sums[first], (first, first + distance)
     return found
+
+
+def names_of(labels: Sequence[str], indexes: np.ndarray) -> list[str]:
+    chosen: list[int] = indexes.tolist()
+    return [labels[i] for i in chosen]
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,37 +14,36 @@ import pytest
 ROOT = Path(__file__).parents[1]
 CLIENTS = ROOT / "clients"
 
-BASE = {"hplm.errors", "hplm.options"}
-CORE = {*BASE, *(f"hplm.{room}" for room in (
-    "registered", "tasks", "model", "plot", "adapters", "scheduling", "metrics", "tenants", "engine", "server"
-))}  # fmt: skip
-PRODUCT = {*CORE, "hplm.cli", "builder", "backends"}
+BASE = {"hplm.errors", "hplm.options"}  # that every room may import
+ROOM = re.compile(r"`(\w[\w/]*)`")
 
-# The rooms that each room may import, besides itself and the bare package `hplm`.
-ARROWS: dict[str, set[str]] = {
-    "hplm.errors": set(),
-    "hplm.options": set(),
-    "hplm.registered": BASE,
-    "hplm.scheduling": BASE,
-    "hplm.metrics": BASE,
-    "hplm.server": BASE,
-    "hplm.model": BASE,
-    "hplm.tasks": {*BASE, "hplm.model"},
-    "hplm.plot": {*BASE, "hplm.model"},
-    "hplm.adapters": {*BASE, "hplm.model"},
-    "hplm.tenants": {*BASE, "hplm.registered", "hplm.tasks", "hplm.model", "hplm.plot", "hplm.adapters"},
-    "hplm.engine": CORE - {"hplm.registered", "hplm.server"},
-    "hplm.cli": {*CORE, "builder"},  # and hplm_client: see INSIDE_FUNCTIONS
-    "backends": CORE,
-    "builder": CORE,
-    "hplm_client": set(),
-    "testing": {*CORE, "builder"},
-    "demo": {*CORE, "builder", "hplm_client"},
-    "loadtest": {*CORE, "hplm_client", "demo"},
-    "bench": {*CORE, "builder", "hplm_client", "testing", "loadtest"},
-    "research": {*PRODUCT, "hplm_client", "testing", "demo", "loadtest", "bench"},
+
+def drawn() -> Iterator[tuple[list[str], str]]:
+    """The lines of the table: rooms, and the cell that says what they may import."""
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    table = text.partition("| room | may import |\n|---|---|\n")[2].partition("\n\n")[0]
+    for line in table.splitlines():
+        _, rooms, cell, _ = line.split("|")
+        yield rooms_in(rooms), cell
+
+
+def rooms_in(cell: str) -> list[str]:
+    return [room.replace("/", ".") for room in ROOM.findall(cell)]
+
+
+CORE = {room for rooms, _ in drawn() for room in rooms if room.startswith("hplm.")} - {"hplm.cli"}
+
+
+def reached(cell: str) -> set[str]:
+    return set().union(*(CORE if room == "hplm" else {room} for room in rooms_in(cell)), BASE)
+
+
+# The rooms that each room may import at any time, besides itself and the bare package `hplm`.
+ARROWS = {room: reached(cell.partition("inside functions")[0].partition("(")[0]) for rooms, cell in drawn() for room in rooms}
+INSIDE_FUNCTIONS = {
+    (room, to) for rooms, cell in drawn() for room in rooms for to in rooms_in(cell.partition("inside functions")[2])
 }
-INSIDE_FUNCTIONS = {("hplm.cli", "hplm_client"), ("hplm.cli", "builder")}  # so that `hplm --help` works without them
+PRODUCT = {*CORE, "hplm.cli", "builder", "backends"}
 OTHERS_OF_THE_CLIENT = {"numpy", "tritonclient", "aiohttp"}  # aiohttp comes with tritonclient
 
 

@@ -7,6 +7,7 @@ import inspect
 import json
 import random
 import re
+import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from tokenizers import ByteLevelBPETokenizer
 from tokenizers.processors import RobertaProcessing
 from transformers import AutoModel, PreTrainedTokenizerFast, RobertaConfig, RobertaModel
 
+import bench
 import testing.reference
 from builder.adaptation.learning import Budget
 from builder.evaluation.tenant import evaluate_tenant
@@ -208,3 +210,17 @@ def test_a_backbone_family(tmp_path):
     corpus.write_text("".join(random_text(random.Random(number), 20) + "\n" for number in range(8)))
     store, table = build_root(folder, [corpus], tmp_path / "store", RootOptions(), Budget(steps=0), CPU)
     assert store.config.segments == 1 and table.meta.keys
+
+
+def test_a_benchmark(tmp_path, monkeypatch, capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", section("A benchmark"), re.DOTALL)
+    (tmp_path / "sum.py").write_text(code)
+    monkeypatch.setattr(bench, "__path__", [*bench.__path__, str(tmp_path)])
+    try:
+        assert main(["bench", "sum", "--numbers", "5", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["total"] == 10
+        assert main(["bench", "sum", "--numbers", "0"]) == 1
+        assert "--numbers 0" in capsys.readouterr().err
+    finally:
+        sys.modules.pop("bench.sum", None)
+        vars(bench).pop("sum", None)

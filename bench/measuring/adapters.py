@@ -218,7 +218,7 @@ def _products(rows: Projected, weights: dict[str, Tensor]) -> Callable[[Tensor],
 
 def has_peft() -> bool:
     try:
-        import peft  # noqa: F401
+        import peft  # noqa: F401 # pyright: ignore[reportMissingImports] it comes with the extra `bench`
     except ModuleNotFoundError as error:
         if error.name != "peft":
             raise
@@ -228,8 +228,8 @@ def has_peft() -> bool:
 
 def _peft(rows: Projected, weights: dict[str, Tensor], rank: int) -> Callable[[Tensor], object]:
     """Computes only peft's step. The shared projection below it returns a computed result, and is not measured."""
-    from peft import LoraConfig
-    from peft.tuners.lora import Linear
+    from peft import LoraConfig  # pyright: ignore[reportMissingImports] it comes with the extra `bench`
+    from peft.tuners.lora import Linear  # pyright: ignore[reportMissingImports] likewise
 
     hidden = rows.before.shape[1]
     names = [f"slot-{slot}" for slot in rows.slots]

@@ -20,11 +20,11 @@ import numpy as np
 from bench.measuring.serve import batch_texts, texts_of
 from bench.overload import OverloadBench
 from bench.serve import ServeBench
-from bench.tools.processes import memory_of
+from bench.tools.processes import memory_of_server
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.service import ANSWERING_NS
-from hplm.scheduling.policy import policy
+from hplm.scheduling.policy import DEFAULT, policy
 from hplm.scheduling.scheduler import Limits, Scheduler
 from hplm.scheduling.simulation.arrivals import Arrivals
 from hplm.scheduling.simulation.server import Machine, Simulation
@@ -59,7 +59,7 @@ def bench_overload(case: OverloadBench) -> dict:
         store = random_store(Path(folder) / "store", SIZES[case.size], random_tenants(case.tenants, 32, 4))
         options = ServingOptions(
             dtype=case.dtype,
-            **({} if case.policy is None else {"policy": case.policy}),
+            policy=DEFAULT if case.policy is None else case.policy,
             slots=max(2, 2 * case.tenants),
             batch_tokens=case.batch_texts * case.tokens,
             journal=str(journal),
@@ -204,7 +204,7 @@ def _overload(
 
     def look() -> None:
         while not over.wait(case.seconds / LOOKS):
-            memory.append(memory_of(server.pid).private)
+            memory.append(memory_of_server(server).private)
 
     looking = threading.Thread(target=look)
     looking.start()

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from google.protobuf import text_format
 from tqdm import tqdm
-from tritonclient.grpc.model_config_pb2 import ModelConfig
+from tritonclient.grpc.model_config_pb2 import ModelConfig  # pyright: ignore[reportAttributeAccessIssue] made when it is imported
 
 from bench.measuring.serve import batch_texts, texts_of
 from bench.pipeline import PipelineBench
@@ -141,6 +141,7 @@ def _staging_share(folder: Path, traffic: Traffic, settings: Settings, case: Pip
         start = time.perf_counter()
         batch = stager.stage(texts[number * case.batch_texts :][: case.batch_texts], broken=_raise)
         staged = time.perf_counter()
+        assert batch is not None  # or `_raise` has raised
         engine.run(batch)
         whole.append(time.perf_counter() - start)
         staging.append(staged - start)

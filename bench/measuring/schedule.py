@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -76,9 +77,9 @@ def targets(by_variance: dict[int, dict]) -> dict[str, bool]:
     }
 
 
-def _stream(case: ScheduleBench, rate: float, variance: float, **options: object) -> Stream:
+def _stream(case: ScheduleBench, rate: float, variance: float, tenants: Sequence[int] = (0,)) -> Stream:
     lengths = Lengths(MEAN, variance)
-    return Stream(rate * TEXTS_A_SECOND, case.seconds, lengths, case.allowed_ms, case.cv, **options)
+    return Stream(rate * TEXTS_A_SECOND, case.seconds, lengths, case.allowed_ms, case.cv, tenants)
 
 
 def _run(given: str, machine: Machine, load: Arrivals, commit_ms: float | None, admission: bool = False) -> Outcome:
@@ -87,11 +88,12 @@ def _run(given: str, machine: Machine, load: Arrivals, commit_ms: float | None, 
 
 
 def _figures(outcome: Outcome) -> dict[str, float | None]:
+    p99_ms = outcome.p99_ms()
     return {
         "utility": round(outcome.utility, 4),
         "scheduled": round(float(outcome.scheduled.mean()), 4),
         "on_time": round(float(outcome.on_time.mean()), 4),
-        "p99_ms": outcome.p99_ms() and round(outcome.p99_ms(), 1),
+        "p99_ms": p99_ms and round(p99_ms, 1),
         "refused": round(float((outcome.fate == REFUSED).mean()), 4),
     }
 

@@ -133,6 +133,7 @@ def measure_engine(folder: Path, case: ServeBench) -> dict:
         while time.perf_counter() < end or len(times) < 6:
             start = time.perf_counter()
             batch = stager.stage(next(batches), broken=_raise)
+            assert batch is not None  # or `_raise` has raised
             engine.run(batch)
             times.append(time.perf_counter() - start)
             stager.release(batch.held)

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from bench.measuring.serve import BATCH_TOKENS, load_server, texts_of
 from bench.serve import ServeBench
-from bench.tools.processes import memory_of
+from bench.tools.processes import memory_of_server
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from hplm.adapters.bank import Bank, Record, record_bytes, write_bank
@@ -113,7 +113,7 @@ def _serve(repository: Path, folder: Path, case: ServeBench, slots: int) -> dict
         started = time.perf_counter() - begin
         warming, requests = (_requests(folder.parent.name, case, count, seed) for seed in (1, 2))
         alone, saturated = load_server(server.http_url, requests, warming, case)
-        memory = memory_of(server.pid)
+        memory = memory_of_server(server)
     return {
         "req_per_s": round(saturated.req_per_s, 2),
         "p50_ms": round(alone.percentile_ms(50), 3),

@@ -74,7 +74,7 @@ def bench_training(case: TrainingBench) -> dict[str, Any]:
                 pack = reader.pack(texts, chosen, CPU, body.reads_tables)
                 with in_half:
                     logits = model(body, pack)
-                loss, learned = task.loss(logits, pack.targets, pack.rows_of)
+                loss, learned = task.loss(logits, pack.targets, pack.rows_of, model.spread)
                 optimizer.zero_grad()
                 (loss / learned).backward()
                 optimizer.step()

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
 
+from hplm.server import TritonServer
+
 NONE = "0 kB"  # the memory of a process that has ended
 
 
@@ -24,6 +26,12 @@ def memory_of(pid: int) -> Memory:
         resident += _bytes(fields.get("VmRSS", NONE))
         private += _bytes(fields.get("RssAnon", NONE))
     return Memory(resident, private)
+
+
+def memory_of_server(server: TritonServer) -> Memory:
+    """Returns the memory of a running server, with the processes of its models."""
+    assert server.pid is not None
+    return memory_of(server.pid)
 
 
 def _read(path: str) -> str:

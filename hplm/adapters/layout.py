@@ -19,7 +19,7 @@ from hplm.model.config import BackboneConfig
 from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV, activation
 from hplm.options import BANK_DTYPES
 
-TORCH_DTYPES = dict(zip(BANK_DTYPES, (torch.float16, torch.bfloat16), strict=True))
+TORCH_DTYPES: dict[str, torch.dtype] = dict(zip(BANK_DTYPES, (torch.float16, torch.bfloat16), strict=True))
 PROJECTIONS = {"query": QKV, "key": QKV, "value": QKV, "attention_out": ATTENTION_OUT, "ffn_in": FFN_IN, "ffn_out": FFN_OUT}
 
 Weights = Mapping[str, Tensor]  # tensors of one layer, slots x ...

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hplm.cli.options import CORPUS, TaskNames, device_of
 from hplm.errors import InvalidInput
 from hplm.options import MIN_TOKENS, TABLE_DTYPES
+
+if TYPE_CHECKING:
+    from builder.store.store import TenantFile
 
 
 def register(commands: argparse._SubParsersAction) -> None:
@@ -77,7 +81,7 @@ def run(args: argparse.Namespace) -> dict:
     return {**named, **adapter, **report}
 
 
-def _print(tenant: object, report: dict) -> None:
+def _print(tenant: TenantFile, report: dict) -> None:
     came = report["imported"]
     adapter = f"{tenant.adapter} of rank {tenant.rank}" if tenant.rank else "only a head"
     print(f"tenant {tenant.id} version {tenant.version}: {adapter}, {len(tenant.labels)} labels, from {came['library']}")

@@ -30,7 +30,7 @@ class TableSpec:
 
     domain: str
     version: int
-    parent: str | None  # together with its version: `parent_branch`
+    parent: str | None  # see `parent_branch`
     parent_version: int | None
     n: int
     causal: bool
@@ -41,7 +41,7 @@ class TableSpec:
 
     @property
     def parent_branch(self) -> tuple[str, int] | None:
-        """Domain and version of the table that this one falls back to; None for a root."""
+        """The domain and version of the table that this one falls back to; None for a root."""
         if self.parent is None or self.parent_version is None:
             return None
         return self.parent, self.parent_version

@@ -35,7 +35,7 @@ def write_table(
     keys: np.ndarray,
     values_of: ValuesOf,
     batch: int = BATCH,
-    progress: Callable[[int], None] = lambda rows: None,
+    progress: Callable[[int], object] = lambda rows: None,
     known: Table | None = None,
     resume: bool = False,
 ) -> Table:
@@ -72,7 +72,7 @@ def write_table(
 
 
 def _write_parts(
-    work: Path, spec: TableSpec, keys: np.ndarray, encoder: Encoder, batch: int, progress: Callable[[int], None]
+    work: Path, spec: TableSpec, keys: np.ndarray, encoder: Encoder, batch: int, progress: Callable[[int], object]
 ) -> None:
     """Writes the values, the index, and last `meta.json`, whose presence means that the table is complete."""
     _write_values(work, spec, keys, encoder, batch, progress)
@@ -91,7 +91,7 @@ def _sync(file: Path) -> None:
 
 
 def _write_values(
-    work: Path, spec: TableSpec, keys: np.ndarray, encoder: Encoder, batch: int, progress: Callable[[int], None]
+    work: Path, spec: TableSpec, keys: np.ndarray, encoder: Encoder, batch: int, progress: Callable[[int], object]
 ) -> None:
     """Writes the values. One batch is computed while the batch before it is written."""
     with _Drafts(work, spec, batch) as drafts, ThreadPoolExecutor(1) as writer:

@@ -13,8 +13,9 @@ _STAND_IN_KEYS = (new_key()[1],)  # compared for an unknown tenant, so that its 
 
 def admit(snapshot: Snapshot, parameters: Mapping[str, object], now: float) -> Tenant:
     """Returns the named tenant if the key is valid. An unknown tenant and a wrong key get the same error in the same time."""
+    name = parameters.get("tenant")
     try:
-        tenant = snapshot.find(parameters.get("tenant"))
+        tenant = snapshot.find(name if isinstance(name, str) else None)
     except NoTenant:
         tenant = None
     allowed = allows(tenant.keys if tenant is not None else _STAND_IN_KEYS, presented_key(parameters), now)

@@ -14,7 +14,7 @@ import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import load
@@ -31,6 +31,7 @@ from hplm.tenants.snapshot import NAME
 
 log = logging.getLogger(__name__)
 LARGEST = 256 << 20  # bytes of a tenant's tensors
+Default = TypeVar("Default")
 
 
 class Commands:
@@ -177,7 +178,7 @@ def _text(given: dict[str, Any], field: str) -> str:
     return value
 
 
-def _word(given: dict[str, Any], field: str, otherwise: str | None) -> str | None:
+def _word(given: dict[str, Any], field: str, otherwise: Default) -> str | Default:
     value = given.get(field)
     if value is not None and not isinstance(value, str):
         raise InvalidInput(f"{field!r} is {value!r}: send a name")

@@ -82,8 +82,7 @@ class _Newest:
         self.refresh()
 
     def refresh(self) -> None:
-        generation = self._state.current() if self._state is not None else 0
-        if generation == self.snapshot.generation:
+        if self._state is None or (generation := self._state.current()) == self.snapshot.generation:
             return
         newest = self._state.load(generation)
         if newest.export != self.snapshot.export:

@@ -101,16 +101,15 @@ class Manager:
         adapter = None
         if knowledge.adapter is not None:
             adapter = self.banks.put(change, knowledge.adapter[0], uid, version, knowledge.adapter[1])
-        fields = dict(
-            version=version,
-            domain=knowledge.domain,
-            domain_version=knowledge.domain_version,
-            task=knowledge.task,
-            labels=knowledge.labels,
-            head=head_record,
-            adapter=adapter,
-        )
-        change.put(replace(before, **fields) if before is not None else Tenant(id=tenant_id, uid=uid, **fields))
+        domain, domain_version = knowledge.domain, knowledge.domain_version
+        if before is None:
+            task, labels = knowledge.task, knowledge.labels
+            tenant = Tenant(tenant_id, uid, version, domain, domain_version, task, labels, head_record, adapter)
+        else:  # it keeps its task and labels, its keys and its limits
+            tenant = replace(
+                before, version=version, domain=domain, domain_version=domain_version, head=head_record, adapter=adapter
+            )
+        change.put(tenant)
         return _recorded(change, TenantChange(change.generation, tenant_id, before.version if before else None, version))
 
     def roll_back(self, tenant_id: str) -> TenantChange:

@@ -93,11 +93,11 @@ class Tables:
         for branch in change.branches:
             newest[branch.domain] = max(newest[branch.domain], branch.version)
         needed |= set(newest.items())
-        for step in list(needed):
-            while step[0] is not None:
+        for start in list(needed):
+            step: tuple[str, int] | None = start
+            while step is not None:
                 needed.add(step)
-                meta = self.open(*step).meta
-                step = (meta.parent, meta.parent_version)
+                step = self.open(*step).meta.parent_branch
         return [branch for branch in change.branches if (branch.domain, branch.version) not in needed]
 
 

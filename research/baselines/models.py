@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -115,7 +116,7 @@ class WholeModels:
                 self._slot(tenant)
 
     def question(
-        self, parameters: Mapping[str, object], texts: Sequence[str], pairs: Sequence[str] | None, allowed_s: float = 0.0
+        self, parameters: Mapping[str, Any], texts: Sequence[str], pairs: Sequence[str] | None, allowed_s: float = 0.0
     ) -> Question:
         arrival = time.monotonic()
         alone = next(iter(self._tenants)) if len(self._tenants) == 1 else None
@@ -144,10 +145,10 @@ class WholeModels:
     def _answer_tenant(self, questions: list[Question]) -> Iterator[Answered]:
         left = list(questions)
         try:
-            late = [question for question in questions if question.too_late]
-            for question in late:
+            late = [(question, error) for question in questions if (error := question.too_late) is not None]
+            for question, error in late:
                 left.remove(question)
-                yield question, question.too_late
+                yield question, error
             if not left:
                 return
             slot = self._slot(questions[0].tenant)
@@ -188,10 +189,10 @@ class WholeModels:
         asked = torch.from_numpy(reading.astype(np.int64)).to(self._device)
         hidden = slot.body(self._ground(tenant, encoded, lengths), segments, lengths, asked)
         logits = slot.logits(hidden, tenant.head_function).float().cpu().split([len(rows) for rows in spans])
-        answers: dict[Question, list[Rows]] = {question: [None] * len(question.encoded) for question in batch}
+        answers: dict[Question, dict[int, Rows]] = {question: {} for question in batch}
         for (question, number), rows, own in zip(texts, spans, logits, strict=True):
             answers[question][number] = task.answer(own.numpy(), rows, tenant.labels, question.top_k, question.passages[number])
-        return list(answers.values())
+        return [[by_number[number] for number in range(len(by_number))] for by_number in answers.values()]
 
     def _ground(self, tenant: WholeTenant, encoded: list[Encoded], lengths: list[int]) -> Tensor:
         tokens = np.concatenate([text.tokens for text in encoded])

@@ -141,8 +141,8 @@ def _measure(server: Served, case: Comparison, tenants: int) -> dict:
             "private_mb": round(server.private_mb(), 1),
         }
     )
-    if before is not None:
-        measured["loads"] = server.loads - before
+    if before is not None and (after := server.loads) is not None:
+        measured["loads"] = after - before
     return measured
 
 

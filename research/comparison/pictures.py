@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -140,7 +141,8 @@ def _known(curves: Curves) -> list[str]:
     return [scheme for scheme in COMPARED if curves.get(scheme)]
 
 
-def _line(scheme: str) -> dict[str, object]:
+def _line(scheme: str) -> dict[str, Any]:
+    """Returns arguments of `Axes.plot`."""
     return {"color": COLOURS[scheme], "linewidth": 2.6 if scheme == "hplm" else 1.7, "zorder": 3 if scheme == "hplm" else 2}
 
 

@@ -31,11 +31,11 @@ class Results:
         return cls(folder)
 
     def settings(self) -> dict:
-        return json.loads((self.folder / "settings.json").read_text("utf-8"))
+        return _read(self.folder / "settings.json")
 
     def get(self, scheme: str, tenants: int) -> dict | None:
         path = self._path(scheme, tenants)
-        return json.loads(path.read_text("utf-8")) if path.exists() else None
+        return _read(path) if path.exists() else None
 
     def put(self, scheme: str, tenants: int, measured: dict) -> None:
         _write(self._path(scheme, tenants), measured)
@@ -45,10 +45,14 @@ class Results:
         found = [path for path in self.folder.glob("*-*.json") if path.stem.rpartition("-")[2].isdecimal()]
         named = [(path.stem.rpartition("-")[0], int(path.stem.rpartition("-")[2])) for path in found]
         for scheme, tenants in sorted(named, key=lambda one: (one[0], one[1])):
-            yield scheme, tenants, self.get(scheme, tenants)
+            yield scheme, tenants, _read(self._path(scheme, tenants))
 
     def _path(self, scheme: str, tenants: int) -> Path:
         return self.folder / f"{scheme}-{tenants}.json"
+
+
+def _read(path: Path) -> dict:
+    return json.loads(path.read_text("utf-8"))
 
 
 def _write(path: Path, content: dict) -> None:

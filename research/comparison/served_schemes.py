@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.measuring.tenants import LABELS, multiply, tenant_id
-from bench.tools.processes import memory_of
+from bench.tools.processes import memory_of_server
 from builder.publish.export import copy_file
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store
@@ -154,17 +154,18 @@ class Served:
 
     def url_for(self, tenants: int) -> str:
         """Returns the address for requests to the first tenants. Loads as many of their models as the budget allows."""
-        if self._swapper is None:
+        swapper = self._swapper
+        if swapper is None:
             return self._server.http_url
         loaded = self.loaded_of(tenants)
 
         def load(number: int) -> None:
-            with self._swapper.residency.use(self.exported.model(number)):
+            with swapper.residency.use(self.exported.model(number)):
                 pass
 
         with ThreadPoolExecutor(LOADS_AT_ONCE) as pool:
             list(pool.map(load, range(loaded)))
-        return self._swapper.url if tenants > loaded else self._server.http_url
+        return swapper.url if tenants > loaded else self._server.http_url
 
     def loaded_of(self, tenants: int) -> int:
         """Returns how many of these tenants, from the first, have a loaded model after `url_for`."""
@@ -175,7 +176,7 @@ class Served:
         return self._swapper.residency.loads if self._swapper is not None else None
 
     def private_mb(self) -> float:
-        return memory_of(self._server.pid).private / MB
+        return memory_of_server(self._server).private / MB
 
 
 @contextmanager

@@ -50,7 +50,6 @@ class Residency:
                 self._change.notify_all()
 
     def _enter(self, name: str) -> Model:
-        evicted = None
         with self._change:
             while True:
                 model = self._models.get(name)
@@ -59,11 +58,12 @@ class Residency:
                     self._models.move_to_end(name)
                     return model
                 if model is None:
-                    idle = next((other for other, held in self._models.items() if held.ready and not held.users), None)
-                    if len(self._models) < self._budget or idle is not None:
-                        if len(self._models) >= self._budget:
-                            evicted = idle
-                            del self._models[idle]
+                    full = len(self._models) >= self._budget
+                    idle = (other for other, held in self._models.items() if held.ready and not held.users)
+                    evicted = next(idle, None) if full else None
+                    if evicted is not None:
+                        del self._models[evicted]
+                    if not full or evicted is not None:
                         model = self._models[name] = Model(users=1)
                         break
                 self._change.wait()

@@ -38,9 +38,9 @@ def flat_store(store: Store, folder: Path, whole: Pretrained, with_adapters: boo
 
 def _for_all_layers(flat: Store, tenant: TenantFile, trained: Weights | None) -> Weights | None:
     """Returns adapters for all layers: the trained ones in the upper half, and zeros below, which cost as much time."""
-    if trained is None:
-        return None
     layout = tenant.adapter_layout(flat.config)
+    if trained is None or layout is None:
+        return None
     zeros = [
         {name: torch.zeros(shape, dtype=layout.torch_dtype) for name, shape in layout.shapes.items()}
         for _ in range(layout.layers - len(trained))

@@ -67,8 +67,9 @@ def score_schemes(
         if file is not None:
             _check_same(file, report[part].get("digest"), tenant.id, option)
     known = TrainingOptions.__dataclass_fields__
-    own = {name: value for name, value in report.items() if name in known}
-    options = TrainingOptions(**own | {"places": tuple(own["places"]) if own["places"] else None})
+    own: dict[str, Any] = {name: value for name, value in report.items() if name in known}
+    own["places"] = tuple(own["places"]) if own["places"] else None
+    options = TrainingOptions(**own)
     tries = points_about(options, report["grid"]) if "grid" in report else [(1.0, options)]
     stands_on, labels = (tenant.domain, tenant.domain_version), tuple(tenant.labels)
     material = Material(store.folder, *stands_on, tenant.task, train_file, dev_file, options.seed, labels, options.dtype)

@@ -50,7 +50,7 @@ def test_kept_tables_are_used_again(disk: Path) -> None:
     written = values.stat().st_mtime_ns
     bench_plot(case, disk / "kept")
     assert values.stat().st_mtime_ns == written
-    with pytest.raises(InvalidInput, match=naming(300, 16, "--folder")):
+    with pytest.raises(InvalidInput, match=naming(disk / "kept/fp16/1", 16, "--folder")):
         bench_plot(PlotBench(keys=300, hidden=32, vocabulary=50), disk / "kept")
 
 

@@ -89,7 +89,7 @@ def test_changes_are_made_while_a_domain_arrives(place, tmp_path, monkeypatch):
         return copytree(*arguments)
 
     monkeypatch.setattr("shutil.copytree", copied_late)
-    with pytest.raises(InvalidInput, match="or that is served already"):
+    with pytest.raises(InvalidInput, match=naming(source, 1, "'law'")):
         live.adopt_domain("law", 1, source)
     assert [entry["action"] for entry in live.registry.audit()] == ["tenant limit", "domain add"]
     assert not served(place).view.forest.failures() and not list(live.state.folder.glob("aside-*"))

@@ -361,7 +361,7 @@ def test_options_that_make_no_sense_are_named(store, tmp_path):
     train = made(tmp_path, "classify", 20, 1)
     counts, rates = ("epochs", "patience", "batch_texts"), {"doubt": -1, "learning_rate": 0.0, "body_rate": -1}
     for option, value in [*((name, 0) for name in counts), *rates.items()]:
-        with pytest.raises(InvalidInput, match=naming(f"{option.split('_')[-1]} {value}")):
+        with pytest.raises(InvalidInput, match=f"{option.split('_')[-1]} {value}"):
             learn(store, "classify", train, **{option: value})
 
 
