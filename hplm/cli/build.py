@@ -85,7 +85,11 @@ def register(commands: argparse._SubParsersAction) -> None:
         help="stop after this many epochs without a better dev score (default: %(default)s)",
     )
     tenant.add_argument(
-        "--learning-rate", type=float, default=2e-3, metavar="RATE", help="learning rate of adapter and head (default: %(default)s)"
+        "--learning-rate",
+        type=float,
+        default=2e-3,
+        metavar="RATE",
+        help="learning rate of adapter and head (default: %(default)s)",
     )
     tenant.add_argument(
         "--upper-rate",
