@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from hplm.model.tokenizer import Encoded
 
 HOLDS = 0.5  # a label of `multilabel` is in the answer from this probability on
-LONGEST_ANSWER = 30  # tokens of `span`: without a limit, a far end with a high logit would make half of the passage the answer
+LONGEST_ANSWER = 30  # tokens of `span`: without a limit, one high logit far away could make half of the passage the answer
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The answer to one text. If each row is a label of the same text (`multilabel`, `top_k`), all share one row of logits."""
+    """The answer to one text. Where each row is a label of the whole text (`multilabel`, `top_k`), `logits` has one row."""
 
     labels: list[str]
     scores: np.ndarray  # rows, fp32
