@@ -60,7 +60,7 @@ def test_a_worker_ends_with_a_killed_owner(tmp_path):
 
 
 def test_a_training_that_is_killed_is_told_as_one():
-    with pytest.raises(HplmError, match="ended from outside, for want of memory perhaps"), worker_processes(1) as pool:
+    with pytest.raises(HplmError, match="memory"), worker_processes(1) as pool:
         pool.submit(os.kill, pool.submit(os.getpid).result(), signal.SIGKILL).result()
 
 
