@@ -14,10 +14,10 @@ from demo.data import stored_demo_data
 from hplm.engine.engine import resolve_device
 from hplm.errors import HplmError, InvalidInput
 from research.accuracy.report import Report
-from research.accuracy.results import Results
 from research.accuracy.studies import Study
 from research.accuracy.table import draw, markdown_of, tenants_in
 from research.accuracy.tiers import TIERS
+from research.result_file import ResultFile
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -31,7 +31,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seeds", help="seeds, separated by commas, instead of the tier's")
     parser.add_argument("--work", type=Path, default=Path(".hplm/report"), help="data and stores (default: %(default)s)")
     parser.add_argument(
-        "--results", type=Path, default=Path("docs/results/accuracy"), help="a file a finished number (default: %(default)s)"
+        "--results",
+        type=Path,
+        default=Path("research/results/accuracy.jsonl"),
+        help="file of finished numbers (default: %(default)s)",
     )
     parser.add_argument("--model", help="Hugging Face name or folder of another BERT than MiniLM")
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw each study into this folder")
@@ -76,7 +79,7 @@ def _report(args: argparse.Namespace) -> Report:
     layers = _layers(model)
     name = BACKBONE if args.model is None else named(args.model)
     data = stored_demo_data(args.work / "data" / f"{args.tier}-{fingerprint()}", tier.sizes, further=True)
-    return Report(name, model, layers, data, tier, args.work / "made", Results(args.results), resolve_device(args.device))
+    return Report(name, model, layers, data, tier, args.work / "made", ResultFile(args.results), resolve_device(args.device))
 
 
 def _layers(model: str) -> int:

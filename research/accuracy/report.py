@@ -34,10 +34,10 @@ from demo.data import DemoData, DemoTenant
 from hplm.plot.table import FORMAT as TABLE_FORMAT
 from research.accuracy.pretraining import pretrain
 from research.accuracy.recipes import Below, DomainRecipe, Pretraining, RootRecipe
-from research.accuracy.results import Results
 from research.accuracy.stores import Stores
 from research.accuracy.studies import Study, StudyCase, studies_of, tenants_of
 from research.accuracy.tiers import Tier
+from research.result_file import ResultFile
 from research.schemes.trained import options_of, train_scheme, whole_body
 
 OF_UPPER_LAYERS = (
@@ -69,7 +69,7 @@ class Report:
     data: DemoData
     tier: Tier
     work: Path  # for stores; large, and of no more use than to go on from
-    results: Results
+    results: ResultFile
     device: torch.device
     few: tuple[str, ...] = FEW
 

@@ -4,7 +4,7 @@
     python -m research.comparison.compare --scenario steady --tenants 10,100,1000  response times (Fig. 12)
     python -m research.comparison.compare --scenario burst --tenants 100  their distribution (Fig. 13)
 
-Each number is a file under `--results`. Give the same command again after a cut: what is there is not measured again.
+Each number is stored under `--results`. After an interruption, give the same command again: it measures what is missing.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, PercentFormatter
 from bench.tools.thread_spans import Span
 from builder.pictures import GRID, INK
 from research.comparison.served_schemes import COMPARED, DISK
+from research.drawing import save
 
 CHARACTERS = 11  # characters of a title in an inch
 NAMES = {
@@ -133,8 +134,7 @@ class _picture:
             return
         if self._legend:
             self._figure.legend(frameon=False, loc="outside lower center", ncols=3)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._figure.savefig(self._path)
+        save(self._figure, self._path)
 
 
 def _known(curves: Curves) -> list[str]:

@@ -1,6 +1,5 @@
 """The report on a toy: every number once, whatever is cut or moved; averages by hand; a table and a picture."""
 
-import json
 import random
 import shutil
 from dataclasses import replace
@@ -16,10 +15,10 @@ from research.accuracy import report as reports
 from research.accuracy.__main__ import main
 from research.accuracy.recipes import Pretraining
 from research.accuracy.report import Report
-from research.accuracy.results import Results
 from research.accuracy.studies import studies_of, tenants_of
 from research.accuracy.table import averages_of, draw, markdown_of, scores_of, tenants_in
 from research.accuracy.tiers import TIERS, Tier, passes
+from research.result_file import ResultFile
 from tests.builder.adaptation.test_masked import CPU, save
 from tests.builder.tables.branches import some_lines
 from tests.builder.training.test_tenant import classified, tagged, write
@@ -51,7 +50,7 @@ def data(tmp_path):
 def report(data, tmp_path):
     (tmp_path / "model").mkdir()
     model = str(save(tmp_path / "model", "with head"))
-    return Report("toy", model, LAYERS, data, TINY, tmp_path / "work", Results(tmp_path / "results"), CPU, FEW)
+    return Report("toy", model, LAYERS, data, TINY, tmp_path / "work", ResultFile(tmp_path / "results.jsonl"), CPU, FEW)
 
 
 def test_every_number_is_computed_once(report, tmp_path, monkeypatch):
@@ -240,23 +239,13 @@ def test_a_model_that_is_not_there_is_named(tmp_path, capsys):
     assert not (tmp_path / "work").exists()
 
 
-def test_a_file_that_does_not_fit_its_name_is_refused(tmp_path):
-    results, run = Results(tmp_path), {**made("a", "hplm", 0, 1), "scheme": "hplm"}
-    results.put(run, {"accuracy": 1.0})
-    (path,) = tmp_path.iterdir()
-    path.write_text(json.dumps({"run": {**run, "seed": 5}, "result": {}}))
-    with pytest.raises(InvalidInput, match=naming(path)):
-        results.get(run)
-    assert results.get({**run, "seed": 1}) is None
-
-
-def test_a_whole_bert_asks_for_no_adapted_root(report, tmp_path):
+def test_a_whole_bert_asks_for_no_adapted_root(report):
     """Beside it, adapters stand on as many upper layers as an hPLM has, and its name says so."""
     report = replace(report, tier=replace(TINY, seeds=(0,)))
     whole = [case for case in report.studies["schemes"].cases if case.below is None]
     report.run([replace(report.studies["schemes"], cases=tuple(whole))], at_a_time=1)
     assert [folder.name for folder in (report.home / "stores").iterdir()] == ["1-3-3-0-0.001"]
-    told = {told["scheme"]: told for told in (json.loads(path.read_text())["run"] for path in (tmp_path / "results").iterdir())}
+    told = {told["scheme"]: told for told, _ in report.results}
     assert {scheme: told[scheme].get("upper") for scheme in told} == {"dedicated": None, "adapter": 3, "shared": None}
 
 
