@@ -28,7 +28,7 @@ def test_all_variants_compute_the_same(tenants: int) -> None:
         torch.testing.assert_close(results["peft"], results["loop_lora"], atol=1e-4, rtol=1e-4)
 
 
-def test_without_peft_its_figures_are_null_and_it_is_said_how_to_get_it(
+def test_without_peft_its_figures_are_null_and_the_table_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(bench_adapters, "has_peft", lambda: False)
