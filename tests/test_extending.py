@@ -40,6 +40,8 @@ from tests.engine.asker import Asker
 from tests.equality import Comparison
 from tests.scheduling.test_plugins import installed  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
 STEP = re.compile(r"(?:At the end of|In) `([\w/]+)\.py`(?:, before `(.+?)`)?:\n\n```python\n(.*?)```", re.DOTALL)
 CPU = torch.device("cpu")

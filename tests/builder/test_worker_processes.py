@@ -13,6 +13,8 @@ import pytest
 from builder.worker_processes import _available, worker_processes
 from hplm.errors import HplmError
 
+pytestmark = pytest.mark.slow
+
 OWNER = """
 import os, time
 from builder.worker_processes import worker_processes

@@ -17,6 +17,8 @@ from testing.toy import CONFIG, WORDS
 from tests.cli.test_domain import refused, run
 from tests.naming import names
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def place(tmp_path):

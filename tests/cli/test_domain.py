@@ -13,6 +13,8 @@ from tests.builder.tables.branches import some_lines
 from tests.builder.tables.test_domain import corpus, rooted, tenant
 from tests.naming import names
 
+pytestmark = pytest.mark.slow
+
 
 def run(capsys, *arguments):
     assert main([*map(str, arguments), "--json"]) == 0

@@ -10,6 +10,8 @@ from tests.cli.test_whole_way import material  # noqa: F401
 from tests.naming import names
 from tests.serving import serving
 
+pytestmark = pytest.mark.slow
+
 RIVALS = {"dedicated", "dedicated-lower", "dedicated-upper", "shared", "adapter", "plot"}
 KEYS = {"tenant", "metric", "hplm", "served"} | RIVALS
 

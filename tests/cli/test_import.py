@@ -11,6 +11,8 @@ from tests.builder.tables.branches import some_lines
 from tests.builder.tables.test_domain import corpus
 from tests.naming import names
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def command(tmp_path):

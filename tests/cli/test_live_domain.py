@@ -13,6 +13,8 @@ from testing.toy import CONFIG
 from tests.cli.test_domain import broken_of, refused, run
 from tests.naming import names
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def served(tmp_path):

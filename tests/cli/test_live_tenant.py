@@ -13,6 +13,8 @@ from testing.toy import CONFIG
 from tests.cli.test_domain import refused, run
 from tests.naming import names
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def served(tmp_path):

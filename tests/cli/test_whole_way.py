@@ -13,6 +13,8 @@ from testing.random_store import tokenizer_json, words
 from tests.naming import names
 from tests.serving import serving
 
+pytestmark = pytest.mark.slow
+
 WORDS = words(200)
 FRUIT, METAL, OTHER = WORDS[:30], WORDS[30:60], WORDS[60:]
 

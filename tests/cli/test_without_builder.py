@@ -16,6 +16,8 @@ from hplm.tenants.manager import Manager
 from testing.random_store import random_store, random_table, random_tenant, random_tenants
 from testing.toy import CONFIG
 
+pytestmark = pytest.mark.slow
+
 PACKAGES = ("builder", "bench", "research", "testing", "demo", "loadtest")
 OF_OTHERS = {"bench"}  # commands that other packages bring
 NEED_A_STORE = {

@@ -17,6 +17,8 @@ from demo.tasks import TASKS
 from hplm.errors import HplmError
 from tests.naming import naming
 
+pytestmark = pytest.mark.slow
+
 SMALL = Domain(
     "small",
     tuple(Area(name, (Source(STANDARD_LIBRARY, (name,)),)) for name in ("asyncio", "email", "logging", "unittest")),

@@ -23,6 +23,8 @@ from tests.deploy.image import ROOT, SECRET, compose_service, docker_run, docker
 from tests.equality import Comparison
 from tests.server.stock import Stock
 
+pytestmark = pytest.mark.slow
+
 # Installed here, not in the image.
 NOT_IN_THE_IMAGE = ("transformers", "tritonclient", "matplotlib", "pytriton")
 

@@ -28,6 +28,8 @@ from tests.engine.asker import Asker
 from tests.equality import Comparison
 from tests.naming import names, naming
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def asker(toy):

@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 import torch
 
 from builder.publish.export import export
@@ -12,6 +13,8 @@ from testing.reference import Reference
 from testing.toy import CONFIG, WORDS, random_text
 from tests.engine.asker import Asker
 from tests.equality import Comparison
+
+pytestmark = pytest.mark.slow
 
 TENANTS = [TenantFile(f"tenant-{i:02d}", 1, "root", 1, "classify", ["a", "b", "c"], 8) for i in range(40)]
 

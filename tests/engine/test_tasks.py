@@ -21,6 +21,8 @@ from tests.engine.asker import PARAMETERS, Asker
 from tests.naming import naming
 from tests.tasks import TENANTS, expected_logits, make_tasks, question, same_labels
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory):

@@ -26,6 +26,8 @@ from tests.loadtest.small_server import SmallServer
 from tests.naming import names
 from tests.serving import serving
 
+pytestmark = pytest.mark.slow
+
 LOCUSTFILE = Path(__file__).parents[2] / "loadtest" / "locustfile.py"
 
 

@@ -19,6 +19,8 @@ from hplm.plot.writing import NoSpace, write_table
 from tests.naming import naming
 from tests.plot.tables import HIDDEN, make_table, spec_of, values_by
 
+pytestmark = pytest.mark.slow
+
 SPACE = KeySpace(300, Window(3))
 KEYS = SPACE.unigrams()
 

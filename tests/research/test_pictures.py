@@ -10,6 +10,8 @@ import pytest
 
 from research.pictures.__main__ import main
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "docs" / "pictures"
 NAMES = {"architecture.svg", "request.svg", "tenants.svg", "overload.svg"}

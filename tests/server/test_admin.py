@@ -25,6 +25,8 @@ from tests.naming import names
 from tests.server.stock import Stock
 from tests.serving import serving
 
+pytestmark = pytest.mark.slow
+
 KEY = "a secret of the operator"
 TEXT = " ".join(WORDS[:9])
 

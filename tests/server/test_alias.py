@@ -21,6 +21,8 @@ from tests.naming import naming
 from tests.server.stock import LIBRARIES, Stock
 from tests.serving import serving
 
+pytestmark = pytest.mark.slow
+
 OTHERS = [replace(tenant, id=f"other-{tenant.id}") for tenant in TENANTS[:3]] + [replace(TENANTS[4], id="hugo")]
 BACKBONES = {"acme": "toy", "beta": "toy", "other-acme": "other", "other-beta": "other", "other-city": "other"}
 

@@ -19,6 +19,8 @@ from tests.naming import names, naming
 from tests.server.stock import LIBRARIES, Stock
 from tests.serving import serving
 
+pytestmark = pytest.mark.slow
+
 STATUS = {"grpc": {400: "StatusCode.INVALID_ARGUMENT", 404: "StatusCode.NOT_FOUND", 503: "StatusCode.UNAVAILABLE",
                    500: "StatusCode.INTERNAL"},
           "http": {400: "400", 404: "404", 503: "503", 500: "500"}}  # fmt: skip

@@ -18,6 +18,8 @@ from tests.server.stock import LIBRARIES, Stock
 from tests.server.test_bad_input import STATUS
 from tests.serving import serving
 
+pytestmark = pytest.mark.slow
+
 SECRETS, KEYS = zip(*(new_key(), new_key(), new_key(expires=int(time.time()) - 1)), strict=True)
 SETTINGS = {
     "acme": {"keys": KEYS},

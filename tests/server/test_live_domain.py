@@ -20,6 +20,8 @@ from tests.equality import Comparison
 from tests.server.stock import Stock
 from tests.serving import serving
 
+pytestmark = pytest.mark.slow
+
 TENANTS = random_tenants(6, 4, 3, domains=("bio",))
 TEXTS = [random_text(random.Random(seed), 40) for seed in range(5)]
 

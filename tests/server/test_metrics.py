@@ -18,6 +18,8 @@ from testing.toy import WORDS
 from tests.server.stock import Stock
 from tests.serving import serving
 
+pytestmark = pytest.mark.slow
+
 LINE = re.compile(r"^(\w+)\{(.*)\} (\S+)$")
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 

@@ -19,6 +19,8 @@ from testing.toy import TENANTS, Toy, random_text
 from tests.server.stock import LIBRARIES, Stock
 from tests.serving import serving
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = ServingOptions(dtype="fp32", threads=1, batch_tokens=128)
 
 

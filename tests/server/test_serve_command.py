@@ -12,6 +12,8 @@ from hplm.server import process_group
 from tests.naming import names
 from tests.server.plain_models import ECHO, add_model
 
+pytestmark = pytest.mark.slow
+
 SERVE = [sys.executable, "-m", "hplm.cli.main", "serve"]
 ANY_PORTS = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
 

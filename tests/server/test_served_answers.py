@@ -13,6 +13,8 @@ from tests.equality import Comparison
 from tests.server.stock import LIBRARIES, Stock
 from tests.serving import serving
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", params=["fp32", "bf16"])
 def served(request, toy, tmp_path_factory):

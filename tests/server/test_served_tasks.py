@@ -16,6 +16,8 @@ from tests.server.stock import Stock
 from tests.serving import serving
 from tests.tasks import TENANTS, expected_logits, make_tasks, question, same_labels
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory):

@@ -5,12 +5,15 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from testing.toy import WORDS
 from tests.server.stock import Stock
 from tests.serving import serving
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_request_is_in_triton_s_trace_and_in_the_journal(toy, tmp_path):

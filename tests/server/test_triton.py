@@ -25,6 +25,8 @@ from hplm.server.ports import Ports
 from tests.naming import names, naming
 from tests.server.plain_models import ECHO, REFUSES, SLOW, add_backend, add_config, add_model
 
+pytestmark = pytest.mark.slow
+
 LIBRARIES = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 
 

@@ -14,6 +14,8 @@ from testing.toy import CONFIG
 from tests.naming import names, naming
 from tests.places import answer, exported_answer, knowledge, learn, make_place, served
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def place(tmp_path):

@@ -12,6 +12,8 @@ from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state import SECONDS_BETWEEN_LOOKS, State
 from tests.naming import names, naming
 
+pytestmark = pytest.mark.slow
+
 NOW = 1_000_000.0
 
 

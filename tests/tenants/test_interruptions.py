@@ -15,6 +15,8 @@ from hplm.tenants.registry import Registry
 from hplm.tenants.snapshot import Snapshot
 from tests.places import answer, exported_answer, knowledge, learn, make_place, served
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def place(tmp_path):

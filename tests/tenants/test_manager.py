@@ -16,6 +16,8 @@ from testing.random_store import random_table
 from tests.naming import names, naming
 from tests.places import knowledge, learn, make_place, served
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def place(tmp_path):

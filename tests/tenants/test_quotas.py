@@ -19,6 +19,8 @@ from tests.engine.asker import Asker
 from tests.engine.test_line import Gate
 from tests.naming import names, naming
 
+pytestmark = pytest.mark.slow
+
 
 class Clock:
     now = 100.0

@@ -22,6 +22,8 @@ from testing.toy import WORDS
 from tests.engine.asker import Asker
 from tests.places import knowledge, make_place, served
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def place(tmp_path):

@@ -21,6 +21,8 @@ from tests.builder.tables.branches import build, some_lines
 from tests.builder.training.test_tenant import CUT, learn, made, make_store
 from tests.naming import names, naming
 
+pytestmark = pytest.mark.slow
+
 FILES = ("adapter.safetensors", "head.safetensors", "tenant.json")
 
 

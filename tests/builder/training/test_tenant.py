@@ -31,6 +31,8 @@ from tests.builder.tables.branches import build, some_lines
 from tests.naming import names, naming
 from tests.tasks import same_labels
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("seqeval", reason="comes with the extra 'build'")
 CPU = torch.device("cpu")
 PARTS = WORDS[:8]

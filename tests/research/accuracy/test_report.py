@@ -24,6 +24,8 @@ from tests.builder.tables.branches import some_lines
 from tests.builder.training.test_tenant import classified, tagged, write
 from tests.naming import names, naming
 
+pytestmark = pytest.mark.slow
+
 MINUTES = 0.005
 TINY = Tier(30, 10, 10, (0, 1), 1, MINUTES, MINUTES, "distil", MINUTES, MINUTES, MINUTES, tenants=(3,), tenant_texts=8)
 LAYERS = 4

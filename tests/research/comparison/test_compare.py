@@ -32,6 +32,8 @@ from research.comparison.swapper import Residency
 from testing.toy import CONFIG
 from tests.naming import naming
 
+pytestmark = pytest.mark.slow
+
 SMALL = Setup(CONFIG, tenants=5, budget=2, batch_tokens=64, dtype="fp32", rank=4)
 SCHEMES = ("hplm", "dedicated", DISK)  # that each works as such is tested where they are exported
 CASE = Comparison("saturate", SMALL, (1, 5), SCHEMES, "12", seconds=0.5, connections=3, patience=60.0)

@@ -17,6 +17,8 @@ from research.comparison.results import Results
 from research.comparison.served_schemes import COMPARED
 from tests.naming import names, naming
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {
     "setup": {"size": "minilm", "budget": 20}, "lengths": "128", "seconds": 15.0, "connections": 16, "patience": 60.0,
     "machine": {"cpu": "a CPU", "cores": 2, "memory_gib": 8, "torch": "2", "python": "3"},

@@ -14,6 +14,8 @@ from research.comparison.swapper import Residency, Swapper
 from tests.loadtest.small_server import SmallServer, answer
 from tests.naming import names
 
+pytestmark = pytest.mark.slow
+
 
 class Memory:
     def __init__(self) -> None:

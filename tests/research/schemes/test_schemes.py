@@ -29,6 +29,8 @@ from tests.cli.test_domain import broken_of
 from tests.naming import names, naming
 from tests.research.schemes.checkpoints import TENANTS, make_store, save_bert
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 WITHOUT_TABLES = ("dedicated", "dedicated_inprocess", "compressed")
 OPTIONS = ServingOptions(dtype="fp32", batch_tokens=128)

@@ -28,6 +28,8 @@ from tests.builder.tables.branches import build, some_lines
 from tests.builder.training.test_tenant import classified, paired, write
 from tests.naming import naming
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 CLASSIFY = training_task("classify")
 

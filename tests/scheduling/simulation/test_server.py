@@ -15,6 +15,8 @@ from hplm.scheduling.simulation.server import ANSWERED, EXPIRED, REFUSED, Machin
 from hplm.scheduling.waiting import Capacity
 from tests.naming import naming
 
+pytestmark = pytest.mark.slow
+
 CAPACITY = Capacity(320, 320, 320)
 COST = EngineCost(batch=1e6, token=20e3, score=0)
 TEXTS_A_SECOND = 320 / 20 / COST.packed(np.full(16, 20)) * 1e9
