@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,4 +37,4 @@ def compiled(layers: Iterable[nn.Module], device: torch.device) -> None:
 class OpaqueAttention(PackedAttention):
     """Attention that torch does not compile: it would compile again for every new list of lengths."""
 
-    __call__ = torch.compiler.disable(PackedAttention.__call__)
+    __call__: Any = torch.compiler.disable(PackedAttention.__call__)  # torch's annotations lose what it takes and returns

@@ -61,8 +61,11 @@ def worker_processes(count: int) -> Iterator[ProcessPoolExecutor]:
 def _end_with_owner(told: Connection) -> None:
     """Ends this process when its owner is killed or closes the pipe; otherwise the pool would wait for work for ever."""
 
+    owner = parent_process()
+    assert owner is not None  # this is a worker
+
     def watch() -> None:
-        wait([parent_process().sentinel, told])
+        wait([owner.sentinel, told])
         os._exit(1)
 
     Thread(target=watch, name="owner", daemon=True).start()

@@ -20,7 +20,7 @@ from bench.tools.timing import Timing, alternate_timed
 from hplm.adapters.layout import adapter_layout
 from hplm.engine.engine import Engine, resolve_device, resolve_dtype
 from hplm.engine.packing import Concat, Naive, Packed, Packing, Slotted, Turbo
-from hplm.engine.turbo import Cost
+from hplm.engine.turbo import GroupCost
 from hplm.model.checkpoint import random_backbone
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Adapt
@@ -49,7 +49,7 @@ class MeasuredLayers:
         self._clock = clock(device)
         _, self.upper = random_backbone(config)
         self.engine = Engine(self.upper, device, dtype)  # moves the weights to the device and changes their layout
-        self.turbo = Turbo(Cost.measured(self.engine.seconds))
+        self.turbo = Turbo(GroupCost.measured(self.engine.seconds))
         self.packings: dict[str, Packing] = {
             "naive": Naive(),
             "turbo": self.turbo,

@@ -104,7 +104,8 @@ def adapt(
             with in_half:
                 lesson = lessons.lesson(*next(stream))
                 hidden = student(lesson)
-            return sum(_errors(hidden, lesson, scale)), lesson.tokens
+            at_split, at_end = _errors(hidden, lesson, scale)
+            return at_split + at_end, lesson.tokens
 
         return loss
 

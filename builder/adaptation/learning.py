@@ -41,13 +41,13 @@ class Budget:
     def part(self, share: float) -> Budget:
         if self.steps is not None:
             return Budget(steps=round(share * self.steps))
-        return Budget(minutes=share * self.minutes)
+        return Budget(minutes=share * (self.minutes or 0))
 
     def used(self, steps: int, seconds: float) -> float:
         """Returns the share of the budget that is used."""
-        if self.empty:
-            return 1.0
-        return steps / self.steps if self.steps is not None else seconds / (60 * self.minutes)
+        if self.steps:
+            return steps / self.steps
+        return seconds / (60 * self.minutes) if self.minutes else 1.0
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Course:
 @dataclass(frozen=True)
 class Group:
     peak: float  # of the learning rate
-    parameters: Mapping[str, nn.Parameter]
+    parameters: Mapping[str, Tensor]
 
 
 class Learning:

@@ -11,6 +11,12 @@ from hplm.model.checkpoint import Checkpoint, full_stack
 
 
 class Teacher(nn.Module):
+    embeddings_word_embeddings_weight: Tensor
+    embeddings_position_embeddings_weight: Tensor
+    embeddings_token_type_embeddings_weight: Tensor
+    embeddings_LayerNorm_weight: Tensor
+    embeddings_LayerNorm_bias: Tensor
+
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__()
         config = checkpoint.config

@@ -30,7 +30,7 @@ def score_served(client: Client, evaluation: Evaluation, show_progress: bool = T
     kinds = [[i for i, example in enumerate(examples) if (example.pair is not None) is paired] for paired in (False, True)]
     requests = [kind[start : start + TEXTS_AT_ONCE] for kind in kinds for start in range(0, len(kind), TEXTS_AT_ONCE)]
     for some in tqdm(requests, desc="asking", unit="request", disable=not show_progress):
-        pairs = [examples[i].pair for i in some] if examples[some[0]].pair is not None else None
+        pairs = [pair for i in some if (pair := examples[i].pair) is not None] or None
         told = client.infer_batch([examples[i].text for i in some], tenant=tenant.id, pairs=pairs, truncate=True)
         for i, answer in zip(some, told, strict=True):
             _check_version(tenant.id, tenant.version, answer.version)

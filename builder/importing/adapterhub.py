@@ -180,8 +180,9 @@ def _head(folder: Path, model: str, task: str | None) -> FoundHead:
     if not config.get("activation_function"):
         raise InvalidInput(f"{path}: two layers without activation_function are not supported: train a head with layers=1")
     function = known_function(config["activation_function"], path, "activation_function")
-    (dense, dense_bias), last = linears
-    return FoundHead(source, task, {"dense": dense, "dense_bias": dense_bias, **linear_head(*last)}, function, labels)
+    dense = linear_head(*linears[0])
+    weights = {"dense": dense["weight"], "dense_bias": dense["bias"], **linear_head(*linears[1])}
+    return FoundHead(source, task, weights, function, labels)
 
 
 def _linears(tensors: Mapping[str, Tensor], source: Path) -> list[tuple[Tensor, Tensor | None]]:
@@ -201,7 +202,7 @@ def _stock_head(
     stored: Mapping[str, Any], tensors: dict[str, Tensor], source: Path, path: Path, model: str, task: str | None
 ) -> FoundHead:
     """Reads a head of transformers' own classes: a linear layer on the pooler or on each token."""
-    task_of_class = TASK_OF_CLASS.get(stored.get("model_class"))
+    task_of_class = TASK_OF_CLASS.get(stored.get("model_class", ""))
     if task_of_class is None:
         raise InvalidInput(f"{path}: model_class {stored.get('model_class')!r} is not supported: {' or '.join(TASK_OF_CLASS)}")
     if tensors.keys() != {"classifier.weight", "classifier.bias"}:

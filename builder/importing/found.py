@@ -109,8 +109,10 @@ def _rank(part: Part) -> int:
 def _check_shapes(found: FoundAdapter, config: BackboneConfig) -> None:
     for layer, parts in found.changes.items():
         for place, part in parts.items():
-            shapes = adapter_layout(config, found.kind, _rank(part), (place,)).shapes
-            for name, shape in shapes.items():
+            layout = adapter_layout(config, found.kind, _rank(part), (place,))
+            if layout is None:
+                raise InvalidInput(f"{found.source} has an adapter of rank 0 in layer {layer}: save the adapter again")
+            for name, shape in layout.shapes.items():
                 tensor = part.get(name.partition("/")[2])
                 if tensor is None:
                     raise InvalidInput(f"{found.source} lacks {name} of layer {layer}: save the adapter again")

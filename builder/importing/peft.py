@@ -157,7 +157,7 @@ def _head(
             f"{source} holds {sorted(saved)[0]!r} whole, which is no part of a BERT classifier: modules_to_save may name "
             "'classifier' and 'pooler'"
         )
-    trained = TASK_OF_TYPE.get(stated) or TASK_OF_CLASS.get(base_class) or task
+    trained = TASK_OF_TYPE.get(stated or "") or TASK_OF_CLASS.get(base_class or "") or task
     if trained is not None and find_task(trained).reads_first_token:
         trained = sequence_task(folder, len(weight), task)
     task = chosen_task(task, trained, path)

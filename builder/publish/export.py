@@ -63,11 +63,11 @@ def _needed(store: Store, tenants: list[TenantFile]) -> list[tuple[str, int]]:
     """Returns the tables that tenants use, the newest of each domain, and those they fall back to; the root first."""
     needed = {(tenant.domain, tenant.domain_version) for tenant in tenants}
     needed |= {(domain, store.latest(domain)) for domain, _ in store.domains()}
-    for step in list(needed):
-        while step[0] is not None:
+    for start in list(needed):
+        step: tuple[str, int] | None = start
+        while step is not None:
             needed.add(step)
-            meta = store.table(*step).meta
-            step = (meta.parent, meta.parent_version)
+            step = store.table(*step).meta.parent_branch
     return [branch for branch in store.domains() if branch in needed]
 
 

@@ -96,7 +96,7 @@ def knowledge_of(store: Store, tenant: TenantFile) -> Knowledge:
         task=tenant.task,
         labels=tuple(tenant.labels),
         head=(tenant.head_layout(store.config), head),
-        adapter=(layout, adapter) if adapter is not None else None,
+        adapter=(layout, adapter) if layout is not None and adapter is not None else None,
         version=tenant.version,
     )
 

@@ -26,11 +26,11 @@ class Records:
         """Adds a tenant's records, and returns the tenant as snapshots hold it."""
         config = self._store.config
         adapter, head = self._store.tenant_weights(tenant)
-        adapter_record = None
-        if adapter is not None:
-            adapter_record = self._record(tenant.adapter_layout(config), uid, tenant.version, adapter)
+        layout, adapter_record = tenant.adapter_layout(config), None
+        if layout is not None and adapter is not None:
+            adapter_record = self._record(layout, uid, tenant.version, adapter)
         size = size_for(len(tenant.labels))
-        layout = tenant.head_layout(config, size)
+        head_layout = tenant.head_layout(config, size)
         return Tenant(
             id=tenant.id,
             uid=uid,
@@ -39,7 +39,7 @@ class Records:
             domain_version=tenant.domain_version,
             task=tenant.task,
             labels=tuple(tenant.labels),
-            head=self._record(layout, uid, tenant.version, [grown(head, size)]),
+            head=self._record(head_layout, uid, tenant.version, [grown(head, size)]),
             adapter=adapter_record,
         )
 

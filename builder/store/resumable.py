@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ PROGRESS = "progress.json"
 class ResumableFiles(ExitStack):
     """`meta.json` is written last and marks the folder as complete. Until then `progress.json` holds the valid file sizes."""
 
-    def __init__(self, folder: Path, names: Sequence[str], task: dict, start: dict) -> None:
+    def __init__(self, folder: Path, names: Sequence[str], task: dict[str, Any], start: dict[str, Any]) -> None:
         """`task`: describes the work; a continued run must give the same one. `start`: the progress of a new run."""
         super().__init__()
         folder.mkdir(parents=True, exist_ok=True)
@@ -40,7 +41,7 @@ class ResumableFiles(ExitStack):
     def append(self, name: str, array: np.ndarray) -> None:
         np.ascontiguousarray(array).tofile(self._files[name])
 
-    def record(self, **done: object) -> None:
+    def record(self, **done: Any) -> None:
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())

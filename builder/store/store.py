@@ -231,9 +231,8 @@ class Store:
         for tenant in self.tenants():
             users.setdefault((tenant.domain, tenant.domain_version), []).append(f"tenant {tenant.id}")
         for domain, version in self.domains():
-            meta = self.meta(domain, version)
-            if meta.parent is not None:
-                users.setdefault((meta.parent, meta.parent_version), []).append(f"domain {domain} version {version}")
+            if (parent := self.meta(domain, version).parent_branch) is not None:
+                users.setdefault(parent, []).append(f"domain {domain} version {version}")
         for branch, folder in self._begun():
             users.setdefault(branch, []).append(f"a build that was begun in {folder}")
         return users
@@ -284,10 +283,10 @@ class Store:
 
     def chain(self, domain: str, version: int) -> list[tuple[str, int]]:
         """Returns the branch and those it falls back to, up to the root."""
-        steps, meta = [(domain, version)], self.meta(domain, version)
-        while meta.parent is not None:
-            steps.append((meta.parent, meta.parent_version))
-            meta = self.meta(*steps[-1])
+        steps, parent = [(domain, version)], self.meta(domain, version).parent_branch
+        while parent is not None:
+            steps.append(parent)
+            parent = self.meta(*parent).parent_branch
         return steps
 
     def forest(self, domain: str, version: int) -> Forest:

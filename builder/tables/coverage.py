@@ -169,9 +169,9 @@ class _Found:
         for keep, number in numbers.items():
             step, ngrams = int(np.searchsorted(self._steps, number)), self._prefix.ngrams(number)
             shorter = {name: float(within[i, step] - within[i - 1, step]) for i, name in enumerate(names) if i}
-            sizes = (table_bytes(meta, ngrams, dtype) for dtype in ("fp16", "int8"))
+            fp16, int8 = (table_bytes(meta, ngrams, dtype) for dtype in ("fp16", "int8"))
             own = float(here[step])
-            kept.append(Kept(keep, ngrams, *sizes, own, float(within[0, step]) - own, shorter))
+            kept.append(Kept(keep, ngrams, fp16, int8, own, float(within[0, step]) - own, shorter))
         sizes = [table_bytes(meta, self._prefix.ngrams(number), meta.dtype) for number in self._steps.tolist()]
         lines = {name: within[i].tolist() for i, name in enumerate(names)}
         return Coverage(self.tokens, cut, levels, kept, Curve(sizes, here.tolist(), lines))

@@ -103,7 +103,7 @@ def update_domain(
                 return before
         version = before.meta.version + 1
         dtype = options.dtype or before.meta.dtype
-        parent = (before.meta.parent, before.meta.parent_version) if before.meta.parent is not None else None
+        parent = before.meta.parent_branch
         if parent is None and not budget.empty:
             raise InvalidInput(
                 "the root's lower stack and the shared upper half were adapted together: give --minutes 0, or build a new root"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -41,7 +41,7 @@ def content_suffix(path: Path) -> str:
     return path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix
 
 
-def _content(path: Path, kept: BinaryIO) -> BinaryIO:
+def _content(path: Path, kept: BinaryIO) -> Iterable[bytes]:
     if path.suffix == ".gz":
         return gzip.GzipFile(fileobj=kept)
     if path.suffix == ".zst":

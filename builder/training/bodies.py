@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from builder.training.examples import Pack, Text
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import Checkpoint, full_stack
-from hplm.model.layer import Adapt, Layer
+from hplm.model.layer import Adapt, Layers
 from hplm.model.stacks import UpperStack, through
 
 
@@ -29,7 +29,7 @@ class PlotBody(nn.Module):
         self._heads = heads
 
     @property
-    def upper_layers(self) -> Sequence[Layer]:
+    def upper_layers(self) -> Layers:
         return self.upper.layers
 
     def part(self, name: str) -> Iterator[nn.Parameter]:
@@ -38,6 +38,7 @@ class PlotBody(nn.Module):
         return self.upper.layers.parameters()
 
     def forward(self, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
+        assert pack.sums is not None  # as `reads_tables` says
         return self.from_sums(pack.sums, pack, adapters)
 
     def from_sums(self, sums: Tensor, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
@@ -63,7 +64,7 @@ class WholeBody(nn.Module):
         self.layers = full_stack(checkpoint)
 
     @property
-    def upper_layers(self) -> Sequence[Layer]:
+    def upper_layers(self) -> Layers:
         return self.layers[len(self.layers) - self._upper :]
 
     def part(self, name: str) -> Iterator[nn.Parameter]:
@@ -98,15 +99,23 @@ class RememberingBody(nn.Module):
     @torch.no_grad()
     def forward(self, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
         known = [self._rows.get(id(text)) for text in pack.texts]
-        if all(found is not None for found in known):
-            return torch.cat([rows for _, rows in known])
+        rows = [found[1] for found in known if found is not None]
+        if len(rows) == len(known):
+            return torch.cat(rows)
         with torch.autocast(pack.tokens.device.type, enabled=False):  # training and scoring read the same numbers
             hidden = self.body(pack, adapters)
         if len(hidden) <= self._room:
             self._room -= len(hidden)
-            for text, rows in zip(pack.texts, hidden.split(pack.rows_of), strict=True):
-                self._rows[id(text)] = (text, rows)
+            for text, own in zip(pack.texts, hidden.split(pack.rows_of), strict=True):
+                self._rows[id(text)] = (text, own)
         return hidden
 
 
 Body = PlotBody | WholeBody | RememberingBody
+
+
+def learnable(body: Body) -> PlotBody | WholeBody:
+    """Returns a body whose layers can learn."""
+    if isinstance(body, RememberingBody):
+        raise ValueError("a body that remembers its results cannot learn")
+    return body

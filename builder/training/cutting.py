@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from builder.training.bodies import PlotBody, WholeBody
 from builder.training.model import Diverged, Weights
 from hplm.adapters.layout import PROJECTIONS, Layout
-from hplm.model.layer import Layer
+from hplm.model.layer import Layers
 
 PLACES = {at: [place for place, own in PROJECTIONS.items() if own == at] for at in PROJECTIONS.values()}
 
 
-def cuttable(layers: Sequence[Layer], layout: Layout) -> list[nn.Parameter]:
+class Cutting:
+    """The cut of one training: its body's layers learn, and `shared` is the body as it was."""
+
+    def __init__(self, body: PlotBody | WholeBody, layout: Layout) -> None:
+        self.shared = copy.deepcopy(body)
+        self._before, self._after = self.shared.upper_layers, body.upper_layers
+        self._layout = layout
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Returns the weights that learn."""
+        return cuttable(self._after, self._layout)
+
+    def cut(self) -> tuple[list[Weights], float]:
+        return cut(self._before, self._after, self._layout)
+
+    def hold(self, adapter: Sequence[Weights]) -> None:
+        hold(self._before, self._after, adapter)
+
+
+def cuttable(layers: Layers, layout: Layout) -> list[nn.Parameter]:
     """Returns the weights that may learn if the change is cut to a LoRA: no biases and no norms, which a LoRA cannot hold."""
     return [getattr(layer, at).weight for layer in layers for at in PLACES if layout.touches(at)]
 
 
 @torch.no_grad()
-def hold(before: Sequence[Layer], after: Sequence[Layer], adapter: Sequence[Weights]) -> None:
+def hold(before: Layers, after: Layers, adapter: Sequence[Weights]) -> None:
     """Sets `after` to `before` plus the part of the change that the adapter holds."""
     for old, new, weights in zip(before, after, adapter, strict=True):
         for at, places in PLACES.items():
@@ -33,7 +54,7 @@ def hold(before: Sequence[Layer], after: Sequence[Layer], adapter: Sequence[Weig
 
 
 @torch.no_grad()
-def cut(before: Sequence[Layer], after: Sequence[Layer], layout: Layout) -> tuple[list[Weights], float]:
+def cut(before: Layers, after: Layers, layout: Layout) -> tuple[list[Weights], float]:
     """Returns the LoRA nearest to the change, layer by layer: the largest singular values of each projection's change.
 
     Also returns the share of the squared change that it holds.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from dataclasses import asdict, dataclass, field, replace
@@ -18,8 +17,8 @@ from builder.hardware import half_precision
 from builder.options import check_seed
 from builder.packed_batches import packed_batches
 from builder.store.savepoint import Savepoint
-from builder.training.bodies import Body
-from builder.training.cutting import cut, cuttable, hold
+from builder.training.bodies import Body, learnable
+from builder.training.cutting import Cutting
 from builder.training.examples import Pack, Reader, Texts
 from builder.training.model import Diverged, TenantModel
 from builder.training.scores import Scores
@@ -134,10 +133,13 @@ def train(
     """
     body = body.to(ground.device).eval().requires_grad_(False)
     labels, layout = len(ground.labels), adapter_of(ground.config, options)
-    shared = copy.deepcopy(body) if options.cut else body
-    learned = cuttable(body.upper_layers, layout) if options.cut else body.part(options.body_part) if options.body_rate else ()
+    cutting = Cutting(learnable(body), layout) if options.cut and layout is not None else None
+    if cutting is not None:
+        learned = cutting.parameters()
+    else:
+        learned = learnable(body).part(options.body_part) if options.body_rate else ()
     tuned = [parameter.requires_grad_() for parameter in learned]
-    model = tenant_model(ground.config, labels, replace(options, rank=0) if options.cut else options).to(ground.device)
+    model = tenant_model(ground.config, labels, replace(options, rank=0) if cutting is not None else options).to(ground.device)
     model.mean, model.spread = ground.task.scale([text.example for text in ground.texts.texts])
     learner = nn.ModuleDict({"model": model, "body": body} if tuned else {"model": model})
     groups = [{"params": list(model.parameters()), "peak": options.learning_rate}]
@@ -192,9 +194,9 @@ def train(
                 if not math.isfinite(mean_loss):
                     raise Diverged("training diverged, the loss is NaN: use a smaller --learning-rate")
                 held = {}
-                if options.cut:
-                    adapter, held["change_held"] = cut(shared.upper_layers, body.upper_layers, layout)
-                    hold(shared.upper_layers, body.upper_layers, adapter)
+                if cutting is not None:
+                    adapter, held["change_held"] = cutting.cut()
+                    cutting.hold(adapter)
                 scores, dev_loss = evaluate(body, model, ground, ground.dev)
                 course.history.append({"epoch": epoch, "loss": mean_loss, "dev_loss": dev_loss, "dev": scores.main, **held})
                 course.loss_sum = 0.0
@@ -211,11 +213,11 @@ def train(
 
     learner.load_state_dict(kept_state)
     held = {}
-    if options.cut:
-        adapter, _ = cut(shared.upper_layers, body.upper_layers, layout)
+    if cutting is not None:
+        adapter, _ = cutting.cut()
         whole, model = model, tenant_model(ground.config, labels, options).to(ground.device)
         model.put(adapter, whole)
-        body, held = shared, {"change_held": round(course.history[course.kept_epoch - 1]["change_held"], 4)}
+        body, held = cutting.shared, {"change_held": round(course.history[course.kept_epoch - 1]["change_held"], 4)}
     model.round_to_storage()
     report = {
         **asdict(options),

@@ -63,7 +63,7 @@ def train_grid(
         with worker_processes(count) as pool:
             for done in bar([pool.submit(job) for job in jobs]):
                 done.result()
-    results = [Savepoint(file.with_suffix(".done")).load() for file in files]
+    results = [_result(file) for file in files]
     tried = [Tried(point, result["main"]) for point, result in zip(options, results, strict=True)]
     finished = [number for number, one in enumerate(tried) if one.dev is not None]
     if not finished:
@@ -89,6 +89,12 @@ def _try(opened: Opened, options: TrainingOptions, file: Path, threads: int) -> 
     scores = trained.scores
     described = {"rows": scores.rows, "metric": scores.metric, "values": scores.values, "report": trained.report}
     done.save({"model": trained.model.state_dict(), "main": scores.main, **described})
+
+
+def _result(file: Path) -> dict[str, Any]:
+    result = Savepoint(file.with_suffix(".done")).load()
+    assert result is not None  # every training has ended
+    return result
 
 
 def _trained(ground: Ground, body: PlotBody, options: TrainingOptions, result: dict[str, Any]) -> Trained:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,6 +24,15 @@ class Diverged(HplmError):
     """Training failed: there is no result to keep."""
 
 
+class AdapterSlots(nn.ModuleList):
+    """The adapter's tensors, layer by layer."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, slots: Iterable[nn.ParameterDict]) -> None: ...
+        def __iter__(self) -> Iterator[nn.ParameterDict]: ...
+
+
 class TenantModel(nn.Module):
     def __init__(self, adapter: Layout | None, head: Layout, seed: int) -> None:
         super().__init__()
@@ -40,7 +50,7 @@ class TenantModel(nn.Module):
             return slot
 
         # The other tensors start at zero, so that at first the adapter changes nothing.
-        self.adapters = nn.ModuleList(slot(adapter) for _ in range(adapter.layers if adapter is not None else 0))
+        self.adapters = AdapterSlots([slot(adapter) for _ in range(adapter.layers)] if adapter is not None else [])
         self.head = slot(head)
 
     def forward(self, body: Body, pack: Pack) -> Tensor:
@@ -48,14 +58,17 @@ class TenantModel(nn.Module):
         every = Tiles(np.zeros(len(pack.tokens), dtype=np.int64), device)
         read = Tiles(np.zeros(len(pack.reading), dtype=np.int64), device)
         hidden = body(pack, self._adapters(every, read) or None)
-        return self._head.read(hidden, read, self.head).float() * self.spread + self.mean
+        return self._head.read(hidden, read, dict(self.head.items())).float() * self.spread + self.mean
 
     def _adapters(self, every: Tiles, read: Tiles) -> list[Adapt]:
         """Returns a function a layer. After its attention, the last layer has only the rows that the head reads."""
+        layout = self._adapter
+        if layout is None:
+            return []
 
         def adapt(last: bool, weights: nn.ParameterDict, at: str, before: Tensor, after: Tensor) -> Tensor:
             own = {name: weight.to(after.dtype) for name, weight in weights.items()}
-            return self._adapter.adapt(at, before, after, read if last and at != QKV else every, own)
+            return layout.adapt(at, before, after, read if last and at != QKV else every, own)
 
         return [partial(adapt, i == len(self.adapters) - 1, weights) for i, weights in enumerate(self.adapters)]
 
@@ -65,8 +78,8 @@ class TenantModel(nn.Module):
         self.head["weight"].mul_(self.spread)
         self.head["bias"].mul_(self.spread).add_(self.mean)
         self.mean, self.spread = 0.0, 1.0
-        for layout, slots in ((self._adapter, self.adapters), (self._head, [self.head])):
-            for parameter in (parameter for slot in slots for parameter in slot.values()):
+        for layout, slot in self._slots():
+            for parameter in slot.values():
                 parameter.copy_(parameter.to(layout.torch_dtype))
                 if not parameter.isfinite().all():
                     raise Diverged("training diverged, a weight is too large for 16 bits: use a smaller learning rate")
@@ -77,7 +90,15 @@ class TenantModel(nn.Module):
         def unslotted(slot: nn.ParameterDict, layout: Layout) -> Weights:
             return {name: tensor.detach()[0].to(layout.torch_dtype).cpu() for name, tensor in slot.items()}
 
-        return [unslotted(slot, self._adapter) for slot in self.adapters] or None, unslotted(self.head, self._head)
+        *adapter, head = (unslotted(slot, layout) for layout, slot in self._slots())
+        return adapter or None, head
+
+    def _slots(self) -> Iterator[tuple[Layout, nn.ParameterDict]]:
+        """Yields the slots of the adapter's layers, then the head's, each with its layout."""
+        if self._adapter is not None:
+            for slot in self.adapters:
+                yield self._adapter, slot
+        yield self._head, self.head
 
     @torch.no_grad()
     def put(self, adapter: Sequence[Weights], head: TenantModel) -> None:

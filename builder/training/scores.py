@@ -109,11 +109,16 @@ def value_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[
         len(wanted),
         "pearson",
         {
-            "pearson": float(pearsonr(wanted, answered).statistic) if varied else 0.0,
-            "spearman": float(spearmanr(wanted, answered).statistic) if varied else 0.0,
+            "pearson": _statistic(pearsonr(wanted, answered)) if varied else 0.0,
+            "spearman": _statistic(spearmanr(wanted, answered)) if varied else 0.0,
             "rmse": float(np.sqrt(np.mean((np.array(wanted) - np.array(answered)) ** 2))),
         },
     )
+
+
+def _statistic(result: Any) -> float:
+    """Reads a result of scipy, whose classes are made at run time."""
+    return float(result.statistic)
 
 
 def _entity_f1(wanted: Sequence[Labels], answered: Sequence[Labels]) -> float:
@@ -121,14 +126,17 @@ def _entity_f1(wanted: Sequence[Labels], answered: Sequence[Labels]) -> float:
     from seqeval.metrics import f1_score
 
     outside = [[label or "O" for label in text] for text in answered]
-    return float(f1_score([list(text) for text in wanted], outside, zero_division=0))
+    zero: Any = 0  # annotated as a string there
+    score: Any = f1_score([list(text) for text in wanted], outside, zero_division=zero)  # a list only if asked for one
+    return float(score)
 
 
 def span_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> Scores:
     """Returns SQuAD's exact match and F1 against the best fitting right answer, without articles and punctuation."""
     exact, f1 = [], []
     for example, answer in zip(examples, answers, strict=True):
-        right, answered = [_words(example.pair[start:stop]) for start, stop in example.answers], _words(answer[0])
+        passage = example.pair or ""
+        right, answered = [_words(passage[start:stop]) for start, stop in example.answers], _words(answer[0])
         exact.append(max(float(words == answered) for words in right))
         f1.append(max(_overlap(words, answered) for words in right))
     return Scores(len(examples), "f1", {"exact_match": float(np.mean(exact)), "f1": float(np.mean(f1))})

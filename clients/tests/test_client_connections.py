@@ -30,6 +30,8 @@ from hplm_client import (
     UnexpectedAnswer,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def infer(client):
     return client.infer("a", tenant="acme")

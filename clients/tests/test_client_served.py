@@ -29,6 +29,8 @@ from hplm_client import (
     wire,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_text_comes_back_with_its_label(ask):
     answer = ask(lambda client: client.infer("naïve 文字 \N{PILE OF POO}", tenant="acme"))

@@ -11,6 +11,8 @@ import pytest
 from hplm.cli import infer
 from hplm.errors import HplmError
 
+pytestmark = pytest.mark.slow
+
 
 def run(*arguments: str):
     parser = argparse.ArgumentParser()

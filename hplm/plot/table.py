@@ -18,7 +18,7 @@ from hplm.errors import Broken, InvalidInput
 from hplm.model.windows import Window
 from hplm.plot.index import Index, IndexMeta
 from hplm.plot.keys import KeySpace
-from hplm.plot.rows import Rows
+from hplm.plot.rows import StoredRows
 from hplm.plot.values import Coding, coding
 
 FORMAT = 2
@@ -122,9 +122,11 @@ class Table:
         return Index(self.folder, self.meta.index)
 
     @cached_property
-    def rows(self) -> Rows:
+    def rows(self) -> StoredRows:
         meta = self.meta
-        return Rows(self.folder / "values", self.folder / "checksums", meta.rows, meta.window.vectors, meta.hidden, meta.coding)
+        return StoredRows(
+            self.folder / "values", self.folder / "checksums", meta.rows, meta.window.vectors, meta.hidden, meta.coding
+        )
 
     def find(self, keys: np.ndarray) -> np.ndarray:
         """Returns the row of each key, or 0 if the table does not have the key."""

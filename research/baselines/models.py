@@ -27,7 +27,7 @@ from hplm.model.config import BackboneConfig
 from hplm.model.tokenizer import Encoded, Tokenizer
 from hplm.plot.forest import Branch, Forest
 from hplm.plot.gathering import Gatherer
-from hplm.tasks import Rows, find_task
+from hplm.tasks import TextAnswer, find_task
 from research.baselines.body import BodyFile, Slot
 
 
@@ -81,7 +81,7 @@ class Question:
         )
 
 
-Answered = tuple[Question, "list[Rows] | HplmError"]
+Answered = tuple[Question, "list[TextAnswer] | HplmError"]
 
 
 class WholeModels:
@@ -175,7 +175,7 @@ class WholeModels:
         yield batch
 
     @torch.inference_mode()
-    def _run(self, slot: Slot, batch: list[Question]) -> list[list[Rows]]:
+    def _run(self, slot: Slot, batch: list[Question]) -> list[list[TextAnswer]]:
         texts = [(question, number) for question in batch for number in range(len(question.encoded))]
         texts.sort(key=lambda text: -len(text[0].encoded[text[1]].tokens))  # attention runs over texts of equal length
         encoded = [question.encoded[number] for question, number in texts]
@@ -189,7 +189,7 @@ class WholeModels:
         asked = torch.from_numpy(reading.astype(np.int64)).to(self._device)
         hidden = slot.body(self._ground(tenant, encoded, lengths), segments, lengths, asked)
         logits = slot.logits(hidden, tenant.head_function).float().cpu().split([len(rows) for rows in spans])
-        answers: dict[Question, dict[int, Rows]] = {question: {} for question in batch}
+        answers: dict[Question, dict[int, TextAnswer]] = {question: {} for question in batch}
         for (question, number), rows, own in zip(texts, spans, logits, strict=True):
             answers[question][number] = task.answer(own.numpy(), rows, tenant.labels, question.top_k, question.passages[number])
         return [[by_number[number] for number in range(len(by_number))] for by_number in answers.values()]

@@ -10,10 +10,10 @@ import threading
 from collections.abc import Callable
 
 from hplm.errors import Broken, Draining, HplmError, QueueFull
-from hplm.tasks import Rows
+from hplm.tasks import TextAnswer
 from research.baselines.models import Question, WholeModels
 
-Respond = Callable[["list[Rows] | HplmError"], None]
+Respond = Callable[["list[TextAnswer] | HplmError"], None]
 
 
 class Worker:

@@ -10,6 +10,8 @@ from bench.measuring import adapters as bench_adapters
 from bench.measuring.adapters import TOKENS, WITHOUT_PEFT, table_of, variants
 from hplm.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 TINY = AdaptersBench(hidden=32, rank=4, seconds=0.005, tenants=(1, 16))
 
 

@@ -7,6 +7,8 @@ from bench.measuring.engine import TEXTS, MeasuredLayers, batches_of, bench_engi
 from hplm.engine.packing import Concat, Naive, Packed
 from testing.toy import CONFIG
 
+pytestmark = pytest.mark.slow
+
 
 def test_lengths_are_distributed_as_in_the_paper():
     for variance in (20, 100):

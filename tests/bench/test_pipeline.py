@@ -13,6 +13,8 @@ from hplm.errors import Broken
 from testing.random_store import SIZES
 from testing.toy import CONFIG
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def toy_size(monkeypatch):

@@ -13,6 +13,8 @@ from hplm.cli.main import main
 from hplm.errors import InvalidInput
 from tests.naming import names, naming
 
+pytestmark = pytest.mark.slow
+
 TINY = PlotBench(keys=3000, hidden=32, tokens=16, seconds=0.02, count_tokens=20_000, build_keys=200, vocabulary=300)
 TIMES = (
     "lookup", "gather", "gather_fp32", "touch", "sequential", "int8_gather", "lower_stack", "lower_stack_bfloat16",

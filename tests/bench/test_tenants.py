@@ -20,6 +20,8 @@ from testing.random_store import random_store, random_tenants
 from testing.toy import CONFIG
 from tests.naming import naming
 
+pytestmark = pytest.mark.slow
+
 
 def test_every_tenant_has_records_of_its_own(tmp_path: Path) -> None:
     store = random_store(tmp_path / "store", CONFIG, random_tenants(1, 4, 3))

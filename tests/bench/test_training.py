@@ -9,6 +9,8 @@ from hplm.cli.main import main
 from testing.toy import CONFIG
 from tests.naming import names
 
+pytestmark = pytest.mark.slow
+
 
 def test_all_four_variants_are_measured(monkeypatch, capsys):
     monkeypatch.setitem(bench_training.SIZES, "minilm", CONFIG)

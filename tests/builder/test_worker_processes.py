@@ -60,7 +60,7 @@ def test_a_worker_ends_when_its_owner_is_killed(tmp_path):
 
 
 def test_a_killed_training_is_reported_as_killed():
-    with pytest.raises(HplmError, match="ended from outside, for want of memory perhaps"), worker_processes(1) as pool:
+    with pytest.raises(HplmError, match="memory"), worker_processes(1) as pool:
         pool.submit(os.kill, pool.submit(os.getpid).result(), signal.SIGKILL).result()
 
 

@@ -15,7 +15,7 @@ from hplm.engine.lookup import Lookup
 from hplm.engine.packing import Concat, Naive, Packed, Slotted, Turbo, read_packing
 from hplm.engine.request import Request
 from hplm.engine.staging import Stager, StagingSettings
-from hplm.engine.turbo import Cost, cheapest_cuts
+from hplm.engine.turbo import GroupCost, cheapest_cuts
 from hplm.errors import InvalidInput
 from hplm.tenants.ticket import Ticket
 from testing.toy import TENANTS, WORDS, random_text
@@ -30,7 +30,7 @@ whole = st.integers
 @st.composite
 def costs(draw):
     call, token, score = draw(st.floats(0, 50)), draw(st.floats(0.1, 2)), draw(st.floats(0, 0.1))
-    return Cost.measured(lambda count, width: call + count * width * (token + score * width))
+    return GroupCost.measured(lambda count, width: call + count * width * (token + score * width))
 
 
 packings = st.one_of(
@@ -100,8 +100,8 @@ def test_each_packing_arranges_a_batch_in_its_own_way(kitchen):
     longest, tokens = max(lengths), sum(lengths)
     assert rows(Packed()) == [tokens]
     assert rows(Naive()) == [longest * len(orders)]
-    assert sum(rows(Turbo(Cost.measured(lambda count, width: count * width)))) == tokens  # a call costs nothing by itself
-    assert rows(Turbo(Cost.measured(lambda count, width: 1e9 + count * width))) == [longest * len(orders)]
+    assert sum(rows(Turbo(GroupCost.measured(lambda count, width: count * width)))) == tokens  # a call costs nothing by itself
+    assert rows(Turbo(GroupCost.measured(lambda count, width: 1e9 + count * width))) == [longest * len(orders)]
     assert len(rows(Concat(rows=1, length=2 * longest))) > 1
 
 
@@ -151,7 +151,7 @@ def test_dynamic_programming_finds_the_cheapest_cuts(lengths, cost):
 
 
 def test_costs_equal_measured_ones_and_are_extrapolated_beyond_them():
-    cost = Cost.measured(lambda count, width: 5 + 2 * count * width)
+    cost = GroupCost.measured(lambda count, width: 5 + 2 * count * width)
     for count, width in ((1, 4), (16, 48), (10, 33), (64, 200), (200, 2)):
         assert cost.of(np.array([count]), np.array([width]))[0] == pytest.approx(5 + 2 * count * width)
 

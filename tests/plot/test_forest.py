@@ -12,7 +12,7 @@ from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.gathering import Gatherer
 from hplm.plot.keys import KeySpace
 from hplm.plot.levels import Tally, count_levels, ends
-from hplm.plot.rows import Rows
+from hplm.plot.rows import StoredRows
 from tests.naming import naming
 from tests.plot.tables import HIDDEN, as_dictionary, make_table
 
@@ -98,8 +98,8 @@ def test_gathering_from_many_domains_reads_each_tokens_tables_only(tmp_path, mon
     addresses = np.concatenate(
         [forest.chain(name, 1).lookup(text, np.array([6])).addresses for name, text in zip(domains, texts, strict=True)]
     )
-    asked, bags = [], Rows.bags
-    monkeypatch.setattr(Rows, "bags", lambda self, index, dtype: (asked.append(len(index)), bags(self, index, dtype))[1])
+    asked, bags = [], StoredRows.bags
+    monkeypatch.setattr(StoredRows, "bags", lambda self, index, dtype: (asked.append(len(index)), bags(self, index, dtype))[1])
     lengths = np.full(len(domains), 6)
     sums = Gatherer(CPU, torch.float32).sums(forest, addresses, lengths)
     assert sum(asked) <= 2 * len(addresses)
@@ -111,7 +111,7 @@ def test_gathering_from_many_domains_reads_each_tokens_tables_only(tmp_path, mon
 
 def test_hot_rows_that_do_not_fit_on_the_device_are_read_from_the_host(tmp_path, monkeypatch, caplog):
     root = make_table(tmp_path, "root", None, SPACE, [(1, 2, 3), *UNIGRAMS])
-    forest, copy = Forest([tmp_path], assign_addresses([root])), Rows.copy
+    forest, copy = Forest([tmp_path], assign_addresses([root])), StoredRows.copy
     found = forest.chain("root", 1).lookup(np.array([0, 1, 2]), np.array([3]))
     expected = Gatherer(CPU, torch.float32, 4).sums(forest, found.addresses, np.array([3]))
 
@@ -120,7 +120,7 @@ def test_hot_rows_that_do_not_fit_on_the_device_are_read_from_the_host(tmp_path,
             raise torch.OutOfMemoryError("the device is full")
         return copy(self, rows, device)
 
-    monkeypatch.setattr(Rows, "copy", full)
+    monkeypatch.setattr(StoredRows, "copy", full)
     gatherer = Gatherer(CPU, torch.float32, 4)
     for _ in range(2):
         assert torch.equal(gatherer.sums(forest, found.addresses, np.array([3])), expected)

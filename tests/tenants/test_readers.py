@@ -13,7 +13,7 @@ from builder.store.store import TenantFile
 from hplm.engine.backbone import View, Watch
 from hplm.errors import Draining, NoTenant
 from hplm.metrics import names
-from hplm.plot.rows import Rows
+from hplm.plot.rows import StoredRows
 from hplm.tenants.manager import Manager
 from hplm.tenants.state import Reader
 from testing.random_store import random_table, random_tenant
@@ -248,14 +248,14 @@ def test_requests_do_not_wait_while_a_table_is_read_into_memory(place, monkeypat
     store, repository, state = place
     live = Manager.open(repository, state)
     asker = Asker(repository / "toy/1", state, plot_preload="true")
-    reading, done, preload = threading.Event(), threading.Event(), Rows.preload
+    reading, done, preload = threading.Event(), threading.Event(), StoredRows.preload
 
     def slow(rows, most=None):
         reading.set()
         assert done.wait(60)
         preload(rows, most)
 
-    monkeypatch.setattr(Rows, "preload", slow)
+    monkeypatch.setattr(StoredRows, "preload", slow)
     random_table(store, "law", 1, ("root", 1), 2000, seed=3)
     live.adopt_domain("law", 1, store.table_folder("law", 1))
     random_tenant(store, TenantFile("lawyer", 1, "law", 1, "classify", ["x", "y"], 4), 0.3, seed=60)

@@ -14,6 +14,8 @@ from builder.store import savepoint
 from hplm.model.checkpoint import load_checkpoint, split
 from tests.builder.adaptation.test_masked import CPU, chained, save
 
+pytestmark = pytest.mark.slow
+
 STEPS = 12
 
 

@@ -17,6 +17,8 @@ from hplm.model.windows import Window
 from testing.random_store import random_documents, tokenizer_json
 from tests.naming import naming
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 VOCABULARY = 90
 

@@ -20,6 +20,8 @@ from testing.random_store import random_documents, tokenizer_json
 from tests.builder.tables.branches import some_lines
 from tests.naming import naming
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 VOCABULARY = 90
 

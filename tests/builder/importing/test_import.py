@@ -27,6 +27,8 @@ from tests.builder.tables.branches import CPU, some_lines
 from tests.builder.tables.test_domain import corpus
 from tests.naming import names, naming
 
+pytestmark = pytest.mark.slow
+
 UPPER_ONLY = [
     "peft-everywhere",
     "peft-pooler",

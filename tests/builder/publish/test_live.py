@@ -34,6 +34,8 @@ from testing.reference import Reference
 from testing.toy import CONFIG, WORDS
 from tests.naming import naming
 
+pytestmark = pytest.mark.slow
+
 TEXT = " ".join(WORDS[:20])
 
 

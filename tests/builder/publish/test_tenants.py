@@ -10,6 +10,8 @@ from testing.random_store import random_tenant
 from tests.naming import naming
 from tests.places import answer, exported_answer, learn, make_place
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def place(tmp_path):

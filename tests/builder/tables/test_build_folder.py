@@ -15,6 +15,8 @@ from tests.builder.tables.branches import CPU, some_lines
 from tests.builder.tables.test_domain import NO_TIME, SMALL, corpus, grow, rooted
 from tests.naming import naming
 
+pytestmark = pytest.mark.slow
+
 BUSY = "'bio'"
 
 

@@ -22,6 +22,8 @@ from hplm.plot.keys import KeySpace
 from tests.builder.killing import content, deaths_survived
 from tests.naming import naming
 
+pytestmark = pytest.mark.slow
+
 MANY_RUNS = 3000  # bytes: some tens of tokens a run
 spaces = st.builds(KeySpace, st.sampled_from([3, 200, 250_000]), st.builds(Window, st.integers(1, 5), st.booleans()))
 

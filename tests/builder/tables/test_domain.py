@@ -25,6 +25,8 @@ from tests.builder.killing import deaths_survived
 from tests.builder.tables.branches import CPU, build, make_store, some_lines
 from tests.naming import naming
 
+pytestmark = pytest.mark.slow
+
 NO_TIME = Budget(steps=0)
 SMALL = DomainOptions(min_tokens=1)
 

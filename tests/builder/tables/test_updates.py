@@ -1,5 +1,7 @@
 """A tenant's next version keeps the order of labels that its clients know, even after an import."""
 
+import pytest
+
 from builder.evaluation.tenant import evaluate_tenant
 from builder.publish.export import export
 from builder.publish.live import update_tenant
@@ -7,6 +9,8 @@ from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from hplm.tenants.manager import Manager
 from tests.builder.training.test_tenant import CPU, learn, made, store  # noqa: F401
+
+pytestmark = pytest.mark.slow
 
 
 def imported(store, labels):  # noqa: F811

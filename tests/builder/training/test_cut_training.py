@@ -162,7 +162,7 @@ def test_other_data_or_options_start_a_new_training(store, tmp_path, capsys):
 
 def test_the_best_point_of_a_grid_is_kept_and_none_is_trained_twice(store, tmp_path, monkeypatch):
     train, trainings = made(tmp_path, "classify", 80, 1), []
-    monkeypatch.setattr(grid, "room", lambda wanted: 1)
+    monkeypatch.setattr(grid, "processes_that_fit", lambda wanted: 1)
     learned = grid.train
 
     def counted(body, ground, options, *rest, **more):
@@ -189,7 +189,7 @@ def test_the_best_point_of_a_grid_is_kept_and_none_is_trained_twice(store, tmp_p
 
 def test_a_point_that_diverges_does_not_end_the_others(store, tmp_path, monkeypatch):
     train, learned = made(tmp_path, "classify", 60, 1), grid.train
-    monkeypatch.setattr(grid, "room", lambda wanted: 1)
+    monkeypatch.setattr(grid, "processes_that_fit", lambda wanted: 1)
     monkeypatch.setattr(grid, "BATCHES", (32,))
 
     def fragile(body, ground, options, *rest, **more):
@@ -214,13 +214,13 @@ def test_points_side_by_side_are_the_same_as_one_after_the_other(store, tmp_path
     torch.set_num_threads(1)
     results = []
     for tenant, workers in (("one", 1), ("two", 2)):
-        monkeypatch.setattr(grid, "room", lambda wanted, workers=workers: workers)
+        monkeypatch.setattr(grid, "processes_that_fit", lambda wanted, workers=workers: workers)
         results.append(trained(store, train, tenant, grid=True))
     torch.set_num_threads(threads)
     assert results[0][0] == results[1][0] and results[0][1]["grid"] == results[1][1]["grid"]
 
 
 def test_at_least_one_point_runs_at_a_time():
-    assert 1 <= grid.room(1000) <= len(os.sched_getaffinity(0))
-    assert grid.room(1) == 1
+    assert 1 <= grid.processes_that_fit(1000) <= len(os.sched_getaffinity(0))
+    assert grid.processes_that_fit(1) == 1
     assert [point.batch_texts for point in grid.points(TrainingOptions())] == [8, 32] * 3
