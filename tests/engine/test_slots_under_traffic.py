@@ -1,4 +1,4 @@
-"""Far more tenants than slots: every answer is the reference's, whatever was thrown out in between."""
+"""With far more tenants than slots, every answer equals the reference, whatever was evicted in between."""
 
 import random
 
@@ -40,11 +40,11 @@ def test_forty_tenants_in_four_slots_get_their_own_answers(tmp_path):
 
 
 def test_a_batch_waits_for_each_layer_before_it_uses_it(tmp_path, monkeypatch):
-    """Weights that are not waited for are not there: what was promised is copied by the wait alone."""
+    """Here weights are copied only when somebody waits for them, so a missing wait gives wrong answers."""
     late = []
 
     class Late:
-        """A mark whose copy takes place when somebody waits for it."""
+        """A mark that makes its copy only when somebody waits for it."""
 
         def __init__(self, copies):
             self.copies = copies

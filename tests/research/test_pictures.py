@@ -29,7 +29,7 @@ def test_one_command_draws_all_pictures_always_the_same(tmp_path, capsys) -> Non
     for name in NAMES:
         drawn = (tmp_path / "first" / name).read_bytes()
         assert drawn == (tmp_path / "second" / name).read_bytes() and b"<dc:date>" not in drawn
-        # Not the bytes: another matplotlib places things otherwise.
+        # Their bytes are not compared, because versions of matplotlib place things differently.
         assert texts_of(tmp_path / "first" / name) == texts_of(PICTURES / name), f"{name}: run `python -m research.pictures`"
 
 

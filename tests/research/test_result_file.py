@@ -1,4 +1,4 @@
-"""A file of results: each number has one line, and neither a cut nor a second process loses one."""
+"""A file of results: each number has one line, and neither an interruption nor a second process loses one."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_processes_that_write_at_the_same_time_lose_nothing(results) -> None:
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
-def test_a_cut_leaves_the_finished_numbers(results, monkeypatch, step) -> None:
+def test_an_interruption_keeps_the_finished_numbers(results, monkeypatch, step) -> None:
     results.put(run_of("a", 0), {"accuracy": 0.6})
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(os, step, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
