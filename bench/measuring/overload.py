@@ -24,6 +24,7 @@ from bench.tools.processes import memory_of_server
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.service import ANSWERING_NS
+from hplm.scheduling.admission import REFUSED
 from hplm.scheduling.policy import DEFAULT, policy
 from hplm.scheduling.scheduler import Limits, Scheduler
 from hplm.scheduling.simulation.arrivals import Arrivals
@@ -37,7 +38,6 @@ from testing.random_store import SIZES, random_store, random_tenants
 
 MOST_CONNECTIONS = 512
 LOOKS = 8  # how often the server's memory is read
-REFUSED = b"it would take"  # the answer to a request that is refused on arrival contains this
 TARGETS = {"on_time_of_admitted": 0.9, "goodput_of_capacity": 0.9, "refusal_p99_ms": 20.0, "simulator_off_by": 0.03}
 WARM = 20  # batches from which the simulated server learns before it starts, like the real one
 MB = 1e6
@@ -131,7 +131,7 @@ def simulate(offered: Offered, batches: list[Computed], case: OverloadBench, giv
 
 def figures(report: Report, offered: Offered, capacity: float, case: OverloadBench) -> dict:
     served = report.statuses == 200
-    refused = np.array([REFUSED in body for body in report.bodies], dtype=bool)
+    refused = np.array([REFUSED.encode() in body for body in report.bodies], dtype=bool)
     on_time = served & (report.latencies <= offered.deadlines[report.numbers])
     admitted = int((~refused).sum()) + report.errors.total()
     span = offered.arrivals[-1] - offered.arrivals[0]
