@@ -182,8 +182,9 @@ def _examples(task: DemoTask, splits: Mapping[str, list[Document]], names: Names
     found: dict[str, list[Example]] = {}
     for split, documents in splits.items():
         answered = _unseen((example for document in documents if (example := task.example(document, names))), texts)
-        found[split] = [example for example in answered if not is_seen(shingles(example.text), earlier)]
-        earlier.update(*(shingles(example.text) for example in answered))
+        held = [shingles(example.text) for example in answered]
+        found[split] = [example for example, own in zip(answered, held, strict=True) if not is_seen(own, earlier)]
+        earlier.update(*held)
     return found
 
 

@@ -6,6 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 
 from demo.docstrings import Definition
@@ -134,6 +135,7 @@ def shingles(text: str) -> set[str]:
     return {" ".join(spoken[start : start + SHINGLE]) for start in range(max(1, len(spoken) - SHINGLE + 1))}
 
 
+@lru_cache(maxsize=1 << 16)  # a few words are most of a text
 def _plain(word: str) -> str:
     core = bare(word)
     return "#" if CODE_LIKE.search(core) else NOT_LETTERS.sub("", core).lower()
