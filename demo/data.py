@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from builder.store.resumable import replaced
-from demo.docstrings import read_definitions
+from demo.docstrings import read_definitions, without_cycle_collection
 from demo.documents import LONGEST, Asked, Document, is_seen, read_document, readable, shingles, split_documents
 from demo.domains import DOMAINS, Domain
 from demo.tasks import TASKS, Classified, DemoTask, Example, Names
@@ -56,6 +54,9 @@ class DemoData:
     domains: tuple[DemoDomain, ...]
     tenants: tuple[DemoTenant, ...]
 
+    def tenants_of(self, domain: DemoDomain) -> list[DemoTenant]:
+        return [tenant for tenant in self.tenants if tenant.domain == domain.name]
+
 
 def write_demo_data(
     folder: Path,
@@ -72,8 +73,8 @@ def write_demo_data(
     names = {domain.name: Names(domain.package_names) for domain in domains}
     documents: dict[str, list[Document]] = defaultdict(list)
     beside: dict[str, list[Document]] = defaultdict(list)
-    with _no_cycle_collection():
-        for place, area, path in tqdm(_files(domains), "reading docstrings", unit="file", disable=not show_progress):
+    with without_cycle_collection():
+        for place, area, path in tqdm(source_files(domains), "reading docstrings", unit="file", disable=not show_progress):
             for definition in read_definitions(place.package, place.module, path):
                 names[place.domain].add(definition)
                 if definition.docstring:
@@ -127,25 +128,13 @@ def data_of(folder: Path) -> DemoData:
     return DemoData(tuple(domains), tuple(tenants))
 
 
-@contextmanager
-def _no_cycle_collection() -> Iterator[None]:
-    """Stops Python's search for cycles. Syntax trees contain none, and the search takes a quarter of the reading time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 class Place(NamedTuple):
     domain: str
     package: str
     module: str
 
 
-def _files(domains: Sequence[Domain]) -> list[tuple[Place, str, Path]]:
+def source_files(domains: Sequence[Domain]) -> list[tuple[Place, str, Path]]:
     """Returns each file of a domain once, with the first area that lists it."""
     found: dict[Place, tuple[str, Path]] = {}
     for domain in domains:
@@ -158,7 +147,7 @@ def _files(domains: Sequence[Domain]) -> list[tuple[Place, str, Path]]:
 
 def _further_files(domains: Sequence[Domain]) -> list[tuple[Place, Path]]:
     """Returns the further files that no area lists."""
-    known = {(place.domain, path) for place, _, path in _files(domains)}
+    known = {(place.domain, path) for place, _, path in source_files(domains)}
     return [
         (Place(domain.name, source.package, module), path)
         for domain in domains

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import gc
 import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -70,6 +72,18 @@ def package_folder(package: str) -> Path:
         f"package '{package}', whose docstrings the demo reads, is not installed here: "
         f"run `pip install -c constraints.txt '.[build,client,embedded,demo]'`"
     )
+
+
+@contextmanager
+def without_cycle_collection() -> Iterator[None]:
+    """Stops Python's search for cycles. Syntax trees contain none, and the search takes a quarter of the reading time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def read_definitions(package: str, module: str, path: Path) -> list[Definition]:

@@ -11,9 +11,8 @@ from tqdm import tqdm
 
 from builder.training.tasks import training_task
 from demo.data import DemoTenant
+from demo.plan import QUESTIONS
 from hplm_client import Answer, HplmClient
-
-QUESTIONS = 200  # of each test file; half go over HTTP, half over gRPC
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,31 @@ class Mark:
     grpc_ms: float
 
 
-def examine(tenants: tuple[DemoTenant, ...], http_url: str, grpc_url: str) -> list[Mark]:
+@dataclass(frozen=True)
+class FirstAnswer:
+    tenant: DemoTenant
+    text: str
+    answer: Answer
+    expected: tuple[str, ...]
+
+    def __str__(self) -> str:
+        answered = ", ".join(f"{row.label} (score {row.score:.2f})" for row in self.answer.rows)
+        return f"{self.tenant.id}: {self.tenant.question}\n  {self.text}\n  -> {answered}; expected: {', '.join(self.expected)}"
+
+
+def ask_first(tenants: Sequence[DemoTenant], http_url: str) -> list[FirstAnswer]:
+    """Asks each tenant the first question of its test file."""
+    with HplmClient(http_url, protocol="http") as client:
+        found = []
+        for tenant in tenants:
+            question = training_task(tenant.task).read(tenant.test).examples[0]
+            answer = client.infer(question.text, tenant=tenant.id, truncate=True)
+            found.append(FirstAnswer(tenant, question.text, answer, tuple(question.labels)))
+        return found
+
+
+def examine(tenants: Sequence[DemoTenant], http_url: str, grpc_url: str) -> list[Mark]:
+    """Asks each tenant QUESTIONS questions of its test file, half over HTTP, half over gRPC."""
     with HplmClient(http_url, protocol="http") as http, HplmClient(grpc_url, protocol="grpc") as grpc:
         return [_mark(tenant, {"http": http, "grpc": grpc}) for tenant in tqdm(tenants, desc="asking", unit="tenant")]
 

@@ -24,8 +24,8 @@ from builder.store.store import Store
 from builder.tables.domain import recut_domain
 from builder.training.tasks import training_task
 from builder.training.tenant import build_tenant
-from demo.__main__ import EPOCHS
 from demo.data import DemoTenant, data_of
+from demo.plan import EPOCHS
 from hplm.engine.engine import resolve_device
 from hplm.errors import HplmError, InvalidInput
 from hplm.plot.levels import Tally

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from demo.plan import (
+    FIRST_ANSWERS_SECONDS,
+    LARGE,
+    SIZES,
+    SMALL,
+    WHOLE_SECONDS,
+    Part,
+    Sources,
+    Speed,
+    choose_size,
+    parts_of,
+    table_of,
+)
+
+FAST = Speed(parsed=3.4e6, ngrams=4_000, trained=12_000, vocabulary=30_522)  # two cores with AMX
+SLOW = Speed(parsed=2.5e6, ngrams=1_900, trained=3_400, vocabulary=30_522)  # two cores with AVX2
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> list[Sources]:
+    """As much text as the pinned packages have."""
+    sizes = {"stdlib": 7_275_301, "maths": 14_535_073, "learning": 16_552_038, "web": 9_636_130}
+    found = []
+    for name, size in sizes.items():
+        file = tmp_path / f"{name}.py"
+        with open(file, "wb") as empty:
+            empty.truncate(size)
+        found.append(Sources(name, (file,), (f"{name}-one", f"{name}-two")))
+    return found
+
+
+def seconds(parts: list[Part]) -> float:
+    return sum(part.seconds for part in parts)
+
+
+def test_one_domain_and_its_tenants_come_before_the_first_answers(sources: list[Sources]) -> None:
+    parts = parts_of(LARGE, FAST, sources)
+    assert [part.name for part in parts] == ["data", "root", "stdlib", "first", "maths", "learning", "web", "all"]
+    assert [part.name for part in parts if part.is_first] == ["data", "root", "stdlib", "first"]
+    assert "stdlib-one" in parts[2].title
+
+
+def test_a_fast_machine_builds_everything(sources: list[Sources]) -> None:
+    assert choose_size(SIZES, FAST, sources) is LARGE
+
+
+def test_a_slow_machine_builds_less_and_is_in_time(sources: list[Sources]) -> None:
+    size = choose_size(SIZES, SLOW, sources)
+    assert size is not LARGE
+    parts = parts_of(size, SLOW, sources)
+    assert seconds([part for part in parts if part.is_first]) <= FIRST_ANSWERS_SECONDS
+    assert seconds(parts) <= WHOLE_SECONDS < seconds(parts_of(LARGE, SLOW, sources))
+
+
+def test_a_size_that_was_begun_is_kept(sources: list[Sources]) -> None:
+    assert choose_size([LARGE], SLOW, sources) is LARGE
+    assert choose_size([SMALL], FAST, sources) is SMALL
+
+
+def test_sizes_differ_in_amounts_alone_and_each_is_smaller_than_the_one_before(sources: list[Sources]) -> None:
+    for speed in (FAST, SLOW):
+        times = [[part.seconds for part in parts_of(size, speed, sources)] for size in SIZES]
+        assert [len(parts) for parts in times] == [len(times[0])] * len(SIZES)
+        for larger, smaller in pairwise(times):
+            assert all(less <= more for less, more in zip(smaller, larger, strict=True))
+
+
+def test_a_slower_machine_takes_longer_for_every_part(sources: list[Sources]) -> None:
+    pairs = zip(parts_of(SMALL, FAST, sources), parts_of(SMALL, SLOW, sources), strict=True)
+    assert all(fast.seconds < slow.seconds for fast, slow in pairs)
+
+
+def test_minutes_of_adapting_are_counted(sources: list[Sources]) -> None:
+    longer = replace(LARGE, minutes=LARGE.minutes + 10)
+    assert seconds(parts_of(longer, FAST, sources)) - seconds(parts_of(LARGE, FAST, sources)) == pytest.approx(600)
+
+
+def test_the_table_says_what_is_done_and_counts_what_is_left() -> None:
+    parts = [
+        Part("data", "read", 60, is_first=True),
+        Part("first", "ask", 30, is_first=True),
+        Part("maths", "build", 120),
+        Part("all", "serve", 30),
+    ]
+    lines = [line.rsplit(maxsplit=1) for line in table_of(parts).splitlines() if not line.startswith("-")]
+    minutes = {title.strip(): time for title, time in lines}
+    assert minutes == {
+        "part": "minutes",
+        "read": "1.0",
+        "ask": "0.5",
+        "build": "2.0",
+        "serve": "0.5",
+        "everything": "4.0",
+        "until the first answers": "1.5",
+    }
+    left = table_of(parts, done={"data", "maths"}).splitlines()
+    assert [line.split()[-1] for line in left if line.startswith(("read", "build"))] == ["done", "done"]
+    assert [line.split()[-1] for line in left if line.startswith(("everything", "until"))] == ["1.0", "0.5"]
