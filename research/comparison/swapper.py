@@ -167,7 +167,7 @@ def _handler(swapper: Swapper) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(content)
 
-        def log_message(self, form: str, *args: object) -> None:
+        def log_message(self, format: str, *args: object) -> None:
             """A line a request would cost as much as the request."""
 
     return Handler
