@@ -16,7 +16,7 @@ import triton_python_backend_utils as pb_utils
 from hplm.engine.answer import fill, size_of
 from hplm.engine.memory import SharedMemory
 from hplm.errors import Broken, HplmError, InvalidInput
-from hplm.tasks import Rows
+from hplm.tasks import TextAnswer
 
 log = logging.getLogger(__name__)
 SHARED_MEMORY = SharedMemory()
@@ -106,7 +106,7 @@ def send(sender: pb_utils.InferenceResponseSender, response: pb_utils.InferenceR
 
 
 def send_answer(
-    sender: pb_utils.InferenceResponseSender, wanted: Collection[str], version: int, answer: list[Rows] | Exception
+    sender: pb_utils.InferenceResponseSender, wanted: Collection[str], version: int, answer: list[TextAnswer] | Exception
 ) -> None:
     """Sends the answers to all texts of a request, or the error that it ended with."""
     if isinstance(answer, Exception):

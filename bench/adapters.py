@@ -1,4 +1,4 @@
-"""`hplm bench adapters`: one layer's adapters for many tenants at once."""
+"""`hplm bench adapters`: the adapters of one layer, in batches of many tenants."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ class AdaptersBench:
 
 
 def register(kinds: argparse._SubParsersAction) -> None:
-    parser = benchmark(kinds, "adapters", run, "one layer's adapters for many tenants at once", (
-        "Measures the step of one layer for a batch of 1 to 64 tenants, beside a loop over tenants and beside peft."
+    parser = benchmark(kinds, "adapters", run, "adapters of one layer, for many tenants at once", (
+        "Measure how long the adapters of one layer take for a batch of 1 to 64 tenants, beside a loop over tenants and beside "
+        "peft."
     ))  # fmt: skip
     parser.add_argument("--hidden", type=int, default=AdaptersBench.hidden, help="width of a vector (default: %(default)s)")
-    parser.add_argument("--rank", type=int, default=AdaptersBench.rank, help="of an adapter (default: %(default)s)")
+    parser.add_argument("--rank", type=int, default=AdaptersBench.rank, help="rank of an adapter (default: %(default)s)")
     seconds_option(parser, AdaptersBench.seconds, "for each figure")
 
 

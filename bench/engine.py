@@ -1,4 +1,4 @@
-"""`hplm bench engine`: the packings, and how far the engine is from bare matrix products."""
+"""`hplm bench engine`: the packings, and the engine beside bare matrix products."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ class EngineBench:
 
 
 def register(kinds: argparse._SubParsersAction) -> None:
-    parser = benchmark(kinds, "engine", run, "packings, and how far the engine is from bare matrix products", (
-        "Measures the shared upper layers on texts of mixed lengths: five packings beside texts of one length, a batch of one "
-        "beside plain layers, equal lengths beside bare matrix products, and sweeps over slots and batch sizes."
+    parser = benchmark(kinds, "engine", run, "packings, and the engine beside bare matrix products", (
+        "Measure the shared upper layers: five packings of texts of mixed lengths beside texts of one length, one text "
+        "beside plain layers, texts of one length beside bare matrix products, several numbers of slots and batch sizes."
     ))  # fmt: skip
-    parser.add_argument("--size", choices=(*SIZE_NAMES, "both"), default="both", help="of the model (default: %(default)s)")
+    parser.add_argument(
+        "--size", choices=(*SIZE_NAMES, "both"), default="both", help="size of the model (default: %(default)s)"
+    )
     seconds_option(parser, EngineBench.seconds, "for each figure")
     dtype_option(parser)
 

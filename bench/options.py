@@ -1,4 +1,4 @@
-"""What the options of benchmarks have in common, and what none of them can work with: refused before anything is built."""
+"""Options that several benchmarks have, and their checks, which run before anything is built."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from hplm.errors import InvalidInput
 from hplm.options import ENGINE_DTYPES
 
-SIZE_NAMES = ("minilm", "bert-base")  # `testing.random_store.SIZES` says what they are
+SIZE_NAMES = ("minilm", "bert-base")  # defined in `testing.random_store.SIZES`
 DTYPES = ("auto", *ENGINE_DTYPES)
 SHORTEST = 3  # [CLS], a word, [SEP]
 
@@ -17,7 +17,7 @@ SHORTEST = 3  # [CLS], a word, [SEP]
 def benchmark(
     kinds: argparse._SubParsersAction, name: str, run: Callable[[argparse.Namespace], dict], help: str, description: str
 ) -> argparse.ArgumentParser:
-    """Adds `hplm bench NAME`. `run` returns the figures, which --json prints as a line, and prints them without --json."""
+    """Adds `hplm bench NAME`. `run` returns the figures, which --json prints as one line. Without --json, `run` prints them."""
     parser = kinds.add_parser(name, help=help, description=description)
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.set_defaults(run=run)
@@ -25,26 +25,26 @@ def benchmark(
 
 
 def size_option(parser: argparse.ArgumentParser, default: str) -> None:
-    parser.add_argument("--size", choices=SIZE_NAMES, default=default, help="of the model (default: %(default)s)")
+    parser.add_argument("--size", choices=SIZE_NAMES, default=default, help="size of the model (default: %(default)s)")
 
 
 def tokens_option(parser: argparse.ArgumentParser, default: int) -> None:
-    parser.add_argument("--tokens", type=int, default=default, help="of a text (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=default, help="tokens of a text (default: %(default)s)")
 
 
 def seconds_option(parser: argparse.ArgumentParser, default: float, of: str) -> None:
-    parser.add_argument("--seconds", type=float, default=default, help=f"{of} (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=default, help=f"seconds {of} (default: %(default)s)")
 
 
 def dtype_option(parser: argparse.ArgumentParser, of: str = "of the engine") -> None:
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help=f"{of} (default: %(default)s)")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help=f"precision {of} (default: %(default)s)")
 
 
 def whole_numbers(given: str) -> list[int]:
     """The type of an option that takes one number or several: `16`, `1,10,100`."""
     parts = given.split(",")
     if not all(part.isdecimal() and int(part) for part in parts):
-        raise argparse.ArgumentTypeError(f"{given!r}: whole numbers above 0, such as 16 or 1,10,100")
+        raise argparse.ArgumentTypeError(f"{given!r}: give whole numbers above 0, such as 16 or 1,10,100")
     return [int(part) for part in parts]
 
 
@@ -56,11 +56,11 @@ def expect_above_zero(**options: float) -> None:
 
 def expect_text(tokens: int, positions: int, option: str = "tokens") -> None:
     if not SHORTEST <= tokens <= positions:
-        raise InvalidInput(f"--{option} {tokens}: a text of this size of model has {SHORTEST} to {positions}")
+        raise InvalidInput(f"--{option} {tokens}: a text for this size of model has {SHORTEST} to {positions} tokens")
 
 
 def positions_of(size: str) -> int:
-    """How many tokens the longest text of such a model has."""
+    """Returns the number of tokens of the longest text for this size of model."""
     from testing.random_store import SIZES
 
     return SIZES[size].positions

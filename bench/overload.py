@@ -1,4 +1,4 @@
-"""`hplm bench overload`: a server that gets more requests than it can answer."""
+"""`hplm bench overload`: a server that gets more requests than it can answer in time."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class OverloadBench:
     tokens: int = 128  # of a text
     batch_texts: int = 8
     tenants: int = 16
-    overload: float = 3.0  # times the capacity
-    deadlines: tuple[float, float] = (2.0, 12.0)  # in batch times, uniform between
-    seconds: float = 60.0  # of the overload
+    overload: float = 3.0  # multiple of the capacity
+    deadlines: tuple[float, float] = (2.0, 12.0)  # in batch times, drawn uniformly between these
+    seconds: float = 60.0  # of overload
     policy: str | None = None
     dtype: str = "auto"
     seed: int = 0
@@ -32,20 +32,23 @@ class OverloadBench:
 
 
 def register(kinds: argparse._SubParsersAction) -> None:
-    parser = benchmark(kinds, "overload", run, "a server that gets more requests than it can answer", (
-        "Offers a real server a multiple of its capacity with deadlines of some batch times: what is answered in time, what is "
-        "refused, and how soon."
+    parser = benchmark(kinds, "overload", run, "a server that gets more requests than it can answer in time", (
+        "Send a real server a multiple of the requests that it can answer, with deadlines of some batch times. Measure how "
+        "many it answers in time, how many it refuses, and how fast it refuses."
     ))  # fmt: skip
     size_option(parser, OverloadBench.size)
     tokens_option(parser, OverloadBench.tokens)
     parser.add_argument(
-        "--batch-texts", type=int, default=OverloadBench.batch_texts, help="of a batch; more if short (default: %(default)s)"
+        "--batch-texts",
+        type=int,
+        default=OverloadBench.batch_texts,
+        help="texts of a batch; more if --tokens is small (default: %(default)s)",
     )
     parser.add_argument(
-        "--overload", type=float, default=OverloadBench.overload, help="times the capacity (default: %(default)s)"
+        "--overload", type=float, default=OverloadBench.overload, help="multiple of the capacity to send (default: %(default)s)"
     )
-    parser.add_argument("--policy", default=OverloadBench.policy, help="default: the one that is exported by default")
-    seconds_option(parser, OverloadBench.seconds, "of the overload")
+    parser.add_argument("--policy", default=OverloadBench.policy, help="scheduling policy (default: that of `hplm export`)")
+    seconds_option(parser, OverloadBench.seconds, "of overload")
 
 
 def run(args: argparse.Namespace) -> dict:

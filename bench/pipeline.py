@@ -1,4 +1,4 @@
-"""`hplm bench pipeline`: what it is worth to make a batch ready while another one computes."""
+"""`hplm bench pipeline`: the gain from staging a batch while another one computes."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ class PipelineBench:
 
 
 def register(kinds: argparse._SubParsersAction) -> None:
-    parser = benchmark(kinds, "pipeline", run, "making a batch ready while another computes", (
-        "Saturates the upper half, without a server, in each way of overlapping staging and computing; more tenants than slots."
+    parser = benchmark(kinds, "pipeline", run, "staging a batch while another one computes", (
+        "Saturate the upper half, without a server, in each way of overlapping staging and computing. There are more tenants "
+        "than slots."
     ))  # fmt: skip
     size_option(parser, PipelineBench.size)
     tokens_option(parser, PipelineBench.tokens)

@@ -1,4 +1,4 @@
-"""`hplm bench plot`: what a lookup in a table costs, beside the layers that the table replaces."""
+"""`hplm bench plot`: the time of a lookup in a table, beside the layers that the table replaces."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class PlotBench:
 
 
 def register(kinds: argparse._SubParsersAction) -> None:
-    parser = benchmark(kinds, "plot", run, "lookups, gathering, cold reads and building of a table", (
-        "Writes tables of random values with real key statistics, and measures one text on one thread, beside the layers that "
+    parser = benchmark(kinds, "plot", run, "lookup, gathering, cold reads and building of a table", (
+        "Write tables of random values with realistic key statistics. Measure one text on one thread, beside the layers that "
         "a table replaces. A million keys of width 768 take 8 GB of disk and some minutes."
     ))  # fmt: skip
     parser.add_argument("--keys", type=int, default=PlotBench.keys, help="n-grams in the table (default: %(default)s)")
@@ -48,10 +48,10 @@ def register(kinds: argparse._SubParsersAction) -> None:
     tokens_option(parser, PlotBench.tokens)
     seconds_option(parser, PlotBench.seconds, "for each figure")
     parser.add_argument(
-        "--count-tokens", type=int, default=PlotBench.count_tokens, help="count the n-grams of so many (default: %(default)s)"
+        "--count-tokens", type=int, default=PlotBench.count_tokens, help="tokens of the corpus to count (default: %(default)s)"
     )
-    parser.add_argument("--folder", type=Path, help="on a disk: keep the tables there, and use them again")
-    dtype_option(parser, "of the layers it is compared with")
+    parser.add_argument("--folder", type=Path, help="folder on a disk, in which the tables are kept for the next run")
+    dtype_option(parser, "of the layers that the table replaces")
 
 
 def run(args: argparse.Namespace) -> dict:

@@ -1,4 +1,4 @@
-"""`hplm bench serve`: what Triton and the glue cost over the bare engine, with one number of tenants or several."""
+"""`hplm bench serve`: a real server beside the bare engine, with one number of tenants or several."""
 
 from __future__ import annotations
 
@@ -35,18 +35,20 @@ class ServeBench:
 
 
 def register(kinds: argparse._SubParsersAction) -> None:
-    parser = benchmark(kinds, "serve", run, "a real server against the bare engine", (
-        "Exports a repository of random weights, serves it, and measures one client, then saturation, beside the bare engine."
+    parser = benchmark(kinds, "serve", run, "a real server beside the bare engine", (
+        "Export a repository of random weights and serve it. Measure one client, then saturation, beside the bare engine."
     ))  # fmt: skip
     size_option(parser, ServeBench.size)
     tokens_option(parser, ServeBench.tokens)
     parser.add_argument(
         "--tenants", type=whole_numbers, default=[ServeBench.tenants],
-        help=f"requests go to them in turn (default: {ServeBench.tenants}); several numbers, 1,10,100, also compare servers "
-        "with so many tenants",
+        help=f"number of tenants, to which requests go in turn (default: {ServeBench.tenants}). Several numbers, such as "
+        "1,10,100, also compare servers with as many tenants",
     )  # fmt: skip
     seconds_option(parser, ServeBench.seconds, "of each measurement")
-    parser.add_argument("--connections", type=int, default=ServeBench.connections, help="at saturation (default: %(default)s)")
+    parser.add_argument(
+        "--connections", type=int, default=ServeBench.connections, help="connections at saturation (default: %(default)s)"
+    )
     dtype_option(parser)
 
 

@@ -1,4 +1,4 @@
-"""`hplm bench timeline`: what the threads of a loaded server do, batch by batch, as `research.comparison.figures` draws it."""
+"""`hplm bench timeline`: what the threads of a loaded server do, batch by batch. `research.comparison.figures` draws it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TimelineBench:
     tokens: int = 128  # of a text
     batch_texts: int = 8
     tenants: int = 64
-    slots: int = 32  # fewer than tenants, so that adapters have to be brought
+    slots: int = 32  # fewer than tenants, so that adapters have to be copied to the device
     seconds: float = 5.0  # of load
     dtype: str = "auto"
 
@@ -37,8 +37,8 @@ class TimelineBench:
 
 def register(kinds: argparse._SubParsersAction) -> None:
     parser = benchmark(kinds, "timeline", run, "what the threads of a loaded server do, batch by batch", (
-        f"Loads a real server with more tenants than slots, and writes what its journal says of each thread to {FILE} "
-        "(HMI, Fig. 17)."
+        f"Load a real server that has more tenants than slots. Write the times of each thread, from the server's journal, to "
+        f"{FILE} (HMI, Fig. 17)."
     ))  # fmt: skip
     size_option(parser, TimelineBench.size)
     tokens_option(parser, TimelineBench.tokens)

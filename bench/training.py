@@ -1,4 +1,4 @@
-"""`hplm bench training`: a step of fine-tuning that reads the tables, beside steps that compute the lower layers."""
+"""`hplm bench training`: a training step that reads the tables, beside steps that compute the lower layers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class TrainingBench:
 
 
 def register(kinds: argparse._SubParsersAction) -> None:
-    parser = benchmark(kinds, "training", run, "a step of fine-tuning from the tables", (
-        "Measures a step of adapter training that reads the tables, beside one that computes the lower layers, of the original "
-        "BERT and on the tables' windows. Random weights."
+    parser = benchmark(kinds, "training", run, "a training step that reads the tables", (
+        "Measure a step of adapter training that reads the tables, beside steps that compute the lower layers: those of the "
+        "original BERT, and those of the tables' windows. Weights are random."
     ))  # fmt: skip
     size_option(parser, TrainingBench.size)
     tokens_option(parser, TrainingBench.tokens)
-    parser.add_argument("--texts", type=int, default=TrainingBench.texts, help="of a step (default: %(default)s)")
+    parser.add_argument("--texts", type=int, default=TrainingBench.texts, help="texts of a step (default: %(default)s)")
     seconds_option(parser, TrainingBench.seconds, "for each figure")
 
 

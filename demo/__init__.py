@@ -1,4 +1,4 @@
-"""The demo's text and labels: what the installed Python packages say about themselves."""
+"""`./run demo`. Its texts and labels are made from the docstrings of the installed Python packages."""
 
 from demo.data import DemoData, DemoDomain, DemoTenant, write_demo_data
 

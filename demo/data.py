@@ -25,7 +25,7 @@ from hplm.errors import HplmError
 
 SIZES = {"train": 2000, "dev": 300, "test": 500}
 MANIFEST = "demo.json"
-FORMAT = 2  # of what is written: raised when the same packages give other texts
+FORMAT = 2  # of the written files: raised when the same packages give other texts
 
 NOT_WORDS = re.compile(r"\W+")
 
@@ -34,7 +34,7 @@ NOT_WORDS = re.compile(r"\W+")
 class DemoDomain:
     name: str
     packages: tuple[str, ...]
-    corpus: Path  # text, one document a line; nothing near it is in a dev or test file, of any domain
+    corpus: Path  # text, one document a line; no dev or test file of any domain has a similar text
     documents: int
 
 
@@ -48,7 +48,7 @@ class DemoTenant:
     train: Path
     dev: Path
     test: Path
-    majority_share: float  # of the test set: what answering the most frequent label (of a word, for `tag`) would score
+    majority_share: float  # the score on test of always answering the most frequent label (of a word, for `tag`)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,10 @@ def write_demo_data(
     show_progress: bool = True,
     further: bool = False,
 ) -> DemoData:
-    """The same files for the same installed packages, on any machine; `further`: corpora of whole packages and their kin."""
+    """Writes the same files for the same installed packages, on any machine.
+
+    `further`: the corpora also contain the rest of the packages, and related packages.
+    """
     names = {domain.name: Names(domain.package_names) for domain in domains}
     documents: dict[str, list[Document]] = defaultdict(list)
     beside: dict[str, list[Document]] = defaultdict(list)
@@ -97,7 +100,7 @@ def write_demo_data(
 
 
 def stored_demo_data(folder: Path, sizes: Mapping[str, int], further: bool = False) -> DemoData:
-    """What is there already is not written again, if it was written so."""
+    """Returns the data in a folder. Writes them if they are missing, or were written with other settings."""
     written_as, manifest = {"sizes": dict(sizes), "further": further, "format": FORMAT}, folder / MANIFEST
     if not manifest.exists() or json.loads(manifest.read_text("utf-8")).get("written_as") != written_as:
         data = write_demo_data(folder, sizes=sizes, further=further)
@@ -107,7 +110,7 @@ def stored_demo_data(folder: Path, sizes: Mapping[str, int], further: bool = Fal
 
 
 def data_of(folder: Path) -> DemoData:
-    """What an earlier run has written."""
+    """Returns the data that an earlier run has written."""
     stored = json.loads((folder / MANIFEST).read_text("utf-8"))
 
     def here(domain: str, file: str) -> Path:
@@ -126,7 +129,7 @@ def data_of(folder: Path) -> DemoData:
 
 @contextmanager
 def _no_cycle_collection() -> Iterator[None]:
-    """Syntax trees hold no cycles, and looking for some takes a quarter of the reading time."""
+    """Stops Python's search for cycles. Syntax trees contain none, and the search takes a quarter of the reading time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -143,7 +146,7 @@ class Place(NamedTuple):
 
 
 def _files(domains: Sequence[Domain]) -> list[tuple[Place, str, Path]]:
-    """Every file once for a domain, with the first area that lists it."""
+    """Returns each file of a domain once, with the first area that lists it."""
     found: dict[Place, tuple[str, Path]] = {}
     for domain in domains:
         for area in domain.areas:
@@ -154,7 +157,7 @@ def _files(domains: Sequence[Domain]) -> list[tuple[Place, str, Path]]:
 
 
 def _further_files(domains: Sequence[Domain]) -> list[tuple[Place, Path]]:
-    """Those that no area lists."""
+    """Returns the further files that no area lists."""
     known = {(place.domain, path) for place, _, path in _files(domains)}
     return [
         (Place(domain.name, source.package, module), path)
@@ -173,7 +176,7 @@ def _write_corpus(home: Path, domain: Domain, documents: Sequence[Document]) -> 
 
 
 def _examples(task: DemoTask, splits: Mapping[str, list[Document]], names: Names) -> dict[str, list[Example]]:
-    """No text twice; and none of which half has been asked in an earlier split."""
+    """Returns the examples of each split. No text is there twice, and none that shares half with an earlier split."""
     texts: set[str] = set()
     earlier: set[str] = set()
     found: dict[str, list[Example]] = {}
@@ -185,7 +188,7 @@ def _examples(task: DemoTask, splits: Mapping[str, list[Document]], names: Names
 
 
 def _asked(splits: Mapping[str, Mapping[str, list[Document]]], examples: Mapping[str, Mapping[str, list[Example]]]) -> Asked:
-    """All that no corpus, of whichever domain, may tell: a root reads them all."""
+    """Returns the dev and test texts. No corpus of any domain may contain them, because the root reads all corpora."""
     of_documents = (one.text for own in splits.values() for split in ("dev", "test") for one in own[split])
     of_examples = (one.text for own in examples.values() for split in ("dev", "test") for one in own[split])
     return Asked(chain(of_documents, of_examples))
@@ -200,8 +203,8 @@ def _write_tenant(
         chosen = _sample(examples[split], size)
         if not chosen:
             raise HplmError(
-                f"demo tenant '{task.tenant}': the sources of {', '.join(sorted(names.packages))} hold no {split} "
-                "examples; install these packages, and this Python, with their .py files"
+                f"demo tenant '{task.tenant}': the sources of {', '.join(sorted(names.packages))} contain no {split} "
+                "examples: install these packages, and this Python, with their .py files"
             )
         files[split] = home / f"{task.tenant}.{split}.jsonl"
         lines = (json.dumps(asdict(example), ensure_ascii=False) + "\n" for example in chosen)
@@ -213,7 +216,7 @@ def _write_tenant(
 
 
 def _unseen(examples: Iterable[Example], seen: set[str]) -> list[Example]:
-    """Examples whose words, whatever their case and punctuation, no example before them has; `seen` grows by them."""
+    """Returns the examples without repeated texts, and adds their texts to `seen`. Case and punctuation do not matter."""
     kept = []
     for example in examples:
         words = NOT_WORDS.sub(" ", example.text).strip().lower()
@@ -224,7 +227,7 @@ def _unseen(examples: Iterable[Example], seen: set[str]) -> list[Example]:
 
 
 def _sample(examples: Sequence[Example], size: int) -> list[Example]:
-    """At most `size`, in an order of their own, the rare labels of a classification first so that none drowns."""
+    """Returns at most `size` examples in a fixed random order. Rare labels of a classification are chosen first."""
     by_label: dict[str, list[Example]] = defaultdict(list)
     for example in sorted(examples, key=_shuffled):
         by_label[example.label if isinstance(example, Classified) else ""].append(example)

@@ -1,4 +1,4 @@
-"""Reads docstrings, and facts about what they describe, out of source files: parsed, never imported."""
+"""Reads docstrings from source files, with facts about the code that they describe. Files are parsed, never imported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TypeGuard
 from hplm.errors import HplmError
 
 STANDARD_LIBRARY = "stdlib"
-# Not documentation of an interface: tests, and what lies beside the standard library's own files.
+# Skipped: tests, which do not document an interface, and packages in the standard library's folder.
 SKIPPED_FOLDERS = {"__pycache__", "dist-packages", "idle_test", "site-packages", "test", "testing", "tests"}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -22,13 +22,13 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Source:
-    """Source files of one package; `under` names some of its modules and folders (patterns), empty means all."""
+    """Source files of one package. `under` names modules and folders of it (patterns); empty: all."""
 
     package: str
     under: tuple[str, ...] = ()
 
     def files(self) -> list[tuple[str, Path]]:
-        """Name relative to the package, and where it lies, in an order that does not depend on the machine."""
+        """Returns the name of each file relative to the package, and its path, in the same order on every machine."""
         root = package_folder(self.package)
         patterns = [pattern for part in self.under for pattern in (f"{part}.py", f"{part}/**/*.py")] or ["**/*.py"]
         found = {path.relative_to(root): path for pattern in patterns for path in root.glob(pattern)}
@@ -38,19 +38,19 @@ class Source:
 
 @dataclass(frozen=True)
 class Definition:
-    """A module, class, function or method, as its source tells of it."""
+    """The facts about a module, class, function or method that its source contains."""
 
     package: str
     module: str  # the file, relative to the package: "asyncio/tasks.py"
     qualified_name: str  # within the module; empty for the module itself
     kind: str  # "module", "class", "function" or "method"
-    docstring: str  # empty where there is none
+    docstring: str  # empty: none
     parameters: tuple[str, ...] = ()  # a class has those of its __init__; never self or cls
     decorators: tuple[str, ...] = ()
     returns_value: bool = False
     is_async: bool = False
     is_generator: bool = False  # yields in a statement of its own or in an assignment
-    is_stub: bool = False  # nothing but a docstring, `pass`, `...` or a raise: what it does is left to others
+    is_stub: bool = False  # only a docstring, `pass`, `...` or a raise: subclasses implement it
 
     @property
     def name(self) -> str:
@@ -67,16 +67,16 @@ def package_folder(package: str) -> Path:
         if folder.is_dir():
             return folder
     raise HplmError(
-        f"package '{package}', whose docstrings the demo reads, is not installed here; "
-        f"install the project's extras: pip install -c constraints.txt '.[build,client,embedded,demo]'"
+        f"package '{package}', whose docstrings the demo reads, is not installed here: "
+        f"run `pip install -c constraints.txt '.[build,client,embedded,demo]'`"
     )
 
 
 def read_definitions(package: str, module: str, path: Path) -> list[Definition]:
-    """Everything one file defines, in the file's order. A file this Python cannot parse defines nothing."""
+    """Returns all definitions of a file, in its order. There are none if this Python cannot parse the file."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # old escapes in other people's strings
+            warnings.simplefilter("ignore")  # old escape sequences in strings of other packages
             tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):  # templates, and packages that carry files for other Pythons
         return []
@@ -123,9 +123,9 @@ def _function(node: Function, package: str, module: str, within: tuple[str, ...]
 
 
 def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """A body's statements at every depth, without those of functions and classes inside it.
+    """Yields a body's statements at every depth, without those of functions and classes inside it.
 
-    Statements only: walking every expression as well would cost more than parsing did.
+    It skips expressions, because visiting them would take longer than parsing.
     """
     for node in body:
         yield node
@@ -147,7 +147,7 @@ def _parameters(function: Function) -> tuple[str, ...]:
 
 
 def _decorators(node: Function | ast.ClassDef) -> tuple[str, ...]:
-    """Dotted names without their arguments: "property", "functools.cache"."""
+    """Returns the dotted names of decorators without arguments: "property", "functools.cache"."""
     calls = (item.func if isinstance(item, ast.Call) else item for item in node.decorator_list)
     return tuple(ast.unparse(item) for item in calls)
 

@@ -1,4 +1,4 @@
-"""From docstrings to documents: plain words, split by source file, without the same text on two sides of the split."""
+"""Turns docstrings into documents of plain words, and splits them by source file. No text is in two splits."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from itertools import groupby
 
 from demo.docstrings import Definition
 
-# Shares of the documents; whole source files go to one split, so that a module's habits cannot be learned by heart.
+# Shares of the documents. A source file is in one split only, so that a model cannot learn a test file's style in training.
 SPLITS = {"train": 0.62, "dev": 0.12, "test": 0.26}
 SHORTEST, LONGEST = 6, 100  # words of a document
 SHINGLE = 5
-# What is said in headed sections is said in a form, not in sentences.
+# Headings of sections, whose content is in a fixed form and not in sentences.
 SECTION = re.compile(
     r"\s*(:(param|arg|type|returns?|rtype|raises)\b.*"
     r"|\**(parameters|params|args|arguments|keyword arguments|other parameters|attributes|returns?|yields?|raises"
@@ -32,7 +32,7 @@ class Document:
     definition: Definition
     area: str
     paragraphs: tuple[str, ...]  # the docstring without code examples and ruled lines, one space between words
-    description: str  # what it says before the first headed section
+    description: str  # the text before the first section with a heading
 
     @property
     def text(self) -> str:
@@ -40,7 +40,7 @@ class Document:
 
 
 def bare(word: str) -> str:
-    """A word without quotes, markup and punctuation around it."""
+    """Returns a word without the quotes, markup and punctuation around it."""
     return word.strip(MARKS)
 
 
@@ -53,7 +53,7 @@ def read_document(definition: Definition, area: str) -> Document:
 
 
 def _prose(docstring: str) -> Iterator[str]:
-    """Lines without consoles, rulers and directives: what they hold is code, not text."""
+    """Yields the lines of text, without console sessions, ruled lines and directives, which are code."""
     in_code = False
     for line in docstring.splitlines():
         stripped = line.strip()
@@ -68,14 +68,14 @@ def _joined(lines: Iterable[str]) -> str:
 
 
 def split_documents(documents: Sequence[Document]) -> dict[str, list[Document]]:
-    """Train, dev and test: each area in the shares of SPLITS, each file in one of them, no text twice."""
+    """Returns train, dev and test: each area in the shares of SPLITS, each file in one split, no text twice."""
     files: dict[tuple[str, str], list[Document]] = defaultdict(list)
     for document in documents:
         if len(document.text.split()) >= SHORTEST:
             files[document.definition.package, document.definition.module].append(document)
     filled: dict[tuple[str, str], int] = defaultdict(int)
     chosen: dict[str, list[list[Document]]] = {split: [] for split in SPLITS}
-    # Large files first: the small ones after them even the shares out.
+    # Large files first, so that the small files after them balance the shares.
     for _, members in sorted(files.items(), key=lambda item: (-len(item[1]), item[0])):
         area = members[0].area
         split = min(SPLITS, key=lambda name: filled[area, name] / SPLITS[name])
@@ -86,11 +86,11 @@ def split_documents(documents: Sequence[Document]) -> dict[str, list[Document]]:
 
 
 class Asked:
-    """Texts that models are asked about, so that what they read beside can be kept clear of them."""
+    """Texts of dev and test files, which corpora must not contain."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._sizes: list[int] = []
-        self._where: dict[str, list[int]] = defaultdict(list)  # a shingle is held by these texts
+        self._where: dict[str, list[int]] = defaultdict(list)  # the texts that contain a shingle
         for number, text in enumerate(dict.fromkeys(texts)):
             held = shingles(text)
             self._sizes.append(len(held))
@@ -98,7 +98,7 @@ class Asked:
                 self._where[shingle].append(number)
 
     def is_told_by(self, text: str) -> bool:
-        """Whether half of `text` is asked about, or half of one of the texts is in it."""
+        """Whether half of `text` is in these texts, or half of one of them is in `text`."""
         own = shingles(text)
         found = [self._where[shingle] for shingle in own if shingle in self._where]
         shared = Counter(number for numbers in found for number in numbers)
@@ -106,13 +106,13 @@ class Asked:
 
 
 def readable(documents: Iterable[Document], asked: Asked) -> list[Document]:
-    """Those that tell nothing of what is asked, and no text twice."""
+    """Returns the documents that are not similar to a dev or test text, without repeated texts."""
     long_enough = (one for one in documents if len(one.text.split()) >= SHORTEST)
     return _unseen((one for one in long_enough if not asked.is_told_by(one.text)), set())
 
 
 def _unseen(documents: Iterable[Document], seen: set[str]) -> list[Document]:
-    """Documents of which less than half has been seen before, here or in an earlier split; what they hold is added."""
+    """Returns documents of which less than half was seen before, here or in an earlier split. Adds all shingles to `seen`."""
     kept = []
     for document in documents:
         held = shingles(document.text)
@@ -123,12 +123,12 @@ def _unseen(documents: Iterable[Document], seen: set[str]) -> list[Document]:
 
 
 def is_seen(held: Set[str], seen: Set[str]) -> bool:
-    """Half of a text's shingles, or more."""
+    """Whether at least half of a text's shingles were seen before."""
     return 2 * len(held & seen) >= len(held)
 
 
 def shingles(text: str) -> set[str]:
-    """Runs of SHINGLE words, letters only, every code-like name the same: a template and its copies look alike."""
+    """Returns all runs of SHINGLE words. Only letters count, and code-like names are equal, so copies of a template match."""
     plain = [_plain(word) for word in text.split()[:LONGEST]]
     spoken = [word for word in plain if word]
     return {" ".join(spoken[start : start + SHINGLE]) for start in range(max(1, len(spoken) - SHINGLE + 1))}

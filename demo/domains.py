@@ -1,7 +1,7 @@
-"""The demo's domains: which packages they read, and what each part of them is about.
+"""The demo's domains: the packages that they read, and the topic of each part.
 
 Every package named here comes with the project's own dependencies and extras, so that the demo downloads no text.
-Modules that only some Python versions have may be listed: what is not there is not read.
+Some modules exist only in some Python versions. Missing modules are skipped.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from demo.docstrings import STANDARD_LIBRARY, Source
 
 @dataclass(frozen=True)
 class Area:
-    """A part of a domain, as a reader of its documentation would call it: a label of the `-area` tenants."""
+    """A part of a domain. Its name, as in the documentation of the packages, is a label of the `-area` tenants."""
 
     name: str
     sources: tuple[Source, ...]
@@ -23,7 +23,7 @@ class Area:
 class Domain:
     name: str
     areas: tuple[Area, ...]
-    further: tuple[Source, ...] = ()  # read for a large corpus alone: nothing is asked of these
+    further: tuple[Source, ...] = ()  # only for a large corpus, not for tasks
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -31,7 +31,7 @@ class Domain:
 
     @property
     def package_names(self) -> frozenset[str]:
-        """The words a text would betray its package by: "google.protobuf" is told by either part."""
+        """The words that reveal the package of a text. Each part of "google.protobuf" does."""
         return frozenset(part for package in self.packages for part in package.split("."))
 
 

@@ -1,4 +1,4 @@
-"""Asks a running server the demo's test questions and marks the answers."""
+"""Sends the demo's test texts to a running server, and scores the answers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ QUESTIONS = 200  # of each test file; half go over HTTP, half over gRPC
 @dataclass(frozen=True)
 class Mark:
     tenant: DemoTenant
-    accuracy: float  # share of texts (classify) or of words (tag) that were answered right
-    http_ms: float  # median of one text at a time
+    accuracy: float  # share of correct answers to texts (classify) or words (tag)
+    http_ms: float  # median latency of one text at a time
     grpc_ms: float
 
 
@@ -46,5 +46,5 @@ def _mark(tenant: DemoTenant, clients: dict[str, HplmClient]) -> Mark:
 def _right(answer: Answer, expected: Sequence[str]) -> int:
     labels = [row.label for row in answer.rows]
     if len(labels) != len(expected):
-        raise ValueError(f"asked about {len(expected)} words and got {len(labels)} rows")
+        raise ValueError(f"the answer has {len(labels)} rows for {len(expected)} words")
     return sum(label == wanted for label, wanted in zip(labels, expected, strict=True))

@@ -1,4 +1,4 @@
-"""The demo's tenants: what each is asked about a docstring, and the answers the code itself gives."""
+"""The demo's tenants: the question of each about a docstring. The answers are read from the code."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from functools import lru_cache
 from demo.docstrings import Definition
 from demo.documents import LONGEST, SHORTEST, Document, bare
 
-LEAST_TAGGED = 0.08  # of the words of a paragraph
-LONGEST_TAGGED = 40  # words: a tagged text costs its length in answers too
-# As a word of a sentence, a parameter of this name cannot be told from the word itself.
+LEAST_TAGGED = 0.08  # share of the words of a paragraph
+LONGEST_TAGGED = 40  # words; a tagged text has an answer for each word
+# In a sentence, these words and parameters of the same name look alike.
 EVERYDAY = frozenset(
     {"a", "an", "and", "as", "at", "by", "for", "from", "if", "in", "is", "it", "name", "new", "not", "of", "on", "or"}
     | {"other", "the", "this", "to", "type", "value", "with"}
@@ -21,7 +21,7 @@ KIND_WORDS = ("class", "Class", "function", "Function", "method", "Method")
 NOTHING = re.compile(r"(?!)")
 BUILTIN_TYPES = frozenset({"bool", "bytes", "dict", "float", "int", "list", "None", "str", "tuple"})
 MARKED = re.compile(r"[`*(\[]")
-CODE_NAME = re.compile(r"[A-Za-z]\w*(_\w|[a-z][A-Z])\w*")  # two words or more, run together as code does
+CODE_NAME = re.compile(r"[A-Za-z]\w*(_\w|[a-z][A-Z])\w*")  # at least two words in snake case or camel case
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ Example = Classified | Tagged
 
 @dataclass(frozen=True)
 class Names:
-    """What the sources of a domain call things."""
+    """The names that the sources of a domain define."""
 
     packages: frozenset[str]
     classes: set[str] = field(default_factory=set)
@@ -68,7 +68,7 @@ class Names:
 
 @dataclass(frozen=True)
 class DemoTask:
-    """`example` answers a document, or None where the question does not arise."""
+    """A question about documents. `example` returns a document with its answer, or None if the question makes no sense."""
 
     tenant: str
     domain: str
@@ -117,7 +117,7 @@ def code_names(document: Document, names: Names) -> Tagged | None:
 
 
 def _classified(text: str, tells: re.Pattern[str], label: str) -> Classified | None:
-    """The words that do not name what is asked for, if enough are left."""
+    """Returns the text without words that reveal the label, or None if too few words remain."""
     kept = [word for word in text.split() if not tells.search(word)][:LONGEST]
     return Classified(" ".join(kept), label) if len(kept) >= SHORTEST else None
 
@@ -128,7 +128,7 @@ def _any_of(names: tuple[str, ...], flags: int = 0) -> re.Pattern[str]:
 
 
 def _tagged(document: Document, tag: Callable[[str], str]) -> Tagged | None:
-    """The paragraphs in which something is to be found, without the markup that would tell code from prose."""
+    """Returns the paragraphs with enough tagged words, without the markup that would reveal code."""
     pairs: list[tuple[str, str]] = []
     for paragraph in document.paragraphs:
         tagged = [(bare(word), tag(word)) for word in paragraph.split() if bare(word)]

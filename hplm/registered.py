@@ -1,4 +1,4 @@
-"""Finds the extensions that other packages register as Python entry points. A registered package may not be installed.
+"""Finds the extensions that other packages register as Python entry points. A package may be registered but not installed.
 
 hplm.commands   NAME = function(commands): adds the command `hplm NAME` to argparse's subparsers
 hplm.schemes    NAME = function(store, repository, options, NAME, resident, replace): `hplm export --scheme NAME`

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from hplm.model.tokenizer import Encoded
 
 HOLDS = 0.5  # a label of `multilabel` is in the answer from this probability on
-LONGEST_ANSWER = 30  # tokens of `span`: without a limit, a far end with a high logit would make half of the passage the answer
+LONGEST_ANSWER = 30  # tokens of `span`: without a limit, one high logit far away could make half of the passage the answer
 
 
 @dataclass(frozen=True)
-class Rows:
-    """The answer to one text. If each row is a label of the same text (`multilabel`, `top_k`), all share one row of logits."""
+class TextAnswer:
+    """The answer to one text. Where each row is a label of the whole text (`multilabel`, `top_k`), `logits` has one row."""
 
     labels: list[str]
     scores: np.ndarray  # rows, fp32
@@ -37,7 +37,7 @@ class Task:
 
     name: str
     find_rows: Callable[[str, str | None, Encoded], np.ndarray]  # text, pair, both as tokens -> see `rows`
-    read_answer: Callable[[np.ndarray, np.ndarray, Sequence[str], str], Rows]  # logits, spans, labels, passage
+    read_answer: Callable[[np.ndarray, np.ndarray, Sequence[str], str], TextAnswer]  # logits, spans, labels, passage
     fixed_labels: tuple[str, ...] = ()  # names of the head's outputs; empty: each tenant has its own labels
     needs_pair: bool = False  # the answer is a piece of the second text, the passage
     allows_top_k: bool = False  # a request may ask for the k best labels
@@ -57,7 +57,9 @@ class Task:
             raise InvalidInput("the tenant needs a passage: send the question as TEXT and the passage as TEXT_PAIR")
         return self.find_rows(text, pair, encoded)
 
-    def answer(self, logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], top_k: int = 0, passage: str = "") -> Rows:
+    def answer(
+        self, logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], top_k: int = 0, passage: str = ""
+    ) -> TextAnswer:
         """Turns logits into an answer. `logits` and `spans` have a row for each read row.
 
         With a task that needs a pair, `spans` are code points of `passage`.
@@ -98,12 +100,12 @@ def passage_tokens(text: str, pair: str | None, encoded: Encoded) -> np.ndarray:
 # Functions for `read_answer`.
 
 
-def best_label(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], passage: str) -> Rows:
+def best_label(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], passage: str) -> TextAnswer:
     """Returns a row for each span. A span without a token gets the label "", the score 0 and NaN logits."""
     readable = spans[:, 0] >= 0
     best = logits.argmax(axis=1)
     scores = softmax(logits)[np.arange(len(best)), best]
-    return Rows(
+    return TextAnswer(
         labels=[name if known else "" for name, known in zip(names_of(labels, best), readable, strict=True)],
         scores=np.where(readable, scores, 0).astype(np.float32),
         logits=np.where(readable[:, None], logits, np.nan).astype(np.float32),
@@ -111,32 +113,32 @@ def best_label(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], pas
     )
 
 
-def best_labels(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], count: int) -> Rows:
+def best_labels(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], count: int) -> TextAnswer:
     """Returns the `count` most probable labels of the first row, the most probable first."""
     best = np.argsort(-logits[0], kind="stable")[:count]
     repeat = np.zeros(len(best), dtype=np.int64)
-    return Rows(names_of(labels, best), softmax(logits)[0, best], logits[:1], spans[repeat, 1:])
+    return TextAnswer(names_of(labels, best), softmax(logits)[0, best], logits[:1], spans[repeat, 1:])
 
 
-def holding_labels(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], passage: str) -> Rows:
+def holding_labels(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], passage: str) -> TextAnswer:
     """Returns all labels with a probability of at least HOLDS, the most probable first. There may be none."""
     probabilities = 1 / (1 + np.exp(-logits[0].astype(np.float64)))
     order = np.argsort(-logits[0], kind="stable")
     holding = order[probabilities[order] >= HOLDS]
     repeat = np.zeros(len(holding), dtype=np.int64)
-    return Rows(names_of(labels, holding), probabilities[holding].astype(np.float32), logits[:1], spans[repeat, 1:])
+    return TextAnswer(names_of(labels, holding), probabilities[holding].astype(np.float32), logits[:1], spans[repeat, 1:])
 
 
-def value(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], passage: str) -> Rows:
+def value(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], passage: str) -> TextAnswer:
     """Returns a number. Its digits are the label, and the score is 0 because a number has no probability."""
-    return Rows([f"{logits[0, 0]:.6g}"], np.zeros(1, dtype=np.float32), logits[:1], spans[:1, 1:])
+    return TextAnswer([f"{logits[0, 0]:.6g}"], np.zeros(1, dtype=np.float32), logits[:1], spans[:1, 1:])
 
 
-def piece_of_passage(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], passage: str) -> Rows:
+def piece_of_passage(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], passage: str) -> TextAnswer:
     first, last = best_span(logits)
     start, stop = int(spans[first, 1]), int(spans[last, 2])
     start_of, stop_of = softmax(logits.T)
-    return Rows(
+    return TextAnswer(
         labels=[passage[start:stop]],
         scores=np.array([start_of[first] * stop_of[last]], dtype=np.float32),
         logits=np.array([[logits[first, 0], logits[last, 1]]], dtype=np.float32),

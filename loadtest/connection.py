@@ -1,4 +1,4 @@
-"""One keep-alive connection and the request under way on it, with as little HTTP as counting answers takes."""
+"""One keep-alive connection with at most one request in flight. It reads only as much HTTP as counting answers needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LENGTH = b"\r\ncontent-length:"
 
 
 class BadAnswer(Exception):
-    """Not the HTTP/1.1 with a Content-Length that Triton answers a POST with."""
+    """The answer is not HTTP/1.1 with a Content-Length, as Triton sends it."""
 
 
 class Connection:
@@ -20,23 +20,23 @@ class Connection:
         self.socket = socket.create_connection((host, port), timeout)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.setblocking(False)
-        self.closes = False  # the server has said that it will not take another request
+        self.closes = False  # the server has announced that it will close the connection
         self.clear()
 
     def fileno(self) -> int:
         return self.socket.fileno()
 
     def clear(self) -> None:
-        self.number = -1  # of the request under way; -1 while idle
+        self.number = -1  # of the request in flight; -1: idle
         self.due = self.sent_at = 0.0
         self.unsent = self.answer = b""
-        self.expected = -1  # length of the whole answer, once its head is there
+        self.expected = -1  # length of the whole answer; -1: its head has not arrived
 
     def begin(self, number: int, request: bytes, due: float, now: float) -> None:
         self.number, self.unsent, self.due, self.sent_at = number, request, due, now
 
     def flush(self) -> bool:
-        """Sends what the socket takes; whether that was all."""
+        """Sends as much as the socket takes. Returns whether everything is sent."""
         try:
             sent = self.socket.send(self.unsent)
         except BlockingIOError:
@@ -45,7 +45,7 @@ class Connection:
         return not self.unsent
 
     def receive(self) -> bool:
-        """Takes what has arrived; whether the answer is whole."""
+        """Reads the bytes that have arrived. Returns whether the answer is complete."""
         try:
             piece = self.socket.recv(CHUNK)
         except BlockingIOError:
@@ -53,7 +53,7 @@ class Connection:
         if not piece:
             raise ConnectionResetError("closed by the server")
         if self.number < 0:
-            raise BadAnswer("an answer that nothing was asked for")
+            raise BadAnswer("an answer without a request")
         self.answer += piece
         if self.expected < 0:
             self._read_head()

@@ -1,4 +1,4 @@
-"""Whole HTTP requests as bytes, built once and sent many times."""
+"""Builds whole HTTP requests as bytes, once, to be sent many times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Parameter = str | int | bool
 
 
 def http_request(path: str, body: bytes, headers: Mapping[str, str] | None = None) -> bytes:
-    """A POST over a connection that stays open. The host is a name only: load is sent to a loopback server."""
+    """Returns a POST request for a keep-alive connection. The host is only a name, because the server is on this machine."""
     fields = {"Host": "loadtest", "Content-Length": str(len(body)), **(headers or {})}
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
     return f"POST {path} HTTP/1.1\r\n{head}\r\n".encode("ascii") + body
@@ -29,9 +29,10 @@ def infer_request(
     parameters: Mapping[str, Parameter] | None = None,
     api_key: str | None = None,
 ) -> bytes:
-    """Texts for one tenant, in Triton's binary tensor extension: the server copies strings instead of parsing JSON.
+    """Returns a request with texts for one tenant.
 
-    `parameters` go beside the tenant: `{"timeout": 50_000}` is a deadline of 50 ms, `{"top_k": 3}` asks for three rows.
+    It uses Triton's binary tensor extension, so that the server copies strings instead of parsing JSON. `parameters` are sent
+    beside the tenant: `{"timeout": 50_000}` is a deadline of 50 ms, `{"top_k": 3}` requests three rows.
     """
     encoded = [text.encode() for text in texts]
     tensor = b"".join(struct.pack("<I", len(text)) + text for text in encoded)

@@ -1,9 +1,9 @@
-"""A load generator that leaves the machine to the server: one thread, non-blocking sockets, bytes built beforehand.
+"""A load generator that takes little CPU time from the server: one thread, non-blocking sockets, bytes built beforehand.
 
     python -m loadtest.generator --url http://127.0.0.1:8000/v2/models/minilm/infer --requests bodies.jsonl
 
-sends the JSON bodies of the files, one a line, and prints one line of JSON. Programs call `run_apart`: a process of its
-own, because a caller that holds the GIL would be measured as well.
+sends the JSON bodies of the files, one a line, and prints one line of JSON. Programs call `run_apart`, which starts a process
+of its own: in the caller's process, the caller's work would delay the generator.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from loadtest.encode import json_request
 from loadtest.report import Load, Report
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-LONGEST_PAUSE = 0.1  # seconds between looks for requests that nobody answers
+LONGEST_PAUSE = 0.1  # seconds between checks for requests without an answer
 CONNECT_TIMEOUT = 2.0  # seconds
 
 
@@ -53,7 +53,7 @@ class Generator:
         self.bodies: list[bytes] = []
 
     def run(self) -> Report:
-        """Connects before the clock starts: what is measured are requests, not handshakes."""
+        """Sends the load. Connects before the clock starts, so that handshakes are not measured."""
         try:
             self._connect_all()
             cpu_before = time.process_time()
@@ -67,7 +67,7 @@ class Generator:
             self.selector.close()
 
     def _send_and_receive(self) -> None:
-        # An open loop sends what was due even when the server is late with it: leaving that out would flatter the server.
+        # An open loop also sends requests that are overdue because the server is slow. To skip them would flatter the server.
         send_until = self.end if self.is_open else self.start + self.load.seconds
         next_look = self.start + LONGEST_PAUSE
         while True:
@@ -104,12 +104,12 @@ class Generator:
                 self._fail(connection, "reset")
 
     def _due(self, now: float) -> float:
-        """When the next request is to go."""
+        """Returns when the next request is due."""
         return self.start + self.due[self.sent] if self.is_open else now
 
     def _ready(self, pause: float) -> list[tuple[selectors.SelectorKey, int]]:
         if self.is_open:
-            # The selector rounds its timeout to whole milliseconds; a request takes less.
+            # `select.select` waits, because the selector rounds its timeout to whole milliseconds, and a request takes less.
             select.select([self.selector], [], [], pause)
             pause = 0.0
         return self.selector.select(pause)
@@ -140,7 +140,7 @@ class Generator:
             self.idle.append(connection)
 
     def _fail(self, connection: Connection, what: str) -> None:
-        """Counts the request under way as failed; a connection that breaks while idle is nobody's failure."""
+        """Counts the request in flight as failed. A connection that breaks while idle is no failure."""
         if connection in self.busy:
             self.busy.discard(connection)
             self.errors[what] += 1
@@ -158,8 +158,8 @@ class Generator:
                 self._connect()
         except OSError as error:
             raise HplmError(
-                f"no server takes {self.load.connections} connections at {self.load.host}:{self.load.port} ({error}); "
-                "start it first"
+                f"cannot open {self.load.connections} connections to {self.load.host}:{self.load.port} ({error}): start the "
+                "server first"
             ) from error
 
     def _replace(self, connection: Connection) -> None:
@@ -199,20 +199,20 @@ def run(load: Load) -> Report:
 
 
 def run_apart(load: Load) -> Report:
-    """The same in a process of its own."""
+    """Runs a load in a process of its own."""
     command = [sys.executable, "-c", "from loadtest.generator import serve_parent; serve_parent()"]
     limit = load.seconds + 2 * load.patience + 60.0
     try:
         done = subprocess.run(command, input=pickle.dumps(load), capture_output=True, timeout=limit)
     except subprocess.TimeoutExpired as error:
-        raise HplmError(f"the load generator has not ended after {limit:.0f} s and was stopped") from error
+        raise HplmError(f"the load generator did not end within {limit:.0f} s and was stopped: try again") from error
     if done.returncode:
-        raise HplmError(f"the load generator ended with {done.returncode}: {done.stderr.decode().strip()}")
+        raise HplmError(f"the load generator ended with code {done.returncode}: {done.stderr.decode().strip()}")
     return pickle.loads(done.stdout)
 
 
 def serve_parent() -> None:
-    """The other end of `run_apart`: a load on standard input, its report on standard output."""
+    """The process of `run_apart`: reads a load from standard input and writes its report to standard output."""
     load = pickle.load(sys.stdin.buffer)
     try:
         report = run(load)
@@ -222,20 +222,28 @@ def serve_parent() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="loadtest.generator", description="Send load to a server, print what came of it.")
-    parser.add_argument("--url", required=True, help="where to POST, e.g. http://127.0.0.1:8000/v2/models/minilm/infer")
-    parser.add_argument("--requests", required=True, nargs="+", type=Path, metavar="FILE", help="JSON bodies, one a line")
-    parser.add_argument("--connections", type=int, default=1, help="requests under way at most (default: 1)")
+    parser = argparse.ArgumentParser(
+        prog="loadtest.generator", description="Send load to a server, and print throughput and latency."
+    )
+    parser.add_argument(
+        "--url", required=True, help="address for the POST requests, e.g. http://127.0.0.1:8000/v2/models/minilm/infer"
+    )
+    parser.add_argument(
+        "--requests", required=True, nargs="+", type=Path, metavar="FILE", help="files of JSON bodies, one a line"
+    )
+    parser.add_argument("--connections", type=int, default=1, help="most requests in flight (default: 1)")
     parser.add_argument("--seconds", type=float, default=10.0, help="how long to send (default: 10)")
-    parser.add_argument("--count", type=int, default=1_000_000, help="how many to send at most (default: 1000000)")
-    parser.add_argument("--rate", type=float, help="requests a second; without it, each answer lets the next one go")
+    parser.add_argument("--count", type=int, default=1_000_000, help="most requests to send (default: 1000000)")
+    parser.add_argument(
+        "--rate", type=float, help="requests a second (default: a connection sends its next request after each answer)"
+    )
     given = parser.parse_args(arguments)
     url = urlsplit(given.url)
     if url.scheme != "http" or url.hostname is None:
-        parser.error(f"--url {given.url}: expected http://HOST:PORT/PATH")
+        parser.error(f"--url {given.url}: give http://HOST:PORT/PATH")
     bodies = [line for path in given.requests for line in path.read_bytes().splitlines() if line.strip()]
     if not bodies:
-        parser.error("--requests: the files hold no bodies")
+        parser.error("--requests: the files contain no bodies: give one JSON body a line")
     target = url.path + (f"?{url.query}" if url.query else "")
     load = Load(
         url.hostname,

@@ -2,7 +2,7 @@
 
     locust -f loadtest/locustfile.py --headless -H http://127.0.0.1:8000 --repository model_repository -u 50 -r 50 Poisson
 
-Pick one scenario or several by name: Steady, Burst, Poisson, Gamma, Replay. docs/loadtest.md says what each option means.
+Name one scenario or several: Steady, Burst, Poisson, Gamma, Replay. docs/loadtest.md explains each option.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from loadtest.scenarios import Burst, Field, Gamma, Poisson, Replay, Scenario, S
 from loadtest.texts import Texts, read_texts, standard_library
 from loadtest.traffic import lengths_of
 
-__all__ = ["Burst", "Gamma", "Poisson", "Replay", "Steady"]  # what Locust finds here
+__all__ = ["Burst", "Gamma", "Poisson", "Replay", "Steady"]  # the scenarios that Locust finds
 
 log = logging.getLogger(__name__)
-LOOKS = 0.2  # seconds between looks for the end
+LOOKS = 0.2  # seconds between checks whether the run has ended
 
 
 @events.init_command_line_parser.add_listener
@@ -40,35 +40,37 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     def add(name: str, default: str | float, text: str, **more: Any) -> None:
         parser.add_argument(name, default=default, help=text, include_in_web_ui=True, **more)
 
-    add("--repository", "", "what is served, on this machine: its tenants and its tokenizer are read")
-    add("--backbone", "", "whom to ask (default: the only one in the repository, or on the server)")
-    add("--tenant-ids", "", "comma-separated, instead of all in the repository")
+    add("--repository", "", "the served repository on this machine, for its tenants and its tokenizer")
+    add("--backbone", "", "name of the backbone (default: the only one of the repository, or of the server)")
+    add("--tenant-ids", "", "tenants, separated by commas (default: all in the repository)")
     add("--protocol", "http", "http or grpc", choices=("http", "grpc"))
-    add("--grpc", "", "HOST:PORT of gRPC (default: the next port after --host's)")
+    add("--grpc", "", "HOST:PORT of gRPC (default: the port after that of --host)")
     add("--rate", 20.0, "requests a second of Poisson and Gamma", type=float)
     add("--duration", 30.0, "seconds of Poisson and Gamma", type=float)
     add("--cv", 3.0, "coefficient of variation of Gamma's gaps", type=float)
     add("--period", 20.0, "seconds between a tenant's requests in Steady", type=float)
-    add("--zipf", 0.0, "skew over tenants: 0 uniform, 1 the k-th asks 1/k as often as the first", type=float)
-    add("--lengths", "normal:20,20", "tokens: a number, normal:MEAN,VARIANCE, or real: texts as they are")
-    add("--deadline", "0", "ms, or LOW-HIGH, uniform between; 0: none")
+    add("--zipf", 0.0, "skew over tenants; 0: uniform; 1: the k-th sends 1/k as many requests as the first", type=float)
+    add("--lengths", "normal:20,20", "tokens of a text: a number, normal:MEAN,VARIANCE, or real for uncut texts")
+    add("--deadline", "0", "milliseconds, or LOW-HIGH for a uniform distribution; 0: no deadline")
     add("--texts", "", "file of texts, one a line or JSONL (default: the standard library's docstrings)")
-    add("--trace", "", "JSONL for Replay")
+    add("--trace", "", "JSONL file of requests for Replay")
     add("--patience", 30.0, "seconds that an answer without a deadline may take", type=float)
-    add("--seed", 0, "of what is drawn", type=int)
-    parser.add_argument("--api-key", default="", help="sent as authorization: Bearer KEY", is_secret=True)
-    parser.add_argument("--outcomes", default="", help="JSON file for what became of the requests", include_in_web_ui=False)
+    add("--seed", 0, "seed of all random choices", type=int)
+    parser.add_argument("--api-key", default="", help="API key, sent as authorization: Bearer KEY", is_secret=True)
+    parser.add_argument(
+        "--outcomes", default="", help="JSON file to write with the outcomes of the requests", include_in_web_ui=False
+    )
 
 
 @events.init.add_listener
 def set_up(environment: Environment, **_: object) -> None:
-    """Each start plans anew; without a web page what cannot work is said before anything starts."""
+    """Makes a new plan at each start. Without a web page, wrong options end the program before anything starts."""
     runner = environment.runner
     if not isinstance(runner, LocalRunner):
-        sys.exit("these scenarios are planned as a whole: start Locust without --master, --worker and --processes")
+        sys.exit("these scenarios run in one process: start Locust without --master, --worker and --processes")
     outcomes = Outcomes()
     if environment.web_ui:
-        assert environment.web_ui.app is not None  # the page has made it
+        assert environment.web_ui.app is not None  # made by the web page
         environment.web_ui.app.add_url_rule("/outcomes", "outcomes", outcomes.summary)
     elif problem := _problem(environment, outcomes):
         sys.exit(problem)
@@ -85,7 +87,7 @@ def set_up(environment: Environment, **_: object) -> None:
 
 
 def _problem(environment: Environment, outcomes: Outcomes) -> str | None:
-    """Makes the plans, or says why not."""
+    """Makes the plans. Returns an error message if that fails."""
     try:
         _plan(environment, outcomes)
     except (HplmError, OSError) as error:
@@ -119,33 +121,33 @@ def _checked(given: argparse.Namespace, host: str | None) -> argparse.Namespace:
     options = argparse.Namespace(**vars(given))
     url = urlsplit(host or given.host or "")
     if url.scheme != "http" or not url.hostname or not url.port:
-        raise InvalidInput(f"--host {host!r}: where Triton's HTTP is, http://HOST:PORT")
+        raise InvalidInput(f"--host {host!r}: give the address of Triton's HTTP, http://HOST:PORT")
     options.address = {"http": f"{url.hostname}:{url.port}", "grpc": given.grpc or f"{url.hostname}:{url.port + 1}"}
     options.lengths = None if given.lengths == "real" else lengths_of(given.lengths)
     low, _, high = given.deadline.partition("-")
     try:
         options.deadline_ms = (float(low), float(high or low))
     except ValueError:
-        raise InvalidInput(f"--deadline {given.deadline!r}: milliseconds, or LOW-HIGH") from None
+        raise InvalidInput(f"--deadline {given.deadline!r}: give milliseconds, or LOW-HIGH") from None
     for name in ("rate", "duration", "cv", "period", "patience"):
         if getattr(given, name) <= 0:
-            raise InvalidInput(f"--{name} {getattr(given, name)}: above 0")
+            raise InvalidInput(f"--{name} {getattr(given, name)}: give a number above 0")
     options.api_key, options.trace = given.api_key or None, given.trace or None
     return options
 
 
 def _tenants(options: argparse.Namespace) -> tuple[list[Tenant], Path | None]:
-    """And the tokenizer, where the repository is at hand."""
+    """Returns the tenants, and the path of the tokenizer if the repository is known."""
     named = [Tenant(name) for name in options.tenant_ids.split(",") if name]
     if not options.repository:
         if not named:
-            raise InvalidInput("whom to ask? Give --repository DIR for all tenants in it, or --tenant-ids a,b,c")
+            raise InvalidInput("no tenants are named: give --repository DIR for all tenants in it, or --tenant-ids a,b,c")
         options.backbone = options.backbone or None
         return named, None
     found = sorted(Path(options.repository).glob(f"{options.backbone or '*'}/1/tenants.json"))
     if len(found) != 1:
         names = ", ".join(path.parent.parent.name for path in found) or "none"
-        raise InvalidInput(f"--repository {options.repository} has these backbones: {names}; name one of them with --backbone")
+        raise InvalidInput(f"--repository {options.repository} has these backbones: {names}: name one of them with --backbone")
     options.backbone = found[0].parent.parent.name
     known = {entry["id"]: Tenant(entry["id"], entry["task"]) for entry in json.loads(found[0].read_text("utf-8"))["tenants"]}
     if missing := [tenant.id for tenant in named if tenant.id not in known]:
@@ -162,14 +164,14 @@ def _start_clocks(environment: Environment, runner: LocalRunner) -> None:
 
 
 def _end_when_done(environment: Environment, runner: LocalRunner) -> None:
-    """Headless, the run ends with its last answer; on the web page it waits for the next start."""
+    """Ends a headless run after its last answer. With a web page, stops and waits for the next start."""
     scenarios = _chosen(environment)
     while runner.state == "running":
         if all(scenario.plan.done for scenario in scenarios):
             if environment.web_ui:
                 runner.stop()
             else:
-                gevent.sleep(2 * CSV_STATS_INTERVAL_SEC)  # or the last rows would be missing from the files
+                gevent.sleep(2 * CSV_STATS_INTERVAL_SEC)  # otherwise the last rows would be missing from the files
                 runner.quit()
             return
         gevent.sleep(LOOKS)

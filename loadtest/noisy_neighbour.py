@@ -1,9 +1,9 @@
-"""What a noisy tenant does to another's latency, and what a quota does about it.
+"""Measures how a noisy tenant changes another tenant's latency, and how a quota helps.
 
     python -m loadtest.noisy_neighbour --repository model_repository --backbone minilm --quiet acme --noisy beta
 
-The quiet one sends a few requests a second; the noisy one sends all the server takes, from many connections. The quiet one
-alone, both together, and both with the noisy one under a quota, which is written into a copy of the repository.
+The quiet tenant sends a few requests a second. The noisy one sends as many as the server takes, from many connections. Measured
+are the quiet one alone, both together, and both with a quota for the noisy one, which is written into a copy of the repository.
 """
 
 from __future__ import annotations
@@ -29,17 +29,21 @@ QUIET_RATE = 20.0  # requests a second
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repository", type=Path, required=True)
-    parser.add_argument("--backbone", required=True)
-    parser.add_argument("--model", help="asked instead of the backbone, such as hplm")
-    parser.add_argument("--quiet", required=True, metavar="TENANT")
-    parser.add_argument("--noisy", required=True, metavar="TENANT")
-    parser.add_argument("--text", default="the quick brown fox jumps over the lazy dog")
-    parser.add_argument("--connections", type=int, default=64, help="of the noisy one (default: 64)")
-    parser.add_argument("--noisy-rate", type=float, help="what it sends a second (default: all that its connections take)")
-    parser.add_argument("--in-flight", type=int, default=2, help="the noisy one's quota (default: 2)")
-    parser.add_argument("--rate", type=float, default=0.0, help="its quota in requests a second (default: none)")
-    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--repository", type=Path, required=True, help="model repository to serve")
+    parser.add_argument("--backbone", required=True, help="name of the backbone")
+    parser.add_argument("--model", help="model that gets the requests, such as hplm (default: the backbone)")
+    parser.add_argument("--quiet", required=True, metavar="TENANT", help="tenant that sends a few requests")
+    parser.add_argument("--noisy", required=True, metavar="TENANT", help="tenant that sends many requests")
+    parser.add_argument("--text", default="the quick brown fox jumps over the lazy dog", help="text of all requests")
+    parser.add_argument("--connections", type=int, default=64, help="connections of the noisy tenant (default: 64)")
+    parser.add_argument(
+        "--noisy-rate", type=float, help="requests a second of the noisy tenant (default: as many as its connections take)"
+    )
+    parser.add_argument("--in-flight", type=int, default=2, help="quota: requests in flight of the noisy tenant (default: 2)")
+    parser.add_argument(
+        "--rate", type=float, default=0.0, help="quota: requests a second of the noisy tenant (default: no limit)"
+    )
+    parser.add_argument("--seconds", type=float, default=5.0, help="seconds of each measurement (default: 5)")
     args = parser.parse_args()
     print(json.dumps(measure(args)))
 

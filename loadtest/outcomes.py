@@ -1,4 +1,4 @@
-"""What became of requests, as a user counts: answered by the deadline, answered late, refused and why, or failed."""
+"""Counts the outcomes of requests as a user sees them: answered in time, answered late, refused and why, or failed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ON_TIME, LATE, UNSENT = "on_time", "late", "unsent"
 
 
 class NotOnTime(Exception):
-    """Shown by Locust in its table of failures: one kind a line, whatever the message says besides."""
+    """A failure that Locust shows in its table, with one line for each outcome."""
 
     def __init__(self, outcome: str, explanation: str) -> None:
         super().__init__(f"[{outcome}] {explanation}")
@@ -17,10 +17,10 @@ class NotOnTime(Exception):
 
 @dataclass
 class Outcomes:
-    """Of each scenario. A request whose sender was not ready when it was due is later by as much: latency counts from due."""
+    """The outcomes of each scenario. Latency counts from the time a request was due, even if it was sent later."""
 
     counts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    latest_ms: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # that a request was sent after it was due
+    latest_ms: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # the longest delay before sending
 
     def add(self, scenario: str, outcome: str, lag_ms: float) -> None:
         self.counts[scenario][outcome] += 1

@@ -1,4 +1,4 @@
-"""A recorded trace as requests: what `hplm.scheduling` reads, with tenants by name, and texts if it has any."""
+"""Reads a recorded trace: that of `hplm.scheduling`, with names of tenants, and with texts if it has any."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Recorded:
 
 
 def read_recorded(path: Path, tenants: Sequence[str]) -> Recorded:
-    """JSONL: `arrival` in seconds, `tokens` or `text`, and if there are any `deadline_ms`, `tenant`, `priority`.
+    """Reads JSONL: `arrival` in seconds, `tokens` or `text`, and optionally `deadline_ms`, `tenant`, `priority`.
 
-    Tenants that the server has keep their names; others become some of those, each always the same.
+    A tenant that the server does not have is replaced by one that it has, always by the same one.
     """
     known = {name: number for number, name in enumerate(tenants)}
     strangers: dict[str, int] = {}
@@ -37,9 +37,9 @@ def read_recorded(path: Path, tenants: Sequence[str]) -> Recorded:
             rows.append((int(row["arrival"] * SECOND), tokens, allowed, tenant, int(row.get("priority", 0))))
             texts.append(text)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InvalidInput(f"{path}, line {number}: not a recorded request ({error!r}): see docs/loadtest.md") from None
+            raise InvalidInput(f"{path}, line {number} is not a recorded request ({error!r}): see docs/loadtest.md") from None
     if not rows:
-        raise InvalidInput(f"{path} holds no requests")
+        raise InvalidInput(f"{path} contains no requests: see docs/loadtest.md")
     columns = np.array(rows, dtype=np.int64)
     columns[:, 0] -= columns[:, 0].min()
     order = np.argsort(columns[:, 0], kind="stable")

@@ -1,4 +1,4 @@
-"""What a load was, and what came of it."""
+"""A load and its report: which requests to send, and how they were answered."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ PERCENTS = (50, 90, 99)
 
 @dataclass(frozen=True)
 class Load:
-    """What to send, where to, how hard, and when to stop: after `seconds` or `count`, whichever comes first.
+    """Which requests to send to which server, and how fast. It stops after `seconds` or after `count` requests.
 
-    Without a rate the loop is closed: each connection sends its next request when the last one is answered, so the
-    server sets the pace. With a rate it is open: request i is due i / rate seconds after the start (or at `arrivals[i]`), be
-    the server late or not; one that finds no idle connection waits for it, and its latency counts the wait.
+    Without a rate the loop is closed: each connection sends its next request when the last one is answered, so the server sets
+    the pace. With a rate the loop is open: request i is due i / rate seconds after the start (or at `arrivals[i]`), even if the
+    server is slow. If no connection is idle, the request waits for one, and its latency includes the wait.
     """
 
     host: str
@@ -30,7 +30,7 @@ class Load:
     count: int = 1_000_000
     connections: int = 1
     rate: float | None = None  # requests a second
-    arrivals: np.ndarray | None = None  # seconds after the start, ascending: an open loop of just these
+    arrivals: np.ndarray | None = None  # seconds after the start, ascending; makes the loop open
     patience: float = 30.0  # seconds that an answer may take, and the whole load beyond `seconds`
     keep_bodies: bool = False
 
@@ -53,17 +53,17 @@ class Load:
 
 @dataclass
 class Report:
-    """One entry an answer, in the order of the answers, in `numbers`, `statuses`, `latencies` and `bodies`."""
+    """The result of a load. `numbers`, `statuses`, `latencies` and `bodies` have an entry for each answer, in their order."""
 
     wall_s: float  # from the first request to the last answer
-    cpu_s: float  # that the generator itself took meanwhile
-    numbers: np.ndarray  # which request was answered: 0 for the first one sent
-    statuses: np.ndarray  # of HTTP
-    latencies: np.ndarray  # seconds; in an open loop since the request was due, however late it could be sent
-    lag_s: float  # how late the latest request was sent; only an open loop can be late
-    errors: Counter[str] = field(default_factory=Counter)  # requests without an answer, by what happened to them
-    lost_connections: int = 0  # broke and could not be opened again
-    bodies: list[bytes] = field(default_factory=list)  # only where the load asks for them
+    cpu_s: float  # CPU time of the generator itself
+    numbers: np.ndarray  # number of the answered request; 0 is the first one sent
+    statuses: np.ndarray  # HTTP statuses
+    latencies: np.ndarray  # seconds; in an open loop since the request was due, even if it was sent later
+    lag_s: float  # the longest delay before sending a request that was due; 0 in a closed loop
+    errors: Counter[str] = field(default_factory=Counter)  # requests without an answer, by kind of failure
+    lost_connections: int = 0  # connections that broke and could not be opened again
+    bodies: list[bytes] = field(default_factory=list)  # only with `keep_bodies`
 
     @property
     def by_status(self) -> dict[int, int]:
@@ -76,29 +76,29 @@ class Report:
 
     @property
     def failures(self) -> Counter[str]:
-        """By what happened: a status other than 200, no answer, a connection that could not be opened again."""
+        """Failures by kind: a status other than 200, no answer, a connection that could not be opened again."""
         refused = {f"status {status}": count for status, count in self.by_status.items() if status != 200}
         return Counter(refused) + self.errors + Counter({"lost connection": self.lost_connections})
 
-    def expect_success(self, of: str, way_out: str = "look at what the server says, then give the command again") -> None:
-        """Of a measurement that says nothing where requests fail."""
+    def expect_success(self, of: str, way_out: str = "read the server's log, then give the command again") -> None:
+        """Raises if a request failed, for measurements that failures would make meaningless."""
         failures = self.failures
         if failures:
             what, count = failures.most_common(1)[0]
             raise HplmError(
-                f"{of}: {failures.total():,} requests failed and {self.succeeded:,} succeeded, most failures are {what!r} "
-                f"({count:,}): nothing was measured; {way_out}"
+                f"{of}: nothing was measured, because {failures.total():,} requests failed and {self.succeeded:,} succeeded. "
+                f"Most failures are {what!r} ({count:,}): {way_out}"
             )
         if not self.succeeded:
-            raise HplmError(f"{of}: no request was answered: nothing was measured; measure for longer")
+            raise HplmError(f"{of}: nothing was measured, because no request was answered: measure for longer")
 
     @property
     def req_per_s(self) -> float:
-        """Successful answers only: a refusal is quick, and no work done."""
+        """Successful answers a second. Refusals do not count, because they are quick."""
         return self.succeeded / self.wall_s if self.succeeded else 0.0
 
     def percentile_ms(self, percent: float) -> float:
-        """Latency of the successful answers; NaN where there is none."""
+        """Returns a percentile of the latency of successful answers, or NaN if there are none."""
         good = self.latencies[self.statuses == 200]
         return float(np.percentile(good, percent)) * 1e3 if good.size else float("nan")
 

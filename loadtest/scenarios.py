@@ -1,7 +1,7 @@
-"""Locust's users: each scenario is a class, its requests are planned before the clock starts, and latency counts from due.
+"""Locust's users. Each scenario is a class whose requests are planned before the clock starts. Latency counts from due times.
 
-Users are only hands: whoever is free takes the next request of the plan and sends it when it is due. So a server that is slow
-does not slow the load down, as long as there are enough of them; what is sent late for want of hands is late by that much.
+An idle user takes the next request of the plan and sends it when it is due. So a slow server does not slow down the load, as
+long as there are enough users. A request that is sent late because all users are busy counts as late.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class Plan:
 
 @dataclass
 class Field:
-    """What all scenarios of a run share."""
+    """The data that all scenarios of a run share."""
 
     options: Namespace
     tenants: list[Tenant]
     texts: Texts
     outcomes: Outcomes
-    begun: Event  # set when all users are there: the clock of every plan starts
+    begun: Event  # set when all users have started; then the clock of every plan starts
 
 
 class Scenario(User):
@@ -74,11 +74,11 @@ class Scenario(User):
     @classmethod
     @abstractmethod
     def arrivals(cls, options: Namespace, mix: Mix) -> Arrivals:
-        """All that is to be sent."""
+        """Returns all requests of the scenario."""
 
     @classmethod
     def prepare(cls) -> None:
-        """A plan of its own for each scenario; the texts are made now, not when they are due."""
+        """Makes the scenario's plan, with all texts, so that sending does not have to make them."""
         field, options = cls.field, cls.field.options
         mix = Mix(len(field.tenants), options.zipf, options.lengths or Mix.lengths, options.deadline_ms)
         arrivals = cls.arrivals(options, mix)
@@ -122,7 +122,7 @@ class Scenario(User):
         try:
             if allowed_ms and lag_ms >= allowed_ms:
                 outcome = UNSENT
-                failure = NotOnTime(UNSENT, "no user was free before the deadline: start more")
+                failure = NotOnTime(UNSENT, "no user was free before the deadline: start more users")
             else:
                 priority = int(self.plan.arrivals.priority[number])
                 self._ask(self.plan.texts[number], tenant, allowed_ms - lag_ms if allowed_ms else None, priority)
@@ -149,7 +149,7 @@ class Scenario(User):
 
 
 class Steady(Scenario):
-    """Every tenant asks once in `--period` seconds (HMI 7.4: 20), 100 times."""
+    """Every tenant sends a request every `--period` seconds (HMI 7.4: 20), 100 times."""
 
     @classmethod
     def arrivals(cls, options: Namespace, mix: Mix) -> Arrivals:
@@ -157,7 +157,7 @@ class Steady(Scenario):
 
 
 class Burst(Scenario):
-    """250 users, one more every 0.05 s, each with a request every 1.2 s, 50 of them (HMI 7.4)."""
+    """250 users start, one every 0.05 s. Each sends 50 requests, one every 1.2 s (HMI 7.4)."""
 
     @classmethod
     def arrivals(cls, options: Namespace, mix: Mix) -> Arrivals:
@@ -165,7 +165,7 @@ class Burst(Scenario):
 
 
 class Poisson(Scenario):
-    """`--rate` requests a second for `--duration` seconds, whatever becomes of them."""
+    """`--rate` requests a second for `--duration` seconds, even if the server is slower."""
 
     @classmethod
     def arrivals(cls, options: Namespace, mix: Mix) -> Arrivals:
@@ -173,7 +173,7 @@ class Poisson(Scenario):
 
 
 class Gamma(Scenario):
-    """As Poisson, with `--cv` as the coefficient of variation of the gaps: above 1 they come in bursts."""
+    """Like Poisson, but the gaps have the coefficient of variation `--cv`. Above 1, requests come in bursts."""
 
     @classmethod
     def arrivals(cls, options: Namespace, mix: Mix) -> Arrivals:
@@ -181,13 +181,15 @@ class Gamma(Scenario):
 
 
 class Replay(Scenario):
-    """A recorded trace (`--trace`): its times, tenants, deadlines, priorities, and texts or their lengths."""
+    """Replays a recorded trace (`--trace`): its times, tenants, deadlines, priorities, and texts or their lengths."""
 
     @classmethod
     def prepare(cls) -> None:
         field = cls.field
         if field.options.trace is None:
-            raise InvalidInput("Replay needs --trace FILE: JSONL with arrival, tokens or text, deadline_ms, tenant, priority")
+            raise InvalidInput(
+                "Replay needs --trace FILE: give JSONL with arrival, tokens or text, deadline_ms, tenant, priority"
+            )
         known = [tenant.id for tenant in field.tenants]
         recorded = read_recorded(Path(field.options.trace), known)
         lengths = recorded.arrivals.tokens.tolist()

@@ -1,4 +1,4 @@
-"""Real texts to send: one's own, or what Python's standard library says of itself; as they are, or cut to drawn lengths."""
+"""Real texts to send: the user's own, or docstrings of Python's standard library, whole or cut to random lengths."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from hplm.errors import InvalidInput
 PACKAGES = ("argparse", "asyncio", "collections", "email", "http", "json", "logging", "string", "threading", "unittest")
 LEAST_WORDS = 3
 SPECIAL = 2  # tokens around a text
-LONGEST = 100_000  # words that are cut from
+LONGEST = 100_000  # words from which texts are cut
 GOLDEN = 0.6180339887498949  # its multiples spread evenly
 
 
 def standard_library() -> list[str]:
-    """Docstrings: sentences that somebody wrote for somebody to read."""
+    """Returns the docstrings of some packages: sentences that people wrote for people."""
     files = Source(STANDARD_LIBRARY, PACKAGES).files()
     found = [definition.docstring for file in files for definition in read_definitions(STANDARD_LIBRARY, *file)]
     return [text for text in (" ".join(one.split()) for one in found) if len(text.split()) >= LEAST_WORDS]
 
 
 def read_texts(paths: Sequence[Path]) -> list[str]:
-    """A text a line, or JSONL with `text`."""
+    """Reads files with one text a line, or JSONL with a field `text`."""
     texts = []
     for path in paths:
         for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
@@ -36,15 +36,15 @@ def read_texts(paths: Sequence[Path]) -> list[str]:
             try:
                 texts.append(json.loads(line)["text"] if path.suffix == ".jsonl" else line.strip())
             except (ValueError, KeyError, TypeError) as error:
-                raise InvalidInput(f"{path}, line {number}: not JSON with a text ({error!r})") from None
+                raise InvalidInput(f"{path}, line {number} is not JSON with a field `text`: {error!r}") from None
     if not texts:
-        raise InvalidInput(f"{', '.join(map(str, paths))}: no texts in there")
+        raise InvalidInput(f"{', '.join(map(str, paths))} contains no texts: give one a line, or JSONL with a field `text`")
     return texts
 
 
 class Texts:
     def __init__(self, texts: Sequence[str], tokenizer: Path | None = None) -> None:
-        """With a backbone's `tokenizer.json` lengths are counted in its tokens, without in words."""
+        """`tokenizer`: a backbone's `tokenizer.json`. Lengths are counted in its tokens, or without it in words."""
         self._texts = texts
         self._words = " ".join(texts).split()[:LONGEST]
         self._ends = np.arange(1, len(self._words) + 1)  # tokens up to the end of each word
@@ -56,12 +56,12 @@ class Texts:
         return self._texts[number % len(self._texts)]
 
     def of(self, tokens: int, number: int) -> str:
-        """So many tokens, special ones included, or a word's rest less; at least one word."""
+        """Returns a text of at most this number of tokens, with the special ones. It has whole words, at least one."""
         wanted, total = max(1, tokens - SPECIAL), int(self._ends[-1])
         if wanted > total:
-            raise InvalidInput(f"texts of {tokens} tokens cannot be cut from {total} in all: give more --texts")
-        last = int(np.searchsorted(self._ends, total - wanted, "right"))  # from where there is still enough
-        first = int(number * GOLDEN % 1 * (last + 1))  # another place for each, the same whenever it is asked for
+            raise InvalidInput(f"a text of {tokens} tokens cannot be cut from texts with {total} in all: give more --texts")
+        last = int(np.searchsorted(self._ends, total - wanted, "right"))  # the last word with enough tokens after it
+        first = int(number * GOLDEN % 1 * (last + 1))  # each number has its own first word, the same in each call
         before = int(self._ends[first - 1]) if first else 0
         stop = int(np.searchsorted(self._ends, before + wanted, "right"))
         return " ".join(self._words[first : max(stop, first + 1)])

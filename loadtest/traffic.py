@@ -1,6 +1,6 @@
-"""The papers' workloads as columns of arrivals: when, how long a text, for which tenant, until when.
+"""The papers' workloads as columns of arrivals: time, length of the text, tenant and deadline of each request.
 
-The native generator, Locust and the simulator of `hplm.scheduling` are all driven by these.
+The native generator, Locust and the simulator of `hplm.scheduling` all use them.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ TCB = Lengths(mean=20, variance=20, least=3, most=100)
 
 @dataclass(frozen=True)
 class Mix:
-    """What a request is: for whom, how long, how urgent."""
+    """The distributions from which a request's tenant, length and deadline are drawn."""
 
     tenants: int = 1
-    zipf: float = 0.0  # the k-th tenant asks 1 / k ** zipf as often as the first; 0: all alike
+    zipf: float = 0.0  # the k-th tenant sends 1 / k ** zipf as many requests as the first; 0: all send as many
     lengths: Lengths = TCB
-    deadline_ms: tuple[float, float] = (0.0, 0.0)  # uniform between; 0, 0: none
+    deadline_ms: tuple[float, float] = (0.0, 0.0)  # uniform between these; 0, 0: no deadline
 
     def draw_tenants(self, count: int, rng: np.random.Generator) -> np.ndarray:
         weights = 1 / np.arange(1, self.tenants + 1) ** self.zipf
         return rng.choice(self.tenants, count, p=weights / weights.sum())
 
     def draw(self, at: np.ndarray, tenant: np.ndarray | None, rng: np.random.Generator) -> Arrivals:
-        """Requests at these seconds."""
+        """Draws requests that arrive at these seconds."""
         order = np.argsort(at, kind="stable")
         tenant = self.draw_tenants(len(at), rng) if tenant is None else tenant[order]
         return Arrivals(
@@ -50,7 +50,10 @@ def fixed(tokens: int) -> Lengths:
 
 
 def lengths_of(given: str) -> Lengths:
-    """`128`: all alike. `normal:20,100`: mean and variance, clipped to 3-100 as in TCB. `normal:20,100,3,512`: to others."""
+    """Reads a distribution: `128` for one length, or `normal:MEAN,VARIANCE`, clipped to 3-100 as in TCB.
+
+    `normal:20,100,3,512` clips to other bounds.
+    """
     kind, _, numbers = given.partition(":")
     try:
         if not numbers:
@@ -61,11 +64,11 @@ def lengths_of(given: str) -> Lengths:
             raise ValueError
         return Lengths(mean, variance, least, most)
     except (ValueError, OverflowError):
-        raise InvalidInput(f"lengths {given!r}: a number of tokens, or normal:MEAN,VARIANCE[,LEAST,MOST]") from None
+        raise InvalidInput(f"lengths {given!r}: give a number of tokens, or normal:MEAN,VARIANCE[,LEAST,MOST]") from None
 
 
 def steady(mix: Mix, seed: int = 0, period: float = HMI_PERIOD, each: int = HMI_REQUESTS) -> Arrivals:
-    """Every tenant once a period, each begun at its own moment of it."""
+    """Each tenant sends a request once a period, at its own random moment of the period."""
     rng = np.random.default_rng(seed)
     begin = rng.uniform(0, period, mix.tenants)
     at = (begin[:, None] + period * np.arange(each)).ravel()
@@ -80,17 +83,17 @@ def burst(
     period: float = BURST_PERIOD,
     each: int = BURST_REQUESTS,
 ) -> Arrivals:
-    """One user more every `apart` seconds, each of one tenant, each with a request every `period` seconds."""
+    """A user starts every `apart` seconds. Each belongs to one tenant and sends a request every `period` seconds."""
     rng = np.random.default_rng(seed)
     at = (apart * np.arange(users)[:, None] + period * np.arange(each)).ravel()
     return mix.draw(at, np.repeat(mix.draw_tenants(users, rng), each), rng)
 
 
 def gamma(mix: Mix, rate: float, seconds: float, cv: float = 1.0, seed: int = 0) -> Arrivals:
-    """So many requests a second on average, whatever becomes of them. `cv` of the gaps: 1 is Poisson, more is burstier."""
+    """Draws `rate` requests a second on average. `cv` of the gaps: 1 is Poisson, with more they come in bursts."""
     rng = np.random.default_rng(seed)
     shape = 1 / cv**2
-    # Enough to reach the end but for one time in a million; what lies beyond it is cut off.
+    # These gaps reach the end in all but one case of a million. Requests after the end are dropped.
     expected = rate * seconds
     gaps = rng.gamma(shape, 1 / (shape * rate), int(expected + 6 * cv * expected**0.5) + 10)
     at = np.cumsum(gaps)
@@ -103,7 +106,7 @@ def until(arrivals: Arrivals, seconds: float) -> Arrivals:
 
 
 def texts_for(lengths: Sequence[int], vocabulary: Sequence[str], seed: int = 7) -> list[str]:
-    """Words by Zipf's law, one token each; with the two special tokens of as many tokens as asked for."""
+    """Returns texts of these lengths, whose words follow Zipf's law. A word is one token; two special tokens are added."""
     rng = np.random.default_rng(seed)
     weights = 1 / np.arange(1, len(vocabulary) + 1)
     drawn: list[int] = rng.choice(len(vocabulary), int(sum(lengths)), p=weights / weights.sum()).tolist()

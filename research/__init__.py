@@ -1,1 +1,1 @@
-"""The papers' tables and figures: hPLMs beside the models they are compared with."""
+"""Reproduces the papers' tables and figures: hPLMs beside the models that they are compared with."""

@@ -1,9 +1,9 @@
-"""What a domain's table costs and what it is worth: bytes, coverage and accuracy for several sizes, in 16 and in 8 bits.
+"""Measures a domain's table: its bytes, its coverage and the accuracy on it, for several sizes, in 16 and in 8 bits.
 
     python -m research.storage [--domains stdlib,web]
 
-Takes the finished demo's corpora, counts and lower stacks, cuts and stores the tables anew, trains the tenants on each and asks
-them their test questions. Cut anywhere, it goes on; --fresh begins again.
+Takes the corpora, counts and lower stacks of a finished demo. Stores the tables in each size, trains the tenants on each, and
+scores them on their test data. An interrupted run continues where it stopped; --fresh starts again.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Row:
     ngrams: int
     mb: float
     found: dict[str, float]  # share of the windows of the tenants' test texts, by level
-    accuracy: dict[str, float]  # of each tenant, trained on this very table
+    accuracy: dict[str, float]  # of each tenant, trained on this table
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m research.storage", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--folder", type=Path, default=Path(".hplm/demo"), help="of the demo (default: %(default)s)")
-    parser.add_argument("--domains", default="stdlib,web", help="comma-separated (default: %(default)s)")
-    parser.add_argument("--fresh", action="store_true", help="forget what an earlier run has measured")
+    parser.add_argument("--folder", type=Path, default=Path(".hplm/demo"), help="folder of the demo (default: %(default)s)")
+    parser.add_argument("--domains", default="stdlib,web", help="domains, separated by commas (default: %(default)s)")
+    parser.add_argument("--fresh", action="store_true", help="delete the measurements of earlier runs")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     args = parser.parse_args()
     try:
@@ -80,7 +80,7 @@ def measure(folder: Path, domains: list[str]) -> Iterator[Row]:
                 if keep:
                     name = f"{domain}-{dtype}-{keep:g}"
                     built = recut_domain(demo, domain, store, name, keep, dtype, resolve_device("auto"))
-                else:  # the root alone
+                else:  # only the root
                     name, built = "root", None
                 yield Row(
                     domain=domain,
@@ -106,14 +106,14 @@ def table(rows: list[Row]) -> str:
 def _finished_demo(folder: Path) -> Path:
     found = sorted(folder.glob("*/store/store.json"), key=lambda path: path.stat().st_mtime)
     if not found:
-        raise InvalidInput(f"{folder} holds no finished demo: run `./run demo` first")
+        raise InvalidInput(f"{folder} contains no finished demo: run `./run demo` first")
     return found[-1].parent.parent
 
 
 def _sibling(demo: Store, folder: Path) -> Store:
-    """A store with the demo's root, for other branches and tenants."""
+    """Returns a store with the demo's root, for other branches and tenants."""
     if not (folder / "store.json").exists():
-        shutil.rmtree(folder, ignore_errors=True)  # one that was cut
+        shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted run
         parts = ("backbone.json", "tokenizer.json", "upper.safetensors", "lower/root-1.*", "plot/root/1/*", "store.json")
         for file in (file for part in parts for file in sorted(demo.folder.glob(part))):
             copy_file(file, folder / file.relative_to(demo.folder))

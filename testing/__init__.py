@@ -1,1 +1,1 @@
-"""What tests, benchmarks and research share, and the product never imports: the slow reference, random stores, a toy."""
+"""Shared by tests, benchmarks and research: the slow reference, random stores, a toy. The product never imports it."""

@@ -1,4 +1,4 @@
-"""A store of any size with random weights and a made-up vocabulary: for benchmarks and tests, where only the shapes count."""
+"""Stores with random weights and a made-up vocabulary, for benchmarks and tests to which only the shapes matter."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SIZES = {config.name: config for config in (MINILM, BERT_BASE)}
 
 
 def word(number: int) -> str:
-    """The text of a token: `w` and letters, so that it survives lower-casing and stays one word."""
+    """Returns the text of a token: `w` and lower-case letters, so that every tokenizer keeps it as one word."""
     letters = ""
     while True:
         number, rest = divmod(number, 26)
@@ -38,12 +38,12 @@ def word(number: int) -> str:
 
 
 def words(vocabulary: int) -> list[str]:
-    """The last one is not ASCII: a server's process may think in ASCII, and its tokenizer must not."""
+    """Returns the words of a vocabulary. The last one is not ASCII: a tokenizer must read it even if the locale is ASCII."""
     return [*(word(i) for i in range(vocabulary - len(SPECIAL) - 1)), "水"]
 
 
 def tokenizer_json(vocabulary: int) -> str:
-    """One token a word, lower case, BERT's special tokens in BERT's places."""
+    """Returns a lower-casing tokenizer with one token for each word, and special tokens as in BERT."""
     entries = {token: i for i, token in enumerate([*SPECIAL, *words(vocabulary)])}
     tokenizer = HuggingFaceTokenizer(models.WordPiece(entries, unk_token="[UNK]", max_input_chars_per_word=100))
     tokenizer.normalizer = normalizers.BertNormalizer()
@@ -53,7 +53,7 @@ def tokenizer_json(vocabulary: int) -> str:
 
 
 def random_documents(config: BackboneConfig, tokens: int, length: int, seed: int) -> list[np.ndarray]:
-    """Documents whose words follow Zipf's law, special tokens included."""
+    """Returns documents whose words follow Zipf's law, with the special tokens."""
     generator = np.random.default_rng(seed)
     ranks = np.arange(1, config.vocabulary - len(SPECIAL) + 1)
     weights = 1 / ranks
@@ -72,7 +72,10 @@ def random_store(
     seed: int = 0,
     dtype: str = "fp16",
 ) -> Store:
-    """Root and `domains` (its children) with the keys of Zipf corpora; every tenant gets an adapter and a head of its own."""
+    """Makes a store with a root and its children `domains`, whose keys come from Zipf corpora.
+
+    Every tenant gets an adapter and a head of its own. `spread` is the standard deviation of their weights.
+    """
     lower, upper = random_backbone(config, seed)
     store = Store.create(folder, RANDOM, config, tokenizer_json(config.vocabulary), lower, upper)
     for number, domain in enumerate(["root", *domains]):
@@ -110,7 +113,7 @@ def random_table(
 
 
 def ranked_keys(documents: Sequence[np.ndarray], space: KeySpace, with_unigrams: bool) -> np.ndarray:
-    """Keys of all windows and of what they shrink to, the most frequent first; of a corpus that fits in memory."""
+    """Returns the keys of all windows and of their shorter forms, the most frequent first. The corpus must fit in memory."""
     lengths = np.array([len(document) for document in documents])
     whole = space.of(np.concatenate(documents), lengths)
     keys = np.concatenate([whole & mask for mask in space.masks] + [space.unigrams()] * with_unigrams)
@@ -121,7 +124,7 @@ def ranked_keys(documents: Sequence[np.ndarray], space: KeySpace, with_unigrams:
 
 
 def random_values(spec: TableSpec, seed: int) -> Callable[[np.ndarray], torch.Tensor]:
-    """Normal numbers where a lower stack would have put a token's vector."""
+    """Returns a function that gives normal random vectors instead of those of a lower stack."""
     generator = torch.Generator().manual_seed(seed)
 
     def values_of(windows: np.ndarray) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""The reference: one text, one tenant, step by step, slow and obvious. What is served must equal this.
+"""The reference: one text of one tenant, step by step, slow and obvious. Served answers must equal its answers.
 
-It shares the stored knowledge with the engine and nothing of its ways: no packing, no slots, no groups, no batched lookup.
+It reads the same stored files as the engine, but computes in another way: without packing, slots, groups or batched lookup.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from hplm.tenants.snapshot import Tenant
 
 @dataclass(frozen=True)
 class Reading:
+    """The expected answer."""
+
     labels: list[str]
     spans: list[tuple[int, int]]
 
@@ -49,8 +51,10 @@ class Reference:
 
     @torch.no_grad()
     def forward(self, text: str, tenant_id: str, pair: str | None = None, truncate: bool = False) -> Tensor:
-        """Logits, one row an answer row, fp32; NaN for a word the tokenizer has no token for. For `span` a row for each token
-        of the passage."""
+        """Returns fp32 logits with a row for each answer row, or for `span`, for each token of the passage.
+
+        A word without a token gets NaN.
+        """
         config = self.backbone.config
         tenant = self.backbone.view.snapshot.find(tenant_id)
         encoded = self._tokenizer.encode(text, pair, truncate)
@@ -82,7 +86,7 @@ class Reference:
         if tenant.task in ("classify", "multilabel", "regress"):
             return logits[:1]
         if tenant.task != "tag":
-            raise NotImplementedError(f"task {tenant.task!r}: write in {__name__} which rows its head reads")
+            raise NotImplementedError(f"task {tenant.task!r}: define in {__name__} which rows its head reads")
         rows = []
         for start, stop in words_of(text):
             own_tokens = [
@@ -95,7 +99,7 @@ class Reference:
 
     @torch.no_grad()
     def answer(self, text: str, tenant_id: str, pair: str | None = None, truncate: bool = False) -> Reading:
-        """What a client is told, by the definitions."""
+        """Returns the answer that a client must get, computed from the definitions of the tasks."""
         tenant = self.backbone.view.snapshot.find(tenant_id)
         logits = self.forward(text, tenant_id, pair, truncate)
         if tenant.task == "regress":
@@ -112,12 +116,12 @@ class Reference:
             start, stop = int(encoded.offsets[tokens[first]][0]), int(encoded.offsets[tokens[last]][1])
             return Reading([pair[start:stop]], [(start, stop)])
         if tenant.task not in ("classify", "tag"):
-            raise NotImplementedError(f"task {tenant.task!r}: write in {__name__} how an answer is read from its logits")
+            raise NotImplementedError(f"task {tenant.task!r}: define in {__name__} how an answer is read from its logits")
         labels = ["" if row.isnan().any() else tenant.labels[int(row.argmax())] for row in logits]
         return Reading(labels, words_of(text) if tenant.task == "tag" else [(0, len(text))])
 
     def lower_half(self, tokens: list[int], tenant: Tenant) -> Tensor:
-        """Each token's stored vectors in the windows that cover it, summed; a causal window speaks of its last token alone."""
+        """Sums the stored vectors of each token, over all windows that cover it. A causal window stores only its last token."""
         kind = self.backbone.config.window
         n, centre = kind.n, kind.centre
         sums = torch.zeros(len(tokens), self.backbone.config.hidden)
@@ -131,7 +135,10 @@ class Reference:
         return sums
 
     def _find(self, window: list[int], tenant: Tenant) -> Tensor:
-        """The first hit: the window in the domain, its parent, ... the root; then without its farthest token, and so on."""
+        """Returns the first hit. Searches the whole window in the domain, in its parent and so on up to the root.
+
+        Then searches the window without its farthest tokens likewise, and so on.
+        """
         chain = self.backbone.view.forest.chain(tenant.domain, tenant.domain_version)
         own = self.backbone.config.window.centre
         shrinking = [list(window)]
@@ -147,7 +154,7 @@ class Reference:
         raise LookupError(f"the root table lacks token {window[own] - 1}")
 
     def _grams(self, table: Table) -> np.ndarray:
-        """Every n-gram of a table, in order of its rows: searched from end to end."""
+        """Returns every n-gram of a table in the order of its rows. The reference searches them one by one."""
         if table not in self._known:
             self._known[table] = table.space.unpack(table.index.by_row())
         return self._known[table]
@@ -155,7 +162,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Own:
-    """What a tenant's adapter makes of one layer's projections."""
+    """Applies a tenant's adapter to the projections of one layer."""
 
     layout: Layout | None
     weights: dict[str, Tensor]
@@ -167,7 +174,7 @@ class Own:
         if self.layout.kind == "lora":
             return after + before @ own["a"].T @ own["b"].T
         if self.layout.kind != "bottleneck":
-            raise NotImplementedError(f"adapter kind {self.layout.kind!r}: write in {__name__} what it makes of a projection")
+            raise NotImplementedError(f"adapter kind {self.layout.kind!r}: define in {__name__} how it changes a projection")
         inner = activation(self.layout.function)(after @ own["down"].T + own["down_bias"])
         return after + inner @ own["up"].T + own["up_bias"]
 

@@ -1,4 +1,7 @@
-"""A backbone small enough to build in a second and rich enough to go wrong: three domains, both tasks, mixed ranks, heads."""
+"""A toy backbone: three domains, two tasks, and tenants of different ranks and heads. It is built in a second.
+
+It is varied enough to reveal answers of a wrong tenant, slot or table.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ TENANTS = [
     TenantFile("beta", 1, "root", 1, "tag", ["O", "PART"], 4),
     TenantFile("city", 1, "law", 1, "classify", [f"topic-{i}" for i in range(20)], 8),
     TenantFile("dune", 1, "bio", 1, "tag", ["O", "A", "B"], 8),
-    TenantFile("echo", 1, "root", 1, "classify", ["no", "yes"], 0),  # a head alone, no adapter
+    TenantFile("echo", 1, "root", 1, "classify", ["no", "yes"], 0),  # only a head
     TenantFile("flux", 1, "law", 1, "classify", ["low", "high"], 4, "lora", head_function="tanh"),
     TenantFile("gaia", 1, "bio", 1, "tag", ["O", "A"], 2, "lora", ("query", "key", "attention_out", "ffn_in", "ffn_out")),
     TenantFile("hugo", 1, "root", 1, "classify", ["a", "b", "c"], 4, "bottleneck", BOTH, "gelu", dtype="bf16"),
@@ -39,7 +42,7 @@ class Toy:
 
 
 def make_toy(folder: Path, config: BackboneConfig = CONFIG, dtype: str = "fp16") -> Toy:
-    # Weights far larger than BERT's: neighbours, slots or tables mixed up must show in the answers.
+    # Weights are far larger than BERT's, so that confused neighbours, slots or tables change the answers.
     store = random_store(folder / "store", config, TENANTS, DOMAINS, spread=0.3, dtype=dtype)
     export(store, folder / "repository", ServingOptions(dtype="fp32", slots=4, batch_tokens=256))
     return Toy(store, folder / "repository")

@@ -1,4 +1,4 @@
-"""What tests share: a small exported backbone, made once."""
+"""A small exported backbone for all tests, made once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What "equal" means for served logits, per precision."""
+"""Defines when served logits are equal to the reference, for each precision."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Comparison:
-    """Collects a run's answers beside the reference's, by tenant, and judges them together."""
+    """Collects answers and those of the reference by tenant, and compares them together."""
 
     def __init__(self) -> None:
         self._pairs: dict[str, list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
@@ -20,7 +20,7 @@ class Comparison:
         self._pairs[tenant].append((served[readable], expected[readable]))
 
     def assert_equal(self, dtype: str) -> None:
-        """fp32: within 1e-3. bf16: within 3 % of the logits' range, and the same label where the margin is larger."""
+        """Checks fp32 within 1e-3, and bf16 within 3 % of the logits' range, with the same label where the margin is larger."""
         assert self._pairs
         for tenant, pairs in self._pairs.items():
             served, expected = (np.concatenate(side) for side in zip(*pairs, strict=True))

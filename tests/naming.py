@@ -1,4 +1,4 @@
-"""What a message must name, whatever sentence it stands in."""
+"""Checks which things a message names, whatever its sentence is."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 
 
 def naming(*things: object) -> str:
-    """A pattern for `match=`: the message holds each of these as a whole word, number or path, in any order."""
+    """Returns a pattern for `match=`: the message contains each of these as a whole word, number or path, in any order."""
     return r"(?s)\A" + "".join(f"(?=.*{_whole(str(thing))})" for thing in things)
 
 
 def names(message: object, *things: object) -> bool:
-    """Whether a message that was printed, or came over the wire, holds each of these."""
+    """Whether a message contains each of these. For messages that were printed or sent by a server."""
     return re.search(naming(*things), str(message)) is not None
 
 
 def _whole(thing: str) -> str:
-    """A number is not a part of another one, nor of the path or name that it stands in: 5 is neither in 0.5 nor in `a-5`."""
+    """Returns a pattern for a whole thing. A number is not part of another number, a path or a name, as 5 in 0.5 or `a-5`."""
     before = after = ""
     if re.match(r"\d", thing):
         before = r"(?<![\w/])(?<!\d[.,])(?<![A-Za-z]-)"

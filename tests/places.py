@@ -1,4 +1,4 @@
-"""A backbone that is served with a live state, and a store that has learned more than was exported."""
+"""A backbone that is served with a live state, and a store with more tenants than were exported."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ TEXT = " ".join(WORDS[:12])
 
 
 def make_place(tmp_path):
-    """Two tenants are served; the store has learned three more, one of them with LoRA and a head of two layers."""
+    """Serves two tenants. The store has three more, one of them with LoRA and a head of two layers."""
     store = random_store(tmp_path / "store", CONFIG, random_tenants(2, 4, 3), corpus_tokens=2000, spread=0.3)
     export(store, tmp_path / "repository", ServingOptions())
     for number, name in enumerate(("new-a", "new-b")):
@@ -40,7 +40,7 @@ def answer(place, tenant_id, state=True):
 
 
 def exported_answer(place, tenant_id):
-    """What the same tenant answers when everything is exported anew."""
+    """Returns the answer of the same tenant after a new export of the whole store."""
     store, repository, _ = place
     fresh = repository.with_name("fresh")
     export(store, fresh, ServingOptions())

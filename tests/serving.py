@@ -1,4 +1,4 @@
-"""Servers of tests that do not ask how one ends."""
+"""Servers for tests that do not test how a server ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hplm.server import TritonServer, process_group
 
 @contextmanager
 def serving(*repository: object, **options: object) -> Iterator[TritonServer]:
-    """Killed in the end, once the test has passed: Triton takes three seconds to say goodbye."""
+    """Kills the server when the test has passed, because Triton takes three seconds to end."""
     with TritonServer(*repository, **options) as server:
         yield server
         process_group.kill(server.pid)

@@ -1,4 +1,4 @@
-"""Tenants of the tasks that are not asked like the toy's own: several labels, a number, a piece of a passage."""
+"""Tenants of tasks that the toy does not have: several labels, a number, a piece of a passage."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def make_tasks(folder: Path) -> Toy:
 
 
 def question(rng: random.Random, task: str) -> tuple[str, str | None]:
-    """A text and, where the task wants one, its pair."""
+    """Returns a text and, if the task needs one, its pair."""
     if find_task(task).needs_pair:
         return random_text(rng, 8), random_text(rng, 45)
     return random_text(rng, 20), random_text(rng, 20) if task in ("classify", "regress") else None
 
 
 def expected_logits(reference: Reference, tenant: TenantFile, text: str, pair: str | None, spans) -> list[list[float]]:
-    """For `span` those of the tokens at which the answer that was given starts and ends."""
+    """Returns the reference's logits. For `span`, those of the tokens at which the given answer starts and ends."""
     logits = reference.forward(text, tenant.id, pair).numpy()
     if tenant.task != "span":
         return logits.tolist()
@@ -51,7 +51,7 @@ def expected_logits(reference: Reference, tenant: TenantFile, text: str, pair: s
 
 
 def same_labels(task: str, labels: list[str], expected: list[str]) -> bool:
-    """Numbers agree as numbers do."""
+    """Whether labels are the same. Numbers are compared with a tolerance."""
     if task == "regress":
         return abs(float(labels[0]) - float(expected[0])) <= 1e-3
     return labels == expected

@@ -14,12 +14,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 CLIENTS = ROOT / "clients"
 
-BASE = {"hplm.errors", "hplm.options"}  # that every room may import
+BASE = {"hplm.errors", "hplm.options"}  # every room may import these
 ROOM = re.compile(r"`(\w[\w/]*)`")
 
 
 def drawn() -> Iterator[tuple[list[str], str]]:
-    """The lines of the table: rooms, and the cell that says what they may import."""
+    """Yields the lines of the table: the rooms, and the cell with the rooms that they may import."""
     text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     table = text.partition("| room | may import |\n|---|---|\n")[2].partition("\n\n")[0]
     for line in table.splitlines():
@@ -52,14 +52,14 @@ class Import:
     file: Path
     line: int
     module: str
-    runs_at_once: bool  # not inside a function, and not for type checkers alone
+    runs_at_once: bool  # neither inside a function nor only for type checkers
 
     def __str__(self) -> str:
         return f"{self.file.relative_to(ROOT)}:{self.line} imports {self.module}"
 
 
 def room_of(module: str) -> str:
-    """`hplm.engine` of `hplm.engine.packing`; `builder` of `builder.store.store`."""
+    """Returns the room of a module: `hplm.engine` for `hplm.engine.packing`, `builder` for `builder.store.store`."""
     package, _, below = module.partition(".")
     return f"hplm.{below.partition('.')[0]}" if package == "hplm" and below else package
 
@@ -70,7 +70,7 @@ def files_of(room: str) -> list[Path]:
 
 
 def runs_later(node: ast.AST) -> bool:
-    """In a function, or never."""
+    """Whether an import runs only in a function, or never."""
     function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
     return function or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
 
@@ -91,7 +91,7 @@ def imports_of(file: Path) -> Iterator[Import]:
 
 
 def own_imports(room: str) -> list[tuple[Import, str]]:
-    """With the room of each; only of our own packages."""
+    """Yields the imports of our own packages, each with its room."""
     rooms = {*ARROWS, "tests"}
     found = [(one, room_of(one.module)) for file in files_of(room) for one in imports_of(file)]
     return [(one, to) for one, to in found if to in rooms and to != room]
@@ -106,11 +106,11 @@ def wrong(room: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("room", ARROWS)
-def test_a_room_imports_only_what_an_arrow_leads_to(room):
+def test_a_room_imports_only_rooms_that_its_arrows_allow(room):
     assert not list(wrong(room)), "\n".join(["wrong imports:", *wrong(room)])
 
 
-def test_the_client_needs_tritonclient_and_numpy_alone():
+def test_the_client_imports_only_tritonclient_and_numpy():
     allowed = OTHERS_OF_THE_CLIENT | sys.stdlib_module_names | {"hplm_client"}
     strange = [one for file in files_of("hplm_client") for one in imports_of(file) if one.module.split(".")[0] not in allowed]
     assert not strange, "\n".join(map(str, strange))
@@ -123,7 +123,7 @@ def test_every_room_has_arrows():
     assert rooms <= ARROWS.keys()
 
 
-def test_nothing_of_the_product_knows_what_is_registered():
+def test_the_product_does_not_import_registered_packages():
     for room in PRODUCT:
         assert not ARROWS[room] & {"bench", "research", "testing", "loadtest", "demo", "tests"}
 

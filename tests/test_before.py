@@ -1,4 +1,4 @@
-"""A store, an export and a live state of an earlier commit are served; another format is refused with the way out.
+"""A store, an export and a live state of an earlier commit can be served. Another format is refused with a way out.
 
 `fixtures/before/make.py` says how they were made, and by which commit.
 """
@@ -70,7 +70,7 @@ class Before:
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """The tensors are so small that a second thread only waits, long on a busy machine."""
+    """Runs with one thread: tensors are so small that a second thread would only wait, for long on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -90,7 +90,7 @@ def exported_again(store, repository):
 
 
 def assert_answers(reference, versions):
-    """The tenants of `versions` answer as these versions of them did."""
+    """Checks that the tenants give the answers of these versions."""
     comparison = Comparison()
     for tenant_id, version in versions.items():
         task = reference.backbone.view.snapshot.find(tenant_id).task
@@ -107,19 +107,19 @@ def served_versions(reference):
     return {tenant.id: tenant.version for tenant in reference.backbone.view.snapshot.tenants}
 
 
-def test_a_store_is_exported_again(before, tmp_path):
+def test_an_old_store_can_be_exported_and_answers_as_before(before, tmp_path):
     reference = exported_again(before.store, tmp_path / "fresh")
     assert served_versions(reference) == VERSIONS["store"]
     assert_answers(reference, VERSIONS["store"])
 
 
-def test_an_export_is_read(before):
+def test_an_old_export_answers_as_before(before):
     reference = Reference.open(before.repository / BACKBONE / "1")
     assert served_versions(reference) == VERSIONS["export"]
     assert_answers(reference, VERSIONS["export"])
 
 
-def test_a_state_is_read(before):
+def test_an_old_state_answers_as_before(before):
     reference = before.reference()
     assert served_versions(reference) == VERSIONS["state"]
     assert_answers(reference, VERSIONS["state"])
@@ -132,13 +132,13 @@ def test_a_state_is_read(before):
         snapshot.find("echo")
 
 
-def test_everything_verifies(before):
+def test_verify_accepts_all_old_files(before):
     assert main(["verify", "--store", str(before.folder / "store")]) == 0
     assert main(["verify", "--repository", str(before.repository), "--state", str(before.state)]) == 0
 
 
 @pytest.mark.parametrize("place", ["export", "state"])
-def test_the_upper_half_serves_them_with_the_parameters_of_the_export(before, place):
+def test_the_upper_half_serves_an_old_export_with_its_parameters(before, place):
     folder, state = before.repository / BACKBONE / "1", before.state if place == "state" else None
     config = (before.repository / f"{BACKBONE}-upper" / "config.pbtxt").read_text("utf-8")
     parameters = dict(re.findall(r'key: "(\w+)"\s+value \{ string_value: "(.*?)" \}', config))
@@ -161,25 +161,25 @@ def test_the_upper_half_serves_them_with_the_parameters_of_the_export(before, pl
     asker.close()
 
 
-def test_a_state_is_changed_and_the_change_is_read(before):
+def test_an_old_state_can_be_changed_and_the_change_is_read(before):
     live, reader = before.live(), before.backbone()
     assert reader.view.snapshot.generation == 8
     secret, _ = live.add_key("acme")
     assert live.roll_back("city").after == 1
     assert live.roll_back_domain("bio").moved == ["acme", "dune"]
-    assert update_tenant(live, before.store, "flux").after == 3  # 2 was given once, and rolled back
+    assert update_tenant(live, before.store, "flux").after == 3  # 2 was used once, and rolled back
     add_tenant(live, before.store, "echo")
     reader.refresh()
     snapshot = reader.view.snapshot
     assert snapshot.generation == 13
     for known in (EXPECTED["secret"], secret):
         assert allows(snapshot.find("acme").keys, f"Bearer {known}", time.time())
-    assert snapshot.find("echo").uid == 14  # that of no tenant before it
+    assert snapshot.find("echo").uid == 14  # no earlier tenant had this uid
     assert_answers(Reference(reader), {**VERSIONS["export"], "ivan": 1, "flux": 2})
     assert [change["generation"] for change in live.registry.audit()] == list(range(1, 14))
 
 
-def test_a_store_grows_and_the_state_takes_what_it_learns(before, tmp_path):
+def test_an_old_store_and_its_state_can_be_updated(before, tmp_path):
     rng, known, corpus = random.Random(0), words(before.store.config.vocabulary), tmp_path / "corpus.txt"
     corpus.write_text("\n".join(" ".join(rng.choices(known, k=8)) for _ in range(12)), "utf-8")
     store = before.store
@@ -194,7 +194,7 @@ def test_a_store_grows_and_the_state_takes_what_it_learns(before, tmp_path):
     assert (state.forward(text, "acme") == fresh.forward(text, "acme")).all()
 
 
-def test_a_state_is_compacted_backed_up_and_restored(before, tmp_path):
+def test_an_old_state_can_be_compacted_backed_up_and_restored(before, tmp_path):
     live = before.live()
     live.compact()
     assert_answers(before.reference(), VERSIONS["state"])
@@ -203,7 +203,7 @@ def test_a_state_is_compacted_backed_up_and_restored(before, tmp_path):
     assert_answers(Reference.open(live.folder, tmp_path / "restored"), VERSIONS["state"])
 
 
-def test_an_export_in_its_old_place_needs_another_state(before):
+def test_a_new_export_in_the_old_place_needs_another_state(before):
     assert_answers(exported_again(before.store, before.repository), VERSIONS["store"])
     with pytest.raises(Broken, match=r"another export.*--state"):
         before.backbone()
@@ -225,7 +225,7 @@ def ask(tenant_id):
     return lambda before: before.reference().forward("text", tenant_id)
 
 
-REFUSED = {  # by file: what reads it, and what the error tells one to do
+REFUSED = {  # by file: the function that reads it, and the way out in its error
     "store/store.json": (lambda before: before.store, "build the store"),
     "store/plot/bio/2/meta.json": (lambda before: exported_again(before.store, before.folder), "build the table"),
     "repository/small/1/backbone.json": (Before.backbone, "export"),
@@ -240,7 +240,7 @@ REFUSED = {  # by file: what reads it, and what the error tells one to do
 
 @pytest.mark.parametrize("newer", [False, True], ids=["older", "newer"])
 @pytest.mark.parametrize("file", REFUSED)
-def test_another_format_is_refused_with_its_name_and_the_way_out(before, file, newer):
+def test_another_format_is_refused_with_its_file_and_a_way_out(before, file, newer):
     use, way_out = REFUSED[file]
     number = renumber(before.folder / file, newer)
     with pytest.raises(HplmError, match=rf"{re.escape(file)} .*format {number}\b.*{way_out}"):
@@ -255,7 +255,7 @@ def test_a_backup_of_another_format_is_refused(before, tmp_path):
         restore(tmp_path / "backup", live.exported, State(tmp_path / "restored" / BACKBONE))
 
 
-def test_a_table_of_another_format_is_in_the_way_of_its_tenants_alone(before):
+def test_a_table_of_another_format_fails_only_its_tenants(before):
     renumber(before.folder / "state/small/plot/bio/2/meta.json", newer=True)
     reference = before.reference()
     for tenant_id in ("acme", "dune"):
@@ -264,7 +264,7 @@ def test_a_table_of_another_format_is_in_the_way_of_its_tenants_alone(before):
     assert_answers(reference, {name: version for name, version in VERSIONS["state"].items() if name not in ("acme", "dune")})
 
 
-def test_a_bank_of_another_format_is_renewed_by_the_command_that_the_error_names(before):
+def test_the_command_in_the_error_renews_a_bank_of_another_format(before):
     renumber(before.folder / "state/small/adapters/head2-16-tanh.g1.bank", newer=True)
     reference = before.reference()
     with pytest.raises(InvalidInput, match="`hplm tenant update`"):

@@ -1,4 +1,4 @@
-"""The recipes of docs/extending.md: their code is taken from the page and runs as it stands there."""
+"""The recipes of docs/extending.md. Their code is read from the page and run unchanged."""
 
 import __future__
 
@@ -39,6 +39,8 @@ from testing.toy import CONFIG, DOMAINS, TENANTS, WORDS, random_text
 from tests.engine.asker import Asker
 from tests.equality import Comparison
 from tests.scheduling.test_plugins import installed  # noqa: F401
+
+pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
 STEP = re.compile(r"(?:At the end of|In) `([\w/]+)\.py`(?:, before `(.+?)`)?:\n\n```python\n(.*?)```", re.DOTALL)
@@ -81,7 +83,7 @@ def follow():
 
 
 def _run(module, code):
-    """As if it stood in the module's file, where annotations are not evaluated."""
+    """Runs code as if it were in the module's file, where annotations are not evaluated."""
     exec(compile(code, module.__file__, "exec", __future__.annotations.compiler_flag, dont_inherit=True), vars(module))
 
 
@@ -96,7 +98,7 @@ def assert_served(asker, reference, tenants):
 
 
 def labelled(path, count=60):
-    """One of three words decides."""
+    """Writes texts whose label is decided by one of three words."""
     rng, labels = random.Random(path.name), ["black", "red", "white"]
     rows = []
     for number in range(count):

@@ -1,4 +1,4 @@
-"""What each task reads, and what it answers, from logits made by hand."""
+"""The rows that each task reads, and its answers to logits made by hand."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ def test_every_task_is_served_and_trained():
     assert set(IMPORTED) < set(TASKS)
 
 
-def test_a_head_has_an_output_a_label_or_those_of_its_task():
+def test_a_head_has_an_output_for_each_label_or_those_of_its_task():
     assert {name: task.head_size(7) for name, task in TASKS.items()} == {
         "classify": 7, "multilabel": 7, "tag": 7, "regress": 1, "span": 2
     }  # fmt: skip
@@ -48,9 +48,9 @@ def test_a_snapshot_of_a_later_version_fails_only_the_tenants_whose_task_is_unkn
     assert len(lookup.resolve(view, tenant, [WORDS[0]], None, False).spans) == 1
 
 
-def test_multilabel_names_what_holds_the_most_probable_first():
+def test_multilabel_returns_the_labels_that_hold_the_most_probable_first():
     rows = TASKS["multilabel"].answer(np.array([[0.0, -0.1, 3.0]], dtype=np.float32), WHOLE, ["a", "b", "c"])
-    assert rows.labels == ["c", "a"]  # one half is enough
+    assert rows.labels == ["c", "a"]  # a probability of one half is enough
     assert rows.scores == pytest.approx([1 / (1 + np.exp(-3)), 0.5])
     assert rows.logits.shape == (1, 3) and rows.spans.tolist() == [[0, 9], [0, 9]]
 
@@ -61,20 +61,20 @@ def test_multilabel_far_from_zero_does_not_overflow():
     assert rows.labels == ["b"] and rows.scores.tolist() == [1.0]
 
 
-def test_regress_puts_the_value_into_the_logits_and_spells_it_out():
+def test_regress_returns_the_value_as_logits_and_as_label():
     rows = TASKS["regress"].answer(np.array([[2.5]], dtype=np.float32), WHOLE, ["value"])
     assert rows.labels == ["2.5"] and rows.logits.tolist() == [[2.5]] and rows.scores.tolist() == [0.0]
 
 
-def test_span_cuts_the_likeliest_answer_out_of_the_passage():
-    logits = np.array([[0, 9], [6, 0], [0, 0], [0, 4]], dtype=np.float32)  # the best end lies before the best start
+def test_span_returns_the_most_probable_piece_of_the_passage():
+    logits = np.array([[0, 9], [6, 0], [0, 0], [0, 4]], dtype=np.float32)  # the best end is before the best start
     spans = np.array([[4, 0, 2], [5, 3, 6], [6, 7, 9], [7, 9, 13]], dtype=np.int32)
     rows = TASKS["span"].answer(logits, spans, ["start", "end"], passage="ab cde fghijk")
     assert rows.labels == ["cde fghijk"] and rows.spans.tolist() == [[3, 13]]
     assert rows.logits.tolist() == [[6, 4]] and 0 < rows.scores[0] < 1
 
 
-def test_the_best_span_is_that_of_all_pairs():
+def test_the_best_span_is_the_best_of_all_pairs():
     rng = np.random.default_rng(0)
     for tokens in (1, 2, 7, 80):
         logits = rng.normal(size=(tokens, 2)).astype(np.float32)

@@ -1,1 +1,1 @@
-"""What the benchmarks measure, and how: a file a benchmark, each called by the command of the same name."""
+"""The measuring code of the benchmarks. The command of the same name calls each file."""

@@ -1,7 +1,7 @@
-"""What one layer's adapters cost in a batch of many tenants: all at once, tenant by tenant, and by `peft`'s mixed batches.
+"""Times one layer's adapters in a batch of many tenants: all at once, tenant by tenant, and with `peft`'s mixed batches.
 
-Every variant gets the rows that went into and came out of the shared projection and adds to the latter in place; weights lie
-in slots of arbitrary numbers, as they do once a server has run for a while.
+Every variant gets the input and the output of the shared projection, and changes the output in place. Weights are in slots of
+arbitrary numbers, as in a server that has run for a while.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ from testing.random_store import BERT_BASE
 
 CPU = torch.device("cpu")
 SLOTS = 256
-HEAD = 64  # numbers of a vector that a head of attention has
+HEAD = 64  # width of an attention head
 TOKENS = (20, 128)  # of a tenant
-TO_LOOP = {20: 4.0, 128: 2.0}  # targets, with MANY tenants or more
+TO_LOOP = {20: 4.0, 128: 2.0}  # targets, by tokens, for MANY tenants or more
 TO_PEFT = 2.0
 MANY = 16
-WITHOUT_PEFT = "peft is not installed and was not measured: pip install -c constraints.txt -e '.[bench]', in the checkout"
+WITHOUT_PEFT = (
+    "peft was not measured, because it is not installed: run `pip install -c constraints.txt -e '.[bench]'` in the checkout"
+)
 
 
 @dataclass(frozen=True)
 class Projected:
-    """What goes into and comes out of a projection of the shared layer: rows of tenants x tokens, text by text."""
+    """Input and output of a projection of the shared layer: tenants x tokens rows, text by text."""
 
     before: Tensor
     after: Tensor
@@ -61,7 +63,7 @@ class Projected:
 @dataclass(frozen=True)
 class Variant:
     rows: Projected
-    run: Callable[[Tensor], object]  # changes what came out of the projection
+    run: Callable[[Tensor], object]  # changes the projection's output
 
 
 def bench_adapters(case: AdaptersBench) -> dict:
@@ -84,8 +86,10 @@ def bench_adapters(case: AdaptersBench) -> dict:
 
 
 def _figures(timings: dict[str, Timing]) -> dict:
-    """Of bottlenecks, without `lora` in the name; peft's mixed batches know LoRA alone. A whole layer's LoRA is on all its
-    projections, and its bottleneck after attention."""
+    """Returns medians and ratios. Names without `lora` are of bottlenecks; peft's mixed batches have only LoRA.
+
+    In a whole layer, the LoRA is on all projections and the bottleneck after attention.
+    """
     median = {name: round(timing.median, 1) for name, timing in timings.items()}
     peft = median.get("peft")
     return {
@@ -166,7 +170,7 @@ def _slots(layout: Layout) -> dict[str, Tensor]:
 
 
 def _loop_weights(weights: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Of each slot, lying as `F.linear` likes them best."""
+    """Returns the weights of each slot, contiguous in memory, as `F.linear` reads them fastest."""
     return [{name: tensor[slot].contiguous() for name, tensor in weights.items()} for slot in range(SLOTS)]
 
 
@@ -199,7 +203,7 @@ def _lora_loop(rows: Projected, weights: dict[str, Tensor]) -> Callable[[Tensor]
 
 
 def _products(rows: Projected, weights: dict[str, Tensor]) -> Callable[[Tensor], object]:
-    """The step's two batched products and nothing else, over weights that lie together: the most that batching can give."""
+    """Computes only the two batched products, on weights that lie together. Batching cannot be faster than this."""
     slots = torch.from_numpy(rows.slots)
     down, up = (weights[f"attention_out/{name}"].mT[slots].contiguous() for name in ("down", "up"))
     inner = torch.empty(len(slots), len(rows.after) // len(slots), down.shape[2])
@@ -223,7 +227,7 @@ def has_peft() -> bool:
 
 
 def _peft(rows: Projected, weights: dict[str, Tensor], rank: int) -> Callable[[Tensor], object]:
-    """Its step alone: the shared projection under it gives what was computed before, and is not measured."""
+    """Computes only peft's step. The shared projection below it returns a computed result, and is not measured."""
     from peft import LoraConfig  # pyright: ignore[reportMissingImports] it comes with the extra `bench`
     from peft.tuners.lora import Linear  # pyright: ignore[reportMissingImports] likewise
 
@@ -233,7 +237,7 @@ def _peft(rows: Projected, weights: dict[str, Tensor], rank: int) -> Callable[[T
     modules = []
     for place in ("query", "value"):
         base = torch.nn.Linear(hidden, hidden)
-        # alpha = rank: a scale of 1, ours is folded into B.
+        # alpha = rank gives a scale of 1: our scale is already part of B.
         config = LoraConfig(r=rank, lora_alpha=rank)
         module = Linear(base, names[0], config=config, r=rank, lora_alpha=rank)
         for name, slot in zip(names, rows.slots.tolist(), strict=True):
@@ -246,7 +250,7 @@ def _peft(rows: Projected, weights: dict[str, Tensor], rank: int) -> Callable[[T
     def run(after: Tensor) -> None:
         for module, start in zip(modules, (0, 2 * hidden), strict=True):
             computed = after[:, start : start + hidden].unflatten(0, x.shape[:2])
-            module.base_layer.forward = lambda _, computed=computed: computed  # peft adds to it in place, too
+            module.base_layer.forward = lambda _, computed=computed: computed  # peft also adds to it in place
             module(x, adapter_names=names)
 
     return run

@@ -1,4 +1,4 @@
-"""A table whose values are not in memory: the read-ahead beside parallel reads of the same rows, and plain page faults."""
+"""Times a table that is not in memory: our read-ahead, parallel reads of the same rows, and plain page faults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def drop(path: Path) -> None:
-    """Out of the page cache; raises if some of it stayed."""
+    """Drops a file from the page cache. Raises if some pages stay."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -37,7 +37,7 @@ def drop(path: Path) -> None:
 
 
 def can_drop(folder: Path) -> bool:
-    """Not where files live in memory anyway (tmpfs)."""
+    """Whether files in this folder can be dropped from memory. In a tmpfs they cannot, because it is in memory."""
     probe = folder / "probe"
     probe.write_bytes(bytes(1 << 20))
     try:
@@ -50,7 +50,7 @@ def can_drop(folder: Path) -> bool:
 
 
 class Cold:
-    """Each repetition drops the file, then opens it anew: rows that were seen before would not be checked again."""
+    """Reads a table that is not in memory. Each repetition drops the file and opens it anew, so that rows are checked again."""
 
     def __init__(self, folder: Path, dtype: str, addresses: list[np.ndarray], lengths: np.ndarray) -> None:
         self._folder, self._dtype = folder, dtype
@@ -59,14 +59,14 @@ class Cold:
         self._addresses, self._lengths = addresses, lengths
 
     def measure(self, seconds: float) -> tuple[dict[str, Timing], int]:
-        """And the number of threads that read fastest."""
+        """Returns the timings, and the number of threads that read fastest."""
         with ThreadPoolExecutor(max(THREADS)) as pool:
             list(pool.map(time.sleep, [0.01] * max(THREADS)))  # starts its threads
             tried = {count: (lambda text, count=count: self._preads(text, pool, count)) for count in THREADS}
             timings = alternate_timed({str(count): variant for count, variant in tried.items()}, seconds / len(THREADS))
             best = min(THREADS, key=lambda count: timings[str(count)].median)
             pair = alternate_timed({"cold": self._read_ahead, "pread": tried[best]}, seconds)
-            # Apart, and last: one of its turns takes longer than a hundred of the others'.
+            # Measured last and by itself, because one turn of it takes longer than a hundred turns of the others.
             return pair | alternate_timed({"cold_faults": self._page_faults}, seconds), best
 
     def _read_ahead(self, text: int) -> float:
@@ -100,7 +100,7 @@ class Cold:
         parts = [part.tolist() for part in np.array_split(starts, min(threads, len(starts)))]
         drop(self._path)
         descriptor = os.open(self._path, os.O_RDONLY)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # or it reads more than it is asked for
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # otherwise the kernel reads ahead
 
         def read(part: list[int]) -> None:
             for start in part:

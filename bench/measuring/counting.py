@@ -1,4 +1,4 @@
-"""Counting n-grams in a process of its own: how fast, and with how much memory at most."""
+"""Measures the speed and the peak memory of counting n-grams, in a process of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def count_apart(corpus: Path, vocabulary: int, folder: Path) -> dict[str, float]
     command = [sys.executable, "-m", "bench.measuring.counting", str(corpus), str(vocabulary), str(folder)]
     done = subprocess.run(command, stdout=subprocess.PIPE, timeout=3600)
     if done.returncode:
-        raise HplmError(f"counting n-grams ended with {done.returncode}")
+        raise HplmError(f"the process that counts n-grams ended with code {done.returncode}: see its messages above")
     return json.loads(done.stdout)
 
 
@@ -31,7 +31,7 @@ def measure_counting(corpus: Corpus, vocabulary: int, folder: Path) -> dict[str,
 
 
 def _peak_bytes() -> int:
-    """Of this program's memory; what `getrusage` says includes what the process was before it became this program."""
+    """Returns this program's peak memory. `getrusage` would include the memory of the process that started it."""
     status = Path("/proc/self/status").read_text("ascii").splitlines()
     return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) * 1024
 

@@ -1,7 +1,7 @@
-"""The engine's shared layers: tokens a second of each packing, and how far they are from bare matrix products.
+"""Times the engine's shared layers: tokens a second of each packing, beside bare matrix products.
 
-Lengths as in TCB 6.1: normal, mean 20, variance 20 or 100, clipped to 3 ... 100, 64 texts a batch. Everything takes turns
-in one process. `uniform` is the same number of tokens in texts of one length: what no packing can beat.
+Lengths are as in TCB 6.1: normal, mean 20, variance 20 or 100, clipped to 3 ... 100, 64 texts a batch. All variants take turns
+in one process. `uniform` is the same number of tokens in texts of one length, which no packing can beat.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from bench.tools.timing import Timing, alternate_timed
 from hplm.adapters.layout import adapter_layout
 from hplm.engine.engine import Engine, resolve_device, resolve_dtype
 from hplm.engine.packing import Concat, Naive, Packed, Packing, Slotted, Turbo
-from hplm.engine.turbo import Cost
+from hplm.engine.turbo import GroupCost
 from hplm.model.checkpoint import random_backbone
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Adapt
 from testing.random_store import SIZES
 
 TEXTS = 64
-BATCHES = 4  # different ones, in turn
+BATCHES = 4  # different batches, run in turn
 MEAN, VARIANCES, CLIP = 20, (20, 100), (3, 100)
 ROW = 400  # tokens, TCB's L
 EQUAL = (20, 128)  # lengths compared with bare products
 ONE = (128, 512)  # tokens of a batch of one
 TENANTS, RANK = 16, 32
 SLOT_COUNTS, SLOT_ROWS = (1, 2, 4, 7, 10, 16), (10, 32)  # TCB's Figs. 13 and 14
-SWEPT = "minilm"  # the size whose slots and batch sizes are swept
-BATCH_SIZES = (8, 16, 32, 128)  # beside the 64 of the main figures
+SWEPT = "minilm"  # the size that is measured with all slot counts and batch sizes
+BATCH_SIZES = (8, 16, 32, 128)  # in addition to the 64 of the main figures
 
 
 class MeasuredLayers:
-    """The shared upper layers of one size, on one device, in one precision."""
+    """Measures the shared upper layers of one size, on one device, in one precision."""
 
     def __init__(self, config: BackboneConfig, device: torch.device, dtype: torch.dtype, seconds: float) -> None:
         self.config = config
@@ -48,8 +48,8 @@ class MeasuredLayers:
         self.seconds = seconds
         self._clock = clock(device)
         _, self.upper = random_backbone(config)
-        self.engine = Engine(self.upper, device, dtype)  # lays the weights as it wants them
-        self.turbo = Turbo(Cost.measured(self.engine.seconds))
+        self.engine = Engine(self.upper, device, dtype)  # moves the weights to the device and changes their layout
+        self.turbo = Turbo(GroupCost.measured(self.engine.seconds))
         self.packings: dict[str, Packing] = {
             "naive": Naive(),
             "turbo": self.turbo,
@@ -74,7 +74,7 @@ class MeasuredLayers:
         }
 
     def equal(self, tokens: int) -> dict:
-        """Texts of one length, beside the bare products of these shapes."""
+        """Measures texts of one length, beside bare matrix products of the same shapes."""
         lengths = np.full(1280 // tokens, tokens)
         runs = {
             "engine": self._batches(Packed(), [lengths]),
@@ -93,7 +93,7 @@ class MeasuredLayers:
         }
 
     def slots(self, rows: int) -> dict:
-        """Rows full of texts, cut into ever more slots, as speed-up over one slot a row."""
+        """Measures full rows that are cut into more and more slots. Returns the speed-up over one slot a row."""
         lengths = filling(rows * ROW, VARIANCES[0])
         runs = {
             str(count): self._batches(Slotted(rows, ROW, ROW // count) if count > 1 else Concat(rows, ROW), [lengths])
@@ -108,14 +108,17 @@ class MeasuredLayers:
         return rates(self._time({name: self._batches(packing, batches) for name, packing in self.packings.items()}))
 
     def _time(self, runs: dict[str, Callable[[int], float]]) -> dict[str, Timing]:
-        """Microseconds a token."""
+        """Returns microseconds a token."""
         with torch.inference_mode():
             return alternate_timed(runs, self.seconds, warm_up=2)
 
     def _batches(
         self, packing: Packing, batches: list[np.ndarray], adapters: bool = False, first: bool = False
     ) -> Callable[[int], float]:
-        """With an adapter for every text; with the first token of each alone asked for, as who classifies does."""
+        """Returns a function that runs one of the batches.
+
+        `adapters`: every text has an adapter. `first`: only first tokens are read, as for the task `classify`.
+        """
         ready = []
         for lengths in batches:
             sheets = []
@@ -133,7 +136,7 @@ class MeasuredLayers:
         return run
 
     def adapters(self, texts: np.ndarray, rooms: np.ndarray) -> list[Adapt]:
-        """Every text of another tenant than its neighbours."""
+        """Returns adapters with which every text has another tenant than its neighbours."""
         layout = adapter_layout(self.config, "bottleneck", RANK)
         assert layout is not None
         layers = layout.allocate(TENANTS, self.device, self.dtype)
@@ -159,7 +162,7 @@ class MeasuredLayers:
         return lambda _: self._timed(run, tokens)
 
     def _plain(self, texts: int, tokens: int) -> Callable[[int], float]:
-        """The layers of `transformers`, on texts that need no mask."""
+        """Runs the layers of `transformers` on texts that need no mask."""
         from transformers import BertConfig
         from transformers.models.bert.modeling_bert import BertLayer
 
@@ -222,7 +225,7 @@ def bench_engine(case: EngineBench) -> dict:
 
 
 def clock(device: torch.device) -> Callable[[], float]:
-    """With one thread its own time, so that what other programs take of a shared core does not count."""
+    """Returns the clock to use. One thread counts only its own time, so that other programs on its core do not count."""
     return time.thread_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
 
 
@@ -236,24 +239,24 @@ def lengths_of(texts: int, variance: int, generator: np.random.Generator) -> np.
 
 
 def filling(tokens: int, variance: int) -> np.ndarray:
-    """As many texts as have so many tokens."""
+    """Returns the lengths of as many texts as fit into this number of tokens."""
     lengths = lengths_of(tokens // CLIP[0], variance, np.random.default_rng(variance))
     return lengths[np.cumsum(lengths) <= tokens]
 
 
 def padding(packing: Packing, batches: list[np.ndarray]) -> float:
-    """Share of the computed rows that is no text's."""
+    """Returns the share of the computed rows that belong to no text."""
     rows = sum(arrangement.rows for lengths in batches for arrangement in packing.arrange(lengths))
     return 1 - sum(int(lengths.sum()) for lengths in batches) / rows
 
 
 def rates(timings: dict[str, Timing]) -> dict:
-    """Tokens a second."""
+    """Returns tokens a second."""
     return {name: round(1e6 / timing.median) for name, timing in timings.items()}
 
 
 def ratios(timings: dict[str, Timing], base: str) -> dict:
-    """Of the medians, and of the best of all rounds, which other work on the machine disturbs least."""
+    """Returns ratios of the medians, and of the fastest rounds, which other work on the machine disturbs least."""
     others = [name for name in timings if name != base]
     return {name: round(timings[base].median / timings[name].median, 3) for name in others} | {
         f"{name}_least": round(timings[base].least / timings[name].least, 3) for name in others

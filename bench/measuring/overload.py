@@ -1,8 +1,9 @@
-"""Far more than a server can do: what it takes on, what of that it answers in time, and how soon it says no.
+"""Sends a server far more requests than it can answer: how many it admits, answers in time and refuses, and how fast.
 
-Texts of one length with random deadlines arrive as a Poisson process at a multiple of the capacity that a closed loop has just
-shown; goodput is compared with the mean of that and of another one afterwards, because machines drift. `admitted` are requests
-that were not refused on arrival. The same arrivals then go through the simulator, with the batch times of the server's journal.
+A closed loop measures the capacity. Then texts of one length with random deadlines arrive as a Poisson process at a multiple
+of it. A second closed loop measures the capacity again, because machines drift; goodput is compared with the mean of both.
+`admitted` are requests that were not refused on arrival. At the end, the simulator gets the same arrivals and the batch times
+of the server's journal.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ from loadtest.report import Load, Report
 from testing.random_store import SIZES, random_store, random_tenants
 
 MOST_CONNECTIONS = 512
-LOOKS = 8  # at the server's memory
-REFUSED = b"it would take"  # in the message of a request refused on arrival
+LOOKS = 8  # how often the server's memory is read
+REFUSED = b"it would take"  # the answer to a request that is refused on arrival contains this
 TARGETS = {"on_time_of_admitted": 0.9, "goodput_of_capacity": 0.9, "refusal_p99_ms": 20.0, "simulator_off_by": 0.03}
-WARM = 20  # batches that the simulated server has seen before, as the real one has
+WARM = 20  # batches from which the simulated server learns before it starts, like the real one
 MB = 1e6
 
 
@@ -67,7 +68,11 @@ def bench_overload(case: OverloadBench) -> dict:
         with TritonServer(repository) as server:
             capacity = _capacity(server, backbone, serve)
             offered = _offer(case, capacity)
-            print(f"capacity {capacity:.1f} requests a s; offering {case.overload} times it", file=sys.stderr, flush=True)
+            print(
+                f"capacity: {capacity:.1f} requests a second; sending {case.overload} times as many",
+                file=sys.stderr,
+                flush=True,
+            )
             report, memory = _overload(server, backbone, serve, case, offered)
             after = _capacity(server, backbone, serve)
         entries = [json.loads(line) for line in journal.read_text("utf-8").splitlines()]
@@ -85,7 +90,7 @@ def bench_overload(case: OverloadBench) -> dict:
 
 @dataclass(frozen=True)
 class Computed:
-    """A batch, from the journal."""
+    """A batch of the journal."""
 
     tokens: int
     staging_s: float
@@ -99,7 +104,7 @@ class Computed:
 
 
 def simulate(offered: Offered, batches: list[Computed], case: OverloadBench, given: str) -> float:
-    """The share of what was offered that the simulated server answers in time."""
+    """Returns the share of the offered requests that the simulated server answers in time."""
     tokens, seconds = (np.array([getattr(batch, name) for batch in batches]) for name in ("tokens", "computing_s"))
     slope, base = np.polyfit(tokens, seconds, 1) if np.ptp(tokens) else (0.0, float(seconds.mean()))
     texts, room = len(offered.arrivals), case.batch_texts * case.tokens

@@ -1,7 +1,7 @@
-"""What it is worth to make the next batch ready while this one computes (HMI, Table 6): the whole upper half, no server.
+"""Measures the gain from staging the next batch while this one computes (HMI, Table 6), in the upper half without a server.
 
-A fixed number of requests is in flight, each answer sends the next one; tenants outnumber slots, so that every batch has
-adapters to bring. The variants take turns of a few seconds, so that a machine that drifts slows all of them alike.
+A fixed number of requests is in flight, and each answer sends the next one. There are more tenants than slots, so every batch
+has to copy adapters. The variants take turns of a few seconds, so that a machine that drifts slows down all of them alike.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from testing.random_store import SIZES, random_store, random_tenants
 
 ROUNDS = 5
 COMMITS = (0, 5)  # milliseconds before the engine is free, instead of a batch ahead
-STAGED = 12  # batches, for the share that staging has of a batch's time
+STAGED = 12  # batches that measure which share of a batch's time staging takes
 
 
 class Traffic:
-    """Looked-up requests, sent one after another; `in_flight` of them wait or run at any time."""
+    """Sends looked-up requests, so that a fixed number of them wait or run at any time."""
 
     def __init__(self, folder: Path, case: PipelineBench) -> None:
         self._backbone = Backbone(folder)
@@ -66,7 +66,7 @@ class Traffic:
         return Ticket(snapshot.export_number, snapshot.generation, tenant.uid, tenant.version, time.monotonic_ns(), 0, 0, 0)
 
     def rate(self, service: Service, seconds: float) -> float:
-        """Answers a second; an answer that is an error ends it."""
+        """Returns answers a second. Raises if an answer is an error."""
         numbers, answers, failures = count(), count(), []
         end, left = time.perf_counter() + seconds, threading.Semaphore(0)
 
@@ -110,7 +110,7 @@ def bench_pipeline(case: PipelineBench) -> dict:
             for turn in tqdm(range(ROUNDS + 1), desc="all variants in turn"):
                 for name, service in services.items():
                     rate = traffic.rate(service, case.seconds / ROUNDS if turn else 0.5)
-                    if turn:  # the first one warms up
+                    if turn:  # the first turn warms up
                         rates[name].append(rate)
             staging = _staging_share(folder, traffic, Settings.read(given), case)
         finally:
@@ -126,13 +126,13 @@ def bench_pipeline(case: PipelineBench) -> dict:
 
 
 def _parameters(config: Path) -> dict[str, str]:
-    """As the server hands them to the backend."""
+    """Returns the parameters that the server would give to the backend."""
     model = text_format.Parse(config.read_text("utf-8"), ModelConfig())
     return {name: value.string_value for name, value in model.parameters.items()}
 
 
 def _staging_share(folder: Path, traffic: Traffic, settings: Settings, case: PipelineBench) -> float:
-    """Of the time of staging and computing a batch one after the other: what there is to hide."""
+    """Returns the share of staging in the time of staging and computing one after the other. At most this can be hidden."""
     backbone = Backbone(folder)
     engine = Engine(backbone.upper(), settings.device, settings.dtype)
     stager = Stager(backbone, StagingSettings(settings.slots, settings.device, settings.dtype))

@@ -1,6 +1,6 @@
-"""What a PLOT costs: looking up and gathering one text, beside the layers it replaces; on one thread, each with a baseline.
+"""Times a table on one thread: looking up and gathering one text, beside the layers that the table replaces.
 
-Keys are the most frequent n-grams of a corpus whose words follow Zipf's law, texts are fresh ones of the same distribution.
+Keys are the most frequent n-grams of a corpus whose words follow Zipf's law. Texts are new ones of the same distribution.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from hplm.plot.levels import count_levels, ends
 from hplm.plot.writing import BATCH, write_table
 
 CPU = torch.device("cpu")
-MORE = 10  # times as many keys, for the index that may not be slower
-INDEX_TEXTS = 4096  # their places in the larger index are more than the CPU's caches hold
-TARGETS = {  # the most, or if negative the least
+MORE = 10  # the larger index has so many times as many keys, and should not be slower
+INDEX_TEXTS = 4096  # together they touch more of the larger index than the CPU's caches hold
+TARGETS = {  # upper limits; negative numbers: lower limits
     "lookup_plus_gather_us": 130,
     "ratio": 0.005,
     "gather_to_sequential": 2.0,
@@ -48,7 +48,7 @@ TARGETS = {  # the most, or if negative the least
 
 
 def bench_plot(case: PlotBench, folder: Path | None = None) -> dict:
-    """Tables stay in `folder`, if one is given, and are used again."""
+    """Measures everything. If `folder` is given, the tables are kept there and used again."""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="hplm-bench-", dir=folder) as scratch:
@@ -65,7 +65,7 @@ def bench_plot(case: PlotBench, folder: Path | None = None) -> dict:
             found = [chain.lookup(text, lengths) for text in texts]
             addresses = [hits.addresses for hits in found]
             levels = sum((count_levels(chain, ends(chain, hits)) for hits in found), Counter())
-            # Before anything maps the values: what is mapped cannot be dropped.
+            # First, because a file that is mapped into memory cannot be dropped from it.
             cold, figures["pread_threads"] = Cold(home, "fp16", addresses, lengths).measure(case.seconds)
             spread |= cold | _warm(case, forests, texts, addresses, lengths)
             spread |= _lower_layers(case) | _index(case, Path(scratch))
@@ -135,7 +135,7 @@ def _warm(
 
 
 def _lower_layers(case: PlotBench) -> dict[str, Timing]:
-    """The layers that the table replaces, on one text as one sequence; bf16 is emulated by CPUs that do not multiply it."""
+    """Measures the layers that the table replaces, on one text. CPUs without bf16 products emulate them."""
     config = config_of(case)
     attend = PackedAttention([case.tokens], config.heads)
 
@@ -155,7 +155,7 @@ def _lower_layers(case: PlotBench) -> dict[str, Timing]:
 
 
 def _index(case: PlotBench, scratch: Path) -> dict[str, Timing]:
-    """`find` alone, of keys anywhere in the table."""
+    """Measures only `find`, for keys anywhere in the table."""
     generator = np.random.default_rng(17)
     variants = {}
     for name, count in (("keys_1m", case.keys), ("keys_10m", MORE * case.keys)):
@@ -171,7 +171,7 @@ def _index(case: PlotBench, scratch: Path) -> dict[str, Timing]:
 
 
 def _building(case: PlotBench, scratch: Path) -> dict[str, float]:
-    """The bare lower stack on the builder's batches, and the builder's writing with the same stack; all cores, turn about."""
+    """Measures in turn, on all cores, the bare lower stack on the builder's batches, and writing a table with this stack."""
     lower = random_backbone(config_of(case))[0].eval()
     spec = spec_of(case, "fp16")
     keys = spec.space.pack(np.random.default_rng(19).integers(1, case.vocabulary + 1, (case.build_keys, spec.n)))
@@ -200,7 +200,7 @@ def _building(case: PlotBench, scratch: Path) -> dict[str, float]:
 
 
 def table_of(figures: dict) -> str:
-    """Figures for people: the median, its spread, and what was aimed at."""
+    """Returns a line for each figure, with its median, its spread and its target."""
     lines = [f"{figures['cpu']}, torch {figures['torch']}, {figures['dtype']}, 1 thread ({figures['build_threads']} to build)"]
     lines.append("found: " + ", ".join(f"{name} {share:.1%}" for name, share in figures["found"].items()))
     for name, value in figures.items():

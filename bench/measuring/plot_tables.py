@@ -1,4 +1,4 @@
-"""What `hplm bench plot` looks up in: real tables of random values and real key statistics, and texts of the same words."""
+"""Tables and texts for `hplm bench plot`: values are random, and keys and texts have realistic statistics."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from hplm.plot.writing import BATCH, write_table
 from testing.random_store import BERT_BASE, random_documents, ranked_keys
 
 COMPARED = ("fp16", "int8")
-TEXTS = 256  # together their rows are more than the CPU's caches hold
+TEXTS = 256  # together they read more rows than the CPU's caches hold
 LONGEST_DOCUMENT = 512
 VERSION = 1
 
 
 def config_of(case: PlotBench) -> BackboneConfig:
-    """BERT-base, or as wide as asked for."""
+    """Returns BERT-base with the benchmark's vocabulary and width."""
     heads = case.hidden // 64 if case.hidden % 64 == 0 else 1
     return replace(BERT_BASE, vocabulary=case.vocabulary, hidden=case.hidden, heads=heads, intermediate=4 * case.hidden)
 
@@ -41,7 +41,7 @@ def spec_of(case: PlotBench, dtype: str) -> TableSpec:
 
 
 def tables(case: PlotBench, folder: Path) -> dict[str, Forest]:
-    """One forest a coding, each of one table with the same rows; what `folder` has already is used again."""
+    """Returns a forest for each dtype, each of one table with the same rows. Uses tables that `folder` already has."""
     missing = [dtype for dtype in COMPARED if not _fits(case, folder, dtype)]
     _expect_space(case, folder, missing)
     if missing:
@@ -50,7 +50,7 @@ def tables(case: PlotBench, folder: Path) -> dict[str, Forest]:
         for dtype in missing:
             shutil.rmtree(folder / dtype, ignore_errors=True)
             with tqdm(total=len(keys), desc=f"writing the {dtype} table", unit="n-gram", unit_scale=True) as bar:
-                # The same few thousand rows again and again: only where they lie counts, not what they say.
+                # The same few thousand rows are repeated: the measured time depends on their places, not on their values.
                 path = folder / dtype / str(VERSION)
                 write_table(path, spec_of(case, dtype), keys, lambda windows: pool[: len(windows)], progress=bar.update)
     return {dtype: open_forest(folder, dtype) for dtype in COMPARED}
@@ -61,12 +61,12 @@ def open_forest(folder: Path, dtype: str) -> Forest:
 
 
 def fresh_texts(case: PlotBench) -> list[np.ndarray]:
-    """Of the same distribution as the corpus that the keys come from, but not of it."""
+    """Returns texts that are not from the corpus of the keys, but have its distribution."""
     return random_documents(config_of(case), TEXTS * case.tokens, case.tokens, seed=11)
 
 
 def write_corpus(folder: Path, case: PlotBench) -> None:
-    """A tokenised corpus as the builder keeps it."""
+    """Writes a tokenised corpus in the builder's format."""
     documents = random_documents(config_of(case), case.count_tokens, LONGEST_DOCUMENT, seed=13)
     folder.mkdir()
     np.concatenate(documents).astype("<u4").tofile(folder / "tokens")
@@ -76,13 +76,15 @@ def write_corpus(folder: Path, case: PlotBench) -> None:
 
 
 def _keys(case: PlotBench) -> np.ndarray:
-    """The most frequent n-grams of a Zipf corpus, as the builder ranks them, then the tokens that are not among them."""
+    """Returns the most frequent n-grams of a Zipf corpus, ranked as by the builder, and then the remaining tokens."""
     config = config_of(case)
     space = KeySpace(case.vocabulary, config.window)
     documents = random_documents(config, 4 * case.keys, LONGEST_DOCUMENT, seed=7)
     ranked = ranked_keys(documents, space, with_unigrams=False)
     if len(ranked) < case.keys:
-        raise InvalidInput(f"a vocabulary of {case.vocabulary} has too few n-grams for a table of {case.keys}: ask for fewer")
+        raise InvalidInput(
+            f"a vocabulary of {case.vocabulary} has too few n-grams for a table of {case.keys}: give fewer --keys"
+        )
     unigrams = space.unigrams()
     return np.concatenate([ranked[: case.keys], unigrams[~np.isin(unigrams[:, 0], ranked[: case.keys, 0])]])
 
@@ -104,6 +106,6 @@ def _expect_space(case: PlotBench, folder: Path, missing: list[str]) -> None:
     needed, free = values + indexes + counting, shutil.disk_usage(folder).free
     if needed > free:
         raise InvalidInput(
-            f"the benchmark writes {needed / 1e9:.1f} GB into {folder}, where {free / 1e9:.1f} GB are free: "
-            "make room, choose another --folder, or ask for fewer --keys"
+            f"the benchmark needs {needed / 1e9:.1f} GB in {folder}, where {free / 1e9:.1f} GB are free: "
+            "free some space, choose another --folder, or give fewer --keys"
         )

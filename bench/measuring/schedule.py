@@ -1,4 +1,4 @@
-"""`hplm bench schedule`: every policy on the same drawn loads, on a virtual clock, by the scheduler that serves."""
+"""Simulates every policy on the same random requests, with the server's own scheduler and a virtual clock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ POLICIES = {
     "edf": "edf",
     "length_aware": "length_aware",
 }
-PACKED_WITH = ("default", "das", "fcfs")  # of TCB's Figs. 9 to 12: DAS and FCFS
+PACKED_WITH = ("default", "das", "fcfs")  # TCB's Figs. 9 to 12 compare DAS and FCFS
 TOKENS, MEAN = 1280, 20
 CAPACITY = Capacity(TOKENS, TOKENS, TOKENS)
 BATCH_NS = 30e6
@@ -58,7 +58,7 @@ def bench_schedule(case: ScheduleBench) -> dict:
 def replay(
     trace: Path, terms: tuple[float, float, float], given: str, batch_tokens: int, commit_ms: float | None, admission: bool
 ) -> dict:
-    """A load recorded from a server, with the terms of the cost model that it had learnt: a batch, a token, a text, in ns."""
+    """Simulates recorded requests. `terms`: the server's learned cost of a batch, a token and a text, in nanoseconds."""
     batch, token, text = terms
     capacity = Capacity(batch_tokens, batch_tokens, batch_tokens)
     machine = Machine(lambda lengths: batch + token * lengths.sum() + text * len(lengths), capacity)
@@ -111,7 +111,7 @@ def _by_rate(case: ScheduleBench, variance: int) -> dict[str, dict]:
 
 
 def _by_packing(case: ScheduleBench, variance: int) -> dict[str, dict]:
-    """Utility, and texts answered in time a second, in the order of the rates."""
+    """Returns the utility, and the number of texts answered in a second, in the order of the rates."""
     loads = [_stream(case, rate, variance).draw(case.seed) for rate in case.rates]
     figures: dict[str, dict] = {}
     for packing in PACKINGS:
@@ -126,7 +126,7 @@ def _by_packing(case: ScheduleBench, variance: int) -> dict[str, dict]:
 
 
 def _fairness(case: ScheduleBench) -> dict[str, dict]:
-    """A tenant that sends a fifth of what the engine can do: alone, and beside another that sends three times all of it."""
+    """Simulates a tenant that uses a fifth of the capacity: alone, and beside a tenant that sends three times the capacity."""
     modest = _stream(case, 0.2, 20).draw(case.seed)
     long_texts = Stream(0.2 * TEXTS_A_SECOND / 2, case.seconds, Lengths(2 * MEAN, 20), case.allowed_ms).draw(case.seed)
     flood = _stream(case, 3.0, 20, tenants=(1,)).draw(case.seed + 1)
@@ -152,7 +152,7 @@ def _of_first_tenant(outcome: Outcome) -> dict[str, float]:
 
 
 def _admission(case: ScheduleBench) -> dict[str, dict]:
-    """Texts of 128 tokens, eight a batch of 33 ms, deadlines of 2 to 12 batch times; the engine's time is not exact."""
+    """Simulates admission. Texts have 128 tokens; eight of them take 33 ms, with noise. Deadlines are 2 to 12 batch times."""
     machine = Machine(lambda lengths: 3e6 + 30e6 / 1024 * lengths.sum(), Capacity(1024, 1024, 1024), noise=0.05)
     figures = {}
     for rate in case.rates:
@@ -169,7 +169,7 @@ def _admission(case: ScheduleBench) -> dict[str, dict]:
 
 
 def _commit(case: ScheduleBench) -> dict[str, float]:
-    """On-time share against how long before the engine is free a batch is chosen, where staging takes 3 ms."""
+    """Returns the on-time share for several times at which a batch is chosen before the engine is free. Staging takes 3 ms."""
     machine = Machine(EngineCost(score=0).packed, CAPACITY, staging_ns=3_000_000, noise=0.05)
     load = _stream(case, 1.0, 20).draw(case.seed)
     return {
@@ -181,7 +181,7 @@ def _commit(case: ScheduleBench) -> dict[str, float]:
 
 
 def _overhead(given: str, count: int = WAITING) -> float:
-    """Choosing among so many, the removal included: the least of some, as a share of the time of the batch chosen."""
+    """Returns the least time of choosing and removing a batch from `count` texts, as a share of the batch's computing time."""
     load = Stream(count, 1.0, Lengths(MEAN, 100), tenants=range(16)).draw(0)
     waiting = [load.text(i) for i in range(count)]
     cost = CostModel()
@@ -204,7 +204,7 @@ def table_of(figures: dict) -> str:
         lines.append("  rate " + "".join(f"{name:>15}" for name in names))
         for rate, by_policy in figures[key].items():
             lines.append(f"{rate:>6} " + "".join(f"{f['utility']:>8.3f}/{f['on_time']:.3f} " for f in by_policy.values()))
-    lines.append(f"choosing among {WAITING:,}: {figures['overhead_share']:.1%} of a batch's time")
+    lines.append(f"choosing among {WAITING:,} texts: {figures['overhead_share']:.1%} of a batch's time")
     for title in ("fairness", "admission", "commit", "targets"):
         lines += [title, *(f"  {name}: {value}" for name, value in figures[title].items())]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The picture of `hplm bench schedule`: utility and on-time share of every policy against the rate."""
+"""Draws the picture of `hplm bench schedule`: utility and on-time share of every policy against the rate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COLORS = {
 
 
 def draw(figures: dict, path: Path) -> None:
-    """The format is that of the path's suffix."""
+    """Draws the figures. The suffix of the path chooses the format."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter

@@ -1,7 +1,7 @@
-"""What Triton and the glue cost over the bare engine: random weights, a real server, one text at a time and many.
+"""Measures a real server with random weights beside the bare engine: one text at a time, and at saturation.
 
-The engine is measured in a process of its own, before the server starts and after it has stopped, so that neither takes the
-other's cores and a machine that drifts shows in `engine_drift`.
+The engine is measured in a process of its own, before the server starts and after it has stopped. So neither takes the other's
+cores, and `engine_drift` shows whether the machine has changed its speed.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def bench_serve(case: ServeBench) -> dict:
 
 
 def texts_of(case: ServeBench) -> list[str]:
-    """Words by Zipf's law; with the two special tokens each text has exactly the tokens asked for."""
+    """Returns texts whose words follow Zipf's law. With the two special tokens, each text has exactly `case.tokens` tokens."""
     generator = np.random.default_rng(7)
     vocabulary = words(SIZES[case.size].vocabulary)
     weights = 1 / np.arange(1, len(vocabulary) + 1)
@@ -77,12 +77,12 @@ def texts_of(case: ServeBench) -> list[str]:
 
 
 def batch_texts(size: str, tokens: int, asked: int) -> int:
-    """More than were asked for where texts are short: a batch must have room for the longest one that the model takes."""
+    """Returns the number of texts of a batch, more than `asked` for short texts: a batch must fit the model's longest text."""
     return max(asked, -(-SIZES[size].positions // tokens))
 
 
 def tenant_requests(backbone: str, texts: list[str], case: ServeBench) -> list[bytes]:
-    """One for each text, to the tenants in turn."""
+    """Returns a request for each text, to the tenants in turn."""
     width = len(str(case.tenants - 1))
     return [
         infer_request(backbone, [text], f"tenant-{i % case.tenants:0{width}d}", outputs=("LABEL", "SCORE"))
@@ -91,7 +91,7 @@ def tenant_requests(backbone: str, texts: list[str], case: ServeBench) -> list[b
 
 
 def load_server(url: str, requests: list[bytes], warming: list[bytes], case: ServeBench) -> tuple[Report, Report]:
-    """One connection, then all of them."""
+    """Returns the reports of one connection, and then of all connections."""
     host, port = url.split(":")
     reports = []
     for connections in (1, case.connections):
@@ -107,12 +107,12 @@ def _engine_apart(repository: Path, backbone: str, case: ServeBench) -> dict:
     command = [sys.executable, "-m", "bench.measuring.serve", str(repository / backbone / "1"), json.dumps(asdict(case))]
     done = subprocess.run(command, stdout=subprocess.PIPE, timeout=600 + 2 * case.seconds)
     if done.returncode:
-        raise HplmError(f"measuring the bare engine ended with {done.returncode}")
+        raise HplmError(f"the process that measures the engine ended with code {done.returncode}: see its messages above")
     return json.loads(done.stdout)
 
 
 def measure_engine(folder: Path, case: ServeBench) -> dict:
-    """The engine room alone: staging and computing, no threads, queue or server; one text, and the best batch size."""
+    """Measures only staging and computing, without threads, queue or server: one text, and the best batch size."""
     backbone = Backbone(folder)
     device = resolve_device("auto")
     dtype = resolve_dtype(case.dtype, device)

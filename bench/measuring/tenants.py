@@ -1,7 +1,7 @@
-"""What more tenants cost: servers of the same backbone with ever more of them, requests uniform over all.
+"""Measures servers of the same backbone with more and more tenants. Requests go to all tenants alike.
 
-Every tenant has an adapter and a head of its own. The numbers in them are pieces of one random pool, each begun elsewhere:
-drawing them all would, with ten thousand tenants at BERT-base's size, take longer than the measurement.
+Every tenant has an adapter and a head of its own. Their numbers are pieces of one random pool that begin at different places:
+to draw all of them would take longer than the measurement, with ten thousand tenants of BERT-base's size.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from hplm.tenants.snapshot import Snapshot
 from loadtest.encode import infer_request
 from testing.random_store import SIZES, random_store, random_tenants
 
-REQUESTS = 8192  # different ones; more than are sent
-APART = 8  # numbers between where tenants begin in the pool
+REQUESTS = 8192  # different requests, more than are sent
+APART = 8  # numbers of the pool between the beginnings of two tenants
 LABELS = 4
 MB = 1e6
 
@@ -65,14 +65,17 @@ def bench_tenants(case: ServeBench, counts: Sequence[int]) -> dict:
 
 
 def multiply(folder: Path, count: int) -> Snapshot:
-    """An exported backbone of one tenant becomes one of `count`."""
+    """Gives an exported backbone of one tenant `count` tenants. Returns their snapshot."""
     exported = Snapshot.load(folder / Backbone.TENANTS)
     (first,) = exported.tenants
     layouts = {record.bank: Bank(folder / Backbone.BANKS / record.bank).layout for record in first.records()}
     needed = count * sum(record_bytes(layout) for layout in layouts.values())
     free = shutil.disk_usage(folder).free
     if needed > 0.9 * free:
-        raise InvalidInput(f"{count} tenants need {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free: set TMPDIR elsewhere")
+        raise InvalidInput(
+            f"{count} tenants need {needed / 1e9:.1f} GB in {folder}, where {free / 1e9:.1f} GB are free: set TMPDIR to "
+            "a folder with more space"
+        )
     for name, layout in layouts.items():
         write_bank(folder / Backbone.BANKS / name, layout, tqdm(_records(layout, count), name, count))
 
@@ -117,14 +120,14 @@ def _serve(repository: Path, folder: Path, case: ServeBench, slots: int) -> dict
         "p99_ms": round(alone.percentile_ms(99), 3),
         "start_s": round(started, 2),
         "device_mb": round(_device_bytes(folder, case, slots) / MB, 1),
-        "host_mb": round(memory.resident / MB, 1),  # of all the server's processes; of this, private:
-        "private_mb": round(memory.private / MB, 1),
-        "disk_mb": round(sum(record_bytes(layout) for layout in _layouts(folder)) / MB, 3),  # of a tenant
+        "host_mb": round(memory.resident / MB, 1),  # of all processes of the server
+        "private_mb": round(memory.private / MB, 1),  # the part of it that is not shared
+        "disk_mb": round(sum(record_bytes(layout) for layout in _layouts(folder)) / MB, 3),  # of one tenant
     }
 
 
 def _requests(backbone: str, case: ServeBench, count: int, seed: int) -> list[bytes]:
-    """Each to any tenant."""
+    """Returns requests, each to a random tenant."""
     texts = texts_of(case)
     chosen = np.random.default_rng(seed).integers(0, count, REQUESTS).tolist()
     return [

@@ -1,4 +1,4 @@
-"""What the threads of a loaded pipeline do, batch by batch (HMI, Fig. 17), from the journal of a real server."""
+"""Records what the threads of a loaded server do, batch by batch (HMI, Fig. 17), from its journal."""
 
 from __future__ import annotations
 

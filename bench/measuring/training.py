@@ -1,4 +1,4 @@
-"""What a step of fine-tuning costs that reads the tables, beside one that computes the lower layers."""
+"""Times a training step that reads the tables, beside steps that compute the lower layers."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from hplm.model.stacks import LowerStack
 from testing.random_store import SIZES, random_store, tokenizer_json, words
 
 CPU = torch.device("cpu")
-TEXTS = 256  # that are looked up before the clock runs; a step takes some of them
+TEXTS = 256  # looked up before the measurement starts; each step takes some of them
 
 
 class WindowBody(nn.Module):
-    """The lower stack computed on the very windows that a table holds, then the shared upper stack."""
+    """Computes the lower stack on the windows that a table would hold, and then the shared upper stack."""
 
     reads_tables = False
 

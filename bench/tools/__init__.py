@@ -1,1 +1,1 @@
-"""What several benchmarks use: clocks, the memory of processes, a description of the machine, timelines of threads."""
+"""Tools of several benchmarks: clocks, the memory of processes, a description of the machine, timelines of threads."""

@@ -1,4 +1,4 @@
-"""What a figure was measured on."""
+"""Describes the machine on which a figure was measured."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def cpu_name() -> str:
 
 
 def gflops(seconds: float = 0.4) -> float:
-    """Of bare fp32 matrix products right now: how much of the machine others leave us. The median of many small ones."""
+    """Returns the median speed of small fp32 matrix products. It shows how much of the machine other programs leave to us."""
     x = torch.randn(PRODUCT, PRODUCT)
     x @ x
     rates, end = [], time.perf_counter() + seconds

@@ -1,4 +1,4 @@
-"""Memory of a process and all that it started."""
+"""Reads the memory of a process and of all processes that it started."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 
 from hplm.server import TritonServer
 
-NONE = "0 kB"  # in place of what a process that has ended no longer tells
+NONE = "0 kB"  # the memory of a process that has ended
 
 
 @dataclass(frozen=True)
 class Memory:
     """Bytes."""
 
-    resident: int  # with the pages of mapped files, counted in each process that has them
-    private: int  # without
+    resident: int  # with the pages of mapped files, which count in each process that has them
+    private: int  # without the pages of mapped files
 
 
 def memory_of(pid: int) -> Memory:
@@ -29,13 +29,13 @@ def memory_of(pid: int) -> Memory:
 
 
 def memory_of_server(server: TritonServer) -> Memory:
-    """Of a server that runs, its models' processes included."""
+    """Returns the memory of a running server, with the processes of its models."""
     assert server.pid is not None
     return memory_of(server.pid)
 
 
 def _read(path: str) -> str:
-    """Nothing if the process or thread has ended since it was found."""
+    """Returns "" if the process or thread has ended since it was found."""
     try:
         return Path(path).read_text("utf-8")
     except (FileNotFoundError, ProcessLookupError):
@@ -50,7 +50,7 @@ def _bytes(field: str) -> int:
 
 def _descendants(pid: int) -> list[int]:
     found = []
-    for children in glob(f"/proc/{pid}/task/*/children"):  # unlike Path's, it does not mind what ends meanwhile
+    for children in glob(f"/proc/{pid}/task/*/children"):  # Path.glob would raise if a process ends meanwhile
         for child in map(int, _read(children).split()):
             found += [child, *_descendants(child)]
     return found

@@ -1,4 +1,4 @@
-"""What each thread did when: as a trace for Chrome or Perfetto, and as a picture (HMI's Fig. 17)."""
+"""Timelines of threads: what each thread did, and when. Reads them, and writes them as a trace for Chrome or Perfetto."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MICRO = 1e6
 @dataclass(frozen=True)
 class Span:
     thread: str
-    name: str  # its first word is the kind: what has one kind has one colour
-    start: float  # seconds, of any clock
+    name: str  # its first word is the kind: spans of one kind have one colour
+    start: float  # seconds of any clock
     end: float
 
     @property
@@ -25,14 +25,14 @@ class Span:
 
 
 def read_spans(path: Path) -> list[Span]:
-    """JSON: a list of [thread, name, start, end]."""
+    """Reads a JSON file: a list of [thread, name, start, end]."""
     try:
         rows = json.loads(path.read_text("utf-8"))
         spans = [Span(str(thread), str(name), float(start), float(end)) for thread, name, start, end in rows]
     except (ValueError, TypeError) as error:
-        raise InvalidInput(f"{path}: not a list of [thread, name, start, end] ({error})") from None
+        raise InvalidInput(f"{path} is not a list of [thread, name, start, end]: {error}") from None
     if not spans or any(span.end < span.start or not span.name.strip() for span in spans):
-        raise InvalidInput(f"{path}: a timeline needs spans with a name that end after they start")
+        raise InvalidInput(f"{path} is not a timeline: give spans that have a name and end after they start")
     return spans
 
 
@@ -40,7 +40,7 @@ THREADS = {"prepare": "staging", "swap": "staging", "retrieve": "staging", "comp
 
 
 def read_journal(path: Path) -> list[Span]:
-    """What `<backbone>-upper` writes when its parameter `journal` names a file: stages of batches, and their answers."""
+    """Reads a journal, which `<backbone>-upper` writes to the file of its parameter `journal`: batches and their answers."""
     spans: list[Span] = []
     answers: dict[int, list[tuple[float, float]]] = {}
     for line in path.read_text("utf-8").splitlines():
@@ -58,12 +58,12 @@ def read_journal(path: Path) -> list[Span]:
 
 
 def threads_of(spans: Iterable[Span]) -> list[str]:
-    """In the order in which each first does something."""
+    """Returns the threads in the order of their first spans."""
     return list(dict.fromkeys(span.thread for span in sorted(spans, key=lambda span: span.start)))
 
 
 def chrome_trace(spans: Sequence[Span]) -> dict:
-    """The format that chrome://tracing and ui.perfetto.dev open."""
+    """Returns the spans in the format that chrome://tracing and ui.perfetto.dev open."""
     begin = min(span.start for span in spans)
     numbers = {thread: number for number, thread in enumerate(threads_of(spans), 1)}
     named = [
@@ -86,7 +86,7 @@ def chrome_trace(spans: Sequence[Span]) -> dict:
 
 
 def window(spans: Sequence[Span], most: int = 30) -> list[Span]:
-    """So many consecutive ones from the middle, where a pipeline runs full: more cannot be told apart in a picture."""
+    """Returns at most `most` consecutive spans from the middle, where the pipeline is full. A picture cannot show more."""
     ordered = sorted(spans, key=lambda span: span.start)
     first = max(0, (len(ordered) - most) // 2)
     return ordered[first : first + most]

@@ -1,4 +1,4 @@
-"""Times of short functions that take turns, so that a machine that drifts or is shared slows all of them alike."""
+"""Times short functions in turn, so that a machine that drifts or is shared slows down all of them alike."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 LEAST_ROUNDS = 3
-TURN = 0.01  # seconds, or one call: in each turn a variant has the CPU's caches and predictions to itself
-APART = 37  # texts between the variants: none finds in the caches what another has just read
+TURN = 0.01  # seconds of a turn, at least one call: so a variant has the CPU's caches and predictions to itself
+APART = 37  # texts between the variants, so that none finds in the caches what another one has just read
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Microseconds."""
+    """The spread of a function's times, in microseconds."""
 
     median: float
     least: float
@@ -32,7 +32,7 @@ class Timing:
 
 
 def alternate(variants: Mapping[str, Callable[[int], object]], seconds: float, warm_up: int = 1) -> dict[str, Timing]:
-    """Calls each variant with the number of a text, `seconds` for each of them in all; the first `warm_up` do not count."""
+    """Calls each variant with the number of a text, for `seconds` in all. The first `warm_up` calls do not count."""
 
     def timed(variant: Callable[[int], object]) -> Callable[[int], float]:
         def run(text: int) -> float:
@@ -46,7 +46,7 @@ def alternate(variants: Mapping[str, Callable[[int], object]], seconds: float, w
 
 
 def alternate_timed(variants: Mapping[str, Callable[[int], float]], seconds: float, warm_up: int = 0) -> dict[str, Timing]:
-    """For variants that look at the clock themselves, since something has to be made ready before each call."""
+    """Like `alternate`, for variants that return their own time, because they prepare something before each call."""
     taken: dict[str, list[float]] = {name: [] for name in variants}
     for text in range(warm_up):
         for variant in variants.values():
@@ -65,7 +65,7 @@ def alternate_timed(variants: Mapping[str, Callable[[int], float]], seconds: flo
 
 
 def cpu_ticks() -> tuple[int, int]:
-    """All that have passed on this machine, and those of them that its host gave to others."""
+    """Returns the CPU ticks of this machine since its start, and how many of them its host gave to other machines."""
     ticks = [int(value) for value in Path("/proc/stat").read_text("ascii").splitlines()[0].split()[1:9]]
     return sum(ticks), ticks[7]
 

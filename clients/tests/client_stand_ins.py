@@ -1,4 +1,4 @@
-"""Servers that misbehave, as plain sockets on threads, and count what reaches them."""
+"""Misbehaving servers. They are plain sockets on threads, and count the requests that reach them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class StandIn:
 
 
 class Cutter(StandIn):
-    """Takes each request in, counts it and drops the connection instead of answering."""
+    """Reads and counts each request, and drops the connection instead of answering."""
 
     def __init__(self, protocol: str) -> None:
         self.requests = 0
@@ -73,7 +73,7 @@ class Cutter(StandIn):
 
 
 class Canned(StandIn):
-    """Answers whatever comes with the same bytes, then closes the connection and says so."""
+    """Answers the first request of each connection with the given bytes, and then closes the connection."""
 
     def __init__(self, answer: bytes) -> None:
         self._answer = answer
@@ -85,7 +85,7 @@ class Canned(StandIn):
         client.sendall(self._answer)
         client.shutdown(socket.SHUT_WR)
         self.closed.set()
-        while client.recv(65536):  # an unread request would turn the end of the answer into a reset
+        while client.recv(65536):  # if a request stays unread, closing resets the connection before the answer arrives
             pass
 
 
@@ -98,7 +98,7 @@ class Silent(StandIn):
 
 
 class Dripping(StandIn):
-    """Begins an answer at once and goes on with a byte now and then: for some seconds, then it hangs up."""
+    """Sends an answer byte by byte for some seconds, and then hangs up."""
 
     def __init__(self, beginning: bytes) -> None:
         self._beginning = beginning
@@ -113,7 +113,7 @@ class Dripping(StandIn):
 
 
 class Forwarder(StandIn):
-    """A port of one's own that leads to a real server."""
+    """Forwards a port of its own to a real server."""
 
     def __init__(self, port: int, target: str) -> None:
         host, _, target_port = target.partition(":")
@@ -134,7 +134,7 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
 
 
 def before_each_pause(monkeypatch, act: Callable[[], None]) -> None:
-    """Runs `act` whenever a client decides about another attempt."""
+    """Runs `act` each time a client decides whether to retry."""
     decide = Attempts.pause_s
 
     def acting(self, error):

@@ -1,4 +1,4 @@
-"""The four ways to ask a server, through one interface."""
+"""The four ways to send requests to a server, behind one interface."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Way:
     is_async: bool
 
     def call(self, url: str, use: Callable[[Any], Any], **settings: Any) -> Any:
-        """`use(client)`, awaited if need be."""
+        """Returns the result of `use(client)`, awaited with asyncio."""
         if not self.is_async:
             with HplmClient(url, self.protocol, **settings) as client:
                 return use(client)

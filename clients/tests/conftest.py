@@ -33,7 +33,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
 
 @pytest.fixture
 def ask(way: Way, server: TritonServer) -> Callable[..., Any]:
-    """`ask(lambda client: ..., **settings)` of the running server."""
+    """A function that runs `ask(lambda client: ..., **settings)` with a client of the running server."""
     url = server.http_url if way.protocol == "http" else server.grpc_url
 
     def asked(use: Callable[[Any], Any], **settings: Any) -> Any:

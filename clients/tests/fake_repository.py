@@ -24,7 +24,7 @@ output [
 
 
 def write(repository: Path, backbone: str, answering: str) -> None:
-    """The three models of `backbone`; the model that really answers may be another backbone's."""
+    """Writes the three models of `backbone`. The model that answers may be that of another backbone."""
     for model in (f"{backbone}-lookup", f"{backbone}-upper", backbone):
         (repository / model / "1").mkdir(parents=True, exist_ok=True)
         config = TENSORS

@@ -1,4 +1,4 @@
-"""What the client makes of servers that are absent, silent, rude or not hPLM's."""
+"""The client with servers that are absent, silent, broken or not hPLM's."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ from hplm_client import (
     UnexpectedAnswer,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def infer(client):
     return client.infer("a", tenant="acme")
@@ -40,7 +42,7 @@ def http(status: str, body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("backbone", ["minilm", None])
-def test_nobody_listens(way, backbone, monkeypatch):
+def test_a_port_without_a_server_is_not_connected(way, backbone, monkeypatch):
     pauses = []
     before_each_pause(monkeypatch, lambda: pauses.append(1))
     with pytest.raises(NotConnected, match=r"127\.0\.0\.1:"):
@@ -79,7 +81,7 @@ def test_a_request_that_may_have_been_taken_is_sent_once(way):
         assert cutter.requests == 1
 
 
-def test_a_silent_server_is_left_and_not_asked_again(way):
+def test_a_silent_server_times_out_without_a_retry(way):
     with Silent() as silent:
         with pytest.raises(ConnectionFailed) as caught:
             way.call(silent.url, infer, backbone="minilm", network_timeout=1.0, retries=5)
@@ -99,7 +101,7 @@ def test_the_search_for_the_backbone_ends_with_the_deadline(way, monkeypatch):
 
 @pytest.mark.parametrize("beginning", [b"HTTP/1.1 200 OK\r\nx: ", b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n"])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_server_that_drips_is_left(beginning, is_async):
+def test_a_server_that_answers_byte_by_byte_times_out(beginning, is_async):
     with Dripping(beginning) as server, pytest.raises(ConnectionFailed) as caught:
         Way("http", is_async).call(server.url, infer, backbone="minilm", network_timeout=0.3)
     assert type(caught.value) is ClientTimeout
@@ -120,13 +122,13 @@ def test_an_absent_server_is_not_ready(way):
     ],
 )
 @pytest.mark.parametrize("is_async", [False, True])
-def test_other_http_servers(answer, kind, named, is_async):
+def test_answers_of_other_http_servers_are_errors(answer, kind, named, is_async):
     with Canned(answer) as stranger, pytest.raises(kind, match=named) as caught:
         Way("http", is_async).call(stranger.url, infer, backbone="minilm")
     assert type(caught.value) is kind
 
 
-def test_the_other_protocols_port(way, server):
+def test_the_port_of_the_other_protocol_is_not_connected(way, server):
     other = server.grpc_url if way.protocol == "http" else server.http_url
     with pytest.raises(ConnectionFailed):
         way.call(other, infer, backbone="minilm", retries=0, network_timeout=5)
@@ -166,7 +168,7 @@ def test_a_healthy_connection_is_used_again(server):
 
 
 def test_a_forked_process_has_connections_of_its_own(server):
-    """On one that it shares with its parent it would read the parent's answers."""
+    """On a connection of its parent, it would read the parent's answers."""
     port = free_port()
     with Forwarder(port, server.http_url) as forwarder, HplmClient(forwarder.url, backbone="minilm") as client:
         assert infer(client).label == "a"
@@ -195,7 +197,7 @@ def test_threads_that_end_leave_nothing_open(server, protocol):
         assert thirty_threads() >= thirty_threads()
 
 
-def test_close_closes_what_was_pooled(server):
+def test_close_closes_pooled_connections(server):
     with HplmClient(server.http_url, backbone="minilm") as client, ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda _: client.infer("meet closing 8", tenant="acme"), range(8)))
         wait_until(lambda: established(server.http_url) == 8)
@@ -205,13 +207,13 @@ def test_close_closes_what_was_pooled(server):
 
 
 def established(url: str) -> int:
-    """Connections of this machine's to that port, as the kernel sees them."""
+    """Returns this machine's connections to the port, from the kernel."""
     port = f":{int(url.rpartition(':')[2]):04X}"
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
     return sum(line.split()[2].endswith(port) and line.split()[3] == "01" for line in lines)
 
 
-def test_a_closed_client_says_so(way):
+def test_a_closed_client_refuses_calls(way):
     if way.is_async:
 
         async def use_closed():

@@ -22,7 +22,7 @@ from hplm_client.errors import refusal
     ],
 )
 @pytest.mark.parametrize("frame", ["[{}] words", "in ensemble 'minilm', [{}] words", "[request id: 7] [{}] words [quota]"])
-def test_the_word_decides_wherever_it_stands(word, kind, frame):
+def test_the_error_word_chooses_the_exception(word, kind, frame):
     for status in ("503", "StatusCode.UNAVAILABLE", "400", None):
         error = refusal(frame.format(word), status)
         assert type(error) is kind and error.word == word and error.status == status
@@ -54,11 +54,11 @@ def test_the_word_decides_wherever_it_stands(word, kind, frame):
         ("Channel closed!", "StatusCode.CANCELLED", "ConnectionLost"),
     ],
 )
-def test_without_a_word_the_status_decides(message, status, kind):
+def test_without_an_error_word_the_status_chooses_the_exception(message, status, kind):
     assert type(refusal(message, status)) is getattr(hplm_client, kind)
 
 
-def test_only_what_was_not_taken_is_safe_to_retry():
+def test_only_requests_that_were_not_accepted_are_safe_to_retry():
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
     safe = {kind.__name__ for kind in kinds if issubclass(kind, hplm_client.SafeToRetry)}
     assert safe == {"SafeToRetry", "QueueFull", "QuotaExceeded", "Draining", "NotConnected"}
@@ -75,5 +75,5 @@ def test_only_what_was_not_taken_is_safe_to_retry():
         ("[queue_full] retry after 5 minutes", None),
     ],
 )
-def test_hints_are_read(message, seconds):
+def test_retry_hints_are_read(message, seconds):
     assert refusal(message, "503").retry_after_s == seconds

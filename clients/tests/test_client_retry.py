@@ -1,4 +1,4 @@
-"""The decisions about further attempts, on a clock and with a die of the test's own."""
+"""Decisions about retries, with the test's own clock and random numbers."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def test_pauses_differ_between_clients():
     assert attempts(die=0.5).pause_s(QueueFull("full")) == FIRST_PAUSE_S * 0.75
 
 
-def test_a_hint_is_never_undercut():
+def test_a_pause_is_never_shorter_than_the_hint():
     hinted = QueueFull("[queue_full] retry after 0.2 s")
     assert attempts(die=0.0).pause_s(hinted) == pytest.approx(0.2)
     assert attempts(die=1.0).pause_s(hinted) == pytest.approx(0.3)
 
 
-def test_attempts_run_out():
+def test_the_number_of_attempts_is_limited():
     series, error = attempts(retries=2), QueueFull("full")
     series.pause_s(error)
     series.pause_s(error)
@@ -48,7 +48,7 @@ def test_attempts_run_out():
         attempts(retries=0).pause_s(error)
 
 
-def test_a_pause_that_would_outlast_the_deadline_is_not_begun():
+def test_a_pause_that_would_outlast_the_deadline_is_not_started():
     clock = Clock()
     series = attempts(deadline_ms=100, clock=clock)
     clock.now += 0.04
@@ -58,7 +58,7 @@ def test_a_pause_that_would_outlast_the_deadline_is_not_begun():
         series.pause_s(QueueFull("[queue_full] retry after 11 ms"))
 
 
-def test_without_a_deadline_the_network_timeout_bounds_them_all():
+def test_without_a_deadline_the_network_timeout_bounds_all_attempts():
     clock = Clock()
     series = attempts(network_timeout=1.0, clock=clock)
     assert (series.timeout_us, series.network_s) == (None, 1.0)
@@ -68,7 +68,7 @@ def test_without_a_deadline_the_network_timeout_bounds_them_all():
         series.pause_s(QueueFull("full"))
 
 
-def test_every_attempt_is_told_what_is_left_of_the_deadline():
+def test_every_attempt_gets_the_rest_of_the_deadline():
     clock = Clock()
     series = attempts(deadline_ms=50, clock=clock)
     assert series.timeout_us == 50_000

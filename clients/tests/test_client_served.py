@@ -1,4 +1,4 @@
-"""The client against a real Triton, over each of the four ways."""
+"""The client against a real Triton, in each of the four ways."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ from hplm_client import (
     wire,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_text_comes_back_with_its_label(ask):
     answer = ask(lambda client: client.infer("naïve 文字 \N{PILE OF POO}", tenant="acme"))
@@ -49,22 +51,22 @@ def test_each_text_has_exactly_its_own_rows(ask):
     assert blank.rows == () and blank.label is None and blank.score is None
 
 
-def test_pairs_travel_beside_their_texts(ask):
+def test_pairs_are_sent_with_their_texts(ask):
     answers = ask(lambda client: client.infer_batch(["a", "b"], pairs=["c", ""], tenant="acme"))
     assert [answer.label for answer in answers] == ["a|c", "b|"]
     assert ask(lambda client: client.infer("a", pair="d", tenant="acme")).label == "a|d"
 
 
-def test_logits_come_only_when_asked_for(ask):
+def test_logits_are_returned_only_on_request(ask):
     assert ask(lambda client: client.infer("a", tenant="acme")).rows[0].logits is None
     assert ask(lambda client: client.infer("a", tenant="acme", logits=True)).rows[0].logits == (0.0, 1.0, 2.0)
 
 
-def test_top_k_gives_so_many_rows(ask):
+def test_top_k_gives_k_rows(ask):
     assert [row.score for row in ask(lambda client: client.infer("a", tenant="acme", top_k=2)).rows] == [1.0, 0.5]
 
 
-def test_what_is_asked_for_reaches_the_model(ask):
+def test_parameters_key_and_deadline_reach_the_model(ask):
     def told(**options):
         return json.loads(ask(lambda client: client.infer("parameters", tenant="acme", **options), api_key="K3Y").label)
 
@@ -93,7 +95,7 @@ def test_without_a_key_no_header_is_sent(ask):
         ("broken", Broken),
     ],
 )
-def test_each_word_is_an_exception(ask, word, kind):
+def test_each_error_word_raises_its_exception(ask, word, kind):
     with pytest.raises(kind, match=rf"\[{word}\] as asked retry after 20 ms") as caught:
         ask(lambda client: client.infer(f"fail {word} retry after 20 ms", tenant="acme"), retries=0)
     assert type(caught.value) is kind
@@ -104,7 +106,7 @@ def test_the_server_refuses_an_unknown_tenant(ask):
         ask(lambda client: client.infer("a", tenant="nobody"))
 
 
-def test_tritons_own_refusals_are_told_apart(ask):
+def test_tritons_own_errors_raise_different_exceptions(ask):
     with pytest.raises(NoBackbone, match="nope"):
         ask(lambda client: client.infer("a", tenant="acme"), backbone="nope")
     with pytest.raises(InvalidInput, match="1024"):
@@ -113,12 +115,12 @@ def test_tritons_own_refusals_are_told_apart(ask):
         ask(lambda client: client.infer("raise", tenant="acme"))
 
 
-def test_a_silent_server_is_given_up(ask):
-    with pytest.raises(ClientTimeout, match=r"\b0\.05 s"):
+def test_a_silent_server_times_out(ask):
+    with pytest.raises(ClientTimeout, match=r"(?=.*127\.0\.0\.1:\d+)(?=.*\b0\.0\d+ s)"):
         ask(lambda client: client.infer("sleep 2", tenant="acme"), network_timeout=0.05)
 
 
-def test_an_answer_within_the_grace_after_the_deadline_is_heard(ask, monkeypatch):
+def test_an_answer_within_the_grace_after_the_deadline_is_returned(ask, monkeypatch):
     monkeypatch.setattr("hplm_client.retry.GRACE_S", 30.0)
     assert ask(lambda client: client.infer("sleep 0.05", tenant="acme", deadline_ms=10)).label == "sleep 0.05"
 
@@ -141,7 +143,7 @@ def test_the_next_request_after_a_timeout_is_fine(ask, way):
     assert ask(both).label == "next"
 
 
-def test_refusals_are_repeated_until_taken(ask, way):
+def test_refused_requests_are_retried_until_they_are_accepted(ask, way):
     for word in ("queue_full", "quota", "draining"):
         key = f"{way}{word}".replace(" ", "")
         assert ask(lambda client, text=f"flaky {key} 2 {word}": client.infer(text, tenant="acme")).label == "3"
@@ -154,7 +156,7 @@ def test_retries_end(ask, way):
     assert ask(lambda client: client.infer(f"flaky {key} 2 queue_full", tenant="acme"), retries=0).label == "3"
 
 
-def test_what_was_taken_is_not_repeated(ask, way):
+def test_accepted_requests_are_not_retried(ask, way):
     for word in ("deadline", "broken", "invalid_input", "no_tenant"):
         key = f"{way}{word}".replace(" ", "")
         with pytest.raises(Exception, match=rf"\[{word}\]"):
@@ -173,7 +175,7 @@ def test_the_only_backbone_is_found(ask):
     assert ask(lambda client: client.backbones()) == ["minilm"]
 
 
-def test_a_server_that_hides_its_models_wants_the_name(monkeypatch, ask, way):
+def test_a_server_that_hides_its_models_needs_a_backbone_name(monkeypatch, ask, way):
     def refused(*_):
         raise Forbidden("This API is restricted")
 
@@ -207,7 +209,7 @@ def test_threads_share_a_client(server, protocol):
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_threads_do_not_wait_for_each_other(server, protocol):
-    """Nobody is answered before all eight requests are with the server."""
+    """The server answers only when it has all eight requests."""
     url = server.http_url if protocol == "http" else server.grpc_url
     with HplmClient(url, protocol, "minilm") as client, ThreadPoolExecutor(8) as threads:
         answers = threads.map(lambda _: client.infer(f"meet {protocol} 8", tenant="acme"), range(8))

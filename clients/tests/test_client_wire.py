@@ -17,7 +17,7 @@ from hplm_client import InvalidInput, NoBackbone, Row, UnexpectedAnswer, wire
 
 
 class Result:
-    """What tritonclient hands over, made by hand."""
+    """Stands in for a result of tritonclient."""
 
     def __init__(self, **tensors):
         self.tensors = {name: np.asarray(values) for name, values in tensors.items()}
@@ -27,7 +27,7 @@ class Result:
 
 
 def answered(rows, columns=2, **changed):
-    """A whole result from `rows[text] = [(label, score, span), ...]`, filled up to `columns`."""
+    """Returns a result made from `rows[text] = [(label, score, span), ...]`, padded to `columns`."""
     filled = [row + [("", 0.0, (-1, -1))] * (columns - len(row)) for row in rows]
     tensors = {
         "LABEL": np.array([[label.encode() for label, _, _ in row] for row in filled], dtype=np.object_),
@@ -39,7 +39,7 @@ def answered(rows, columns=2, **changed):
 
 
 @given(some.lists(some.text(alphabet=some.characters(codec="utf-8")), min_size=1, max_size=5))
-def test_texts_travel_unchanged(texts):
+def test_texts_are_sent_unchanged(texts):
     for library in (tritonclient.http, tritonclient.grpc):
         inputs = wire.encode(wire.Question(texts, "acme"), library)["inputs"]
         assert [tensor.name() for tensor in inputs] == ["TEXT"]
@@ -52,7 +52,7 @@ def tensor_of(texts):
     return wire.encode(wire.Question(texts, "acme"), tritonclient.http)["inputs"][0]
 
 
-def test_only_what_is_asked_for_is_sent():
+def test_only_given_options_are_sent():
     plain = wire.encode(wire.Question(["a"], "acme"), tritonclient.http)
     assert plain["parameters"] == {"tenant": "acme"}
     assert [output.name() for output in plain["outputs"]] == ["LABEL", "SCORE", "SPAN", "VERSION"]
@@ -76,14 +76,14 @@ def test_only_what_is_asked_for_is_sent():
         (lambda: wire.encode(wire.Question(["\ud800"], "acme"), tritonclient.http), ["TEXT 0", "UTF-8"]),
     ],
 )
-def test_a_wrong_question_is_refused_before_it_is_sent(question, named):
+def test_wrong_inputs_are_refused_before_they_are_sent(question, named):
     with pytest.raises(InvalidInput) as caught:
         question()
     for thing in named:
         assert re.search(rf"\b{thing}\b", str(caught.value))
 
 
-def test_fill_ups_are_dropped_and_unread_words_kept():
+def test_padding_is_dropped_and_words_without_a_label_are_kept():
     rows = [[("A", 0.5, (0, 1))], [("", 0.0, (0, 2)), ("B", 0.25, (3, 4))], []]
     first, second, third = wire.decode(answered(rows), wire.Question(["x"] * 3, "acme"))
     assert first.rows == (Row("A", 0.5, (0, 1)),)
@@ -118,7 +118,7 @@ def test_logits_go_to_the_rows_that_have_some():
         {"LABEL": [[1, 2]] * 2},
     ],
 )
-def test_an_answer_of_another_shape_is_no_answer(changed):
+def test_an_answer_of_another_shape_is_refused(changed):
     rows = [[("A", 0.5, (0, 1))]] * 2
     with pytest.raises(UnexpectedAnswer):
         wire.decode(answered(rows, **changed), wire.Question(["x", "y"], "acme"))

@@ -11,6 +11,8 @@ import pytest
 from hplm.cli import infer
 from hplm.errors import HplmError
 
+pytestmark = pytest.mark.slow
+
 
 def run(*arguments: str):
     parser = argparse.ArgumentParser()
@@ -66,7 +68,7 @@ def test_options_and_key_reach_the_server(server, monkeypatch):
     assert told()[0]["authorization"] == "Bearer FROM_ENVIRONMENT"
 
 
-def test_failures_are_the_command_lines(server):
+def test_errors_of_the_client_become_errors_of_the_command(server):
     for arguments, named in (
         (["a", "--tenant", "nobody"], "no_tenant"),
         (["a", "--tenant", "acme", "--backbone", "nope"], "nope"),

@@ -12,15 +12,18 @@ def register(commands: argparse._SubParsersAction) -> None:
     backup = commands.add_parser(
         "backup",
         help="copy a live state into a folder",
-        description="Copies everything that the newest generation needs, while it is served. Does not copy the repository.",
+        description="Copy all files that the newest generation of the state needs, while it is served. The repository is not "
+        "copied.",
     )
-    backup.add_argument("--to", type=Path, required=True, metavar="DIR", help="a new folder")
+    backup.add_argument("--to", type=Path, required=True, metavar="DIR", help="new folder for the backup")
     restore = commands.add_parser(
         "restore",
         help="make a live state from a backup",
-        description="Writes a state that does not exist yet. Servers of the old state must be started again.",
+        description="Write a new live state from a backup. Servers of the old state must be started again.",
     )
-    restore.add_argument("--from", dest="source", type=Path, required=True, metavar="DIR", help="folder from `hplm backup`")
+    restore.add_argument(
+        "--from", dest="source", type=Path, required=True, metavar="DIR", help="folder that `hplm backup` wrote"
+    )
     for command, run in ((backup, run_backup), (restore, run_restore)):
         served_options(command, required=True)
         command.add_argument("--json", action="store_true", help="end with one line of JSON")

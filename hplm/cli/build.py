@@ -16,29 +16,29 @@ def register(commands: argparse._SubParsersAction) -> None:
     root = _step(steps, "root", run_root, "split a BERT, adapt its lower stack to windows, build the root table")
     root.add_argument("--model", required=True, help="Hugging Face name or folder of a BERT")
     root.add_argument("--name", help="name of the backbone (default: the model's)")
-    root.add_argument("--lower", type=int, help="lower layers (default: half)")
-    root.add_argument("--upper", type=int, help="upper layers (default: the rest)")
+    root.add_argument("--lower", type=int, help="number of lower layers (default: half)")
+    root.add_argument("--upper", type=int, help="number of upper layers (default: the rest)")
     root.add_argument("--window", type=int, default=3, help="tokens in a window (default: %(default)s)")
     root.add_argument(
-        "--causal", action="store_true", help="windows of a token and those before it (default: of the tokens around it)"
+        "--causal", action="store_true", help="a window is a token and those before it (default: a token and those around it)"
     )
     root.add_argument(
         "--masked",
         type=float,
         default=0.0,
         metavar="SHARE",
-        help="share of --minutes, at their end, in which the lower layers learn to predict masked words of the corpus; domains "
-        "continue with the same head (default: %(default)s)",
+        help="last share of --minutes, in which the lower layers learn to predict masked words of the corpus; domains "
+        "continue with the same prediction head (default: %(default)s)",
     )
     domain = _step(steps, "domain", run_domain, "adapt the lower stack to a corpus, build the domain's table")
-    domain.add_argument("--name", required=True)
-    domain.add_argument("--parent", default="root", help="the domain that it falls back to (default: %(default)s)")
+    domain.add_argument("--name", required=True, help="name of the domain")
+    domain.add_argument("--parent", default="root", help="domain that this one falls back to (default: %(default)s)")
     domain.add_argument(
         "--min-tokens",
         type=int,
         default=MIN_TOKENS,
         metavar="N",
-        help="refuse a corpus of fewer tokens, because look-ups would rarely hit its table (default: %(default)s)",
+        help="refuse a corpus of fewer tokens: look-ups would rarely hit its table (default: %(default)s)",
     )
     learn_option(domain)
     for step, minutes in ((root, 10.0), (domain, 5.0)):
@@ -48,17 +48,23 @@ def register(commands: argparse._SubParsersAction) -> None:
             type=float,
             default=1.0,
             metavar="SHARE",
-            help="share of the corpus's distinct n-grams that get a row, the most frequent first (default: %(default)s)",
+            help="share of the corpus's distinct n-grams to store, the most frequent first (default: %(default)s)",
         )
-        step.add_argument("--dtype", choices=TABLE_DTYPES, default="fp16", help="of the stored vectors (default: %(default)s)")
-        step.add_argument("--minutes", type=float, default=minutes, help="time to adapt; 0: none (default: %(default)s)")
+        step.add_argument(
+            "--dtype", choices=TABLE_DTYPES, default="fp16", help="precision of the stored vectors (default: %(default)s)"
+        )
+        step.add_argument(
+            "--minutes", type=float, default=minutes, help="time to adapt the lower layers; 0: none (default: %(default)s)"
+        )
     tenant = _step(steps, "tenant", run_tenant, "train an adapter and a head on labelled data")
-    tenant.add_argument("--id", required=True)
-    tenant.add_argument("--domain", default="root", help="default: %(default)s")
+    tenant.add_argument("--id", required=True, help="name of the tenant")
+    tenant.add_argument("--domain", default="root", help="domain of the tenant (default: %(default)s)")
     tenant.add_argument("--task", choices=TaskNames(), required=True, metavar="TASK", help="%(choices)s")
-    tenant.add_argument("--train", type=Path, required=True, help="JSONL")
-    tenant.add_argument("--dev", type=Path, help="JSONL (default: a tenth of the training data)")
-    tenant.add_argument("--adapter", metavar="KIND", default="bottleneck", help="bottleneck or lora (default: %(default)s)")
+    tenant.add_argument("--train", type=Path, required=True, help="training data, JSONL (docs/training.md)")
+    tenant.add_argument("--dev", type=Path, help="dev data, JSONL (default: a tenth of the training data)")
+    tenant.add_argument(
+        "--adapter", metavar="KIND", default="bottleneck", help="kind of adapter: bottleneck or lora (default: %(default)s)"
+    )
     tenant.add_argument(
         "--places",
         type=lambda text: tuple(text.split(",")),
@@ -67,42 +73,50 @@ def register(commands: argparse._SubParsersAction) -> None:
         "(default: attention_out; lora: query,value; with --upper-rate all)",
     )
     tenant.add_argument(
-        "--dtype", choices=BANK_DTYPES, default="fp16", help="of the stored adapter and head (default: %(default)s)"
+        "--dtype", choices=BANK_DTYPES, default="fp16", help="precision of the stored adapter and head (default: %(default)s)"
     )
-    tenant.add_argument("--rank", type=int, default=32, help="of the adapter; 0: only a head (default: %(default)s)")
-    tenant.add_argument("--epochs", type=int, default=4, help="the most epochs (default: %(default)s)")
+    tenant.add_argument("--rank", type=int, default=32, help="rank of the adapter; 0: only a head (default: %(default)s)")
+    tenant.add_argument("--epochs", type=int, default=4, help="maximum number of epochs (default: %(default)s)")
     tenant.add_argument(
         "--patience",
         type=int,
         default=3,
         metavar="N",
-        help="stop after so many epochs without a better dev score (default: %(default)s)",
+        help="stop after this many epochs without a better dev score (default: %(default)s)",
     )
-    tenant.add_argument("--learning-rate", type=float, default=2e-3, metavar="RATE", help="default: %(default)s")
+    tenant.add_argument(
+        "--learning-rate",
+        type=float,
+        default=2e-3,
+        metavar="RATE",
+        help="learning rate of adapter and head (default: %(default)s)",
+    )
     tenant.add_argument(
         "--upper-rate",
         type=float,
         default=0.0,
         metavar="RATE",
-        help="also train the upper layers, at this rate, and store their change as a lora of --rank: better answers for half "
-        "again the time (1e-4 is good; default: 0, train only adapter and head)",
+        help="also train the upper layers, at this learning rate, and store their change as a LoRA of rank --rank. Answers get "
+        "better, and training takes 1.5 times as long. 1e-4 is a good rate (default: 0, train only adapter and head)",
     )
     tenant.add_argument(
         "--batch-texts",
         type=int,
         default=8,
         metavar="N",
-        help="texts in a training step, up to 8,192 tokens (default: %(default)s)",
+        help="texts in a training step, with 8,192 tokens at most (default: %(default)s)",
     )
     tenant.add_argument(
-        "--grid", action="store_true", help="try half, once and twice the rate with 8 and with 32 texts a step; keep the best"
+        "--grid",
+        action="store_true",
+        help="train with half, once and twice the learning rate, each with 8 and with 32 texts a step; keep the best",
     )
 
 
 def _step(steps: argparse._SubParsersAction, name: str, run: object, text: str) -> argparse.ArgumentParser:
     step = steps.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     step.add_argument("--store", type=Path, required=True, help="folder of the store")
-    step.add_argument("--seed", type=int, default=0)
+    step.add_argument("--seed", type=int, default=0, help="seed of all random choices (default: %(default)s)")
     step.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     step.add_argument("--json", action="store_true", help="end with one line of JSON")
     step.set_defaults(run=run)

@@ -1,4 +1,4 @@
-"""The client for commands that ask a running server."""
+"""Opens a client for commands that send requests to a running server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hplm domain`: lists, inspects, adds, updates, rolls back and deletes the domains of a store, or of a served backbone."""
+"""`hplm domain`: lists, inspects, adds, updates, rolls back and deletes domains of a store, or of a served backbone."""
 
 from __future__ import annotations
 
@@ -21,25 +21,24 @@ if TYPE_CHECKING:
 def register(commands: argparse._SubParsersAction) -> None:
     domain = commands.add_parser(
         "domain",
-        help="list, inspect, add, update, roll back and delete domains, in a store or live",
-        description="With --store: the domains in a store. With --repository and --state: the served domains.",
+        help="list, inspect, add, update, roll back and delete domains, of a store or while they are served",
+        description="With --store, an action concerns the domains of a store. With --repository and --state, it concerns the "
+        "served domains.",
     )
     actions = domain.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listing = _action(
-        actions, "list", run_list, "all domains as a tree, each below the one that it falls back to, with their tenants"
-    )
+    listing = _action(actions, "list", run_list, "print all domains as a tree, each below the domain that it falls back to")
     served_options(listing)
     add = _action(actions, "add", run_add, "serve a domain of the store, without a restart", store=True)
-    add.add_argument("--name", required=True)
+    add.add_argument("--name", required=True, help="name of the domain")
     served_options(add, required=True)
     _register_update(actions)
-    text = "return tenants of the newest served version to the version that they had before"
+    text = "return the tenants of a domain's newest served version to the version that they had before"
     rollback = _action(actions, "rollback", run_rollback, text, store=None)
-    rollback.add_argument("--name", required=True)
+    rollback.add_argument("--name", required=True, help="name of the domain")
     served_options(rollback, required=True)
-    delete = _action(actions, "delete", run_delete, "delete a domain; refused while tenants or other domains need it")
-    delete.add_argument("--name", required=True)
-    delete.add_argument("--version", type=int, help="only this version, in a store (default: all)")
+    delete = _action(actions, "delete", run_delete, "delete a domain that no tenant and no other domain needs")
+    delete.add_argument("--name", required=True, help="name of the domain")
+    delete.add_argument("--version", type=int, help="with --store: delete only this version (default: all)")
     served_options(delete)
     inspection.register(_action(actions, "inspect", inspection.run, inspection.TEXT, store=True))
 
@@ -59,29 +58,31 @@ def _action(
 def _register_update(actions: argparse._SubParsersAction) -> None:
     text = "with --corpus, build a domain's next version; with --repository, serve it and the tenants that were tuned on it"
     update = _action(actions, "update", run_update, text, store=True)
-    update.add_argument("--name", required=True)
+    update.add_argument("--name", required=True, help="name of the domain")
     update.add_argument(
-        "--corpus", type=Path, nargs="+", action="extend", help=f"text to add to the corpus of the version before; {CORPUS}"
+        "--corpus", type=Path, nargs="+", action="extend", help=f"text to add to the corpus of the version before: {CORPUS}"
     )
     served_options(update)
     update.add_argument(
-        "--canary", type=float, default=1.0, metavar="SHARE", help="share of these tenants to move first (default: all)"
+        "--canary", type=float, default=1.0, metavar="SHARE", help="share of the tuned tenants to move (default: 1, all)"
     )
     update.add_argument(
         "--keep",
         type=float,
         metavar="SHARE",
-        help="share of the distinct n-grams, old and new (default: that of the version before)",
+        help="share of the distinct n-grams, old and new, to store (default: that of the version before)",
     )
-    update.add_argument("--dtype", choices=TABLE_DTYPES, help="of the stored vectors (default: that of the version before)")
+    update.add_argument(
+        "--dtype", choices=TABLE_DTYPES, help="precision of the stored vectors (default: that of the version before)"
+    )
     update.add_argument(
         "--minutes",
         type=float,
         default=0.0,
-        help="time to adapt further, which changes all vectors; 0: none, and old vectors stay (default: %(default)s)",
+        help="time to adapt the lower layers further, which changes all vectors; 0: keep old vectors (default: %(default)s)",
     )
     learn_option(update)
-    update.add_argument("--seed", type=int, default=0)
+    update.add_argument("--seed", type=int, default=0, help="seed of all random choices (default: %(default)s)")
     update.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
 
 
@@ -106,9 +107,9 @@ def run_update(args: argparse.Namespace) -> dict:
         raise InvalidInput("give either --corpus to build a version, or --repository and --state to serve it")
     if args.corpus is None:
         building = ("keep", "dtype", "minutes", "learn", "seed", "device")
-        _refuse(args, building, "only for building a version with --corpus; leave it out with --repository")
+        _refuse(args, building, "works only with --corpus, which builds a version: leave it out with --repository")
         return _serve_update(args)
-    _refuse(args, ("canary", "state", "backbone"), "only for serving a version with --repository; leave it out with --corpus")
+    _refuse(args, ("canary", "state", "backbone"), "works only with --repository, which serves a version: leave it out")
     return _build_update(args)
 
 
@@ -149,7 +150,7 @@ def _is_live(args: argparse.Namespace) -> bool:
     if (args.store is None) == (args.repository is None):
         raise InvalidInput("give either --store for a store, or --repository for served domains")
     if args.repository is None:
-        _refuse(args, ("state", "backbone"), "only with --repository; leave it out with --store")
+        _refuse(args, ("state", "backbone"), "works only with --repository: leave it out with --store")
     return args.repository is not None
 
 
@@ -174,7 +175,7 @@ def _said(args: argparse.Namespace, change: DomainChange) -> dict:
 
 def run_delete(args: argparse.Namespace) -> dict:
     if _is_live(args):
-        _refuse(args, ("version",), "only with --store; served versions are removed when no tenant needs them")
+        _refuse(args, ("version",), "works only with --store: a served version is removed when no tenant needs it")
         return _said(args, open_manager(args).delete_domain(args.name))
     from builder.store.store import Store
     from builder.tables.domain import delete_domain

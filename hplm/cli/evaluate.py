@@ -1,4 +1,4 @@
-"""`hplm evaluate`: scores a tenant, here and as served, and beside baselines that are trained on the same data."""
+"""`hplm evaluate`: scores a tenant on this machine and as served, beside baselines that are trained on the same data."""
 
 from __future__ import annotations
 
@@ -15,25 +15,30 @@ if TYPE_CHECKING:
 
 
 def register(commands: argparse._SubParsersAction) -> None:
-    command = commands.add_parser("evaluate", help="score a tenant on labelled data, also as served, and beside baselines")
+    text = "score a tenant on labelled data, also as served, and beside baselines"
+    command = commands.add_parser("evaluate", help=text, description=text[0].upper() + text[1:] + ".")
     command.add_argument("--store", type=Path, required=True, help="folder of the store")
-    command.add_argument("--id", required=True, help="the tenant")
-    command.add_argument("--test", type=Path, required=True, help="JSONL, in the same form as the tenant's training data")
-    command.add_argument("--url", metavar="HOST:PORT", help="also score the answers of this server")
+    command.add_argument("--id", required=True, help="name of the tenant")
+    command.add_argument("--test", type=Path, required=True, help="test data, JSONL in the form of the tenant's training data")
+    command.add_argument("--url", metavar="HOST:PORT", help="also score the answers of the server at this address")
     command.add_argument("--protocol", choices=("http", "grpc"), default="http", help="for --url (default: %(default)s)")
-    command.add_argument("--backbone", metavar="NAME", help="for --url (default: the store's)")
-    command.add_argument("--key", metavar="KEY", help="API key for --url; default: $HPLM_API_KEY, which `ps` does not show")
+    command.add_argument("--backbone", metavar="NAME", help="for --url: name of the served backbone (default: the store's)")
+    command.add_argument(
+        "--key", metavar="KEY", help="for --url: API key (default: the variable HPLM_API_KEY, which `ps` does not show)"
+    )
     command.add_argument(
         "--against",
         type=lambda text: tuple(text.split(",")),
         default=(),
         metavar="SCHEME,...",
-        help="train these on the tenant's data with the same budget, and score them too: "
+        help="baselines to train on the tenant's data, with the same budget, and to score too: "
         f"{', '.join(registered(RIVALS)) or 'none is installed'} (docs/training.md)",
     )
-    command.add_argument("--train", type=Path, help="for --against: the training data, if they were moved")
-    command.add_argument("--dev", type=Path, help="for --against: the dev data, if they were moved")
-    command.add_argument("--picture", type=Path, metavar="FILE", help="draw the confusion matrix; .png, .svg, .pdf")
+    command.add_argument("--train", type=Path, help="for --against: the training data, if the file was moved")
+    command.add_argument("--dev", type=Path, help="for --against: the dev data, if the file was moved")
+    command.add_argument(
+        "--picture", type=Path, metavar="FILE", help="draw the confusion matrix into a .png, .svg or .pdf file"
+    )
     command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     command.add_argument("--json", action="store_true", help="end with one line of JSON")
     command.set_defaults(run=run)
@@ -81,8 +86,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 def _say_if_apart(here: float, served: float) -> None:
     if abs(served - here) > 0.001:
         print(
-            f"the served score {served:.4f} differs from {here:.4f}, computed here in 32 bits. A server in 16 bits answers a "
-            "few texts differently (`hplm export --dtype`), but rounding does not explain more than a point",
+            f"the served score {served:.4f} differs from {here:.4f}, which was computed here in 32 bits. A server that "
+            "computes in 16 bits (`hplm export --dtype`) answers a few texts differently, but rounding does not explain more "
+            "than a point",
             file=sys.stderr,
         )
 

@@ -15,21 +15,29 @@ def register(commands: argparse._SubParsersAction) -> None:
     export = commands.add_parser(
         "export",
         help="write a store as Triton model folders",
-        description="Writes <backbone>, <backbone>-lookup, <backbone>-upper and the alias hplm into a model repository.",
+        description="Write <backbone>, <backbone>-lookup, <backbone>-upper and the alias hplm into a model repository.",
     )
-    export.add_argument("--store", type=Path, required=True, help="folder from `hplm build`")
-    export.add_argument("--repository", type=Path, default=Path("model_repository"), help="default: %(default)s")
-    export.add_argument("--replace", action="store_true", help="remove tenants that only the repository has")
-    export.add_argument("--dtype", choices=("auto", *ENGINE_DTYPES), default="auto", help="precision of the engine")
+    export.add_argument("--store", type=Path, required=True, help="folder that `hplm build` wrote")
+    export.add_argument(
+        "--repository", type=Path, default=Path("model_repository"), help="model repository to write (default: %(default)s)"
+    )
+    export.add_argument("--replace", action="store_true", help="remove exported tenants that the store does not have")
+    export.add_argument(
+        "--dtype", choices=("auto", *ENGINE_DTYPES), default="auto", help="precision of the engine (default: %(default)s)"
+    )
     export.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     export.add_argument("--threads", type=int, default=0, help="CPU threads of the engine; 0: all cores")
-    export.add_argument("--slots", type=int, default=256, help="tenants kept on the device (default: %(default)s)")
+    export.add_argument("--slots", type=int, default=256, help="tenants to keep on the device (default: %(default)s)")
     export.add_argument("--policy", default="timely", help="policy that chooses the next batch (default: %(default)s)")
-    export.add_argument("--no-admission", action="store_true", help="also take requests that cannot be answered in time")
-    export.add_argument("--packing", default="packed", help="naive, turbo, concat, slotted or packed (default: %(default)s)")
-    export.add_argument("--batch-tokens", type=int, default=4096, help="the most tokens of a batch (default: %(default)s)")
-    export.add_argument("--queue-texts", type=int, default=8192, help="the most waiting texts (default: %(default)s)")
-    export.add_argument("--deadline-ms", type=float, default=0, help="for requests without a deadline; 0: no deadline")
+    export.add_argument("--no-admission", action="store_true", help="accept requests even if they cannot be answered in time")
+    export.add_argument(
+        "--packing",
+        default="packed",
+        help="how the texts of a batch lie in tensors: naive, turbo, concat, slotted or packed (default: %(default)s)",
+    )
+    export.add_argument("--batch-tokens", type=int, default=4096, help="most tokens in a batch (default: %(default)s)")
+    export.add_argument("--queue-texts", type=int, default=8192, help="most texts that may wait (default: %(default)s)")
+    export.add_argument("--deadline-ms", type=float, default=0, help="deadline of requests that name none; 0: no deadline")
     export.add_argument(
         "--hot",
         type=int,
@@ -43,12 +51,12 @@ def register(commands: argparse._SubParsersAction) -> None:
     )
     export.add_argument(
         "--scheme", default=OURS, metavar="NAME",
-        help=f"serve the same tenants in another way, to compare: {', '.join(registered(SCHEMES)) or 'none is installed'} "
+        help=f"serve the same tenants in another way, for comparison: {', '.join(registered(SCHEMES)) or 'none is installed'} "
         "(docs/loadtest.md); default: %(default)s",
     )  # fmt: skip
     export.add_argument(
         "--resident", type=int, default=20, metavar="N",
-        help="models that a scheme without sharing keeps in memory (default: %(default)s)",
+        help="models to keep in memory, for a --scheme with a model for each tenant (default: %(default)s)",
     )  # fmt: skip
     export.add_argument("--json", action="store_true", help="end with one line of JSON")
     export.set_defaults(run=run)

@@ -18,30 +18,46 @@ def register(commands: argparse._SubParsersAction) -> None:
     text = "make a tenant from an adapter that peft or AdapterHub's adapters saved"
     command = commands.add_parser("import", help=text, description=text[0].upper() + text[1:] + ".")
     command.add_argument("--store", type=Path, required=True, help="folder of the store")
-    command.add_argument("--id", required=True, help="the tenant; if it exists, this becomes its next version")
+    command.add_argument("--id", required=True, help="name of the tenant; if it exists, this becomes its next version")
     command.add_argument(
         "--from", dest="folder", type=Path, required=True, help="folder with adapter_config.json, weights and head"
     )
     command.add_argument("--domain", default="root", help="domain of the tenant (default: %(default)s)")
     command.add_argument(
-        "--labels", type=lambda text: text.split(","), metavar="A,B,...", help="in order of their ids (default: from the files)"
+        "--labels",
+        type=lambda text: text.split(","),
+        metavar="A,B,...",
+        help="the labels, in the order of their ids (default: from the files)",
     )
     command.add_argument(
-        "--task", choices=TaskNames(), metavar="TASK", help="task that it was trained for (default: from the files)"
+        "--task", choices=TaskNames(), metavar="TASK", help="task that the adapter was trained for (default: from the files)"
     )
-    command.add_argument(
-        "--test", type=Path, metavar="FILE", help="JSONL to score the tenant on, computed as it will be served"
-    )
+    command.add_argument("--test", type=Path, metavar="FILE", help="JSONL to score the tenant on, as it will be served")
     command.add_argument(
         "--as-domain",
         metavar="NAME",
-        help="merge a LoRA's changes of lower layers into a new domain below --domain, with a table over --corpus",
+        help="merge a LoRA's changes of the lower layers into a new domain below --domain, with a table of --corpus",
     )
     command.add_argument("--corpus", type=Path, nargs="+", action="extend", help=f"for --as-domain: {CORPUS}")
-    command.add_argument("--keep", type=float, default=1.0, metavar="SHARE", help="for --as-domain (default: %(default)s)")
-    command.add_argument("--dtype", choices=TABLE_DTYPES, default="fp16", help="for --as-domain (default: %(default)s)")
     command.add_argument(
-        "--min-tokens", type=int, default=MIN_TOKENS, metavar="N", help="the least tokens of --corpus (default: %(default)s)"
+        "--keep",
+        type=float,
+        default=1.0,
+        metavar="SHARE",
+        help="for --as-domain: share of the distinct n-grams to store, the most frequent first (default: %(default)s)",
+    )
+    command.add_argument(
+        "--dtype",
+        choices=TABLE_DTYPES,
+        default="fp16",
+        help="for --as-domain: precision of the stored vectors (default: %(default)s)",
+    )
+    command.add_argument(
+        "--min-tokens",
+        type=int,
+        default=MIN_TOKENS,
+        metavar="N",
+        help="for --as-domain: refuse a corpus of fewer tokens (default: %(default)s)",
     )
     command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     command.add_argument("--json", action="store_true", help="end with one line of JSON")
@@ -69,7 +85,9 @@ def _print(tenant: TenantFile, report: dict) -> None:
     came = report["imported"]
     adapter = f"{tenant.adapter} of rank {tenant.rank}" if tenant.rank else "only a head"
     print(f"tenant {tenant.id} version {tenant.version}: {adapter}, {len(tenant.labels)} labels, from {came['library']}")
-    print(f"trained on {came['trained_on']}, the store was made from {came['store_made_from']}; {report['note']}")
+    print(
+        f"the adapter was trained on {came['trained_on']}, the store was made from {came['store_made_from']}; {report['note']}"
+    )
     if "merged" in report:
         merged = report["merged"]
         layers = ", ".join(map(str, merged["layers"]))

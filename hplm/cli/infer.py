@@ -15,17 +15,22 @@ WIDEST_EXCERPT = 48
 
 
 def register(commands: Any) -> None:
-    command: argparse.ArgumentParser = commands.add_parser("infer", help="send a text to a running server")
-    command.add_argument("text")
+    summary = "send a text to a running server"
+    command: argparse.ArgumentParser = commands.add_parser("infer", help=summary, description=summary.capitalize() + ".")
+    command.add_argument("text", help="the text to send")
     command.add_argument("--tenant", required=True, help="the tenant that answers")
-    command.add_argument("--pair", metavar="TEXT", help="second text, for tenants that take two")
-    command.add_argument("--url", metavar="HOST:PORT", help="default: 127.0.0.1:8000, for gRPC 127.0.0.1:8001")
-    command.add_argument("--protocol", choices=sorted(DEFAULT_URLS), default="http")
-    command.add_argument("--backbone", metavar="NAME", help="default: the only one the server has")
-    command.add_argument("--deadline-ms", type=float, metavar="MS", help="default: the tenant's own")
+    command.add_argument("--pair", metavar="TEXT", help="second text, for tenants that read two")
+    command.add_argument(
+        "--url", metavar="HOST:PORT", help="address of the server (default: 127.0.0.1:8000, for gRPC 127.0.0.1:8001)"
+    )
+    command.add_argument("--protocol", choices=sorted(DEFAULT_URLS), default="http", help="default: %(default)s")
+    command.add_argument("--backbone", metavar="NAME", help="name of the backbone (default: the only one of the server)")
+    command.add_argument(
+        "--deadline-ms", type=float, metavar="MS", help="time in which the answer must come (default: the tenant's own)"
+    )
     command.add_argument("--top-k", type=int, metavar="K", help="return the K best labels instead of one")
     command.add_argument("--truncate", action="store_true", help="cut a text that is too long, instead of refusing it")
-    command.add_argument("--key", metavar="KEY", help="API key; default: $HPLM_API_KEY, which `ps` does not show")
+    command.add_argument("--key", metavar="KEY", help="API key (default: the variable HPLM_API_KEY, which `ps` does not show)")
     command.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
     command.set_defaults(run=run)
 

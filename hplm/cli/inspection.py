@@ -1,4 +1,4 @@
-"""`hplm domain inspect`: prints facts about a table of a store, and how much of a text it covers."""
+"""`hplm domain inspect`: prints the size and content of a domain's table, and how much of a text it covers."""
 
 from __future__ import annotations
 
@@ -14,21 +14,26 @@ if TYPE_CHECKING:
     from builder.store.store import Store
     from builder.tables.coverage import Coverage
 
-TEXT = "print a domain's sizes, tenants behind it, frequent n-grams, and its coverage of a text"
+TEXT = "print a domain's sizes, its tenants, its frequent n-grams, and how much of a text it covers"
 
 
 def register(inspect: argparse.ArgumentParser) -> None:
-    inspect.add_argument("--name", required=True)
-    inspect.add_argument("--version", type=int, help="default: the newest")
+    inspect.add_argument("--name", required=True, help="name of the domain")
+    inspect.add_argument("--version", type=int, help="version of the domain (default: the newest)")
     inspect.add_argument(
-        "--top", type=int, default=20, metavar="N", help="most frequent n-grams of each length (default: %(default)s)"
+        "--top",
+        type=int,
+        default=20,
+        metavar="N",
+        help="print the N most frequent n-grams of each length (default: %(default)s)",
     )
-    inspect.add_argument("--text", type=Path, metavar="FILE", help=f"text to look up; {CORPUS}")
+    inspect.add_argument("--text", type=Path, metavar="FILE", help=f"text to look up: {CORPUS}")
     inspect.add_argument(
         "--keep",
         type=_shares,
         metavar="SHARE,...",
-        help="sizes of tables to compare on --text (default: those of 1,0.004,0.001,0 that the table covers, and its own)",
+        help="sizes of the table to compare on --text, as shares of the distinct n-grams (default: the table's own, and the "
+        "smaller ones of 1,0.004,0.001,0)",
     )
     inspect.add_argument("--picture", type=Path, metavar="FILE.png", help="draw the coverage of --text against table size")
 

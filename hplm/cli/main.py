@@ -21,7 +21,9 @@ BUILDER = "builder"  # not in the container image
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="hplm", description="Build, serve and watch hierarchical multi-tenant BERTs.")
+    top = argparse.ArgumentParser(
+        prog="hplm", description="Build, serve and change thousands of fine-tuned BERTs behind one Triton."
+    )
     top.add_argument("--version", action="version", version=f"hplm {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for group in GROUPS:

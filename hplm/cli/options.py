@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-CORPUS = "one document of any length in a line, or JSONL with `text`; plain, .gz or .zst"
+CORPUS = "files with one document a line, or JSONL with a field `text`; plain, .gz or .zst"
 
 
 class TaskNames:
-    """The names of the tasks, imported when they are needed: tasks import numpy, which would make `hplm --help` slower."""
+    """The names of the tasks. They are imported on first use, because tasks import numpy, which slows down `hplm --help`."""
 
     def __iter__(self) -> Iterator[str]:
         from hplm.tasks import TASKS
@@ -26,7 +26,7 @@ def learn_option(parser: argparse.ArgumentParser) -> None:
         "--learn",
         choices=("masked", "distil"),
         default="masked",
-        help="how the lower layers learn the corpus: they predict masked words, or learn to match the original model "
+        help="how the lower layers learn the corpus: by predicting masked words, or by matching the original model's output "
         "(default: %(default)s)",
     )
 

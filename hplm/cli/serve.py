@@ -21,23 +21,33 @@ def register(commands) -> None:
         "embedded one.",
     )
     serve.add_argument(
-        "--repository", type=Path, default=Path("model_repository"), metavar="DIR", help="default: model_repository"
+        "--repository",
+        type=Path,
+        default=Path("model_repository"),
+        metavar="DIR",
+        help="the model repository to serve (default: model_repository)",
     )
-    serve.add_argument("--state", type=Path, metavar="DIR", help="a writable folder for changes while serving")
-    serve.add_argument("--address", default="127.0.0.1", help="default: 127.0.0.1, only this machine; 0.0.0.0: all networks")
+    serve.add_argument(
+        "--state", type=Path, metavar="DIR", help="writable folder for changes that are made while the server runs"
+    )
+    serve.add_argument(
+        "--address",
+        default="127.0.0.1",
+        help="address to listen on (default: 127.0.0.1, for this machine only; 0.0.0.0: all networks)",
+    )
     for service, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
         serve.add_argument(
-            f"--{service}-port", type=int, default=port, metavar="PORT", help=f"default: {port}; 0 takes any free port"
+            f"--{service}-port", type=int, default=port, metavar="PORT", help=f"default: {port}; 0: any free port"
         )
     serve.add_argument(
-        "--log-file", type=Path, metavar="FILE", help="file to append the log to (default: .hplm/serve-HTTPPORT.log)"
+        "--log-file", type=Path, metavar="FILE", help="file to append the log to (default: .hplm/serve-<HTTP port>.log)"
     )
     serve.add_argument(
         "--start-timeout",
         type=float,
         default=300.0,
         metavar="SECONDS",
-        help="limit for loading all models (default: %(default)s)",
+        help="seconds in which all models must load (default: %(default)s)",
     )
     flags = "more flags for tritonserver, such as --trace-config=rate=1; paths in them are absolute"
     serve.add_argument("flags", nargs="*", metavar="-- FLAG", help=flags)
@@ -62,7 +72,7 @@ def run(args: argparse.Namespace) -> None:
     say(f"tritonserver  {server.installation.binary} ({server.installation.description})")
     say(f"log           {server.log_file}")
     say(f"models        {', '.join(server.models)}: loading")
-    # It runs during the start, because both take seconds.
+    # The tenants are read while the server starts, because both take seconds.
     reading = ThreadPoolExecutor(1).submit(open_tenants, server.repository, args.state)
     try:
         with server:

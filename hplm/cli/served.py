@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 def served_options(parser: argparse.ArgumentParser, required: bool = False, repository: Path | None = None) -> None:
     default = f" (default: {repository})" if repository is not None else ""
-    text = f"the model repository that is served{default}"
+    text = f"the served model repository{default}"
     parser.add_argument("--repository", type=Path, required=required, default=repository, metavar="DIR", help=text)
-    parser.add_argument("--state", type=Path, metavar="DIR", help="the folder of `hplm serve --state`, for changes")
-    parser.add_argument("--backbone", help="the repository's backbone (default: the only one)")
+    parser.add_argument("--state", type=Path, metavar="DIR", help="the folder of `hplm serve --state`, which holds changes")
+    parser.add_argument("--backbone", help="name of the backbone (default: the only one of the repository)")
 
 
 def check_state(state: Path | None) -> None:
-    """Raises if the state of a read-only command does not exist. A missing folder is a mistake, and not an empty state."""
+    """Raises if the state does not exist. Read-only commands call it: a missing folder is a mistake, not an empty state."""
     from hplm.errors import InvalidInput
 
     if state is not None and not state.is_dir():

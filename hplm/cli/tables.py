@@ -1,4 +1,4 @@
-"""Prints tables: one that was built, or all as a tree."""
+"""Prints n-gram tables: a newly built one, or all of them as a tree."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def table_built(args: argparse.Namespace, table: Table, what: str) -> dict:
 
 
 def print_tree(rows: list[dict[str, Any]]) -> None:
-    """Prints each table below the one that it falls back to."""
+    """Prints each table below the table that it falls back to."""
     lines = list(_tree(rows, (None, None), 0))
     width = max((len(name) for name, _ in lines), default=0)
     for name, row in lines:

@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 
 def register(commands: argparse._SubParsersAction) -> None:
-    tenant = commands.add_parser("tenant", help="list, show, add, update, roll back and delete tenants, their keys and limits")
+    tenant = commands.add_parser("tenant", help="list and change served tenants, their keys and limits")
     actions = tenant.add_subparsers(dest="action", required=True, metavar="ACTION")
-    _action(actions, "list", run_list, "print one line for each tenant", tenant=False)
-    _action(actions, "show", run_show, "print all facts about a tenant, without secrets")
+    _action(actions, "list", run_list, "print one line for each served tenant", tenant=False)
+    _action(actions, "show", run_show, "print all facts about a tenant, except its secrets")
     for name, run, text in (
         ("add", run_add, "serve a tenant of the store, without a restart"),
-        ("update", run_update, "serve the store's newest version of a tenant; requests in flight use the old one"),
+        ("update", run_update, "serve the store's newest version of a tenant; requests in flight use the old version"),
     ):
-        _action(actions, name, run, text).add_argument("--store", type=Path, required=True, help="store that it was built in")
-    _action(actions, "rollback", run_rollback, "return a tenant to its version before")
+        _action(actions, name, run, text).add_argument("--store", type=Path, required=True, help="folder of the tenant's store")
+    _action(actions, "rollback", run_rollback, "return a tenant to the version that it had before")
     _action(actions, "delete", run_delete, "delete a tenant; its requests are refused from now on")
     _register_keys(actions)
     limit = _action(actions, "limit", run_limit, "set a tenant's quotas and its default deadline")
-    limit.add_argument("--rate", type=float, help="requests a second; 0: no limit")
-    limit.add_argument("--burst", type=float, help="requests at once above that rate")
-    limit.add_argument("--in-flight", type=int, help="requests at a time; 0: no limit")
-    limit.add_argument("--deadline-ms", type=float, help="for requests without a deadline; 0: the backbone's default")
+    limit.add_argument("--rate", type=float, help="most requests a second; 0: no limit")
+    limit.add_argument("--burst", type=float, help="most requests at once, above that rate; 0: as many as in a second")
+    limit.add_argument("--in-flight", type=int, help="most requests in flight at a time; 0: no limit")
+    limit.add_argument("--deadline-ms", type=float, help="deadline of requests that name none; 0: the backbone's default")
     _action(actions, "compact", run_compact, "rewrite the state's banks without unused records", tenant=False)
-    _action(actions, "log", run_log, "print every change: who, what, when, from which version to which", tenant=False)
+    _action(actions, "log", run_log, "print every change: when, by whom, and from which version to which", tenant=False)
 
 
 def _register_keys(actions: argparse._SubParsersAction) -> None:
@@ -53,7 +53,7 @@ def _action(
 ) -> argparse.ArgumentParser:
     action = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     if tenant:
-        action.add_argument("id")
+        action.add_argument("id", help="name of the tenant")
     served_options(action, repository=Path("model_repository"))
     action.add_argument("--json", action="store_true", help="end with one line of JSON")
     action.set_defaults(run=run)
@@ -185,7 +185,7 @@ def _said(args: argparse.Namespace, change: TenantChange) -> dict:
 
 def _print_late(late: list[str]) -> None:
     if late:
-        print(f"  not taken after some seconds by {', '.join(late)}: check that these servers are running")
+        print(f"  not yet taken by {', '.join(late)}: check that these servers are running")
 
 
 def _find(args: argparse.Namespace) -> tuple[str, Tenant]:

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 def register(commands: argparse._SubParsersAction) -> None:
     verify = commands.add_parser(
         "verify",
-        help="check tables, banks and weights against their checksums, and that other files can be read",
-        description="Reads a whole store or model repository. Lists everything that is broken, and then exits with 1.",
+        help="check all stored files against their checksums",
+        description="Read a whole store or model repository. Check tables, banks and weights against their checksums, and that "
+        "other files can be read. Exit with 1 if something is broken, after listing all of it.",
     )
     what = verify.add_mutually_exclusive_group(required=True)
-    what.add_argument("--store", type=Path, help="folder from `hplm build`")
-    what.add_argument("--repository", type=Path, help="folder from `hplm export`")
+    what.add_argument("--store", type=Path, help="folder that `hplm build` wrote")
+    what.add_argument("--repository", type=Path, help="folder that `hplm export` wrote")
     verify.add_argument("--state", type=Path, help="with --repository: the folder of `hplm serve --state`")
     verify.add_argument("--json", action="store_true", help="end with one line of JSON")
     verify.set_defaults(run=run)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hplm.tasks import Rows
+from hplm.tasks import TextAnswer
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def _utf8(strings: np.ndarray) -> np.ndarray:
     return encoded.reshape(strings.shape)
 
 
-def fill(texts: Sequence[Rows]) -> Filled:
+def fill(texts: Sequence[TextAnswer]) -> Filled:
     count, rows = len(texts), max(1, *(len(text.labels) for text in texts))  # a text may have no labels
     logit_rows, classes = max(len(text.logits) for text in texts), texts[0].logits.shape[1]
     filled = Filled(

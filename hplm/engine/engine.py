@@ -129,7 +129,7 @@ def _read(x: Tensor, parts: list[Part]) -> Tensor:
         return parts[0].layout.read(x, parts[0].groups, parts[0].layers[0])
     results: list[tuple[Tensor, Tensor]] = []
     for part in parts:
-        assert part.rows is not None  # of several heads none has all rows
+        assert part.rows is not None  # with several heads, no head has all rows
         results.append((part.rows, part.layout.read(x.index_select(0, part.rows), part.groups, part.layers[0])))
     logits = x.new_zeros(len(x), max(result.shape[1] for _, result in results))
     for rows, result in results:

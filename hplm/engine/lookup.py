@@ -39,7 +39,7 @@ class LookedUp:
 
 @dataclass(frozen=True)
 class Resolved(LookedUp):
-    """The same where it was looked up, with what is counted there and not sent."""
+    """A looked-up request in the lookup model, with its hits. The hits are counted there and not sent."""
 
     hits: Hits  # where the windows of all tokens were found
 
@@ -53,7 +53,7 @@ class Lookup:
     ) -> Resolved:
         if (characters := sum(map(len, texts)) + sum(map(len, pairs or ()))) > MOST_CHARACTERS:
             raise InvalidInput(
-                f"the texts have {characters:,} characters, but a request {MOST_CHARACTERS:,} at most: send several"
+                f"the request has {characters:,} characters, but at most {MOST_CHARACTERS:,} are allowed: send several requests"
             )
         read = [
             self._read(i, len(texts), tenant.task_object, text, pairs[i] if pairs is not None else None, truncate)

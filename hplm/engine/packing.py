@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from hplm.engine.turbo import Cost, cheapest_cuts
+from hplm.engine.turbo import GroupCost, cheapest_cuts
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention, RowAttention
 from hplm.model.layer import Attend
@@ -67,7 +67,7 @@ class Naive:
 
 @dataclass(frozen=True)
 class Turbo:
-    cost: Cost  # seconds by number and length of texts
+    cost: GroupCost  # seconds by number and length of texts
 
     def arrange(self, lengths: np.ndarray) -> list[Arrangement]:
         order = _longest_first(lengths)
@@ -111,7 +111,7 @@ def read_packing(given: str, measure: Callable[[int, int], float]) -> Packing:
     if kind is Turbo:
         if options:
             raise InvalidInput(f"packing {given!r} has options, but turbo takes no options: write 'turbo'")
-        return Turbo(Cost.measured(measure))
+        return Turbo(GroupCost.measured(measure))
     known = [field.name for field in fields(kind)]
     chosen = {}
     for option in options.split(",") if options else []:

@@ -12,11 +12,11 @@ import numpy as np
 from hplm.adapters.bank import Record
 from hplm.engine.backbone import View
 from hplm.engine.lookup import LookedUp
-from hplm.tasks import Rows
+from hplm.tasks import TextAnswer
 from hplm.tenants.snapshot import Tenant
 from hplm.tenants.ticket import Ticket
 
-Answer = list[Rows] | Exception
+Answer = list[TextAnswer] | Exception
 
 
 class Request:
@@ -49,7 +49,7 @@ class Request:
         self.texts = texts
         self.tokens = 0  # of all texts, after they were checked
         self._respond = respond
-        self._rows: list[Rows | None] = [None] * texts
+        self._rows: list[TextAnswer | None] = [None] * texts
         self._left = texts
         self._answered = False
         self._lock = threading.Lock()
@@ -62,7 +62,7 @@ class Request:
         """Returns the looked-up texts one by one. `passages` are for tasks that answer from a pair."""
         return [Text(self, i, *looked_up.text(i), passages[i] if passages is not None else "") for i in range(self.texts)]
 
-    def done(self, index: int, rows: Rows) -> None:
+    def done(self, index: int, rows: TextAnswer) -> None:
         with self._lock:
             self._rows[index] = rows
             self._left -= 1

@@ -23,7 +23,7 @@ from hplm.engine.settings import Settings
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.errors import DeadlineMissed, Draining, HplmError, InvalidInput
 from hplm.plot.forest import Chain
-from hplm.plot.rows import Rows as TableRows
+from hplm.plot.rows import StoredRows
 from hplm.plot.table import Table
 from hplm.scheduling.policy import policy
 from hplm.scheduling.queue import Queue
@@ -169,13 +169,13 @@ class Service:
         else:
             self._bring_in(rows)
 
-    def _bring_in_beside(self, rows: TableRows) -> None:
+    def _bring_in_beside(self, rows: StoredRows) -> None:
         try:
             self._bring_in(rows)
         except (HplmError, OSError) as error:
             log.error("a new table is served from disk instead of memory: %s", error)
 
-    def _bring_in(self, rows: TableRows) -> None:
+    def _bring_in(self, rows: StoredRows) -> None:
         """Reads the configured rows into memory. An accelerator then gets the hot rows with the first batch that needs them."""
         if self._settings.plot_preload:
             rows.preload()

@@ -12,7 +12,7 @@ WIDTHS = (4, 16, 48, 128)  # measured tokens of a text
 
 
 @dataclass(frozen=True)
-class Cost:
+class GroupCost:
     """Seconds of a padded group, measured on a grid, with linear interpolation and extrapolation.
 
     If only padded tokens counted, one group for each length would be best. The fixed cost of a call makes larger groups better.
@@ -23,7 +23,7 @@ class Cost:
     seconds: np.ndarray  # counts x widths
 
     @classmethod
-    def measured(cls, measure: Callable[[int, int], float]) -> Cost:
+    def measured(cls, measure: Callable[[int, int], float]) -> GroupCost:
         seconds = np.array([[measure(count, width) for width in WIDTHS] for count in COUNTS])
         return cls(np.array(COUNTS), np.array(WIDTHS), seconds)
 
@@ -41,7 +41,7 @@ def _place(points: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return before, (x - points[before]) / (points[before + 1] - points[before])
 
 
-def cheapest_cuts(lengths: np.ndarray, cost: Cost) -> np.ndarray:
+def cheapest_cuts(lengths: np.ndarray, cost: GroupCost) -> np.ndarray:
     """Returns where to cut texts, given longest first, so that the groups together cost least."""
     count = len(lengths)
     least = np.zeros(count + 1)  # lowest cost of the texts up to each

@@ -45,7 +45,7 @@ class PackedAttention:
         longest = max(length for length, _ in self.runs)
         query, key, value = (x.unflatten(1, (self.heads, -1)) for x in (query, key, value))
         attended = varlen_attn(query, key, value, ends, ends, longest, longest)
-        return cast(Tensor, attended).flatten(1)  # a pair only with `return_aux`
+        return cast(Tensor, attended).flatten(1)  # it returns a pair only with `return_aux`
 
 
 class RowAttention:

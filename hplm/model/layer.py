@@ -62,9 +62,9 @@ class Layer(nn.Module):
 
 
 class Layers(nn.ModuleList):
-    """A list of layers; a slice of it is one, too."""
+    """A list of layers. A slice of it is a list of layers too."""
 
-    if TYPE_CHECKING:  # what it holds is known to a type checker; at run time it is a plain ModuleList
+    if TYPE_CHECKING:  # a type checker knows its elements; at run time it is a plain ModuleList
 
         def __init__(self, layers: Iterable[Layer]) -> None: ...
         @overload

@@ -1,4 +1,4 @@
-"""The stored rows of a table, memory-mapped. Rows are read ahead in parallel, checked at first use, and locked on request.
+"""The stored rows of a table, memory-mapped. They are read ahead in parallel, checked at first use, and locked on request.
 
 A page fault reads one page and waits for it, so a batch on an SSD would wait some hundred times. Here the kernel is first told
 all rows of a batch that may not be in memory, and reads them together. One thread owns the rows.
@@ -29,7 +29,7 @@ ROWS_CHECKED = 4096  # rows in one step of a check of all rows
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Rows:
+class StoredRows:
     """Row 0 is zeros. The other rows are in order of frequency, so that rows in use are close together."""
 
     def __init__(self, values: Path, checksums: Path, rows: int, vectors: int, hidden: int, coding: Coding) -> None:

@@ -18,7 +18,7 @@ from hplm.errors import Broken, InvalidInput
 from hplm.model.windows import Window
 from hplm.plot.index import Index, IndexMeta
 from hplm.plot.keys import KeySpace
-from hplm.plot.rows import Rows
+from hplm.plot.rows import StoredRows
 from hplm.plot.values import Coding, coding
 
 FORMAT = 2
@@ -30,7 +30,7 @@ class TableSpec:
 
     domain: str
     version: int
-    parent: str | None  # together with its version: `parent_branch`
+    parent: str | None  # see `parent_branch`
     parent_version: int | None
     n: int
     causal: bool
@@ -41,7 +41,7 @@ class TableSpec:
 
     @property
     def parent_branch(self) -> tuple[str, int] | None:
-        """Domain and version of the table that this one falls back to; None for a root."""
+        """The domain and version of the table that this one falls back to; None for a root."""
         if self.parent is None or self.parent_version is None:
             return None
         return self.parent, self.parent_version
@@ -122,9 +122,11 @@ class Table:
         return Index(self.folder, self.meta.index)
 
     @cached_property
-    def rows(self) -> Rows:
+    def rows(self) -> StoredRows:
         meta = self.meta
-        return Rows(self.folder / "values", self.folder / "checksums", meta.rows, meta.window.vectors, meta.hidden, meta.coding)
+        return StoredRows(
+            self.folder / "values", self.folder / "checksums", meta.rows, meta.window.vectors, meta.hidden, meta.coding
+        )
 
     def find(self, keys: np.ndarray) -> np.ndarray:
         """Returns the row of each key, or 0 if the table does not have the key."""

@@ -149,7 +149,7 @@ class Scheduler(Generic[T]):
 
     def finished(self, batch: Batch[T], now_ns: int, adapters: int = 0) -> None:
         """Records that the engine has finished the batch, for which `adapters` adapters had to be loaded."""
-        assert batch.started_ns is not None  # `started` comes first
+        assert batch.started_ns is not None  # `started` was called before
         self._running.remove(batch)
         self._loaded += LEARNING * (adapters / batch.slot_keys - self._loaded)
         self.cost.observe(batch.tokens, len(batch.texts), adapters, now_ns - batch.started_ns)

@@ -26,7 +26,7 @@ class Waiting(Protocol):
     def tenant(self) -> int: ...  # the tenant whose fair share it uses
 
 
-T = TypeVar("T", bound=Waiting)  # what waits in one queue
+T = TypeVar("T", bound=Waiting)  # the type of the texts in a queue
 
 
 @dataclass(frozen=True)

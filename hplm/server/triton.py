@@ -216,7 +216,7 @@ class TritonServer:
         return [(flag, port) for flag, port in self._ports.items() if f":{port}' already in use" in logged]
 
     def _logged(self) -> str:
-        """What this start of the server has logged; the log file may be older."""
+        """Returns the log since this start of the server. The log file may also have older lines."""
         return log.read(self.log_file, self._log_start) if self.log_file is not None else ""
 
     def _control(self) -> Control:

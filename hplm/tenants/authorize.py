@@ -8,7 +8,7 @@ from hplm.errors import NoTenant
 from hplm.tenants.keys import allows, new_key, presented_key
 from hplm.tenants.snapshot import Snapshot, Tenant
 
-_NOBODYS = (new_key()[1],)
+_STAND_IN_KEYS = (new_key()[1],)  # compared for an unknown tenant, so that its refusal takes as long
 
 
 def admit(snapshot: Snapshot, parameters: Mapping[str, object], now: float) -> Tenant:
@@ -18,7 +18,7 @@ def admit(snapshot: Snapshot, parameters: Mapping[str, object], now: float) -> T
         tenant = snapshot.find(name if isinstance(name, str) else None)
     except NoTenant:
         tenant = None
-    allowed = allows(tenant.keys if tenant is not None else _NOBODYS, presented_key(parameters), now)
+    allowed = allows(tenant.keys if tenant is not None else _STAND_IN_KEYS, presented_key(parameters), now)
     if tenant is None or not allowed:
         raise NoTenant
     return tenant

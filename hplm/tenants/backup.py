@@ -20,7 +20,7 @@ MANIFEST = "backup.json"
 
 
 def back_up(manager: Manager, target: Path) -> dict[str, Any]:
-    """Copies everything that the newest generation needs, between two changes. Readers and requests are not affected.
+    """Copies all files that the newest generation needs, while no manager changes the state. Readers and requests go on.
 
     Tables are by far the largest part and never change, so managers do not wait while they are copied.
     """
@@ -66,7 +66,7 @@ def restore(source: Path, exported: Snapshot, state: State) -> dict[str, Any]:
     try:
         manifest = json.loads((source / MANIFEST).read_text("utf-8"))
     except FileNotFoundError:
-        raise InvalidInput(f"{source} is not a backup, because {MANIFEST} is missing: name what `hplm backup` wrote") from None
+        raise InvalidInput(f"{source} is not a backup, because {MANIFEST} is missing: name a folder of `hplm backup`") from None
     except ValueError as error:
         raise Broken(f"{source / MANIFEST} is not JSON ({error}): use another backup") from None
     if manifest.get("format") != FORMAT:
@@ -89,7 +89,7 @@ def restore(source: Path, exported: Snapshot, state: State) -> dict[str, Any]:
 
 
 def _link(source: Path, target: Path) -> bool:
-    """Links a table's files, so that they stay if another manager removes the table. Returns False if links are impossible."""
+    """Links a table's files, so that they stay if another manager removes the table. Returns False if it cannot link them."""
     target.mkdir(parents=True)
     try:
         for file in source.iterdir():

@@ -24,7 +24,7 @@ class Banks:
         self._state = state
 
     def put(self, change: Change, layout: Layout, uid: int, version: int, layers: Sequence[Mapping[str, Tensor]]) -> Record:
-        """Writes a record into a free place of one of the state's banks, or to its end."""
+        """Writes a record into a bank of this layout, over a free record or at the end. Starts a bank if there is none."""
         self._state.banks.mkdir(parents=True, exist_ok=True)
         flat = layout.pack(layers)
         for path in sorted(self._state.banks.glob("*.bank")):

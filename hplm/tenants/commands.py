@@ -75,7 +75,7 @@ class Commands:
         return described(tenant)
 
     def _changed(self, change: Any) -> dict[str, Any]:
-        """Returns the answer when every reader has taken the change."""
+        """Waits until every reader has taken the change, and returns the answer."""
         return {**asdict(change), "late": self._manager.settle(change.generation)}
 
     def _limit(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def _layers(tensors: dict[str, Tensor], layout: Layout, part: str) -> list[dict[
 def _tensors(given: dict[str, Any]) -> dict[str, Tensor]:
     text = _text(given, "tensors")
     if len(text) > LARGEST * 4 // 3:
-        raise InvalidInput(f"'tensors' has {len(text):,} characters: a tenant may have {LARGEST:,} bytes at most")
+        raise InvalidInput(f"'tensors' has {len(text):,} characters: send at most {LARGEST:,} bytes of tensors for a tenant")
     try:
         return load(base64.b64decode(text, validate=True))
     except (binascii.Error, SafetensorError) as error:

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 class Directory:
     def __init__(self, repository: Path, state: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """The exports are read once, as the backbones themselves do. `state` is read again for new generations."""
+        """The exports are read once, here as in the backbones. `state` is read again for new generations."""
         self._clock = clock
         self._backbones = {
             path.parent.parent.name: _Newest(path, state / path.parent.parent.name if state is not None else None)
@@ -26,7 +26,7 @@ class Directory:
         }
         self._looking = threading.Lock()
         self._looked_at = clock()
-        self._said: dict[str, str] = {}  # the last logged failure of each backbone, so that each is logged once
+        self._logged: dict[str, str] = {}  # the last failure of each backbone, so that each failure is logged once
 
     def snapshots(self) -> list[Snapshot]:
         return [backbone.snapshot for backbone in self._backbones.values()]
@@ -66,10 +66,10 @@ class Directory:
         for name, backbone in self._backbones.items():
             try:
                 backbone.refresh()
-                self._said.pop(name, None)
+                self._logged.pop(name, None)
             except (HplmError, OSError) as error:  # the last snapshot that was read stays in use
-                if self._said.get(name) != str(error):
-                    self._said[name] = str(error)
+                if self._logged.get(name) != str(error):
+                    self._logged[name] = str(error)
                     log.error("cannot read the newest tenants of backbone %s: %s", name, error)
 
 

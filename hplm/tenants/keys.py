@@ -28,13 +28,13 @@ class Key:
 
 
 def new_key(expires: int = 0) -> tuple[str, Key]:
-    """Makes a key. Returns its secret, which can be shown only now, and the key as it is stored."""
+    """Makes a key. Returns its secret, which is not stored, and the key as it is stored."""
     secret = PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
     return secret, Key(secrets.token_hex(4), _digest(secret), expires)
 
 
 def expiry(days: float) -> int:
-    """Returns when a key that is made now expires, in Unix seconds; 0 means never."""
+    """Returns the time at which a key of today expires, in Unix seconds; 0: never."""
     if type(days) not in (int, float) or not 0 <= days <= LONGEST_DAYS:
         raise InvalidInput(f"'days' is {days!r}: give a number up to {LONGEST_DAYS:,}, or 0 for a key that does not expire")
     return round(time.time() + 86400 * days) if days else 0
@@ -55,28 +55,28 @@ def without(keys: Sequence[Key], key_id: str, tenant_id: str) -> tuple[Key, ...]
 
 
 def key_of(secret: str) -> Key:
-    """Returns the key of a secret that an operator has made. Space around it is ignored, as at the end of a file."""
+    """Returns the key of a secret that an operator has made. Ignores white space around it, such as a file's last newline."""
     return Key("given", _digest(secret.strip()), 0)
 
 
 def allows(keys: Sequence[Key], header_value: str | None, now: float) -> bool:
-    """Whether `Bearer SECRET` fits one of these keys. Without keys, everybody is allowed.
+    """Whether `Bearer SECRET` matches one of these keys. Without keys, everybody is allowed.
 
-    All keys are compared even after one fits, so that the time does not show which one fits.
+    Compares all keys, even after a match, so that the time does not show which key matches.
     """
     scheme, _, secret = (header_value or "").strip().partition(" ")
     presented = _digest(secret.strip())
-    fits = False
+    matches = False
     for key in keys:
         same = hmac.compare_digest(key.digest.encode(), presented.encode())
-        fits |= same & (key.expires == 0 or now < key.expires)
-    return not keys or (fits and scheme.lower() == "bearer")
+        matches |= same & (key.expires == 0 or now < key.expires)
+    return not keys or (matches and scheme.lower() == "bearer")
 
 
 def presented_key(parameters: Mapping[str, object]) -> str | None:
-    """Returns the authorization header, which Triton puts among a request's parameters in the client's own case.
+    """Returns the authorization header. Triton adds it to a request's parameters, in the client's upper and lower case.
 
-    Returns None if there are several different ones: their order must not decide which one counts.
+    Returns None if there are several different values: their order must not decide which one counts.
     """
     values = {value for name, value in parameters.items() if name.lower() == "authorization"}
     value = values.pop() if len(values) == 1 else None

@@ -15,7 +15,7 @@ from hplm.tasks import TASKS
 
 @dataclass(frozen=True)
 class Knowledge:
-    """The tensors have the names and shapes of their layouts."""
+    """A version of a tenant in memory. The tensors have the names and shapes of their layouts."""
 
     domain: str
     domain_version: int
@@ -26,7 +26,7 @@ class Knowledge:
     version: int = 0  # its version in the store; 0: none
 
     def check(self, tenant_id: str, branches: Iterable[Branch], width: int | None) -> None:
-        """Raises if a backbone with these tables cannot serve it. `width` is that of the backbone's vectors; None: unknown."""
+        """Raises if a backbone with these tables cannot serve the tenant. `width`: of the backbone's vectors; None: unknown."""
         if self.task not in TASKS:
             raise InvalidInput(f"tenant {tenant_id!r} has the unknown task {self.task!r}: choose {' or '.join(TASKS)}")
         size = TASKS[self.task].head_size(len(self.labels))

@@ -128,7 +128,7 @@ class Manager:
             return _recorded(change, TenantChange(change.generation, tenant_id, gone.version, None))
 
     def add_key(self, tenant_id: str, days: float = 0) -> tuple[str, Key]:
-        """Returns the secret and the key. The secret is not stored, so it can be seen only here."""
+        """Returns the secret and the key. The secret is not stored, so nobody can read it later."""
         secret, key = new_key(expiry(days))
         with self.registry.change("tenant key add") as change:
             tenant = _known(change, tenant_id)
@@ -164,9 +164,8 @@ class Manager:
         self.tables.refuse_another(Table(source))
         with self.state.aside() as aside:
             copy = self.tables.copy(source, aside)
-            with self.registry.change(
-                "domain add"
-            ) as change:  # after the copy, which takes minutes: other managers wait during a change
+            # After the copy, which takes minutes: other managers wait during a change.
+            with self.registry.change("domain add") as change:
                 self.tables.check_arrival(name, version, source, change.branches)
                 self.tables.take(change, copy)
                 return self.close(change, DomainChange(change.generation, name, version, [], [], [], []))
@@ -212,7 +211,7 @@ class Manager:
         return _recorded(change, replace(done, removed=sorted(branch.folder for branch in removed)))
 
     def settle(self, generation: int) -> list[str]:
-        """Waits until every reader has taken the generation. Returns those that have not within ten seconds."""
+        """Waits until every reader has taken the generation. Returns the readers that have not taken it within ten seconds."""
         if self.state.current() < generation:  # decided, but not yet published
             self.registry.finish()
         try:
@@ -227,7 +226,7 @@ class Manager:
 
     @cached_property
     def _width(self) -> int | None:
-        """The width of the vectors of exported tenants; None if no tenant was exported."""
+        """The width of the exported tenants' vectors; None if no tenant was exported."""
         served = self.exported.tenants
         return Bank(self.folder / EXPORTED_BANKS / served[0].head.bank).layout.hidden if served else None
 

@@ -14,12 +14,12 @@ from hplm.tenants.snapshot import Tenant
 
 LARGEST_LIMIT = 10**12  # requests, or microseconds
 RETRY_IN_FLIGHT_S = 0.1
-_LOOKED_AT = 2  # accounts that each request checks for removal: more than the one it may add, so that none stay
+_CHECKED = 2  # accounts that each request checks for removal: more than the one that it may add, so that no unused one stays
 
 
 @dataclass
 class _Account:
-    """The state of a tenant's quotas: a bucket of requests that fills at `rate`, and the requests in flight."""
+    """The state of a tenant's quotas: a bucket of requests that fills at `rate`, and the number of requests in flight."""
 
     level: float
     filled_at: float
@@ -57,7 +57,7 @@ class Quotas:
         return len(self._accounts)
 
     def take(self, tenant: Tenant) -> None:
-        """Counts a request in, or raises Quota. Each counted request must be given back once."""
+        """Counts a request as in flight, or raises Quota. Each counted request must be given back once."""
         with self._lock:
             now = self._clock()
             self._forget(now)
@@ -71,7 +71,7 @@ class Quotas:
             account.in_flight += 1
 
     def spend(self, tenant: Tenant) -> None:
-        """Counts a request for the rate only, where its end is not seen. It is not given back."""
+        """Counts a request for the rate only, for callers that do not see its end. It is not given back."""
         if tenant.rate:
             with self._lock:
                 now = self._clock()
@@ -99,7 +99,7 @@ class Quotas:
         return account
 
     def _forget(self, now: float) -> None:
-        for _ in range(min(_LOOKED_AT, len(self._accounts))):
+        for _ in range(min(_CHECKED, len(self._accounts))):
             uid, account = next(iter(self._accounts.items()))
             if account.is_as_new(now):
                 del self._accounts[uid]

@@ -1,4 +1,4 @@
-"""The managers' side of a live state. Changes are made one at a time; each is a new generation, and atomic.
+"""The managers' side of a live state. Managers make one change at a time. Each change is atomic and a new generation.
 
 A change is written in this order: new tables and banks, the snapshot, the registry, CURRENT. If it is interrupted before the
 registry is written, it never happened. After that, the next manager publishes it. Readers never open the registry, so a locked
@@ -30,7 +30,7 @@ from hplm.tenants.state import State
 log = logging.getLogger(__name__)
 
 KEPT_SNAPSHOTS = 16
-REST_SECONDS = 60.0  # before a freed record is overwritten: longer than a request may still need it
+REST_SECONDS = 60.0  # how long a freed record is kept: longer than a request may still need it
 SETTINGS = ("keys", "rate", "burst", "in_flight", "deadline_us")  # of a tenant, the same for all its versions
 PATIENCE = 60.0  # seconds that a manager waits for another one
 SCHEMA = """
@@ -93,7 +93,7 @@ class Change:
         return self.next_uid - 1
 
     def next_version(self, tenant_id: str) -> int:
-        """Returns the tenant's next version. It is never used twice either, not even after a rollback."""
+        """Returns the tenant's next version. No version is used twice, not even after a rollback."""
         tenant = self.tenants.get(tenant_id)
         return max(self.versions.get(tenant.uid, 0), tenant.version) + 1 if tenant is not None else 1
 
@@ -102,14 +102,14 @@ class Change:
         return {(record.bank, record.index) for tenant in known for record in tenant.records()}
 
     def records_of(self, bank: str) -> set[int]:
-        """Returns the records of a bank that must not be overwritten: in use, or freed too recently."""
+        """Returns the records of a bank that must not be overwritten: those in use, and those that were freed recently."""
         return {index for name, index in self.records() | self.resting | self._taken if name == bank}
 
     def take(self, record: Record) -> None:
         self._taken.add((record.bank, record.index))
 
     def add_branch(self, domain: str, version: int, size: int) -> Branch:
-        """Adds a branch with new addresses. They are never used twice, because tickets may still name a deleted table."""
+        """Adds a branch with new addresses. No address is used twice, because tickets may still name a deleted table."""
         branch = Branch(domain, version, self.next_address)
         self.branches.append(branch)
         self.next_address += size
@@ -162,7 +162,7 @@ class Registry:
 
     @contextmanager
     def frozen(self) -> Generator[tuple[Snapshot, sqlite3.Connection], None, None]:
-        """Gives the published snapshot and the registry, while no manager can change them."""
+        """Yields the published snapshot and the registry. No manager can change them meanwhile."""
         self.check_begun()
         with self._opened() as database:
             yield self._newest(database), database
@@ -194,7 +194,7 @@ class Registry:
                 f"{self.state.registry} is broken ({error}): restore the state. Published tenants are still served"
             ) from error
         finally:
-            database.close()  # without COMMIT nothing has happened
+            database.close()  # without COMMIT, nothing is written
 
     def _newest(self, database: sqlite3.Connection) -> Snapshot:
         decided = database.execute("SELECT max(generation) FROM audit").fetchone()[0] or 0
@@ -245,7 +245,7 @@ class Registry:
         database.execute("INSERT INTO audit VALUES (?, ?, ?, ?, ?)", row)
 
     def _sweep(self, snapshot: Snapshot, database: sqlite3.Connection) -> None:
-        """Removes files that no generation needs, and those of interrupted changes. Readers still have their files open."""
+        """Removes files that no generation needs, and those of interrupted changes. Readers keep their files open."""
         tables = {branch.folder for branch in snapshot.branches}
         for folder in self.state.tables.glob("*/*"):
             if f"{folder.parent.name}/{folder.name}" not in tables:

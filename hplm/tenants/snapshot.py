@@ -1,4 +1,4 @@
-"""Snapshots: the tenants that exist, the tables that they are pinned to, and the records with their knowledge.
+"""Snapshots: the served tenants, the tables that they are pinned to, and the records of their adapters and heads.
 
 A snapshot never changes after it was renamed to its final name. The exported one is generation 0, `tenants.json` in the model
 folder.

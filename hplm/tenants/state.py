@@ -28,12 +28,12 @@ from hplm.tenants.snapshot import LIVE, Snapshot
 EXPORTED_CONFIG, EXPORTED_TOKENIZER, EXPORTED_UPPER = "backbone.json", "tokenizer.json", "upper.safetensors"
 EXPORTED_TENANTS, EXPORTED_TABLES, EXPORTED_BANKS = "tenants.json", "plot", "adapters"
 SECONDS_BETWEEN_LOOKS = 0.2  # how often a reader looks for a newer generation
-ALIVE_SECONDS = 5.0  # a reader that has not written for so long is gone
-UNSEEN_SECONDS = 0.5  # the wait for readers that may not write
-SILENT_SECONDS = 1.5  # the wait for silent readers: longer than a reader's interval of writing
-STILL_SECONDS = 0.25  # the most that counts between two looks: in a longer pause the whole machine stood still
-PATIENCE = 10.0
-NEW_SECONDS = 10.0  # the most between making a folder and locking it
+ALIVE_SECONDS = 5.0  # a reader that has not written its file for so long is silent: it may have ended
+UNSEEN_SECONDS = 0.5  # how long to wait for readers that may not write
+SILENT_SECONDS = 1.5  # how long to wait for silent readers: longer than the interval at which a reader writes
+STILL_SECONDS = 0.25  # the most time that counts between two checks: if more has passed, the whole machine was stopped
+PATIENCE = 10.0  # how long to wait for readers that are not silent
+NEW_SECONDS = 10.0  # the most time between making a folder and locking it
 WAY_OUT = "restore the state with `hplm restore`, or its tenants with `hplm tenant update`"
 
 
@@ -79,7 +79,7 @@ class State:
             raise Broken(f"{self.current_file} does not contain the number of a generation: restore the state") from None
 
     def has(self, generation: int) -> bool:
-        """Whether the snapshot of a generation is there. The last ones are kept."""
+        """Whether the snapshot of a generation exists. Only the last generations are kept."""
         return (self.snapshots / str(generation)).exists()
 
     def bank(self, name: str) -> Path:
@@ -104,7 +104,7 @@ class State:
             os.close(held)
 
     def sweep_aside(self) -> None:
-        """Removes the temporary folders of killed managers, which nobody locks."""
+        """Removes the temporary folders of killed managers: those that no process locks."""
         for folder in self.folder.glob("aside-*"):
             with suppress(FileNotFoundError, BlockingIOError):
                 if time.time() - folder.stat().st_mtime < NEW_SECONDS:
@@ -117,10 +117,10 @@ class State:
                     os.close(held)
 
     def wait_for_readers(self, generation: int) -> list[str]:
-        """Waits until all readers have taken the generation. Returns the names of those that have not in ten seconds.
+        """Waits until all readers have taken the generation. Returns the names of late readers after ten seconds.
 
-        Readers that may not write get the time of two looks. Silent readers get the time to write once more, because the whole
-        machine may have stood still.
+        Readers that may not write get the time to look twice for a new generation. Silent readers get the time to write once
+        more, because the whole machine may have been stopped.
         """
         waited, looked = 0.0, time.monotonic()
         while True:
@@ -133,7 +133,7 @@ class State:
             waited, looked = waited + min(now - looked, STILL_SECONDS), now
 
     def _behind(self, generation: int) -> dict[str, bool]:
-        """Returns the readers that have not taken the generation, each with whether it has been silent too long."""
+        """Returns the readers that have not taken the generation. The value says whether a reader is silent."""
         behind: dict[str, bool] = {}
         for file in self.readers.glob("[!.]*"):
             with suppress(FileNotFoundError, ValueError):  # removed, or being written just now

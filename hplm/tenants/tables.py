@@ -41,8 +41,8 @@ class Tables:
         here = {(branch.domain, branch.version) for branch in branches}
         if (name, version) in here or (meta.domain, meta.version) != (name, version):
             raise InvalidInput(
-                f"{source} is version {meta.version} of domain {meta.domain!r}: this is not the requested one, or it is served "
-                "already"
+                f"{source} is version {meta.version} of domain {meta.domain!r}, which is served already or was not requested: "
+                "name a table that is not served"
             )
         if (meta.parent, meta.parent_version) not in here:
             raise InvalidInput(
@@ -56,7 +56,7 @@ class Tables:
             )
 
     def refuse_another(self, table: Table) -> None:
-        """Raises if the export has a different table with this version. Readers would open that one, which they find first."""
+        """Raises if the export has a different table of this version. Readers would find and open that one first."""
         meta = table.meta
         exported = self._exported / meta.domain / str(meta.version)
         if exported.is_dir() and not Table(exported).same_as(table):
@@ -84,7 +84,10 @@ class Tables:
         change.add_branch(meta.domain, meta.version, meta.rows)
 
     def unneeded(self, change: Change) -> list[Branch]:
-        """Returns tables of older versions that no tenant needs, now or after a rollback, and no needed table falls back to."""
+        """Returns the tables of older versions that can be removed.
+
+        No tenant needs them, now or after a rollback, and no needed table falls back to them.
+        """
         needed = {(tenant.domain, tenant.domain_version) for tenant in (*change.tenants.values(), *change.before.values())}
         newest: dict[str, int] = defaultdict(int)
         for branch in change.branches:

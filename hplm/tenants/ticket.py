@@ -1,6 +1,6 @@
-"""The ticket: the result of a lookup, signed, so that upper need not trust anything else that a client can send.
+"""The ticket: the signed result of a lookup. Upper trusts it, because no client can make one.
 
-The secret is in memory-backed storage, in one file for each server process. The first of its models makes the file.
+The secret is a file in memory-backed storage, one for each server process. The first of the server's models makes it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ TICKET_BYTES = _BODY.size + _SIGNATURE_BYTES
 
 @dataclass(frozen=True)
 class Ticket:
-    export: int  # of the snapshot: another export has the same numbers of generations
-    generation: int  # of the snapshot in which the tenant was found
+    export: int  # of the snapshot: generations are numbered anew in each export
+    generation: int  # of the snapshot in which lookup found the tenant
     uid: int
     version: int
     arrival_ns: int  # CLOCK_MONOTONIC, which all processes of a machine share
@@ -94,14 +94,12 @@ def _started(pid: int) -> str:
 
 
 def _sweep(folder: Path) -> None:
-    """Removes the secrets of ended servers, as far as their processes are visible here."""
+    """Removes the secrets of ended servers, if they ran in our namespace of process ids."""
     for path in folder.glob("hplm-secret-*"):
         owner = re.search(rf"-{_namespace()}-(\d+)-(\d+)(\.\d+)?$", path.name)
         if owner is None or _alive(int(owner[1]), owner[2]):
             continue
-        with contextlib.suppress(
-            FileNotFoundError, PermissionError
-        ):  # another server removed it, or it belongs to another user
+        with contextlib.suppress(FileNotFoundError, PermissionError):  # already removed, or of another user
             path.unlink()
 
 

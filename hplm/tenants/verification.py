@@ -30,14 +30,14 @@ from hplm.tenants.state import (
 from hplm.tenants.state import WAY_OUT as RESTORE
 
 PUBLISHING_SECONDS = 0.5  # the time between deciding and publishing a change
-NAMED = 5  # the most broken rows of a table, or records of a bank, that are listed
+NAMED = 5  # how many broken rows of a table, or records of a bank, are listed
 
 Progress = Callable[[int], object]
 
 
 @dataclass(frozen=True)
 class Part:
-    """One thing that can be broken. `check` yields its errors, and reports how many bytes it has read."""
+    """A file or folder to check. `check` yields its errors, and reports how many bytes it has read."""
 
     kind: str
     path: Path
@@ -90,7 +90,7 @@ def _is_begun(live: State) -> bool:
 
 
 def versions(folder: Path) -> list[Path]:
-    """Returns all versions of all domains or tenants in a folder. A folder with a version's name is complete."""
+    """Returns all versions of all domains or tenants in a folder. A folder whose name is a number is complete."""
     found = [path for path in folder.glob("*/*") if path.name.isdecimal()]
     return sorted(found, key=lambda path: (path.parent.name, int(path.name)))
 

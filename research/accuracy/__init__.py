@@ -1,1 +1,1 @@
-"""The accuracy report: HMI's Table 3 on real text, number by number, from small result files that are never computed twice."""
+"""The accuracy report: HMI's Table 3 on real text, number by number; a finished number is never computed again."""

@@ -1,4 +1,4 @@
-"""`python -m research.accuracy --tier 1`: eight tasks in four domains of docstrings; hPLMs beside their rivals."""
+"""`python -m research.accuracy --tier 1`: scores hPLMs and their rivals on eight tasks in four domains of docstrings."""
 
 from __future__ import annotations
 
@@ -14,25 +14,30 @@ from demo.data import stored_demo_data
 from hplm.engine.engine import resolve_device
 from hplm.errors import HplmError, InvalidInput
 from research.accuracy.report import Report
-from research.accuracy.results import Results
 from research.accuracy.studies import Study
 from research.accuracy.table import draw, markdown_of, tenants_in
 from research.accuracy.tiers import TIERS
+from research.result_file import ResultFile
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m research.accuracy", description=__doc__)
-    parser.add_argument("--tier", type=int, choices=sorted(TIERS), default=1, help="how much (default: %(default)s)")
-    parser.add_argument("--studies", default="schemes", help="or all; --list names them (default: %(default)s)")
-    parser.add_argument("--list", action="store_true", help="name the studies and how much of each is finished")
-    parser.add_argument("--finished", action="store_true", help="show what is finished, compute nothing")
-    parser.add_argument("--seeds", help="comma-separated; others than the tier's")
+    parser.add_argument("--tier", type=int, choices=sorted(TIERS), default=1, help="how much to compute (default: %(default)s)")
+    parser.add_argument(
+        "--studies", default="schemes", help="studies, separated by commas, or all; --list prints them (default: %(default)s)"
+    )
+    parser.add_argument("--list", action="store_true", help="print the studies, and how many numbers of each are finished")
+    parser.add_argument("--finished", action="store_true", help="show the finished numbers and compute nothing")
+    parser.add_argument("--seeds", help="seeds, separated by commas, instead of the tier's")
     parser.add_argument("--work", type=Path, default=Path(".hplm/report"), help="data and stores (default: %(default)s)")
     parser.add_argument(
-        "--results", type=Path, default=Path("docs/results/accuracy"), help="a file a finished number (default: %(default)s)"
+        "--results",
+        type=Path,
+        default=Path("research/results/accuracy.jsonl"),
+        help="file of finished numbers (default: %(default)s)",
     )
     parser.add_argument("--model", help="Hugging Face name or folder of another BERT than MiniLM")
-    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw each study there")
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw each study into this folder")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     args = parser.parse_args(argv)
     try:
@@ -55,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"report: {error.filename or args.work}: {error.strerror or error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("report: interrupted; the same command goes on from here", file=sys.stderr)
+        print("report: interrupted; give the same command to continue", file=sys.stderr)
         return 130
     return 0
 
@@ -74,19 +79,19 @@ def _report(args: argparse.Namespace) -> Report:
     layers = _layers(model)
     name = BACKBONE if args.model is None else named(args.model)
     data = stored_demo_data(args.work / "data" / f"{args.tier}-{fingerprint()}", tier.sizes, further=True)
-    return Report(name, model, layers, data, tier, args.work / "made", Results(args.results), resolve_device(args.device))
+    return Report(name, model, layers, data, tier, args.work / "made", ResultFile(args.results), resolve_device(args.device))
 
 
 def _layers(model: str) -> int:
     try:
         return AutoConfig.from_pretrained(model).num_hidden_layers
     except (OSError, ValueError) as error:
-        raise InvalidInput(f"--model {model}: cannot read a model there: {str(error).strip().splitlines()[0]}") from None
+        raise InvalidInput(f"--model {model} cannot be read: {str(error).strip().splitlines()[0]}") from None
 
 
 def _study(known: dict[str, Study], name: str) -> Study:
     if name not in known:
-        raise InvalidInput(f"study {name!r} is not known: choose from {', '.join(known)}, all")
+        raise InvalidInput(f"unknown study {name!r}: choose from {', '.join(known)}, all")
     return known[name]
 
 

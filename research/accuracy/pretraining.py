@@ -1,4 +1,4 @@
-"""Further pretraining of a whole BERT, of its lower layers, its upper ones or all: what HMI's observation O1 is made of."""
+"""Further pretraining of a whole BERT: of its lower layers, its upper layers or all (HMI's observation O1)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pretrain(
     device: torch.device,
     saved: Path,
 ) -> None:
-    """Changes `body` in place. Without a head one is made and fitted first. Cut anywhere, the same call goes on."""
+    """Changes `body` in place. Without a head, makes and fits one first. The same call continues an interrupted one."""
     guesser = _Guesser(body, head or MaskedHead(config)).to(device).eval()
     reading, in_half = Reading(config, documents, seed, step_tokens(device)), half_precision(device)
 

@@ -1,4 +1,4 @@
-"""What stands below a tenant's adapter, and how it is made: a root, a branch of it, the branch's table."""
+"""Recipes: how to make the root, the branch and the table that a tenant is trained on."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class RootRecipe:
         return self
 
     def cut_to(self, share: float) -> RootRecipe:
-        """The same layers, and no larger a share of the n-grams."""
+        """Returns the recipe of the same layers with at most this share of the n-grams."""
         return CutRootRecipe(**asdict(self), cut=share) if share < self.keep else self
 
 
 @dataclass(frozen=True)
 class CutRootRecipe(RootRecipe):
-    cut: float = 1.0  # share of the n-grams that are left
+    cut: float = 1.0  # share of the n-grams that stay
 
     @property
     def name(self) -> str:
@@ -51,12 +51,12 @@ class DomainRecipe:
 
     @property
     def whole(self) -> DomainRecipe:
-        """With all n-grams in 16 bits: other tables are cut from this one's lower layers and counts."""
+        """The recipe with all n-grams in 16 bits. Smaller tables are made from its lower layers and counts."""
         return replace(self, root=self.root.whole, keep=1.0, dtype="fp16")
 
     @property
     def plain(self) -> DomainRecipe:
-        """Without what makes no difference to what it says: as results know it."""
+        """The recipe as results name it: options that make no difference are left out."""
         if not self.keep:
             return DomainRecipe(self.root, 0, "masked", 0)
         return self if self.minutes else replace(self, learn="masked")
@@ -70,9 +70,9 @@ class DomainRecipe:
 
 @dataclass(frozen=True)
 class Pretraining:
-    """Of a whole BERT, by guessing masked words of the domain's corpus (HMI's Fig. 7)."""
+    """Further pretraining of a whole BERT on masked words of the domain's corpus (HMI's Fig. 7)."""
 
-    part: str  # of its layers that learns: lower, upper, all
+    part: str  # the layers that learn: lower, upper, all
     minutes: float
 
     @property
@@ -80,4 +80,4 @@ class Pretraining:
         return self
 
 
-Below = DomainRecipe | Pretraining | None  # None: the original BERT as it is
+Below = DomainRecipe | Pretraining | None  # None: the unchanged original BERT

@@ -1,4 +1,4 @@
-"""Runs what has no result yet: every case of a study, on every task, with every seed."""
+"""Runs every case of a study on every task with every seed, where there is no result yet."""
 
 from __future__ import annotations
 
@@ -34,38 +34,42 @@ from demo.data import DemoData, DemoTenant
 from hplm.plot.table import FORMAT as TABLE_FORMAT
 from research.accuracy.pretraining import pretrain
 from research.accuracy.recipes import Below, DomainRecipe, Pretraining, RootRecipe
-from research.accuracy.results import Results
 from research.accuracy.stores import Stores
 from research.accuracy.studies import Study, StudyCase, studies_of, tenants_of
 from research.accuracy.tiers import Tier
+from research.result_file import ResultFile
 from research.schemes.trained import options_of, train_scheme, whole_body
 
-OF_UPPER_LAYERS = ("adapter", "dedicated-lower", "dedicated-upper")  # numbers that depend on how many these are
-BARE = 0.001  # of the n-grams
-# Raised when the same options train otherwise, or the same recipe makes other lower layers: earlier numbers do not count then.
+OF_UPPER_LAYERS = (
+    "adapter",
+    "dedicated-lower",
+    "dedicated-upper",
+)  # schemes whose results depend on the number of upper layers
+BARE = 0.001  # share of the n-grams in a root whose table is not read
+# Raise these if the same options train differently, or the same recipe makes other lower layers: earlier results are void then.
 TRAINING, BELOW = 1, 1
-FEW = ("maths-area", "learning-names")  # what most studies ask: the largest task, and one that tags
+FEW = ("maths-area", "learning-names")  # the tasks of most studies: the largest one, and one that tags
 
 
 @dataclass(frozen=True)
 class Run:
-    """One number: a case asked one task with one seed."""
+    """A number to compute: the score of a case on one task with one seed."""
 
     task: DemoTenant
     case: StudyCase
     seed: int
-    sample: int = 0  # texts, drawn with replacement by the seed; 0: the task's own
+    sample: int = 0  # texts, drawn with replacement by the seed; 0: all texts of the task
 
 
 @dataclass(frozen=True)
 class Report:
-    name: str  # of the model, in results
+    name: str  # name of the model in results
     model: str
     layers: int
     data: DemoData
     tier: Tier
     work: Path  # for stores; large, and of no more use than to go on from
-    results: Results
+    results: ResultFile
     device: torch.device
     few: tuple[str, ...] = FEW
 
@@ -74,7 +78,7 @@ class Report:
         return studies_of(self.tier, self.layers)
 
     def finished(self, study: Study) -> list[dict[str, Any]]:
-        """The runs that have a result, with it, in the order of tasks, cases, seeds."""
+        """Returns the runs that have a result, with it, in the order of tasks, cases and seeds."""
         told = [(run, self._told(run)) for run in self._runs(study)]
         found = [(run, self.results.get(one)) for run, one in told]
         return [
@@ -87,11 +91,11 @@ class Report:
         return sum(1 for _ in self._runs(study))
 
     def run(self, studies: Sequence[Study], at_a_time: int | None = None) -> None:
-        """All that is missing. A training has one thread: its numbers do not depend on how many there are."""
+        """Computes all missing results. Each training has one thread, because its result depends on the number of threads."""
         wanted = {repr(self._told(run)): run for study in studies for run in self._runs(study)}
         missing = [run for run in wanted.values() if self.results.get(self._told(run)) is None]
         order = {case: number for number, case in enumerate(case for study in studies for case in study.cases)}
-        missing.sort(key=lambda run: (run.seed, order[run.case]))  # all of one seed before the next
+        missing.sort(key=lambda run: (run.seed, order[run.case]))  # one seed is finished before the next begins
         self._build(missing)
         at_a_time = at_a_time or (1 if self.device.type != "cpu" else processes_that_fit(len(missing)))
         with tqdm(total=len(missing), desc="report", unit="training", disable=not missing) as bar:
@@ -114,7 +118,7 @@ class Report:
                     yield from (Run(task, case, seed) for seed in self.tier.seeds)
 
     def _told(self, run: Run) -> dict[str, Any]:
-        """All that the number depends on, and nothing else."""
+        """Returns everything that the result depends on, and nothing else."""
         task, case, below = run.task, run.case, run.case.below
         told = {"task": task.id, "domain": task.domain, "kind": task.task, "model": self.name}
         told |= {"data": self._digests[task.id], "scheme": case.scheme, "seed": run.seed}
@@ -134,12 +138,12 @@ class Report:
 
     @cached_property
     def _digests(self) -> dict[str, str]:
-        """Other packages on another machine are other data."""
+        """Digests of the tasks' data. The data come from installed packages, so they differ between machines."""
         return {task.id: digest_of(task.train, task.dev, task.test) for task in self.data.tenants}
 
     @cached_property
     def home(self) -> Path:
-        """Of stores: other corpora, another model, other formats, another way of making them have another."""
+        """The folder of the stores. It changes with the corpora, the model, the formats and the way of making stores."""
         made_of = [self.name, self.model, digest_of(*self._corpora.values()), STORE_FORMAT, TABLE_FORMAT, BELOW]
         return self.work / hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:12]
 
@@ -149,7 +153,7 @@ class Report:
 
     @property
     def _kept_corpora(self) -> dict[str, Path]:
-        """Copies: a build that was cut knows its corpora by path and date, and data come and go with packages."""
+        """Copies of the corpora. An interrupted build knows its corpora by path and date, and packages may change."""
         return {domain: self.home / "corpora" / f"{domain}.txt" for domain in self._corpora}
 
     def _training(self, run: Run) -> TrainingOptions:
@@ -161,7 +165,7 @@ class Report:
         return next(case.below.root for case in self.studies["schemes"].cases if isinstance(case.below, DomainRecipe))
 
     def _recipe(self, below: Below) -> DomainRecipe:
-        """A whole BERT reads texts as an hPLM does; what tables say it does not ask, so those of a bare root will do."""
+        """Returns what to build. A whole BERT reads texts like an hPLM but needs no tables, so it gets a bare root."""
         if isinstance(below, DomainRecipe):
             return below
         return DomainRecipe(replace(self._root, minutes=0, keep=BARE), 0, self.tier.learn, keep=0)
@@ -213,7 +217,7 @@ class Report:
         return {**scores.described(), **told}
 
     def _pretrained(self, below: Pretraining, domain: str) -> WholeBody:
-        """The finished body is kept, for every task of the domain."""
+        """Returns a further pretrained body. It is stored, for every task of the domain."""
         store = self._stores.open(self._recipe(None))
         body, name = whole_body(store), f"{domain}-{below.part}-{store.config.upper_layers}-{below.minutes:g}"
         folder = self.home / "pretrained" / name
@@ -241,7 +245,7 @@ def _score_alone(report: Report, run: Run) -> dict[str, Any]:
 
 
 def _resampled(ground: Ground, count: int, seed: int) -> Ground:
-    """As if the task had only a bootstrap sample of its texts (HMI's Eq. 5)."""
+    """Returns the task's training data with a bootstrap sample of its texts (HMI's Eq. 5)."""
     texts = ground.texts
     drawn = np.random.default_rng([seed, count]).integers(len(texts.texts), size=count)
     sample = replace(texts, texts=[texts.texts[i] for i in drawn], lengths=texts.lengths[drawn])

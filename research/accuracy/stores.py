@@ -1,4 +1,4 @@
-"""The stores that numbers stand on, built when something is missing; cut anywhere, the next call goes on."""
+"""Builds the stores that the report needs. The next call continues an interrupted one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Stores:
             build_root(self.model, list(self.corpora.values()), folder, options, Budget(minutes=recipe.minutes), self.device)
 
     def build_domain(self, recipe: DomainRecipe, domain: str) -> None:
-        """The root is there."""
+        """Builds a domain and its table. The root must exist."""
         if not recipe.keep:
             return
         store, name = self.open(recipe), recipe.branch(domain)
@@ -48,7 +48,7 @@ class Stores:
             recut_domain(origin, whole, store, name, recipe.keep, recipe.dtype, self.device)
 
     def missing(self, wanted: Iterable[tuple[DomainRecipe, str]]) -> list[tuple[DomainRecipe, str]]:
-        """Each once, whole tables before those that are cut from them."""
+        """Returns each missing table once, whole tables before the smaller ones that are made from them."""
         needed = dict.fromkeys((recipe.whole, domain) for recipe, domain in wanted if recipe.keep)
         needed |= dict.fromkeys((recipe, domain) for recipe, domain in wanted if recipe.keep)
         return [found for found in needed if not self._is_there(*found)]

@@ -1,4 +1,4 @@
-"""What the report asks: each study sets some cases side by side, on the same tasks and seeds."""
+"""The studies of the report. Each compares some cases on the same tasks and seeds."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class Study:
     name: str
     title: str
     cases: tuple[StudyCase, ...]
-    few_tasks: bool = True  # those of FEW; only what everything else is measured by is asked of all
-    tenants: int = 0  # made by resampling the tasks; 0: each task is one
+    few_tasks: bool = True  # only the tasks of FEW; the main studies have all tasks
+    tenants: int = 0  # number of tenants, made by resampling the tasks; 0: each task is a tenant
 
 
 def studies_of(tier: Tier, layers: int) -> dict[str, Study]:
-    """`layers`: of the model, a third of which are below."""
+    """Returns the studies by name. `layers`: of the model; a third of them are lower layers."""
     third = max(1, layers // 3)
     root = RootRecipe(tier.root_minutes, tier.root_keep, third, layers - third)
     below = DomainRecipe(root, tier.domain_minutes, tier.learn)
     hplm, plot = StudyCase("hplm", "hplm", below), StudyCase("plot", "plot", below)
 
     def shaped(label: str, **shape: int) -> StudyCase:
-        """Over the root's table alone: a shape is told by less than that."""
+        """Returns a case on the root's table alone, which is enough to compare splits and windows."""
         return StudyCase(label, "hplm", replace(below, keep=0.0, root=replace(root, minutes=tier.shape_minutes, **shape)))
 
     def over(scheme: str, times: int) -> StudyCase:
@@ -86,7 +86,7 @@ def studies_of(tier: Tier, layers: int) -> dict[str, Study]:
 
 
 def tenants_of(tasks: Sequence[tuple[DemoTenant, int]], count: int) -> list[tuple[DemoTenant, int]]:
-    """How many of `count` tenants each task has: in proportion to its training texts (HMI's Eq. 4), every task one at least."""
+    """Divides `count` tenants among the tasks in proportion to their training texts (HMI's Eq. 4), at least one to each."""
     total = sum(texts for _, texts in tasks)
     shares = [max(1.0, count * texts / total) for _, texts in tasks]
     given = [int(share) for share in shares]

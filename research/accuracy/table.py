@@ -88,6 +88,8 @@ def draw(runs: Runs, title: str, path: Path, weights: dict[str, float] | None = 
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    from research.drawing import save
+
     table = scores_of(runs)
     table = {**table, "average": averages_of(table, weights)}
     cases = list(dict.fromkeys(run["case"] for run in runs))
@@ -107,5 +109,4 @@ def draw(runs: Runs, title: str, path: Path, weights: dict[str, float] | None = 
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(f"{title}: accuracy or F1 on unseen files", loc="left", color=INK)
     figure.legend(frameon=False, loc="outside lower center", ncols=len(cases))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    save(figure, path)

@@ -1,4 +1,4 @@
-"""How much is computed: the first tier in hours on two cores, the others on a machine with a GPU."""
+"""Tiers: how much the report computes. The first one takes hours on two cores, the others need a GPU."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from builder.training.finetuning import TrainingOptions
 from hplm.errors import InvalidInput
 from research.schemes.trained import HEAD_RATE, SCHEMES
 
-# Of ranks from 8 to 128 a compromise: 64 is 0.75 better on dev (four tasks), level on test, and twice as large.
+# Rank 32 is a compromise among 8 to 128: rank 64 is 0.75 better on dev (four tasks), equal on test, and twice as large.
 OPTIONS = TrainingOptions(adapter="lora", rank=32, learning_rate=HEAD_RATE, body_rate=SCHEMES["plot"].body_rate, patience=3)
-PASSES = 3  # over the data, of a dedicated BERT; all else has as many as cost no more than these
-MOST_PASSES = 4  # more teach nothing but the training texts
-SHARED_PASSES = 9  # of a head alone: what it reads is computed once
+PASSES = 3  # over the data, for a dedicated BERT; other schemes get as many passes as cost the same time
+MOST_PASSES = 4  # more passes only memorise the training texts
+SHARED_PASSES = 9  # for a scheme with only a head, whose input is computed once
 
 
 def passes(scheme: str, layers: int, upper: int) -> int:
-    """A layer's forward pass costs one, its gradients two."""
+    """Returns how many passes over the data a scheme may take. A layer's forward pass costs one, its gradients two."""
     if scheme == "shared":
         return SHARED_PASSES
     cost = {"plot": 3 * upper, "hplm": 3 * upper, "adapter": layers + 2 * upper}.get(scheme, 3 * layers)
@@ -25,18 +25,18 @@ def passes(scheme: str, layers: int, upper: int) -> int:
 
 @dataclass(frozen=True)
 class Tier:
-    train: int  # texts of a task, where its source has them
+    train: int  # texts of a task, if its source has as many
     dev: int
     test: int
     seeds: tuple[int, ...]
-    times: int  # as many passes
+    times: int  # factor of the number of passes
     root_minutes: float
-    domain_minutes: float  # 0: a few minutes teach a domain nothing that its root, which read the same texts, does not know
-    learn: str  # how domains do
-    learning_minutes: float  # of a domain, to see what it learns
-    shape_minutes: float  # of adapting each root of another split or window
+    domain_minutes: float  # 0, because a domain learns nothing in a few minutes that its root did not learn from the same texts
+    learn: str  # how domains learn
+    learning_minutes: float  # of a domain, in the study of what it learns
+    shape_minutes: float  # of each root with another split or window
     whole_minutes: float  # of further pretraining a whole BERT
-    tenants: tuple[int, ...]  # that resample the tasks
+    tenants: tuple[int, ...]  # numbers of tenants that resample the tasks
     tenant_texts: int = 300
     root_keep: float = 0.3
 
@@ -48,10 +48,10 @@ class Tier:
         try:
             return replace(self, seeds=tuple(int(seed) for seed in listed.split(",")))
         except ValueError:
-            raise InvalidInput(f"--seeds {listed!r}: numbers with commas between them, such as 0,1,2") from None
+            raise InvalidInput(f"--seeds {listed!r}: give numbers with commas between them, such as 0,1,2") from None
 
     def training(self, scheme: str, layers: int, upper: int, seed: int) -> TrainingOptions:
-        """Of a model of so many layers, so many of them above the tables, or with adapters."""
+        """Returns the training options for a model with `layers` layers, of which `upper` are above the tables."""
         return replace(OPTIONS, epochs=self.times * passes(scheme, layers, upper), seed=seed)
 
 

@@ -1,1 +1,1 @@
-"""Triton backends of the baselines: one folder a backend."""
+"""Triton backends of the baselines, one folder for each."""

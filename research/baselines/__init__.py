@@ -1,1 +1,1 @@
-"""BASELINES: whole models, one a tenant, as they are served today. What hPLMs are compared with, on the same server."""
+"""The baselines: a whole model for each tenant, as models are served today. hPLMs are compared with them on the same server."""

@@ -1,4 +1,4 @@
-"""What is a tenant's own in a scheme without sharing: all layers above the words, or above the tables."""
+"""The body of a model: the layers that each tenant owns in a scheme without sharing, above the words or above the tables."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from hplm.model.config import BackboneConfig
 from hplm.model.layer import activation
 from hplm.model.stacks import UpperStack
 
-STORED = torch.float32  # in files; a slot may compute in another
+STORED = torch.float32  # dtype of files; a slot may compute in another one
 
 
 class Body(nn.Module):
-    """With words of its own a whole BERT; without, what stands on the sums that tables give."""
+    """A whole BERT if it has words of its own. Otherwise the layers above the tables, which read the tables' sums."""
 
     def __init__(self, config: BackboneConfig, own_words: bool) -> None:
         super().__init__()
@@ -32,7 +32,10 @@ class Body(nn.Module):
         self.upper = UpperStack(config)
 
     def forward(self, ground: Tensor, segments: Tensor, lengths: Sequence[int], rows: Tensor) -> Tensor:
-        """`ground`: token ids, or sums of tables; texts end to end. Of the tokens in `rows`, rows x hidden."""
+        """Returns the vectors of the tokens in `rows`: rows x hidden.
+
+        `ground`: token ids, or sums of tables, of texts that lie end to end.
+        """
         sums = ground if self.words is None else self.words(ground)
         positions = torch.cat([torch.arange(length, device=sums.device) for length in lengths])
         attend = PackedAttention(lengths, self.upper.heads, sums.device)
@@ -40,15 +43,15 @@ class Body(nn.Module):
 
 
 def weights_of_linear(body: Body) -> set[str]:
-    """They are stored inputs x outputs, as the engine holds them: small products run up to three times as fast that way."""
+    """Returns the names of weights stored as inputs x outputs. As in the engine, small products run up to 3 times as fast."""
     return {f"{name}.weight" for name, module in body.named_modules() if isinstance(module, nn.Linear)}
 
 
 @dataclass(frozen=True)
 class BodyFile:
-    """Where the numbers of each tensor lie in a safetensors file of one dtype."""
+    """The positions of all tensors in a safetensors file of one dtype."""
 
-    start: int  # of the numbers
+    start: int  # byte at which the numbers begin
     count: int
     places: dict[str, tuple[tuple[int, ...], int, int]]  # shape, first and last number
 
@@ -59,7 +62,7 @@ class BodyFile:
             header = json.loads(file.read(size))
         header.pop("__metadata__", None)
         if any(tensor["dtype"] != "F32" for tensor in header.values()):
-            raise Broken(f"{path} holds other numbers than fp32: export the scheme again")
+            raise Broken(f"{path} contains other numbers than fp32: export the scheme again")
         width = STORED.itemsize
         places = {
             name: (tuple(tensor["shape"]), tensor["data_offsets"][0] // width, tensor["data_offsets"][1] // width)
@@ -69,9 +72,9 @@ class BodyFile:
 
 
 class Slot:
-    """Room for one body, taken at once and kept; who comes next is read over who was there.
+    """The memory of one body. It is allocated once, and each next model is read over the one before.
 
-    One read from the file into place is all that a change of models costs: no allocation, no second copy, no new process.
+    A change of models costs only one read from the file: no allocation, no second copy, no new process.
     """
 
     def __init__(self, config: BackboneConfig, file: BodyFile, device: torch.device, dtype: torch.dtype) -> None:
@@ -93,7 +96,7 @@ class Slot:
         return self._flat.numel() * self._flat.element_size()
 
     def fill(self, body: Path, head: Path, keep_pages: bool = True) -> None:
-        """Without `keep_pages`, memory holds nothing but the slots: the next read of this file comes from the disk."""
+        """Reads a model into the slot. Without `keep_pages`, the next read of the same file comes from the disk."""
         room = self._read.numpy().view(np.uint8).data
         with open(body, "rb", buffering=0) as file:
             file.seek(self._file.start)

@@ -1,10 +1,10 @@
-"""Whole models behind one Triton model: as many as there is room for are held, the least recently used one makes room.
+"""Many whole models behind one Triton model. Memory holds some of them, and a new one replaces the least recently used one.
 
-whole.json      the scheme, its tenants, the tables if it has any
-backbone.json   sizes; `upper_layers` are those that every tenant has for itself
+whole.json      the scheme, its tenants, and the tables if it has any
+backbone.json   sizes; `upper_layers` are the layers that every tenant has for itself
 tokenizer.json
-bodies/  heads/     safetensors, one a tenant
-plot/               tables, for the scheme that keeps them
+bodies/  heads/     safetensors, one file for each tenant
+plot/               tables, for the scheme that has them
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hplm.model.config import BackboneConfig
 from hplm.model.tokenizer import Encoded, Tokenizer
 from hplm.plot.forest import Branch, Forest
 from hplm.plot.gathering import Gatherer
-from hplm.tasks import Rows, find_task
+from hplm.tasks import TextAnswer, find_task
 from research.baselines.body import BodyFile, Slot
 
 
@@ -48,7 +48,7 @@ class WholeConfig:
     FILE = "whole.json"
 
     scheme: str
-    note: str  # what the weights are, for who reads the file
+    note: str  # tells a reader of the file where the weights come from
     tables: tuple[Branch, ...]
     tenants: tuple[WholeTenant, ...]
 
@@ -69,17 +69,19 @@ class Question:
     spans: list[np.ndarray]
     passages: Sequence[str]
     top_k: int
-    arrival: float  # of the monotonic clock
-    allowed_s: float  # 0: any time
+    arrival: float  # on the monotonic clock
+    allowed_s: float  # 0: no deadline
 
     @property
     def too_late(self) -> DeadlineMissed | None:
         if not self.allowed_s or time.monotonic() <= self.arrival + self.allowed_s:
             return None
-        return DeadlineMissed(f"not started within the {self.allowed_s * 1e3:g} ms that the request allowed: allow more")
+        return DeadlineMissed(
+            f"not started within the {self.allowed_s * 1e3:g} ms that the request allowed: send a longer timeout"
+        )
 
 
-Answered = tuple[Question, "list[Rows] | HplmError"]
+Answered = tuple[Question, "list[TextAnswer] | HplmError"]
 
 
 class WholeModels:
@@ -92,7 +94,7 @@ class WholeModels:
         dtype: torch.dtype,
         keep_pages: bool = True,
     ) -> None:
-        """`keep_pages`: what is read may stay in the system's page cache, beyond the memory that `room` stands for."""
+        """`keep_pages`: files may stay in the system's page cache, in addition to the `resident` models in memory."""
         if device.type == "cpu":
             keep_freed_memory()
         self.config = BackboneConfig.load(folder / "backbone.json")
@@ -109,7 +111,7 @@ class WholeModels:
         count = min(resident, len(self._tenants))
         self._free = [Slot(self.config, file, device, dtype) for _ in range(count)]
         self._held: OrderedDict[str, Slot] = OrderedDict()  # by tenant, the least recently used first
-        if count == len(self._tenants):  # as a server of so few models does: nobody waits for its first request
+        if count == len(self._tenants):  # all models fit: they are loaded now, so that no first request has to wait
             for tenant in self._whole.tenants:
                 self._slot(tenant)
 
@@ -133,7 +135,7 @@ class WholeModels:
         return Question(tenant, encoded, spans, passages, top_k, arrival, allowed_s)
 
     def answer(self, questions: Sequence[Question]) -> Iterator[Answered]:
-        """Every question once, as it is done. Those go first whose model is there: what others evict may be theirs."""
+        """Yields each question once, with its answer. Questions whose model is in memory go first, before others evict it."""
         by_tenant: dict[str, list[Question]] = {}
         for question in questions:
             by_tenant.setdefault(question.tenant.id, []).append(question)
@@ -161,7 +163,7 @@ class WholeModels:
             yield from ((question, broken) for question in left)
 
     def _batches(self, questions: list[Question]) -> Iterator[list[Question]]:
-        """Whole requests together, up to `batch_tokens`; one that is larger goes alone."""
+        """Yields batches of whole requests with at most `batch_tokens`. A larger request is a batch of its own."""
         batch, tokens = [], 0
         for question in questions:
             own = sum(len(text.tokens) for text in question.encoded)
@@ -173,9 +175,9 @@ class WholeModels:
         yield batch
 
     @torch.inference_mode()
-    def _run(self, slot: Slot, batch: list[Question]) -> list[list[Rows]]:
+    def _run(self, slot: Slot, batch: list[Question]) -> list[list[TextAnswer]]:
         texts = [(question, number) for question in batch for number in range(len(question.encoded))]
-        texts.sort(key=lambda text: -len(text[0].encoded[text[1]].tokens))  # one length lies together: attention wants that
+        texts.sort(key=lambda text: -len(text[0].encoded[text[1]].tokens))  # attention runs over texts of equal length
         encoded = [question.encoded[number] for question, number in texts]
         lengths = [len(text.tokens) for text in encoded]
         tenant = batch[0].tenant
@@ -187,7 +189,7 @@ class WholeModels:
         asked = torch.from_numpy(reading.astype(np.int64)).to(self._device)
         hidden = slot.body(self._ground(tenant, encoded, lengths), segments, lengths, asked)
         logits = slot.logits(hidden, tenant.head_function).float().cpu().split([len(rows) for rows in spans])
-        answers: dict[Question, dict[int, Rows]] = {question: {} for question in batch}
+        answers: dict[Question, dict[int, TextAnswer]] = {question: {} for question in batch}
         for (question, number), rows, own in zip(texts, spans, logits, strict=True):
             answers[question][number] = task.answer(own.numpy(), rows, tenant.labels, question.top_k, question.passages[number])
         return [[by_number[number] for number in range(len(by_number))] for by_number in answers.values()]

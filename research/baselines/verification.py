@@ -1,4 +1,4 @@
-"""Repositories of whole models, against their checksums."""
+"""Checks repositories of whole models against their checksums, for `hplm verify`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from research.baselines.models import WholeConfig
 
 
 def parts(folders: list[Path]) -> list[Part]:
-    """The bodies are often hard links to one file, which is read once."""
+    """Returns the parts to check. Bodies are often hard links to one file, which is checked once."""
     found: list[Part] = []
     bodies: dict[tuple[int, int], Path] = {}
     for folder in folders:
@@ -24,7 +24,7 @@ def parts(folders: list[Path]) -> list[Part]:
 
 
 def check_whole(path: Path, progress: Progress) -> Iterator[str]:
-    """Whether what it names is there."""
+    """Yields an error for each file that `whole.json` names and that does not exist."""
     try:
         whole = WholeConfig.load(path.parent)
     except (OSError, ValueError, KeyError, TypeError) as error:

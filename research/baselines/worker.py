@@ -1,7 +1,7 @@
-"""One thread that answers what waits, round by round: a round is everything that came while the last one ran.
+"""One thread that answers waiting requests in rounds. A round takes all requests that came during the last round.
 
-The model owns its queue, as hPLMs do: Triton's batcher, when clients wait for their answers, now and then sleeps for up to half
-a second, and the baseline would look worse than it is.
+The model has its own queue, as hPLMs have. While clients wait for answers, Triton's batcher sometimes sleeps for up to half a
+second, which would make the baseline look worse than it is.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import threading
 from collections.abc import Callable
 
 from hplm.errors import Broken, Draining, HplmError, QueueFull
-from hplm.tasks import Rows
+from hplm.tasks import TextAnswer
 from research.baselines.models import Question, WholeModels
 
-Respond = Callable[["list[Rows] | HplmError"], None]
+Respond = Callable[["list[TextAnswer] | HplmError"], None]
 
 
 class Worker:
@@ -27,7 +27,7 @@ class Worker:
         self._thread.start()
 
     def submit(self, question: Question, respond: Respond) -> None:
-        """Takes the question, or raises why not; what is taken is answered once."""
+        """Takes the question, which is then answered once, or raises."""
         with self._change:
             if self._closed:
                 raise Draining("the model is being unloaded: send the request again")
@@ -37,7 +37,7 @@ class Worker:
             self._change.notify()
 
     def close(self) -> None:
-        """Answers what it has taken."""
+        """Refuses new questions, and waits until those it has taken are answered."""
         with self._change:
             self._closed = True
             self._change.notify()
@@ -54,6 +54,6 @@ class Worker:
             try:
                 for question, result in self._models.answer(list(waiting)):
                     waiting.pop(question)(result)
-            except Exception as error:  # nobody who waits may be forgotten
+            except Exception as error:  # every waiting request must get an answer
                 for respond in waiting.values():
                     respond(Broken(f"the batch failed: {error}"))

@@ -1,1 +1,1 @@
-"""Load on every scheme, with few tenants and many: throughput, latency and memory side by side."""
+"""Compares all schemes under load, with few and with many tenants: throughput, latency and memory."""

@@ -1,10 +1,10 @@
-"""One scenario over all schemes and over numbers of tenants, on the same Triton, with the native generator.
+"""Measures one scenario for all schemes and several numbers of tenants, on the same Triton, with the native generator.
 
     python -m research.comparison.compare --tenants 1,10,100,1000 --json  throughput (HMI's Fig. 11), memory (Table 2)
     python -m research.comparison.compare --scenario steady --tenants 10,100,1000  response times (Fig. 12)
     python -m research.comparison.compare --scenario burst --tenants 100  their distribution (Fig. 13)
 
-Each number is a file under `--results`. Give the same command again after a cut: what is there is not measured again.
+Each number is stored under `--results`. After an interruption, give the same command again: it measures what is missing.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from research.comparison.served_schemes import (
 from testing.random_store import words
 
 SCENARIOS = ("saturate", "steady", "burst")
-DISTINCT = 4096  # requests of `saturate`; more than are sent
-WARM_UP = 0.25  # of the seconds
-OPEN_CONNECTIONS = 512  # of scenarios that do not wait for answers
+DISTINCT = 4096  # different requests of `saturate`, more than are sent
+WARM_UP = 0.25  # share of the seconds
+OPEN_CONNECTIONS = 512  # in scenarios that do not wait for answers
 PERCENTS = np.arange(0, 101)
 TARGETS = {"hplm_to_dedicated_at_least_tenants": 1.8, "hplm_to_dedicated_at_most_tenants": 100.0, "hplm_to_inprocess": 4.0}
 
@@ -61,7 +61,7 @@ class Comparison:
     lengths: str = "128"
     seconds: float = 15.0
     connections: int = 16
-    patience: float = 60.0  # seconds beyond, for what is under way
+    patience: float = 60.0  # seconds after the end, for requests in flight
 
     def __post_init__(self) -> None:
         expect_above_zero(seconds=self.seconds, connections=self.connections, patience=self.patience)
@@ -71,14 +71,14 @@ class Comparison:
             expect_text(tokens, self.setup.config.positions, "lengths")
 
     def settings(self) -> dict:
-        """What numbers must have in common to stand side by side; not which schemes and how many tenants are still to come."""
+        """Returns the settings that numbers must share to be compared. Schemes and numbers of tenants may differ."""
         mine, setup = asdict(self), asdict(self.setup)
         del mine["tenants"], mine["schemes"], setup["tenants"]
         return mine | {"setup": setup, "machine": machine()}
 
 
 def compare(case: Comparison, results: Results, work: Path) -> dict:
-    """Measures what is missing, and puts all of it together. What fails is said in the end, and keeps nothing else back."""
+    """Measures missing numbers, and returns all of them. A failure stops no other measurement; it is raised at the end."""
     failed: list[str] = []
     total = len(case.schemes) * len(case.tenants)
     with tqdm(total=total, desc=case.scenario, unit="number", file=sys.stderr) as progress:
@@ -109,7 +109,7 @@ def _measure(server: Served, case: Comparison, tenants: int) -> dict:
     if case.scenario == "saturate":
         requests = _requests(server.exported, tenants, _uniform(case, tenants))
         load = Load(host, int(port), requests, case.seconds, connections=case.connections, patience=case.patience)
-        warm = server.loaded_of(tenants)  # a warm-up that loads models would be over before they have computed anything
+        warm = server.loaded_of(tenants)  # loading models would take longer than the whole warm-up
         warming = requests if warm == tenants else _requests(server.exported, warm, _uniform(case, warm))
         run_apart(replace(load, requests=warming, seconds=WARM_UP * case.seconds))
     else:
@@ -128,7 +128,7 @@ def _measure(server: Served, case: Comparison, tenants: int) -> dict:
     before, speeds = server.loads, [gflops()]
     report = run_apart(load)
     if case.scenario == "saturate":
-        way_out = "look at what the server says, or give more --patience, and then the command again"
+        way_out = "read the server's log or give more --patience, and then give the command again"
         report.expect_success(f"{server.exported.scheme} with {tenants} tenants", way_out)
     speeds.append(gflops())
     measured = (
@@ -136,7 +136,7 @@ def _measure(server: Served, case: Comparison, tenants: int) -> dict:
         | asdict(weight_megabytes(server.exported))
         | {
             "models_in_16_gb": weight_megabytes(server.exported).models_in_16_gb,
-            "machine_gflops": [round(speed, 1) for speed in speeds],  # before and after: is the machine steady?
+            "machine_gflops": [round(speed, 1) for speed in speeds],  # before and after, to show whether the machine is steady
             "known_tenants": case.setup.tenants,
             "private_mb": round(server.private_mb(), 1),
         }
@@ -150,7 +150,7 @@ def _figures(report: Report, load: Load) -> dict:
     good = report.latencies[report.statuses == 200]
     due = load.due
     return report.summary() | {
-        "req_per_s": round(report.req_per_s, 4),  # one in ten seconds is a result here
+        "req_per_s": round(report.req_per_s, 4),  # four digits, because some schemes answer one request in ten seconds
         "offered": len(due) if due is not None else None,
         "offered_req_per_s": round(len(due) / load.seconds, 2) if due is not None else None,
         "latency_ms": [round(float(value) * 1e3, 2) for value in np.percentile(good, PERCENTS)] if len(good) else [],
@@ -238,25 +238,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="research.comparison.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--scenario", choices=SCENARIOS, default="saturate", help="default: %(default)s")
-    parser.add_argument("--size", choices=SIZE_NAMES, default="bert-base", help="default: %(default)s")
-    parser.add_argument("--tenants", type=whole_numbers, default=[1, 10, 100, 1000], help="default: 1,10,100,1000")
-    parser.add_argument("--schemes", default=",".join(COMPARED), help="default: %(default)s")
+    parser.add_argument("--scenario", choices=SCENARIOS, default="saturate", help="how requests arrive (default: %(default)s)")
+    parser.add_argument("--size", choices=SIZE_NAMES, default="bert-base", help="size of the model (default: %(default)s)")
+    parser.add_argument(
+        "--tenants", type=whole_numbers, default=[1, 10, 100, 1000], help="numbers of tenants (default: 1,10,100,1000)"
+    )
+    parser.add_argument("--schemes", default=",".join(COMPARED), help="schemes to measure (default: %(default)s)")
     parser.add_argument("--budget", type=int, default=20, help="dedicated models in memory (default: %(default)s)")
-    parser.add_argument("--lengths", default="128", help="tokens, or normal:MEAN,VARIANCE (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement (default: %(default)s)")
-    parser.add_argument("--connections", type=int, default=16, help="of saturate (default: %(default)s)")
-    parser.add_argument("--batch-tokens", type=int, default=1024, help="of a batch, in every scheme (default: %(default)s)")
+    parser.add_argument("--lengths", default="128", help="tokens of a text, or normal:MEAN,VARIANCE (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=15.0, help="seconds of each measurement (default: %(default)s)")
+    parser.add_argument("--connections", type=int, default=16, help="connections of saturate (default: %(default)s)")
+    parser.add_argument(
+        "--batch-tokens", type=int, default=1024, help="most tokens in a batch, in every scheme (default: %(default)s)"
+    )
     parser.add_argument("--patience", type=float, default=60.0, help="seconds that an answer may take (default: %(default)s)")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="where numbers are kept (default: %(default)s)")
-    parser.add_argument("--work", type=Path, help="where repositories are kept (default: a temporary folder)")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="precision of the engine (default: %(default)s)")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder for the numbers (default: %(default)s)")
+    parser.add_argument("--work", type=Path, help="folder for the repositories (default: a temporary folder)")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     given = parser.parse_args(arguments)
     setup = Setup(given.size, max(given.tenants), given.budget, given.batch_tokens, given.dtype)
     schemes = tuple(given.schemes.split(","))
     if unknown := [scheme for scheme in schemes if scheme not in COMPARED]:
-        parser.error(f"--schemes: {unknown[0]!r} is not known: choose {','.join(COMPARED)}")
+        parser.error(f"--schemes: unknown scheme {unknown[0]!r}: choose from {','.join(COMPARED)}")
     measured = (given.lengths, given.seconds, given.connections, given.patience)
     try:
         case = Comparison(given.scenario, setup, tuple(given.tenants), schemes, *measured)

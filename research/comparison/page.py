@@ -1,4 +1,4 @@
-"""The words of the report; figures fill them in."""
+"""The text of the report, as templates that figures fill in."""
 
 from __future__ import annotations
 

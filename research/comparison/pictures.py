@@ -1,4 +1,4 @@
-"""The report's pictures. Each scheme has one colour in all of them, and every picture says in words what it shows."""
+"""Draws the report's pictures. Each scheme has the same colour in all of them, and every title says what a picture shows."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, PercentFormatter
 from bench.tools.thread_spans import Span
 from builder.pictures import GRID, INK
 from research.comparison.served_schemes import COMPARED, DISK
+from research.drawing import save
 
-CHARACTERS = 11  # of a title, an inch
+CHARACTERS = 11  # characters of a title in an inch
 NAMES = {
     "hplm": "hPLM",
     "adapter": "adapters, no tables",
@@ -40,7 +41,7 @@ COLOURS = {
 }
 KINDS = ("#1b6ca8", "#e09f3e", "#5b8e7d", "#d1495b", "#8d6a9f", "#8c8c8c", "#3d405b")
 
-WIDE_ENOUGH = 0.03  # of a timeline, for a word in a span
+WIDE_ENOUGH = 0.03  # a span with this share of the timeline has space for a word
 
 Curves = Mapping[str, Sequence[tuple[float, float]]]  # of each scheme
 
@@ -61,7 +62,7 @@ def over_tenants(path: Path, curves: Curves, title: str, y: str) -> None:
 
 
 def distribution(path: Path, curves: Curves, title: str) -> None:
-    """Share of all requests that were sent; those that were never answered in time keep a curve below the top."""
+    """Draws shares of all sent requests. A curve stays below 100 % if some requests were never answered in time."""
     with _picture(path, title, 5.0) as axes:
         for scheme in _known(curves):
             times, shares = zip(*curves[scheme], strict=True)
@@ -75,7 +76,7 @@ def distribution(path: Path, curves: Curves, title: str) -> None:
 
 
 def bars(path: Path, rows: Sequence[tuple[str, float, str]], title: str, x: str, colours: Sequence[str], log: bool) -> None:
-    """Rows of name, value and what is written beside the bar, the first on top."""
+    """Draws a bar for each row, the first on top. A row has a name, a value and the text beside the bar."""
     with _picture(path, title, 0.55 * len(rows) + 1.4, legend=False) as axes:
         names, values, said = zip(*rows, strict=True)
         places = np.arange(len(rows))[::-1]
@@ -86,13 +87,13 @@ def bars(path: Path, rows: Sequence[tuple[str, float, str]], title: str, x: str,
         for place, value, text in zip(places, values, said, strict=True):
             axes.annotate(text, (value, place), xytext=(5, 0), textcoords="offset points", va="center", color=INK)
         axes.set_yticks(places, names)
-        axes.set_xlim(min(values) / 3 if log else 0, max(values) * (30 if log else 1.45))  # room for what is written
+        axes.set_xlim(min(values) / 3 if log else 0, max(values) * (30 if log else 1.45))  # space for the texts
         axes.set_xlabel(x)
         axes.grid(axis="y", visible=False)
 
 
 def lanes(path: Path, spans: Sequence[Span], threads: Sequence[str], title: str) -> None:
-    """One lane a thread, time to the right; where there is room, what follows a span's kind in its name is written into it."""
+    """Draws a lane for each thread, with time to the right. A wide span contains its name without its kind."""
     begin, end = min(span.start for span in spans), max(span.end for span in spans)
     colours = {kind: KINDS[number % len(KINDS)] for number, kind in enumerate(dict.fromkeys(span.kind for span in spans))}
     named: set[str] = set()
@@ -113,7 +114,7 @@ def lanes(path: Path, spans: Sequence[Span], threads: Sequence[str], title: str)
 
 
 class _picture:
-    """Axes in the house's style; saved when they are left."""
+    """A context with axes in the style of all our pictures. It saves the picture at its end."""
 
     def __init__(self, path: Path, title: str, height: float, width: float = 8.0, legend: bool = True) -> None:
         self._path, self._legend = path, legend
@@ -133,8 +134,7 @@ class _picture:
             return
         if self._legend:
             self._figure.legend(frameon=False, loc="outside lower center", ncols=3)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._figure.savefig(self._path)
+        save(self._figure, self._path)
 
 
 def _known(curves: Curves) -> list[str]:

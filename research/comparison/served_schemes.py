@@ -1,7 +1,7 @@
-"""Every scheme with any number of tenants, exported and served for a comparison.
+"""Exports and serves each scheme with any number of tenants, for a comparison.
 
-The tenants of a scheme are copies of one: their adapters and heads are pieces of one random pool, their whole models one file
-that is read again for each of them.
+The tenants of a scheme are copies of one tenant. Their adapters and heads are pieces of one random pool. Their whole models are
+one file, which is read again for each of them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from research.comparison.swapper import LOADS_AT_ONCE, Swapper
 from research.schemes.export import SCHEMES, WHOLE, export_scheme
 from testing.random_store import SIZES, random_store, random_tenants
 
-# What is compared: the schemes, and HMI's form of the dedicated models once more with nothing in memory but those it holds.
+# The compared schemes. DISK is HMI's form of dedicated models once more, but memory keeps only the models in slots.
 DISK = "dedicated_inprocess_disk"
 COMPARED = (*SCHEMES[: SCHEMES.index("compressed")], DISK, "compressed")
 MB = 1e6
-DEVICE_MB = 16_000.0  # Table 2 asks how many models fit
+DEVICE_MB = 16_000.0  # the device of HMI's Table 2, which counts how many models fit
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class ExportedScheme:
 
 
 def export_compared(work: Path, scheme: str, setup: Setup) -> ExportedScheme:
-    """Into `work`, where the store is made once and the repository anew."""
+    """Exports a scheme into `work`. The store there is made once, the repository each time."""
     store = _store(work, setup)
     repository = work / scheme
     shutil.rmtree(repository, ignore_errors=True)
@@ -101,7 +101,7 @@ def _store(work: Path, setup: Setup) -> Store:
 
 
 def _multiply_models(exported: ExportedScheme, count: int) -> None:
-    """The one exported model becomes `count` of them; what is the same in all is a hard link."""
+    """Makes `count` copies of the exported model. Files that are equal in all are hard links."""
     (first,) = exported.repository.iterdir()
     whole = WholeConfig.load(first / "1")
     config = (first / "config.pbtxt").read_text("utf-8")
@@ -116,16 +116,16 @@ def _multiply_models(exported: ExportedScheme, count: int) -> None:
 
 @dataclass(frozen=True)
 class WeightMegabytes:
-    """Megabytes of what a model takes, of its weights alone."""
+    """Megabytes that the weights of models take."""
 
-    shared: float  # once for all
-    each: float  # held for every model that is ready to answer; 0: none, slots are shared
-    swapped: float  # brought in for a model that is not ready
+    shared: float  # once for all models
+    each: float  # for every model that is ready to answer; 0 where models share slots
+    swapped: float  # copied to the device for a model that is not ready
     mapped: float  # tables, on disk and in the page cache
 
     @property
     def models_in_16_gb(self) -> int:
-        """Those that are not on the device wait in host memory of the same size, as HMI counts them."""
+        """How many models fit, as HMI counts: models that are not on the device wait in host memory of the same size."""
         return int((DEVICE_MB - self.shared) / (self.each or self.swapped))
 
 
@@ -153,7 +153,7 @@ class Served:
         self._server, self._swapper = server, swapper
 
     def url_for(self, tenants: int) -> str:
-        """Where to send requests for the first so many tenants; as many of their models as the budget allows are loaded."""
+        """Returns the address for requests to the first tenants. Loads as many of their models as the budget allows."""
         swapper = self._swapper
         if swapper is None:
             return self._server.http_url
@@ -168,7 +168,7 @@ class Served:
         return swapper.url if tenants > loaded else self._server.http_url
 
     def loaded_of(self, tenants: int) -> int:
-        """How many of them, the first ones, `url_for` leaves ready to answer."""
+        """Returns how many of these tenants, from the first, have a loaded model after `url_for`."""
         return tenants if self._swapper is None else min(tenants, self.exported.setup.budget)
 
     @property

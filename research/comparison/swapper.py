@@ -1,7 +1,7 @@
-"""What an operator does today who has more models than memory: a gateway before Triton that loads the model a request is for.
+"""A gateway before Triton that loads the model of each request, as operators do today if they have more models than memory.
 
-At most `budget` models are loaded; the least recently used one that nobody is asking makes room. Triton's model control does
-the rest, one process a model.
+At most `budget` models are loaded. A new model replaces the least recently used one that has no request. Triton's model control
+loads and unloads them, each in a process of its own.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Model:
 
 
 class Residency:
-    """Which models are loaded. `load` and `unload` are called without a lock held, a few at once."""
+    """Decides which models are loaded. Calls `load` and `unload` without holding a lock, a few at a time."""
 
     def __init__(self, budget: int, load: Callable[[str], None], unload: Callable[[str], None]) -> None:
         self._budget = budget
         self._load, self._unload = load, unload
-        self._models: OrderedDict[str, Model] = OrderedDict()  # loaded or being so, the least recently used first
+        self._models: OrderedDict[str, Model] = OrderedDict()  # loaded or loading, the least recently used first
         self._change = threading.Condition()
         self._loading = threading.Semaphore(LOADS_AT_ONCE)
         self.loads = 0
@@ -85,7 +85,7 @@ class Residency:
 
 
 class Swapper:
-    """The gateway: `POST /v2/models/NAME/infer`, passed on once NAME is loaded."""
+    """The gateway. It forwards `POST /v2/models/NAME/infer` when NAME is loaded."""
 
     def __init__(self, triton: str, admin: tuple[str, str], budget: int) -> None:
         self._triton = triton
@@ -116,7 +116,7 @@ class Swapper:
         finally:
             connection.close()
         if response.status != 200:
-            raise HplmError(f"Triton does not {what} {name!r}: {said}")
+            raise HplmError(f"Triton cannot {what} model {name!r}: {said}")
 
     def forward(self, connection: http.client.HTTPConnection, path: str, body: bytes, headers: dict[str, str]) -> tuple:
         name = path.split("/")[3]
@@ -132,10 +132,10 @@ class Swapper:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    block_on_close = False  # who still waits for a load is not waited for
+    block_on_close = False  # closing does not wait for requests that still wait for a load
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Clients that have gone are nobody's failure; others were answered with it."""
+        """Ignores the error: either the client has gone, or it has got the error as its answer."""
 
 
 def _handler(swapper: Swapper) -> type[BaseHTTPRequestHandler]:
@@ -168,6 +168,6 @@ def _handler(swapper: Swapper) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(content)
 
         def log_message(self, format: str, *args: object) -> None:
-            """A line a request would cost as much as the request."""
+            """Logs nothing: a line for each request would take as long as the request."""
 
     return Handler

@@ -1,1 +1,1 @@
-"""The schemes that hPLMs are compared with (HMI, 7.2), exported from the same store and tenants."""
+"""Exports and trains the schemes that hPLMs are compared with (HMI, 7.2), from the same store and tenants."""

@@ -1,14 +1,14 @@
-"""`hplm export --scheme`: the same tenants, served in another way, under the same name and with the same inputs and outputs.
+"""`hplm export --scheme`: serves the same tenants in another way, under the same name and with the same inputs and outputs.
 
     hplm                  this project: tables, shared upper layers, adapters
     adapter               no tables: all layers computed, shared, with adapters
     plot                  no adapters: tables, and the upper half for each tenant
     shared                one BERT, a head for each tenant
-    dedicated             one BERT a tenant, each a Triton model of its own, `<backbone>-<tenant>`
-    dedicated_inprocess   the same BERTs behind one Triton model, which holds some of them and reads the wanted one in
-    compressed            as dedicated_inprocess, with half of the layers
+    dedicated             one BERT for each tenant, each a Triton model of its own, `<backbone>-<tenant>`
+    dedicated_inprocess   the same BERTs behind one Triton model, which keeps some in memory and reads the others when needed
+    compressed            like dedicated_inprocess, with half of the layers
 
-Where a store has only adapters, the body is the pretrained one: speed and memory are those of the scheme, answers are not.
+A store has only adapters and heads, so bodies are pretrained ones. Speed and memory are those of the scheme, answers are not.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ NOTES = {
     "dedicated_inprocess": "Every tenant's body is the pretrained one, a copy each; heads were trained for other bodies.",
     "compressed": "Half of the pretrained layers, a copy each, not distilled; heads were trained for other bodies.",
 }
-OF_WHOLE = ("dtype", "device", "threads", "batch_tokens", "queue_texts")  # options that whole models have too
+OF_WHOLE = ("dtype", "device", "threads", "batch_tokens", "queue_texts")  # options that whole models also have
 
 
 def export_scheme(
     store: Store, repository: Path, options: ServingOptions, scheme: str, resident: int = 20, replace: bool = False
 ) -> Exported:
-    """`resident`: models that a scheme without sharing holds in memory at once."""
+    """Exports a store in another scheme. `resident`: models that a scheme without sharing keeps in memory."""
     if scheme not in SCHEMES:
-        raise InvalidInput(f"scheme {scheme!r} is not known: choose {', '.join(SCHEMES)}")
+        raise InvalidInput(f"unknown scheme {scheme!r}: choose {', '.join(SCHEMES)}")
     if resident < 1:
-        raise InvalidInput(f"resident {resident}: at least one model must be held to run it")
+        raise InvalidInput(f"--resident {resident}: give 1 or more, because a model must be in memory to run")
     refuse_mixture(repository, store.config.name, scheme)
     if scheme == SCHEME:
         return export(store, repository, options, replace)
@@ -59,7 +59,9 @@ def export_scheme(
 
 def _export_flat(store: Store, repository: Path, options: ServingOptions, scheme: str, replace: bool) -> Exported:
     repository.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".scheme-", dir=repository) as scratch:  # beside it, so that links can be made
+    with tempfile.TemporaryDirectory(
+        prefix=".scheme-", dir=repository
+    ) as scratch:  # on the repository's file system, for hard links
         flat = flat_store(store, Path(scratch) / "store", pretrained(store), with_adapters=scheme == "adapter")
         exported = export(flat, repository, options, replace)
     config = repository / exported.backbone / "config.pbtxt"
@@ -98,14 +100,14 @@ def _export_whole(
 
 
 def _refuse_others(options: ServingOptions, scheme: str) -> None:
-    """Whole models have no slots, no line of ours and no tables to lock."""
+    """Raises if options are given that whole models do not have: they have no slots, no scheduler and no locked tables."""
     given = [name for name, value in asdict(options).items() if value != getattr(ServingOptions, name) and name not in OF_WHOLE]
     if given:
-        raise InvalidInput(f"scheme {scheme!r} has no {', '.join(given)}: leave out what sets it")
+        raise InvalidInput(f"scheme {scheme!r} has no {', '.join(given)}: leave out these options")
 
 
 def _served(repository: Path, name: str) -> dict[str, Path]:
-    """Model folders that an export of whole models wrote for this backbone, by tenant."""
+    """Returns the model folder of each tenant that an export of whole models wrote for this backbone."""
     served = {}
     for file in repository.glob(f"{name}*/1/{WholeConfig.FILE}"):
         model = file.parent.parent

@@ -1,6 +1,6 @@
-"""`shared` and `adapter`: hPLMs without precomputed layers, served by the very same backends.
+"""`shared` and `adapter`: hPLMs without precomputed layers, served by the same backends.
 
-A store whose table knows single tokens only, and of each its word's vector; all layers are upper ones.
+All layers are upper layers. The table of such a store has only single tokens, each with the vector of its word.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def flat_store(store: Store, folder: Path, whole: Pretrained, with_adapters: boo
 
 
 def _for_all_layers(flat: Store, tenant: TenantFile, trained: Weights | None) -> Weights | None:
-    """Those that were trained on the upper half stay there; below them zeros, which change nothing and cost as much."""
+    """Returns adapters for all layers: the trained ones in the upper half, and zeros below, which cost as much time."""
     layout = tenant.adapter_layout(flat.config)
     if trained is None or layout is None:
         return None

@@ -1,4 +1,4 @@
-"""The whole model that a store was made of: words below, all its layers above them."""
+"""The whole pretrained model that a store was made from."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ UNIGRAMS = Window(1)
 
 @dataclass(frozen=True)
 class Pretrained:
-    """As a backbone whose lower half is empty: it gives each token its word's vector, and everything else is above."""
+    """A whole model as a backbone without lower layers: its lower half only gives each token its word's vector."""
 
     config: BackboneConfig
     lower: LowerStack
     upper: UpperStack
 
     def shorter(self, layers: int) -> Pretrained:
-        """Evenly chosen layers, as students are usually begun (DistilBERT)."""
+        """Returns a model of evenly chosen layers, the usual start of a distilled student (DistilBERT)."""
         total = self.config.upper_layers
         chosen = [round((i + 0.5) * total / layers - 0.5) for i in range(layers)]
         config = replace(self.config, upper_layers=layers)
@@ -46,8 +46,8 @@ def pretrained(store: Store) -> Pretrained:
     checkpoint = load_checkpoint(store.model, split.name, split.lower_layers, split.upper_layers)
     if checkpoint.skipbert:
         raise InvalidInput(
-            f"{store.model!r} is a SkipBERT: its lower layers never saw whole texts, so there is no whole BERT to export; "
-            "compare with a store that was built from a plain one"
+            f"{store.model!r} is a SkipBERT. Its lower layers were never trained on whole texts, so there is no whole BERT to "
+            "export: use a store that was built from a plain BERT"
         )
     config, weights = _whole_config(split, checkpoint.total_layers), checkpoint.weights
     lower, upper = LowerStack(config), UpperStack(config)

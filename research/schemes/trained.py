@@ -1,4 +1,4 @@
-"""HMI's Table 3 for one tenant: other ways of making a model for its task, trained on the same data with the same budget."""
+"""HMI's Table 3 for one tenant: trains other schemes on its data, with the same budget."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from builder.training.tenant import Material
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint
 
-HEAD_RATE = 1e-3  # of a head that stands alone, or above a body that learns
+HEAD_RATE = 1e-3  # of a head without an adapter, or with a body that also learns
 
 
 @dataclass(frozen=True)
 class Scheme:
-    whole: bool  # the original BERT, its lower layers computed; else the domain's tables
+    whole: bool  # the original BERT, with its lower layers; otherwise the domain's tables
     body_rate: float = 0.0
     body_part: str = "all"
     adapter: bool = False
@@ -36,7 +36,7 @@ SCHEMES = {
     "dedicated": Scheme(whole=True, body_rate=5e-5),  # all weights of the original BERT tuned
     "dedicated-lower": Scheme(whole=True, body_rate=5e-5, body_part="lower"),  # its embeddings and lower layers tuned
     "dedicated-upper": Scheme(whole=True, body_rate=5e-5, body_part="upper"),  # its upper layers tuned
-    "shared": Scheme(whole=True),  # the original BERT untouched, a head alone
+    "shared": Scheme(whole=True),  # the original BERT unchanged, only a head tuned
     "adapter": Scheme(whole=True, adapter=True),  # adapter and head on the original BERT, no tables
     "plot": Scheme(whole=False, body_rate=1e-4),  # tables below, all upper layers tuned
 }
@@ -51,15 +51,15 @@ def score_schemes(
     dev_file: Path | None = None,
     show_progress: bool = True,
 ) -> dict[str, Scores]:
-    """Data and budget are those that the tenant's own report names; files that were moved since are given anew.
+    """Trains and scores schemes with the data and the budget of the tenant's report. Pass the files if they were moved.
 
-    Beside a tenant that is the best of a grid, the others are the best of one about their own rates.
+    If the tenant is the best of a grid, each scheme is the best of a grid around its own rates.
     """
     tenant, report = evaluation.tenant, store.report(evaluation.tenant)
     if "training" not in report:
-        raise InvalidInput(f"tenant {tenant.id!r} was imported, not trained here: there is no training to compare with")
+        raise InvalidInput(f"tenant {tenant.id!r} was imported and not trained here: leave out --against")
     if "adapter" in names and not tenant.rank:
-        raise InvalidInput(f"--against adapter: tenant {tenant.id!r} has a head and no adapter: ask for shared instead")
+        raise InvalidInput(f"--against adapter: tenant {tenant.id!r} has a head and no adapter: give --against shared")
     train_file = train_file or Path(report["training"]["file"])
     if dev_file is None and report["dev"]["file"] != report["training"]["file"]:
         dev_file = Path(report["dev"]["file"])
@@ -75,12 +75,12 @@ def score_schemes(
     material = Material(store.folder, *stands_on, tenant.task, train_file, dev_file, options.seed, labels, options.dtype)
     ground, _ = material.open(device, show_progress)
     if ground.labels != tenant.labels:
-        raise InvalidInput(f"{train_file} has other labels than tenant {tenant.id!r}: the tenant was not trained with it")
+        raise InvalidInput(f"{train_file} has other labels than tenant {tenant.id!r}: name its training data with --train")
     learned_from = report["training"]["texts"], report["dev"]["texts"]
     if (len(ground.texts.texts), len(ground.dev.texts)) != learned_from:
         raise InvalidInput(
-            f"tenant {tenant.id!r} learned from {learned_from[0]:,} texts and had {learned_from[1]:,} for dev, and "
-            f"{train_file} is not divided so now: name its dev data with --dev, or build it again"
+            f"tenant {tenant.id!r} was trained on {learned_from[0]:,} texts and had {learned_from[1]:,} for dev, but "
+            f"{train_file} is now divided differently: name its dev data with --dev, or build the tenant again"
         )
     texts = ground.reader.read(ground.task.read(evaluation.labelled.path), ground.task, tenant.labels, False)
     scores = {}
@@ -91,7 +91,7 @@ def score_schemes(
 
 
 def points_about(chosen: TrainingOptions, grid: Sequence[Mapping[str, Any]]) -> list[tuple[float, TrainingOptions]]:
-    """The grid that a tenant's options were chosen from: by what each point multiplies the rates, and the point."""
+    """Returns the points of the grid from which a tenant's options were chosen, each with its factor of the rates."""
     rates = sorted({point["learning_rate"] for point in grid})
     asked = rates[len(rates) // 2]
     middle = replace(chosen, learning_rate=asked, body_rate=chosen.body_rate * asked / chosen.learning_rate)
@@ -101,7 +101,7 @@ def points_about(chosen: TrainingOptions, grid: Sequence[Mapping[str, Any]]) -> 
 def _best_of(
     store: Store, ground: Ground, name: str, tries: Sequence[tuple[float, TrainingOptions]], show_progress: bool
 ) -> Trained:
-    """On dev, the first of equals; as in a grid, one that diverges ends no other."""
+    """Returns the model with the best dev score, the first of equal ones. As in a grid, points that diverge are skipped."""
     best = None
     for factor, options in tries:
         try:
@@ -113,18 +113,18 @@ def _best_of(
         if best is None or trained.scores.main > best.scores.main:
             best = trained
     if best is None:
-        raise Diverged(f"every point of the grid about {name!r} diverged")
+        raise Diverged(f"every point of the grid diverged for scheme {name!r}")
     return best
 
 
 def _check_same(file: Path, digest: str | None, tenant_id: str, option: str) -> None:
-    """None: of a report that was written before there were digests."""
+    """Raises if the file is not the one that the tenant was trained with. Old reports have no digest: None."""
     if not file.exists():
-        raise InvalidInput(f"{file}, which tenant {tenant_id!r} was trained with, is gone: name it with --{option}")
+        raise InvalidInput(f"{file}, which tenant {tenant_id!r} was trained with, is missing: name it with --{option}")
     if digest not in (None, digest_of(file)):
         raise InvalidInput(
-            f"{file} is not what tenant {tenant_id!r} was trained with: name what it was with --{option}, or build the tenant "
-            "again"
+            f"{file} has changed since tenant {tenant_id!r} was trained with it: name the original with --{option}, or build "
+            "the tenant again"
         )
 
 
@@ -137,8 +137,10 @@ def train_scheme(
     body: Body | None = None,
     factor: float = 1.0,
 ) -> Trained:
-    """One of SCHEMES, or `hplm`: with the options of an hPLM, where they apply; `body`: another one than the scheme's;
-    `factor`: of the scheme's own rates."""
+    """Trains one of SCHEMES, or `hplm`, with the options of an hPLM that apply to it.
+
+    `body`: another body than the scheme's. `factor`: multiplies the scheme's own rates.
+    """
     if body is None:
         body = PlotBody(store.upper(), store.config.heads) if name == "hplm" else body_of(store, SCHEMES[name])
     return train(body, ground, options_of(name, own, factor), show_progress=show_progress)
@@ -157,7 +159,7 @@ def whole_body(store: Store) -> WholeBody:
 
 
 def options_of(name: str, own: TrainingOptions, factor: float = 1.0) -> TrainingOptions:
-    """With which a scheme trains, beside an hPLM with its `own`."""
+    """Returns the training options of a scheme that is compared with an hPLM with the options `own`."""
     if name == "hplm" or (scheme := SCHEMES[name]).adapter:
         return own
     bare = replace(own, adapter=TrainingOptions.adapter, rank=0, places=None, learning_rate=factor * HEAD_RATE)

@@ -1,4 +1,4 @@
-"""`dedicated`, `dedicated_inprocess`, `compressed` and `plot`: a tenant has its own copy of all that is above the ground."""
+"""`dedicated`, `dedicated_inprocess`, `compressed` and `plot`: each tenant has a copy of all layers above words or tables."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ output [
 ]
 
 instance_group [ { kind: KIND_MODEL  count: 1 } ]
-# The model owns its queue: what arrives while a batch runs makes the next one.
+# The model has its own queue: requests that arrive while a batch runs become the next batch.
 dynamic_batching { }
 
 parameters { key: "scheme"        value { string_value: "$scheme" } }
@@ -46,13 +46,13 @@ parameters { key: "dtype"         value { string_value: "$dtype" } }         # a
 parameters { key: "threads"       value { string_value: "$threads" } }       # 0: all cores (CPU only)
 parameters { key: "batch_tokens"  value { string_value: "$batch_tokens" } }  # at most this many tokens a batch
 parameters { key: "queue_requests" value { string_value: "$queue_requests" } }  # more than these are refused: [queue_full]
-parameters { key: "resident"      value { string_value: "$resident" } }      # models held at once; others are read in over them
-parameters { key: "page_cache"    value { string_value: "true" } }           # false: what is not held comes from the disk
+parameters { key: "resident"      value { string_value: "$resident" } }      # models kept in memory; others are read over them
+parameters { key: "page_cache"    value { string_value: "true" } }           # false: other models are read from the disk
 """)
 
 
 class WholeFolder:
-    """One Triton model in the making: what `research.baselines.models` reads, and its `config.pbtxt`."""
+    """Writes folders of Triton models: the files that `research.baselines.models` reads, and `config.pbtxt`."""
 
     def __init__(self, store: Store, config: BackboneConfig, scheme: str, note: str, options: ServingOptions) -> None:
         self._store = store
@@ -70,7 +70,7 @@ class WholeFolder:
         resident: int,
         tables: Sequence[Branch] = (),
     ) -> None:
-        """The bodies of all tenants, here and in the next model, have the same numbers: one file, and hard links to it."""
+        """Writes a model folder. The bodies of all tenants are equal, also in the next model: one file with hard links."""
         with written_folder(target) as model:
             folder = model / "1"
             (folder / "bodies").mkdir(parents=True)

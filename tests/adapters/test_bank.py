@@ -11,7 +11,7 @@ LAYOUT = Layout("bottleneck", 3, 8, 2, ("attention_out",))
 
 @pytest.fixture
 def bank(tmp_path):
-    """Record i belongs to uid 100 + i, version 7, and holds i everywhere."""
+    """A bank whose record i belongs to uid 100 + i, version 7, and contains only the number i."""
     records = [(100 + i, 7, torch.full((LAYOUT.layers, LAYOUT.layer_size), float(i))) for i in range(5)]
     write_bank(tmp_path / LAYOUT.file_name, LAYOUT, records)
     return Bank(tmp_path / LAYOUT.file_name)
@@ -27,7 +27,7 @@ def test_a_record_comes_back_in_its_shapes(bank):
     assert all((tensor == 3).all() for layer in layers for tensor in layer.values())
 
 
-def test_another_s_record_is_never_used(bank):
+def test_a_record_of_another_tenant_is_never_used(bank):
     with pytest.raises(Broken, match=naming(3, LAYOUT.file_name)):
         bank.weights(Record(LAYOUT.file_name, 3, 102, 7))
     with pytest.raises(Broken, match=naming(3, LAYOUT.file_name)):
@@ -46,7 +46,7 @@ def test_a_corrupt_record_fails_alone(bank):
     assert fresh.weights(_record(2))
 
 
-def test_a_truncated_bank_fails_who_lies_beyond_its_end(bank):
+def test_a_truncated_bank_fails_only_records_beyond_its_end(bank):
     bank.path.write_bytes(bank.path.read_bytes()[:-1])
     short = Bank(bank.path)
     with pytest.raises(Broken, match=naming(4, LAYOUT.file_name)):

@@ -41,7 +41,7 @@ def test_every_row_gets_the_weights_of_its_own_slot(slots, kind):
     ],
     ids=str,
 )
-def test_nothing_is_copied_that_lies_well(slots, copies):
+def test_rows_and_weights_that_lie_together_are_not_copied(slots, copies):
     weight, x = torch.randn(5, 3, 8), torch.randn(len(slots), 8)
     groups = Tiles(np.array(slots), CPU)
     copied = {
@@ -54,14 +54,14 @@ def test_nothing_is_copied_that_lies_well(slots, copies):
         assert torch.allclose(mapped[row], weight[slot] @ x[row], atol=1e-5)
 
 
-def test_runs_are_sorted_only_where_a_slot_comes_back_often():
+def test_rows_are_sorted_only_if_slots_alternate_often():
     x = torch.randn(12, 8)
     assert Runs(np.array([2] * 4 + [0] * 5 + [1] * 3), CPU).spread(x) is x
     assert Runs(np.array([0, 1] * 6), CPU).spread(x) is not x
 
 
-def test_a_grouped_kernel_gets_no_more_products_than_it_takes(monkeypatch):
-    """Neither of slots that come in turns, nor of more than that."""
+def test_a_grouped_kernel_gets_fewer_than_1024_products(monkeypatch):
+    """Neither with 600 slots in turn, nor with 2500 slots."""
     grouped_mm = runs.grouped_mm
 
     def limited(x, weight, offs):
@@ -76,7 +76,7 @@ def test_a_grouped_kernel_gets_no_more_products_than_it_takes(monkeypatch):
         assert torch.allclose(mapped, torch.einsum("rox,rx->ro", weight[torch.from_numpy(slots)], x), atol=1e-5)
 
 
-def test_a_grouped_kernel_is_for_the_devices_and_widths_it_takes(monkeypatch):
+def test_a_grouped_kernel_is_used_only_for_fitting_devices_and_widths(monkeypatch):
     cuda = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert runs.fits(cuda, torch.bfloat16, [768, 32])
@@ -84,6 +84,6 @@ def test_a_grouped_kernel_is_for_the_devices_and_widths_it_takes(monkeypatch):
     assert not runs.fits(cuda, torch.float32, [768, 32])
     assert not runs.fits(CPU, torch.bfloat16, [768, 32])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert not runs.fits(cuda, torch.bfloat16, [768, 32])  # a loop there, that waits for the device
+    assert not runs.fits(cuda, torch.bfloat16, [768, 32])  # an older GPU runs a loop that waits for the device
     layout = Layout("bottleneck", 32, 768, 1, ("attention_out",))
     assert isinstance(layout.group(np.zeros(3, dtype=np.int64), CPU, torch.float32), Tiles)

@@ -1,4 +1,4 @@
-"""Every kind of adapter and head against a loop over rows; names, shapes and what is refused."""
+"""Every kind of adapter and head gives the results of a loop over rows; file names, shapes and refused layouts."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def drawn(layout, seed=0):
     ],
     ids=lambda layout: layout.name,
 )
-def test_adapters_are_those_of_a_loop_over_rows(layout, slots):
+def test_adapters_equal_a_loop_over_rows(layout, slots):
     weights, groups = drawn(layout), Tiles(np.array(slots), torch.device("cpu"))
     touched = set()
     for at, (into, out) in WIDTHS.items():
@@ -57,7 +57,7 @@ def test_adapters_are_those_of_a_loop_over_rows(layout, slots):
     assert touched == {at for at in WIDTHS if layout.touches(at)}
 
 
-def test_an_adapter_can_be_trained_and_leaves_what_went_in():
+def test_an_adapter_can_be_trained_and_does_not_change_its_input():
     layout, groups = Layout("bottleneck", 3, 8, 1, ("attention_out", "ffn_out"), 12), Tiles(np.zeros(5), torch.device("cpu"))
     weights = {name: tensor[:1].clone().requires_grad_() for name, tensor in drawn(layout).items()}
     after = torch.randn(5, 8)
@@ -68,7 +68,7 @@ def test_an_adapter_can_be_trained_and_leaves_what_went_in():
 
 
 @pytest.mark.parametrize("function", [None, "tanh", "relu"])
-def test_heads_are_those_of_a_loop_over_rows(function):
+def test_heads_equal_a_loop_over_rows(function):
     layout = head_layout(CONFIG, 5, function)
     weights, x = drawn(layout), torch.randn(len(SLOTS), CONFIG.hidden)
     got = layout.read(x, Tiles(np.array(SLOTS), torch.device("cpu")), weights)
@@ -79,7 +79,7 @@ def test_heads_are_those_of_a_loop_over_rows(function):
         assert torch.allclose(got[row], own["weight"] @ inner + own["bias"], atol=1e-3)
 
 
-def test_what_differs_has_another_name():
+def test_different_layouts_have_different_file_names():
     layouts = [
         Layout("bottleneck", 8, 8, 2, ("attention_out",)),
         Layout("bottleneck", 8, 8, 2, ("ffn_out",)),
@@ -95,7 +95,7 @@ def test_what_differs_has_another_name():
     assert layouts[0].file_name == "bottleneck-8.bank" and layouts[6].file_name == "lora-8-value.bank"
 
 
-def test_what_is_packed_comes_back():
+def test_unpacking_returns_the_packed_weights():
     for dtype in ("fp16", "bf16"):
         layout = Layout("lora", 2, 8, 3, EVERY, 12, dtype=dtype)
         layers = [{name: torch.randn(shape) for name, shape in layout.shapes.items()} for _ in range(3)]
@@ -103,7 +103,7 @@ def test_what_is_packed_comes_back():
             assert all(torch.equal(layer[name].to(layout.torch_dtype), stored[name]) for name in layer)
 
 
-def test_what_is_not_known_is_refused():
+def test_unknown_kinds_places_functions_and_dtypes_are_refused():
     with pytest.raises(InvalidInput, match=naming("'prefix'", "bottleneck", "lora", "head", "head2")):
         Layout("prefix", 8, 8, 2)
     with pytest.raises(InvalidInput, match="'pooler'"):

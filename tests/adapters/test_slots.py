@@ -1,4 +1,4 @@
-"""Slots: who goes out, who stays, and that a batch waits for its weights layer by layer."""
+"""Slots: which records are evicted, which stay, and that a batch waits for its weights layer by layer."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def bank(tmp_path):
-    """Record i belongs to uid 100 + i, version 7, and holds other numbers than all others."""
+    """A bank whose record i belongs to uid 100 + i, version 7. All records have different numbers."""
     records = [(100 + i, 7, _numbers(i)) for i in range(5)]
     write_bank(tmp_path / LAYOUT.file_name, LAYOUT, records)
     return Bank(tmp_path / LAYOUT.file_name)
@@ -65,7 +65,7 @@ def test_several_records_of_a_batch_arrive_together(bank):
     assert all(_holds(slots, slot, i, bank) for slot, i in zip(held, (3, 1, 3, 4), strict=True))
 
 
-def test_what_was_promised_to_a_batch_that_never_came_to_be_arrives_with_the_next(bank):
+def test_records_held_for_a_dropped_batch_are_copied_with_the_next_one(bank):
     slots = Slots(bank.layout, 2, CPU, torch.float32)
     lost, kept = slots.hold(_record(0), bank), slots.hold(_record(1), bank)
     slots.release(lost)
@@ -85,7 +85,7 @@ def test_a_broken_record_takes_no_slot(bank):
 
 
 class Watched:
-    """Copies that write down what happens, as a stream of its own would order it."""
+    """Stands in for `Copies`, and records the order of events as on a CUDA stream."""
 
     def __init__(self, events):
         self.events = events
@@ -116,7 +116,7 @@ class Moment:
         self.events.append(f"synchronize {self.number}")
 
 
-def test_layers_are_marked_one_by_one_and_arrivals_are_not_overwritten_while_they_are_read(bank, monkeypatch):
+def test_layers_are_marked_one_by_one_and_copies_wait_until_records_are_read(bank, monkeypatch):
     events = []
     monkeypatch.setattr("hplm.adapters.slots.Copies", lambda device: Watched(events))
     slots = Slots(bank.layout, 4, CPU, torch.float32)
@@ -124,7 +124,7 @@ def test_layers_are_marked_one_by_one_and_arrivals_are_not_overwritten_while_the
     marks = slots.fill()
     assert len(marks) == LAYOUT.layers and events == ["begin", "mark 0", "mark 1", "end"]
     slots.hold(_record(0), bank)
-    slots.fill()  # nothing missing, and yet marks: of copies before it
+    slots.fill()  # copies nothing, but marks earlier copies
     assert events[4:] == ["begin", "mark 2", "mark 3", "end"]
     slots.hold(_record(1), bank)
     assert events[8:] == ["synchronize 3"]

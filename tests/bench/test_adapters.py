@@ -10,6 +10,8 @@ from bench.measuring import adapters as bench_adapters
 from bench.measuring.adapters import TOKENS, WITHOUT_PEFT, table_of, variants
 from hplm.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 TINY = AdaptersBench(hidden=32, rank=4, seconds=0.005, tenants=(1, 16))
 
 
@@ -28,7 +30,7 @@ def test_all_variants_compute_the_same(tenants: int) -> None:
         torch.testing.assert_close(results["peft"], results["loop_lora"], atol=1e-4, rtol=1e-4)
 
 
-def test_without_peft_its_figures_are_null_and_it_is_said_how_to_get_it(
+def test_without_peft_its_figures_are_null_and_the_table_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(bench_adapters, "has_peft", lambda: False)

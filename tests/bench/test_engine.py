@@ -7,8 +7,10 @@ from bench.measuring.engine import TEXTS, MeasuredLayers, batches_of, bench_engi
 from hplm.engine.packing import Concat, Naive, Packed
 from testing.toy import CONFIG
 
+pytestmark = pytest.mark.slow
 
-def test_lengths_are_the_papers():
+
+def test_lengths_are_distributed_as_in_the_paper():
     for variance in (20, 100):
         lengths = np.concatenate(batches_of(TEXTS, variance))
         assert lengths.min() >= 3 and lengths.max() <= 100
@@ -17,7 +19,7 @@ def test_lengths_are_the_papers():
     assert 900 < filling(1000, 20).sum() <= 1000
 
 
-def test_padding_is_the_share_of_rows_that_is_no_text():
+def test_padding_is_the_share_of_rows_without_text():
     batches = [np.array([10, 5, 5])]
     assert padding(Packed(), batches) == 0
     assert padding(Naive(), batches) == pytest.approx(1 / 3)

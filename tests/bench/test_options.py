@@ -1,4 +1,4 @@
-"""Benchmarks refuse what they cannot work with before anything is built or served."""
+"""Benchmarks refuse impossible options before they build or serve anything."""
 
 import pytest
 
@@ -30,7 +30,7 @@ from tests.naming import names
         ("schedule --picture x.foo", ["--picture x.foo"]),
     ],
 )
-def test_nonsense_is_refused_at_once(monkeypatch, capsys, given, named) -> None:
+def test_impossible_options_are_refused_at_once(monkeypatch, capsys, given, named) -> None:
     for module in (bench_overload, bench_pipeline, bench_schedule, bench_serve, bench_timeline, bench_training):
         name = f"bench_{module.__name__.rpartition('.')[2]}"
         monkeypatch.setattr(module, name, lambda *_, name=name: pytest.fail(f"{name} was begun"))
@@ -51,7 +51,7 @@ def test_nonsense_is_refused_at_once(monkeypatch, capsys, given, named) -> None:
         ("--lengths normal:nan,20", ["lengths", "'normal:nan,20'"]),
     ],
 )
-def test_a_comparison_refuses_nonsense_too(monkeypatch, given, named) -> None:
+def test_a_comparison_also_refuses_impossible_options(monkeypatch, given, named) -> None:
     monkeypatch.setattr(compare, "run", lambda *_: pytest.fail("the comparison was begun"))
     with pytest.raises(SystemExit) as refusal:
         compare.main(given.split())

@@ -1,4 +1,4 @@
-"""What the overload benchmark makes of a report."""
+"""The figures that the overload benchmark computes from a report."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ from bench.overload import OverloadBench
 from loadtest.report import Report
 
 
-def test_refusals_lateness_and_what_was_in_time_are_told_apart():
+def test_refused_late_and_timely_answers_are_counted_separately():
     said = b"[deadline] it " + REFUSED + b" in 900 ms"
     #           in time, late, refused at once, dropped later
     bodies = [b"fine", b"fine", said, b"[deadline] not started within the 100 ms"]
@@ -35,7 +35,7 @@ def test_refusals_lateness_and_what_was_in_time_are_told_apart():
 
 
 def test_the_simulated_server_does_what_its_batches_allow():
-    """Ten texts a batch, a batch a second: at three times that, a third is answered, and all of it at half."""
+    """A batch of ten texts takes a second. At three times that rate a third is answered, at half of it everything."""
     batches = [Computed.of({"tokens": 100, "stages": {"prepare": [0.0, 0.001], "compute": [1.0, 2.0]}})] * 40
     case = OverloadBench(tokens=10, batch_texts=10)
 
@@ -45,4 +45,4 @@ def test_the_simulated_server_does_what_its_batches_allow():
         return simulate(offered, batches, case, "timely")
 
     assert answered(5.0) == 1.0
-    assert 0.3 < answered(30.0) < 0.45  # what still waits at the end is answered, too
+    assert 0.3 < answered(30.0) < 0.45  # texts that wait at the end are answered, too

@@ -13,6 +13,8 @@ from hplm.cli.main import main
 from hplm.errors import InvalidInput
 from tests.naming import names, naming
 
+pytestmark = pytest.mark.slow
+
 TINY = PlotBench(keys=3000, hidden=32, tokens=16, seconds=0.02, count_tokens=20_000, build_keys=200, vocabulary=300)
 TIMES = (
     "lookup", "gather", "gather_fp32", "touch", "sequential", "int8_gather", "lower_stack", "lower_stack_bfloat16",
@@ -50,11 +52,11 @@ def test_kept_tables_are_used_again(disk: Path) -> None:
     written = values.stat().st_mtime_ns
     bench_plot(case, disk / "kept")
     assert values.stat().st_mtime_ns == written
-    with pytest.raises(InvalidInput, match=naming(300, 16, "--folder")):
+    with pytest.raises(InvalidInput, match=naming(disk / "kept/fp16/1", 16, "--folder")):
         bench_plot(PlotBench(keys=300, hidden=32, vocabulary=50), disk / "kept")
 
 
-def test_what_is_mapped_does_not_pass_for_cold(disk: Path) -> None:
+def test_a_mapped_file_cannot_be_dropped_from_memory(disk: Path) -> None:
     path = disk / "file"
     path.write_bytes(b"x" * 8192)
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
@@ -64,7 +66,7 @@ def test_what_is_mapped_does_not_pass_for_cold(disk: Path) -> None:
     drop(path)
 
 
-def test_too_little_space_is_said_before_anything_is_written(disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_little_space_is_reported_before_anything_is_written(disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "plot", "--keys", "1000000000000", "--folder", str(disk / "full")]) == 1
     assert names(capsys.readouterr().err, disk / "full", "--folder", "--keys")
     assert list((disk / "full").iterdir()) == []

@@ -20,6 +20,8 @@ from testing.random_store import random_store, random_tenants
 from testing.toy import CONFIG
 from tests.naming import naming
 
+pytestmark = pytest.mark.slow
+
 
 def test_every_tenant_has_records_of_its_own(tmp_path: Path) -> None:
     store = random_store(tmp_path / "store", CONFIG, random_tenants(1, 4, 3))
@@ -38,7 +40,7 @@ def test_every_tenant_has_records_of_its_own(tmp_path: Path) -> None:
         assert not any(torch.equal(one, other) for i, one in enumerate(weights) for other in weights[:i])
 
 
-def test_memory_counts_what_was_started(tmp_path: Path) -> None:
+def test_memory_includes_started_processes(tmp_path: Path) -> None:
     before = memory_of(os.getpid())
     code = "import time; kept = bytearray(b'x') * 50_000_000; print('ready', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
@@ -52,11 +54,11 @@ def test_memory_counts_what_was_started(tmp_path: Path) -> None:
 def test_a_process_that_has_ended_has_no_memory() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert memory_of(child.pid) == Memory(0, 0)  # nobody has waited for it: its entry in /proc is there still
+        assert memory_of(child.pid) == Memory(0, 0)  # its entry in /proc still exists, because nobody has waited for it
     assert memory_of(child.pid) == Memory(0, 0)
 
 
-def test_several_numbers_of_tenants_are_read_and_nonsense_is_not() -> None:
+def test_several_numbers_of_tenants_are_read_and_nonsense_is_refused() -> None:
     assert whole_numbers("1,10,100") == [1, 10, 100]
     for nonsense in ("10,0", "many", "1,,2", "-3"):
         with pytest.raises(ArgumentTypeError, match=naming(repr(nonsense))):

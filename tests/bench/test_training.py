@@ -1,4 +1,4 @@
-"""`hplm bench training` on a backbone of the size of a toy: four ways of one step, and their ratios."""
+"""`hplm bench training` on a toy backbone: four variants of a step, and their ratios."""
 
 import json
 
@@ -9,8 +9,10 @@ from hplm.cli.main import main
 from testing.toy import CONFIG
 from tests.naming import names
 
+pytestmark = pytest.mark.slow
 
-def test_the_four_ways_take_turns(monkeypatch, capsys):
+
+def test_all_four_variants_are_measured(monkeypatch, capsys):
     monkeypatch.setitem(bench_training.SIZES, "minilm", CONFIG)
     assert main(["bench", "training", "--tokens", "12", "--texts", "4", "--seconds", "0.05", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)

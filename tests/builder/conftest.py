@@ -1,4 +1,4 @@
-"""Tiny products: more threads would only wait for each other, for long where the machine is busy."""
+"""One thread for all tests of the builder: products are tiny, and more threads would only wait for each other."""
 
 from collections.abc import Iterator
 

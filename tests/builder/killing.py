@@ -1,4 +1,4 @@
-"""Ends work where it touches the disk, and does it again."""
+"""Kills work at its changes of the disk, and runs it again."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-TOUCHES = ("replace", "unlink")  # between two of them a file may have grown: that is undone, or done again
+TOUCHES = ("replace", "unlink")  # a file that grew between two of them is discarded, or written again
 DEATHS = 30
 
 
 def deaths_survived(work: Callable[[Path], object], folder: Path) -> int:
-    """`work` fills a folder. Killed in its way and called again, it must leave what it leaves undisturbed.
+    """Kills `work`, which fills a folder, and calls it again. The folder must be as after an undisturbed call.
 
     It is killed at some thirty renames and removals from first to last. Returns how many of these there are in all.
     """

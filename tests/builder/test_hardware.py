@@ -1,4 +1,4 @@
-"""What is made for a GPU, as far as a CPU can show it: compiled layers say what plain ones do, and are compiled once."""
+"""Settings for a GPU, as far as a CPU can test them: compiled layers give the results of plain ones, and compile once."""
 
 import copy
 
@@ -30,7 +30,7 @@ def gradients(student, lesson):
 
 @pytest.fixture
 def compilations(monkeypatch):
-    """How often something was compiled. Without a code generator: what is asked is what would be given to one."""
+    """Counts compilations. No code is generated: only the calls of the generator are counted."""
     graphs = []
 
     def counted(graph, inputs):
@@ -44,7 +44,7 @@ def compilations(monkeypatch):
     torch._dynamo.reset()
 
 
-def test_compiled_layers_say_the_same_and_are_compiled_once(compilations):
+def test_compiled_layers_give_the_same_results_and_compile_once(compilations):
     student = Student(*random_backbone(CONFIG))
     fast = copy.deepcopy(student)
     compiled([*fast.lower.layers, *fast.upper.layers], torch.device("cuda"))
@@ -64,7 +64,7 @@ def test_a_cpu_compiles_nothing(compilations):
     assert not compilations
 
 
-def test_a_gpu_reads_more_at_a_step():
+def test_a_gpu_step_has_more_tokens():
     documents = [np.full(100, 7, dtype=np.int32)] * 400
     sizes = []
     for device in ("cpu", "cuda"):

@@ -1,4 +1,4 @@
-"""Every text once, lengths together, limits kept."""
+"""Packs contain every text once, put similar lengths together, and keep their limits."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -23,11 +23,11 @@ def test_a_text_longer_than_the_limit_has_a_pack_of_its_own():
     assert [pack.tolist() for pack in packed_batches(np.array([5, 500, 6]), 100, 10)] == [[0, 2], [1]]
 
 
-def test_chance_decides_the_order_and_nothing_else_does():
+def test_only_the_random_generator_decides_the_order():
     lengths = np.arange(1, 200) % 17 + 1
     orders = [np.concatenate(list(packed_batches(lengths, 64, 8, np.random.default_rng(seed)))).tolist() for seed in (1, 1, 2)]
     assert orders[0] == orders[1] != orders[2]
 
 
-def test_positions_begin_anew_in_each_text():
+def test_positions_start_again_in_each_text():
     assert positions_of(np.array([3, 1, 2])).tolist() == [0, 1, 2, 0, 0, 1]

@@ -1,4 +1,4 @@
-"""A worker does not outlive who started it, however it ends."""
+"""A worker never outlives the process that started it."""
 
 import math
 import os
@@ -13,6 +13,8 @@ import pytest
 from builder.worker_processes import _available, worker_processes
 from hplm.errors import HplmError
 
+pytestmark = pytest.mark.slow
+
 OWNER = """
 import os, time
 from builder.worker_processes import worker_processes
@@ -23,14 +25,14 @@ if __name__ == "__main__":
 """
 
 
-def test_what_was_given_is_done_before_the_end():
+def test_submitted_work_is_finished_before_the_pool_ends():
     with worker_processes(1) as pool:
         given = [pool.submit(math.sqrt, number * number) for number in range(20)]
     assert [one.result(0) for one in given] == list(range(20))
 
 
-def test_an_error_ends_what_is_under_way():
-    """What they work on is somebody else's as soon as it is over."""
+def test_an_error_ends_running_work():
+    """Another process may use their files as soon as the pool has ended."""
     with pytest.raises(TypeError), worker_processes(2) as pool:
         worker, given = pool.submit(os.getpid).result(), [pool.submit(time.sleep, 600) for _ in range(4)]
         math.sqrt("no number")
@@ -44,7 +46,7 @@ def runs(pid):
         return False
 
 
-def test_a_worker_ends_with_a_killed_owner(tmp_path):
+def test_a_worker_ends_when_its_owner_is_killed(tmp_path):
     script = tmp_path / "owner.py"
     script.write_text(OWNER)
     environment = os.environ | {"PYTHONPATH": os.getcwd()}
@@ -59,12 +61,12 @@ def test_a_worker_ends_with_a_killed_owner(tmp_path):
         time.sleep(0.05)
 
 
-def test_a_training_that_is_killed_is_told_as_one():
-    with pytest.raises(HplmError, match="ended from outside, for want of memory perhaps"), worker_processes(1) as pool:
+def test_a_killed_training_is_reported_as_killed():
+    with pytest.raises(HplmError, match="memory"), worker_processes(1) as pool:
         pool.submit(os.kill, pool.submit(os.getpid).result(), signal.SIGKILL).result()
 
 
-def test_a_container_has_its_own_memory(tmp_path, monkeypatch):
+def test_a_containers_memory_limit_counts(tmp_path, monkeypatch):
     machine = _available(tmp_path)
     assert machine > 1 << 28
     (tmp_path / "memory.current").write_text("3000000\n")

@@ -1,4 +1,4 @@
-"""`hplm backup` and `restore`: what comes back answers as what was saved."""
+"""`hplm backup` and `hplm restore`: a restored state gives the answers of the saved one."""
 
 import os
 import shutil
@@ -16,6 +16,8 @@ from testing.reference import Reference
 from testing.toy import CONFIG, WORDS
 from tests.cli.test_domain import refused, run
 from tests.naming import names
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -35,7 +37,7 @@ def answers(place, state):
     return torch.cat([reference.forward(" ".join(WORDS[:9]), name).flatten() for name in ("acme", "tenant-0")])
 
 
-def test_what_comes_back_answers_as_what_was_saved(place, capsys):
+def test_a_restored_state_answers_like_the_saved_one(place, capsys):
     places = ["--repository", place / "repository", "--state"]
     before = answers(place, "state")
     assert run(capsys, "backup", "--to", place / "saved", *places, place / "state")["generation"] == 2
@@ -50,7 +52,7 @@ def test_what_comes_back_answers_as_what_was_saved(place, capsys):
     assert again.delete("acme").generation == 3
 
 
-def test_changes_are_made_while_tables_are_copied(place, capsys, monkeypatch):
+def test_tenants_can_be_changed_while_tables_are_copied(place, capsys, monkeypatch):
     places, before = ["--repository", place / "repository", "--state"], answers(place, "state")
     table, copytree, changes = place / "state/toy/plot/law/1", shutil.copytree, []
     monkeypatch.setattr("hplm.tenants.registry.PATIENCE", 0.1)
@@ -70,7 +72,7 @@ def test_changes_are_made_while_tables_are_copied(place, capsys, monkeypatch):
     assert torch.equal(answers(place, "again"), before)
 
 
-def test_where_no_links_can_be_made_tables_are_copied_all_the_same(place, capsys, monkeypatch):
+def test_without_hard_links_tables_are_copied(place, capsys, monkeypatch):
     places, before = ["--repository", place / "repository", "--state"], answers(place, "state")
 
     def denied(*_):
@@ -83,7 +85,7 @@ def test_where_no_links_can_be_made_tables_are_copied_all_the_same(place, capsys
     assert torch.equal(answers(place, "again"), before)
 
 
-def test_a_state_that_was_mistyped_is_neither_saved_nor_made(place, capsys):
+def test_a_mistyped_state_is_neither_saved_nor_created(place, capsys):
     places = ["--repository", place / "repository", "--state", place / "mistyped"]
     for command in (["backup", "--to", place / "saved"], ["tenant", "log"]):
         assert names(refused(capsys, *command, *places), place / "mistyped/toy")
@@ -91,7 +93,7 @@ def test_a_state_that_was_mistyped_is_neither_saved_nor_made(place, capsys):
     assert not (place / "mistyped").exists() and not list(place.glob("saved*"))
 
 
-def test_nothing_is_overwritten_and_nothing_is_mixed(place, capsys, tmp_path):
+def test_existing_backups_and_states_and_other_exports_are_refused(place, capsys, tmp_path):
     places = ["--repository", place / "repository", "--state"]
     run(capsys, "backup", "--to", place / "saved", *places, place / "state")
     said = refused(capsys, "backup", "--to", place / "saved", *places, place / "state")
@@ -106,8 +108,8 @@ def test_nothing_is_overwritten_and_nothing_is_mixed(place, capsys, tmp_path):
     assert names(refused(capsys, "restore", "--from", place / "saved", *strange), place / "saved")
 
 
-def test_verify_says_what_brings_back_what_is_live(place, capsys):
-    """In a folder with a name that means something in an address."""
+def test_verify_of_a_broken_live_bank_names_hplm_restore(place, capsys):
+    """The folder's name has characters with a meaning in a URI."""
     shutil.move(place / "state", place / "live#1?")
     places = ["--repository", place / "repository", "--state", place / "live#1?"]
     assert run(capsys, "verify", *places)["banks"] > 2

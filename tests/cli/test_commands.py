@@ -19,7 +19,7 @@ def _json(capsys, *arguments):
     return json.loads(lines[0])
 
 
-def test_tenant_list(toy, capsys):
+def test_tenant_list_returns_the_facts_of_each_tenant(toy, capsys):
     listed = _json(capsys, "tenant", "list", "--repository", toy.repository)
     assert [tenant["id"] for tenant in listed["tenants"]] == [tenant.id for tenant in TENANTS]
     assert listed["tenants"][0] == {
@@ -39,7 +39,7 @@ def test_tenant_show_gives_labels_in_the_order_of_the_logits(toy, capsys):
     assert shown["labels"] == [f"topic-{i}" for i in range(20)] and shown["domain_version"] == 1
 
 
-def test_export(toy, tmp_path, capsys):
+def test_export_prints_what_it_wrote(toy, tmp_path, capsys):
     exported = _json(capsys, "export", "--store", toy.store.folder, "--repository", tmp_path / "r", "--slots", 6)
     repository = str(tmp_path / "r")
     assert exported == {
@@ -68,7 +68,7 @@ def test_errors_name_the_thing_and_have_no_traceback(toy, tmp_path, capsys, argu
     assert names(capsys.readouterr().err, *named)
 
 
-def test_what_the_machine_refuses_is_one_line_and_a_mistake_of_ours_a_traceback(toy, tmp_path, capsys, monkeypatch):
+def test_an_error_of_the_system_is_one_line_and_an_error_of_the_code_a_traceback(toy, tmp_path, capsys, monkeypatch):
     file = tmp_path / "file"
     file.write_text("")
     places = ["--repository", str(toy.repository), "--state", str(tmp_path / "state")]
@@ -88,7 +88,7 @@ def test_what_the_machine_refuses_is_one_line_and_a_mistake_of_ours_a_traceback(
         main(export)
 
 
-def test_a_full_device_is_one_line_with_a_way_out(toy, tmp_path, capsys, monkeypatch):
+def test_a_device_without_memory_is_one_line_with_a_way_out(toy, tmp_path, capsys, monkeypatch):
     def full(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nGPU 0 has ...")
 
@@ -100,13 +100,13 @@ def test_a_full_device_is_one_line_with_a_way_out(toy, tmp_path, capsys, monkeyp
 
 
 def test_help_needs_no_heavy_import():
-    """`hplm --help` answers at once: torch and numpy are imported by the commands that compute."""
+    """`hplm --help` answers at once, because only commands that compute import torch and numpy."""
     code = "import sys; from hplm.cli.main import parser; parser(); assert not {'torch', 'numpy'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("command", ["", "build", "build root", "export", "serve", "tenant list", "infer", "bench serve"])
-def test_every_command_explains_itself(command, capsys):
+def test_every_command_has_a_help_text(command, capsys):
     with pytest.raises(SystemExit) as ended:
         parser().parse_args([*command.split(), "--help"])
     assert ended.value.code == 0 and f"usage: hplm {command}".strip() in capsys.readouterr().out

@@ -13,6 +13,8 @@ from tests.builder.tables.branches import some_lines
 from tests.builder.tables.test_domain import corpus, rooted, tenant
 from tests.naming import names
 
+pytestmark = pytest.mark.slow
+
 
 def run(capsys, *arguments):
     assert main([*map(str, arguments), "--json"]) == 0
@@ -25,7 +27,7 @@ def refused(capsys, *arguments):
 
 
 def broken_of(said):
-    """What `hplm verify` names, a line each, after a line that counts them."""
+    """Returns the errors of `hplm verify`: a line each, after a line with their number."""
     first, *broken = said[said.index("hplm verify: ") :].splitlines()
     assert names(first, len(broken)), said
     return broken
@@ -33,7 +35,7 @@ def broken_of(said):
 
 @pytest.fixture
 def grown(tmp_path, capsys):
-    """Root, a domain of two versions with a tenant on the first, and a branch of that domain."""
+    """A store with a root, a domain of two versions with a tenant on the first one, and a child of that domain."""
     store = rooted(tmp_path)
     build = ["build", "domain", "--store", store.folder, "--minutes", 0, "--min-tokens", 1]
     run(capsys, *build, "--name", "bio", "--corpus", corpus(tmp_path, 1), "--keep", 0.5, "--dtype", "int8")
@@ -43,7 +45,7 @@ def grown(tmp_path, capsys):
     return store
 
 
-def test_the_tree(grown, capsys):
+def test_list_prints_the_domains_as_a_tree(grown, capsys):
     rows = run(capsys, "domain", "list", "--store", grown.folder)["domains"]
     assert [(row["domain"], row["version"], row["parent"], row["parent_version"], row["tenants"]) for row in rows] == [
         ("root", 1, None, None, 0),
@@ -59,12 +61,12 @@ def test_the_tree(grown, capsys):
     assert [len(line) - len(line.lstrip()) for line in lines] == [0, 2, 2, 4]
 
 
-def test_update_says_who_is_behind(grown, capsys, tmp_path):
+def test_update_names_the_tenants_that_are_behind(grown, capsys, tmp_path):
     updated = run(capsys, "domain", "update", "--store", grown.folder, "--name", "bio", "--corpus", corpus(tmp_path, 4))
     assert updated["version"] == 3 and updated["behind"] == ["acme"] and updated["dtype"] == "int8"
 
 
-def test_inspect(grown, capsys, tmp_path):
+def test_inspect_prints_the_facts_of_a_table(grown, capsys, tmp_path):
     text, picture = tmp_path / "text.txt", tmp_path / "coverage.png"
     text.write_text("\n".join(some_lines(5, 2) + some_lines(5, 8)), "utf-8")
     inspect = ["domain", "inspect", "--store", grown.folder, "--name", "bio", "--top", 3]
@@ -95,11 +97,11 @@ def test_inspect(grown, capsys, tmp_path):
         (["update", "--name", "bio", "--corpus", "none.txt"], ["none.txt"]),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_name(grown, capsys, arguments, named):
+def test_impossible_actions_are_refused_by_name(grown, capsys, arguments, named):
     assert names(refused(capsys, "domain", *arguments, "--store", grown.folder), *named)
 
 
-def test_delete(grown, capsys):
+def test_delete_removes_all_versions_or_the_given_one(grown, capsys):
     assert run(capsys, "domain", "delete", "--store", grown.folder, "--name", "cells") == {"domain": "cells", "removed": [1]}
     assert run(capsys, "domain", "delete", "--store", grown.folder, "--name", "bio", "--version", 2)["removed"] == [2]
 
@@ -110,14 +112,14 @@ def test_a_small_corpus_is_refused_with_the_way_out(grown, capsys, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["domain", "domain list", "domain update", "domain delete", "domain inspect", "verify"])
-def test_every_command_explains_itself(command, capsys):
+def test_every_command_has_a_help_text(command, capsys):
     with pytest.raises(SystemExit) as ended:
         parser().parse_args([*command.split(), "--help"])
     assert ended.value.code == 0 and f"usage: hplm {command}" in capsys.readouterr().out
 
 
 def flip(path, offset):
-    """Of a copy, because what is exported is a hard link to what was built."""
+    """Flips a bit in a copy of a file, because exported files are hard links to those of the store."""
     content = bytearray(path.read_bytes())
     content[offset] ^= 0x10
     path.unlink()
@@ -130,7 +132,7 @@ def repository(toy, tmp_path):
     return tmp_path / "repository"
 
 
-def test_verify_passes_what_is_whole(toy, grown, capsys):
+def test_verify_accepts_undamaged_files(toy, grown, capsys):
     assert run(capsys, "verify", "--repository", toy.repository)["tables"] == 3
     assert run(capsys, "verify", "--repository", toy.repository)["banks"] > 2
     assert run(capsys, "verify", "--store", grown.folder)["tables"] == 4
@@ -147,7 +149,7 @@ def test_verify_names_everything_that_is_broken(repository, capsys):
     bank = next((folder / "adapters").glob("bottleneck-8.bank"))
     flip(bank, PAGE + record_bytes(Bank(bank).layout) + HEADER_BYTES + 1)
     head = next((folder / "adapters").glob("head-16.bank"))
-    flip(head, PAGE)  # whose the record is
+    flip(head, PAGE)  # the owner of the record
     (folder / "upper.safetensors").write_bytes((folder / "upper.safetensors").read_bytes()[:-1])
     broken = broken_of(refused(capsys, "verify", "--repository", repository))
     assert len(broken) == 5
@@ -161,7 +163,7 @@ def test_verify_names_everything_that_is_broken(repository, capsys):
         assert any(names(line, *named) for line in broken), named
 
 
-def test_verify_names_what_is_missing(repository, capsys):
+def test_verify_names_missing_files(repository, capsys):
     folder = repository / "toy" / "1"
     (folder / "plot/bio/1/meta.json").unlink()
     (folder / "adapters" / "head-16.bank").unlink()
@@ -172,7 +174,7 @@ def test_verify_names_what_is_missing(repository, capsys):
         assert any(names(line, named) for line in broken), named
 
 
-def test_verify_reads_a_store(grown, capsys):
+def test_verify_names_all_damaged_files_of_a_store(grown, capsys):
     table = grown.table_folder("bio", 1)
     (table / "values").write_bytes((table / "values").read_bytes()[:-1])
     flip(grown.table_folder("root", 1) / "values", 5000)
@@ -187,7 +189,7 @@ def test_verify_reads_a_store(grown, capsys):
         assert any(names(line, named) for line in broken), named
 
 
-def test_verify_names_what_a_store_has_lost(grown, capsys):
+def test_verify_names_files_that_a_store_has_lost(grown, capsys):
     for name in ("rich", "nameless"):
         random_tenant(grown, TenantFile(name, 1, "root", 1, "classify", ["a", "b"], 4), 0.3, seed=1)
     lost = [
@@ -213,18 +215,18 @@ def test_verify_names_what_a_store_has_lost(grown, capsys):
         assert any(names(line, *named) for line in broken), named
 
 
-def test_an_old_version_of_a_tenant_outlives_its_table(grown, capsys):
+def test_a_tenants_old_version_is_valid_without_its_table(grown, capsys):
     random_tenant(grown, TenantFile("acme", 2, "bio", 2, "classify", ["a", "b"], 0), 0.3, seed=1)
     grown.remove_branch("bio", 1)
     assert run(capsys, "verify", "--store", grown.folder)["tables"] == 3
 
 
-def test_verify_needs_something_to_verify(capsys, tmp_path):
+def test_verify_needs_a_store_or_a_repository(capsys, tmp_path):
     assert names(refused(capsys, "verify", "--repository", tmp_path), tmp_path)
     assert names(refused(capsys, "verify", "--store", tmp_path, "--state", tmp_path), "--state", "--repository")
 
 
-def test_corpora_add_up_however_they_are_given(tmp_path, capsys):
+def test_corpora_may_be_given_in_one_option_or_in_several(tmp_path, capsys):
     store, parts = rooted(tmp_path), (corpus(tmp_path, 1), corpus(tmp_path, 2))
     build = ["build", "domain", "--store", store.folder, "--minutes", 0, "--min-tokens", 1]
     run(capsys, *build, "--name", "together", "--corpus", *parts)

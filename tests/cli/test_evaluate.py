@@ -1,4 +1,4 @@
-"""`hplm evaluate`: a tenant's score here, as served, and beside baselines trained on the same data."""
+"""`hplm evaluate`: a tenant's score on this machine, as served, and beside baselines trained on the same data."""
 
 import json
 
@@ -9,6 +9,8 @@ from hplm.cli.main import main
 from tests.cli.test_whole_way import material  # noqa: F401
 from tests.naming import names
 from tests.serving import serving
+
+pytestmark = pytest.mark.slow
 
 RIVALS = {"dedicated", "dedicated-lower", "dedicated-upper", "shared", "adapter", "plot"}
 KEYS = {"tenant", "metric", "hplm", "served"} | RIVALS
@@ -32,7 +34,7 @@ def built(material, tmp_path_factory):  # noqa: F811
     ]
     for command in commands:
         assert main([*map(str, command), "--store", str(store)]) == 0
-    # In 32 bits, as `evaluate` computes: a text that these tenants are unsure of must not change its label with the machine.
+    # In 32 bits, as `evaluate` computes, so that no text near the decision boundary changes its label on another machine.
     assert main(["export", "--store", str(store), "--repository", str(folder / "repository"), "--dtype", "fp32"]) == 0
     return folder
 
@@ -49,7 +51,7 @@ def test_baselines_learn_from_the_same_data(built, material, capsys, tmp_path): 
     assert alone["hplm"] == found["hplm"] and alone["dedicated"] is None
 
 
-def test_what_is_served_scores_the_same(built, material, capsys):  # noqa: F811
+def test_served_answers_have_the_same_score(built, material, capsys):  # noqa: F811
     with serving(built / "repository") as server:
         for tenant in ("classify", "tag"):
             test = material / f"{tenant}.dev.jsonl"
@@ -76,13 +78,13 @@ def test_what_is_served_scores_the_same(built, material, capsys):  # noqa: F811
         (["--test", "gone.jsonl", "--picture", "out.txt"], ["--picture", "out.txt", ".png", ".svg", ".pdf"]),
     ],
 )
-def test_what_cannot_be_compared_is_named(built, material, capsys, changes, named):  # noqa: F811
+def test_impossible_comparisons_are_named(built, material, capsys, changes, named):  # noqa: F811
     command = ["evaluate", "--store", built / "store", "--id", "classify", "--test", material / "classify.dev.jsonl"]
     assert main([*map(str, command), *changes]) == 1
     assert names(capsys.readouterr().err, *named)
 
 
-def test_other_data_than_the_tenants_are_refused(built, material, capsys, tmp_path):  # noqa: F811
+def test_baselines_refuse_other_data_than_the_tenants(built, material, capsys, tmp_path):  # noqa: F811
     other = tmp_path / "other.jsonl"
     other.write_text("".join(json.dumps({"text": "w", "label": label}) + "\n" for label in ("up", "down") * 20))
     command = ["evaluate", "--store", built / "store", "--id", "classify", "--test", material / "classify.dev.jsonl"]

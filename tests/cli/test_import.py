@@ -11,6 +11,8 @@ from tests.builder.tables.branches import some_lines
 from tests.builder.tables.test_domain import corpus
 from tests.naming import names
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def command(tmp_path):
@@ -29,7 +31,7 @@ def test_labels_and_task_come_from_the_files(command, capsys):
     assert answer["imported"]["library"] == "adapters lora"
 
 
-def test_a_lora_on_every_layer(command, capsys, tmp_path):
+def test_a_lora_on_every_layer_becomes_a_domain_and_a_tenant(command, capsys, tmp_path):
     given = [*command, FIXTURES / "peft-lower", "--labels", ",".join(LABELS)]
     assert run(*given) == 1
     assert "hplm import: " in (refusal := capsys.readouterr().err) and names(refusal, "--as-domain", "--corpus")

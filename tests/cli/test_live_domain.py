@@ -1,4 +1,4 @@
-"""`hplm domain` on what is being served, as a user meets it."""
+"""`hplm domain` for a live state, as a user meets it."""
 
 from dataclasses import replace
 
@@ -12,6 +12,8 @@ from testing.random_store import random_store, random_table, random_tenant, rand
 from testing.toy import CONFIG
 from tests.cli.test_domain import broken_of, refused, run
 from tests.naming import names
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -27,7 +29,7 @@ def served(tmp_path):
     return ["--store", str(tmp_path / "store")], places
 
 
-def test_a_served_domain_is_updated_listed_rolled_back(served, capsys):
+def test_a_served_domain_is_updated_listed_and_rolled_back(served, capsys):
     store, places = served
     first = run(capsys, "domain", "update", "--name", "bio", *store, *places, "--canary", "0.4")
     assert (len(first["moved"]), len(first["waiting"]), first["behind"]) == (1, 2, ["tenant-3"])
@@ -40,7 +42,7 @@ def test_a_served_domain_is_updated_listed_rolled_back(served, capsys):
         assert any(names(line, *named) for line in lines), named
 
 
-def test_a_domain_is_added_to_what_is_served_and_deleted(served, capsys, tmp_path):
+def test_a_domain_is_added_to_served_ones_and_deleted(served, capsys, tmp_path):
     store, places = served
     random_table(Store(tmp_path / "store"), "law", 1, ("root", 1), 500, seed=3)
     assert run(capsys, "domain", "add", "--name", "law", *store, *places)["generation"] == 1
@@ -48,7 +50,7 @@ def test_a_domain_is_added_to_what_is_served_and_deleted(served, capsys, tmp_pat
     assert names(refused(capsys, "domain", "delete", "--name", "bio", *places), "'bio'", "tenant-0")
 
 
-def test_what_is_meant_must_be_said(served, capsys):
+def test_missing_and_contradictory_options_are_refused(served, capsys):
     store, places = served
     for arguments, named in [
         (["list"], ["--store", "--repository"]),
@@ -79,7 +81,7 @@ def test_a_state_is_verified_with_its_registry(served, capsys, tmp_path):
         assert any(names(line, state / file) for line in broken), file
 
 
-def test_a_state_that_is_not_the_one_is_not_called_whole(served, capsys, tmp_path):
+def test_verify_refuses_a_folder_that_is_not_the_state(served, capsys, tmp_path):
     store, places = served
     run(capsys, "domain", "update", "--name", "bio", *store, *places)
     (tmp_path / "empty").mkdir()
@@ -89,7 +91,7 @@ def test_a_state_that_is_not_the_one_is_not_called_whole(served, capsys, tmp_pat
         assert names(said, tmp_path / state / "toy", "registry.sqlite", "CURRENT")
 
 
-def test_a_registry_and_what_is_published_are_compared(served, capsys, tmp_path):
+def test_verify_compares_the_registry_with_the_published_generation(served, capsys, tmp_path):
     store, places = served
     run(capsys, "domain", "update", "--name", "bio", *store, *places)
     current = tmp_path / "state/toy/CURRENT"
@@ -110,7 +112,7 @@ def test_a_registry_and_what_is_published_are_compared(served, capsys, tmp_path)
     assert current.read_text() == "2\n" and run(capsys, "verify", *places)["banks"]
 
 
-def test_a_state_whose_first_change_failed_is_whole(served, capsys, tmp_path):
+def test_a_state_whose_first_change_failed_is_valid(served, capsys, tmp_path):
     _, places = served
     (tmp_path / "state/toy").mkdir(parents=True)
     (tmp_path / "state/toy/registry.sqlite").touch()

@@ -1,4 +1,4 @@
-"""`hplm tenant` on what is being served, as a user meets it."""
+"""`hplm tenant` for a live state, as a user meets it."""
 
 from dataclasses import replace
 
@@ -13,6 +13,8 @@ from testing.toy import CONFIG
 from tests.cli.test_domain import refused, run
 from tests.naming import names
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def served(tmp_path):
@@ -22,7 +24,7 @@ def served(tmp_path):
     return ["--store", tmp_path / "store"], ["--repository", tmp_path / "repository", "--state", tmp_path / "state"]
 
 
-def test_a_tenant_s_life(served, capsys, tmp_path):
+def test_a_tenant_is_added_updated_rolled_back_and_deleted(served, capsys, tmp_path):
     store, places = served
     assert run(capsys, "tenant", "add", "acme", *store, *places) == {
         "generation": 1,
@@ -39,7 +41,7 @@ def test_a_tenant_s_life(served, capsys, tmp_path):
     assert sorted(listed) == ["acme", "tenant-0", "tenant-1"] and listed["acme"]["version"] == 1
     assert sorted(tenant["id"] for tenant in run(capsys, "tenant", "list", *places[:2])["tenants"]) == ["tenant-0", "tenant-1"]
     assert run(capsys, "tenant", "delete", "acme", *places)["after"] is None
-    assert not list((tmp_path / "state/toy/adapters").iterdir())  # a bank that nobody is in goes at once
+    assert not list((tmp_path / "state/toy/adapters").iterdir())  # a bank without records in use is removed at once
     assert run(capsys, "tenant", "compact", *places)["bytes"] == 0
     actions = [change["action"] for change in run(capsys, "tenant", "log", *places)["changes"]]
     assert actions == ["tenant add", "tenant update", "tenant rollback", "tenant delete", "compact"]
@@ -63,7 +65,7 @@ def test_keys_are_shown_once_and_limits_are_kept(served, capsys):
         assert secret not in capsys.readouterr().out
 
 
-def test_a_key_s_secret_is_said_before_servers_are_waited_for_and_a_revocation_after(served, capsys, monkeypatch):
+def test_a_secret_is_printed_before_waiting_for_servers_and_a_revocation_after(served, capsys, monkeypatch):
     _, places = served
     kept = run(capsys, "tenant", "key", "add", "tenant-0", *places)["key"]
     said_before = []
@@ -80,7 +82,7 @@ def test_a_key_s_secret_is_said_before_servers_are_waited_for_and_a_revocation_a
     assert said_before[-1] == "" and names(said, kept, "tenant-0", "elsewhere-1-abc")
 
 
-def test_what_cannot_be_is_refused(served, capsys, tmp_path):
+def test_impossible_changes_are_refused(served, capsys, tmp_path):
     store, places = served
     for arguments, named in [
         (["add", "nobody", *store, *places], ["'nobody'", tmp_path / "store"]),

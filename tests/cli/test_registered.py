@@ -1,4 +1,4 @@
-"""Commands and schemes of other packages, by entry points: found, and named where they are registered but not installed."""
+"""Commands and schemes of other packages are found by entry points. If one is not installed, the error names its package."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ bare = echo_command:nothing
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """A package as pip leaves it: a module, and its metadata."""
+    """An installed package: a module and its metadata."""
     (tmp_path / "echo_command.py").write_text(ECHO)
     info = tmp_path / "echo_command-1.0.dist-info"
     info.mkdir()
@@ -38,14 +38,14 @@ def installed(tmp_path, monkeypatch):
     sys.modules.pop("echo_command", None)
 
 
-def test_another_packages_command_is_a_command_like_ours(installed, capsys):
+def test_a_command_of_another_package_works_like_ours(installed, capsys):
     assert main(["echo", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"said": "again"}
     assert parser().parse_args(["serve"]).run.__module__ == "hplm.cli.serve"  # ours cannot be replaced
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["x", "--json", "-1"]])
-def test_what_cannot_be_loaded_is_listed_and_says_why(installed, capsys, words):
+def test_a_command_that_cannot_be_loaded_is_listed_and_says_why(installed, capsys, words):
     assert "gone" in parser().format_help()
     assert main(["gone", *words]) == 1
     said = capsys.readouterr().err
@@ -56,12 +56,12 @@ def test_what_cannot_be_loaded_is_listed_and_says_why(installed, capsys, words):
 
 def without(monkeypatch, package):
     for name in [package, *(name for name in sys.modules if name.startswith(f"{package}."))]:
-        monkeypatch.setitem(sys.modules, name, None)  # whoever imports it is told that there is no such module
+        monkeypatch.setitem(sys.modules, name, None)  # importing it raises ModuleNotFoundError
 
 
 @pytest.mark.parametrize("words", ["", "serve --size minilm --json", "--help"])
-def test_without_bench_its_command_says_how_to_get_it(monkeypatch, capsys, words):
-    """As in the container image, which holds the metadata of all packages and of these only hplm and backends."""
+def test_without_bench_its_command_says_how_to_install_it(monkeypatch, capsys, words):
+    """As in the container image, which has the metadata of all packages, but only the packages hplm and backends."""
     without(monkeypatch, "bench")
     assert main(["bench", *words.split()]) == 1
     said = capsys.readouterr().err
@@ -74,7 +74,7 @@ def test_all_schemes_and_rivals_of_research_are_registered():
 
 
 @pytest.mark.parametrize("command", ["export --scheme plot --repository", "evaluate --against plot --id acme --test"])
-def test_without_research_its_schemes_say_how_to_get_them(toy, tmp_path, monkeypatch, capsys, command):
+def test_without_research_its_schemes_say_how_to_install_them(toy, tmp_path, monkeypatch, capsys, command):
     without(monkeypatch, "research")
     store = ["--store", str(toy.store.folder)]
     assert main([*command.split(), str(tmp_path / "x"), *store]) == 1
@@ -83,14 +83,14 @@ def test_without_research_its_schemes_say_how_to_get_them(toy, tmp_path, monkeyp
     assert main(["export", "--repository", str(tmp_path / "repository"), *store]) == 0  # needs no other package
 
 
-def test_an_unknown_scheme_is_told_the_known_ones(toy, tmp_path, capsys):
+def test_the_error_of_an_unknown_scheme_names_the_known_ones(toy, tmp_path, capsys):
     given = ["--store", str(toy.store.folder), "--repository", str(tmp_path), "--scheme", "bert"]
     assert main(["export", *given]) == 1
     said = capsys.readouterr().err
     assert "'bert'" in said and "hplm, adapter, compressed" in said
 
 
-def test_a_repository_serves_a_backbone_in_one_scheme(toy, tmp_path, capsys):
+def test_a_repository_has_a_backbone_in_one_scheme_only(toy, tmp_path, capsys):
     export = ["export", "--store", str(toy.store.folder), "--repository", str(tmp_path)]
     assert main([*export, "--scheme", "shared"]) == 0
     assert main(export) == 1
@@ -98,7 +98,7 @@ def test_a_repository_serves_a_backbone_in_one_scheme(toy, tmp_path, capsys):
 
 
 def test_help_needs_no_heavy_import():
-    """`hplm --help` answers at once: commands import what computes when they run."""
+    """`hplm --help` answers at once, because commands import heavy packages only when they run."""
     code = """import sys; from hplm.cli.main import parser; parser()
 assert "bench.serve" in sys.modules
 assert not sys.modules.keys() & {"torch", "numpy", "transformers", "builder", "research", "hplm_client"}"""

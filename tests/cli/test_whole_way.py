@@ -13,6 +13,8 @@ from testing.random_store import tokenizer_json, words
 from tests.naming import names
 from tests.serving import serving
 
+pytestmark = pytest.mark.slow
+
 WORDS = words(200)
 FRUIT, METAL, OTHER = WORDS[:30], WORDS[30:60], WORDS[60:]
 
@@ -23,7 +25,7 @@ def _text(rng, kind):
 
 @pytest.fixture(scope="module")
 def material(tmp_path_factory):
-    """A BERT as Hugging Face saves it, two corpora, and labelled data that can be learned."""
+    """A BERT saved by Hugging Face, two corpora, and labelled data that can be learned."""
     folder, rng = tmp_path_factory.mktemp("material"), random.Random(0)
     config = BertConfig(
         vocab_size=200, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=64,
@@ -48,7 +50,7 @@ def _run(capsys, *arguments):
     return json.loads(capsys.readouterr().out.strip().splitlines()[-1])
 
 
-def test_the_whole_way(material, tmp_path, capsys):
+def test_from_a_checkpoint_to_an_answer(material, tmp_path, capsys):
     store, repository = tmp_path / "store", tmp_path / "repository"
     corpus = material / "corpus.txt"
     root = _run(

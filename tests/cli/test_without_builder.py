@@ -1,4 +1,4 @@
-"""Where only `hplm` and `backends` are installed, as in the container image: what needs no store works there."""
+"""With only `hplm` and `backends` installed, as in the container image, every command works that needs no store."""
 
 import json
 import subprocess
@@ -16,8 +16,10 @@ from hplm.tenants.manager import Manager
 from testing.random_store import random_store, random_table, random_tenant, random_tenants
 from testing.toy import CONFIG
 
+pytestmark = pytest.mark.slow
+
 PACKAGES = ("builder", "bench", "research", "testing", "demo", "loadtest")
-OF_OTHERS = {"bench"}  # commands that other packages bring
+OF_OTHERS = {"bench"}  # commands of other packages
 NEED_A_STORE = {
     "build root": ["--model", "x", "--corpus", "x", "--store", "x"],
     "build domain": ["--name", "x", "--corpus", "x", "--store", "x"],
@@ -67,7 +69,7 @@ json.dump(done, sys.stdout)
 
 
 def run(commands):
-    """(command, exit code, output, errors) of each."""
+    """Runs commands, and returns (command, exit code, output, errors) of each."""
     command = [sys.executable, "-c", RUN]
     folder = Path(__file__).parents[2]
     done = subprocess.run(command, input=json.dumps(commands), capture_output=True, text=True, timeout=300, cwd=folder)
@@ -96,7 +98,7 @@ def place(tmp_path):
     return tmp_path, keys
 
 
-def test_every_command_that_needs_no_store(place):
+def test_every_command_that_needs_no_store_works(place):
     folder, keys = place
     state = ["--repository", str(folder / "repository"), "--state", str(folder / "state")]
     again = [*state[:3], str(folder / "again")]
@@ -141,7 +143,7 @@ def test_every_command_that_needs_no_store(place):
     assert {tenant.id for tenant in manager.current().tenants} == {"tenant-0", "tenant-1", "tenant-2"}
 
 
-def test_every_command_explains_itself_and_is_tested_here():
+def test_every_command_has_a_help_text_and_is_tested_here():
     known = set()
     for command, code, out, _ in run("help"):
         if command[0] in OF_OTHERS:
@@ -152,7 +154,7 @@ def test_every_command_explains_itself_and_is_tested_here():
     assert known == NEED_A_REPOSITORY | NEED_A_SERVER | NEED_A_STORE.keys()
 
 
-def test_what_needs_the_builder_says_how_to_install_it(tmp_path):
+def test_commands_that_need_the_builder_say_how_to_install_it(tmp_path):
     commands = [[*name.split(), *arguments] for name, arguments in NEED_A_STORE.items()]
     commands += [["domain", "list", "--store", "x"], ["domain", "delete", "--name", "x", "--store", "x"]]
     commands.append(["verify", "--store", "x"])
@@ -162,7 +164,7 @@ def test_what_needs_the_builder_says_how_to_install_it(tmp_path):
         assert "`builder`" in err and "pip install -e '.[build]'" in err, command
 
 
-def test_a_repository_of_another_package_is_verified_with_that_package(tmp_path):
+def test_a_repository_of_another_package_is_verified_by_that_package(tmp_path):
     folder = tmp_path / "dedicated" / "1"
     folder.mkdir(parents=True)
     for name in ("backbone.json", "whole.json"):

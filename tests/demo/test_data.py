@@ -17,6 +17,8 @@ from demo.tasks import TASKS
 from hplm.errors import HplmError
 from tests.naming import naming
 
+pytestmark = pytest.mark.slow
+
 SMALL = Domain(
     "small",
     tuple(Area(name, (Source(STANDARD_LIBRARY, (name,)),)) for name in ("asyncio", "email", "logging", "unittest")),
@@ -58,7 +60,7 @@ def test_the_same_sources_give_the_same_files(data: DemoData, folder: Path, tmp_
     assert len(files) == 1 + 3 * len(SMALL_TASKS)
 
 
-def test_rows_are_what_the_builder_reads(data: DemoData) -> None:
+def test_the_builder_can_read_the_files(data: DemoData) -> None:
     for tenant in data.tenants:
         for path in (tenant.train, tenant.dev, tenant.test):
             for row in rows(path):
@@ -73,21 +75,21 @@ def test_rows_are_what_the_builder_reads(data: DemoData) -> None:
                     assert " ".join(row["tokens"]).split() == row["tokens"]
 
 
-def test_no_text_is_on_two_sides_of_a_split(data: DemoData) -> None:
+def test_no_text_is_in_two_splits(data: DemoData) -> None:
     for tenant in data.tenants:
         assert texts(tenant.train).isdisjoint(texts(tenant.test))
         assert texts(tenant.train).isdisjoint(texts(tenant.dev))
         assert texts(tenant.dev).isdisjoint(texts(tenant.test))
 
 
-def test_half_of_a_text_that_is_tested_on_is_nowhere_else(tmp_path: Path) -> None:
-    """Not in what is learned from, and in no corpus: here one domain reads all that the other asks about."""
+def test_no_corpus_and_no_other_split_has_half_of_a_test_text(tmp_path: Path) -> None:
+    """Neither training data nor corpora: here, one domain reads the sources of the other domain's test texts."""
     kin = (source for area in SMALL.areas for source in area.sources)
     reader = Domain("reader", (Area("json", (Source(STANDARD_LIBRARY, ("json",)),)),), tuple(kin))
     found = write_demo_data(tmp_path, [SMALL, reader], SMALL_TASKS, SIZES, show_progress=False, further=True)
     corpora = [domain.corpus.read_text(encoding="utf-8").splitlines() for domain in found.domains]
     assert [len(corpus) for corpus in corpora] == [domain.documents for domain in found.domains]
-    assert len(set(corpora[0]) & set(corpora[1])) > len(corpora[0]) / 2  # what is learned from, a reader may read
+    assert len(set(corpora[0]) & set(corpora[1])) > len(corpora[0]) / 2  # corpora may contain training texts
     read = [shingles(line) for corpus in corpora for line in corpus]
     for tenant in found.tenants:
         earlier: set[str] = set()
@@ -99,7 +101,7 @@ def test_half_of_a_text_that_is_tested_on_is_nowhere_else(tmp_path: Path) -> Non
             earlier.update(*held)
 
 
-def test_the_majority_share_is_the_test_set_s(data: DemoData) -> None:
+def test_the_majority_share_is_computed_on_the_test_set(data: DemoData) -> None:
     for tenant in data.tenants:
         labels = Counter(label for row in rows(tenant.test) for label in row.get("tags") or [row["label"]])
         assert tenant.majority_share == pytest.approx(max(labels.values()) / labels.total())
@@ -118,7 +120,7 @@ def test_sources_without_examples_are_an_error_that_names_them(tmp_path: Path) -
         write_demo_data(tmp_path, [bare], SMALL_TASKS, SIZES, show_progress=False)
 
 
-def test_further_packages_are_in_the_corpus_alone(data: DemoData, folder: Path, tmp_path: Path) -> None:
+def test_further_packages_are_only_in_the_corpus(data: DemoData, folder: Path, tmp_path: Path) -> None:
     wide = replace(SMALL, further=(Source(STANDARD_LIBRARY, ("json", "email")),))
     found = write_demo_data(tmp_path, [wide], SMALL_TASKS, SIZES, show_progress=False, further=True)
     before, after = (set(one.domains[0].corpus.read_text("utf-8").splitlines()) for one in (data, found))
@@ -126,7 +128,7 @@ def test_further_packages_are_in_the_corpus_alone(data: DemoData, folder: Path, 
     assert [tenant.test.read_bytes() for tenant in found.tenants] == [tenant.test.read_bytes() for tenant in data.tenants]
 
 
-def test_data_that_are_there_are_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_data_are_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("demo.data.write_demo_data", lambda folder, **_: written(folder))
     first = stored_demo_data(tmp_path, SIZES)
     monkeypatch.setattr("demo.data.write_demo_data", None)

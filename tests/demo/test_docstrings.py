@@ -82,7 +82,7 @@ def test_a_source_lists_its_files_in_order_and_without_tests(package: Path) -> N
     ]
 
 
-def test_a_package_that_is_not_there_is_named() -> None:
+def test_a_missing_package_is_named() -> None:
     with pytest.raises(HplmError, match=naming("'no_such_package_of_ours'", "pip install")):
         Source("no_such_package_of_ours").files()
 
@@ -104,7 +104,7 @@ def test_every_kind_of_definition_is_found_in_order(definitions: dict[str, Defin
     assert definitions["Shelf.find"].name == "find"
 
 
-def test_parameters_are_the_signature_s_without_self(definitions: dict[str, Definition]) -> None:
+def test_parameters_are_those_of_the_signature_without_self(definitions: dict[str, Definition]) -> None:
     assert definitions["Shelf.find"].parameters == ("title", "rest", "exact", "options")
     assert definitions["Shelf"].parameters == ("width", "depth")
 
@@ -114,7 +114,7 @@ def test_decorators_are_named_without_their_arguments(definitions: dict[str, Def
     assert definitions["Shelf.find"].decorators == ("functools.lru_cache",)
 
 
-def test_what_a_function_gives_back_is_its_own_and_not_an_inner_function_s(definitions: dict[str, Definition]) -> None:
+def test_a_return_in_an_inner_function_does_not_count(definitions: dict[str, Definition]) -> None:
     find, read, close = (definitions[f"Shelf.{name}"] for name in ("find", "read", "close"))
     assert (find.returns_value, find.is_generator, find.is_async) == (True, False, False)
     assert (read.returns_value, read.is_generator, read.is_async) == (False, True, True)

@@ -47,7 +47,7 @@ def sentence(number: int) -> str:
     return " ".join("".join(chance.choices("abcdefghij", k=6)) for _ in range(10))
 
 
-def test_a_file_is_wholly_in_one_split_and_areas_keep_their_shares() -> None:
+def test_a_file_is_in_one_split_only_and_areas_keep_their_shares() -> None:
     documents = [
         document(sentence(100 * area + 10 * file + line), f"{area}/{file}.py", str(area))
         for area in range(2)
@@ -65,7 +65,7 @@ def test_a_file_is_wholly_in_one_split_and_areas_keep_their_shares() -> None:
     }
 
 
-def test_copies_of_a_text_stay_on_one_side() -> None:
+def test_copies_of_a_text_are_in_one_split() -> None:
     template = "Construct a {} tokenizer, backed by the library that splits words into smaller pieces. Calls {}."
     copies = [document(template.format(f"{name}Model", f"{name}_base"), f"{name}.py") for name in ("Bert", "Gpt", "T5x")]
     other = document("Opens the till and counts the coins that lie within it today.", "till.py")
@@ -74,14 +74,16 @@ def test_copies_of_a_text_stay_on_one_side() -> None:
     assert len(kept) == 2
 
 
-def test_what_is_read_tells_nothing_that_is_asked() -> None:
+def test_a_corpus_contains_nothing_similar_to_test_texts() -> None:
     asked = Asked([sentence(1), " ".join(sentence(number) for number in range(10, 14))])
-    extended = document(f"{sentence(1)} {sentence(2)} {sentence(3)}", "extended.py")  # all of a short text, beside other things
-    extract = document(sentence(12), "extract.py")  # little of a long text, and nothing else
+    extended = document(
+        f"{sentence(1)} {sentence(2)} {sentence(3)}", "extended.py"
+    )  # all of a short test text, and other sentences
+    extract = document(sentence(12), "extract.py")  # a small part of a long test text, and nothing else
     mention = document(f"{sentence(12)} {sentence(4)} {sentence(5)}", "mention.py")
     fresh = document(sentence(99), "fresh.py")
     assert readable([extended, extract, mention, fresh, fresh, document("Too short.")], asked) == [mention, fresh]
 
 
-def test_too_short_a_text_is_no_document() -> None:
+def test_a_text_that_is_too_short_is_no_document() -> None:
     assert split_documents([document("Get the books.")]) == {"train": [], "dev": [], "test": []}

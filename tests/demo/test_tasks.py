@@ -37,7 +37,7 @@ def test_a_kind_s_text_does_not_name_the_thing_or_its_kind() -> None:
     assert kind(asked(kind="module"), NAMES) is None
 
 
-def test_returns_asks_only_where_the_body_tells() -> None:
+def test_returns_has_examples_only_where_the_body_shows_the_answer() -> None:
     answers = {value: returns(asked(returns_value=value), NAMES) for value in (True, False)}
     assert {value: answer.label for value, answer in answers.items() if answer} == {True: "value", False: "nothing"}
     for facts in ({"is_stub": True}, {"is_generator": True}, {"decorators": ("property",)}, {"kind": "class"}):
@@ -53,11 +53,11 @@ def test_parameters_are_tagged_and_markup_is_removed() -> None:
     )
 
 
-def test_a_text_without_parameters_is_not_asked_about() -> None:
+def test_a_text_without_parameters_is_no_example() -> None:
     assert parameters(asked(parameters=("shelf",)), NAMES) is None
 
 
-def test_code_names_are_told_apart() -> None:
+def test_code_names_get_their_kinds() -> None:
     example = code_names(asked(docstring="A BookShelf for the reader (int) of `Clerk` or Clerk calls move_books()."), NAMES)
     assert example is not None
     assert dict(zip(example.tokens, example.tags, strict=True)) == {
@@ -76,7 +76,7 @@ def test_code_names_are_told_apart() -> None:
     assert example.tags[example.tokens.index("Clerk")] == "TYPE"
 
 
-def test_the_demo_has_domains_and_tenants_of_both_tasks() -> None:
+def test_every_domain_of_the_demo_has_tenants_and_both_tasks_occur() -> None:
     assert len(DOMAINS) >= 3
     assert {task.domain for task in TASKS} == {domain.name for domain in DOMAINS}
     assert len({task.tenant for task in TASKS}) == len(TASKS)

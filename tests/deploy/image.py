@@ -1,4 +1,4 @@
-"""The image without a container engine: its files in a folder, its documented commands as lists."""
+"""The container image without a container engine: its files in a folder, and its documented commands as lists."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def dockerfile_copies() -> list[Copy]:
 
 
 def lay_out(folder: Path) -> Path:
-    """`/opt` as in the image: what NVIDIA's has for the Python backend, then the Dockerfile's COPY lines."""
+    """Makes `/opt` of the image: the Python backend's files of NVIDIA's image, then those of the Dockerfile's COPY lines."""
     (folder / "empty").mkdir()
     opt = folder / "opt"
     triton = opt / "tritonserver"
@@ -39,7 +39,7 @@ def lay_out(folder: Path) -> Path:
     for copy in dockerfile_copies():
         target = opt / Path(copy.target).relative_to("/opt")
         for source in copy.sources:
-            # As COPY does: a folder's content goes into the target, a file goes into a target that ends with a slash.
+            # Like COPY: a folder's content goes into the target, and a file goes into a target that ends with a slash.
             if (ROOT / source).is_dir():
                 shutil.copytree(ROOT / source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
             else:
@@ -49,7 +49,7 @@ def lay_out(folder: Path) -> Path:
 
 
 def docker_run() -> tuple[list[str], list[str]]:
-    """The words of the documented line before and from `tritonserver` on."""
+    """Returns the words of the documented line before `tritonserver`, and from `tritonserver` on."""
     text = (DEPLOY / "README.md").read_text()
     (line,) = re.findall(r"^docker run (?:.*\\\n)*.*$", text, re.MULTILINE)
     words = shlex.split(line.replace("\\\n", " ").replace("$HPLM_ADMIN", SECRET))

@@ -24,7 +24,7 @@ MATCHER = re.compile(r'(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"')
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS.values(), ids=EXPRESSIONS)
-def test_what_is_asked_for_exists(expression):
+def test_expressions_use_metrics_labels_and_outcomes_that_exist(expression):
     found = SELECTOR.findall(expression)
     assert found
     for name, matchers in found:
@@ -39,7 +39,7 @@ def test_what_is_asked_for_exists(expression):
     assert expression.count("(") == expression.count(")")
 
 
-def test_every_alert_is_explained_to_operators():
+def test_every_alert_is_explained_in_operating_md():
     text = (DEPLOY.parent / "docs/operating.md").read_text("utf-8")
     for rule in RULES:
         assert f"### {rule['alert']}" in text
@@ -47,7 +47,7 @@ def test_every_alert_is_explained_to_operators():
         assert rule["annotations"]["summary"]
 
 
-def test_panels_do_not_lie_on_each_other_and_are_explained_by_their_titles():
+def test_panels_do_not_overlap_and_have_titles():
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in DASHBOARD["panels"]]
     assert len(set(places)) == len(places)
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(places)

@@ -1,4 +1,4 @@
-"""Stock tritonserver, the image's files, the documented flags, no `hplm serve`: an exported repository is served."""
+"""An unchanged tritonserver serves an exported repository, with the image's files and the documented flags."""
 
 import os
 import subprocess
@@ -22,6 +22,8 @@ from testing.toy import TENANTS
 from tests.deploy.image import ROOT, SECRET, compose_service, docker_run, dockerfile_copies, lay_out
 from tests.equality import Comparison
 from tests.server.stock import Stock
+
+pytestmark = pytest.mark.slow
 
 # Installed here, not in the image.
 NOT_IN_THE_IMAGE = ("transformers", "tritonclient", "matplotlib", "pytriton")
@@ -55,9 +57,9 @@ def served(toy, tmp_path_factory):
 
 
 def python_of_the_image(folder: Path, opt: Path) -> Path:
-    """Its bin: a Python that knows what `pip install /opt/hplm` installs, of this checkout nothing.
+    """The bin folder of a Python with the packages of `pip install /opt/hplm`, and nothing of this checkout.
 
-    The stub heeds no PYTHONPATH. A path in a .pth file is searched, but other .pth files there, as of editable installs,
+    The stub ignores PYTHONPATH. A path in a .pth file is searched, but other .pth files there, as of editable installs,
     are not read.
     """
     venv.create(folder, symlinks=True)
@@ -84,7 +86,7 @@ def wait_until_ready(url: str, server: subprocess.Popen, log) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_it_answers_as_the_reference_does(served, reference, protocol):
+def test_answers_equal_the_reference(served, reference, protocol):
     stock, comparison = Stock(served, protocol), Comparison()
     for tenant in TENANTS:
         logits = stock.ask(["a few words"], tenant.id)["LOGITS"][0]
@@ -94,7 +96,7 @@ def test_it_answers_as_the_reference_does(served, reference, protocol):
         stock.ask(["a few words"], "nobody")
 
 
-def test_only_the_administrator_manages_models(served):
+def test_only_the_admin_secret_manages_models(served):
     request = urllib.request.Request(f"http://{served.http_url}/v2/repository/index", data=b"{}", method="POST")
     with pytest.raises(urllib.error.HTTPError):
         urllib.request.urlopen(request, timeout=10)
@@ -103,13 +105,13 @@ def test_only_the_administrator_manages_models(served):
         assert b'"toy-upper"' in answer.read()
 
 
-def test_both_documented_commands_are_the_same_and_keep_the_contract():
+def test_docker_run_and_compose_start_the_same_command():
     _, command = docker_run()
     assert command == compose_service()["command"]
     assert set(contract_flags(SECRET)) <= set(command)
 
 
-def test_both_mount_read_only_and_publish_on_loopback():
+def test_docker_run_and_compose_mount_read_only_and_publish_on_loopback():
     docker, command = docker_run()
     service = compose_service()
     (repository,) = [flag.partition("=")[2] for flag in command if flag.startswith("--model-repository=")]
@@ -123,7 +125,7 @@ def test_both_mount_read_only_and_publish_on_loopback():
     assert published == service["ports"] == [f"127.0.0.1:{port}:{port}" for port in (8000, 8001, 8002)]
 
 
-def test_containers_are_given_longer_to_stop_than_triton_takes():
+def test_containers_may_take_longer_to_stop_than_triton():
     docker, command = docker_run()
     (exit_timeout,) = [int(flag.partition("=")[2]) for flag in command if flag.startswith("--exit-timeout-secs=")]
     assert int(docker[docker.index("--stop-timeout") + 1]) > exit_timeout

@@ -1,4 +1,4 @@
-"""The upper half asked as its two backends ask it, without a server."""
+"""Sends requests to lookup and to the upper half without a server, as their two backends do."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ PARAMETERS = {
 
 
 class Asker:
-    """Looks up and submits as the two backends do, and keeps every answer to every request."""
+    """Looks up and submits requests as the two backends do, and keeps all answers to each request."""
 
     def __init__(self, folder, state=None, **changes):
         self.backbone = Backbone(folder, state)

@@ -1,4 +1,4 @@
-"""The outputs of a request, from answers to its texts."""
+"""The outputs of a request are made from the answers to its texts."""
 
 import tracemalloc
 
@@ -19,7 +19,7 @@ def test_texts_of_one_request_may_have_any_number_of_labels():
     assert fill([TASKS["multilabel"].answer(logits[2:], WHOLE, ["a", "b"])]).labels.shape == (1, 1)
 
 
-def test_strings_are_each_as_long_as_they_are():
+def test_one_long_string_does_not_pad_the_others():
     """One long label beside a thousand short ones."""
     long = "水" * 100_000
     labels = np.full((64, 4), "x", dtype=object)

@@ -1,4 +1,4 @@
-"""What the upper half is sent by others than its lookup model, or again."""
+"""The upper half refuses forged inputs and old tickets."""
 
 import time
 
@@ -21,12 +21,14 @@ def asker(toy):
     asker.close()
 
 
-def test_what_does_not_come_from_lookup_is_refused(asker):
+def test_forged_rows_are_refused(asker):
     view = asker.backbone.view
     tenant = view.snapshot.find("beta")
     good = asker.lookup.resolve(view, tenant, [f"{WORDS[0]} {WORDS[1]}"], None, False)
     ticket = Ticket(view.snapshot.export_number, 0, tenant.uid, tenant.version, time.monotonic_ns(), 0, 0, 0)
-    beyond_root = next(branch.base for branch in view.snapshot.branches if branch.domain == "bio") + 5  # beta has the root
+    beyond_root = (
+        next(branch.base for branch in view.snapshot.branches if branch.domain == "bio") + 5
+    )  # beta reads only the root
     for addresses, segments, spans in [
         (good.addresses + 10**9, good.segments, good.spans),
         (np.full_like(good.addresses, beyond_root), good.segments, good.spans),
@@ -45,8 +47,8 @@ def test_what_does_not_come_from_lookup_is_refused(asker):
         asker.service.submit(stranger, good, lambda answer: None)
 
 
-def test_a_ticket_grows_old(asker):
-    """Or it would be a key that never expires and that nobody can revoke."""
+def test_a_ticket_expires(asker):
+    """Otherwise it would be a key that never expires and that nobody can revoke."""
     view = asker.backbone.view
     tenant = view.snapshot.find("acme")
     good = asker.lookup.resolve(view, tenant, [WORDS[0]], None, False)
@@ -60,11 +62,11 @@ def test_a_ticket_grows_old(asker):
             asker.service.submit(ticket, good, lambda answer: None)
 
 
-def test_a_ticket_of_another_export_is_not_taken_for_one_of_this(asker):
-    """Its tenants have the same numbers: while models of an export that came anew are loaded, one has the old one yet."""
+def test_a_ticket_of_another_export_is_refused(asker):
+    """Tenants of both exports have the same uids. While Triton loads a new export, one model may still have the old one."""
     view = asker.backbone.view
     tenant = view.snapshot.find("acme")
     good = asker.lookup.resolve(view, tenant, [WORDS[0]], None, False)
     ticket = Ticket(view.snapshot.export_number ^ 1, 0, tenant.uid, 1, time.monotonic_ns(), 0, 0, 0)
-    with pytest.raises(Draining, match="another export"):
+    with pytest.raises(Draining):
         asker.service.submit(ticket, good, lambda answer: None)

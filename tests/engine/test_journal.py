@@ -1,4 +1,4 @@
-"""The journal: a line for each request and each batch, and no text in it."""
+"""The journal has a line for each request and each batch, and contains no text."""
 
 import json
 import time
@@ -42,7 +42,7 @@ def test_a_journal_that_cannot_be_written_is_named(toy, tmp_path):
         Asker(toy.folder, journal=str(tmp_path / "no/where"))
 
 
-def test_a_full_disk_costs_the_journal_and_no_answer(toy, caplog):
+def test_a_full_disk_ends_the_journal_but_no_answer(toy, caplog):
     asker = Asker(toy.folder, journal="/dev/full")
     for number in [asker.ask("acme", [WORDS[i]]) for i in range(3)]:
         assert asker.wait(number)[0].labels

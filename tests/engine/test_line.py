@@ -1,4 +1,4 @@
-"""What waits in line and what is on its way: limits, deadlines, failures, closing; exactly one answer in each."""
+"""Waiting and running requests: limits, deadlines, failures, closing. Each request gets exactly one answer."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ from tests.engine.asker import Asker
 
 
 class Gate:
-    """Holds the engine's next batch until it is opened; fails instead if told so."""
+    """Holds the engine's next batch until the gate is opened, or makes it fail."""
 
     def __init__(self, monkeypatch, failure=None):
         self.opened, self.reached = threading.Event(), threading.Event()
@@ -30,11 +30,11 @@ class Gate:
         monkeypatch.setattr(Engine, "run", gated)
 
 
-def test_what_expires_in_line_is_told_so_and_the_rest_is_served(toy, monkeypatch):
+def test_a_request_that_expires_while_it_waits_is_answered_and_the_rest_is_served(toy, monkeypatch):
     gate, asker = Gate(monkeypatch), Asker(toy.folder)
     computing = asker.ask("acme", [WORDS[0]])
     gate.reached.wait(60)
-    staged = asker.ask("acme", [WORDS[1]])  # chosen while the first computes
+    staged = asker.ask("acme", [WORDS[1]])  # chosen while the first one computes
     while len(asker.service._pipeline._line):
         time.sleep(0.001)
     expiring = asker.ask("acme", [WORDS[2]], deadline_ns=time.monotonic_ns() + 1)
@@ -46,7 +46,7 @@ def test_what_expires_in_line_is_told_so_and_the_rest_is_served(toy, monkeypatch
     asker.close()
 
 
-def test_a_full_line_refuses_and_keeps_what_it_has(toy, monkeypatch):
+def test_a_full_queue_refuses_new_requests_and_keeps_waiting_ones(toy, monkeypatch):
     gate, asker = Gate(monkeypatch), Asker(toy.folder, queue_texts="3")
     first = asker.ask("acme", [WORDS[0]])
     gate.reached.wait(60)
@@ -56,14 +56,14 @@ def test_a_full_line_refuses_and_keeps_what_it_has(toy, monkeypatch):
     third = asker.ask("acme", [WORDS[0]] * 2)
     with pytest.raises(QueueFull):
         asker.ask("acme", [WORDS[0]] * 2)
-    asker.answers.pop()  # it was never taken
+    asker.answers.pop()  # the request was refused
     gate.opened.set()
     for number in (first, second, third):
         assert not isinstance(asker.wait(number), Exception)
     asker.close()
 
 
-def test_an_engine_that_fails_answers_everything_and_goes_on(toy, monkeypatch):
+def test_an_engine_that_fails_answers_all_requests_and_continues(toy, monkeypatch):
     with monkeypatch.context() as patched:
         gate = Gate(patched, failure=RuntimeError("device lost"))
         asker = Asker(toy.folder)
@@ -76,7 +76,7 @@ def test_an_engine_that_fails_answers_everything_and_goes_on(toy, monkeypatch):
     asker.close()
 
 
-def test_closing_serves_what_was_taken_and_refuses_what_comes_after(toy):
+def test_closing_serves_accepted_requests_and_refuses_later_ones(toy):
     asker = Asker(toy.folder)
     numbers = [asker.ask("acme", [WORDS[i]]) for i in range(50)]
     asker.service.close()
@@ -85,13 +85,13 @@ def test_closing_serves_what_was_taken_and_refuses_what_comes_after(toy):
         asker.ask("acme", [WORDS[0]])
 
 
-def test_closing_over_a_stuck_engine_leaves_nobody_without_an_answer(toy, monkeypatch, tmp_path):
+def test_closing_with_a_stuck_engine_answers_every_request(toy, monkeypatch, tmp_path):
     monkeypatch.setattr("hplm.engine.service.DRAIN_SECONDS", 0.2)
     gate, asker = Gate(monkeypatch), Asker(toy.folder, batch_tokens="64", journal=str(tmp_path / "journal.jsonl"))
     numbers = [asker.ask("acme", [WORDS[i]] * 20) for i in range(8)]
     gate.reached.wait(60)
     asker.service.close()
-    assert all(isinstance(asker.wait(number), Draining) for number in numbers)  # those that the engine holds, too
+    assert all(isinstance(asker.wait(number), Draining) for number in numbers)  # also those that the engine holds
     gate.opened.set()
     for thread in asker.service._pipeline._threads:
         thread.join(60)
@@ -99,7 +99,7 @@ def test_closing_over_a_stuck_engine_leaves_nobody_without_an_answer(toy, monkey
     assert all(len(answers) == 1 for answers in asker.answers)
 
 
-def test_a_passage_counts_as_memory():
+def test_a_passage_counts_for_the_memory_limit():
     numbers = np.zeros((1, 3), dtype=np.int32)
     short, long = (Text(None, 0, numbers, numbers, numbers, "水" * length).bytes for length in (1, 100_000))
     assert long - short >= 199_000

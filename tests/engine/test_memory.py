@@ -1,4 +1,4 @@
-"""What large answers find of the memory that they share with the server process."""
+"""Large answers and the memory that they share with the server process."""
 
 import threading
 from types import SimpleNamespace
@@ -15,21 +15,21 @@ MB = 1 << 20
 
 @pytest.fixture
 def shared(monkeypatch):
-    """So many bytes are free; what a process once had stays its own."""
+    """Lets a test set the number of free bytes of shared memory, which is 0 at first."""
     left = SimpleNamespace(bytes=0)
     monkeypatch.setattr(memory.os, "statvfs", lambda _: SimpleNamespace(f_bavail=left.bytes, f_frsize=1))
     return left
 
 
-def test_an_answer_that_finds_no_room_is_refused_and_not_lost(shared):
+def test_an_answer_without_enough_shared_memory_is_an_error(shared):
     room = SharedMemory()
-    with room.taken(1000):  # small ones fit into what the process has
+    with room.taken(1000):  # small answers fit into the memory that the process already has
         pass
     with pytest.raises(Broken, match=naming("26 MB", "/dev/shm", 0, "--shm-size")), room.taken(25 * MB):
         pytest.fail("it was sent")
 
 
-def test_what_has_held_one_large_answer_holds_the_next(shared):
+def test_memory_of_one_large_answer_is_used_for_the_next(shared):
     room, shared.bytes = SharedMemory(), 25 * MB + SPARE
     with room.taken(25 * MB):
         shared.bytes -= 25 * MB
@@ -40,7 +40,7 @@ def test_what_has_held_one_large_answer_holds_the_next(shared):
 
 
 def test_large_answers_are_sent_one_at_a_time(shared):
-    """What one is about to take looks free to the other."""
+    """Memory that one answer is about to take still looks free to another."""
     room, shared.bytes, sent = SharedMemory(), 25 * MB + SPARE, threading.Event()
 
     def send():
@@ -55,7 +55,7 @@ def test_large_answers_are_sent_one_at_a_time(shared):
     assert sent.is_set()
 
 
-def test_what_was_refused_has_taken_nothing(shared):
+def test_a_refused_answer_takes_no_memory(shared):
     room = SharedMemory()
     for _ in range(2):
         with pytest.raises(Broken), room.taken(30 * MB):

@@ -1,11 +1,11 @@
-"""Batches give way to what is short, as far as the system lets them."""
+"""The compute thread lowers its priority, if the system allows it."""
 
 from hplm.engine.niceness import lower_priority
 from testing.toy import WORDS
 from tests.engine.asker import Asker
 
 
-def test_who_gives_way_already_is_not_brought_forward(monkeypatch):
+def test_a_lower_priority_is_never_raised(monkeypatch):
     given = []
     monkeypatch.setattr("os.getpriority", lambda *_: 10)
     monkeypatch.setattr("os.setpriority", lambda *call: given.append(call[-1]))
@@ -13,7 +13,7 @@ def test_who_gives_way_already_is_not_brought_forward(monkeypatch):
     assert given == [10]
 
 
-def test_a_system_that_lets_nobody_give_way_costs_no_answer(toy, monkeypatch, caplog):
+def test_a_system_that_forbids_a_lower_priority_still_answers(toy, monkeypatch, caplog):
     def denied(*_):
         raise PermissionError(13, "not permitted here")
 

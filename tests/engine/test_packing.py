@@ -1,4 +1,4 @@
-"""Every packing gives the reference's answers, and loses, invents or duplicates no text."""
+"""Every packing gives the reference's answers, and answers each text exactly once."""
 
 import random
 from functools import cache
@@ -15,7 +15,7 @@ from hplm.engine.lookup import Lookup
 from hplm.engine.packing import Concat, Naive, Packed, Slotted, Turbo, read_packing
 from hplm.engine.request import Request
 from hplm.engine.staging import Stager, StagingSettings
-from hplm.engine.turbo import Cost, cheapest_cuts
+from hplm.engine.turbo import GroupCost, cheapest_cuts
 from hplm.errors import InvalidInput
 from hplm.tenants.ticket import Ticket
 from testing.toy import TENANTS, WORDS, random_text
@@ -30,7 +30,7 @@ whole = st.integers
 @st.composite
 def costs(draw):
     call, token, score = draw(st.floats(0, 50)), draw(st.floats(0.1, 2)), draw(st.floats(0, 0.1))
-    return Cost.measured(lambda count, width: call + count * width * (token + score * width))
+    return GroupCost.measured(lambda count, width: call + count * width * (token + score * width))
 
 
 packings = st.one_of(
@@ -43,7 +43,7 @@ packings = st.one_of(
 
 
 class Kitchen:
-    """Staging and engine without a line or threads, and what the reference says about a pool of texts."""
+    """Staging and engine without a queue or threads, and the reference's answers to a pool of texts."""
 
     def __init__(self, toy, reference):
         self.backbone, self.reference = reference.backbone, reference
@@ -89,7 +89,7 @@ def test_every_packing_gives_the_reference_answers(kitchen, packing, orders):
     comparison.assert_equal("fp32")
 
 
-def test_each_packing_lays_a_batch_as_it_says(kitchen):
+def test_each_packing_arranges_a_batch_in_its_own_way(kitchen):
     orders = [(number % len(TENANTS), number % POOL) for number in range(16)]
 
     def rows(packing):
@@ -100,28 +100,28 @@ def test_each_packing_lays_a_batch_as_it_says(kitchen):
     longest, tokens = max(lengths), sum(lengths)
     assert rows(Packed()) == [tokens]
     assert rows(Naive()) == [longest * len(orders)]
-    assert sum(rows(Turbo(Cost.measured(lambda count, width: count * width)))) == tokens  # no price for a call
-    assert rows(Turbo(Cost.measured(lambda count, width: 1e9 + count * width))) == [longest * len(orders)]
+    assert sum(rows(Turbo(GroupCost.measured(lambda count, width: count * width)))) == tokens  # a call costs nothing by itself
+    assert rows(Turbo(GroupCost.measured(lambda count, width: 1e9 + count * width))) == [longest * len(orders)]
     assert len(rows(Concat(rows=1, length=2 * longest))) > 1
 
 
 @given(packing=packings, lengths=st.lists(whole(1, 64), min_size=1, max_size=40))
 @settings(deadline=None)
-def test_every_text_has_room_once(packing, lengths):
+def test_every_text_has_a_place_once(packing, lengths):
     lengths = np.array(lengths)
     arrangements = packing.arrange(lengths)
     assert sorted(np.concatenate([a.texts for a in arrangements]).tolist()) == list(range(len(lengths)))
     for arrangement in arrangements:
         assert (arrangement.lengths == lengths[arrangement.texts]).all()
         assert (arrangement.rooms >= arrangement.lengths).all()
-        if arrangement.width is not None:  # no text lies across the end of a row
+        if arrangement.width is not None:  # no text continues in the next row
             begin, end = arrangement.starts, arrangement.starts + arrangement.lengths - 1
             assert (begin // arrangement.width == end // arrangement.width).all()
             assert arrangement.rows % arrangement.width == 0
 
 
 @given(lengths=st.lists(whole(1, 64), min_size=1, max_size=60), rows=whole(1, 4), length=whole(1, 64), slot=whole(1, 64))
-def test_rows_and_slots_are_no_larger_than_asked_for(lengths, rows, length, slot):
+def test_rows_and_slots_keep_their_limits(lengths, rows, length, slot):
     lengths = np.array(lengths)
     for packing, box in ((Concat(rows, length), length), (Slotted(rows, length, slot), min(slot, length))):
         for arrangement in packing.arrange(lengths):
@@ -133,7 +133,7 @@ def test_rows_and_slots_are_no_larger_than_asked_for(lengths, rows, length, slot
 
 
 @given(lengths=st.lists(whole(1, 130), min_size=1, max_size=9), cost=costs())
-def test_the_programme_finds_the_cheapest_cuts(lengths, cost):
+def test_dynamic_programming_finds_the_cheapest_cuts(lengths, cost):
     lengths = np.array(sorted(lengths, reverse=True))
 
     def total(cuts):
@@ -150,8 +150,8 @@ def test_the_programme_finds_the_cheapest_cuts(lengths, cost):
     assert total(cheapest_cuts(lengths, cost).tolist()) == pytest.approx(best(0))
 
 
-def test_a_cost_is_what_was_measured_and_goes_on_beyond_it():
-    cost = Cost.measured(lambda count, width: 5 + 2 * count * width)
+def test_costs_equal_measured_ones_and_are_extrapolated_beyond_them():
+    cost = GroupCost.measured(lambda count, width: 5 + 2 * count * width)
     for count, width in ((1, 4), (16, 48), (10, 33), (64, 200), (200, 2)):
         assert cost.of(np.array([count]), np.array([width]))[0] == pytest.approx(5 + 2 * count * width)
 
@@ -174,6 +174,6 @@ def test_a_packing_is_chosen_by_name():
         ("slotted:rows", ["'rows'"]),
     ],
 )
-def test_what_is_no_packing_is_refused_by_name(given, named):
+def test_an_unknown_packing_is_refused_by_name(given, named):
     with pytest.raises(InvalidInput, match=naming(*named)):
         read_packing(given, None)

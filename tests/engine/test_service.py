@@ -28,6 +28,8 @@ from tests.engine.asker import Asker
 from tests.equality import Comparison
 from tests.naming import names, naming
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def asker(toy):
@@ -71,7 +73,7 @@ def test_mixed_traffic_equals_the_reference(toy, expected, chosen):
 @pytest.mark.parametrize("policy", OURS)
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_every_packing_with_every_policy_equals_the_reference(toy, expected, packing, policy):
-    """Small batches, so that there is something to choose; short texts of few kinds, so that the reference is soon done."""
+    """Batches are small, so that policies have a choice. Texts are few and short, so that the reference is fast."""
     asker, rng = Asker(toy.folder, packing=packing, policy=policy, batch_tokens="64"), random.Random(f"{packing} {policy}")
     asked = []
     for _ in range(16):
@@ -87,7 +89,7 @@ def test_every_packing_with_every_policy_equals_the_reference(toy, expected, pac
 
 
 @pytest.mark.parametrize("overlap", OVERLAPS)
-def test_what_fails_late_is_answered_and_the_next_batch_runs(toy, monkeypatch, overlap):
+def test_a_late_failure_is_answered_and_the_next_batch_runs(toy, monkeypatch, overlap):
     asker = Asker(toy.folder, overlap=overlap)
     with monkeypatch.context() as broken:
         broken.setattr(Gatherer, "sums", lambda *_: (_ for _ in ()).throw(OSError("the disk is gone")))
@@ -102,7 +104,7 @@ def test_what_fails_late_is_answered_and_the_next_batch_runs(toy, monkeypatch, o
     [(Window(3), "int8"), (Window(3), "bf16"), (Window(5), "fp16"), (Window(2), "int8"), (Window(3, causal=True), "fp16")],
     ids=str,
 )
-def test_any_window_and_any_storing_equals_the_reference(tmp_path, window, dtype):
+def test_any_window_and_any_dtype_equals_the_reference(tmp_path, window, dtype):
     toy = make_toy(tmp_path, replace(CONFIG, window=window), dtype)
     reference, asker, rng = Reference.open(toy.folder), Asker(toy.folder, plot_hot="3"), random.Random(3)
     asked = [(tenant.id, text := random_text(rng), asker.ask(tenant.id, [text])) for tenant in TENANTS for _ in range(4)]
@@ -113,7 +115,7 @@ def test_any_window_and_any_storing_equals_the_reference(tmp_path, window, dtype
     asker.close()
 
 
-def test_a_table_with_a_flipped_bit_fails_who_meets_it_by_name_and_no_other(toy, tmp_path, reference):
+def test_a_flipped_bit_of_a_table_fails_only_texts_that_read_its_row(toy, tmp_path, reference):
     folder = _copy(toy, tmp_path)
     table = Table(folder / "plot/bio/1")
     windows = table.space.unpack(table.index.by_row())
@@ -122,7 +124,7 @@ def test_a_table_with_a_flipped_bit_fails_who_meets_it_by_name_and_no_other(toy,
     values = folder / "plot/bio/1/values"
     content = np.fromfile(values, dtype=np.uint8)
     content[(row + 1) * table.meta.row_bytes + 5] ^= 1
-    values.unlink()  # exported files are links to the store's
+    values.unlink()  # exported files are hard links to the store's
     content.tofile(values)
     asker = Asker(folder)
     failed = asker.wait(asker.ask("acme", [words]))
@@ -136,7 +138,7 @@ def test_a_table_with_a_flipped_bit_fails_who_meets_it_by_name_and_no_other(toy,
     asker.close()
 
 
-def test_a_truncated_table_fails_its_tenants_by_name_and_no_other(toy, tmp_path, reference):
+def test_a_truncated_table_fails_only_its_own_tenants(toy, tmp_path, reference):
     folder = _copy(toy, tmp_path)
     values = folder / "plot/bio/1/values"
     shorter = values.read_bytes()[:-2]
@@ -163,13 +165,13 @@ def test_top_k_gives_the_best_labels_first(asker, reference):
     logits = reference.forward(WORDS[3], "city")[0]
     assert rows.labels == [f"topic-{i}" for i in logits.argsort(descending=True)[:3]]
     assert rows.scores == pytest.approx(logits.softmax(0).sort(descending=True).values[:3].tolist(), abs=1e-4)
-    np.testing.assert_allclose(rows.logits, logits[None], atol=1e-3)  # once, however many labels are asked for
+    np.testing.assert_allclose(rows.logits, logits[None], atol=1e-3)  # one row for all labels
 
 
-def test_top_k_means_nothing_to_a_tagger(asker):
+def test_top_k_is_refused_for_tag(asker):
     with pytest.raises(InvalidInput, match=naming("top_k", "'beta'")):
         asker.ask("beta", [WORDS[0]], top_k=2)
-    asker.answers.pop()  # it was never taken
+    asker.answers.pop()  # the request was refused
 
 
 def test_a_tag_row_a_word_with_its_span(asker, reference):
@@ -181,7 +183,7 @@ def test_a_tag_row_a_word_with_its_span(asker, reference):
 
 
 def test_words_without_a_token_cost_the_engine_nothing(asker, reference, monkeypatch):
-    """They are rows of the answer; only rows with a token go through the last layer and the head."""
+    """The answer has rows for them, but only rows with a token go through the last layer and the head."""
     read, run = [], Engine.run
 
     def watched(self, batch):
@@ -191,13 +193,13 @@ def test_words_without_a_token_cost_the_engine_nothing(asker, reference, monkeyp
     monkeypatch.setattr(Engine, "run", watched)
     text = " ".join([WORDS[0], *["\u200b"] * 500, WORDS[1]])
     rows, nothing = asker.wait(asker.ask("beta", [text, "\u200b \u200b"], [WORDS[2], WORDS[3]]))
-    assert read == [3]  # two words, and the first token of what has none
+    assert read == [3]  # two words, and the first token of a text without any
     assert len(rows.labels) == 502 and rows.labels[0] and rows.labels[501] and not any(rows.labels[1:501])
     np.testing.assert_allclose(rows.logits, reference.forward(text, "beta", WORDS[2]), atol=1e-3)
     assert nothing.labels == ["", ""] and np.isnan(nothing.logits).all()
 
 
-def test_an_answer_too_large_to_be_sent_is_refused_before_it_is_computed(asker):
+def test_an_answer_with_too_much_text_is_refused_before_it_is_computed(asker):
     with pytest.raises(InvalidInput, match=naming(100, "20,000")):
         asker.ask("beta", ["a " * 20_000, *[WORDS[0]] * 99], truncate=True)
     with pytest.raises(InvalidInput, match=naming("4,018,000", "4,000,000")):
@@ -208,12 +210,12 @@ def test_an_answer_of_too_many_numbers_is_refused_before_it_is_computed(asker, m
     monkeypatch.setattr("hplm.engine.service.MOST_NUMBERS", 100)
     with pytest.raises(InvalidInput, match=naming(2, 60, 100)):
         asker.ask("beta", [WORDS[0], "a " * 60], truncate=True)
-    asker.answers.pop()  # it was never taken
+    asker.answers.pop()  # the request was refused
     assert asker.wait(asker.ask("beta", [f"{WORDS[0]} a"]))[0].labels
 
 
-def test_a_quiet_engine_holds_on_to_no_request(asker, monkeypatch):
-    """A request keeps open what its tenant stood on: what was deleted would stay on the disk until somebody asks again."""
+def test_an_idle_engine_keeps_no_request(asker, monkeypatch):
+    """A request keeps its tenant's files open, so deleted ones would stay on the disk until the next request."""
     requests, offer = [], Queue.offer
 
     def watched(self, texts):
@@ -231,7 +233,7 @@ def test_a_quiet_engine_holds_on_to_no_request(asker, monkeypatch):
     assert [request() for request in requests] == [None] * 4
 
 
-def test_a_policy_that_fails_costs_nobody_an_answer(asker, reference, monkeypatch):
+def test_requests_are_answered_even_if_the_policy_fails(asker, reference, monkeypatch):
     def fails(*_):
         raise ZeroDivisionError("not that simple")
 
@@ -240,7 +242,7 @@ def test_a_policy_that_fails_costs_nobody_an_answer(asker, reference, monkeypatc
         assert asker.wait(number)[0].labels
 
 
-def test_no_room_for_a_tenant_s_adapter_fails_that_tenant_alone(asker, monkeypatch):
+def test_no_memory_for_a_tenants_adapter_fails_only_that_tenant(asker, monkeypatch):
     hold = Stager._hold
     own = asker.backbone.view.snapshot.find("acme").adapter
 
@@ -259,7 +261,7 @@ def _copy(toy: Toy, tmp_path):
     return shutil.copytree(toy.folder, tmp_path / "1")
 
 
-def test_a_corrupt_record_fails_its_tenant_and_no_other(toy, tmp_path, reference):
+def test_a_corrupt_record_fails_only_its_tenant(toy, tmp_path, reference):
     folder = _copy(toy, tmp_path)
     bank = folder / "adapters" / "bottleneck-8.bank"
     data = bytearray(bank.read_bytes())
@@ -278,7 +280,7 @@ def test_a_corrupt_record_fails_its_tenant_and_no_other(toy, tmp_path, reference
 
 
 @pytest.mark.parametrize("damage", ["gone", "a folder", "no header", "another header"])
-def test_a_bank_that_cannot_be_opened_fails_its_tenants_and_no_other(toy, tmp_path, damage):
+def test_a_bank_that_cannot_be_opened_fails_only_its_tenants(toy, tmp_path, damage):
     folder = _copy(toy, tmp_path)
     bank = folder / "adapters" / "bottleneck-4.bank"
     data = bank.read_bytes()

@@ -1,4 +1,4 @@
-"""What an operator may choose is checked by name."""
+"""Settings of operators are checked, and errors name the parameter."""
 
 import pytest
 
@@ -31,6 +31,6 @@ def test_a_deadline_is_read_in_microseconds():
     assert [deadline_us({"deadline_ms": value}) for value in ("0", "2.5")] == [0, 2500]
 
 
-def test_a_repository_without_a_parameter_is_to_be_exported_again():
+def test_a_repository_without_a_parameter_must_be_exported_again():
     with pytest.raises(InvalidInput, match=naming("'packing'", "config.pbtxt")):
         Settings.read({name: value for name, value in PARAMETERS.items() if name != "packing"})

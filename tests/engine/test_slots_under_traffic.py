@@ -1,7 +1,8 @@
-"""Far more tenants than slots: every answer is the reference's, whatever was thrown out in between."""
+"""With far more tenants than slots, every answer equals the reference, whatever was evicted in between."""
 
 import random
 
+import pytest
 import torch
 
 from builder.publish.export import export
@@ -12,6 +13,8 @@ from testing.reference import Reference
 from testing.toy import CONFIG, WORDS, random_text
 from tests.engine.asker import Asker
 from tests.equality import Comparison
+
+pytestmark = pytest.mark.slow
 
 TENANTS = [TenantFile(f"tenant-{i:02d}", 1, "root", 1, "classify", ["a", "b", "c"], 8) for i in range(40)]
 
@@ -37,11 +40,11 @@ def test_forty_tenants_in_four_slots_get_their_own_answers(tmp_path):
 
 
 def test_a_batch_waits_for_each_layer_before_it_uses_it(tmp_path, monkeypatch):
-    """Weights that are not waited for are not there: what was promised is copied by the wait alone."""
+    """Here weights are copied only when somebody waits for them, so a missing wait gives wrong answers."""
     late = []
 
     class Late:
-        """A mark whose copy takes place when somebody waits for it."""
+        """A mark that makes its copy only when somebody waits for it."""
 
         def __init__(self, copies):
             self.copies = copies

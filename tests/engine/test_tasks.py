@@ -1,4 +1,4 @@
-"""Every task through lookup, service and engine, several of them in a batch: what the reference says, by its slow way."""
+"""All tasks in mixed batches through lookup, service and engine give the answers of the reference."""
 
 import random
 import time
@@ -20,6 +20,8 @@ from testing.toy import CONFIG, DOMAINS, WORDS, random_text
 from tests.engine.asker import PARAMETERS, Asker
 from tests.naming import naming
 from tests.tasks import TENANTS, expected_logits, make_tasks, question, same_labels
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +71,7 @@ def test_every_task_in_mixed_batches_equals_the_reference(service, reference):
     assert {count for task, count in several if task == "multilabel"} >= {2, 3}  # the labels do vary
 
 
-def test_a_passage_is_asked_for_and_must_be_readable(service, reference):
+def test_a_missing_or_unreadable_passage_is_refused(service, reference):
     with pytest.raises(InvalidInput, match=naming(1, "TEXT", "TEXT_PAIR")):
         ask(service, reference, "find", [WORDS[0]], None, print)
     with pytest.raises(InvalidInput, match=naming(1)):
@@ -83,7 +85,7 @@ def test_a_passage_is_asked_for_and_must_be_readable(service, reference):
         service.submit(ticket, resolved, print)
 
 
-def test_a_passage_that_is_too_long_is_cut_at_its_end(service, reference):
+def test_a_passage_that_is_too_long_is_truncated_at_its_end(service, reference):
     answers, passage = [], " ".join(WORDS[:150])
     ask(service, reference, "find", [WORDS[3]], [passage], answers.append, truncate=True)
     service.close()
@@ -92,8 +94,8 @@ def test_a_passage_that_is_too_long_is_cut_at_its_end(service, reference):
     assert rows.labels[0] and passage.startswith(rows.labels[0], rows.spans[0, 0])
 
 
-def test_a_value_far_from_0_is_told_exactly_in_16_bits(tmp_path):
-    """Added to a product in 16 bits it would be rounded with it: around 2,000 to the next 8."""
+def test_a_value_far_from_0_is_exact_in_16_bits(tmp_path):
+    """A 16-bit sum with the bias would round it: values around 2,000 to the next 8."""
     (mark,) = (tenant for tenant in TENANTS if tenant.id == "mark")
     store = random_store(tmp_path / "store", CONFIG, [mark], DOMAINS, spread=0.3)
     _, head = store.tenant_weights(mark)

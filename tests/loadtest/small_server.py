@@ -1,4 +1,4 @@
-"""An HTTP server of a few lines that answers as a test tells it to."""
+"""A small HTTP server whose answers a test defines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
-RESET = b"reset"  # instead of an answer: the connection is cut
+RESET = b"reset"  # instead of an answer: cuts the connection
 SILENCE = b""
 
 
@@ -16,7 +16,7 @@ def answer(status: int = 200, body: bytes = b"{}", headers: str = "") -> bytes:
 
 
 class SmallServer:
-    """`respond` is given the request's number, by arrival, and its body. Runs in a thread of its own."""
+    """Calls `respond` with each request's number, in order of arrival, and its body. Runs in a thread of its own."""
 
     def __init__(self, respond: Callable[[int, bytes], bytes] = lambda number, body: answer(), delay: float = 0.0) -> None:
         self.respond = respond
@@ -67,6 +67,6 @@ class SmallServer:
                 if b"connection: close" in reply.lower():
                     return
         except (asyncio.IncompleteReadError, ConnectionError):
-            return  # the other side has gone
+            return  # the client has closed the connection
         finally:
             writer.close()

@@ -38,13 +38,13 @@ def test_a_closed_loop_sends_every_request_once_in_turn() -> None:
     assert report.percentile_ms(0) <= report.percentile_ms(50) <= report.percentile_ms(100)
 
 
-def test_time_ends_a_load_that_count_does_not() -> None:
+def test_a_load_ends_after_its_seconds_even_before_its_count() -> None:
     with SmallServer(delay=0.01) as server:
         report = loaded(server, seconds=0.5, connections=2)
     assert 0 < report.succeeded == len(server.bodies) < 1000
 
 
-def test_refusals_are_counted_but_are_no_throughput() -> None:
+def test_refusals_are_counted_but_not_as_throughput() -> None:
     with SmallServer(lambda number, body: answer(503 if number % 4 == 0 else 200)) as server:
         report = loaded(server, count=40)
     assert report.by_status == {200: 30, 503: 10}
@@ -53,7 +53,7 @@ def test_refusals_are_counted_but_are_no_throughput() -> None:
     assert report.percentile_ms(100) == pytest.approx(good.max() * 1e3)
 
 
-def test_a_cut_connection_fails_its_request_and_no_other() -> None:
+def test_a_cut_connection_fails_only_its_request() -> None:
     with SmallServer(lambda number, body: RESET if number % 10 == 3 else answer()) as server:
         report = loaded(server, count=50, connections=3)
     assert report.errors == {"reset": 5}
@@ -63,7 +63,7 @@ def test_a_cut_connection_fails_its_request_and_no_other() -> None:
     assert server.connections == 3 + 5
 
 
-def test_a_connection_that_the_server_closes_politely_is_no_error() -> None:
+def test_a_connection_that_the_server_announces_to_close_is_no_error() -> None:
     with SmallServer(lambda number, body: answer(headers="Connection: close\r\n")) as server:
         report = loaded(server, count=12)
     assert report.by_status == {200: 12}
@@ -75,7 +75,7 @@ def test_a_connection_that_the_server_closes_politely_is_no_error() -> None:
     "reply",
     [b"SSH-2.0-OpenSSH\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: no\r\n\r\n", answer() + b"x"],
 )
-def test_what_is_no_answer_is_an_error(reply: bytes) -> None:
+def test_a_malformed_answer_is_an_error(reply: bytes) -> None:
     with SmallServer(lambda number, body: reply) as server:
         report = loaded(server, count=4)
     assert report.errors == {"malformed": 4}
@@ -84,10 +84,10 @@ def test_what_is_no_answer_is_an_error(reply: bytes) -> None:
     assert np.isnan(report.percentile_ms(50))
 
 
-def test_a_request_that_nobody_answers_is_given_up() -> None:
+def test_a_request_without_an_answer_times_out() -> None:
     with SmallServer(lambda number, body: SILENCE if number == 1 else answer()) as server:
         report = loaded(server, count=6, connections=1, patience=0.3)
-    assert 1 not in report.numbers and report.errors["timeout"] >= 1  # more, where this machine stands still
+    assert 1 not in report.numbers and report.errors["timeout"] >= 1  # more than one if this machine is stopped for a while
     assert report.succeeded + report.errors.total() == 6
 
 
@@ -107,7 +107,7 @@ def test_a_server_that_goes_away_ends_the_load() -> None:
     assert report.lost_connections == 1
 
 
-def test_nobody_there_is_an_error_that_says_so() -> None:
+def test_a_missing_server_is_named_in_the_error() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -115,7 +115,7 @@ def test_nobody_there_is_an_error_that_says_so() -> None:
             run(Load("127.0.0.1", port, numbered(1)))
 
 
-def test_large_requests_and_answers_arrive_whole() -> None:
+def test_large_requests_and_answers_arrive_complete() -> None:
     body = bytes(range(256)) * 16384
     with SmallServer(lambda number, received: answer(body=received[::-1])) as server:
         report = loaded(server, requests=[http_request("/", body)], count=3, keep_bodies=True)
@@ -123,14 +123,14 @@ def test_large_requests_and_answers_arrive_whole() -> None:
     assert server.bodies == [body] * 3
 
 
-def test_bodies_are_kept_only_when_asked_for() -> None:
+def test_bodies_are_kept_only_with_keep_bodies() -> None:
     with SmallServer(lambda number, body: answer(body=b"to " + body)) as server:
         kept = loaded(server, count=20, connections=3, keep_bodies=True)
         assert loaded(server, count=3).bodies == []
     assert kept.bodies == [b"to %d" % (number % 5) for number in kept.numbers]
 
 
-def test_an_open_loop_sends_in_the_order_of_its_schedule_and_not_before() -> None:
+def test_an_open_loop_sends_requests_in_order_and_not_before_they_are_due() -> None:
     with SmallServer() as server:
         report = loaded(server, requests=numbered(30), count=30, rate=200.0)
     assert server.bodies == [str(number).encode() for number in range(30)]
@@ -142,12 +142,12 @@ def test_an_open_loop_counts_the_wait_for_a_slow_server() -> None:
     with SmallServer(delay=0.02) as server:
         report = loaded(server, count=20, rate=1000.0, connections=1)
     assert report.by_status == {200: 20}
-    # Request i is due after i ms, its turn ends after 20 (i + 1) ms: a loop that waited before it counted would show 20.
+    # Request i is due after i ms and answered after 20 (i + 1) ms. A loop that counts from sending would show 20 ms.
     assert all(report.latencies >= 0.019 * (report.numbers + 1) - 0.001 * report.numbers)
     assert report.lag_s >= 0.019 * 19 - 0.019
 
 
-def test_an_open_loop_follows_the_arrivals_it_is_given() -> None:
+def test_an_open_loop_follows_the_given_arrivals() -> None:
     arrivals = np.array([0.0, 0.01, 0.011, 0.2, 5.0])  # the last is due after the end
     with SmallServer() as server:
         report = loaded(server, requests=numbered(5), arrivals=arrivals, seconds=1.0)
@@ -163,7 +163,7 @@ def test_an_open_loop_ends_after_its_time() -> None:
     assert report.by_status == {200: 20}
 
 
-def test_what_an_open_loop_could_not_send_is_told() -> None:
+def test_requests_that_an_open_loop_could_not_send_are_counted() -> None:
     with SmallServer(lambda number, body: SILENCE) as server:
         report = loaded(server, seconds=0.1, rate=100.0, connections=2, patience=0.3)
     assert report.by_status == {}
@@ -180,7 +180,7 @@ def test_a_load_without_bounds_is_refused(limits: dict) -> None:
         Load("127.0.0.1", 1, **({"requests": numbered(1)} | limits))
 
 
-def test_a_process_of_its_own_reports_the_same() -> None:
+def test_a_load_in_a_process_of_its_own_gives_the_same_report() -> None:
     with SmallServer(lambda number, body: answer(body=body)) as server:
         load = Load("127.0.0.1", server.port, numbered(5), count=25, connections=2, keep_bodies=True)
         report = run_apart(load)
@@ -204,7 +204,7 @@ def test_the_command_sends_the_lines_of_its_files(tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize("url", ["grpc://127.0.0.1:8001/x", "127.0.0.1:8000"])
-def test_the_command_refuses_what_is_no_http_address(url: str, tmp_path: Path) -> None:
+def test_the_command_refuses_a_url_that_is_not_http(url: str, tmp_path: Path) -> None:
     (tmp_path / "one.jsonl").write_text("{}\n")
     with pytest.raises(SystemExit):
         main(["--url", url, "--requests", str(tmp_path / "one.jsonl")])

@@ -26,6 +26,8 @@ from tests.loadtest.small_server import SmallServer
 from tests.naming import names
 from tests.serving import serving
 
+pytestmark = pytest.mark.slow
+
 LOCUSTFILE = Path(__file__).parents[2] / "loadtest" / "locustfile.py"
 
 
@@ -53,7 +55,7 @@ def headless(server: TritonServer, folder: Path, *options: str) -> tuple[dict, s
     return json.loads(path.read_text()) if path.exists() else {}, done
 
 
-def test_scenarios_side_by_side_with_files_for_a_report(served, tmp_path) -> None:
+def test_several_scenarios_run_together_and_write_their_reports(served, tmp_path) -> None:
     options = ("-u", "24", "-r", "24", "--rate", "30", "--duration", "3", "--csv", "run", "--html", "run.html")
     outcomes, done = headless(served, tmp_path, *options, "Poisson", "Gamma", "--zipf", "1", "--lengths", "normal:20,20,3,60")
     assert done.returncode == 0, done.stderr
@@ -76,10 +78,10 @@ def test_a_trace_over_grpc_with_deadlines_that_cannot_be_kept(served, tmp_path) 
     replay = outcomes["Replay"]
     assert (replay["requests"], replay["on_time"]) == (60, 20), done.stderr
     assert replay["late"] + sum(replay["not_on_time"].values()) == 40
-    assert done.returncode == 1  # Locust's sign that some requests failed
+    assert done.returncode == 1  # Locust's exit code if some requests failed
     with open(tmp_path / "run_failures.csv") as file:
         failures = [row["Error"] for row in DictReader(file)]
-    assert failures and all("[" in error for error in failures)  # by the word in brackets, one line each
+    assert failures and all("[" in error for error in failures)  # one line for each word in brackets
 
 
 def test_a_trace_keeps_its_priorities(tmp_path) -> None:
@@ -94,7 +96,7 @@ def test_a_trace_keeps_its_priorities(tmp_path) -> None:
     assert sorted(head["parameters"]["hplm_priority"] for head in heads) == [0, 3]
 
 
-def test_refusals_are_told_by_their_word(served, tmp_path) -> None:
+def test_refusals_are_counted_by_their_word(served, tmp_path) -> None:
     options = ("-u", "4", "--tenant-ids", "nobody", "--repository", "", "--duration", "1")
     outcomes, _ = headless(served, tmp_path, *options, "Poisson")
     assert set(outcomes["Poisson"]["not_on_time"]) == {"no_tenant"} and outcomes["Poisson"]["on_time_share"] == 0
@@ -111,12 +113,12 @@ def test_refusals_are_told_by_their_word(served, tmp_path) -> None:
         (("--processes", "2", "Poisson"), ["--master", "--worker", "--processes"]),
     ],
 )
-def test_what_cannot_work_is_said_at_once(served, tmp_path, options, named) -> None:
+def test_wrong_options_are_reported_at_once(served, tmp_path, options, named) -> None:
     outcomes, done = headless(served, tmp_path, *options)
     assert done.returncode != 0 and names(done.stderr + done.stdout, *named) and not outcomes
 
 
-def test_from_the_web_page(served, tmp_path) -> None:
+def test_a_run_starts_from_the_web_page(served, tmp_path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with subprocess.Popen(
@@ -147,6 +149,6 @@ def _wait_for(holds, seconds: float = 60.0) -> None:
             if holds():
                 return
         except OSError:
-            pass  # does not listen yet
+            pass  # the web page is not yet up
         assert time.monotonic() < end
         time.sleep(0.2)

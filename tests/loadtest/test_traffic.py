@@ -19,7 +19,7 @@ def seconds(arrivals) -> np.ndarray:
     return arrivals.at_ns / SECOND
 
 
-def test_steady_tenants_ask_once_a_period_each_at_its_own_moment() -> None:
+def test_steady_tenants_send_once_a_period_each_at_its_own_moment() -> None:
     arrivals = steady(Mix(50))
     assert len(arrivals) == 50 * 100 and (np.diff(arrivals.at_ns) >= 0).all()
     for tenant in (0, 49):
@@ -28,7 +28,7 @@ def test_steady_tenants_ask_once_a_period_each_at_its_own_moment() -> None:
     assert len(np.unique(seconds(arrivals)[:50].round(3))) > 40  # not all at once
 
 
-def test_the_burst_is_the_paper_s() -> None:
+def test_the_burst_is_that_of_the_paper() -> None:
     arrivals = burst(Mix(10))
     assert len(arrivals) == 12_500 and seconds(arrivals)[-1] == pytest.approx(249 * 0.05 + 49 * 1.2)
     first = seconds(arrivals)[seconds(arrivals) < 1.19]
@@ -37,7 +37,7 @@ def test_the_burst_is_the_paper_s() -> None:
 
 
 @pytest.mark.parametrize("cv", [0.5, 1.0, 3.0])
-def test_gaps_have_the_rate_and_the_variation_asked_for(cv) -> None:
+def test_gaps_have_the_given_rate_and_variation(cv) -> None:
     arrivals = gamma(Mix(), rate=100, seconds=200, cv=cv, seed=2)
     gaps = np.diff(seconds(arrivals))
     assert 1 / gaps.mean() == pytest.approx(100, rel=0.1)
@@ -58,12 +58,12 @@ def test_zipf_lengths_deadlines_and_ends() -> None:
 
 
 @pytest.mark.parametrize("nonsense", ["", "many", "normal:20", "normal:20,-1", "normal:20,20,9", "uniform:1,2"])
-def test_lengths_that_are_none(nonsense) -> None:
+def test_wrong_lengths_are_refused(nonsense) -> None:
     with pytest.raises(InvalidInput, match=naming("lengths", repr(nonsense))):
         lengths_of(nonsense)
 
 
-def test_texts_have_the_tokens_asked_for(toy) -> None:
+def test_texts_have_the_given_number_of_tokens(toy) -> None:
     tokenizer = toy.store.tokenizer()
     for text, length in zip(texts_for([3, 12, 60], WORDS), [3, 12, 60], strict=True):
         assert len(tokenizer.encode(text).tokens) == length
@@ -79,7 +79,7 @@ def test_real_texts_are_cut_to_lengths(toy) -> None:
     assert len(Texts(found).of(30, 5).split()) == 28 and Texts(found).whole(1) == found[1]
 
 
-def test_texts_of_one_s_own(tmp_path: Path) -> None:
+def test_texts_are_read_from_files(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\n\ntwo words\n")
     (tmp_path / "b.jsonl").write_text('{"text": "three"}\n')
     assert read_texts([tmp_path / "a.txt", tmp_path / "b.jsonl"]) == ["one", "two words", "three"]
@@ -88,7 +88,7 @@ def test_texts_of_one_s_own(tmp_path: Path) -> None:
         read_texts([tmp_path / "b.jsonl"])
 
 
-def test_a_trace_keeps_known_tenants_and_gives_others_one_of_them(tmp_path: Path) -> None:
+def test_a_trace_keeps_known_tenants_and_replaces_unknown_ones(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     rows = [
         {"arrival": 12.5, "tokens": 9, "tenant": "x", "deadline_ms": 80},

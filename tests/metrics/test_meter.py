@@ -1,4 +1,4 @@
-"""Counting, publishing, and whose series are shown."""
+"""Counting, publishing, and the choice of tenants with series of their own."""
 
 import threading
 
@@ -14,7 +14,7 @@ SEEN, LEVEL = Metric("seen_total", COUNTER, "what was seen", ("kind",)), Metric(
 
 
 class Family:
-    """Triton's MetricFamily, as far as it is used."""
+    """Stands in for Triton's MetricFamily."""
 
     COUNTER, GAUGE = "c", "g"
     all: dict
@@ -47,7 +47,7 @@ def family():
     return type("Fresh", (Family,), {"all": {}})
 
 
-def test_what_is_counted_is_taken_once_and_levels_stay():
+def test_counts_are_taken_once_and_levels_stay():
     meter = Meter()
     threads = [threading.Thread(target=lambda: [meter.add(SEEN, 1, "a") for _ in range(1000)]) for _ in range(4)]
     for thread in threads:
@@ -60,7 +60,7 @@ def test_what_is_counted_is_taken_once_and_levels_stay():
     assert meter.take() == ({}, {(LEVEL, ()): 7})
 
 
-def test_a_histogram_counts_each_value_in_every_bucket_that_holds_it():
+def test_a_histogram_counts_each_value_in_every_bucket_above_it():
     meter, times = Meter(), Histogram("times", "how long", (0.1, 1.0))
     meter.observe(times, [0.1, 0.05, 0.5, 3.0])
     meter.observe(times, [])
@@ -71,7 +71,7 @@ def test_a_histogram_counts_each_value_in_every_bucket_that_holds_it():
     assert counts[count, ()] == 4
 
 
-def test_the_last_counts_are_published_and_a_series_that_is_not_kept_ends(family):
+def test_closing_publishes_the_last_counts_and_unused_series_end(family):
     meter, looked = Meter(), []
     publisher = Publisher(family, meter, "toy", before=lambda: looked.append(1), keeps=lambda series: series[1] != ("gone",))
     meter.add(SEEN, 3, "a")
@@ -84,7 +84,7 @@ def test_the_last_counts_are_published_and_a_series_that_is_not_kept_ends(family
     assert set(publisher._metrics) == {(SEEN, ("a",)), (LEVEL, ())}
 
 
-def test_what_cannot_be_published_once_does_not_end_it(family, monkeypatch):
+def test_the_publisher_continues_after_a_failure(family, monkeypatch):
     meter, failed = Meter(), threading.Event()
 
     def before():
@@ -100,7 +100,7 @@ def test_what_cannot_be_published_once_does_not_end_it(family, monkeypatch):
     assert family.all["level"].series[(("backbone", "toy"),)].value == 1
 
 
-def test_names_are_shown_for_those_who_ask_most():
+def test_the_busiest_tenants_are_shown_by_name():
     busiest = Busiest(2)
     assert [busiest.name(tenant) for tenant in "aabbbcccc"] == ["a", "a", "b", "b", "b"] + [OTHERS] * 4
     assert [busiest.shows(name) for name in ("a", "b", "c", OTHERS)] == [True, True, False, True]
@@ -112,7 +112,7 @@ def test_names_are_shown_for_those_who_ask_most():
     assert not busiest._asked, "who does not ask is forgotten"
 
 
-def test_every_metric_has_a_name_of_its_own_that_says_its_kind():
+def test_every_metric_has_its_own_name_with_the_suffix_of_its_kind():
     found = [metric.name for metric in METRICS]
     assert len(found) == len(set(found))
     assert names.WAIT_SECONDS.parts[0] in METRICS
@@ -121,7 +121,7 @@ def test_every_metric_has_a_name_of_its_own_that_says_its_kind():
         assert (metric.kind == COUNTER) == metric.name.endswith(("_total", "_bucket", "_sum", "_count"))
 
 
-def test_who_asks_first_after_a_choice_is_shown_at_once_where_there_is_room():
+def test_a_new_tenant_is_shown_at_once_if_a_name_is_free():
     busiest = Busiest(3)
     busiest.name("a")
     busiest.choose()

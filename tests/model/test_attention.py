@@ -22,7 +22,7 @@ def test_packed_texts_attend_within_themselves():
     assert torch.allclose(PackedAttention(lengths, heads)(query, key, value), torch.cat(parts), atol=1e-6)
 
 
-def test_16_bits_learn_what_32_do():
+def test_gradients_in_16_bits_are_close_to_those_in_32():
     lengths, heads = [5, 2, 2, 1], 2
     given = torch.randn(3, sum(lengths), 8, generator=torch.Generator().manual_seed(4))
     gradients = []
@@ -49,7 +49,7 @@ def test_absent_tokens_are_not_attended_to():
 
 
 def test_texts_and_their_padding_share_rows():
-    """Two rows of eight: a text of three and one of four, then one of eight; the last place of the first row is padding."""
+    """Two rows of eight tokens: texts of three and four tokens, then one of eight. The first row ends with padding."""
     lengths, rooms, heads = np.array([3, 4, 8]), np.array([3, 5, 8]), 2
     whole = torch.randn(3, 16, 8, generator=torch.Generator().manual_seed(3))
     out = RowAttention(lengths, rooms, 8, heads, CPU, torch.float32)(*whole)
@@ -59,8 +59,8 @@ def test_texts_and_their_padding_share_rows():
         assert torch.allclose(out[part], _plain(*whole[:, part], heads), atol=1e-6)
 
 
-def test_a_kernel_for_any_length_is_given_texts_by_their_ends(monkeypatch):
-    """What CUDA would be asked, answered text by text."""
+def test_a_kernel_for_any_length_gets_the_ends_of_the_texts(monkeypatch):
+    """Stands in for the CUDA kernel, and computes text by text."""
     lengths, heads = [5, 3, 1], 2
     whole = torch.randn(3, 9, 8, generator=torch.Generator().manual_seed(4)).bfloat16()
 

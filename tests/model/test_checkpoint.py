@@ -1,4 +1,4 @@
-"""Checkpoints as Hugging Face writes them: with and without prefix, safetensors or bin, any depth."""
+"""Checkpoints of Hugging Face: with and without prefix, safetensors or bin, any number of layers."""
 
 import json
 
@@ -29,7 +29,7 @@ def _config(layers=5, **changes):
 
 @pytest.mark.parametrize("kind", [BertModel, BertForMaskedLM])
 @pytest.mark.parametrize("file", ["safetensors", "bin"])
-def test_the_teacher_answers_as_transformers_does(tmp_path, tokenizer, kind, file):
+def test_the_teacher_equals_transformers(tmp_path, tokenizer, kind, file):
     folder = tmp_path / "My-BERT"
     model = kind(_config()).eval()
     model.save_pretrained(folder)
@@ -60,7 +60,7 @@ def test_layers_between_the_halves_are_taken_from_below(tmp_path, tokenizer):
     assert torch.equal(upper.layers[0].ffn_in.weight, model.encoder.layer[3].intermediate.dense.weight)
 
 
-def test_what_is_no_bert_is_refused(tmp_path, tokenizer):
+def test_models_other_than_bert_are_refused(tmp_path, tokenizer):
     GPT2Config(n_layer=1, n_head=2, n_embd=8).save_pretrained(tmp_path / "gpt")
     with pytest.raises(InvalidInput, match="gpt2"):
         load_checkpoint(str(tmp_path / "gpt"))
@@ -84,7 +84,7 @@ def test_impossible_splits_are_refused(tmp_path, tokenizer, lower, upper):
         load_checkpoint(str(tmp_path / "m"), lower=lower, upper=upper)
 
 
-def test_positions_that_are_not_absolute_are_refused(tmp_path, tokenizer):
+def test_relative_positions_are_refused(tmp_path, tokenizer):
     BertModel(_config()).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

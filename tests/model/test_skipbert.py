@@ -1,4 +1,4 @@
-"""A tiny SkipBERT under its published names: our two halves say what its own forward pass says."""
+"""A tiny SkipBERT with published tensor names: our two halves give the results of its own forward pass."""
 
 import json
 
@@ -28,7 +28,7 @@ CONFIG = {
 
 
 def published(seed=0):
-    """Every tensor of the public code's model, none of them at a value that would hide a mistake."""
+    """Returns every tensor of the published model, with random values that reveal mistakes."""
     generator = torch.Generator().manual_seed(seed)
     shapes = {f"embeddings.{name}.weight": (rows, HIDDEN) for name, rows in (
         ("word_embeddings", 90), ("position_embeddings", 40), ("token_type_embeddings", 2),
@@ -70,7 +70,7 @@ def dense(w, name, x):
 
 
 def bert_layer(w, i, x):
-    """One sequence of tokens, all of which see each other."""
+    """Runs one layer of BERT on a sequence of tokens that all see each other."""
     at, size = f"encoder.layer.{i}", HIDDEN // HEADS
     q, k, v = (dense(w, f"{at}.attention.self.{part}", x) for part in ("query", "key", "value"))
     heads = [slice(h * size, (h + 1) * size) for h in range(HEADS)]
@@ -81,7 +81,7 @@ def bert_layer(w, i, x):
 
 
 def reference(w, ids, segments):
-    """One text, as the paper and its code describe it: what enters the full layers, and what leaves them."""
+    """Computes one text as the paper and its code do. Returns the input and the output of the full layers."""
     merged = torch.zeros(len(ids), HIDDEN)
     for centre in range(len(ids)):
         inside = [i for i in (centre - 1, centre, centre + 1) if 0 <= i < len(ids)]
@@ -92,7 +92,7 @@ def reference(w, ids, segments):
             x = bert_layer(w, i, x)
         merged[inside] += x * torch.sigmoid(dense(w, "attn", x))
     merged += w["embeddings.position_embeddings2.weight"][: len(ids)] + w["embeddings.token_type_embeddings2.weight"][segments]
-    entered = x = norm(w, "norm", merged, eps=1e-5)  # this one's epsilon is not the configuration's
+    entered = x = norm(w, "norm", merged, eps=1e-5)  # this norm has another epsilon than the configuration
     for i in range(SHALLOW, SHALLOW + FULL):
         x = bert_layer(w, i, x)
     return entered, x
@@ -100,7 +100,7 @@ def reference(w, ids, segments):
 
 @pytest.mark.parametrize("seed", range(3))
 @torch.no_grad()
-def test_our_halves_say_what_skipbert_says(tmp_path, seed):
+def test_our_halves_equal_skipbert(tmp_path, seed):
     tensors = published(seed)
     checkpoint = load_checkpoint(save(tmp_path / "SkipBERT", tensors))
     assert (checkpoint.config.name, checkpoint.config.lower_layers, checkpoint.config.upper_layers) == ("skipbert", 2, 3)
@@ -119,7 +119,7 @@ def test_our_halves_say_what_skipbert_says(tmp_path, seed):
 
 
 @pytest.mark.parametrize("minutes, said", [(0.0, False), (10.0, True)])
-def test_a_root_takes_both_halves_as_they_are(tmp_path, capsys, minutes, said):
+def test_a_root_takes_both_halves_unchanged(tmp_path, capsys, minutes, said):
     model = save(tmp_path / "SkipBERT", published())
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("\n".join(" ".join(words(90)[i : i + 6]) for i in range(20)), "utf-8")
@@ -132,7 +132,7 @@ def test_a_root_takes_both_halves_as_they_are(tmp_path, capsys, minutes, said):
     assert table.meta.keys > 20
 
 
-def test_it_is_nobodys_teacher(tmp_path):
+def test_a_skipbert_cannot_be_a_teacher(tmp_path):
     with pytest.raises(InvalidInput, match="--minutes 0"):
         Teacher(load_checkpoint(save(tmp_path / "SkipBERT", published())))
 
@@ -155,12 +155,12 @@ def test_missing_tensors_are_named(tmp_path):
         ({"num_full_hidden_layers": None}, ["config.json", "num_full_hidden_layers", "position_embeddings2"]),
     ],
 )
-def test_what_we_cannot_take_as_it_is_gets_refused(tmp_path, changes, named):
+def test_unsupported_skipberts_are_refused(tmp_path, changes, named):
     with pytest.raises(InvalidInput, match=naming(*named)):
         load_checkpoint(save(tmp_path / "m", published(), **changes))
 
 
-def test_options_that_ask_for_another_split_are_refused(tmp_path):
+def test_options_for_another_split_are_refused(tmp_path):
     model = save(tmp_path / "m", published())
     assert load_checkpoint(model, lower=2, upper=3).config.upper_layers == 3
     with pytest.raises(InvalidInput, match=naming(2, 3, "--lower", "--upper")):
@@ -169,7 +169,7 @@ def test_options_that_ask_for_another_split_are_refused(tmp_path):
         load_checkpoint(model, window=Window(5))
 
 
-def test_a_plain_bert_is_none(tmp_path):
+def test_a_plain_bert_is_not_taken_for_a_skipbert(tmp_path):
     plain = {name: value for name, value in CONFIG.items() if name != "num_full_hidden_layers"}
     BertModel(BertConfig(**plain)).save_pretrained(tmp_path / "m")
     (tmp_path / "m" / "vocab.txt").write_text("\n".join([*SPECIAL, *words(90)]) + "\n", "utf-8")

@@ -26,16 +26,16 @@ def test_first_token_of_each_word(tokenizer):
     spans = words_of(text)
     tokens = first_tokens(encoded, spans)
     assert [text[start:stop] for start, stop in spans] == [f"{word(1)},{word(2)}", word(3), "\x00", word(4)]
-    assert tokens[2] == -1  # nothing the model can read
+    assert tokens[2] == -1  # it has no token
     assert [encoded.offsets[token][0] for token in tokens[[0, 1, 3]]] == [spans[0][0], spans[1][0], spans[3][0]]
 
 
-def test_a_text_that_cannot_be_read_has_no_tokens_beside_a_pair_that_can(tokenizer):
+def test_an_unreadable_text_beside_a_readable_pair_has_no_tokens(tokenizer):
     encoded = tokenizer.encode("\u200b \u200b", word(1))
     assert (first_tokens(encoded, words_of("\u200b \u200b")) == [-1, -1]).all()
 
 
-def test_cut_off_words_have_no_token(tokenizer):
+def test_truncated_words_have_no_token(tokenizer):
     text = " ".join(word(i) for i in range(100))
     tokens = first_tokens(tokenizer.encode(text, truncate=True), words_of(text))
     assert (tokens[:62] == range(1, 63)).all() and (tokens[62:] == -1).all()
@@ -52,12 +52,12 @@ def test_a_truncated_pair_fills_the_model_and_keeps_both(tokenizer, lengths):
 
 
 @pytest.mark.parametrize("text, named", [("", []), ("  \n", []), ("\x00", []), ("wa " * 63, [65, 64, "truncate=true"])])
-def test_texts_that_cannot_be_read_are_refused(tokenizer, text, named):
+def test_unreadable_texts_are_refused(tokenizer, text, named):
     with pytest.raises(InvalidInput, match=naming(*named)):
         tokenizer.encode(text)
 
 
-def test_a_long_document_comes_in_pieces_and_loses_nothing(tokenizer):
+def test_a_long_document_is_split_into_pieces_without_loss(tokenizer):
     words = " ".join(WORDS[i % 50] for i in range(3 * tokenizer.positions))
     whole, short = Tokenizer(tokenizer_json(CONFIG.vocabulary), 10_000).encode_documents([words, WORDS[0]])
     pieces = tokenizer.encode_documents([words])
@@ -68,7 +68,7 @@ def test_a_long_document_comes_in_pieces_and_loses_nothing(tokenizer):
 
 
 @pytest.mark.parametrize("lengths", [(100, None), (100, 3), (3, 100), (80, 90), (70, 0)])
-def test_what_is_cut_is_cut_as_the_library_cuts_it(tokenizer, lengths):
+def test_truncation_is_that_of_the_library(tokenizer, lengths):
     first, second = (None if length is None else "x" if length == 0 else " ".join(WORDS[:length]) for length in lengths)
     encoded = tokenizer.encode(first, second, truncate=True)
     library = tokenizer._tokenizer
@@ -80,13 +80,13 @@ def test_what_is_cut_is_cut_as_the_library_cuts_it(tokenizer, lengths):
     assert encoded.special.tolist() == list(map(bool, theirs.special_tokens_mask))
 
 
-def test_a_long_text_with_a_long_pair_costs_no_more_than_both(tokenizer):
-    """The library makes pieces of what it cuts off, and of a pair every one with every other: here some hundred thousand."""
+def test_a_long_text_with_a_long_pair_costs_the_sum_of_both(tokenizer):
+    """The library also encodes pieces that it cuts off, and for a pair all their combinations: here some hundred thousand."""
     long = " ".join(WORDS * 200)
     assert len(tokenizer.encode(long, long, truncate=True).tokens) == tokenizer.positions
 
 
-def test_what_is_cut_off_is_let_go(tokenizer):
+def test_truncated_parts_are_not_kept_in_memory(tokenizer):
     text = " ".join(word(i) for i in range(100))
     cut, whole = tokenizer.encode(text, truncate=True), Tokenizer(tokenizer_json(CONFIG.vocabulary), 10_000).encode(text)
     assert not any(isinstance(held, Encoding) for held in vars(cut).values())

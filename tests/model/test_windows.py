@@ -39,7 +39,7 @@ def test_aggregate_adds_each_token_s_vectors_in_the_windows_that_cover_it():
     assert torch.allclose(Window(n).aggregate(vectors), expected)
 
 
-def test_an_even_window_looks_one_token_further_back():
+def test_an_even_window_has_one_more_token_before_than_after():
     assert Window(4).of(np.array([10, 11, 12]), np.array([3])).tolist() == [[0, 0, 11, 12], [0, 11, 12, 13], [11, 12, 13, 0]]
     assert Window(4).levels().astype(int).tolist() == [[1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 1, 1], [0, 0, 1, 0]]
 

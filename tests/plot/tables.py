@@ -1,4 +1,4 @@
-"""Small tables of random values, and the same as plain dictionaries."""
+"""Makes small tables of random values, and the same tables as plain dictionaries."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def spec_of(domain: str, parent: str | None, space: KeySpace, dtype: str = "fp16
 
 
 def values_by(seed: int, window: Window):
-    """The same window has the same values in whatever batch it comes; absent tokens have none."""
+    """Returns values that depend only on the window, not on its batch. Absent tokens have zeros."""
 
     def values_of(windows: np.ndarray) -> torch.Tensor:
         rows = []

@@ -12,7 +12,7 @@ from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.gathering import Gatherer
 from hplm.plot.keys import KeySpace
 from hplm.plot.levels import Tally, count_levels, ends
-from hplm.plot.rows import Rows
+from hplm.plot.rows import StoredRows
 from tests.naming import naming
 from tests.plot.tables import HIDDEN, as_dictionary, make_table
 
@@ -22,7 +22,7 @@ UNIGRAMS = [(0, i, 0) for i in range(1, 6)]
 
 
 def _expected(tokens, dictionaries, window):
-    """Slow and obvious: first hit of whole, then shortened windows, through the dictionaries in order; then the sum."""
+    """Computes the sums slowly: searches whole, then shortened windows in the dictionaries, and adds the first hits."""
     total = torch.zeros(len(tokens), HIDDEN)
     places = []
     for middle in range(len(tokens)):
@@ -51,7 +51,7 @@ def _expected(tokens, dictionaries, window):
     seed=st.integers(0, 2**20),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6),
 )
-def test_lookup_and_gather_agree_with_dictionaries(tmp_path_factory, window, vocabulary, dtype, resident, seed, lengths):
+def test_lookup_and_gathering_equal_dictionaries(tmp_path_factory, window, vocabulary, dtype, resident, seed, lengths):
     folder = tmp_path_factory.mktemp("forest")
     rng = np.random.default_rng(seed)
     space = KeySpace(vocabulary, window)
@@ -87,8 +87,8 @@ def test_a_forged_address_at_a_boundary_does_not_reach_the_neighbour(tmp_path):
     assert (sums[:2] == 0).all() and (sums[2:] != 0).any()
 
 
-def test_a_batch_of_many_domains_costs_what_its_tokens_find(tmp_path, monkeypatch):
-    """And not every table's cost for every token."""
+def test_gathering_from_many_domains_reads_each_tokens_tables_only(tmp_path, monkeypatch):
+    """It does not read every table for every token."""
     rng, grams = np.random.default_rng(0), [(a, b, c) for a in range(1, 6) for b in range(1, 6) for c in range(1, 6)]
     domains = [f"d{number}" for number in range(20)]
     tables = [make_table(tmp_path, "root", None, SPACE, UNIGRAMS)]
@@ -98,8 +98,8 @@ def test_a_batch_of_many_domains_costs_what_its_tokens_find(tmp_path, monkeypatc
     addresses = np.concatenate(
         [forest.chain(name, 1).lookup(text, np.array([6])).addresses for name, text in zip(domains, texts, strict=True)]
     )
-    asked, bags = [], Rows.bags
-    monkeypatch.setattr(Rows, "bags", lambda self, index, dtype: (asked.append(len(index)), bags(self, index, dtype))[1])
+    asked, bags = [], StoredRows.bags
+    monkeypatch.setattr(StoredRows, "bags", lambda self, index, dtype: (asked.append(len(index)), bags(self, index, dtype))[1])
     lengths = np.full(len(domains), 6)
     sums = Gatherer(CPU, torch.float32).sums(forest, addresses, lengths)
     assert sum(asked) <= 2 * len(addresses)
@@ -109,9 +109,9 @@ def test_a_batch_of_many_domains_costs_what_its_tokens_find(tmp_path, monkeypatc
         assert torch.allclose(sums[6 * number : 6 * number + 6], alone, atol=1e-6), name
 
 
-def test_hot_rows_that_find_no_room_on_the_device_are_read_from_the_host(tmp_path, monkeypatch, caplog):
+def test_hot_rows_that_do_not_fit_on_the_device_are_read_from_the_host(tmp_path, monkeypatch, caplog):
     root = make_table(tmp_path, "root", None, SPACE, [(1, 2, 3), *UNIGRAMS])
-    forest, copy = Forest([tmp_path], assign_addresses([root])), Rows.copy
+    forest, copy = Forest([tmp_path], assign_addresses([root])), StoredRows.copy
     found = forest.chain("root", 1).lookup(np.array([0, 1, 2]), np.array([3]))
     expected = Gatherer(CPU, torch.float32, 4).sums(forest, found.addresses, np.array([3]))
 
@@ -120,14 +120,14 @@ def test_hot_rows_that_find_no_room_on_the_device_are_read_from_the_host(tmp_pat
             raise torch.OutOfMemoryError("the device is full")
         return copy(self, rows, device)
 
-    monkeypatch.setattr(Rows, "copy", full)
+    monkeypatch.setattr(StoredRows, "copy", full)
     gatherer = Gatherer(CPU, torch.float32, 4)
     for _ in range(2):
         assert torch.equal(gatherer.sums(forest, found.addresses, np.array([3])), expected)
     assert caplog.text.count(str(root.folder)) == 1
 
 
-def test_addresses_outside_the_chain_are_noticed(tmp_path):
+def test_addresses_outside_the_chain_are_detected(tmp_path):
     root = make_table(tmp_path, "root", None, SPACE, UNIGRAMS)
     leaf = make_table(tmp_path, "leaf", "root", SPACE, [(1, 2, 3)])
     forest = Forest([tmp_path], assign_addresses([root, leaf]))
@@ -149,7 +149,7 @@ def test_a_token_in_no_table_is_named(tmp_path):
         Forest([tmp_path], assign_addresses([root])).chain("root", 1).lookup(np.array([0, 3]), np.array([2]))
 
 
-def test_a_broken_table_fails_its_own_chains_only(tmp_path):
+def test_a_broken_table_fails_only_its_own_chains(tmp_path):
     root = make_table(tmp_path, "root", None, SPACE, UNIGRAMS)
     good = make_table(tmp_path, "good", "root", SPACE, [(1, 2, 3)])
     bad = make_table(tmp_path, "bad", "root", SPACE, [(1, 2, 3)])
@@ -162,7 +162,7 @@ def test_a_broken_table_fails_its_own_chains_only(tmp_path):
     assert len(forest.failures()) == 1
 
 
-def test_a_later_forest_shares_what_the_one_before_has_open(tmp_path):
+def test_a_new_forest_shares_open_tables_with_the_old_one(tmp_path):
     root = make_table(tmp_path, "root", None, SPACE, UNIGRAMS)
     first = Forest([tmp_path], assign_addresses([root]))
     leaf = make_table(tmp_path / "live", "leaf", "root", SPACE, [(1, 2, 3)])
@@ -176,7 +176,9 @@ def test_where_lookups_end_is_counted_by_name(tmp_path):
     stem = make_table(tmp_path, "stem", "root", SPACE, [(2, 3, 4)])
     leaf = make_table(tmp_path, "leaf", "stem", SPACE, [(1, 2, 3), (0, 4, 5)])
     chain = Forest([tmp_path], assign_addresses([root, stem, leaf])).chain("leaf", 1)
-    hits = chain.lookup(np.array([0, 1, 2, 3, 4]), np.array([5]))  # 012 123 234 345 450, which is 50 at its text's end
+    hits = chain.lookup(
+        np.array([0, 1, 2, 3, 4]), np.array([5])
+    )  # 012 123 234 345 450; the last one is 50 at the end of its text
     wanted = {"domain": 1, "parent": 1, "root": 2, "2-gram": 1, "1-gram": 0}
     assert dict(count_levels(chain, ends(chain, hits))) == wanted
     tally = Tally()
@@ -186,8 +188,8 @@ def test_where_lookups_end_is_counted_by_name(tmp_path):
     assert not tally.take()
 
 
-def test_of_two_tables_by_one_name_the_first_counts(tmp_path):
-    """The other was deleted, and a request in flight still needs its addresses."""
+def test_of_two_tables_with_one_name_the_first_is_used(tmp_path):
+    """The other one was deleted, but a request in flight still needs its addresses."""
     root = make_table(tmp_path, "root", None, SPACE, UNIGRAMS)
     forest = Forest([tmp_path], [*assign_addresses([root]), *assign_addresses([root], first=1000)])
     assert forest.chain("root", 1).links[0][1] == 0

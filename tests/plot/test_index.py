@@ -1,4 +1,4 @@
-"""The index against a dictionary, and its files against time and bad luck."""
+"""The index against a dictionary, and damage in its files."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_every_key_is_found_and_nothing_else(tmp_path_factory, count, words, spr
     assert (index.by_row() == keys).all()
 
 
-def test_parts_do_not_change_the_files(tmp_path, monkeypatch):
+def test_writing_in_parts_gives_the_same_files(tmp_path, monkeypatch):
     keys = np.random.default_rng(0).integers(1, 2**60, (1000, 1), dtype=np.uint64)
     metas = []
     for name, part in (("whole", 1 << 22), ("parts", 64)):
@@ -46,7 +46,7 @@ def test_parts_do_not_change_the_files(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["starts", "keys", "rows"])
-def test_a_flipped_bit_is_noticed_at_opening(tmp_path, name):
+def test_a_flipped_bit_is_detected_when_the_index_is_opened(tmp_path, name):
     keys = np.arange(1, 50, dtype=np.uint64)[:, None]
     meta = write_index(tmp_path, keys)
     content = bytearray((tmp_path / name).read_bytes())

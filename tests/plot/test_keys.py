@@ -1,4 +1,4 @@
-"""Keys: exact, in either direction, for any window over any vocabulary."""
+"""Keys are packed and unpacked exactly, for any window and any vocabulary."""
 
 import numpy as np
 from hypothesis import given
@@ -14,7 +14,7 @@ from hplm.plot.keys import KeySpace, first_of_each, order
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6),
     seed=st.integers(0, 2**20),
 )
-def test_keys_are_windows(window, vocabulary, lengths, seed):
+def test_keys_pack_windows_without_loss(window, vocabulary, lengths, seed):
     space = KeySpace(vocabulary, window)
     tokens = np.random.default_rng(seed).integers(0, vocabulary, sum(lengths))
     windows = window.of(tokens, np.array(lengths))
@@ -36,7 +36,7 @@ def test_a_five_gram_of_a_large_vocabulary_takes_two_words():
     assert (space.unpack(space.pack(last)) == last).all()
 
 
-def test_unigrams_are_what_windows_shrink_to():
+def test_unigrams_are_the_shortest_forms_of_windows():
     for window in (Window(3), Window(4), Window(3, causal=True)):
         space = KeySpace(7, window)
         alone = window.of(np.arange(7), np.full(7, 1))

@@ -1,4 +1,4 @@
-"""Stored rows: checked at first touch, read ahead, locked, preloaded; and what storing them costs."""
+"""Stored rows are checked when first read, read ahead, locked and preloaded; and how much precision they lose."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def test_a_truncated_file_is_refused_by_name(table):
         (table.folder / name).write_bytes(whole)
 
 
-def test_a_flipped_bit_is_noticed_at_first_touch_of_its_row_and_of_no_other(table):
+def test_a_flipped_bit_is_detected_when_its_row_is_first_read(table):
     table.verify()
     broken = _flip(table, 7)
     assert not len(broken.rows.touch(np.array([1, 6, 8, 8, 50, 0])))
@@ -64,14 +64,14 @@ def test_rows_are_read_ahead_once_and_again_after_memory_was_short(table, monkey
     table.rows.bags(index, torch.float32)
     table.rows.touch(np.array([3, 5, 9]))
     assert len(advised) == 3
-    usage = iter([0, 1])  # the second look finds a page fault that had to wait for the disk
+    usage = iter([0, 1])  # the second call reports a page fault that had to wait for the disk
     monkeypatch.setattr(rows_module, "_disk_faults", lambda: next(usage))
     table.rows.bags(index, torch.float32)
     table.rows.touch(np.array([3, 9]))
     assert advised[3:] == [3 * stride, 9 * stride]
 
 
-def test_locking_more_than_is_allowed_says_how_much_is_needed(table, monkeypatch):
+def test_the_error_of_locking_too_much_says_how_much_is_needed(table, monkeypatch):
     table.rows.lock(10)  # 480 bytes: every machine allows it
     monkeypatch.setattr(rows_module, "_libc", type("Libc", (), {"mlock": staticmethod(lambda *_: -1)}))
     with pytest.raises(InvalidInput, match=naming(51, "ulimit -l")):
@@ -89,7 +89,7 @@ def test_preloading_reads_every_row_and_changes_none(table, monkeypatch):
 
 
 @pytest.mark.parametrize("name", CODINGS)
-def test_what_is_stored_is_close_to_what_was_computed(name):
+def test_stored_values_are_close_to_computed_ones(name):
     vectors = torch.randn(200, 3, 64, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 2, 200)[:, None, None]
     vectors[5, 1] = 0
     kind = coding(name)
@@ -100,14 +100,14 @@ def test_what_is_stored_is_close_to_what_was_computed(name):
     assert (decoded[5, 1] == 0).all()
 
 
-def test_eight_bits_lose_what_is_small_beside_an_outlier():
+def test_int8_loses_small_values_beside_an_outlier():
     vectors = torch.ones(1, 1, 64) * 0.1
     vectors[0, 0, ::2] = -0.1
     vectors[0, 0, 0] = 0.9
     assert closeness(vectors, coding("int8").decode(coding("int8").encode(vectors)).view_as(vectors)) > LEAST_COSINE
     vectors[0, 0, 0] = 100
     kept = coding("int8").decode(coding("int8").encode(vectors)).view_as(vectors)
-    assert closeness(vectors[..., 1:], kept[..., 1:]) < LEAST_COSINE  # where the vector's own direction hides it
+    assert closeness(vectors[..., 1:], kept[..., 1:]) < LEAST_COSINE  # without the outlier, which would hide the loss
 
 
 def test_an_unknown_dtype_is_refused():

@@ -1,4 +1,4 @@
-"""Writing tables: cut anywhere, resumed to the same bytes; a full disk; rows taken over from an older version."""
+"""Writing tables: continued after an interruption to the same bytes, a full disk, and rows of an older version."""
 
 import resource
 import signal
@@ -19,10 +19,12 @@ from hplm.plot.writing import NoSpace, write_table
 from tests.naming import naming
 from tests.plot.tables import HIDDEN, make_table, spec_of, values_by
 
+pytestmark = pytest.mark.slow
+
 SPACE = KeySpace(300, Window(3))
 KEYS = SPACE.unigrams()
 
-# Ends itself in the middle of the call that it is told, without a chance to tidy up.
+# Kills itself in the middle of the given call, without any clean-up.
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -60,7 +62,7 @@ def content(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     "where", [":Encoder:1", "_Drafts:append:1", "_Drafts:_add:8", "_Drafts:_add:21", ":write_index:1", ":_sync:1", ":_sync:6"]
 )
-def test_killed_anywhere_it_resumes_to_the_same_bytes(tmp_path, where):
+def test_after_a_kill_anywhere_it_ends_with_the_same_bytes(tmp_path, where):
     killed = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path / "cut"), where], timeout=120, cwd=Path(__file__).parents[2]
     )
@@ -73,7 +75,7 @@ def test_killed_anywhere_it_resumes_to_the_same_bytes(tmp_path, where):
     assert not list(tmp_path.glob("cut/d/*.writing"))
 
 
-def test_what_is_there_is_not_computed_again_unless_it_is_damaged(tmp_path, monkeypatch):
+def test_finished_values_are_computed_again_only_if_they_are_damaged(tmp_path, monkeypatch):
     for damaged, expected in ((None, 300 - 4 * 32), (70, 300 - 2 * 32)):
         folder = tmp_path / str(damaged)
         with monkeypatch.context() as patch:
@@ -95,11 +97,11 @@ def _no_power(*_):
     raise InterruptedError
 
 
-def test_a_full_disk_leaves_what_is_there_and_says_what_is_needed(tmp_path):
+def test_a_full_disk_keeps_finished_values_and_says_how_much_is_needed(tmp_path):
     old = make_table(tmp_path, "old", None, SPACE, [(0, i, 0) for i in range(1, 5)])
     previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limits[1]))  # a file that may not grow, as on a disk that is full
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limits[1]))  # files cannot grow, as on a full disk
     try:
         with pytest.raises(NoSpace, match=naming(tmp_path / "d/1.writing")):
             write(tmp_path, resume=True)
@@ -113,7 +115,7 @@ def test_a_full_disk_leaves_what_is_there_and_says_what_is_needed(tmp_path):
     assert content(tmp_path / "d/1") == content(tmp_path / "whole/d/1")
 
 
-def test_known_rows_are_taken_over_byte_for_byte(tmp_path):
+def test_known_rows_are_copied_byte_for_byte(tmp_path):
     for dtype in ("fp16", "int8"):
         known = make_table(tmp_path / dtype, "d", None, SPACE, [(0, i, 0) for i in range(1, 100, 2)], dtype, seed=1)
         computed = []
@@ -130,16 +132,16 @@ def test_known_rows_are_taken_over_byte_for_byte(tmp_path):
         table.verify()
 
 
-def test_vectors_that_eight_bits_cannot_hold_are_refused(tmp_path):
+def test_vectors_that_int8_cannot_represent_are_refused(tmp_path):
     spec = replace(spec_of("d", None, SPACE, "int8"), hidden=4096)
     vectors = torch.randn(3, 4096, generator=torch.Generator().manual_seed(0))
-    vectors[:, 0], vectors[:, 1] = 2000, -2000  # all the steps go to two numbers
+    vectors[:, 0], vectors[:, 1] = 2000, -2000  # two numbers take the whole range
     with pytest.raises(InvalidInput, match=naming("int8", "'d'", "--dtype", "fp16", "bf16")):
         write_table(tmp_path / "d/1", spec, KEYS, lambda windows: vectors.expand(len(windows), -1, -1))
 
 
 @pytest.mark.parametrize("number", [float("nan"), 1e6])  # the second is more than fp16 holds
-def test_what_is_no_number_is_refused(tmp_path, number):
+def test_nan_and_numbers_too_large_are_refused(tmp_path, number):
     def values_of(windows):
         values = torch.ones(len(windows), 3, HIDDEN)
         values[-1, 1, 2] = number
@@ -149,6 +151,6 @@ def test_what_is_no_number_is_refused(tmp_path, number):
         write_table(tmp_path / "d/1", spec_of("d", None, SPACE), KEYS, values_of)
 
 
-def test_sound_values_in_eight_bits_say_how_close_they_are(tmp_path):
+def test_int8_reports_how_close_stored_values_are(tmp_path):
     table = make_table(tmp_path, "d", None, SPACE, [(0, i, 0) for i in range(1, 301)], "int8")
     assert 0.999 <= table.meta.least_cosine < 1

@@ -17,10 +17,10 @@ def _text(deadline, tenant=0, tokens=10, now=0):
 
 
 def _busy(waiting):
-    """A scheduler that knows its engine, with a batch that has just started and `waiting` full batches more, due in time."""
+    """Returns a scheduler with a learned cost, a batch that has just started, and `waiting` full batches due in time."""
     scheduler, now = Scheduler(policy("timely"), Limits(1000, 10**6), admission=True), 0
     for _ in range(30):
-        for _ in range(11):  # one is left over: batches are known to be full
+        for _ in range(11):  # one more text than a batch, so that batches count as full
             scheduler.offer([_text(0, now=now)], now)
         batch = scheduler.choose(ROOM, now)
         scheduler.started(batch, now)
@@ -36,14 +36,14 @@ def _busy(waiting):
     return scheduler, now
 
 
-def test_who_cannot_make_it_is_told_how_long_it_would_take():
+def test_a_refusal_says_how_long_the_request_would_take():
     scheduler, now = _busy(waiting=1)
     with pytest.raises(DeadlineMissed, match=r"(?=.*\b2\d ms)(?=.*\b15 ms)"):
         scheduler.offer([_text(now + 15_000_000, now=now)], now)
     scheduler.offer([_text(now + 5 * FULL, now=now)], now)
 
 
-def test_a_request_enters_whole_or_not_at_all():
+def test_a_request_is_admitted_completely_or_not_at_all():
     scheduler, now = _busy(waiting=1)
     before = len(scheduler)
     with pytest.raises(DeadlineMissed):
@@ -51,7 +51,7 @@ def test_a_request_enters_whole_or_not_at_all():
     assert len(scheduler) == before
 
 
-def test_no_more_is_promised_than_fits():
+def test_admission_admits_only_as_many_texts_as_fit_before_the_deadline():
     scheduler, now = _busy(waiting=0)
     admitted = 0
     for _ in range(100):
@@ -60,10 +60,10 @@ def test_no_more_is_promised_than_fits():
             admitted += 1
         except DeadlineMissed:
             pass
-    assert 20 <= admitted <= 30  # the batch that runs, then three
+    assert 20 <= admitted <= 30  # the running batch, then three
 
 
-def test_a_tenant_within_its_share_is_let_in_beside_one_that_has_filled_the_line():
+def test_a_tenant_within_its_share_is_admitted_though_another_has_filled_the_queue():
     scheduler, now = _busy(waiting=0)
     for _ in range(100):
         try:
@@ -75,12 +75,12 @@ def test_a_tenant_within_its_share_is_let_in_beside_one_that_has_filled_the_line
     scheduler.offer([_text(now + 4 * FULL, tenant=2, now=now)], now)
 
 
-def test_what_has_no_deadline_is_never_refused_for_time():
+def test_requests_without_a_deadline_are_never_refused_for_time():
     scheduler, now = _busy(waiting=10)
     scheduler.offer([_text(0, now=now)], now)
 
 
-def test_what_can_no_longer_make_it_is_given_up_before_its_deadline():
+def test_texts_that_cannot_be_in_time_are_dropped_before_their_deadline():
     scheduler, now = _busy(waiting=0)
     text = _text(now + 3 * FULL, now=now)
     scheduler.offer([text], now)
@@ -90,15 +90,15 @@ def test_what_can_no_longer_make_it_is_given_up_before_its_deadline():
     assert scheduler.expired(late) == [text]
 
 
-def test_nothing_is_refused_by_a_guess_before_anything_has_run():
+def test_nothing_is_refused_by_prediction_before_a_batch_has_run():
     scheduler = Scheduler(policy("timely"), Limits(1000, 10**6), admission=True)
     scheduler.offer([_text(1000, now=0)], 0)
     assert len(scheduler) == 1
 
 
 @pytest.mark.parametrize("tenants", [1, 16])
-def test_what_is_let_in_of_three_times_too_much_is_answered_in_time_and_the_engine_is_never_idle(tenants):
-    """Equal texts, eight a batch, with a fair share of half a text a batch: nobody's first text may push others' out."""
+def test_at_three_times_the_capacity_admitted_texts_are_in_time_and_the_engine_is_never_idle(tenants):
+    """Equal texts, eight a batch, with a fair share of half a text a batch: no tenant's first text may displace others."""
     batch, count, rng = 450_000_000, 1500, np.random.default_rng(0)
     load = Arrivals(
         at_ns=np.cumsum(rng.exponential(batch / 24, count)).astype(np.int64),
@@ -118,8 +118,8 @@ def test_what_is_let_in_of_three_times_too_much_is_answered_in_time_and_the_engi
 
 
 @pytest.mark.parametrize("slow", ["staging", "batches"])
-def test_a_slow_moment_is_forgotten_and_does_not_refuse_for_ever(slow):
-    """What is predicted refuses nobody once nothing has run for a second: only a batch that runs can correct it."""
+def test_a_slow_batch_does_not_refuse_requests_for_ever(slow):
+    """Predictions refuse nothing when no batch has run for a second, because only a running batch can correct them."""
     scheduler, now = Scheduler(policy("timely"), Limits(1000, 10**6), admission=True), 0
 
     def serve(now, staging=1_000_000, computing=20_000_000):
@@ -145,9 +145,9 @@ def test_a_slow_moment_is_forgotten_and_does_not_refuse_for_ever(slow):
     assert all(served)
 
 
-def test_a_batch_that_takes_long_is_believed_to_run():
+def test_a_batch_that_takes_long_counts_as_running():
     scheduler, now = _busy(waiting=0)
-    for _ in range(60):  # seconds long they are by now
+    for _ in range(60):  # batches take seconds by now
         scheduler.cost.observe(100, 10, 0, 4 * 10**9)
     for _ in range(10):
         scheduler.offer([_text(0, now=now)], now)

@@ -1,12 +1,12 @@
-"""Numbers that values have while somebody holds them."""
+"""Numbers that are given to values while these are in use."""
 
 import random
 
 from hplm.scheduling.columns import Numbers
 
 
-def test_numbers_are_as_few_as_values_are_held():
-    """What is counted by tenant costs by the highest number, long after a burst of thousands."""
+def test_numbers_are_reused_when_values_are_given_back():
+    """Counting by tenant costs as much as the highest number, so it must fall again after a burst of thousands."""
     numbers, held, rng = Numbers(), [], random.Random(0)
     for _ in range(5000):
         if held and rng.random() < 0.5:

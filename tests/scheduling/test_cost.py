@@ -15,28 +15,28 @@ def _truth(tokens, texts, adapters):
     return 2e6 + 30e3 * tokens + 50e3 * texts + 400e3 * adapters
 
 
-def test_it_learns_what_a_batch_a_token_a_text_and_an_adapter_take():
+def test_it_learns_the_cost_of_a_batch_a_token_a_text_and_an_adapter():
     model, rng = CostModel(), np.random.default_rng(0)
     _observe(model, 200, lambda *of: _truth(*of) * rng.normal(1, 0.05), rng)
     for of in ((1280, 64, 0), (128, 1, 1), (600, 5, 8)):
         assert abs(model.predict(*of) / _truth(*of) - 1) < 0.1
 
 
-def test_it_believes_neither_the_first_slow_batches_nor_outliers():
+def test_it_ignores_the_first_slow_batches_and_outliers():
     model, rng = CostModel(), np.random.default_rng(1)
     _observe(model, 3, lambda *of: 20 * _truth(*of), rng)
     _observe(model, 150, lambda *of: _truth(*of) * (30 if rng.random() < 0.03 else 1), rng)
     assert abs(model.predict(1280, 64, 0) / _truth(1280, 64, 0) - 1) < 0.1
 
 
-def test_a_machine_that_has_become_slower_is_believed_after_some_batches():
+def test_it_learns_after_some_batches_that_the_machine_is_slower():
     model, rng = CostModel(), np.random.default_rng(2)
     _observe(model, 200, _truth, rng)
     _observe(model, 400, lambda *of: 3 * _truth(*of), rng)
     assert abs(model.predict(1280, 64, 0) / (3 * _truth(1280, 64, 0)) - 1) < 0.1
 
 
-def test_batches_all_alike_teach_their_time():
+def test_equal_batches_teach_their_total_time():
     model = CostModel()
     for _ in range(50):
         model.observe(1024, 8, 0, 33_000_000)

@@ -29,23 +29,23 @@ def _lengths(chooses, texts, capacity):
     return [text.tokens for text in columns.remove(chooses.select(columns, 0, capacity, COST))]
 
 
-def test_a_row_is_dominated_by_utility_and_then_by_deadlines():
-    """Four fit; half of them go in as the shortest; of the rest, those of at least half that utility go by deadline."""
+def test_a_row_is_filled_by_utility_and_then_by_deadlines():
+    """Four texts fit. Two are the shortest; the others have at least half their utility and the earliest deadlines."""
     texts = [_text(3, 90), _text(3, 91), _text(4, 60), _text(4, 70), _text(6, 50), _text(7, 10)]
     capacity = Capacity(14, 14, 14)
-    # The most urgent is too long to have half the utility of the dominant; that of six tokens is not.
+    # The most urgent text is too long to have half the utility of the shortest. The text of six tokens is not.
     assert _lengths(DeadlineAware(), texts, capacity) == [3, 3, 6]
 
 
-def test_all_goes_in_if_all_fits():
+def test_all_texts_are_chosen_if_all_fit():
     assert sorted(_lengths(DeadlineAware(), [_text(3), _text(5), _text(4)], Capacity(12, 9, 9))) == [3, 4, 5]
 
 
-def test_what_does_not_fit_a_slot_waits_and_is_not_lost():
+def test_a_text_that_does_not_fit_a_slot_waits_and_is_not_lost():
     texts = [_text(3, 90), _text(3, 91), _text(3, 92), _text(3, 93), _text(6, 1), _text(6, 2)]
     chooses, columns, served = SlottedDeadlineAware(), Columns(texts), []
     first = columns.remove(chooses.select(columns, 0, Capacity(ROW, 9, 9), COST))
-    assert [text.tokens for text in first] == [3, 3]  # slots of three; six are what was urgent, and wait
+    assert [text.tokens for text in first] == [3, 3]  # slots of three tokens; the urgent text of six waits
     while len(columns):
         served += columns.remove(chooses.select(columns, 0, Capacity(ROW, 9, 9), COST))
     assert len(first) + len(served) == len(texts)
@@ -59,14 +59,14 @@ def test_options_are_checked():
         policy("das:colour=2")
 
 
-# Arrival and deadline are numbers of time slots: a text can go in any of them from the first to the last, both included.
+# Arrival and deadline are numbers of time slots. A text can run in any of them, the first and the last included.
 instances = st.lists(
     st.tuples(st.integers(1, ROW), st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=8
 )  # length, arrival, how long it can wait
 
 
 def _best(instance):
-    """The most utility that could be had with the future known."""
+    """Returns the highest possible utility if the future is known."""
 
     @cache
     def from_slot(slot, done):

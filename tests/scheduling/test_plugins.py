@@ -18,13 +18,13 @@ DOCS = Path(__file__).parents[2] / "docs" / "scheduling.md"
 
 
 def _example(name):
-    """The file of that name in the documentation."""
+    """Returns the file with this name from the documentation."""
     return re.search(rf"`{re.escape(name)}`:\n\n```\w+\n(.*?)```", DOCS.read_text(), re.DOTALL).group(1)
 
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """The documentation's example package, as pip leaves it: a module, and what its metadata says."""
+    """The documentation's example package, as if installed: a module and its metadata."""
     (tmp_path / "longest_first.py").write_text(_example("longest_first.py"))
     point = re.search(r'entry-points."hplm.policies"\]\n(\w+) = "(.+)"', _example("pyproject.toml"))
     info = tmp_path / "longest_first-1.0.dist-info"
@@ -44,7 +44,7 @@ def test_a_policy_of_another_package_is_chosen_by_name_and_takes_options(install
     assert [text.tokens for text in batch] == [30, 20, 10]
 
 
-def test_a_package_that_is_broken_is_named_and_ours_are_not_replaced(installed):
+def test_a_broken_package_is_named_and_our_policies_are_not_replaced(installed):
     with pytest.raises(InvalidInput, match=naming("'absent'", "'nowhere:Policy'")):
         policy("absent")
     assert type(policy("fcfs")).__name__ == "FirstComeFirstServed"
@@ -53,7 +53,7 @@ def test_a_package_that_is_broken_is_named_and_ours_are_not_replaced(installed):
 
 
 @pytest.mark.parametrize("chosen", [[0, 0], [7], [-1], [0.0, 1.0], [True, False, True], [], None, [[0], [1]]], ids=str)
-def test_what_no_policy_may_choose_costs_nobody_an_answer(chosen, caplog):
+def test_a_forbidden_choice_of_a_policy_loses_no_text(chosen, caplog):
     class Unsound:
         def select(self, columns, start_ns, capacity, cost):
             return chosen if chosen is None else np.array(chosen)

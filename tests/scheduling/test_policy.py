@@ -25,7 +25,7 @@ waiting = st.lists(
 
 
 def serve(chooses, waiting):
-    """Batch after batch until nothing waits, each checked."""
+    """Runs batch after batch until no text waits, and checks each batch."""
     columns = Columns(waiting)
     while len(columns):
         indexes = chooses.select(columns, 0, ROOM, COST)
@@ -44,13 +44,13 @@ def test_any_policy_serves_everything_once_and_within_capacity(waiting, name):
 
 
 @given(waiting=waiting)
-def test_first_come_first_served_overtakes_nobody_of_equal_priority(waiting):
+def test_first_come_first_served_keeps_the_order_of_arrival_within_a_priority(waiting):
     served = [id(text) for batch in serve(policy("fcfs"), waiting) for text in batch]
     assert served == [id(text) for text in sorted(waiting, key=lambda text: -text.priority)]
 
 
 @pytest.mark.parametrize("name", ["fcfs", "timely"])
-def test_the_lowest_priority_that_can_be_asked_for_comes_last(name):
+def test_the_lowest_possible_priority_comes_last(name):
     waiting = [SimulatedText(tokens=5, arrival_ns=i, priority=priority) for i, priority in enumerate((-(2**31), 0, 2**31 - 1))]
     assert [text.priority for text in next(serve(policy(name), waiting))] == [2**31 - 1, 0, -(2**31)]
 

@@ -37,7 +37,7 @@ def _in_a_thread(call):
     return thread, results
 
 
-def test_a_request_enters_whole_or_not_at_all():
+def test_a_request_is_queued_completely_or_not_at_all():
     queue, _ = _queue(limit=3)
     queue.offer([_text(), _text()])
     with pytest.raises(QueueFull, match=naming(2, 3, "retry after 0.1 s")):
@@ -46,7 +46,7 @@ def test_a_request_enters_whole_or_not_at_all():
     assert len(queue) == 3
 
 
-def test_the_line_is_bounded_in_bytes_too():
+def test_the_queue_has_a_limit_of_bytes():
     queue, _ = _queue(size=10)
     queue.offer([_text(size=6)])
     with pytest.raises(QueueFull, match=naming(6, 5, 10, "retry after 0.1 s")):
@@ -55,7 +55,7 @@ def test_the_line_is_bounded_in_bytes_too():
     queue.offer([_text(size=10)])
 
 
-def test_what_has_expired_comes_out_as_expired_and_is_not_run():
+def test_expired_texts_are_returned_as_expired_and_not_run():
     queue, clock = _queue()
     late, timeless, later = _text(deadline=5), _text(), _text(deadline=50)
     for text in (late, timeless, later):
@@ -65,7 +65,7 @@ def test_what_has_expired_comes_out_as_expired_and_is_not_run():
     assert queue.expired() == [late]
 
 
-def test_the_other_texts_of_a_request_go_with_the_one_that_has_expired():
+def test_all_texts_of_a_request_expire_with_the_first():
     queue, clock = _queue()
     request, other = [_text(deadline=50), _text(deadline=5)], _text(deadline=50)
     queue.offer(request)
@@ -74,7 +74,7 @@ def test_the_other_texts_of_a_request_go_with_the_one_that_has_expired():
     assert queue.expired() == request and queue.take(ROOM).texts == [other]
 
 
-def test_taking_waits_for_something_to_come():
+def test_taking_waits_for_a_text():
     queue, _ = _queue()
     taker, batches = _in_a_thread(lambda: queue.take(ROOM))
     text = _text()
@@ -83,7 +83,7 @@ def test_taking_waits_for_something_to_come():
     assert batches[0].texts == [text]
 
 
-def test_what_expires_is_handed_over_while_nobody_takes_batches():
+def test_expired_texts_are_returned_even_if_no_batch_is_taken():
     queue, clock = _queue()
     waiter, expired = _in_a_thread(queue.expired)
     queue.offer([_text()])
@@ -94,7 +94,7 @@ def test_what_expires_is_handed_over_while_nobody_takes_batches():
     assert expired == [[late]]
 
 
-def test_a_closed_queue_serves_what_it_holds_and_takes_nothing_more():
+def test_a_closed_queue_serves_waiting_texts_and_refuses_new_ones():
     queue, _ = _queue()
     queue.offer([_text()])
     waiter, expired = _in_a_thread(queue.expired)
@@ -107,7 +107,7 @@ def test_a_closed_queue_serves_what_it_holds_and_takes_nothing_more():
     assert expired == [None]
 
 
-def test_abandoning_hands_over_what_still_waits():
+def test_abandoning_returns_all_waiting_texts():
     queue, _ = _queue()
     texts = [_text(), _text()]
     queue.offer(texts)

@@ -30,13 +30,13 @@ def _batch_ns(tokens, texts):
     return int(COST.predict(tokens, texts))
 
 
-def test_what_is_most_urgent_goes_first_if_all_can_be_done_in_time():
+def test_the_most_urgent_text_is_first_if_all_can_be_in_time():
     full = _batch_ns(200, 20)
     relaxed, urgent = [_text(deadline=5 * full) for _ in range(20)], [_text(deadline=2 * full) for _ in range(20)]
     assert set(_batch(relaxed + urgent)) == set(urgent)
 
 
-def test_the_longest_is_dropped_if_not_all_can_be_done_in_time():
+def test_the_longest_text_is_skipped_if_not_all_can_be_in_time():
     full = _batch_ns(200, 14)
     long_texts, short = (
         [_text(50, deadline=2 * full - 1) for _ in range(4)],
@@ -45,7 +45,7 @@ def test_the_longest_is_dropped_if_not_all_can_be_done_in_time():
     assert set(_batch(long_texts + short)) == set(short)
 
 
-def test_no_room_is_left_for_the_late_while_there_is_something_to_save():
+def test_late_texts_are_not_chosen_while_others_can_be_in_time():
     full = _batch_ns(200, 20)
     late, in_time = [_text(deadline=full // 2) for _ in range(20)], [_text(15, deadline=full + full // 2) for _ in range(13)]
     assert set(in_time) <= set(_batch(late + in_time))
@@ -71,7 +71,7 @@ def test_shares_are_max_min_fair(demands, room):
     counts=st.lists(st.integers(1, 60), min_size=2, max_size=6),
     lengths=st.lists(st.integers(1, 40), min_size=6, max_size=6),
 )
-def test_while_others_wait_nobody_gets_more_than_a_fair_share(counts, lengths):
+def test_while_others_wait_no_tenant_gets_more_than_its_fair_share(counts, lengths):
     texts = [_text(lengths[tenant], tenant=tenant) for tenant, count in enumerate(counts) for _ in range(count)]
     batch = _batch(texts, Timely(reserve=0.0))
     demand = np.array([lengths[tenant] * count for tenant, count in enumerate(counts)], float)
@@ -79,7 +79,7 @@ def test_while_others_wait_nobody_gets_more_than_a_fair_share(counts, lengths):
     got = np.bincount([text.tenant for text in batch], [text.tokens for text in batch], minlength=len(counts))
     left_waiting = got < demand
     for tenant in np.flatnonzero(got > share + lengths[int(np.argmax(lengths))]):
-        # Only what is left of the room after the shares, where no text of another fits, goes to somebody twice.
+        # A tenant gets more than its share only of the rest of the batch, in which no other tenant's text fits.
         others = [length for other, length in enumerate(lengths[: len(counts)]) if other != tenant and left_waiting[other]]
         assert (
             all(got[other] + lengths[other] > share for other in np.flatnonzero(left_waiting) if other != tenant) or not others
@@ -90,8 +90,8 @@ def test_while_others_wait_nobody_gets_more_than_a_fair_share(counts, lengths):
 
 @settings(deadline=None, max_examples=30)
 @given(ahead=st.lists(st.integers(20, 60), max_size=6), own=st.integers(20, 200), tokens=st.integers(1, 5))
-def test_a_long_text_is_passed_over_no_longer_than_the_reserve_takes(ahead, own, tokens):
-    """Short ones without end: what waits before it, and it, are served from the reserve in this many batches at most."""
+def test_a_long_text_is_chosen_by_the_reserve_after_a_bounded_number_of_batches(ahead, own, tokens):
+    """Short texts arrive without end. The reserve serves the long text, and those before it, within this many batches."""
     chooses = Timely(reserve=0.05)
     passed_over = [_text(length) for length in [*ahead, own]]
     columns = Columns(passed_over)
@@ -104,7 +104,7 @@ def test_a_long_text_is_passed_over_no_longer_than_the_reserve_takes(ahead, own,
     raise AssertionError(f"still passed over after {bound} batches")
 
 
-def test_what_has_no_deadline_is_not_starved_by_what_has():
+def test_texts_with_deadlines_do_not_starve_texts_without():
     chooses, columns, full = Timely(), Columns([_text(name="patient")]), _batch_ns(200, 20)
     for batch in range(10):
         for _ in range(60):

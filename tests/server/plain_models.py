@@ -1,4 +1,4 @@
-"""Repositories of tiny Python models: the server room knows nothing of hPLMs, so its tests need none."""
+"""Repositories of tiny Python models. `hplm/server` does not depend on hPLMs, so its tests need none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ input [ {{ name: "TEXT", data_type: TYPE_STRING, dims: [ 1 ] }} ]
 output [ {{ name: "SAID", data_type: TYPE_STRING, dims: [ 1 ] }} ]
 """
 
-# Says what reached it: the request's parameters and the state folder.
+# Answers with the request's parameters and the state folder.
 ECHO = """
 import json, os
 import numpy as np
@@ -25,7 +25,7 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([tensor]) for tensor in tensors]
 """
 
-# Answers a second later, from a thread of its own, as a model that owns its queue does. Leaves a file a request.
+# Answers after a second from a thread of its own, like a model with its own queue. Writes a file for each request.
 SLOW = """
 import pathlib, threading, time, uuid
 import numpy as np
@@ -57,13 +57,13 @@ class TritonPythonModel:
 
 
 def add_model(repository: Path, name: str, code: str) -> None:
-    """A model with its code in its own folder."""
+    """Adds a model whose code is in its own folder."""
     add_config(repository, name, backend="python")
     (repository / name / "1" / "model.py").write_text(code)
 
 
 def add_config(repository: Path, name: str, backend: str) -> None:
-    """A model whose code is the backend's."""
+    """Adds a model whose code is a backend's."""
     (repository / name / "1").mkdir(parents=True)
     (repository / name / "config.pbtxt").write_text(CONFIG.format(name=name, backend=backend))
 

@@ -1,4 +1,4 @@
-"""Plain `tritonclient`, as anyone uses it who wants no wrapper."""
+"""Plain `tritonclient`, as a user without `hplm_client` uses it."""
 
 from __future__ import annotations
 

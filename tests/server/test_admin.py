@@ -1,4 +1,4 @@
-"""Managing from afar on a real Triton: a tenant comes, changes, goes, while another one is asked without a pause."""
+"""Remote management on a real Triton: a tenant is added, changed and deleted while another one gets requests all the time."""
 
 import base64
 import json
@@ -25,6 +25,8 @@ from tests.naming import names
 from tests.server.stock import Stock
 from tests.serving import serving
 
+pytestmark = pytest.mark.slow
+
 KEY = "a secret of the operator"
 TEXT = " ".join(WORDS[:9])
 
@@ -33,7 +35,7 @@ TEXT = " ".join(WORDS[:9])
 def place(tmp_path, monkeypatch):
     store = random_store(tmp_path / "store", CONFIG, random_tenants(2, 4, 3), corpus_tokens=2000, spread=0.3)
     export(store, tmp_path / "repository", ServingOptions(dtype="fp32", slots=4, batch_tokens=256, admin=True))
-    monkeypatch.setenv("HPLM_ADMIN_KEY", f"{KEY}\n")  # as a file's content often ends
+    monkeypatch.setenv("HPLM_ADMIN_KEY", f"{KEY}\n")  # with a newline, as at the end of a file
     return store, tmp_path / "repository", tmp_path / "state"
 
 
@@ -51,7 +53,7 @@ class Admin:
 
 
 def trained(store, name, version=1, seed=7, labels=("x", "y")):
-    """What a client sends of a tenant that it has trained itself."""
+    """Returns what a client sends to add a tenant that it has trained itself."""
     tenant = TenantFile(name, version, "root", 1, "classify", list(labels), 4)
     random_tenant(store, tenant, 0.3, seed)
     adapter, head = store.tenant_weights(tenant)
@@ -69,14 +71,14 @@ def trained(store, name, version=1, seed=7, labels=("x", "y")):
 
 
 def with_number(given, number):
-    """The same tenant, one number of its head another one, in 32 bits."""
+    """Returns the same tenant with another number in its head, in 32 bits."""
     tensors = load(base64.b64decode(given["tensors"]))
     tensors["head.weight"] = tensors["head.weight"].float()
     tensors["head.weight"][0, 0] = number
     return {**given, "tensors": base64.b64encode(save(tensors)).decode()}
 
 
-def test_a_tenant_s_life_under_load(place):
+def test_a_tenant_is_added_changed_and_deleted_under_load(place):
     store, repository, state = place
     with serving(repository, state=state) as server:
         admin, stock, end, failures = Admin(server), Stock(server, "http"), threading.Event(), []
@@ -96,7 +98,7 @@ def test_a_tenant_s_life_under_load(place):
                 stock.ask([TEXT], "acme")
             added = admin("tenant.add", **trained(store, "acme"))
             assert (added["after"], added["late"]) == (1, [])
-            first = stock.ask([TEXT], "acme")  # every reader has it: no waiting
+            first = stock.ask([TEXT], "acme")  # every reader has the tenant, so it answers at once
             reference = Reference.open(repository / "toy/1", state)
             np.testing.assert_allclose(first["LOGITS"][0], reference.forward(TEXT, "acme"), atol=1e-3)
             assert admin("tenant.update", **trained(store, "acme", 2, seed=8))["after"] == 2
@@ -112,7 +114,7 @@ def test_a_tenant_s_life_under_load(place):
             assert admin("tenant.delete", id="acme")["after"] is None
             with pytest.raises(InferenceServerException, match=r"\[no_tenant\]"):
                 stock.ask([TEXT], "acme")
-            assert admin("tenant.compact")["bytes"] == 0  # the record rests for a minute
+            assert admin("tenant.compact")["bytes"] == 0  # a freed record is kept for a minute
             actions = [change["action"] for change in admin("log")["changes"]]
             assert actions == [f"tenant {what}" for what in ("add", "update", "rollback", "key add", "delete")] + ["compact"]
         finally:
@@ -121,7 +123,7 @@ def test_a_tenant_s_life_under_load(place):
         assert not failures, failures[:3]
 
 
-def test_who_may_not_and_what_may_not_be_said(place):
+def test_wrong_keys_and_wrong_commands_are_refused(place):
     store, repository, state = place
     good = trained(store, "acme")
     with serving(repository, state=state) as server:
@@ -167,7 +169,7 @@ def test_two_servers_on_one_state_see_the_same(place):
 
 
 class OnReadOnlyState(TritonServer):
-    """Sees the state through a mount of its own that nobody can write to, as a replica with a read-only volume does."""
+    """Sees the state through a read-only mount of its own, like a replica with a read-only volume."""
 
     MOUNT = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && '
 
@@ -177,7 +179,7 @@ class OnReadOnlyState(TritonServer):
 
 
 def _may_mount(folder):
-    """Asks for what the test needs, so that it is left out only where the machine forbids it."""
+    """Whether the machine allows the mount that the test needs. Otherwise the test is skipped."""
     folder.mkdir()
     shell = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
     tried = subprocess.run([*shell, f'{OnReadOnlyState.MOUNT} ! touch "$0/file"', str(folder)], capture_output=True, text=True)
@@ -208,7 +210,7 @@ def test_a_server_on_a_read_only_mount_of_the_state_sees_the_same(place, tmp_pat
 
 
 def _until(asked, expected):
-    """The writer hears nothing of a reader that may not write, so it does not wait for it."""
+    """Waits here, because the manager does not wait for a reader that may not write."""
     deadline = time.monotonic() + 60
     while (answer := asked()) != expected:
         assert time.monotonic() < deadline, answer
@@ -216,7 +218,7 @@ def _until(asked, expected):
 
 
 @pytest.mark.parametrize("key", ["", " \n"], ids=["none", "blank"])
-def test_without_a_key_or_a_state_it_does_not_start(place, monkeypatch, key):
+def test_the_admin_model_needs_a_key_and_a_state(place, monkeypatch, key):
     _, repository, state = place
     monkeypatch.setenv("HPLM_ADMIN_KEY", key)
     started = time.monotonic()

@@ -1,4 +1,4 @@
-"""The model `hplm` before two backbones: whatever it is asked, it answers as the tenant's backbone does."""
+"""The model `hplm` before two backbones gives the same answers and errors as the tenant's backbone."""
 
 import json
 import queue
@@ -20,6 +20,8 @@ from testing.toy import CONFIG, DOMAINS, TENANTS, WORDS, random_text
 from tests.naming import naming
 from tests.server.stock import LIBRARIES, Stock
 from tests.serving import serving
+
+pytestmark = pytest.mark.slow
 
 OTHERS = [replace(tenant, id=f"other-{tenant.id}") for tenant in TENANTS[:3]] + [replace(TENANTS[4], id="hugo")]
 BACKBONES = {"acme": "toy", "beta": "toy", "other-acme": "other", "other-beta": "other", "other-city": "other"}
@@ -49,7 +51,7 @@ def _same(one, other):
             np.testing.assert_array_equal(values, other[name])
 
 
-def test_the_answer_is_the_backbone_s(stock):
+def test_the_answer_equals_that_of_the_backbone(stock):
     rng = random.Random(1)
     for tenant, backbone in BACKBONES.items():
         texts = [random_text(rng) for _ in range(3)] + ["日本"]
@@ -62,7 +64,7 @@ def test_the_answer_is_the_backbone_s(stock):
     _same(stock.ask(**best, model=ALIAS), stock.ask(**best, model="other"))
 
 
-def test_only_the_outputs_that_are_asked_for_come_and_all_if_none_is_named(stock):
+def test_only_requested_outputs_are_returned_and_all_if_none_is_named(stock):
     text = stock.tensor("TEXT", np.array([[WORDS[0].encode()]], dtype=object))
     for outputs in (["SCORE"], ["LABEL", "VERSION"], []):
         wanted = [stock._library.InferRequestedOutput(name) for name in outputs]
@@ -89,39 +91,39 @@ def test_only_the_outputs_that_are_asked_for_come_and_all_if_none_is_named(stock
         {"texts": [WORDS[0]] * 1025},
     ],
 )
-def test_errors_are_the_backbone_s(stock, question):
+def test_errors_equal_those_of_the_backbone(stock, question):
     direct, alias = (_refusal(stock, model, "other-acme", **question) for model in ("other", ALIAS))
     assert alias == direct
 
 
-def test_a_deadline_may_pass_on_the_way_too(stock):
+def test_a_deadline_may_expire_in_the_alias(stock):
     status, message = _refusal(stock, ALIAS, "other-acme", texts=[WORDS[0]], timeout=1)
     assert status == _refusal(stock, "other", "other-acme", texts=[WORDS[0]], timeout=1)[0]
     assert "[deadline]" in message
 
 
 @pytest.mark.parametrize("tenant", [None, "", "nobody", "other", "toy/acme"])
-def test_a_tenant_that_no_backbone_knows_is_told_what_each_of_them_says(stock, tenant):
+def test_an_unknown_tenant_gets_the_error_of_the_backbones(stock, tenant):
     said = {_refusal(stock, model, tenant, texts=[WORDS[0]]) for model in ("toy", "other", ALIAS)}
     ((status, message),) = said
     assert status in ("404", "StatusCode.NOT_FOUND") and message.startswith("[no_tenant]")
 
 
 def _refusal(stock, model, tenant, **question):
-    """Status and message, without the model that Triton names in it."""
+    """Returns status and message, without the model's name that Triton adds."""
     with pytest.raises(InferenceServerException) as caught:
         stock.ask(**question, tenant=tenant, model=model)
     message = caught.value.message().removeprefix(f"in ensemble '{model}', ").removeprefix("in ensemble 'other', ")
     return caught.value.status(), message.replace(f"'{model}'", "'MODEL'")
 
 
-def test_a_tenant_of_two_backbones_must_be_asked_for_by_backbone(stock):
+def test_a_tenant_of_two_backbones_needs_the_name_of_a_backbone(stock):
     with pytest.raises(InferenceServerException, match=naming("[invalid_input]", "'hugo'", "'other'", "'toy'")):
         stock.ask([WORDS[0]], "hugo", model=ALIAS)
     assert stock.ask([WORDS[0]], "hugo", model="other")["LABEL"].shape == (1, 1)
 
 
-def test_many_at_once_each_get_their_own_answer(stock):
+def test_many_requests_at_once_each_get_their_own_answer(stock):
     rng = random.Random(2)
     requests = [(rng.choice(list(BACKBONES)), [random_text(rng) for _ in range(rng.randint(1, 3))]) for _ in range(150)]
     with ThreadPoolExecutor(48) as pool:
@@ -130,13 +132,13 @@ def test_many_at_once_each_get_their_own_answer(stock):
         _same(answer, stock.ask(texts, tenant, model=BACKBONES[tenant]))
 
 
-def test_no_backbone_takes_the_alias_s_name(tmp_path):
+def test_no_backbone_may_have_the_aliass_name(tmp_path):
     store = random_store(tmp_path / "store", replace(CONFIG, name=ALIAS), TENANTS, DOMAINS)
     with pytest.raises(InvalidInput, match="'hplm'"):
         export(store, tmp_path / "repository", ServingOptions())
 
 
-def test_what_a_client_takes_back_while_it_waits_is_not_computed(server):
+def test_a_request_that_is_cancelled_while_it_waits_is_not_computed(server):
     client = LIBRARIES["grpc"].InferenceServerClient(server.grpc_url)
     stock = Stock(server, "grpc")
     texts = stock.tensor("TEXT", np.array([[" ".join(WORDS[:30]).encode()]] * 200, dtype=object))
@@ -146,7 +148,7 @@ def test_what_a_client_takes_back_while_it_waits_is_not_computed(server):
         answered.put(error)
 
     calls = [client.async_infer(ALIAS, [texts], callback=answer, parameters={"tenant": "acme"}) for _ in range(160)]
-    errors = [answered.get(timeout=120) for _ in range(5)]  # all are with the alias by now, and most wait there
+    errors = [answered.get(timeout=120) for _ in range(5)]  # the alias has all of them by now, and most wait there
     for call in calls[60:]:
         call.cancel()
     taken = _looked_up(server) - before
@@ -156,7 +158,7 @@ def test_what_a_client_takes_back_while_it_waits_is_not_computed(server):
 
 
 def _looked_up(server):
-    """By Triton's own count."""
+    """Returns the number of look-ups, from Triton's own counter."""
     url = f"http://{server.http_url}/v2/models/toy-lookup/stats"
     with urllib.request.urlopen(url, timeout=60) as response:
         (model,) = json.load(response)["model_stats"]
@@ -164,7 +166,7 @@ def _looked_up(server):
 
 
 def _settled(server):
-    """Once it no longer grows."""
+    """Returns the number once it no longer grows."""
     before = -1
     while (found := _looked_up(server)) != before:
         before = found

@@ -1,4 +1,4 @@
-"""Bad input against the running server: a clear error with its code and word, and the next request is fine."""
+"""Bad input to a running server: a clear error with its code and word, and the next request works."""
 
 import json
 import re
@@ -19,6 +19,8 @@ from tests.naming import names, naming
 from tests.server.stock import LIBRARIES, Stock
 from tests.serving import serving
 
+pytestmark = pytest.mark.slow
+
 STATUS = {"grpc": {400: "StatusCode.INVALID_ARGUMENT", 404: "StatusCode.NOT_FOUND", 503: "StatusCode.UNAVAILABLE",
                    500: "StatusCode.INTERNAL"},
           "http": {400: "400", 404: "404", 503: "503", 500: "500"}}  # fmt: skip
@@ -26,7 +28,7 @@ STATUS = {"grpc": {400: "StatusCode.INVALID_ARGUMENT", 404: "StatusCode.NOT_FOUN
 
 @pytest.fixture(scope="module")
 def repository(toy, tmp_path_factory):
-    """The toy's, with acme's adapter record corrupted."""
+    """The toy's repository, with a corrupt adapter record of acme."""
     folder = tmp_path_factory.mktemp("bad-input")
     export(toy.store, folder, ServingOptions(dtype="fp32"))
     bank = folder / "toy/1/adapters/bottleneck-8.bank"
@@ -59,7 +61,7 @@ def _refused(stock, code, words, *args, **kwargs):
 
 
 @pytest.mark.parametrize("text", ["", "   ", "\n\t", "\x00"])
-def test_text_without_content(stock, text):
+def test_a_text_without_content_is_refused(stock, text):
     _refused(stock, 400, ["[invalid_input]", 1], [text], "city")
 
 
@@ -67,40 +69,40 @@ def test_one_empty_text_among_many_is_named(stock):
     _refused(stock, 400, ["[invalid_input]", 3, 4], [WORDS[0], WORDS[1], "", WORDS[2]], "city")
 
 
-def test_text_longer_than_the_model_takes(stock):
+def test_a_text_longer_than_the_model_reads_is_refused_or_truncated(stock):
     text = " ".join(WORDS[:100])
     _refused(stock, 400, ["[invalid_input]", 102, 64, "truncate=true"], [text], "city")
     assert stock.ask([text], "city", truncate=True)["LABEL"].shape == (1, 1)
-    tags = stock.ask([text], "beta", truncate=True)  # what was cut off says so: no label, but its span
+    tags = stock.ask([text], "beta", truncate=True)  # truncated words have a span but no label
     assert (tags["LABEL"][0, 62:] == b"").all() and (tags["LABEL"][0, :62] != b"").all()
     assert tags["SPAN"][0, 99].tolist() == [text.rindex(" ") + 1, len(text)]
 
 
-def test_a_monstrous_text(stock):
+def test_a_huge_text_is_refused(stock):
     _refused(stock, 400, ["[invalid_input]", "100,000"], ["wa " * 100_000], "city", truncate=True)
 
 
-def test_invalid_utf8(stock):
+def test_invalid_utf8_is_refused(stock):
     _refused(stock, 400, ["[invalid_input]", "TEXT", 2, "UTF-8", 3], [b"fine", b"bad\xff\xfe"], "city")
 
 
 @pytest.mark.parametrize("tenant", [None, "nobody", "ACME", "", "../city"])
-def test_unknown_and_missing_tenant_read_alike(stock, tenant):
+def test_unknown_and_missing_tenants_get_the_same_error(stock, tenant):
     _refused(stock, 404, ["[no_tenant]"], [WORDS[0]], tenant)
 
 
-def test_a_corrupt_record_fails_its_tenant_alone(stock):
+def test_a_corrupt_record_fails_only_its_tenant(stock):
     _refused(stock, 500, ["[broken]", "'acme'", 0, "bottleneck-8.bank"], [WORDS[0]], "acme")
     assert stock.ask([WORDS[0]], "dune")["LABEL"].shape == (1, 1)  # in the same bank
 
 
-def test_a_thousand_texts_in_one_request(stock):
+def test_a_thousand_texts_in_one_request_are_answered(stock):
     answer = stock.ask([WORDS[i % 100] for i in range(1000)], "city")
     assert answer["LABEL"].shape == (1000, 1)
     np.testing.assert_allclose(answer["LOGITS"][100], answer["LOGITS"][0], atol=1e-3)
 
 
-def test_more_texts_than_a_request_may_hold(stock):
+def test_too_many_texts_in_a_request_are_refused(stock):
     _refused(stock, 400, ["1024"], [WORDS[0]] * 1025, "city")
 
 
@@ -108,15 +110,15 @@ def test_more_texts_than_a_request_may_hold(stock):
     "parameters",
     [{"top_k": "three"}, {"top_k": -1}, {"top_k": 70000}, {"truncate": 1}, {"truncate": "yes"}, {"hplm_priority": True}],
 )
-def test_parameters_of_the_wrong_kind(stock, parameters):
+def test_parameters_of_a_wrong_type_are_refused(stock, parameters):
     _refused(stock, 400, ["[invalid_input]", f"'{next(iter(parameters))}'"], [WORDS[0]], "city", **parameters)
 
 
-def test_top_k_for_a_tagger(stock):
+def test_top_k_is_refused_for_tag(stock):
     _refused(stock, 400, ["[invalid_input]", "top_k"], [WORDS[0]], "beta", top_k=2)
 
 
-def test_a_deadline_that_cannot_be_met(stock):
+def test_a_deadline_that_cannot_be_met_is_an_error(stock):
     _refused(stock, 503, ["[deadline]", "0.001 ms"], [WORDS[0]], "city", timeout=1)
     assert stock.ask([WORDS[0]], "city", timeout=60_000_000)["LABEL"].shape == (1, 1)
 
@@ -130,13 +132,13 @@ def test_a_deadline_that_cannot_be_met(stock):
         (np.zeros((0, 1), dtype=object), "BYTES"),
     ],
 )
-def test_wrong_types_and_shapes(stock, values, datatype):
+def test_wrong_types_and_shapes_are_refused(stock, values, datatype):
     with pytest.raises(InferenceServerException) as caught:
         stock.client.infer("toy", [stock.tensor("TEXT", values, datatype)], parameters={"tenant": "city"})
     assert caught.value.status() == STATUS[stock.protocol][400], caught.value
 
 
-def test_pairs_that_do_not_match(stock):
+def test_pairs_of_another_number_are_refused(stock):
     with pytest.raises(InferenceServerException) as caught:
         stock.ask([WORDS[0]] * 2, "city", pairs=[WORDS[1]])
     assert caught.value.status() == STATUS[stock.protocol][400]
@@ -152,7 +154,7 @@ def test_pairs_that_do_not_match(stock):
     ],
     ids=["none", "zeros", "short", "forged"],
 )
-def test_upper_answers_only_those_who_come_through_lookup(stock, ticket):
+def test_upper_refuses_requests_without_a_ticket_of_lookup(stock, ticket):
     inputs = [
         stock.tensor("ROWS", np.array([[1, 2, 3]], dtype=np.int64), "INT64"),
         stock.tensor("SEGMENTS", np.zeros((1, 3), dtype=np.uint8), "UINT8"),
@@ -166,7 +168,7 @@ def test_upper_answers_only_those_who_come_through_lookup(stock, ticket):
 
 
 def test_a_ticket_does_not_open_other_rows(server):
-    """What lookup gives out for one tenant is good for that tenant's tables and nothing else."""
+    """A ticket that lookup made for one tenant is valid only for that tenant's tables."""
     stock = Stock(server, "grpc")
     text = stock.tensor("TEXT", np.array([[WORDS[0].encode()]], dtype=object))
     found = stock.client.infer("toy-lookup", [text], parameters={"tenant": "beta"})
@@ -184,8 +186,8 @@ def test_a_ticket_does_not_open_other_rows(server):
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"inputs": 7}', b'{"inputs": []}', b"\xff" * 1000])
-def test_bodies_that_are_no_request(server, body):
-    """Triton's own refusal; its code is 400 or, for what it cannot parse at all, 500."""
+def test_bodies_that_are_not_a_request_are_refused(server, body):
+    """Triton itself refuses them with 400, or with 500 if it cannot parse them at all."""
     request = urllib.request.Request(f"http://{server.http_url}/v2/models/toy/infer", data=body)
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(request, timeout=30)

@@ -1,4 +1,4 @@
-"""Finding a tritonserver and laying its surroundings out; the real start is in test_triton.py."""
+"""Finding a tritonserver and making the folders that it needs. test_triton.py starts a real one."""
 
 import importlib.metadata
 import importlib.util
@@ -18,7 +18,7 @@ VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 @pytest.fixture
 def container(tmp_path):
-    """What /opt/tritonserver looks like, as far as we look at it."""
+    """Makes the parts of /opt/tritonserver that we read."""
     for folder in ("bin", "backends/python", "backends/onnxruntime"):
         (tmp_path / "opt" / folder).mkdir(parents=True)
     binary = tmp_path / "opt/bin/tritonserver"
@@ -33,13 +33,13 @@ def test_a_tritonserver_on_path_comes_first(container, monkeypatch):
     assert discovery.find_installation() == Installation(container, "on PATH", container.parent.parent / "backends")
 
 
-def test_the_containers_own_place_comes_second(container, monkeypatch):
+def test_the_containers_tritonserver_comes_second(container, monkeypatch):
     monkeypatch.setenv("PATH", os.devnull)
     monkeypatch.setattr(discovery, "IN_CONTAINERS", container)
     assert discovery.find_installation().binary == container
 
 
-def test_without_any_the_message_says_how_to_get_one(monkeypatch, tmp_path):
+def test_without_a_tritonserver_the_error_says_how_to_get_one(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", os.devnull)
     monkeypatch.setattr(discovery, "IN_CONTAINERS", tmp_path / "bin/tritonserver")
     monkeypatch.setattr(discovery, "embedded", lambda: None)
@@ -78,11 +78,11 @@ def test_our_backends_are_found_wherever_the_package_is_installed(monkeypatch):
         discovery.find_backends()
 
 
-def test_the_layout_holds_stock_and_own_backends_and_the_python_one_lies_inside(container, tmp_path):
+def test_the_layout_has_tritons_and_our_backends_and_a_copy_of_the_python_backend(container, tmp_path):
     add_backend(tmp_path / "ours", "hplm_lookup", ECHO)
     (tmp_path / "ours" / "__pycache__").mkdir()
     stub, library = tmp_path / "stub", tmp_path / "libpython.so"
-    stub.write_text("stub of this Python")  # without its run bit
+    stub.write_text("stub of this Python")  # without permission to execute
     library.write_text("")
     laid = tmp_path / "laid"
     laid.mkdir()
@@ -98,7 +98,7 @@ def test_the_layout_holds_stock_and_own_backends_and_the_python_one_lies_inside(
     assert (laid / "lib/libpython3.so").resolve() == library
 
 
-def test_the_stub_meets_this_python_and_its_library_first(tmp_path):
+def test_the_stub_finds_this_python_and_its_library_first(tmp_path):
     inherited = {"PATH": "/usr/bin", "LD_LIBRARY_PATH": "/cuda", "HOME": "/root"}
     installation = Installation(tmp_path, "", tmp_path, library_folders=(tmp_path / "libs",))
     environment = installation.environment(tmp_path, inherited)
@@ -116,14 +116,14 @@ def test_numpy_2_is_refused_for_the_embedded_server(monkeypatch):
         embedded.embedded()
 
 
-def test_a_python_without_a_shared_library_is_told_how_to_get_one(monkeypatch, tmp_path):
+def test_without_libpython_the_error_says_how_to_get_it(monkeypatch, tmp_path):
     monkeypatch.setattr(embedded.sysconfig, "get_config_var", lambda name: str(tmp_path))
     monkeypatch.setattr(embedded.sys, "base_prefix", str(tmp_path))
     with pytest.raises(HplmError, match=naming(f"libpython{VERSION}.so.1.0", f"apt-get install libpython{VERSION}")):
         embedded.embedded()
 
 
-def test_the_copy_of_libpython_that_the_wheel_carries_gives_way_to_this_pythons(tmp_path):
+def test_this_pythons_libpython_is_used_instead_of_the_wheels_copy(tmp_path):
     carried = f"libpython3-abcdef.{sys.version_info.minor}.so.1.0"
     (tmp_path / carried).write_text("")
     links = embedded._links_to_libpython(tmp_path)

@@ -1,4 +1,4 @@
-"""Keys and quotas at the running server: the header opens, everything else is the 404 of an unknown tenant."""
+"""Keys and quotas of a running server: a valid key is accepted, everything else gets the 404 of an unknown tenant."""
 
 import time
 from dataclasses import replace
@@ -17,6 +17,8 @@ from tests.naming import names
 from tests.server.stock import LIBRARIES, Stock
 from tests.server.test_bad_input import STATUS
 from tests.serving import serving
+
+pytestmark = pytest.mark.slow
 
 SECRETS, KEYS = zip(*(new_key(), new_key(), new_key(expires=int(time.time()) - 1)), strict=True)
 SETTINGS = {
@@ -59,20 +61,20 @@ def _refusal(stock, *args, **kwargs):
 @pytest.mark.parametrize("model", ["toy", "hplm"])
 @pytest.mark.parametrize("secret", SECRETS[:2], ids=["one", "the other"])
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
-def test_each_key_opens(stock, model, secret, scheme):
+def test_each_key_is_accepted(stock, model, secret, scheme):
     answer = stock.ask([WORDS[0]], "acme", model=model, headers={"authorization": f"{scheme} {secret}"})
     assert answer["LABEL"].shape == (1, 1)
 
 
 @pytest.mark.parametrize("model", ["toy", "hplm"])
-def test_the_header_s_own_case_does_not_matter_over_http(server, model):
+def test_the_case_of_the_headers_name_does_not_matter_over_http(server, model):
     stock = Stock(server, "http")
     for name in ("Authorization", "AUTHORIZATION", "authorization"):
         assert stock.ask([WORDS[0]], "acme", model=model, headers={name: f"Bearer {SECRETS[0]}"})["LABEL"].shape == (1, 1)
 
 
 @pytest.mark.parametrize("model", ["toy", "hplm"])
-def test_every_refusal_is_that_of_an_unknown_tenant(stock, model):
+def test_every_refusal_equals_that_of_an_unknown_tenant(stock, model):
     stranger = _refusal(stock, [WORDS[0]], "nobody", model=model)
     assert stranger[0] == STATUS[stock.protocol][404] and "[no_tenant]" in stranger[1]
     for headers in (
@@ -89,14 +91,14 @@ def test_every_refusal_is_that_of_an_unknown_tenant(stock, model):
     assert _refusal(stock, [WORDS[0]], "city", model=model, headers={"authorization": f"Bearer {SECRETS[0]}"}) == stranger
 
 
-def test_lookup_gives_nobody_a_ticket_who_has_no_key(stock):
+def test_lookup_gives_no_ticket_without_a_key(stock):
     text = stock.tensor("TEXT", np.array([[b"x"]], dtype=object))
     with pytest.raises(InferenceServerException) as caught:
         stock.client.infer("toy-lookup", [text], parameters={"tenant": "acme"})
     assert caught.value.status() == STATUS[stock.protocol][404]
 
 
-def test_a_quota_is_a_503_with_the_time_to_wait_and_others_are_served(server):
+def test_a_quota_is_503_with_a_waiting_time_and_other_tenants_are_served(server):
     stock = Stock(server, "http")
     for _ in range(3):
         stock.ask([WORDS[0]], "flux")

@@ -1,4 +1,4 @@
-"""A domain changes under load on a real Triton: every answer is the old version's or the new one's, none is lost."""
+"""A domain changes under load on a real Triton: every answer is that of the old or the new version, and none is lost."""
 
 import random
 import threading
@@ -20,6 +20,8 @@ from tests.equality import Comparison
 from tests.server.stock import Stock
 from tests.serving import serving
 
+pytestmark = pytest.mark.slow
+
 TENANTS = random_tenants(6, 4, 3, domains=("bio",))
 TEXTS = [random_text(random.Random(seed), 40) for seed in range(5)]
 
@@ -32,7 +34,7 @@ def place(tmp_path):
 
 
 class Load:
-    """Clients that ask without a pause and keep what they are told, errors included."""
+    """Clients that send requests without a pause, and keep all answers and errors."""
 
     def __init__(self, server, clients=4):
         self.answers = []
@@ -62,7 +64,7 @@ class Load:
             self.answers.append((tenant, text, answer))
 
     def wait_for(self, seen):
-        """Until some answer from here on is so."""
+        """Waits until a later answer fulfils a condition."""
         start, deadline = len(self.answers), time.monotonic() + 60
         while not any(seen(*answer) for answer in self.answers[start:]):
             assert time.monotonic() < deadline
@@ -70,12 +72,12 @@ class Load:
 
 
 def version_of(answer):
-    """The second version comes back as the third: a number is never given twice."""
+    """Returns the version of an answer. A version number is never used twice, so the second version returns as the third."""
     return min(2, int(answer["VERSION"][0, 0]))
 
 
 def references(place):
-    """By tenant and version: what may be answered."""
+    """Returns the allowed answers by tenant and version."""
     _, repository, state = place
     known = {}
     for where in (None, state):
@@ -86,7 +88,7 @@ def references(place):
     return known
 
 
-def test_old_or_new_never_a_mixture_and_none_fails(place):
+def test_every_answer_is_of_the_old_or_the_new_version_and_none_fails(place):
     store, repository, state = place
     with serving(repository, state=state) as server, Load(server) as load:
         load.wait_for(lambda tenant, text, answer: True)
@@ -113,7 +115,7 @@ def test_old_or_new_never_a_mixture_and_none_fails(place):
         comparison.add(f"{tenant} version {version}", answer["LOGITS"][0], both[tenant, version, text])
     comparison.assert_equal("fp32")
     for tenant in TENANTS:
-        for text in TEXTS:  # else the comparison could not tell one version from the other
+        for text in TEXTS:  # otherwise the comparison could not distinguish the versions
             assert np.abs(both[tenant.id, 1, text] - both[tenant.id, 2, text]).max() > 0.01
 
 
@@ -125,7 +127,7 @@ def test_a_server_started_on_a_state_serves_its_newest_generation(place):
         assert version_of(Stock(server, "http").ask([TEXTS[0]], TENANTS[0].id)) == 1
 
 
-def test_where_windows_are_found_is_counted(place):
+def test_hits_are_counted_by_table_and_length(place):
     store, repository, _ = place
     chain = Reference.open(repository / "toy/1").backbone.view.forest.chain("bio", 1)
     with serving(repository) as server:

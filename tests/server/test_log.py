@@ -18,7 +18,7 @@ error: creating server: Internal - failed to load all models
 """
 
 
-def test_a_failing_model_is_told_once_and_readably():
+def test_the_error_of_a_failing_model_is_shown_once_and_readable():
     assert log.complaints(NOISE + FAILED_MODEL) == [
         "failed to load 'bad' version 1: Internal: ValueError: cut",
         "At:",
@@ -26,18 +26,18 @@ def test_a_failing_model_is_told_once_and_readably():
     ]
 
 
-def test_what_calls_itself_no_error_shows_the_last_lines():
+def test_without_an_error_line_the_last_lines_are_shown():
     said = log.complaints(NOISE + "Signal (11) received.\n")
     assert said[-1] == "Signal (11) received."
     assert not any(line.startswith(("|", "+")) for line in said)
 
 
-def test_a_broken_configuration_keeps_the_place_of_the_mistake():
+def test_the_error_of_a_broken_configuration_names_the_line():
     parser = "[libprotobuf ERROR text_format.cc:337] Error parsing text-format inference.ModelConfig: 2:1: Expected identifier"
     assert log.complaints(f"{NOISE}{parser}\n") == [parser]
 
 
-def test_only_what_was_said_since_the_start_counts(tmp_path):
+def test_only_lines_since_the_start_are_read(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(b"an older server\n\xffnow\n")
     assert log.read(path, offset=len("an older server\n")) == "�now\n"

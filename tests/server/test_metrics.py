@@ -1,4 +1,4 @@
-"""What `/metrics` says after known traffic is exactly what was sent."""
+"""After known traffic, `/metrics` has exactly the counts of that traffic."""
 
 import json
 import re
@@ -17,6 +17,8 @@ from hplm.server import TritonServer
 from testing.toy import WORDS
 from tests.server.stock import Stock
 from tests.serving import serving
+
+pytestmark = pytest.mark.slow
 
 LINE = re.compile(r"^(\w+)\{(.*)\} (\S+)$")
 LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -38,7 +40,7 @@ class Scraped:
 
 
 def settled(server, counts):
-    """Once nothing changes any more: both models publish on their own, series by series."""
+    """Returns the metrics once they no longer change, because both models publish their series one by one."""
     deadline, seen = time.monotonic() + 60, []
     while True:
         scraped = Scraped(server)
@@ -49,7 +51,7 @@ def settled(server, counts):
         time.sleep(1.2)
 
 
-def test_counts_are_what_was_sent(toy):
+def test_counts_equal_the_sent_requests(toy):
     with serving(toy.repository) as server:
         stock = Stock(server, "grpc")
         sent, texts, tokens = Counter(), 0, 0
@@ -83,7 +85,7 @@ def test_counts_are_what_was_sent(toy):
     assert scraped.of("hplm_slack_seconds_count") == sum([3, 4] * 3)
     assert scraped.of("hplm_slot_misses_total") == scraped.of("hplm_slots_used") > 0
     assert scraped.of("hplm_slot_hits_total") + scraped.of("hplm_slot_misses_total") >= 2 * 12
-    assert scraped.of("hplm_plot_windows_total") == tokens + 3  # one window a token, also of the one that came too late
+    assert scraped.of("hplm_plot_windows_total") == tokens + 3  # one window a token, also of the request that was too late
     assert scraped.of("hplm_cost_seconds", term="token") > 0
     assert {stage for (name, own), _ in scraped.series.items() if name == "hplm_stage_seconds_total" for key, stage in own
             if key == "stage"} >= {"prepare", "swap", "retrieve", "compute"}  # fmt: skip
@@ -92,7 +94,7 @@ def test_counts_are_what_was_sent(toy):
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_a_request_is_found_in_the_journal_by_the_id_the_client_gave_it(toy, tmp_path, protocol):
+def test_a_request_is_found_in_the_journal_by_the_clients_id(toy, tmp_path, protocol):
     journal = tmp_path / "journal.jsonl"
     export(toy.store, tmp_path / "repository", ServingOptions(dtype="fp32", slots=4, batch_tokens=256, journal=str(journal)))
     with TritonServer(tmp_path / "repository") as server:

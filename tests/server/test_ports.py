@@ -21,11 +21,11 @@ def test_zero_becomes_three_different_free_ports():
         pass
 
 
-def test_a_given_port_is_kept_and_need_not_rest_after_its_last_connection():
+def test_a_given_port_is_kept_and_can_be_used_again_at_once():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)):
-            listener.accept()[0].close()  # the side that closes first is the one that rests
+            listener.accept()[0].close()  # the side that closes first keeps its port in TIME_WAIT
     assert Ports(http=port).claim("127.0.0.1").http == port
 
 
@@ -35,30 +35,30 @@ def test_a_port_in_use_is_named_with_the_flag_that_changes_it(taken, service):
         Ports(**{service: taken}).claim("127.0.0.1")
 
 
-def test_one_port_given_twice_is_in_use(taken):
+def test_one_port_given_twice_is_refused(taken):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         free = listener.getsockname()[1]
     with pytest.raises(HplmError, match=naming(free, "--grpc-port")):
         Ports(http=free, grpc=free).claim("127.0.0.1")
 
 
-def test_a_number_that_is_no_port():
+def test_a_number_that_is_not_a_port_is_refused():
     with pytest.raises(HplmError, match="--http-port 65536"):
         Ports(http=65536).claim("127.0.0.1")
 
 
-def test_an_address_of_another_machine():
+def test_an_address_of_another_machine_is_refused():
     with pytest.raises(HplmError, match=r"--address 192\.0\.2\.1"):
         Ports().claim("192.0.2.1")
 
 
 @pytest.mark.parametrize("address", ["::1", "no.such.host.invalid"])
-def test_what_triton_would_take_for_255_255_255_255_is_refused(address):
+def test_an_address_that_triton_would_read_as_255_255_255_255_is_refused(address):
     with pytest.raises(HplmError, match=naming(repr(address), "--address 127.0.0.1")):
         resolve(address)
 
 
-def test_names_become_numbers_and_the_wildcard_is_reached_by_loopback():
+def test_names_are_resolved_and_the_wildcard_is_reached_by_loopback():
     assert resolve("localhost") == "127.0.0.1"
     assert reachable("0.0.0.0") == "127.0.0.1"
     assert reachable("192.0.2.1") == "192.0.2.1"

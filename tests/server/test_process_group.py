@@ -22,14 +22,14 @@ def group(*manners: str) -> subprocess.Popen:
     return leader
 
 
-def test_what_ignores_sigterm_is_killed_with_its_children():
+def test_a_process_that_ignores_sigterm_is_killed_with_its_children():
     with group("stubborn") as leader:
         assert len(process_group.members(leader.pid)) == 2
         process_group.stop(leader.pid, grace=0.1)
         assert process_group.members(leader.pid) == []
 
 
-def test_the_children_of_a_dead_leader_are_still_its_group():
+def test_children_of_a_dead_leader_still_belong_to_its_group():
     with group("stubborn") as leader:
         os.kill(leader.pid, signal.SIGKILL)
         leader.wait()

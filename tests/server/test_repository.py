@@ -8,14 +8,14 @@ from tests.naming import naming
 from tests.server.plain_models import ECHO, add_model
 
 
-def test_the_models_of_a_repository(tmp_path):
+def test_all_models_of_a_repository_are_found(tmp_path):
     add_model(tmp_path, "two", ECHO)
     add_model(tmp_path, "one", ECHO)
     (tmp_path / "README.md").write_text("not a model")
     assert model_names(tmp_path) == ["one", "two"]
 
 
-def test_what_is_no_repository_is_refused_with_the_way_to_one(tmp_path):
+def test_a_folder_that_is_not_a_repository_is_refused_with_a_way_out(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
     for name in ("absent", "file", "empty"):
@@ -23,7 +23,7 @@ def test_what_is_no_repository_is_refused_with_the_way_to_one(tmp_path):
             model_names(tmp_path / name)
 
 
-def test_the_folder_of_one_model_points_to_the_folder_above(tmp_path):
+def test_the_error_for_the_folder_of_one_model_names_the_folder_above(tmp_path):
     add_model(tmp_path, "one", ECHO)
     with pytest.raises(HplmError, match=rf"{re.escape(str(tmp_path))}(?![\w/])"):
         model_names(tmp_path / "one")

@@ -1,4 +1,4 @@
-"""The baselines behind a real Triton: same names, same answers as their models give without it, same errors."""
+"""The baselines behind a real Triton: the same names and errors as hPLMs, and the answers of their models."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from research.schemes.export import export_scheme
 from testing.toy import TENANTS, Toy, random_text
 from tests.server.stock import LIBRARIES, Stock
 from tests.serving import serving
+
+pytestmark = pytest.mark.slow
 
 OPTIONS = ServingOptions(dtype="fp32", threads=1, batch_tokens=128)
 
@@ -40,7 +42,7 @@ def _logits(models: WholeModels, tenant: str, text: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("protocol", LIBRARIES)
-def test_many_tenants_at_once_in_room_for_two(served, protocol) -> None:
+def test_many_tenants_at_once_with_memory_for_two_models(served, protocol) -> None:
     server, models = served
     rng, stock = random.Random(protocol), Stock(server, protocol)
     asked = [(rng.choice(TENANTS).id, random_text(rng, 30)) for _ in range(60)]
@@ -50,7 +52,7 @@ def test_many_tenants_at_once_in_room_for_two(served, protocol) -> None:
         np.testing.assert_allclose(answer["LOGITS"][0], _logits(models, tenant, text), atol=1e-4)
 
 
-def test_errors_carry_the_words_of_the_contract(served) -> None:
+def test_errors_have_the_words_of_hplms(served) -> None:
     stock = Stock(served[0], "http")
     refused = [(["x"], "nobody", "no_tenant"), ([" "], "acme", "invalid_input"), ([b"\xff"], "acme", "invalid_input")]
     for texts, tenant, word in refused:

@@ -12,19 +12,21 @@ from hplm.server import process_group
 from tests.naming import names
 from tests.server.plain_models import ECHO, add_model
 
+pytestmark = pytest.mark.slow
+
 SERVE = [sys.executable, "-m", "hplm.cli.main", "serve"]
 ANY_PORTS = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
 
 
 @pytest.fixture
 def serving(tmp_path):
-    """The running command, its tritonserver's process group, and what it said until it was ready."""
+    """Starts the command. Returns it with the process group of its tritonserver, and its output until it was ready."""
     add_model(tmp_path / "repository", "echo", ECHO)
     (tmp_path / "numpy.py").write_text("raise ImportError('a model imports what lies in the working directory')")
     command = [*SERVE, "--repository", str(tmp_path / "repository"), *ANY_PORTS]
 
     def as_from_a_terminal():
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell has what runs in its background ignore it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell lets its background processes ignore it
 
     piped = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with subprocess.Popen(command, **piped, cwd=tmp_path, preexec_fn=as_from_a_terminal) as process:
@@ -44,7 +46,7 @@ def children(parent: int) -> list[int]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_says_where_it_listens_and_a_signal_stops_it_cleanly(serving, tmp_path, number):
+def test_it_prints_its_addresses_and_a_signal_stops_it_cleanly(serving, tmp_path, number):
     process, group, said = serving
     for protocol in ("HTTP", "gRPC", "metrics"):
         assert re.search(rf"^{protocol} +127\.0\.0\.1:\d+", said, re.MULTILINE)
@@ -58,7 +60,7 @@ def test_it_says_where_it_listens_and_a_signal_stops_it_cleanly(serving, tmp_pat
     assert process_group.members(group) == []
 
 
-def test_a_tritonserver_that_dies_by_itself_ends_it_with_the_logs_words(serving):
+def test_if_tritonserver_dies_the_command_ends_with_the_last_lines_of_the_log(serving):
     process, group, _ = serving
     os.kill(group, signal.SIGKILL)
     _, err = process.communicate(timeout=60)
@@ -68,14 +70,14 @@ def test_a_tritonserver_that_dies_by_itself_ends_it_with_the_logs_words(serving)
     assert process_group.members(group) == []
 
 
-def test_what_is_no_repository_is_one_line_of_error(tmp_path):
+def test_a_folder_that_is_not_a_repository_is_one_line_of_error(tmp_path):
     done = subprocess.run([*SERVE, "--repository", str(tmp_path / "absent")], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stderr.startswith("hplm serve: ") and names(done.stderr, tmp_path / "absent")
     assert done.stderr.count("\n") == 1
 
 
-def test_flags_after_two_dashes_are_tritonserver_s(tmp_path):
+def test_flags_after_two_dashes_go_to_tritonserver(tmp_path):
     add_model(tmp_path / "repository", "echo", ECHO)
     command = [*SERVE, "--repository", str(tmp_path / "repository"), *ANY_PORTS, "--", "--no-such-flag=1"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)

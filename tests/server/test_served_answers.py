@@ -1,4 +1,4 @@
-"""What a real Triton answers equals the reference: every tenant, alone and mixed, fp32 and bf16, HTTP and gRPC."""
+"""Answers of a real Triton equal the reference: every tenant, alone and mixed, fp32 and bf16, HTTP and gRPC."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +13,8 @@ from tests.equality import Comparison
 from tests.server.stock import LIBRARIES, Stock
 from tests.serving import serving
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", params=["fp32", "bf16"])
 def served(request, toy, tmp_path_factory):
@@ -23,7 +25,7 @@ def served(request, toy, tmp_path_factory):
 
 
 @pytest.mark.parametrize("protocol", LIBRARIES)
-def test_every_tenant_alone_and_in_random_company(served, reference, protocol):
+def test_every_tenant_alone_and_in_mixed_batches_equals_the_reference(served, reference, protocol):
     server, dtype = served
     stock, rng, comparison = Stock(server, protocol), random.Random(protocol), Comparison()
     requests = [(tenant.id, [random_text(rng)]) for tenant in TENANTS]
@@ -41,7 +43,7 @@ def test_every_tenant_alone_and_in_random_company(served, reference, protocol):
 
 
 @pytest.mark.parametrize("protocol", LIBRARIES)
-def test_the_wire_contract(served, protocol):
+def test_outputs_have_their_documented_names_types_and_shapes(served, protocol):
     server, _ = served
     stock = Stock(server, protocol)
     text = f"{WORDS[0]} {WORDS[1]} 日本"

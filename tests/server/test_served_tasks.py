@@ -1,4 +1,4 @@
-"""A real Triton answers every task as the reference does: labels that hold, a number, a piece of a passage."""
+"""A real Triton answers every task like the reference: several labels, a number, a piece of a passage."""
 
 import json
 import random
@@ -15,6 +15,8 @@ from tests.naming import naming
 from tests.server.stock import Stock
 from tests.serving import serving
 from tests.tasks import TENANTS, expected_logits, make_tasks, question, same_labels
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +60,13 @@ def test_the_client_reads_every_task(server, tasks):
         assert len(client.infer_batch([text, pair], tenant="many")) == 2
 
 
-def test_a_passage_that_is_missing_is_asked_for(server):
+def test_a_missing_passage_is_refused(server):
     with pytest.raises(Exception, match=naming("[invalid_input]", "TEXT_PAIR")):
         Stock(server, "grpc").ask(["w"], "find")
 
 
 def labelled(reference, tenant, text, pair):
-    """A line of a file in which the tenant is always right."""
+    """Returns a line of test data whose label is the tenant's own answer."""
     found = reference.answer(text, tenant.id, pair)
     line = {"text": text} | ({"text_pair": pair} if pair is not None else {})
     if tenant.task == "multilabel":
@@ -76,7 +78,7 @@ def labelled(reference, tenant, text, pair):
     return {"tokens": text.split(), "tags": found.labels} if tenant.task == "tag" else {**line, "label": found.labels[0]}
 
 
-def test_scores_as_served_are_those_computed_here(server, tasks, tmp_path):
+def test_served_scores_equal_those_computed_here(server, tasks, tmp_path):
     pytest.importorskip("seqeval", reason="comes with the extra 'build'")
     reference, rng = Reference.open(tasks.folder), random.Random(9)
     for tenant in TENANTS:

@@ -1,16 +1,19 @@
-"""Triton's own trace beside our journal: one request in both, by the id that the client gave it."""
+"""Triton's own trace beside our journal: both contain a request under the client's id."""
 
 import json
 import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from testing.toy import WORDS
 from tests.server.stock import Stock
 from tests.serving import serving
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_request_is_in_triton_s_trace_and_in_the_journal(toy, tmp_path):
@@ -27,7 +30,7 @@ def test_a_request_is_in_triton_s_trace_and_in_the_journal(toy, tmp_path):
 
 
 def _wait_until_traced(trace: Path, request: str, models: set[str], timeout: float = 60) -> None:
-    """Triton begins a file for each trace, and has not closed it by the time that the client is answered."""
+    """Waits until Triton has written the trace, which may be after the client has its answer."""
     deadline, found = time.monotonic() + timeout, set()
     while found != models:
         assert time.monotonic() < deadline, f"of {request} only {found} are traced"

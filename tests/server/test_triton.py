@@ -1,4 +1,4 @@
-"""A real tritonserver with tiny models: what it answers, what it refuses, and that nothing of it stays."""
+"""A real tritonserver with tiny models: its answers, its refusals, and that no process remains."""
 
 import http.client
 import json
@@ -24,6 +24,8 @@ from hplm.server import TritonServer, process_group
 from hplm.server.ports import Ports
 from tests.naming import names, naming
 from tests.server.plain_models import ECHO, REFUSES, SLOW, add_backend, add_config, add_model
+
+pytestmark = pytest.mark.slow
 
 LIBRARIES = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 
@@ -71,7 +73,7 @@ def test_a_backend_of_ours_answers_with_parameters_and_state(served, protocol):
 
 
 @pytest.mark.parametrize("name", ["authorization", "Authorization", "AUTHORIZATION"])
-def test_the_key_reaches_the_model_however_http_writes_it(served, name):
+def test_the_key_reaches_the_model_in_any_case_of_the_header(served, name):
     headers = {name: "Bearer K", "x-authorization": "no", "authorization-x": "no"}
     said = json.loads(ask(connect(served, "http"), "http", headers=headers))
     assert said["parameters"] == {name: "Bearer K"}
@@ -92,7 +94,7 @@ RESTRICTED = {
 
 
 @pytest.mark.parametrize("api", RESTRICTED)
-def test_what_could_run_code_or_read_memory_needs_the_secret(served, protocol, api):
+def test_calls_that_could_run_code_or_read_memory_need_the_secret(served, protocol, api):
     client, call = connect(served, protocol), RESTRICTED[api]
     name, secret = served.admin_header
     prefix = "triton-grpc-protocol-" if protocol == "grpc" else ""
@@ -102,7 +104,7 @@ def test_what_could_run_code_or_read_memory_needs_the_secret(served, protocol, a
     call(client, {prefix + name: secret})
 
 
-def test_what_clients_need_is_open_to_them(served, protocol):
+def test_calls_that_clients_need_are_open(served, protocol):
     client = connect(served, protocol)
     assert client.is_server_ready() and client.is_model_ready("echo")
     assert client.get_model_metadata("echo") and client.get_model_config("echo") and client.get_inference_statistics()
@@ -119,12 +121,12 @@ def test_it_listens_on_loopback_only(served):
     wanted = {f"{int(url.rpartition(':')[2]):04X}" for url in (served.http_url, served.grpc_url, served.metrics_url)}
     rows = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
     listening = {tuple(row[1].split(":")) for row in rows if row[3] == "0A"}
-    # 127.0.0.1 as the kernel prints it, and the same seen through IPv6
+    # 127.0.0.1 as the kernel prints it, and the same address in IPv6
     assert {address[-8:] for address, port in listening if port in wanted} == {"0100007F"}
 
 
-def test_two_servers_side_by_side_and_a_stop_that_leaves_nothing(served, tmp_path, no_backends):
-    """Though a client keeps an idle connection and a stub was killed: alone, each makes Triton wait its exit timeout."""
+def test_two_servers_run_side_by_side_and_a_stop_leaves_no_process(served, tmp_path, no_backends):
+    """A client keeps an idle connection, and a stub was killed: each of these makes Triton wait for its exit timeout."""
     add_model(tmp_path / "repository", "echo", ECHO)
     log_file = tmp_path / "logs" / "triton.log"
     server = TritonServer(tmp_path / "repository", backends=no_backends, log_file=log_file).start()
@@ -137,11 +139,11 @@ def test_two_servers_side_by_side_and_a_stop_that_leaves_nothing(served, tmp_pat
     server.stop()
     assert leftovers(server, group) == []
     assert "Started HTTPService" in log_file.read_text()
-    assert ask(connect(served, "http"), "http")  # the neighbour is untouched
+    assert ask(connect(served, "http"), "http")  # the other server still answers
     client.close()
 
 
-def test_what_is_in_flight_is_answered_before_the_end(tmp_path, no_backends):
+def test_requests_in_flight_are_answered_before_the_end(tmp_path, no_backends):
     repository = tmp_path / "repository"
     add_model(repository, "slow", SLOW)
     add_model(repository, "slower", SLOW)
@@ -168,7 +170,7 @@ def test_a_port_in_use_is_refused_before_anything_starts(served, tmp_path, no_ba
     assert server.pid is None
 
 
-def test_a_chosen_port_lost_in_a_race_is_chosen_again(served, tmp_path, no_backends, monkeypatch):
+def test_if_another_process_takes_a_chosen_port_another_is_chosen(served, tmp_path, no_backends, monkeypatch):
     add_model(tmp_path / "repository", "echo", ECHO)
     lost = int(served.http_url.rpartition(":")[2])
     claims = []
@@ -184,7 +186,7 @@ def test_a_chosen_port_lost_in_a_race_is_chosen_again(served, tmp_path, no_backe
         assert server.http_url == f"127.0.0.1:{claims[1].http}"
 
 
-def test_a_model_that_refuses_to_load_is_quoted_and_nothing_stays(tmp_path, no_backends):
+def test_the_error_of_a_model_that_does_not_load_is_shown_and_no_process_remains(tmp_path, no_backends):
     add_model(tmp_path / "repository", "echo", ECHO)
     add_model(tmp_path / "repository", "bad", REFUSES)
     server = TritonServer(tmp_path / "repository", backends=no_backends)
@@ -196,7 +198,7 @@ def test_a_model_that_refuses_to_load_is_quoted_and_nothing_stays(tmp_path, no_b
     assert leftovers(server, group=-1) == []
 
 
-def test_a_broken_configuration_is_quoted(tmp_path, no_backends):
+def test_the_error_of_a_broken_configuration_is_shown(tmp_path, no_backends):
     add_model(tmp_path / "repository", "bad", ECHO)
     (tmp_path / "repository/bad/config.pbtxt").write_text('name: "bad" input [ {')
     with pytest.raises(HplmError, match=r"failed to read text proto from .*/repository/bad/config.pbtxt"):
@@ -214,7 +216,7 @@ def test_a_binary_that_cannot_be_run_is_named(tmp_path, no_backends):
     assert leftovers(server, group=-1) == []
 
 
-def test_it_gives_up_on_a_model_that_takes_too_long(tmp_path, no_backends):
+def test_a_model_that_loads_too_long_ends_the_start(tmp_path, no_backends):
     add_model(tmp_path / "repository", "stuck", REFUSES.replace("raise", "import time; time.sleep(600); raise"))
     server = TritonServer(tmp_path / "repository", backends=no_backends, start_timeout=2)
     with pytest.raises(HplmError, match=naming("tritonserver", "2 s")):

@@ -1,4 +1,4 @@
-"""Banks of a live state: where records go, what compacting wins back, and banks that cannot be read."""
+"""Banks of a live state: places of records, compacting, and banks that cannot be read."""
 
 from pathlib import Path
 
@@ -14,13 +14,15 @@ from testing.toy import CONFIG
 from tests.naming import names, naming
 from tests.places import answer, exported_answer, knowledge, learn, make_place, served
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def place(tmp_path):
     return make_place(tmp_path)
 
 
-def test_compacting_wins_back_what_is_gone_and_changes_no_answer(place):
+def test_compacting_frees_deleted_records_and_changes_no_answer(place):
     store, repository, state = place
     live = Manager.open(repository, state)
     for name in ("new-a", "new-b", "new-c"):
@@ -38,10 +40,10 @@ def test_compacting_wins_back_what_is_gone_and_changes_no_answer(place):
 
 
 def test_compacting_joins_banks_of_one_layout(place, monkeypatch):
-    """Two of them come about where a manager dies, or another one writes, before the old bank is removed."""
+    """There are two if a manager is killed, or another one writes, before the old bank is removed."""
     store, repository, state = place
     live, glob = Manager.open(repository, state), Path.glob
-    unseen = live.state.banks  # so that each tenant begins a bank of its own
+    unseen = live.state.banks  # so that each tenant starts a bank of its own
     for name in ("new-a", "new-b"):
         with monkeypatch.context() as apart:
             apart.setattr(Path, "glob", lambda self, pattern: [] if self == unseen else glob(self, pattern))
@@ -58,8 +60,8 @@ def test_compacting_joins_banks_of_one_layout(place, monkeypatch):
         assert (answer(place, name) == expected).all()
 
 
-def test_a_bank_s_name_is_never_given_twice(place):
-    """Readers keep banks open by name: another file of the same name would be read as the old one."""
+def test_the_name_of_a_bank_is_never_used_twice(place):
+    """Readers keep banks open by name, so they would take another file of that name for the old one."""
     store, repository, state = place
     live, names = Manager.open(repository, state), set()
     for _ in range(3):
@@ -70,7 +72,7 @@ def test_a_bank_s_name_is_never_given_twice(place):
         live.delete("new-a")
 
 
-def test_a_bank_that_cannot_be_opened_is_in_the_way_of_nobody_else(place, caplog):
+def test_a_bank_that_cannot_be_opened_does_not_stop_other_changes(place, caplog):
     store, repository, state = place
     live = Manager.open(repository, state)
     live.add("new-a", knowledge(store, "new-a"))
@@ -86,8 +88,8 @@ def test_a_bank_that_cannot_be_opened_is_in_the_way_of_nobody_else(place, caplog
     assert (answer(place, "new-a") == exported_answer(place, "new-a")).all()
 
 
-def test_a_bank_that_a_change_has_begun_and_cannot_read_is_not_begun_again(place, monkeypatch):
-    """Else the second record would lie where the first one is promised."""
+def test_a_bank_that_a_change_has_started_and_cannot_read_is_not_started_again(place, monkeypatch):
+    """Otherwise the second record would be written over the first one."""
     live = Manager.open(place[1], place[2])
     layout = adapter_layout(CONFIG, "lora", 3)
     layers = [{name: torch.zeros(shape) for name, shape in layout.shapes.items()}] * layout.layers

@@ -1,4 +1,4 @@
-"""What is said from afar is checked as what is typed here; a real server is asked in tests/server/test_admin.py."""
+"""Remote commands are checked like those of the command line. tests/server/test_admin.py tests a real server."""
 
 import base64
 import json
@@ -59,7 +59,7 @@ def test_versions_and_ranks_are_whole_numbers(place):
     + [{"adapter": {"rank": 4, **part}} for part in ({"kind": 1}, {"places": 3}, {"places": [4]}, {"function": {}})],
     ids=str,
 )
-def test_what_is_of_another_type_is_refused(place, wrong):
+def test_values_of_a_wrong_type_are_refused(place, wrong):
     store, manager, commands = place
     with pytest.raises(InvalidInput):
         commands.run(json.dumps({**trained(store), **wrong}))
@@ -67,7 +67,7 @@ def test_what_is_of_another_type_is_refused(place, wrong):
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-1", "1e13", "true", '"1"', f"1{'0' * 400}"])
-def test_what_is_no_number_of_days_and_no_limit_is_refused(place, number):
+def test_wrong_days_and_limits_are_refused(place, number):
     _, manager, commands = place
     with pytest.raises(InvalidInput, match=naming("'days'", repr(json.loads(number)))):
         commands.run(f'{{"command": "tenant.key.add", "id": "tenant-0", "days": {number}}}')

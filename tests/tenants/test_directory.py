@@ -1,4 +1,4 @@
-"""Which backbone a tenant belongs to, while what is served changes."""
+"""The directory finds a tenant's backbone while tenants are added, moved and deleted."""
 
 import shutil
 from dataclasses import replace
@@ -12,6 +12,8 @@ from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state import SECONDS_BETWEEN_LOOKS, State
 from tests.naming import names, naming
 
+pytestmark = pytest.mark.slow
+
 NOW = 1_000_000.0
 
 
@@ -23,7 +25,7 @@ class Clock:
 
 
 class Served:
-    """A repository of two backbones, changed as managers do: a snapshot, then CURRENT."""
+    """A repository of two backbones. It is changed like by managers: first a snapshot, then CURRENT."""
 
     def __init__(self, folder, toy):
         self.repository, self.state, self.clock = folder / "repository", folder / "state", Clock()
@@ -57,7 +59,7 @@ def _place(directory, tenant, **parameters):
     return directory.find({"tenant": tenant, **parameters}, NOW)[0]
 
 
-def test_exported_tenants_are_found_where_they_are(served):
+def test_exported_tenants_are_found_in_their_backbone(served):
     for directory in (served.directory(), Directory(served.repository)):
         assert [_place(directory, tenant) for tenant in ("acme", "beta", "city", "dune")] == ["one", "one", "two", "two"]
         for stranger in (None, "nobody", "one", 7):
@@ -71,14 +73,14 @@ def test_an_added_tenant_is_found_at_once_and_a_moved_one_soon(served):
     assert _place(directory, "newcomer") == "two"  # no time has passed
     served.publish("one", 1, [])
     served.publish("two", 2, [served.acme])
-    assert _place(directory, "acme") == "one"  # which will answer 404: it is the backbone that knows
+    assert _place(directory, "acme") == "one"  # that backbone will answer 404
     served.clock.now += SECONDS_BETWEEN_LOOKS
     assert _place(directory, "acme") == "two"
     with pytest.raises(NoTenant):
         _place(directory, "city")
 
 
-def test_keys_decide_among_namesakes(served):
+def test_of_two_tenants_with_one_name_the_key_decides(served):
     (mine, my_key), (theirs, their_key) = new_key(), new_key()
     served.publish("one", 1, [replace(served.acme, keys=(my_key,))])
     served.publish("two", 1, [replace(served.acme, keys=(their_key,))])
@@ -95,7 +97,7 @@ def test_keys_decide_among_namesakes(served):
         _place(directory, "acme", authorization="Bearer neither")
 
 
-def test_what_cannot_be_read_leaves_what_was_known(served, caplog):
+def test_if_a_snapshot_cannot_be_read_the_last_one_stays(served, caplog):
     directory = served.directory()
     served.publish("two", 1, [served.acme])
     (served.state / "two/snapshots/1").write_text("{")

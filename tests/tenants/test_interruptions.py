@@ -1,4 +1,4 @@
-"""Changes of tenants that are cut anywhere: they are whole, or never were."""
+"""Changes of tenants that are interrupted anywhere are complete or undone."""
 
 import contextlib
 import signal
@@ -14,6 +14,8 @@ from hplm.tenants.manager import Manager
 from hplm.tenants.registry import Registry
 from hplm.tenants.snapshot import Snapshot
 from tests.places import answer, exported_answer, knowledge, learn, make_place, served
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -34,8 +36,8 @@ MOMENTS = [
 @pytest.mark.parametrize("owner, moment", MOMENTS, ids=lambda part: getattr(part, "__name__", part))
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("action", ["add", "update", "delete"])
-def test_a_model_check_of_every_step(place, monkeypatch, owner, moment, after, action):
-    """Cut before or after any step, there is the old state or the new one; and the next change works."""
+def test_an_interruption_at_any_step_leaves_the_old_or_the_new_state(place, monkeypatch, owner, moment, after, action):
+    """After an interruption before or after any step, the state is the old or the new one, and the next change works."""
     store, repository, state = place
     live = Manager.open(repository, state)
     learn(store, "tenant-0", 2, seed=60)
@@ -98,7 +100,7 @@ while True:
 
 
 @pytest.mark.parametrize("delay", [0.01, 0.05, 0.15])
-def test_killed_for_real_nothing_acknowledged_is_undone(place, delay):
+def test_after_a_real_kill_no_acknowledged_change_is_undone(place, delay):
     store, repository, state = place
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(store.folder), str(repository), str(state), str(delay)],
@@ -109,9 +111,9 @@ def test_killed_for_real_nothing_acknowledged_is_undone(place, delay):
     assert done.returncode == -signal.SIGKILL
     said = done.stdout.decode().split()
     assert said[0] == "added"
-    assert served(place).view.snapshot.generation >= len(said)  # what was acknowledged, readers have
+    assert served(place).view.snapshot.generation >= len(said)  # readers have all acknowledged changes
     live = Manager.open(repository, state)
-    live.registry.current()  # what had been decided and not said is finished by the next manager
+    live.registry.current()  # the next manager finishes a change that was decided but not acknowledged
     changes = [entry["action"].removeprefix("tenant ") for entry in live.registry.audit()]
     assert len(changes) in (len(said), len(said) + 1)
     assert [word.removesuffix("ed").replace("delet", "delete") for word in said] == changes[: len(said)]

@@ -1,4 +1,4 @@
-"""Keys: what opens a tenant, what does not, and that nothing tells the two kinds of refusal apart."""
+"""Keys: which are accepted and which are refused, and that an unknown tenant and a wrong key look alike."""
 
 import hashlib
 import hmac
@@ -25,12 +25,12 @@ def test_a_secret_is_long_random_recognisable_and_not_stored():
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "  Bearer "])
-def test_the_scheme_s_case_does_not_matter(scheme):
+def test_the_case_of_bearer_does_not_matter(scheme):
     secret, key = new_key()
     assert allows([key], f"{scheme} {secret}", NOW)
 
 
-def test_what_does_not_open():
+def test_wrong_headers_are_refused():
     secret, key = new_key()
     other, _ = new_key()
     for header in (None, "", secret, f"Basic {secret}", f"Bearer {other}", f"Bearer {secret}x", f"Bearer {secret[:-1]}",
@@ -39,24 +39,24 @@ def test_what_does_not_open():
         assert not allows([key], header, NOW), header
 
 
-def test_a_secret_that_was_read_with_the_end_of_its_line_opens():
+def test_a_secret_with_a_newline_at_its_end_is_accepted():
     assert allows([key_of("a secret of the operator\n")], "Bearer a secret of the operator", NOW)
 
 
-def test_any_of_several_opens_and_an_expired_one_does_not():
+def test_each_of_several_keys_is_accepted_until_it_expires():
     made = [new_key(), new_key(expires=int(NOW)), new_key(expires=int(NOW) + 1)]
     keys = [key for _, key in made]
     assert [allows(keys, f"Bearer {secret}", NOW) for secret, _ in made] == [True, False, True]
     assert [allows(keys, f"Bearer {secret}", NOW + 1) for secret, _ in made] == [True, False, False]
 
 
-def test_only_expired_keys_are_not_no_keys():
+def test_a_tenant_with_only_expired_keys_is_not_open():
     _, expired = new_key(expires=1)
     assert not allows([expired], None, NOW)
     assert allows([], None, NOW) and allows([], "Bearer whatever", NOW)
 
 
-def test_every_key_is_compared_whichever_fits(monkeypatch):
+def test_every_key_is_compared_even_after_a_match(monkeypatch):
     made = [new_key() for _ in range(5)]
     compared = []
     same = hmac.compare_digest
@@ -65,7 +65,7 @@ def test_every_key_is_compared_whichever_fits(monkeypatch):
     assert len(compared) == 5
 
 
-def test_the_header_is_found_in_any_case_and_two_different_ones_are_none():
+def test_the_header_is_found_in_any_case_and_two_different_ones_are_ignored():
     assert presented_key({"tenant": "acme", "AuthoriZation": "Bearer a"}) == "Bearer a"
     assert presented_key({"Authorization": "Bearer a", "authorization": "Bearer a"}) == "Bearer a"
     assert presented_key({"Authorization": "Bearer a", "authorization": "Bearer b"}) is None
@@ -82,7 +82,7 @@ def _with(snapshot, tenant_id, **changes):
     return Snapshot(snapshot.generation, snapshot.branches, tenants, snapshot.export)
 
 
-def test_admission(snapshot, monkeypatch):
+def test_an_unknown_tenant_and_a_wrong_key_get_the_same_refusal(snapshot, monkeypatch):
     secret, key = new_key()
     snapshot = _with(snapshot, "acme", keys=(key,))
     assert admit(snapshot, {"tenant": "acme", "authorization": f"Bearer {secret}"}, NOW).id == "acme"

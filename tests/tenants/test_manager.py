@@ -16,13 +16,15 @@ from testing.random_store import random_table
 from tests.naming import names, naming
 from tests.places import knowledge, learn, make_place, served
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def place(tmp_path):
     return make_place(tmp_path)
 
 
-def test_who_is_deleted_is_unknown_and_its_record_rests_before_it_is_used_again(place, monkeypatch):
+def test_a_deleted_tenant_is_unknown_and_its_record_is_kept_for_a_while(place, monkeypatch):
     store, repository, state = place
     live = Manager.open(repository, state)
     for name in ("new-a", "new-b"):
@@ -34,14 +36,14 @@ def test_who_is_deleted_is_unknown_and_its_record_rests_before_it_is_used_again(
         served(place).view.snapshot.find("new-a")
     live.add("new-a", knowledge(store, "new-a"))
     again = served(place).view.snapshot.find("new-a")
-    assert again.adapter.index == 2 and again.uid == 5  # a stranger to whoever still holds the old one
+    assert again.adapter.index == 2 and again.uid == 5  # another tenant, for readers that still hold the old record
     live.delete("new-a")
     monkeypatch.setattr("hplm.tenants.registry.time.time", lambda: time.monotonic() + 10**10)
     live.add("new-a", knowledge(store, "new-a"))
     assert served(place).view.snapshot.find("new-a").adapter.index == 0
 
 
-def test_keys_and_limits_stay_through_versions(place):
+def test_keys_and_limits_stay_the_same_in_all_versions(place):
     store, repository, state = place
     live = Manager.open(repository, state)
     secret, key = live.add_key("tenant-0")
@@ -62,7 +64,7 @@ def test_keys_and_limits_stay_through_versions(place):
     assert [entry["action"] for entry in live.registry.audit()].count("tenant key add") == 2
 
 
-def test_what_cannot_be_served_is_refused(place):
+def test_tenants_that_cannot_be_served_are_refused(place):
     _, repository, state = place
     live = Manager.open(repository, state)
     with pytest.raises(InvalidInput, match=naming("'nobody'", "hplm tenant list")):
@@ -74,7 +76,7 @@ def test_what_cannot_be_served_is_refused(place):
         live.add("two", replace(span, task="regress", labels=("a", "b")))
 
 
-def test_changes_are_made_while_a_domain_arrives(place, tmp_path, monkeypatch):
+def test_tenants_can_be_changed_while_a_domain_is_copied(place, tmp_path, monkeypatch):
     store, repository, state = place
     live, copytree = Manager.open(repository, state), shutil.copytree
     source = tmp_path / "law"
@@ -89,13 +91,13 @@ def test_changes_are_made_while_a_domain_arrives(place, tmp_path, monkeypatch):
         return copytree(*arguments)
 
     monkeypatch.setattr("shutil.copytree", copied_late)
-    with pytest.raises(InvalidInput, match="or that is served already"):
+    with pytest.raises(InvalidInput, match=naming(source, 1, "'law'")):
         live.adopt_domain("law", 1, source)
     assert [entry["action"] for entry in live.registry.audit()] == ["tenant limit", "domain add"]
     assert not served(place).view.forest.failures() and not list(live.state.folder.glob("aside-*"))
 
 
-def test_what_cannot_be_tidied_away_costs_no_change(place, monkeypatch, caplog):
+def test_a_failed_clean_up_undoes_no_change(place, monkeypatch, caplog):
     store, repository, state = place
     live = Manager.open(repository, state)
 
@@ -107,9 +109,9 @@ def test_what_cannot_be_tidied_away_costs_no_change(place, monkeypatch, caplog):
     assert served(place).view.snapshot.find("new-a").version == 1 and "another user's file" in caplog.text
 
 
-def test_a_change_is_made_and_published_if_a_backup_begins_as_soon_as_it_is_decided(place, monkeypatch, caplog):
+def test_a_change_is_published_even_if_a_backup_starts_when_it_is_decided(place, monkeypatch, caplog):
     live, opened, backup = Manager.open(place[1], place[2]), Registry._opened, contextlib.ExitStack()
-    begins = iter([False, True])  # as the registry is opened to decide, and to publish
+    begins = iter([False, True])  # the registry is opened to decide, and again to publish
     monkeypatch.setattr("hplm.tenants.registry.PATIENCE", 0.1)
 
     def opened_after_a_backup(registry):
@@ -124,7 +126,7 @@ def test_a_change_is_made_and_published_if_a_backup_begins_as_soon_as_it_is_deci
     assert served(place).view.snapshot.find("tenant-0").keys == (key,)
 
 
-def test_a_change_that_could_not_be_published_is_when_its_readers_are_waited_for(place, monkeypatch, caplog):
+def test_waiting_for_readers_publishes_a_change_that_could_not_be_published(place, monkeypatch, caplog):
     live = Manager.open(place[1], place[2])
 
     def full(*_):
@@ -138,7 +140,7 @@ def test_a_change_that_could_not_be_published_is_when_its_readers_are_waited_for
     assert live.settle_now() == [] and served(place).view.snapshot.find("tenant-0").keys == (key,)
 
 
-def test_a_new_key_is_not_lost_where_servers_cannot_be_seen(place, monkeypatch, caplog):
+def test_a_new_key_is_not_lost_if_readers_cannot_be_listed(place, monkeypatch, caplog):
     live = Manager.open(place[1], place[2])
     live.add_key("tenant-0")
 
@@ -149,7 +151,7 @@ def test_a_new_key_is_not_lost_where_servers_cannot_be_seen(place, monkeypatch, 
     assert live.settle_now() == [] and "another user's file" in caplog.text
 
 
-def test_what_a_killed_manager_left_behind_goes_with_the_next_change(place):
+def test_the_next_change_removes_files_of_a_killed_manager(place):
     live = Manager.open(*place[1:])
     live.limit("tenant-0", rate=1.0)
     with live.state.aside() as held:

@@ -1,4 +1,4 @@
-"""Quotas, by a clock that a test moves; and in the service, that whatever becomes of a request gives its place back."""
+"""Quotas with the test's own clock; and in the service, every request is given back however it ends."""
 
 import random
 import re
@@ -18,6 +18,8 @@ from testing.toy import WORDS
 from tests.engine.asker import Asker
 from tests.engine.test_line import Gate
 from tests.naming import names, naming
+
+pytestmark = pytest.mark.slow
 
 
 class Clock:
@@ -43,7 +45,7 @@ def acme(toy):
 
 
 def _taken(quotas, tenant, attempts):
-    """How many of the attempts are let in; each is over at once."""
+    """Returns how many of the attempts are accepted. Each request ends at once."""
     taken = 0
     for _ in range(attempts):
         try:
@@ -55,7 +57,7 @@ def _taken(quotas, tenant, attempts):
     return taken
 
 
-def test_no_quota_is_no_limit_and_leaves_nothing_to_remember(quotas, acme):
+def test_without_a_quota_there_is_no_limit_and_no_account(quotas, acme):
     assert _taken(quotas, acme, 1000) == 1000
     assert len(quotas) == 0
 
@@ -72,12 +74,12 @@ def test_a_burst_at_once_and_then_the_rate(quotas, clock, acme, rate, burst, at_
         clock.now += 0.01
         taken += _taken(quotas, tenant, 1)
     assert taken in (in_ten_seconds, in_ten_seconds - 1, in_ten_seconds + 1)
-    clock.now += 3600  # idle time is not saved up
+    clock.now += 3600  # idle time does not add up
     assert _taken(quotas, tenant, 100) == at_once
 
 
 @pytest.mark.parametrize("rate", [0.003, 0.5, 7, 333])
-def test_who_comes_again_when_told_is_let_in_and_earlier_not(quotas, clock, acme, rate):
+def test_a_retry_is_accepted_after_the_given_time_and_not_before(quotas, clock, acme, rate):
     tenant = replace(acme, rate=rate, burst=1)
     quotas.take(tenant)
     with pytest.raises(Quota) as caught:
@@ -91,7 +93,7 @@ def test_who_comes_again_when_told_is_let_in_and_earlier_not(quotas, clock, acme
     quotas.take(tenant)
 
 
-def test_in_flight_is_given_back(quotas, acme):
+def test_requests_in_flight_are_given_back(quotas, acme):
     tenant = replace(acme, in_flight=2)
     quotas.take(tenant)
     quotas.take(tenant)
@@ -102,7 +104,7 @@ def test_in_flight_is_given_back(quotas, acme):
         quotas.take(tenant)
 
 
-def test_a_refused_request_costs_nothing_of_the_rate(quotas, clock, acme):
+def test_a_refused_request_does_not_count_for_the_rate(quotas, clock, acme):
     tenant = replace(acme, rate=10, burst=2, in_flight=1)
     quotas.take(tenant)
     for _ in range(5):
@@ -112,7 +114,7 @@ def test_a_refused_request_costs_nothing_of_the_rate(quotas, clock, acme):
     quotas.take(tenant)
 
 
-def test_spending_counts_the_rate_alone_and_is_forgotten_too(quotas, clock, acme):
+def test_spending_counts_only_the_rate_and_its_accounts_are_forgotten(quotas, clock, acme):
     tenant = replace(acme, rate=2, in_flight=1)
     for _ in range(2):
         quotas.spend(tenant)
@@ -124,7 +126,7 @@ def test_spending_counts_the_rate_alone_and_is_forgotten_too(quotas, clock, acme
     assert len(quotas) == 1
 
 
-def test_tenants_do_not_share(quotas, acme):
+def test_tenants_have_separate_quotas(quotas, acme):
     one, other = replace(acme, rate=3), replace(acme, uid=77, rate=3)
     assert _taken(quotas, one, 10) == 3
     assert _taken(quotas, other, 10) == 3
@@ -132,7 +134,7 @@ def test_tenants_do_not_share(quotas, acme):
 
 def test_new_settings_apply_to_the_next_request(quotas, clock, acme):
     assert _taken(quotas, replace(acme, rate=2), 100) == 2
-    assert _taken(quotas, replace(acme, rate=50), 100) == 0  # more a second, but not of the second that has passed
+    assert _taken(quotas, replace(acme, rate=50), 100) == 0  # a higher rate, but not for the time that has passed
     clock.now += 1
     assert _taken(quotas, replace(acme, rate=50), 100) == 50
     clock.now += 1
@@ -140,7 +142,7 @@ def test_new_settings_apply_to_the_next_request(quotas, clock, acme):
     assert _taken(quotas, acme, 100) == 100
 
 
-def test_a_quota_that_comes_while_requests_are_in_flight_counts_them(quotas, acme):
+def test_a_new_quota_counts_requests_that_are_already_in_flight(quotas, acme):
     for _ in range(3):
         quotas.take(acme)
     with pytest.raises(Quota, match=naming(3, "retry after 0.1 s")):
@@ -150,8 +152,8 @@ def test_a_quota_that_comes_while_requests_are_in_flight_counts_them(quotas, acm
     quotas.take(replace(acme, in_flight=3))
 
 
-def test_tenants_that_are_gone_are_forgotten(quotas, clock, acme):
-    """A hundred thousand tenants, ten requests a second: what is remembered is those of the last seconds."""
+def test_accounts_of_idle_tenants_are_forgotten(quotas, clock, acme):
+    """A hundred thousand tenants, ten requests a second: only tenants of the last seconds have accounts."""
     rng, most = random.Random(1), 0
     stuck = replace(acme, uid=10**7, in_flight=1)
     quotas.take(stuck)
@@ -165,7 +167,7 @@ def test_tenants_that_are_gone_are_forgotten(quotas, clock, acme):
         quotas.take(stuck)
 
 
-def test_many_threads_at_once_never_exceed_what_is_allowed(quotas, acme):
+def test_many_threads_at_once_never_exceed_the_limit(quotas, acme):
     tenant = replace(acme, rate=1000, burst=500, in_flight=8)
     with ThreadPoolExecutor(16) as pool:
         taken = sum(pool.map(lambda _: _taken(quotas, tenant, 100), range(16)))
@@ -185,7 +187,7 @@ def limited(toy, tmp_path):
     return make
 
 
-def test_the_service_counts_its_own_tenants_and_lets_the_others_be(limited, monkeypatch):
+def test_the_service_counts_only_tenants_with_a_quota(limited, monkeypatch):
     with monkeypatch.context() as patched:
         gate, asker = Gate(patched), Asker(limited(in_flight=2))
         numbers = [asker.ask("acme", [WORDS[i]]) for i in range(2)]
@@ -205,8 +207,8 @@ def test_the_rate_holds_in_the_service(limited):
     asker.close()
 
 
-def test_a_place_is_given_back_however_the_request_ends(limited, monkeypatch):
-    """One in flight at most: if any way out kept it, the next request would be refused."""
+def test_a_request_is_given_back_however_it_ends(limited, monkeypatch):
+    """At most one request is in flight. If one were not given back, the next would be refused."""
     asker = Asker(limited("beta", in_flight=1), queue_texts="4")
     _refused(asker, InvalidInput, "beta", [WORDS[0]], top_k=2)
     _refused(asker, QueueFull, "beta", [WORDS[0]] * 5)
@@ -218,7 +220,7 @@ def test_a_place_is_given_back_however_the_request_ends(limited, monkeypatch):
     asker.close()
 
 
-def test_an_answer_that_cannot_be_sent_gives_its_place_back_too(limited):
+def test_a_request_whose_answer_cannot_be_sent_is_given_back(limited):
     asker = Asker(limited(in_flight=1))
     view, tried = asker.backbone.view, threading.Event()
     resolved = asker.lookup.resolve(view, view.snapshot.find("acme"), [WORDS[0]], None, False)
@@ -237,4 +239,4 @@ def test_an_answer_that_cannot_be_sent_gives_its_place_back_too(limited):
 def _refused(asker, kind, *args, **kwargs):
     with pytest.raises(kind):
         asker.ask(*args, **kwargs)
-    asker.answers.pop()  # it was never taken
+    asker.answers.pop()  # the request was refused

@@ -1,4 +1,4 @@
-"""Readers of a live state: when they see a change, and what they go on with."""
+"""Readers of a live state: when they see a change, and which files they keep using."""
 
 import gc
 import os
@@ -13,7 +13,7 @@ from builder.store.store import TenantFile
 from hplm.engine.backbone import View, Watch
 from hplm.errors import Draining, NoTenant
 from hplm.metrics import names
-from hplm.plot.rows import Rows
+from hplm.plot.rows import StoredRows
 from hplm.tenants.manager import Manager
 from hplm.tenants.state import Reader
 from testing.random_store import random_table, random_tenant
@@ -22,13 +22,15 @@ from testing.toy import WORDS
 from tests.engine.asker import Asker
 from tests.places import knowledge, make_place, served
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def place(tmp_path):
     return make_place(tmp_path)
 
 
-def test_every_reader_is_waited_for(place):
+def test_a_manager_waits_for_every_reader(place):
     store, repository, state = place
     live = Manager.open(repository, state)
     backbone = served(place)
@@ -49,8 +51,8 @@ def test_every_reader_is_waited_for(place):
     assert [file.name for file in live.state.readers.glob("[!.]*")] == ["elsewhere-1-abc"]
 
 
-def test_a_reader_that_cannot_take_a_change_is_late_and_not_gone(place, monkeypatch):
-    """Whoever deletes a tenant is told that it is still served there."""
+def test_a_reader_that_cannot_take_a_change_is_reported_as_late(place, monkeypatch):
+    """A user who deletes a tenant must learn that this server still serves it."""
     store, repository, state = place
     live = Manager.open(repository, state)
     backbone = served(place)
@@ -70,8 +72,8 @@ def test_a_reader_that_cannot_take_a_change_is_late_and_not_gone(place, monkeypa
         watch.close()
 
 
-def test_a_reader_that_is_silent_for_a_moment_may_still_speak(place, monkeypatch):
-    """After a machine stood still, everybody was silent; whoever was killed stays so."""
+def test_a_reader_that_was_silent_for_a_moment_is_waited_for(place, monkeypatch):
+    """After the machine was stopped, all readers were silent. Only killed ones stay silent."""
     live = Manager.open(*place[1:])
     generation = live.limit("tenant-0", rate=5.0) and live.state.current()
     live.state.readers.mkdir(parents=True, exist_ok=True)
@@ -88,8 +90,8 @@ def test_a_reader_that_is_silent_for_a_moment_may_still_speak(place, monkeypatch
     assert live.settle(generation) == []
 
 
-def test_a_reader_says_that_it_is_there_while_it_takes_a_change(place, monkeypatch):
-    """The index of a huge table is checked: whoever revokes a key must not hear that it is gone from everywhere."""
+def test_a_reader_writes_its_file_while_it_takes_a_change(place, monkeypatch):
+    """A huge table takes long to check. A user who revokes a key must not hear meanwhile that all servers know."""
     _, repository, state = place
     live, backbone, done = Manager.open(repository, state), served(place), threading.Event()
     monkeypatch.setattr(backbone, "refresh", done.wait)
@@ -105,7 +107,7 @@ def test_a_reader_says_that_it_is_there_while_it_takes_a_change(place, monkeypat
         watch.close()
 
 
-def test_a_disk_that_was_full_for_a_moment_silences_no_reader(place, monkeypatch, caplog):
+def test_a_reader_continues_to_write_after_the_disk_was_full(place, monkeypatch, caplog):
     _, repository, state = place
     live, say, refused = Manager.open(repository, state), Reader.say, iter([True, True])
 
@@ -123,7 +125,7 @@ def test_a_disk_that_was_full_for_a_moment_silences_no_reader(place, monkeypatch
     assert caplog.text.count("No space left") == 1
 
 
-def test_a_reader_that_may_not_write_sees_the_same(place, monkeypatch):
+def test_a_reader_that_may_not_write_sees_the_same_changes(place, monkeypatch):
     store, repository, state = place
     monkeypatch.setattr("hplm.tenants.state.Reader.say", _read_only)
     backbone = served(place)
@@ -144,10 +146,10 @@ def test_a_request_that_was_admitted_before_compacting_is_answered_after_it(plac
     live = Manager.open(repository, state)
     live.add("new-a", knowledge(store, "new-a"))
     backbone = served(place)
-    live.add("new-b", knowledge(store, "new-b"))  # the bank grows after it was opened
+    live.add("new-b", knowledge(store, "new-b"))  # the bank grows after the reader has opened it
     backbone.refresh()
     view = backbone.view
-    expected = weights(served(place).view, "new-b")  # read through another opening
+    expected = weights(served(place).view, "new-b")  # read by another reader
     live.delete("new-a")
     assert live.compact() > 0
     backbone.refresh()
@@ -162,8 +164,8 @@ def weights(view: View, tenant: str) -> list[dict[str, torch.Tensor]]:
     return view.banks[record.bank].weights(record)
 
 
-def test_a_ticket_of_a_generation_that_was_never_looked_at_is_good(place):
-    """Two changes between two looks: lookup saw the first, and the upper half does not."""
+def test_a_ticket_of_a_skipped_generation_is_valid(place):
+    """Two changes come between two looks of the upper half. Lookup has seen the first one, the upper half has not."""
     store, repository, state = place
     live, backbone = Manager.open(repository, state), served(place)
     generations = [live.add(name, knowledge(store, name)).generation for name in ("new-a", "new-b", "new-c")]
@@ -192,8 +194,8 @@ def _read_only(*_):
     raise PermissionError("read-only file system")
 
 
-def test_views_that_no_ticket_names_any_more_are_closed(place, monkeypatch):
-    """What was deleted is off the disk a minute later, whether or not anything changes again."""
+def test_views_that_no_valid_ticket_names_are_closed(place, monkeypatch):
+    """Deleted files leave the disk after a minute, even without another change."""
     store, repository, state = place
     live = Manager.open(repository, state)
     live.add("new-a", knowledge(store, "new-a"))
@@ -211,8 +213,8 @@ def test_views_that_no_ticket_names_any_more_are_closed(place, monkeypatch):
     assert opened() is None and backbone.view.snapshot is newest
 
 
-def test_room_of_layouts_that_are_gone_is_given_back(place, monkeypatch):
-    """And taken again when they come back; what was counted of them goes on."""
+def test_memory_of_removed_layouts_is_freed(place, monkeypatch):
+    """It is allocated again when a layout returns, and its counters continue."""
     store, repository, state = place
     live, folder = Manager.open(repository, state), repository / "toy/1"
     asker = Asker(folder, state)
@@ -232,7 +234,7 @@ def test_room_of_layouts_that_are_gone_is_given_back(place, monkeypatch):
         later.setattr("hplm.engine.backbone.KEPT_SECONDS", 0.0)
         live.delete("new-c")
         answered("tenant-0")
-        answered("tenant-0")  # when the batch before it is released
+        answered("tenant-0")  # when the batch before it has been released
     assert stager.device_bytes == before
     service.look()
     live.add("new-c", knowledge(store, "new-c"))
@@ -244,18 +246,18 @@ def test_room_of_layouts_that_are_gone_is_given_back(place, monkeypatch):
     asker.close()
 
 
-def test_a_table_that_is_brought_into_memory_keeps_nobody_waiting(place, monkeypatch):
+def test_requests_do_not_wait_while_a_table_is_read_into_memory(place, monkeypatch):
     store, repository, state = place
     live = Manager.open(repository, state)
     asker = Asker(repository / "toy/1", state, plot_preload="true")
-    reading, done, preload = threading.Event(), threading.Event(), Rows.preload
+    reading, done, preload = threading.Event(), threading.Event(), StoredRows.preload
 
     def slow(rows, most=None):
         reading.set()
         assert done.wait(60)
         preload(rows, most)
 
-    monkeypatch.setattr(Rows, "preload", slow)
+    monkeypatch.setattr(StoredRows, "preload", slow)
     random_table(store, "law", 1, ("root", 1), 2000, seed=3)
     live.adopt_domain("law", 1, store.table_folder("law", 1))
     random_tenant(store, TenantFile("lawyer", 1, "law", 1, "classify", ["x", "y"], 4), 0.3, seed=60)

@@ -8,7 +8,7 @@ from testing.toy import TENANTS
 from tests.naming import naming
 
 
-def test_a_snapshot_comes_back_as_it_was(toy, tmp_path):
+def test_a_saved_snapshot_is_loaded_unchanged(toy, tmp_path):
     snapshot = Snapshot.load(toy.folder / "tenants.json")
     snapshot.save(tmp_path / "copy.json")
     again = Snapshot.load(tmp_path / "copy.json")
@@ -29,13 +29,13 @@ def test_a_snapshot_comes_back_as_it_was(toy, tmp_path):
 
 
 @pytest.mark.parametrize("tenant", [None, "", "ACME", "nobody", 7])
-def test_strangers_are_told_one_thing(toy, tenant):
+def test_unknown_and_missing_tenants_get_the_same_error(toy, tenant):
     with pytest.raises(NoTenant) as error:
         Snapshot.load(toy.folder / "tenants.json").find(tenant)
     assert error.value.wire().startswith("[no_tenant]")
 
 
-def test_what_cannot_be_read_is_named(toy, tmp_path):
+def test_snapshots_that_cannot_be_read_are_named(toy, tmp_path):
     path = tmp_path / "tenants.json"
     with pytest.raises(InvalidInput, match=naming(path)):
         Snapshot.load(path)

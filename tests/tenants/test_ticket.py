@@ -11,13 +11,13 @@ from tests.naming import naming
 TICKET = Ticket(export=2**63, generation=3, uid=9, version=2, arrival_ns=5, deadline_ns=7, priority=-1, top_k=4)
 
 
-def test_a_ticket_survives_the_way():
+def test_a_signed_ticket_is_read_unchanged():
     signed = TICKET.sign(b"secret")
     assert len(signed) == TICKET_BYTES
     assert Ticket.read(signed, b"secret") == TICKET
 
 
-def test_no_byte_of_it_can_be_changed():
+def test_a_ticket_with_any_changed_byte_is_refused():
     signed = TICKET.sign(b"secret")
     for i in range(len(signed)):
         forged = signed[:i] + bytes([signed[i] ^ 1]) + signed[i + 1 :]
@@ -26,12 +26,12 @@ def test_no_byte_of_it_can_be_changed():
 
 
 @pytest.mark.parametrize("forged", [b"", b"\0" * TICKET_BYTES, TICKET.sign(b"other"), TICKET.sign(b"secret") + b"x"])
-def test_nothing_else_passes(forged):
+def test_forged_tickets_are_refused(forged):
     with pytest.raises(NoTenant):
         Ticket.read(forged, b"secret")
 
 
-def test_models_of_one_server_share_a_secret_nobody_else_reads(tmp_path):
+def test_models_of_one_server_share_a_secret_that_other_users_cannot_read(tmp_path):
     first = SharedSecret("toy", os.getpid(), tmp_path)
     assert SharedSecret("toy", os.getpid(), tmp_path).value == first.value
     assert len(first.value) == 32 and first.path.stat().st_mode & 0o777 == 0o600
@@ -39,7 +39,7 @@ def test_models_of_one_server_share_a_secret_nobody_else_reads(tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(f".{os.getpid()}")] == []
 
 
-def test_secrets_of_servers_that_are_gone_are_swept(tmp_path):
+def test_secrets_of_ended_servers_are_removed(tmp_path):
     with subprocess.Popen(["sleep", "60"]) as process:
         left_behind = SharedSecret("toy", process.pid, tmp_path).path
         process.kill()
@@ -48,7 +48,7 @@ def test_secrets_of_servers_that_are_gone_are_swept(tmp_path):
     assert not left_behind.exists() and mine.exists()
 
 
-def test_servers_that_share_the_folder_and_no_process_ids_leave_each_other_s_alone(tmp_path, monkeypatch):
+def test_servers_in_other_process_namespaces_keep_their_secrets(tmp_path, monkeypatch):
     with subprocess.Popen(["sleep", "60"]) as process, monkeypatch.context() as elsewhere:
         elsewhere.setattr("hplm.tenants.ticket._namespace", lambda: 1)
         theirs = SharedSecret("toy", process.pid, tmp_path).path
@@ -58,7 +58,7 @@ def test_servers_that_share_the_folder_and_no_process_ids_leave_each_other_s_alo
     assert SharedSecret("toy", os.getpid(), tmp_path).path == mine
 
 
-def test_a_secret_planted_by_someone_else_is_not_used(tmp_path):
+def test_a_secret_file_that_others_may_read_is_refused(tmp_path):
     genuine = SharedSecret("toy", os.getpid(), tmp_path)
     Path(genuine.path).chmod(0o644)
     with pytest.raises(PermissionError, match=naming(genuine.path)):

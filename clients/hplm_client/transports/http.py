@@ -156,7 +156,7 @@ class TimedSocket(socket.socket):
 
 
 class TimedConnection(HTTPConnection):
-    """Its socket is one of ours; None while it is not connected."""
+    """A connection whose socket is a TimedSocket, or None while it is not connected."""
 
     sock: TimedSocket | None
 

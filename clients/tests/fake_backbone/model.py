@@ -1,12 +1,12 @@
-"""Speaks the wire contract without knowing anything: what it does is written in the first text of the request.
+"""A fake backbone with the inputs and outputs of a real one. The first text of a request tells it what to do:
 
 fail WORD HINT...     refuse with that word
 flaky KEY N WORD      refuse N times for this key, then answer with the number of requests seen
 raise                 fail as Python code fails
-sleep SECONDS         answer so much later
-meet KEY N            answer when N requests with this key have come, all of them at once
-parameters            answer with what reached the server beside the tensors
-anything else         answer with the text itself; tenant 'tagger' answers a row a word, the word in upper case,
+sleep SECONDS         answer after this time
+meet KEY N            answer N requests with this key when all of them have arrived
+parameters            answer with everything but the tensors that reached the server
+anything else         answer with the text itself; tenant 'tagger' answers with a row a word, the word in upper case,
                       and finds no token in the word '~'
 """
 

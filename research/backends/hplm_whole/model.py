@@ -1,4 +1,4 @@
-"""Triton's side of a baseline: whole models, one a tenant."""
+"""The Triton backend of the baselines with a whole model for each tenant."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TritonPythonModel:
         self._worker = Worker(self._models, int(parameters["queue_requests"]))
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[None]:
-        """Takes the requests and returns at once; each is answered later, through its own sender, once."""
+        """Takes the requests and returns at once. Each request is answered later, once, through its own sender."""
         for request in requests:
             sender = request.get_response_sender()
             try:
@@ -44,7 +44,7 @@ class TritonPythonModel:
             except HplmError as error:
                 replies.send(sender, replies.failure(error))
             except Exception as error:
-                logging.exception("a request could not be taken")
+                logging.exception("cannot take a request")
                 replies.send(sender, replies.failure(error, "taking the request"))
         return [None] * len(requests)
 

@@ -1,4 +1,4 @@
-"""An adaptation that is killed goes on where it was, to the same weights: of a root, and of a domain that guesses words."""
+"""A killed adaptation continues where it stopped, to the same weights: of a root, and of a domain with masked words."""
 
 import multiprocessing
 import os
@@ -13,6 +13,8 @@ from builder.adaptation.masked import further_pretrain
 from builder.store import savepoint
 from hplm.model.checkpoint import load_checkpoint, split
 from tests.builder.adaptation.test_masked import CPU, chained, save
+
+pytestmark = pytest.mark.slow
 
 STEPS = 12
 
@@ -37,7 +39,7 @@ def guessed(checkpoint, documents, saved):
 
 
 def killed(learn, at_save):
-    """In a process of its own, before the `at_save`-th savepoint gets its name."""
+    """Runs in a process of its own, which is killed before the `at_save`-th savepoint gets its name."""
 
     def work():
         savepoint.SECONDS_BETWEEN, saves, replace = 0.0, 0, os.replace
@@ -59,7 +61,7 @@ def killed(learn, at_save):
 
 
 @pytest.mark.parametrize("learn", [distilled, guessed], ids=["distilled", "guessed"])
-def test_it_ends_with_the_same_weights(checkpoint, tmp_path, learn, monkeypatch):
+def test_a_killed_adaptation_ends_with_the_same_weights(checkpoint, tmp_path, learn, monkeypatch):
     documents = chained(checkpoint.config, 3000, 16, seed=1)
     undisturbed, report = learn(checkpoint, documents, None)
     begun, load = [], savepoint.Savepoint.load
@@ -76,4 +78,4 @@ def test_it_ends_with_the_same_weights(checkpoint, tmp_path, learn, monkeypatch)
         weights, its_report = learn(checkpoint, documents, saved)
         assert all(torch.equal(one, other) for one, other in zip(weights, undisturbed, strict=True))
         assert its_report == report
-    assert max(begun) >= 5  # it did go on
+    assert max(begun) >= 5  # it continued

@@ -1,4 +1,4 @@
-"""Adaptation against a tiny teacher: it learns, it leaves alone what is shared, and it repeats itself."""
+"""Adaptation against a tiny teacher: it learns, does not change shared weights, and gives the same result again."""
 
 import numpy as np
 import pytest
@@ -17,6 +17,8 @@ from hplm.model.windows import Window
 from testing.random_store import random_documents, tokenizer_json
 from tests.naming import naming
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 VOCABULARY = 90
 
@@ -34,7 +36,7 @@ def folder(tmp_path_factory):
         num_attention_heads=4,
         intermediate_size=64,
         max_position_embeddings=40,
-        initializer_range=0.15,  # far above BERT's: at this size neighbours must matter
+        initializer_range=0.15,  # far above BERT's, so that neighbours matter at this size
     )
     BertModel(config).save_pretrained(folder)
     PreTrainedTokenizerFast(tokenizer_file=str(folder / "made.json"), **special).save_pretrained(folder)
@@ -79,7 +81,7 @@ def test_the_teacher_is_the_original_model(folder, checkpoint):
         assert torch.allclose(at_end[part], expected[4][0], atol=1e-5)
 
 
-def test_both_the_closed_form_and_the_steps_bring_it_closer(adapted):
+def test_the_closed_form_and_the_steps_both_reduce_the_error(adapted):
     report = adapted[2]
     assert report.at_start.at_split < report.fitted.at_split < report.at_end.at_split
     assert report.fitted.at_end < report.at_end.at_end
@@ -90,7 +92,7 @@ def test_both_the_closed_form_and_the_steps_bring_it_closer(adapted):
 
 
 def test_the_closed_form_fits_layers_that_will_be_compiled(checkpoint, documents, monkeypatch):
-    """It hooks into them, and compiled layers pass hooks by. Without a code generator: what is compiled runs as it is."""
+    """It uses hooks, which compiled layers ignore. No code is generated here: compiled layers run unchanged."""
     *_, plain = run(checkpoint, documents, steps=2)
     compile_it = torch.nn.Module.compile
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **given: compile_it(self, backend="eager", **given))
@@ -101,8 +103,8 @@ def test_the_closed_form_fits_layers_that_will_be_compiled(checkpoint, documents
     assert fast.fitted == plain.fitted and fast.at_end.at_end == pytest.approx(plain.at_end.at_end, abs=1e-2)
 
 
-def test_positions_that_no_document_reaches_are_no_noise(checkpoint, adapted):
-    """Documents have 12 tokens, the model takes 40."""
+def test_positions_beyond_the_longest_document_are_fitted_too(checkpoint, adapted):
+    """Documents have 12 tokens, the model reads 40."""
     lower, upper, _ = adapted
     lessons = Lessons(checkpoint.config, Teacher(checkpoint).eval(), CPU)
     lesson = lessons.lesson(random_documents(checkpoint.config, 2000, 40, seed=9), np.random.default_rng(0))
@@ -144,7 +146,7 @@ def test_the_same_seed_gives_the_same_bytes(checkpoint, documents):
     assert not all(torch.equal(tensor, other[name]) for name, tensor in first.items())
 
 
-def test_where_layers_were_dropped_the_end_is_the_teachers_own(folder, documents):
+def test_with_dropped_layers_the_teacher_keeps_its_last_layers(folder, documents):
     checkpoint = load_checkpoint(str(folder), lower=2, upper=1)
     report = run(checkpoint, documents, steps=30)[2]
     teacher = Teacher(checkpoint).eval()
@@ -174,26 +176,26 @@ def test_a_budget_of_minutes_ends(checkpoint, documents):
     assert report.at_end.at_split > report.at_start.at_split
 
 
-def test_second_segments_stay_as_far_from_the_first_as_they_were_fitted(checkpoint, documents):
-    """No lesson has one: only the first moves."""
+def test_second_segments_keep_their_distance_from_the_first(checkpoint, documents):
+    """No lesson has a second segment, so only the first one is trained."""
     fitted, moved = (run(checkpoint, documents, steps)[1].segments.weight.detach() for steps in (0, 12))
     assert not torch.allclose(moved[0], fitted[0], atol=1e-4)
     assert torch.allclose(moved[1] - moved[0], fitted[1] - fitted[0], atol=1e-6) and (moved[1] != moved[0]).any()
 
 
-def test_minutes_that_were_over_before_the_first_step_are_told(checkpoint, documents, capsys):
+def test_too_few_minutes_for_one_step_are_reported(checkpoint, documents, capsys):
     lower, upper = split(checkpoint)
     report = adapt(checkpoint, lower, upper, documents, Budget(minutes=1e-6), 0, True, CPU, show_progress=False)
     assert report.steps == 0 and capsys.readouterr().err
 
 
-def test_without_steps_the_closed_form_remains(checkpoint, documents):
+def test_without_steps_only_the_closed_form_is_fitted(checkpoint, documents):
     report = run(checkpoint, documents, steps=0)[2]
     assert Budget(steps=0).empty and not Budget(minutes=1).empty
     assert report.steps == 0 and report.at_end == report.fitted != report.at_start
 
 
-def test_impossible_orders_are_refused(checkpoint, documents):
+def test_impossible_budgets_and_documents_are_refused(checkpoint, documents):
     with pytest.raises(InvalidInput, match=naming(1)):
         run(checkpoint, [documents[0], np.array([2, 3], dtype=np.int32)], steps=1)
     with pytest.raises(InvalidInput, match=r"(?=.*minutes)(?=.*steps)"):

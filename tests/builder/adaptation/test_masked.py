@@ -20,6 +20,8 @@ from testing.random_store import random_documents, tokenizer_json
 from tests.builder.tables.branches import some_lines
 from tests.naming import naming
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 VOCABULARY = 90
 
@@ -44,7 +46,7 @@ def model(request, tmp_path_factory):
 
 
 def chained(config, tokens, length, seed):
-    """Each word says which one follows: there is something to guess from."""
+    """Each word determines the next one, so that masked words can be predicted."""
     documents = random_documents(config, tokens, length, seed)
     for document in documents:
         for place in range(2, length - 1):
@@ -88,7 +90,7 @@ def test_the_checkpoints_head_is_its_own(model):
             assert torch.allclose(head(hidden, words), stock.cls(hidden), atol=1e-5)
 
 
-def test_guesses_become_better_and_only_the_lower_layers_change(model):
+def test_predictions_improve_and_only_the_lower_layers_change(model):
     folder, _ = model
     checkpoint = load_checkpoint(str(folder))
     documents = chained(checkpoint.config, 8000, 16, seed=1)
@@ -105,7 +107,7 @@ def test_guesses_become_better_and_only_the_lower_layers_change(model):
     assert json.dumps(report.history)
 
 
-def test_what_makes_guesses_worse_is_not_kept(model, monkeypatch):
+def test_steps_that_make_predictions_worse_are_not_kept(model, monkeypatch):
     checkpoint = load_checkpoint(str(model[0]))
     documents = chained(checkpoint.config, 4000, 16, seed=1)
     head = given_head(str(model[0]), checkpoint.config) or masked.MaskedHead(checkpoint.config)
@@ -123,7 +125,7 @@ def corpus(folder, seed):
     return path
 
 
-def test_an_update_goes_on_from_the_branch_with_its_head(model, tmp_path):
+def test_an_update_continues_from_the_branch_and_its_head(model, tmp_path):
     folder, has_head = model
     store, _ = build_root(
         str(folder), [corpus(tmp_path, 0)], tmp_path / "store", RootOptions(name="tiny"), Budget(steps=2), CPU
@@ -143,14 +145,14 @@ def test_an_update_goes_on_from_the_branch_with_its_head(model, tmp_path):
     assert store.masked_head("law", 1) is None
     with pytest.raises(InvalidInput, match=naming("--learn", "'guess'", "masked", "distil")):
         build_domain(store, "new", [corpus(tmp_path, 1)], DomainOptions(min_tokens=1, learn="guess"), Budget(steps=2), CPU)
-    update_domain(store, "bio", [corpus(tmp_path, 0)], UpdateOptions(), Budget(steps=0), CPU)  # learns nothing
+    update_domain(store, "bio", [corpus(tmp_path, 0)], UpdateOptions(), Budget(steps=0), CPU)  # without learning
     kept = store.masked_head("bio", 3)
     assert all(torch.equal(tensor, kept[name]) for name, tensor in second.items())
     Store(store.folder).remove_branch("bio", 2)
     assert not list((store.folder / "lower").glob("bio-2*"))
 
 
-def test_a_root_may_guess_too_and_domains_go_on_with_its_head(model, tmp_path, monkeypatch):
+def test_a_root_may_learn_masked_words_and_domains_continue_with_its_head(model, tmp_path, monkeypatch):
     folder, has_head = model
     options, guess, text = RootOptions(name="tiny", masked=0.5), root.further_pretrain, [corpus(tmp_path, 0)]
 

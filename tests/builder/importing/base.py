@@ -1,4 +1,4 @@
-"""The tiny BERT that every fixture was trained on: its weights follow from its tensors' names, so that no file holds them."""
+"""The tiny BERT that every fixture was trained on. Its weights are computed from its tensors' names, and need no file."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ TOKENS = [2, 17, 120, 45, 5, 88, 199, 3]
 
 
 def drawn(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """Far larger than BERT's: a scale or a place mixed up must show."""
+    """Returns weights far larger than BERT's, so that a wrong scale or place changes the results."""
     numbers = np.random.default_rng(zlib.crc32(name.encode())).normal(0, 0.15, shape)
     return torch.from_numpy(numbers.astype(np.float32)) + (1.0 if name.endswith("LayerNorm.weight") else 0.0)
 
 
 def fill(module: torch.nn.Module) -> None:
-    """Every parameter by its name, buffers left alone."""
+    """Sets every parameter by its name, and leaves buffers unchanged."""
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             parameter.copy_(drawn(name, tuple(parameter.shape)))

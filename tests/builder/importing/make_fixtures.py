@@ -28,7 +28,7 @@ EVERYWHERE = ["query", "key", "value", "attention.output.dense", "intermediate.d
 
 
 def train(model: torch.nn.Module, *marks: str) -> None:
-    """Puts numbers where training would have put some."""
+    """Writes random numbers into the parameters that training would change."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if any(mark in name for mark in marks):
@@ -62,7 +62,7 @@ def from_peft(base: str, name: str, kind: type, config: LoraConfig, safe: bool =
 
 
 def from_adapters(base: str, name: str, config: object, add_head: str | None, safe: bool = False, **head: object) -> None:
-    """With a head of the library's own, or that of a stock class."""
+    """Saves an adapter with a head of the library, or with that of a standard class."""
     folder = FIXTURES / name
     if add_head:
         model = BertAdapterModel.from_pretrained(base)
@@ -80,7 +80,7 @@ def from_adapters(base: str, name: str, config: object, add_head: str | None, sa
 
 
 def tidy(folder: Path, base: str) -> None:
-    """No folder of the machine that made them."""
+    """Removes the paths of the machine that wrote the files."""
     (folder / "README.md").unlink(missing_ok=True)
     for path in folder.glob("*.json"):
         path.write_text(path.read_text("utf-8").replace(base, "tiny-bert"), "utf-8")

@@ -26,7 +26,7 @@ SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "se
 
 
 def make_imported_store(folder: Path, lower: int = SPLIT, upper: int | None = None) -> Path:
-    """With a root; neither half is adapted, so that layers are still the original's."""
+    """Makes a store with a root. Neither half is adapted, so layers are those of the original."""
     base = folder / "base"
     save_base(base)
     (base / "made.json").write_text(tokenizer_json(SIZES["vocab_size"]))
@@ -44,7 +44,7 @@ def through(
     layout: Layout | None = None,
     weights: Sequence[dict[str, Tensor]] = (),
 ) -> Tensor:
-    """One sequence's hidden states, from layer to layer."""
+    """Returns the hidden states of one sequence after these layers."""
     one = Tiles(np.zeros(len(x), dtype=np.int64), CPU)
     attend = PackedAttention([len(x)], config.heads)
     for i, layer in enumerate(layers):

@@ -1,4 +1,4 @@
-"""Adapters that `peft` and `adapters` wrote, against the numbers that those libraries computed with them."""
+"""Imported adapters of `peft` and `adapters` give the numbers that those libraries computed with them."""
 
 import json
 import shutil
@@ -27,6 +27,8 @@ from tests.builder.tables.branches import CPU, some_lines
 from tests.builder.tables.test_domain import corpus
 from tests.naming import names, naming
 
+pytestmark = pytest.mark.slow
+
 UPPER_ONLY = [
     "peft-everywhere",
     "peft-pooler",
@@ -54,7 +56,7 @@ def expected(name: str) -> dict[str, torch.Tensor]:
 
 
 def upper_half(store: Store, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Last hidden states and logits, from the library's own states at the split on."""
+    """Returns last hidden states and logits, computed from the library's states at the split."""
     adapter, head = read_folder(FIXTURES / name, store.model, None)
     changes = halves(adapter, store.config).upper
     layout = upper_layout(adapter, changes, store.config)
@@ -68,7 +70,7 @@ def upper_half(store: Store, name: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", [*UPPER_ONLY, "peft-lower"])
-def test_the_upper_half_is_the_librarys_own(store, name):
+def test_the_upper_half_equals_the_librarys(store, name):
     wanted = expected(name)
     end, logits = upper_half(store, name)
     assert (end - wanted["end"]).abs().max() < 1e-4
@@ -78,7 +80,7 @@ def test_the_upper_half_is_the_librarys_own(store, name):
     assert (bare - wanted["end"]).abs().max() > 0.05, "the adapter must matter, or the test shows nothing"
 
 
-def test_the_merged_lower_half_is_the_librarys_own(store):
+def test_the_merged_lower_half_equals_the_librarys(store):
     wanted = expected("peft-lower")
     adapter, _ = read_folder(FIXTURES / "peft-lower", store.model, None)
     lower = store.lower("root", 1)
@@ -89,7 +91,7 @@ def test_the_merged_lower_half_is_the_librarys_own(store):
 
 
 @pytest.mark.parametrize("name", UPPER_ONLY)
-def test_what_is_stored_is_what_was_read(store, name):
+def test_the_stored_tenant_equals_the_files(store, name):
     options = ImportOptions(labels=LABELS if name.startswith("peft") else None)
     tenant, report = import_tenant(store, "acme", FIXTURES / name, options, CPU, show_progress=False)
     assert tenant == store.tenants()[0] and tenant.labels == LABELS and tenant.version == 1
@@ -105,7 +107,7 @@ def test_what_is_stored_is_what_was_read(store, name):
 
 
 def beside(folder: Path, name: str, file: str, **stored: object) -> Path:
-    """A copy of a fixture in which one JSON file says that as well."""
+    """Returns a copy of a fixture with these fields added to one JSON file."""
     copy = Path(shutil.copytree(FIXTURES / name, folder / name))
     path = copy / file
     path.write_text(json.dumps({**(json.loads(path.read_text()) if path.exists() else {}), **stored}))
@@ -113,7 +115,7 @@ def beside(folder: Path, name: str, file: str, **stored: object) -> Path:
 
 
 def test_labels_that_may_all_hold_are_multilabel(store, tmp_path):
-    """By the model's own configuration, by AdapterHub's head, or by who imports it."""
+    """Whether the model's configuration, AdapterHub's head or the user says so."""
     problem, head = {"problem_type": "multi_label_classification"}, FIXTURES / "adapters-double" / "head_config.json"
     own = json.loads(head.read_text())["config"] | {"head_type": "multilabel_classification"}
     named = {"peft": beside(tmp_path, "peft-everywhere", "config.json", id2label=dict(enumerate(LABELS)), **problem)}
@@ -136,7 +138,7 @@ def test_labels_that_may_all_hold_are_multilabel(store, tmp_path):
 
 @pytest.mark.parametrize("config", [{"problem_type": "regression"}, {}])
 def test_a_single_output_is_a_value(store, tmp_path, config):
-    """As both libraries train it, said or not."""
+    """Both libraries train it so, even if their files do not say it."""
     peft = beside(tmp_path, "peft-everywhere", "config.json", id2label={0: "LABEL_0"}, **config)
     tensors = load_file(peft / "adapter_model.safetensors")
     for part in ("weight", "bias"):
@@ -153,7 +155,7 @@ def test_a_single_output_is_a_value(store, tmp_path, config):
         assert (tenant.task, tenant.labels) == ("regress", ["value"])
 
 
-def test_a_domain_that_went_while_a_tenant_was_scored_gets_none(store, tmp_path, monkeypatch):
+def test_a_domain_deleted_while_a_tenant_is_scored_gets_no_tenant(store, tmp_path, monkeypatch):
     build_domain(store, "bio", [corpus(tmp_path, 1)], DomainOptions(min_tokens=1), Budget(steps=0), CPU)
 
     def scored_meanwhile(*_):
@@ -166,7 +168,7 @@ def test_a_domain_that_went_while_a_tenant_was_scored_gets_none(store, tmp_path,
     assert store.tenant("acme") is None
 
 
-def test_a_single_output_of_which_nothing_is_said_can_be_named_a_value(store, tmp_path):
+def test_a_single_output_without_a_task_can_be_imported_as_regress(store, tmp_path):
     peft = beside(tmp_path, "peft-everywhere", "config.json", id2label={0: "LABEL_0"})
     settings = json.loads((peft / "adapter_config.json").read_text())
     (peft / "adapter_config.json").write_text(json.dumps({**settings, "task_type": None, "auto_mapping": None}))
@@ -181,7 +183,7 @@ def test_a_single_output_of_which_nothing_is_said_can_be_named_a_value(store, tm
 
 
 def test_another_import_is_the_next_version_and_keeps_the_labels(store):
-    """In their order, which clients know the logits by: another one's rows are moved."""
+    """Clients know logits by the order of labels, so rows of another order are moved."""
     first, again = ImportOptions(labels=LABELS), ImportOptions(labels=["green", "red", "blue"])
     import_tenant(store, "acme", FIXTURES / "peft-everywhere", first, CPU)
     update, _ = import_tenant(store, "acme", FIXTURES / "peft-pooler", again, CPU)
@@ -225,7 +227,7 @@ def test_a_lower_part_becomes_a_domain(store, tmp_path):
     assert not store.work_folder("acme-lower", 1).exists()
 
 
-def test_an_import_that_was_cut_before_its_tenant_was_stored_goes_on(store, tmp_path, monkeypatch):
+def test_an_import_interrupted_before_its_tenant_is_stored_continues(store, tmp_path, monkeypatch):
     options = ImportOptions(labels=LABELS, new_domain=NewDomain("low", [corpus(tmp_path, 1)], min_tokens=1))
     for _ in range(2):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -240,7 +242,7 @@ def test_an_import_that_was_cut_before_its_tenant_was_stored_goes_on(store, tmp_
         import_tenant(store, "acme", FIXTURES / "peft-lower", options, CPU)
 
 
-def test_an_import_that_was_cut_after_its_tenant_was_stored_makes_no_second_version(store, tmp_path, monkeypatch):
+def test_an_import_interrupted_after_its_tenant_is_stored_makes_no_second_version(store, tmp_path, monkeypatch):
     options = ImportOptions(labels=LABELS, new_domain=NewDomain("low", [corpus(tmp_path, 1)], min_tokens=1))
     with monkeypatch.context() as patch:
         patch.setattr(lower, "put_away", lambda folder: (_ for _ in ()).throw(KeyboardInterrupt))

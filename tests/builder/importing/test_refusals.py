@@ -1,4 +1,4 @@
-"""What cannot be imported exactly is refused by name, with the way out, and leaves the store as it was."""
+"""Adapters that cannot be imported exactly are refused by name, with a way out, and do not change the store."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ NAMED = ImportOptions(labels=LABELS)
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory) -> Store:
-    """Refusals change nothing: one store serves them all."""
+    """One store for all tests, because refusals change nothing."""
     return Store(make_imported_store(tmp_path_factory.mktemp("imported")))
 
 
@@ -38,7 +38,7 @@ def copied(folder: Path, name: str) -> Path:
 
 
 def changed(folder: Path, name: str, file: str, *path: str, value: object) -> Path:
-    """A fixture with one option set otherwise."""
+    """Returns a copy of a fixture with one option changed."""
     copy = copied(folder, name) / file
     stored = inner = json.loads(copy.read_text())
     for step in path[:-1]:
@@ -64,7 +64,7 @@ def changed(folder: Path, name: str, file: str, *path: str, value: object) -> Pa
         ("task_type", None, ["--task"]),
     ],
 )
-def test_options_of_peft(store, tmp_path, option, value, named):
+def test_unsupported_options_of_peft_are_refused(store, tmp_path, option, value, named):
     refused(store, changed(tmp_path, "peft-everywhere", "adapter_config.json", option, value=value), NAMED, *named)
 
 
@@ -85,7 +85,7 @@ def test_options_of_peft(store, tmp_path, option, value, named):
         ("architecture", "union", ["architecture", "'union'", "double_seq_bn"]),
     ],
 )
-def test_options_of_a_bottleneck(store, tmp_path, option, value, named):
+def test_unsupported_options_of_a_bottleneck_are_refused(store, tmp_path, option, value, named):
     name = "adapters-stock-head" if option == "scaling" else "adapters-double"
     refused(store, changed(tmp_path, name, "adapter_config.json", "config", option, value=value), ImportOptions(), *named)
 
@@ -93,12 +93,12 @@ def test_options_of_a_bottleneck(store, tmp_path, option, value, named):
 @pytest.mark.parametrize(
     ("option", "value"), [("composition_mode", "scale"), ("use_gating", True), ("use_dora", True), ("vera_d", 0.1)]
 )
-def test_options_of_adapterhubs_lora(store, tmp_path, option, value):
+def test_unsupported_options_of_adapterhubs_lora_are_refused(store, tmp_path, option, value):
     folder = changed(tmp_path, "adapters-lora-tag", "adapter_config.json", "config", option, value=value)
     refused(store, folder, ImportOptions(), f"{option}={value!r}", "LoRAConfig")
 
 
-def test_the_usual_bottleneck_reads_what_ours_cannot(store):
+def test_adapterhubs_usual_bottleneck_is_refused(store):
     refused(store, FIXTURES / "adapters-refused", ImportOptions(), "original_ln_before=True", "double_seq_bn")
 
 
@@ -114,7 +114,7 @@ def test_the_usual_bottleneck_reads_what_ours_cannot(store):
         ("label2id", {"red": 0, "green": 1}, [3, 2, "--labels"]),
     ],
 )
-def test_heads_of_adapterhub(store, tmp_path, option, value, named):
+def test_unsupported_heads_of_adapterhub_are_refused(store, tmp_path, option, value, named):
     folder = changed(tmp_path, "adapters-double", "head_config.json", "config", option, value=value)
     refused(store, folder, ImportOptions(), *named)
 
@@ -127,27 +127,27 @@ def test_heads_of_adapterhub(store, tmp_path, option, value, named):
         (["a", "b", "a"], ["['a', 'b', 'a']", "--labels"]),
     ],
 )
-def test_labels(store, labels, named):
+def test_wrong_labels_are_refused(store, labels, named):
     refused(store, FIXTURES / "peft-everywhere", ImportOptions(labels=labels), *named)
 
 
-def test_a_file_instead_of_its_folder(store):
+def test_a_file_instead_of_its_folder_is_refused(store):
     file = FIXTURES / "peft-everywhere" / "adapter_model.safetensors"
     refused(store, file, NAMED, file / "adapter_config.json", "--from")
 
 
-def test_a_task_that_is_not_its_own(store):
+def test_another_task_than_the_adapters_is_refused(store):
     refused(store, FIXTURES / "adapters-lora-tag", ImportOptions(task="classify"), "tag", "classify", "--task")
 
 
-def test_a_task_that_these_libraries_save_no_head_for(store, tmp_path):
+def test_a_task_without_a_head_in_these_libraries_is_refused(store, tmp_path):
     silent = changed(tmp_path, "peft-everywhere", "adapter_config.json", "task_type", value=None)
     refused(store, silent, ImportOptions(task="span"), "'span'")
     refused(store, silent, ImportOptions(task="guess"), "'guess'")
 
 
 def with_config(folder: Path, name: str, problem_type: str) -> Path:
-    """With the whole model's configuration beside the adapter."""
+    """Returns a copy of a fixture with the whole model's configuration beside the adapter."""
     copy = copied(folder, name)
     (copy / "config.json").write_text(json.dumps({"problem_type": problem_type}))
     return copy
@@ -163,11 +163,11 @@ def with_config(folder: Path, name: str, problem_type: str) -> Path:
         ("ranking", {}, ["problem_type", "'ranking'", "single_label_classification"]),
     ],
 )
-def test_kinds_of_classifiers(store, tmp_path, name, problem_type, options, named):
+def test_unsupported_kinds_of_classifiers_are_refused(store, tmp_path, name, problem_type, options, named):
     refused(store, with_config(tmp_path, name, problem_type), ImportOptions(**{"labels": LABELS, **options}), *named)
 
 
-def test_lower_layers(store, tmp_path):
+def test_adapters_of_lower_layers_are_refused(store, tmp_path):
     refused(store, FIXTURES / "peft-lower", NAMED, "0, 1", "layers_to_transform", 2, 3, "--as-domain")
     new = NewDomain("low", [corpus(tmp_path, 1)], min_tokens=1)
     refused(store, FIXTURES / "adapters-lower", ImportOptions(new_domain=new), "bottleneck", "0, 1", "leave_out", 2, 3)
@@ -177,7 +177,7 @@ def test_lower_layers(store, tmp_path):
     assert not store.work_folder("low", 1).exists()
 
 
-def test_layers_that_the_backbone_lacks(tmp_path):
+def test_layers_that_the_backbone_lacks_are_refused(tmp_path):
     cut = Store(make_imported_store(tmp_path, lower=2, upper=1))
     refused(cut, FIXTURES / "peft-everywhere", NAMED, 3, "'tiny'", 2, 1)
 
@@ -208,11 +208,11 @@ LAYER = "base_model.model.bert.encoder.layer.2.attention.self.query"
         (lambda t: t.update({"base_model.model.classifier.weight": torch.full((3, 32), 1e6)}), ["weight", "fp16"]),
     ],
 )
-def test_tensors(store, tmp_path, change, named):
+def test_unexpected_tensors_are_refused(store, tmp_path, change, named):
     refused(store, tensors_changed(tmp_path, change), NAMED, *named)
 
 
-def test_files(store, tmp_path):
+def test_missing_and_damaged_files_are_refused(store, tmp_path):
     refused(store, tmp_path, NAMED, tmp_path / "adapter_config.json")
     folder = copied(tmp_path, "peft-everywhere")
     (folder / "adapter_model.safetensors").write_bytes(b"cut")
@@ -226,7 +226,7 @@ def test_files(store, tmp_path):
     refused(store, headless, ImportOptions(), headless, "with_head=True")
 
 
-def test_a_pickle_that_would_run_code(store, tmp_path):
+def test_a_pickle_that_would_run_code_is_refused(store, tmp_path):
     class Evil:
         def __reduce__(self):
             return (Path.touch, (tmp_path / "ran",))
@@ -237,13 +237,13 @@ def test_a_pickle_that_would_run_code(store, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_pooler_that_is_nowhere(tmp_path):
+def test_a_missing_pooler_is_refused(tmp_path):
     folder = make_imported_store(tmp_path)
     base = tmp_path / "base"
     tensors = {name: tensor for name, tensor in load_file(base / "model.safetensors").items() if "pooler" not in name}
     save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
     refused(Store(folder), FIXTURES / "peft-everywhere", NAMED, "pooler", base)
-    import_tenant(Store(folder), "own", FIXTURES / "peft-pooler", NAMED, CPU)  # brings its own
+    import_tenant(Store(folder), "own", FIXTURES / "peft-pooler", NAMED, CPU)  # has a pooler of its own
     shutil.rmtree(base)
     with pytest.raises(InvalidInput, match=naming("pooler", base)):
         import_tenant(Store(folder), "acme", FIXTURES / "peft-everywhere", NAMED, CPU)

@@ -36,14 +36,14 @@ def test_a_backbone_s_three_model_folders_and_the_alias(toy):
             assert all((weights[1][name] == stored[1][name].to(weights[1][name].dtype)).all() for name in stored[1])
 
 
-def test_whoever_may_read_the_folder_may_read_all_of_it(toy):
-    """In the container the server is another user than the one who exported."""
+def test_all_exported_files_have_the_same_permissions(toy):
+    """In the container, the server runs as another user than the export."""
     modes = {path: path.stat().st_mode & 0o777 for path in toy.repository.rglob("*") if path.is_file()}
     ours = (toy.folder / "tenants.json").stat().st_mode & 0o777
     assert all(mode == ours for mode in modes.values()), modes
 
 
-def test_exporting_again_takes_the_old_one_s_place(tmp_path):
+def test_exporting_again_replaces_the_old_export(tmp_path):
     store = random_store(tmp_path / "store", CONFIG, random_tenants(2, 2, 2))
     export(store, tmp_path / "repository", ServingOptions())
     old = Path(tmp_path / "repository/toy/1/tenants.json").stat().st_ino
@@ -53,7 +53,7 @@ def test_exporting_again_takes_the_old_one_s_place(tmp_path):
     assert '"8"' in Path(tmp_path / "repository/toy-upper/config.pbtxt").read_text()
 
 
-def test_an_export_is_named_by_all_that_is_in_it(tmp_path, monkeypatch):
+def test_the_name_of_an_export_depends_on_all_its_content(tmp_path, monkeypatch):
     def name(folder, **options):
         store = random_store(folder / "store", CONFIG, random_tenants(2, 2, 2), corpus_tokens=500, **options)
         export(store, folder / "repository", ServingOptions())
@@ -84,7 +84,7 @@ def test_an_export_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
     assert Backbone(tmp_path / "repository/toy/1").view.snapshot.tenants
 
 
-def test_tenants_of_the_repository_are_not_dropped_unasked(tmp_path):
+def test_tenants_of_the_repository_are_removed_only_with_replace(tmp_path):
     export(random_store(tmp_path / "a", CONFIG, random_tenants(3, 2, 2)), tmp_path / "r", ServingOptions())
     smaller = random_store(tmp_path / "b", CONFIG, random_tenants(2, 2, 2))
     with pytest.raises(InvalidInput, match=naming(1, "tenant-2", "--replace")):
@@ -113,12 +113,12 @@ def test_settings_that_cannot_serve_are_refused_before_anything_is_written(toy, 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_device_that_this_machine_has_not_is_the_server_s_business(toy, tmp_path):
+def test_a_device_that_this_machine_lacks_can_be_exported(toy, tmp_path):
     export(toy.store, tmp_path, ServingOptions(device="cuda:7", packing="turbo"))
     assert '"cuda:7"' in (tmp_path / "toy-upper/config.pbtxt").read_text()
 
 
-def test_the_admin_model_goes_with_an_export_without_it_and_no_namesake_does(toy, tmp_path):
+def test_an_export_without_admin_removes_the_admin_model_and_no_other_model_of_its_name(toy, tmp_path):
     export(toy.store, tmp_path, ServingOptions(admin=True))
     assert (tmp_path / "toy-admin/config.pbtxt").exists()
     export(toy.store, tmp_path, ServingOptions())

@@ -1,4 +1,4 @@
-"""Domains of a live state: brought, moved to with a canary, rolled back, deleted; cut anywhere, whole or not at all."""
+"""Domains of a live state: added, updated with a canary, rolled back, deleted. Interrupted changes are complete or undone."""
 
 import contextlib
 import json
@@ -34,6 +34,8 @@ from testing.reference import Reference
 from testing.toy import CONFIG, WORDS
 from tests.naming import naming
 
+pytestmark = pytest.mark.slow
+
 TEXT = " ".join(WORDS[:20])
 
 
@@ -54,7 +56,7 @@ def learn(store, version, tenants):
 
 
 def write_other_values(store, domain, version):
-    """Of the same n-grams, as another adaptation of the lower layers would."""
+    """Writes other values for the same n-grams, as another adaptation of the lower layers would."""
     spec = store.table_spec(domain, version, ("root", 1), "fp16", 3000)
     keys = ranked_keys(random_documents(CONFIG, 3000, 64, 50 + version), spec.space, with_unigrams=False)
     write_table(store.table_folder(domain, version), spec, keys, random_values(spec, 1234))
@@ -68,7 +70,7 @@ def versions(backbone):
     return {tenant.id: (tenant.version, tenant.domain_version) for tenant in backbone.view.snapshot.tenants}
 
 
-def test_a_canary_goes_first_and_the_rest_follows(place):
+def test_a_canary_moves_first_and_the_other_tenants_later(place):
     store, repository, state = place
     backbone = served(repository, state)
     live = Manager.open(repository, state)
@@ -88,7 +90,7 @@ def test_a_canary_goes_first_and_the_rest_follows(place):
     assert versions(backbone) == {f"tenant-{i}": (2, 2) if i < 8 else (1, 1) for i in range(10)}
 
 
-def test_a_canary_is_somebody_and_the_same_again_says_what_to_do(place):
+def test_a_tiny_canary_moves_one_tenant_and_the_same_command_again_is_refused(place):
     store, repository, state = place
     live = Manager.open(repository, state)
     first = update_domain(live, store, "bio", share=0.01)
@@ -98,7 +100,7 @@ def test_a_canary_is_somebody_and_the_same_again_says_what_to_do(place):
     assert len(update_domain(live, store, "bio").moved) == 7
 
 
-def test_what_is_answered_is_the_version_s_own(place):
+def test_answers_are_those_of_the_tenants_version(place):
     store, repository, state = place
     before = Reference.open(repository / "toy/1").forward(TEXT, "tenant-0")
     update_domain(Manager.open(repository, state), store, "bio")
@@ -112,7 +114,7 @@ def test_what_is_answered_is_the_version_s_own(place):
     assert (Reference.open(repository / "toy/1", state).forward(TEXT, "tenant-0") == before).all()
 
 
-def test_rolling_back_takes_those_back_that_had_moved(place):
+def test_a_rollback_moves_back_the_tenants_that_had_moved(place):
     store, repository, state = place
     live = Manager.open(repository, state)
     moved = update_domain(live, store, "bio", share=0.5).moved
@@ -124,7 +126,7 @@ def test_rolling_back_takes_those_back_that_had_moved(place):
     assert update_domain(live, store, "bio").moved == [f"tenant-{i}" for i in range(8)]
 
 
-def test_tables_and_banks_go_when_nobody_stands_on_them(place):
+def test_tables_and_banks_that_no_tenant_needs_are_removed(place):
     store, repository, state = place
     live = Manager.open(repository, state)
     update_domain(live, store, "bio")
@@ -135,10 +137,10 @@ def test_tables_and_banks_go_when_nobody_stands_on_them(place):
     assert sorted(path.name for path in live.state.tables.glob("bio/*")) == ["3", "4"]
     backbone = served(repository, state)
     assert not backbone.view.forest.failures()
-    assert (repository / "toy/1/plot/bio/1").is_dir()  # what was exported is never touched
+    assert (repository / "toy/1/plot/bio/1").is_dir()  # exported tables are never removed
 
 
-def test_addresses_are_never_given_twice(place):
+def test_addresses_are_never_used_twice(place):
     store, repository, state = place
     live = Manager.open(repository, state)
     bases = {}
@@ -200,7 +202,7 @@ def test_another_store_and_another_export_are_refused(place, tmp_path):
         update_domain(Manager.open(repository, state), store, "bio")
 
 
-def test_another_table_of_the_same_number_is_refused(place):
+def test_another_table_of_the_same_version_is_refused(place):
     store, repository, state = place
     live = Manager.open(repository, state)
     update_domain(live, store, "bio", share=0.25)
@@ -211,7 +213,7 @@ def test_another_table_of_the_same_number_is_refused(place):
             bring()
 
 
-def test_a_number_that_was_exported_stays_that_table_s(place, tmp_path):
+def test_an_exported_version_is_never_given_to_another_table(place, tmp_path):
     store, repository, state = place
     live = Manager.open(repository, state)
     for tenant in live.current().tenants:
@@ -224,7 +226,7 @@ def test_a_number_that_was_exported_stays_that_table_s(place, tmp_path):
     for bring in (lambda: add_domain(live, store, "bio"), lambda: live.adopt_domain("bio", 1, store.table_folder("bio", 1))):
         with pytest.raises(InvalidInput, match=naming("'bio'", 1)):
             bring()
-    assert live.adopt_domain("bio", 1, own).version == 1  # the very same may come back
+    assert live.adopt_domain("bio", 1, own).version == 1  # the same table may be added again
 
 
 def test_every_change_is_in_the_audit_log(place):
@@ -252,7 +254,7 @@ MOMENTS = [
 
 
 @pytest.mark.parametrize("owner, moment", MOMENTS, ids=lambda part: getattr(part, "__name__", part))
-def test_a_change_that_is_cut_is_whole_or_never_was(place, monkeypatch, owner, moment):
+def test_an_interrupted_change_is_complete_or_undone(place, monkeypatch, owner, moment):
     store, repository, state = place
     live = Manager.open(repository, state)
 
@@ -273,12 +275,12 @@ def test_a_change_that_is_cut_is_whole_or_never_was(place, monkeypatch, owner, m
     if not decided:
         update_domain(live, store, "bio")
     assert versions(served(repository, state))["tenant-0"] == (2, 2)
-    live.roll_back_domain("bio")  # whatever the cut left is swept with the next change
+    live.roll_back_domain("bio")  # the next change removes the files of the interrupted one
     known = {branch.folder for branch in served(repository, state).view.snapshot.branches}
     assert {f"{path.parent.name}/{path.name}" for path in live.state.tables.glob("*/*")} <= known
 
 
-def test_other_managers_are_at_work_while_a_table_is_copied(place, monkeypatch):
+def test_other_managers_can_change_tenants_while_a_table_is_copied(place, monkeypatch):
     store, repository, state = place
     live, other = Manager.open(repository, state), Manager.open(repository, state)
     monkeypatch.setattr("hplm.tenants.registry.PATIENCE", 0.1)
@@ -294,7 +296,7 @@ def test_other_managers_are_at_work_while_a_table_is_copied(place, monkeypatch):
     assert not list(live.state.folder.glob("aside-*"))
 
 
-def test_a_table_that_came_while_it_was_copied_is_placed_once(place, monkeypatch):
+def test_a_table_that_another_manager_adds_during_the_copy_is_added_once(place, monkeypatch):
     store, repository, state = place
     live, other = Manager.open(repository, state), Manager.open(repository, state)
     copies = []
@@ -311,7 +313,7 @@ def test_a_table_that_came_while_it_was_copied_is_placed_once(place, monkeypatch
     assert sorted(branches) == ["bio/1", "bio/2", "root/1"]
 
 
-def test_a_table_that_went_after_the_others_were_copied_is_copied_then(place, monkeypatch, tmp_path):
+def test_a_table_removed_after_the_copies_were_made_is_copied_within_the_change(place, monkeypatch, tmp_path):
     store, repository, state = place
     live = Manager.open(repository, state)
     monkeypatch.setattr("builder.publish.live._copies", lambda *_: contextlib.nullcontext(tmp_path / "copies"))
@@ -327,7 +329,7 @@ def _manager(store_folder, repository, state, names):
         add_domain(live, Store(store_folder), name)
 
 
-def test_two_managers_at_once_lose_nothing(place):
+def test_two_managers_at_once_lose_no_change(place):
     store, repository, state = place
     names = [f"d{i}" for i in range(8)]
     for name in names:
@@ -343,7 +345,7 @@ def test_two_managers_at_once_lose_nothing(place):
     assert snapshot.generation == 8 and {branch.domain for branch in snapshot.branches} == {"root", "bio", *names}
 
 
-def test_a_locked_registry_delays_managers_and_no_reader(place, monkeypatch):
+def test_a_locked_registry_delays_managers_but_no_readers(place, monkeypatch):
     store, repository, state = place
     live = Manager.open(repository, state)
     update_domain(live, store, "bio", share=0.5)
@@ -368,7 +370,7 @@ def test_a_state_that_cannot_be_read_is_named(place):
     live.state.current_file.write_text("seven")
     with pytest.raises(Broken, match=naming(live.state.current_file)):
         backbone.refresh()
-    assert backbone.view.snapshot.generation == 1  # what is served goes on
+    assert backbone.view.snapshot.generation == 1  # served tenants stay
     live.state.current_file.write_text("1")
     snapshot = live.state.snapshots / "1"
     snapshot.write_text(json.dumps({**json.loads(snapshot.read_text()), "format": 99}))

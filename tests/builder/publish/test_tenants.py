@@ -1,4 +1,4 @@
-"""Tenants of a store that are served, without a restart."""
+"""Tenants of a store are added to served ones and updated, without a restart."""
 
 import pytest
 
@@ -10,6 +10,8 @@ from testing.random_store import random_tenant
 from tests.naming import naming
 from tests.places import answer, exported_answer, learn, make_place
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def place(tmp_path):
@@ -17,7 +19,7 @@ def place(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["new-a", "new-c"])
-def test_what_is_added_answers_as_what_is_exported(place, name):
+def test_added_tenants_answer_like_exported_ones(place, name):
     store, repository, state = place
     live = Manager.open(repository, state)
     before = answer(place, "tenant-0")
@@ -29,7 +31,7 @@ def test_what_is_added_answers_as_what_is_exported(place, name):
         add_tenant(live, store, name)
 
 
-def test_updates_go_on_from_what_is_served_and_back(place):
+def test_updates_follow_the_served_version_and_can_be_rolled_back(place):
     store, repository, state = place
     live = Manager.open(repository, state)
     first = answer(place, "tenant-0")
@@ -41,15 +43,15 @@ def test_updates_go_on_from_what_is_served_and_back(place):
     with pytest.raises(InvalidInput, match=naming("'tenant-0'", 1)):
         live.roll_back("tenant-0")
     learn(store, "tenant-0", 3, seed=61)
-    assert update_tenant(live, store, "tenant-0").after == 3  # 2 was given to other knowledge
+    assert update_tenant(live, store, "tenant-0").after == 3  # 2 was used for other weights
     learn(store, "new-a", 5, seed=62)
-    assert add_tenant(live, store, "new-a").after == 5  # as the store calls it
+    assert add_tenant(live, store, "new-a").after == 5  # the store's version
     random_tenant(store, TenantFile("tenant-0", 4, "root", 1, "classify", ["other"], 4), 0.3, seed=1)
     with pytest.raises(InvalidInput, match=naming("'tenant-0'", "classify")):
         update_tenant(live, store, "tenant-0")
 
 
-def test_what_the_store_or_the_state_does_not_have_is_refused(place):
+def test_tenants_missing_in_the_store_or_the_state_are_refused(place):
     store, repository, state = place
     live = Manager.open(repository, state)
     random_tenant(store, TenantFile("lost", 1, "law", 7, "classify", ["x"], 4), 0.3, seed=1)

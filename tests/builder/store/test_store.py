@@ -1,4 +1,4 @@
-"""What has its name in a store is complete, and what is damaged is refused."""
+"""Files under their final names are complete, and damaged ones are refused."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.builder.tables.branches import make_store
 from tests.naming import naming
 
 
-def test_a_store_is_made_of_files_that_were_synced_before_they_got_their_names(tmp_path, monkeypatch):
+def test_files_are_synced_before_they_get_their_final_names(tmp_path, monkeypatch):
     synced, named, fsync, replace = [], {}, os.fsync, os.replace
 
     def noted(handle):
@@ -70,7 +70,7 @@ def test_weights_that_are_damaged_or_lost_are_refused(store, name):
             READERS[name](store)
 
 
-def test_a_head_alone_and_weights_without_a_checksum_are_taken(store, tmp_path):
+def test_a_tenant_without_an_adapter_and_weights_without_a_checksum_are_read(store, tmp_path):
     assert store.tenant_weights(store.tenant("bare"))[0] is None
     save_file({"bias": torch.arange(3.0)}, tmp_path / "old.safetensors")
     assert torch.equal(load_weights(tmp_path / "old.safetensors")["bias"], torch.arange(3.0))

@@ -32,7 +32,7 @@ def make_store(folder: Path, window: Window) -> Store:
 def build(
     store: Store, folder: Path, domain: str, lines: Sequence[str], keep: float = 1.0, dtype: str = "fp16"
 ) -> tuple[Table, Corpus, Counts]:
-    """A branch without a parent, by the root's lower stack."""
+    """Builds a branch without a parent, with the root's lower stack."""
     work = folder / f"work-{domain}"
     work.mkdir()
     (work / "corpus.txt").write_text("\n".join(lines), "utf-8")
@@ -44,7 +44,7 @@ def build(
 
 
 def some_lines(count: int, seed: int) -> list[str]:
-    """Twenty words each, by Zipf's law."""
+    """Returns lines of twenty words, drawn by Zipf's law."""
     rng = np.random.default_rng(seed)
     known = words(CONFIG.vocabulary)
     weights = 1 / np.arange(1, len(known) + 1)

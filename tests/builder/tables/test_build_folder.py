@@ -1,4 +1,4 @@
-"""Branches in the making: by one process at a time, and nobody is bound to what was refused."""
+"""Folders of unfinished branches: one process at a time, and after a refusal another command may build the branch."""
 
 import pytest
 
@@ -15,6 +15,8 @@ from tests.builder.tables.branches import CPU, some_lines
 from tests.builder.tables.test_domain import NO_TIME, SMALL, corpus, grow, rooted
 from tests.naming import naming
 
+pytestmark = pytest.mark.slow
+
 BUSY = "'bio'"
 
 
@@ -23,7 +25,7 @@ def test_a_branch_is_built_by_one_process_at_a_time(tmp_path):
     with held(store.work_folder("bio", 1), "the other's"), pytest.raises(InvalidInput, match=BUSY):
         build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
     build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
-    for version in (1, 2):  # the other is about to end, or in the middle of it
+    for version in (1, 2):  # the other process is about to end, or still at work
         with held(store.work_folder("bio", version), "the other's"), pytest.raises(InvalidInput, match=BUSY):
             grow(store, tmp_path, "bio", 2)
     with held(tmp_path / "new/building/root-1", "the other's"), pytest.raises(InvalidInput, match=naming(tmp_path / "new")):
@@ -32,7 +34,7 @@ def test_a_branch_is_built_by_one_process_at_a_time(tmp_path):
     assert list((store.folder / "building").iterdir()) == []
 
 
-def test_a_process_that_ended_badly_holds_nothing(tmp_path):
+def test_a_killed_process_no_longer_holds_the_folder(tmp_path):
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt), held(tmp_path / "work", "this"):
             (tmp_path / "work/left").touch()
@@ -54,8 +56,8 @@ def test_a_corpus_that_is_refused_can_be_corrected(tmp_path, wrong, named):
     assert build_domain(store, "bio", [path], SMALL, NO_TIME, CPU).meta.keys
 
 
-def test_a_root_knows_its_model_from_anywhere(tmp_path, monkeypatch):
-    """And a corpus of one document is no corpus of a root either."""
+def test_a_root_stores_the_absolute_path_of_its_model(tmp_path, monkeypatch):
+    """A corpus of one document is refused, also for a root."""
     save(tmp_path, "without")
     monkeypatch.chdir(tmp_path)
     path = corpus(tmp_path, 1, lines=1)
@@ -67,14 +69,14 @@ def test_a_root_knows_its_model_from_anywhere(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("options", [RootOptions, DomainOptions, UpdateOptions, TrainingOptions])
-def test_a_seed_is_judged_before_any_work(options):
+def test_a_wrong_seed_is_refused_before_any_work(options):
     for seed in (-1, 2**64):
         with pytest.raises(InvalidInput, match=naming(f"seed {seed}")):
             options(seed=seed)
 
 
 @pytest.mark.parametrize("keep", [-0.1, 1.5, float("nan")])
-def test_a_share_is_judged_before_any_work(keep):
+def test_a_wrong_share_is_refused_before_any_work(keep):
     for options in (RootOptions, DomainOptions, UpdateOptions, lambda keep: NewDomain("low", [], keep)):
         with pytest.raises(InvalidInput, match=naming(f"keep {keep}")):
             options(keep=keep)

@@ -1,4 +1,4 @@
-"""A corpus on disk holds what its inputs hold, however they are packed and however often the work was cut."""
+"""A corpus on disk contains all its inputs, whatever their format, and however often the work was interrupted."""
 
 import gzip
 import json
@@ -38,7 +38,7 @@ def documents_of(number, seed=0):
 
 @pytest.fixture
 def inputs(tmp_path):
-    """Four files of 30 documents, each kept in its own way."""
+    """Four files of 30 documents, each in another format."""
     parts = [documents_of(30, seed) for seed in range(4)]
     plain, objects = "\n\n".join(parts[0]), "\n".join(json.dumps({"text": text}) for text in parts[1])
     half = len(parts[3]) // 2
@@ -79,7 +79,7 @@ def test_a_broken_archive_is_named(tmp_path, name, damage):
         list(read_corpus([path]))
 
 
-def test_the_corpus_holds_every_document(tmp_path, inputs, tokenizer):
+def test_the_corpus_contains_every_document(tmp_path, inputs, tokenizer):
     paths, documents = inputs
     corpus = tokenize_corpus(paths, tokenizer, tmp_path / "corpus", show_progress=False)
     expected = tokenizer.encode_documents(documents)
@@ -96,18 +96,18 @@ def test_pieces_are_whole_documents_that_fit(tmp_path, inputs, tokenizer, most):
     pieces = list(corpus.pieces(most))
     assert all(len(tokens) == lengths.sum() and (len(tokens) <= most or len(lengths) == 1) for tokens, lengths in pieces)
     for (tokens, _), (_, following) in pairwise(pieces):
-        assert len(tokens) + following[0] > most  # as few pieces as can be
+        assert len(tokens) + following[0] > most  # as few pieces as possible
     documents = [document for tokens, lengths in pieces for document in np.split(tokens, np.cumsum(lengths)[:-1])]
     assert [list(document) for document in documents] == [list(document) for document in corpus]
 
 
-def test_killed_anywhere_it_goes_on_to_the_same_bytes(tmp_path, inputs, tokenizer, monkeypatch):
+def test_after_a_kill_anywhere_it_ends_with_the_same_bytes(tmp_path, inputs, tokenizer, monkeypatch):
     monkeypatch.setattr(builder.tables.corpus, "BATCH_DOCUMENTS", 25)
     paths, _ = inputs
     assert deaths_survived(lambda folder: tokenize_corpus(paths, tokenizer, folder, show_progress=False), tmp_path) >= 6
 
 
-def test_what_is_done_is_not_tokenised_again(tmp_path, inputs, tokenizer, monkeypatch):
+def test_finished_files_are_not_tokenised_again(tmp_path, inputs, tokenizer, monkeypatch):
     monkeypatch.setattr(builder.tables.corpus, "BATCH_DOCUMENTS", 25)
     paths, documents = inputs
     seen = []
@@ -129,13 +129,13 @@ def test_what_is_done_is_not_tokenised_again(tmp_path, inputs, tokenizer, monkey
     tokenize_corpus(paths, Failing(0), tmp_path / "corpus", show_progress=False)
 
 
-def test_a_folder_begun_with_other_inputs_is_refused(tmp_path, inputs, tokenizer):
+def test_a_folder_started_with_other_inputs_is_refused(tmp_path, inputs, tokenizer):
     paths, _ = inputs
     tokenize_corpus(paths[:2], tokenizer, tmp_path / "corpus", show_progress=False)
     with pytest.raises(InvalidInput, match=naming(tmp_path / "corpus", "inputs")):
         tokenize_corpus(paths, tokenizer, tmp_path / "corpus", show_progress=False)
 
 
-def test_a_corpus_that_is_not_finished_is_refused(tmp_path):
+def test_an_unfinished_corpus_is_refused(tmp_path):
     with pytest.raises(InvalidInput, match=naming(tmp_path)):
         Corpus(tmp_path)

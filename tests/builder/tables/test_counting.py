@@ -1,4 +1,4 @@
-"""Counting outside memory gives what a dictionary gives, in order, in one go or in many."""
+"""Counting on disk gives the counts of a dictionary, in order, in one run or after interruptions."""
 
 import os
 import tempfile
@@ -21,6 +21,8 @@ from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
 from tests.builder.killing import content, deaths_survived
 from tests.naming import naming
+
+pytestmark = pytest.mark.slow
 
 MANY_RUNS = 3000  # bytes: some tens of tokens a run
 spaces = st.builds(KeySpace, st.sampled_from([3, 200, 250_000]), st.builds(Window, st.integers(1, 5), st.booleans()))
@@ -48,7 +50,7 @@ def corpus_of(folder, documents):
 
 
 def expected_counts(space, documents):
-    """Each window says once what it is, and once what each of its shorter forms is."""
+    """Counts each window once, and each of its shorter forms once."""
     counts = Counter()
     for document in documents:
         windows = space.window.of(np.array(document, dtype=np.int32), np.array([len(document)]))
@@ -60,7 +62,7 @@ def expected_counts(space, documents):
 
 def stored_counts(counts):
     entries = [(tuple(key), count) for level in range(len(counts.levels)) for key, count in rows(counts, level)]
-    assert len(dict(entries)) == len(entries) == counts.distinct  # in one level only
+    assert len(dict(entries)) == len(entries) == counts.distinct  # each at one level only
     return dict(entries)
 
 
@@ -72,7 +74,7 @@ def rows(counts, level):
 
 
 def expected_order(space, expected):
-    """Most frequent first; of equals the shorter form (the deeper level) first, then the smaller key."""
+    """Returns the most frequent first. Among equals, the shorter form (the deeper level) is first, then the smaller key."""
 
     def level(key):
         return max(i for i, mask in enumerate(space.masks) if np.array_equal(np.array(key, dtype=np.uint64) & mask, key))
@@ -82,7 +84,7 @@ def expected_order(space, expected):
 
 @settings(max_examples=80, deadline=None)
 @given(st.data(), spaces, st.sampled_from([1, 1000, MANY_RUNS, 1 << 20]))
-def test_counts_are_those_of_a_dictionary(data, space, memory):
+def test_counts_equal_those_of_a_dictionary(data, space, memory):
     documents = data.draw(corpora(space.vocabulary))
     with tempfile.TemporaryDirectory() as folder:
         corpus = corpus_of(Path(folder) / "corpus", documents)
@@ -126,12 +128,12 @@ def some_documents(number=12, vocabulary=200):
 
 
 @pytest.mark.parametrize("space", [KeySpace(200, Window(3)), KeySpace(250_000, Window(5, causal=True))])
-def test_killed_anywhere_it_goes_on_to_the_same_bytes(tmp_path, space):
+def test_after_a_kill_anywhere_it_ends_with_the_same_bytes(tmp_path, space):
     corpus = corpus_of(tmp_path / "corpus", some_documents())
     assert deaths_survived(lambda folder: count_ngrams(corpus, space, folder, MANY_RUNS, show_progress=False), tmp_path) > 50
 
 
-def test_adding_killed_anywhere_goes_on_to_the_same_bytes(tmp_path):
+def test_adding_counts_ends_with_the_same_bytes_after_a_kill_anywhere(tmp_path):
     space = KeySpace(200, Window(3))
     parts = [
         count_ngrams(corpus_of(tmp_path / name, documents), space, tmp_path / f"counts-{name}", show_progress=False)
@@ -154,7 +156,7 @@ def test_a_partition_of_a_merge_fits_the_memory(tmp_path):
     assert max(sizes) <= rows_in(memory, space.words) < sum(sizes)
 
 
-def test_what_does_not_belong_together_is_refused(tmp_path):
+def test_counts_that_do_not_belong_together_are_refused(tmp_path):
     corpus = corpus_of(tmp_path / "corpus", some_documents())
     counts = count_ngrams(corpus, KeySpace(200, Window(3)), tmp_path / "counts", show_progress=False)
     causal = count_ngrams(corpus, KeySpace(200, Window(3, causal=True)), tmp_path / "causal", show_progress=False)

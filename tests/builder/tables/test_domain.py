@@ -1,4 +1,4 @@
-"""Domains as they are built, updated, deleted and swept; and killed on the way."""
+"""Domains are built, updated, deleted and swept, also after a kill."""
 
 import contextlib
 import os
@@ -24,6 +24,8 @@ from tests.builder import killing
 from tests.builder.killing import deaths_survived
 from tests.builder.tables.branches import CPU, build, make_store, some_lines
 from tests.naming import naming
+
+pytestmark = pytest.mark.slow
 
 NO_TIME = Budget(steps=0)
 SMALL = DomainOptions(min_tokens=1)
@@ -60,7 +62,7 @@ def rows(table) -> dict[bytes, bytes]:
     return {key.tobytes(): value.tobytes() for key, value in zip(table.index.by_row(), values, strict=True)}
 
 
-def test_an_update_adds_up_to_what_both_corpora_give_together(tmp_path):
+def test_an_update_gives_the_table_of_both_corpora_together(tmp_path):
     store = rooted(tmp_path)
     first = build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
     tenant(store, "acme", "bio")
@@ -76,7 +78,7 @@ def test_an_update_adds_up_to_what_both_corpora_give_together(tmp_path):
 
 @pytest.mark.parametrize("keep", [1.0, 0.25, 0.0])
 @pytest.mark.parametrize("name", ["bio", "root"])
-def test_an_update_keeps_the_share_it_finds(tmp_path, name, keep):
+def test_an_update_keeps_the_share_of_the_version_before(tmp_path, name, keep):
     store = rooted(tmp_path, keep=keep)
     if name == "bio":
         build_domain(store, "bio", [corpus(tmp_path, 1)], replace(SMALL, keep=keep), NO_TIME, CPU)
@@ -87,7 +89,7 @@ def test_an_update_keeps_the_share_it_finds(tmp_path, name, keep):
         assert ranked_rows(updated, counts) == counts.distinct
 
 
-def test_a_branch_of_a_branch_falls_back_all_the_way(tmp_path):
+def test_a_branch_of_a_branch_falls_back_to_the_root(tmp_path):
     store = rooted(tmp_path)
     build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
     build_domain(store, "cells", [corpus(tmp_path, 2)], replace(SMALL, parent="bio"), NO_TIME, CPU)
@@ -126,7 +128,7 @@ def test_a_domain_in_use_stays_and_its_users_are_named(tmp_path):
     assert not [path for path in store.folder.rglob("*bio*")]
 
 
-def test_a_domain_stays_while_something_is_built_on_it(tmp_path, monkeypatch):
+def test_a_domain_cannot_be_deleted_while_something_is_built_on_it(tmp_path, monkeypatch):
     store = rooted(tmp_path)
     for name, seed in (("bio", 1), ("law", 2)):
         build_domain(store, name, [corpus(tmp_path, seed)], SMALL, NO_TIME, CPU)
@@ -142,7 +144,7 @@ def test_a_domain_stays_while_something_is_built_on_it(tmp_path, monkeypatch):
     assert delete_domain(store, "bio") == delete_domain(store, "law") == [1]
 
 
-def test_an_update_that_fails_as_it_tidies_up_counts_nothing_twice(tmp_path, monkeypatch):
+def test_an_update_that_fails_in_its_clean_up_counts_nothing_twice(tmp_path, monkeypatch):
     store = rooted(tmp_path)
     build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
     with monkeypatch.context() as patch:
@@ -154,7 +156,7 @@ def test_an_update_that_fails_as_it_tidies_up_counts_nothing_twice(tmp_path, mon
     assert not store.work_folder("bio", 2).exists()
 
 
-def test_a_cut_build_goes_on_upon_the_version_of_its_parent_that_it_began_on(tmp_path, monkeypatch):
+def test_an_interrupted_build_continues_on_the_parents_version_of_its_start(tmp_path, monkeypatch):
     store = rooted(tmp_path)
     build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
     options = replace(SMALL, parent="bio")
@@ -165,7 +167,7 @@ def test_a_cut_build_goes_on_upon_the_version_of_its_parent_that_it_began_on(tmp
     assert store.users()["bio", 1] == ["domain cells version 1"]
 
 
-def test_builds_that_end_meanwhile_are_no_users(tmp_path, monkeypatch):
+def test_builds_that_end_meanwhile_do_not_count_as_users(tmp_path, monkeypatch):
     store = rooted(tmp_path)
     working = store.tenant_work_folder("acme")
     working.mkdir(parents=True)
@@ -183,7 +185,7 @@ def test_builds_that_end_meanwhile_are_no_users(tmp_path, monkeypatch):
     assert store.users()["root", 1] == []
 
 
-def test_deleting_an_old_version_leaves_an_update_to_be_gone_on_with(tmp_path, monkeypatch):
+def test_after_an_old_version_is_deleted_an_interrupted_update_continues(tmp_path, monkeypatch):
     store = rooted(tmp_path)
     build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
     grow(store, tmp_path, "bio", 2)
@@ -192,7 +194,7 @@ def test_deleting_an_old_version_leaves_an_update_to_be_gone_on_with(tmp_path, m
     assert grow(store, tmp_path, "bio", 3).meta.version == 3
 
 
-def test_a_broken_table_stops_nobody_who_does_not_stand_on_it(tmp_path):
+def test_a_broken_table_affects_only_branches_that_need_it(tmp_path):
     store = rooted(tmp_path)
     for name, seed in (("bio", 1), ("law", 2)):
         build_domain(store, name, [corpus(tmp_path, seed)], SMALL, NO_TIME, CPU)
@@ -223,7 +225,7 @@ def test_a_small_corpus_makes_no_branch(tmp_path):
 
 
 def cut(monkeypatch, call) -> None:
-    """Fails where the table would be computed."""
+    """Makes the build fail where it would compute the table."""
 
     def power_cut(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -233,7 +235,7 @@ def cut(monkeypatch, call) -> None:
         call()
 
 
-def test_a_cut_build_is_finished_by_the_same_command_only(tmp_path, monkeypatch):
+def test_only_the_same_command_finishes_an_interrupted_build(tmp_path, monkeypatch):
     store = rooted(tmp_path)
     cut(monkeypatch, lambda: build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU))
     with pytest.raises(InvalidInput, match=naming(store.work_folder("bio", 1), "dtype")):
@@ -245,8 +247,8 @@ def test_a_cut_build_is_finished_by_the_same_command_only(tmp_path, monkeypatch)
         build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
 
 
-def test_whoever_removes_the_folder_starts_over(tmp_path, monkeypatch):
-    """Nothing of the build before may be in the new one: neither counts nor rows."""
+def test_after_the_folder_is_removed_a_build_starts_again(tmp_path, monkeypatch):
+    """The new build must contain neither counts nor rows of the build before."""
     store = rooted(tmp_path)
     cut(monkeypatch, lambda: build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU))
     half_written = store.table_folder("bio", 1).with_name("1.writing")
@@ -258,7 +260,7 @@ def test_whoever_removes_the_folder_starts_over(tmp_path, monkeypatch):
     assert rows(table) == rows(same)
 
 
-def test_a_deleted_domain_leaves_no_half_update_to_its_namesake(tmp_path, monkeypatch):
+def test_a_domain_does_not_continue_an_update_of_a_deleted_one_of_its_name(tmp_path, monkeypatch):
     store = rooted(tmp_path)
     for seed in (1, 2):
         build_domain(store, "bio", [corpus(tmp_path, seed)], SMALL, NO_TIME, CPU)
@@ -269,7 +271,7 @@ def test_a_deleted_domain_leaves_no_half_update_to_its_namesake(tmp_path, monkey
     assert rows(grow(store, tmp_path, "bio", 3)) == rows(both)
 
 
-def test_a_command_that_failed_at_once_binds_nobody(tmp_path):
+def test_after_a_command_that_failed_at_once_another_one_may_build(tmp_path):
     store = rooted(tmp_path)
     with pytest.raises(InvalidInput, match=naming(tmp_path / "none.txt")):
         build_domain(store, "bio", [tmp_path / "none.txt"], SMALL, NO_TIME, CPU)
@@ -279,7 +281,7 @@ def test_a_command_that_failed_at_once_binds_nobody(tmp_path):
             build_root(str(tmp_path / model), [corpus(tmp_path, 1)], tmp_path / "new", RootOptions(), NO_TIME, CPU)
 
 
-def test_sweep_keeps_who_is_stood_on_and_the_two_newest(tmp_path):
+def test_sweep_keeps_used_versions_and_the_two_newest(tmp_path):
     store = rooted(tmp_path)
     build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
     tenant(store, "acme", "bio", 1)
@@ -297,7 +299,7 @@ def test_sweep_keeps_who_is_stood_on_and_the_two_newest(tmp_path):
     assert store.sweep() == []
 
 
-def test_the_root_is_updated_too_but_not_adapted(tmp_path):
+def test_the_root_can_be_updated_but_is_not_adapted(tmp_path):
     store = rooted(tmp_path)
     with pytest.raises(InvalidInput, match="--minutes 0"):
         update_domain(store, "root", [corpus(tmp_path, 1)], UpdateOptions(), Budget(steps=1), CPU)
@@ -315,12 +317,12 @@ def every_touch(monkeypatch):
 
 
 @pytest.mark.timeout(120)
-def test_a_killed_build_and_a_killed_update_come_to_the_same_bytes(tmp_path, every_touch):
+def test_a_killed_build_and_a_killed_update_end_with_the_same_bytes(tmp_path, every_touch):
     rooted(tmp_path / "ready")
     corpora = [corpus(tmp_path, seed) for seed in (1, 2)]
 
     def work(folder: Path) -> None:
-        """Only what is not done is done again, as whoever was interrupted would."""
+        """Runs the unfinished steps again, as a user would after an interruption."""
         if not folder.exists():
             shutil.copytree(tmp_path / "ready", folder)
         store = Store(folder / "store")
@@ -332,7 +334,7 @@ def test_a_killed_build_and_a_killed_update_come_to_the_same_bytes(tmp_path, eve
 
 
 @pytest.mark.timeout(120)
-def test_a_killed_root_comes_to_the_same_bytes(tmp_path, every_touch):
+def test_a_killed_root_ends_with_the_same_bytes(tmp_path, every_touch):
     model = tmp_path / "model"
     config = BertConfig(
         vocab_size=90, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
@@ -347,7 +349,7 @@ def test_a_killed_root_comes_to_the_same_bytes(tmp_path, every_touch):
     def work(folder: Path) -> None:
         store, table = build_root(str(model), [corpus(tmp_path, 1)], folder, options, NO_TIME, CPU)
         assert table.meta.causal and store.config.window == Window(2, causal=True)
-        (folder / "lower" / "root-1.json").write_text("")  # says how long it took
+        (folder / "lower" / "root-1.json").write_text("")  # it contains the time that it took
 
     corpus(tmp_path, 1)
     assert deaths_survived(work, tmp_path) > 10

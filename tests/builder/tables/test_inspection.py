@@ -1,4 +1,4 @@
-"""What inspection says of tables of other sizes is what those tables give once they are built."""
+"""What inspection predicts for other table sizes equals what tables of these sizes give."""
 
 import re
 from dataclasses import replace
@@ -30,7 +30,7 @@ def looked_up(store, chain, text):
 
 
 def shares(store, chain, text):
-    """(here, above, shorter by name) as the lookups of a served text end."""
+    """Returns the shares (here, above, shorter by name) of the lookups of a served text."""
     hits = looked_up(store, chain, text)
     tokens = chain.space.window.levels().sum(1).tolist()
     own = ((hits.levels == 0) & (hits.links == 0)).mean()
@@ -39,7 +39,7 @@ def shares(store, chain, text):
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
-def test_coverage_by_keep_is_that_of_tables_built_so(tmp_path, window):
+def test_predicted_coverage_equals_that_of_tables_built_with_this_keep(tmp_path, window):
     store = rooted(tmp_path, window)
     options = [("parent", DomainOptions(min_tokens=1, keep=0.3)), ("bio", replace(SMALL, parent="parent"))]
     for seed, (name, how) in enumerate(options, start=1):
@@ -71,7 +71,7 @@ def test_a_root_keeps_its_tokens_at_every_size(tmp_path, window):
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.05, 0.0])
-def test_a_cut_table_tells_of_itself_and_of_smaller_ones(tmp_path, keep):
+def test_a_cut_table_predicts_its_own_coverage_and_that_of_smaller_ones(tmp_path, keep):
     store = rooted(tmp_path, keep=keep)
     text = corpus(tmp_path, 7)
     coverage = cover(store, "root", 1, text, [keep])
@@ -86,7 +86,7 @@ def test_a_cut_table_tells_of_itself_and_of_smaller_ones(tmp_path, keep):
         cover(store, "root", 1, text, [0.9])
 
 
-def test_a_long_text_is_read_so_far(tmp_path):
+def test_a_long_text_is_read_only_in_part(tmp_path):
     store = rooted(tmp_path)
     text = corpus(tmp_path, 7, lines=1200)
     read = []
@@ -94,7 +94,7 @@ def test_a_long_text_is_read_so_far(tmp_path):
     assert coverage.cut and 5000 <= coverage.tokens < 1200 * 20 and sum(read)
 
 
-def test_frequent_ngrams_are_words_in_order_of_rows(tmp_path):
+def test_frequent_ngrams_are_shown_as_words_in_the_order_of_rows(tmp_path):
     store = rooted(tmp_path)
     table = store.table("root", 1)
     found = frequent(store, table, 7)
@@ -108,14 +108,14 @@ def test_frequent_ngrams_are_words_in_order_of_rows(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "int8"])
-def test_sizes_are_those_of_the_files(tmp_path, dtype):
+def test_sizes_equal_those_of_the_files(tmp_path, dtype):
     store = rooted(tmp_path)
     table = build_domain(store, "bio", [corpus(tmp_path, 1)], replace(SMALL, dtype=dtype), NO_TIME, CPU)
     on_disk = sum(file.stat().st_size for file in table.folder.iterdir() if file.name != "meta.json")
     assert table_bytes(table.meta, table.meta.keys, dtype) == on_disk
 
 
-def test_who_is_behind(tmp_path):
+def test_tenants_on_an_older_version_are_behind(tmp_path):
     store = rooted(tmp_path)
     build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
     tenant(store, "acme", "bio", 1)

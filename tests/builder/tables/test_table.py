@@ -1,4 +1,4 @@
-"""From a corpus to a table: the lower stack's own values in order of frequency, and the gather that gives them back."""
+"""From a corpus to a table: rows have the lower stack's values in order of frequency, and gathering returns them."""
 
 import numpy as np
 import pytest
@@ -15,8 +15,8 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "int8"])
 @pytest.mark.parametrize("window", [Window(3), Window(2), Window(5), Window(3, causal=True)], ids=str)
-def test_the_table_gives_back_what_the_lower_stack_computes(tmp_path, window, dtype):
-    """Where every window is in the table, gathering equals running the lower stack, up to storing."""
+def test_gathering_returns_what_the_lower_stack_computes(tmp_path, window, dtype):
+    """If every window is in the table, gathering equals running the lower stack, except for the precision of storing."""
     store = make_store(tmp_path, window)
     table, corpus, _ = build(store, tmp_path, "whole", some_lines(40, seed=1), dtype=dtype)
     forest = Forest([store.folder / "plot"], assign_addresses([table]))

@@ -1,4 +1,6 @@
-"""A tenant's next version answers in the order of labels that its clients know, whichever way the first one came."""
+"""A tenant's next version keeps the order of labels that its clients know, even after an import."""
+
+import pytest
 
 from builder.evaluation.tenant import evaluate_tenant
 from builder.publish.export import export
@@ -8,9 +10,11 @@ from builder.store.store import TenantFile
 from hplm.tenants.manager import Manager
 from tests.builder.training.test_tenant import CPU, learn, made, store  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 
 def imported(store, labels):  # noqa: F811
-    """As `hplm import --labels` leaves it: in an order of its own."""
+    """Returns a tenant as imported by `hplm import --labels`, with labels in an order of its own."""
     hidden = store.upper().norm.weight.detach()
     head = {"weight": hidden.repeat(len(labels), 1), "bias": hidden[: len(labels)]}
     store.save_tenant(TenantFile("acme", 1, "root", 1, "classify", labels, 0), None, head, {})

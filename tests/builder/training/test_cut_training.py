@@ -1,4 +1,4 @@
-"""A training that is killed goes on where it was, to the same bytes, and a grid does no point twice."""
+"""A killed training continues where it stopped, to the same bytes, and a grid trains no point twice."""
 
 import json
 import multiprocessing
@@ -21,6 +21,8 @@ from tests.builder.tables.branches import build, some_lines
 from tests.builder.training.test_tenant import CUT, learn, made, make_store
 from tests.naming import names, naming
 
+pytestmark = pytest.mark.slow
+
 FILES = ("adapter.safetensors", "head.safetensors", "tenant.json")
 
 
@@ -37,7 +39,7 @@ def trained(store, train, tenant, **options):
 
 
 def killed(store, train, tenant, at_save, **options):
-    """In a process of its own, which dies as it has written a savepoint and before it can say so."""
+    """Runs in a process of its own, which is killed just after it has written a savepoint."""
 
     def work():
         savepoint.SECONDS_BETWEEN, saves, replace = 0.0, 0, os.replace
@@ -83,10 +85,10 @@ def test_a_killed_training_ends_with_the_same_bytes(store, tmp_path, monkeypatch
         assert again == undisturbed
         assert its_report["history"] == report["history"] and its_report["best_epoch"] == report["best_epoch"]
         assert not (store.folder / "building" / "tenants" / tenant).exists()
-    assert steps[0] == 0 and steps == sorted(steps) and steps[-1] > 10  # they did go on
+    assert steps[0] == 0 and steps == sorted(steps) and steps[-1] > 10  # they continued
 
 
-def test_killed_as_it_was_stored_it_is_no_tenant_yet(store, tmp_path):
+def test_after_a_kill_while_it_is_stored_a_tenant_does_not_exist_yet(store, tmp_path):
     train = made(tmp_path, "classify", 60, 1)
 
     def work():
@@ -99,8 +101,8 @@ def test_killed_as_it_was_stored_it_is_no_tenant_yet(store, tmp_path):
     assert [tenant.version for tenant in store.tenants()] == [1] and store.report(store.tenant("acme")) == report
 
 
-def test_what_is_stored_is_put_away_with_its_plan_last(store, tmp_path, monkeypatch):
-    """Without a plan, another command would go on from what is left."""
+def test_a_finished_training_removes_its_plan_last(store, tmp_path, monkeypatch):
+    """Without the plan, another command would continue from the remaining files."""
     working, removed, save, unlink = store.folder / "building/tenants/acme", [], Store.save_tenant, os.unlink
 
     def saved(self, *given):
@@ -118,7 +120,7 @@ def test_what_is_stored_is_put_away_with_its_plan_last(store, tmp_path, monkeypa
     assert len(removed) > 20 and removed[-1] == "plan.json" and not working.exists()
 
 
-def test_a_table_of_the_same_name_and_number_is_another(store, tmp_path, capsys):
+def test_a_new_table_of_the_same_name_and_version_starts_a_new_training(store, tmp_path, capsys):
     train = made(tmp_path, "classify", 60, 1)
     killed(store, train, "cut", 6)
     shutil.rmtree(store.table_folder("root", 1))
@@ -141,7 +143,7 @@ def test_a_tenant_is_trained_by_one_process_at_a_time(store, tmp_path):
     assert learn(store, "classify", train, epochs=1).version == 1
 
 
-def test_options_that_are_refused_leave_what_was_cut(store, tmp_path, capsys):
+def test_refused_options_do_not_remove_an_interrupted_training(store, tmp_path, capsys):
     train, places = made(tmp_path, "classify", 60, 1), ("attention_out", "ffn_out")
     undisturbed, _ = trained(store, train, "whole", places=places)
     killed(store, train, "cut", 6, places=places)
@@ -151,7 +153,7 @@ def test_options_that_are_refused_leave_what_was_cut(store, tmp_path, capsys):
     assert trained(store, train, "cut", places=places)[0] == undisturbed and not capsys.readouterr().err
 
 
-def test_other_data_or_options_begin_anew(store, tmp_path, capsys):
+def test_other_data_or_options_start_a_new_training(store, tmp_path, capsys):
     train = made(tmp_path, "classify", 60, 1)
     undisturbed, _ = trained(store, train, "whole", seed=7)
     killed(store, train, "cut", 6)
@@ -160,9 +162,9 @@ def test_other_data_or_options_begin_anew(store, tmp_path, capsys):
     assert names(capsys.readouterr().err, "cut")
 
 
-def test_the_best_point_of_a_grid_is_kept_and_none_is_done_twice(store, tmp_path, monkeypatch):
+def test_the_best_point_of_a_grid_is_kept_and_none_is_trained_twice(store, tmp_path, monkeypatch):
     train, trainings = made(tmp_path, "classify", 80, 1), []
-    monkeypatch.setattr(grid, "room", lambda wanted: 1)
+    monkeypatch.setattr(grid, "processes_that_fit", lambda wanted: 1)
     learned = grid.train
 
     def counted(body, ground, options, *rest, **more):
@@ -187,9 +189,9 @@ def test_the_best_point_of_a_grid_is_kept_and_none_is_done_twice(store, tmp_path
     assert report["dev"]["accuracy"] == best["dev"]
 
 
-def test_a_point_that_diverges_ends_no_other(store, tmp_path, monkeypatch):
+def test_a_point_that_diverges_does_not_end_the_others(store, tmp_path, monkeypatch):
     train, learned = made(tmp_path, "classify", 60, 1), grid.train
-    monkeypatch.setattr(grid, "room", lambda wanted: 1)
+    monkeypatch.setattr(grid, "processes_that_fit", lambda wanted: 1)
     monkeypatch.setattr(grid, "BATCHES", (32,))
 
     def fragile(body, ground, options, *rest, **more):
@@ -214,13 +216,13 @@ def test_points_side_by_side_are_the_same_as_one_after_the_other(store, tmp_path
     torch.set_num_threads(1)
     results = []
     for tenant, workers in (("one", 1), ("two", 2)):
-        monkeypatch.setattr(grid, "room", lambda wanted, workers=workers: workers)
+        monkeypatch.setattr(grid, "processes_that_fit", lambda wanted, workers=workers: workers)
         results.append(trained(store, train, tenant, grid=True))
     torch.set_num_threads(threads)
     assert results[0][0] == results[1][0] and results[0][1]["grid"] == results[1][1]["grid"]
 
 
-def test_there_is_room_for_one_at_least():
-    assert 1 <= grid.room(1000) <= len(os.sched_getaffinity(0))
-    assert grid.room(1) == 1
+def test_at_least_one_point_runs_at_a_time():
+    assert 1 <= grid.processes_that_fit(1000) <= len(os.sched_getaffinity(0))
+    assert grid.processes_that_fit(1) == 1
     assert [point.batch_texts for point in grid.points(TrainingOptions())] == [8, 32] * 3

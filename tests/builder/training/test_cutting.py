@@ -1,4 +1,4 @@
-"""A LoRA cut from what layers learned: all of it where the rank allows, else as much as any of that rank could hold."""
+"""A LoRA is cut from what layers learned: all of it if the rank is high enough, otherwise the best of that rank."""
 
 import copy
 
@@ -23,12 +23,12 @@ def before():
 
 
 def changed(body, rank):
-    """The same with projections that differ by so many directions."""
+    """Returns a copy whose projections differ in this number of directions."""
     body, generator = copy.deepcopy(body), torch.Generator().manual_seed(1)
     for layer in body.upper_layers:
         for name in dict.fromkeys(PROJECTIONS.values()):
             weight = getattr(layer, name).weight
-            # Of the query, the key and the value each.
+            # For each of the query, the key and the value.
             for part in weight.chunk(3) if name == "qkv" else [weight]:
                 left, right = (torch.randn(size, rank, generator=generator) for size in part.shape)
                 part.add_(0.05 * left @ right.T)
@@ -73,7 +73,7 @@ def test_a_lower_rank_holds_the_largest_singular_values(before):
             left = change - weights[f"{name}/b"] @ weights[f"{name}/a"]
             assert left.norm() == pytest.approx(values[2:].norm().item(), rel=1e-3)
             held += float(values[:2].square().sum())
-        for at in dict.fromkeys(PROJECTIONS.values()):  # what the others learned is lost
+        for at in dict.fromkeys(PROJECTIONS.values()):  # changes of the others are lost
             total += float((getattr(new, at).weight - getattr(old, at).weight).square().sum())
     assert share == pytest.approx(held / total, rel=1e-4) and 0.1 < share < 0.3
 
@@ -90,7 +90,7 @@ def test_layers_keep_what_the_adapter_holds(before, places):
     assert torch.allclose(said(before, layout, again), said(after), atol=1e-4)
 
 
-def test_weights_that_are_no_numbers_are_told(before):
+def test_weights_with_nan_are_reported(before):
     after = changed(before, rank=1)
     with torch.no_grad():
         after.upper_layers[0].ffn_in.weight[0, 0] = float("nan")
@@ -101,13 +101,13 @@ def test_weights_that_are_no_numbers_are_told(before):
 @pytest.mark.parametrize(
     "places, matrices", [(tuple(PROJECTIONS), 4), (("query", "value"), 1), (("key", "attention_out", "ffn_in"), 3)]
 )
-def test_what_may_change_is_what_can_be_cut(before, places, matrices):
+def test_only_matrices_that_can_be_cut_are_trained(before, places, matrices):
     learned = cuttable(before.upper_layers, adapter_layout(CONFIG, "lora", 2, places))
     assert len(learned) == matrices * CONFIG.upper_layers
     assert all(weight.ndim == 2 for weight in learned)
 
 
-def test_layers_that_learned_nothing_are_cut_to_nothing(before):
+def test_layers_that_learned_nothing_give_an_empty_lora(before):
     layout = adapter_layout(CONFIG, "lora", 4, tuple(PROJECTIONS))
     adapter, share = cut(before.upper_layers, before.upper_layers, layout)
     assert share == 1.0 and all(not weights[f"{place}/b"].any() for weights in adapter for place in PROJECTIONS)

@@ -1,4 +1,4 @@
-"""What is set aside for dev is not learned from, and cannot tell apart what is."""
+"""Dev examples are not used in training, nor in checks of the training data."""
 
 import numpy as np
 import pytest
@@ -9,9 +9,9 @@ from tests.builder.training.test_tenant import write
 from tests.naming import naming
 
 
-def test_values_are_judged_without_those_set_aside(tmp_path):
+def test_values_are_checked_without_the_dev_part(tmp_path):
     values = [2.0] * 10
-    values[np.random.default_rng(0).permutation(10)[0]] = 3.0  # where the seed takes the dev part from
+    values[np.random.default_rng(0).permutation(10)[0]] = 3.0  # the seed chooses this example for dev
     path = write(tmp_path / "values.jsonl", [{"text": str(i), "label": value} for i, value in enumerate(values)])
     with pytest.raises(InvalidInput, match=naming(path, 2)):
         Material(tmp_path, "root", 1, "regress", path, None, seed=0).read()
@@ -19,13 +19,13 @@ def test_values_are_judged_without_those_set_aside(tmp_path):
     assert {example.value for example in training.examples} == {2, 3} and len(dev.examples) == 1
 
 
-def test_more_labels_than_heads_have_are_refused_before_anything_is_learned(tmp_path):
+def test_more_labels_than_heads_have_are_refused_before_training(tmp_path):
     path = write(tmp_path / "labels.jsonl", [{"text": "a", "labels": [str(number) for number in range(4097)]}])
     with pytest.raises(InvalidInput, match=naming(path, "4,097", "4,096")):
         Material(tmp_path, "root", 1, "multilabel", path, path, seed=0).read()
 
 
-def test_a_number_too_large_to_be_one_is_named(tmp_path):
+def test_a_number_too_large_for_a_float_is_named(tmp_path):
     path = write(tmp_path / "values.jsonl", [{"text": "a", "label": 10**400}])
     with pytest.raises(InvalidInput, match=naming(f"{path}:1", 10**400)):
         Material(tmp_path, "root", 1, "regress", path, path, seed=0).read()
@@ -40,7 +40,7 @@ def test_values_that_16_bits_cannot_hold_are_refused(tmp_path, dtype, values):
         Material(tmp_path, "root", 1, "regress", path, path, seed=0, dtype=dtype).read()
 
 
-def test_a_text_is_learned_from_or_asked_never_both(tmp_path):
+def test_a_text_is_in_training_or_dev_and_never_in_both(tmp_path):
     rows = [{"text": f"text {number % 30}", "label": "ab"[number % 2]} for number in range(120)]
     path = write(tmp_path / "again.jsonl", rows)
     training, dev, _ = Material(tmp_path, "root", 1, "classify", path, None, seed=0).read()
@@ -49,7 +49,7 @@ def test_a_text_is_learned_from_or_asked_never_both(tmp_path):
 
 
 @pytest.mark.parametrize("repeats", ["text", "text_pair"])
-def test_what_many_pairs_share_is_learned_from_or_asked(tmp_path, repeats):
+def test_pairs_that_share_a_text_are_all_in_training_or_all_in_dev(tmp_path, repeats):
     other = {"text": "text_pair", "text_pair": "text"}[repeats]
     rows = [{repeats: f"query {i % 20}", other: f"candidate {i}", "label": "ab"[i % 2]} for i in range(100)]
     path = write(tmp_path / "pairs.jsonl", rows)
@@ -59,7 +59,7 @@ def test_what_many_pairs_share_is_learned_from_or_asked(tmp_path, repeats):
 
 
 @pytest.mark.parametrize("passages, shared", [(20, 0), (2, 2)])
-def test_questions_on_a_passage_stay_together_where_there_are_many(tmp_path, passages, shared):
+def test_questions_on_one_of_many_passages_stay_together(tmp_path, passages, shared):
     answers = {"text": ["end"], "answer_start": [0]}
     rows = [{"text": f"question {i}", "text_pair": f"end of {i % passages}", "answers": answers} for i in range(100)]
     path = write(tmp_path / "spans.jsonl", rows)

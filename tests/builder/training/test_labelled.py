@@ -1,4 +1,4 @@
-"""What labelled files and corpora may hold, and how each thing they may not is named."""
+"""Reading labelled files and corpora: what they may contain, and how errors name the wrong line."""
 
 import json
 
@@ -54,7 +54,7 @@ def test_tag_files_are_read_as_words_with_single_spaces(tmp_path):
         ("tag", '{"text": "a", "label": "x"}', ["data.jsonl:1", "'tokens'", "'text'", "'label'"]),
     ],
 )
-def test_what_cannot_be_learned_from_is_named_by_file_and_line(tmp_path, task, content, named):
+def test_wrong_examples_are_named_by_file_and_line(tmp_path, task, content, named):
     with pytest.raises(InvalidInput, match=naming(*named)):
         training_task(task).read(write(tmp_path, content))
 
@@ -97,7 +97,7 @@ def read_one(tmp_path, task, entry):
     return example
 
 
-def test_every_task_has_its_form(tmp_path):
+def test_each_task_reads_its_own_form(tmp_path):
     several = read_one(tmp_path, "multilabel", {"text": "a", "labels": ["x", 2, "x"]})
     assert several.labels == ("x", "2") and several.pair is None
     assert read_one(tmp_path, "multilabel", {"text": "a", "labels": []}).labels == ()
@@ -122,6 +122,6 @@ def test_every_task_has_its_form(tmp_path):
         ("span", {**SQUAD, "answers": {"text": [""], "answer_start": [0]}}, ["''"]),
     ],
 )
-def test_what_does_not_fit_its_task_is_refused(tmp_path, task, entry, named):
+def test_examples_that_do_not_fit_their_task_are_refused(tmp_path, task, entry, named):
     with pytest.raises(InvalidInput, match=naming("one.jsonl:1", *named)):
         read_one(tmp_path, task, entry)

@@ -1,4 +1,4 @@
-"""Scores by hand; those of libraries only where we decide what they are given."""
+"""Scores against values computed by hand. Scores of libraries are tested only where we prepare their input."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def classified(labels):
     return [Example(number, "text", labels=(label,)) for number, label in enumerate(labels)]
 
 
-def test_scores_of_labels_are_those_of_the_definitions():
+def test_scores_of_labels_equal_their_definitions():
     scores = training_task("classify").score(
         list("abcde"), classified("aaaabbcc"), [[label] for label in [*"aaabb", "", "a", "c"]]
     )
@@ -22,28 +22,28 @@ def test_scores_of_labels_are_those_of_the_definitions():
     assert scores.values["majority_share"] == pytest.approx(0.5)
 
 
-def test_an_answer_that_never_occurs_costs_macro_f1():
+def test_an_answered_label_that_never_occurs_lowers_macro_f1():
     assert training_task("classify").score(["a", "b"], classified("aa"), [["a"], ["b"]]).values["macro_f1"] == pytest.approx(
         1 / 3
     )
 
 
-def test_confusion_counts_words_without_an_answer_by_themselves():
+def test_confusion_counts_words_without_an_answer_separately():
     assert confusion(["a", "b"], ["a", "a", "b"], ["b", "", "b"]).tolist() == [[0, 1, 1], [0, 1, 0]]
 
 
-def test_entities_are_right_if_both_ends_and_the_kind_are():
+def test_an_entity_is_correct_if_both_ends_and_its_kind_are():
     pytest.importorskip("seqeval", reason="comes with the extra 'build'")
     wanted = [Example(1, "a b c d", labels=("B-X", "I-X", "O", "B-Y")), Example(2, "a b", labels=("O", "B-X"))]
     labels = ["B-X", "B-Y", "I-X", "O"]
-    answered = [["B-X", "I-X", "O", "B-X"], ["O", ""]]  # one of three right, two said
+    answered = [["B-X", "I-X", "O", "B-X"], ["O", ""]]  # one of three entities is correct, two were answered
     scores = training_task("tag").score(labels, wanted, answered)
     assert scores.metric == "entity_f1" and scores.main == pytest.approx(2 * 1 / (3 + 2))
     assert training_task("tag").score(labels, wanted[1:], [["O", "O"]]).main == 0
     assert is_bio(labels) and not is_bio(["O", "PART"]) and not is_bio(["O", "I-X"])
 
 
-def test_labels_that_hold_are_counted_one_by_one():
+def test_multilabel_scores_count_each_label():
     examples = [Example(1, "t", labels=("a", "b")), Example(2, "t", labels=()), Example(3, "t", labels=("c",))]
     scores = training_task("multilabel").score(["a", "b", "c"], examples, [["a"], [], ["c", "a"]])
     assert scores.metric == "micro_f1" and scores.main == pytest.approx(2 * 2 / (3 + 3))
@@ -51,7 +51,7 @@ def test_labels_that_hold_are_counted_one_by_one():
     assert scores.values["macro_f1"] == pytest.approx((2 / 3 + 0 + 1) / 3)
 
 
-def test_values_correlate_or_do_not():
+def test_values_are_scored_by_correlation():
     pytest.importorskip("scipy", reason="comes with the extra 'build'")
     examples = [Example(number, "t", value=value) for number, value in enumerate([1.0, 2.0, 4.0])]
     scores = training_task("regress").score(["value"], examples, [["1"], ["4"], ["16"]])

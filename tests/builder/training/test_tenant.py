@@ -1,4 +1,4 @@
-"""Tenants on a toy backbone: they learn both tasks, are scored as they are served, and refuse what cannot be learned."""
+"""Tenants on a toy backbone: they learn every task, are scored as they are served, and wrong data are refused."""
 
 import json
 import random
@@ -31,13 +31,15 @@ from tests.builder.tables.branches import build, some_lines
 from tests.naming import names, naming
 from tests.tasks import same_labels
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("seqeval", reason="comes with the extra 'build'")
 CPU = torch.device("cpu")
 PARTS = WORDS[:8]
 
 
 def classified(rng):
-    """Which of two words is among the others."""
+    """Returns a text whose label says which of two words it contains."""
     label = rng.choice(["left", "right"])
     words = rng.choices(WORDS[50:], k=rng.randint(2, 9))
     words.insert(rng.randrange(len(words) + 1), WORDS[0] if label == "left" else WORDS[1])
@@ -45,13 +47,13 @@ def classified(rng):
 
 
 def tagged(rng):
-    """Which words are of the first eight."""
+    """Returns a text whose tags mark the words among the first eight."""
     tokens = [rng.choice(PARTS if rng.random() < 0.4 else WORDS) for _ in range(rng.randint(2, 12))]
     return {"tokens": tokens, "tags": ["PART" if word in PARTS else "O" for word in tokens]}
 
 
 def entities(rng):
-    """Some words begin an entity, others go on with one."""
+    """Returns a text in which some words begin an entity and others continue it."""
     tokens, tags = [], []
     for _ in range(rng.randint(2, 6)):
         inside = rng.random() < 0.5
@@ -62,7 +64,7 @@ def entities(rng):
 
 
 def many(rng):
-    """Each of three words that occurs is a label."""
+    """Returns a text whose labels are those of three words that it contains."""
     present = [i for i in range(3) if rng.random() < 0.5]
     words = rng.choices(WORDS[50:], k=rng.randint(2, 6)) + [WORDS[i] for i in present]
     rng.shuffle(words)
@@ -70,13 +72,13 @@ def many(rng):
 
 
 def valued(rng):
-    """The share of words that are of the first eight, far from 0 and 1."""
+    """Returns a text whose value is its share of words among the first eight, moved far from 0 and 1."""
     words = [rng.choice(PARTS if rng.random() < 0.5 else WORDS[50:]) for _ in range(6)]
     return {"text": " ".join(words), "label": 40 + sum(word in PARTS for word in words)}
 
 
 def paired(rng):
-    """Which of two words the pair holds."""
+    """Returns a pair whose label says which of two words the second text contains."""
     texts = [rng.choices(WORDS[50:], k=rng.randint(1, 4)) for _ in range(2)]
     number = rng.randint(0, 1)
     texts[1].insert(rng.randint(0, 1), WORDS[number])
@@ -84,7 +86,7 @@ def paired(rng):
 
 
 def asked(rng):
-    """The answer is the run of words of the first eight."""
+    """Returns a question on a passage. The answer is the passage's run of words among the first eight."""
     passage = rng.choices(WORDS[50:], k=rng.randint(4, 12))
     answer = rng.choices(PARTS, k=rng.randint(1, 3))
     at = rng.randrange(len(passage))
@@ -106,7 +108,7 @@ TASKS = {
     "cut": ("classify", classified, "accuracy", 0.7),
     "cut-values": ("regress", valued, "pearson", 0.55),
 }
-CUT = {"adapter": "lora", "body_rate": 3e-3}  # the upper layers learn, and the adapter is what fits of their change
+CUT = {"adapter": "lora", "body_rate": 3e-3}  # the upper layers learn, and the adapter is cut from their change
 
 
 def write(path, examples):
@@ -130,7 +132,7 @@ def make_store(folder):
         for stack in (lower, upper):
             for name, parameter in stack.named_parameters():
                 if "norm" not in name:
-                    parameter.mul_(8)  # at this size BERT's own initial weights let no token hear of another
+                    parameter.mul_(8)  # with BERT's initial weights, tokens of this size would not influence each other
     store = Store.create(folder, "m", CONFIG, tokenizer_json(CONFIG.vocabulary), lower, upper)
     build(store, folder, "root", some_lines(200, seed=1))
     return store
@@ -142,7 +144,7 @@ def learn(store, task, train, dev=None, tenant="acme", **options):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A store with a tenant of each task, and the file each is tested on."""
+    """A store with a tenant of each task, and the test file of each."""
     folder = tmp_path_factory.mktemp("trained")
     store, tests = make_store(folder / "store"), {}
     for name, (task, maker, _, _) in TASKS.items():
@@ -170,7 +172,7 @@ def test_every_task_is_learned(trained, name):
     assert (store.tenant_folder(name, 1) / "training.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_majority_is_beaten(trained):
+def test_scores_are_above_the_majority_share(trained):
     store, tests = trained
     for name in ("classify", "tag"):
         values = evaluate_tenant(store, name, tests[name], CPU, show_progress=False).scores.values
@@ -178,8 +180,8 @@ def test_the_majority_is_beaten(trained):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_what_is_scored_is_what_is_served(trained, tmp_path, name):
-    """Answers and logits of the stored weights, computed in packs, against the reference's, text by text."""
+def test_scored_answers_equal_served_answers(trained, tmp_path, name):
+    """Answers and logits that are computed in packs equal those of the reference, text by text."""
     store, tests = trained
     export(store, tmp_path / "repository", ServingOptions(dtype="fp32"))
     reference = Reference.open(tmp_path / "repository" / CONFIG.name / "1")
@@ -208,8 +210,8 @@ def test_the_same_seed_gives_the_same_bytes(store, tmp_path):
     assert files[0] == files[1] != files[2]
 
 
-def test_of_epochs_that_dev_cannot_tell_apart_the_last_is_kept(store, tmp_path, monkeypatch):
-    """Of 100 texts 0.80 and 0.77 are the same, as 0.80 and 0.75 are not."""
+def test_of_epochs_with_dev_scores_that_do_not_differ_surely_the_last_is_kept(store, tmp_path, monkeypatch):
+    """With 100 texts, 0.80 and 0.77 count as equal, but 0.80 and 0.75 do not."""
     train, dev = made(tmp_path, "classify", 60, 1), made(tmp_path, "classify", 20, 2)
     kept = {}
     for doubt in (0.0, 1.0):
@@ -228,13 +230,13 @@ def test_of_epochs_that_dev_cannot_tell_apart_the_last_is_kept(store, tmp_path, 
 
 
 @pytest.mark.parametrize("options", [{}, CUT])
-def test_shared_layers_are_not_touched(store, tmp_path, options):
+def test_shared_layers_do_not_change(store, tmp_path, options):
     before = (store.folder / "upper.safetensors").read_bytes()
     learn(store, "classify", made(tmp_path, "classify", 60, 1), epochs=1, **options)
     assert (store.folder / "upper.safetensors").read_bytes() == before
 
 
-def test_a_cut_works_on_all_projections_or_those_asked_for(store, tmp_path):
+def test_a_cut_adapter_works_on_all_projections_or_on_the_given_places(store, tmp_path):
     train, held = made(tmp_path, "classify", 60, 1), []
     for tenant, options in (("all", {}), ("some", {"places": ("query", "ffn_in")})):
         made_of = learn(store, "classify", train, tenant=tenant, epochs=2, **CUT, **options)
@@ -245,12 +247,12 @@ def test_a_cut_works_on_all_projections_or_those_asked_for(store, tmp_path):
     assert all(0.2 < share < 1 for share in held) and held[0] != held[1]
 
 
-def test_a_bottleneck_cannot_be_cut_from_anything(store, tmp_path):
+def test_a_bottleneck_cannot_be_cut_from_upper_layers(store, tmp_path):
     with pytest.raises(InvalidInput, match=naming("'bottleneck'", "lora")):
         learn(store, "classify", made(tmp_path, "classify", 60, 1), body_rate=1e-4)
 
 
-def test_rank_0_is_a_head_alone(store, tmp_path):
+def test_rank_0_trains_only_a_head(store, tmp_path):
     train = made(tmp_path, "tag", 60, 1)
     tenant = build_tenant(store, "bare", "root", "tag", train, rank=0, epochs=1, device=CPU, show_progress=False)
     adapter, head = store.tenant_weights(tenant)
@@ -259,7 +261,7 @@ def test_rank_0_is_a_head_alone(store, tmp_path):
         build_tenant(store, "more", "root", "tag", train, rank=0, body_rate=1e-4, device=CPU, show_progress=False)
 
 
-def test_a_command_cut_after_its_tenant_was_stored_makes_no_second_version(store, tmp_path, monkeypatch):
+def test_a_command_interrupted_after_its_tenant_is_stored_makes_no_second_version(store, tmp_path, monkeypatch):
     train, save = made(tmp_path, "classify", 60, 1), Store.save_tenant
 
     def saved_and_cut(self, *given):
@@ -275,7 +277,7 @@ def test_a_command_cut_after_its_tenant_was_stored_makes_no_second_version(store
     assert learn(store, "classify", train, epochs=1).version == 2
 
 
-def test_a_cut_command_does_not_take_a_tenant_imported_meanwhile_for_its_own(store, tmp_path, monkeypatch):
+def test_an_interrupted_command_does_not_mistake_an_imported_tenant_for_its_own(store, tmp_path, monkeypatch):
     train = made(tmp_path, "classify", 60, 1)
     other = learn(store, "classify", train, tenant="other", epochs=1)
     with monkeypatch.context() as cut, pytest.raises(KeyboardInterrupt):
@@ -286,7 +288,7 @@ def test_a_cut_command_does_not_take_a_tenant_imported_meanwhile_for_its_own(sto
     assert trained.version == 2 and "dev" in store.report(trained)
 
 
-def test_a_training_goes_on_when_an_import_has_taken_its_number(store, tmp_path, monkeypatch, capsys):
+def test_a_training_continues_if_an_import_has_taken_its_version(store, tmp_path, monkeypatch, capsys):
     train = made(tmp_path, "classify", 60, 1)
     other = learn(store, "classify", train, tenant="other", epochs=1)
     with monkeypatch.context() as cut, pytest.raises(KeyboardInterrupt):
@@ -302,7 +304,7 @@ def test_a_training_goes_on_when_an_import_has_taken_its_number(store, tmp_path,
     assert learn(store, "classify", train, epochs=1).version == 2
 
 
-def test_what_training_leaves_can_be_verified(store, tmp_path):
+def test_a_trained_store_can_be_verified(store, tmp_path):
     learn(store, "classify", made(tmp_path, "classify", 60, 1), epochs=1)
     parts = [part for part in store_parts(store.folder) if "tenants" in part.path.parts]
     assert {"tenant.json", "head.safetensors"} < {part.path.name for part in parts}
@@ -332,7 +334,7 @@ def test_labels_unseen_in_training_are_named_with_their_line(store, tmp_path):
         evaluate_tenant(store, "acme", other, CPU, show_progress=False)
 
 
-def test_what_cannot_be_trained_is_refused(store, tmp_path):
+def test_data_that_cannot_be_learned_are_refused(store, tmp_path):
     one = write(tmp_path / "one.jsonl", [{"text": "a", "label": "x"}, {"text": "b", "label": "x"}])
     with pytest.raises(InvalidInput, match=naming(one, "'x'")):
         learn(store, "classify", one)
@@ -345,7 +347,7 @@ def test_what_cannot_be_trained_is_refused(store, tmp_path):
         learn(store, "guess", few)
 
 
-def test_values_that_cannot_be_stored_or_told_apart_are_refused(store, tmp_path):
+def test_values_that_cannot_be_stored_or_do_not_differ_are_refused(store, tmp_path):
     same = write(tmp_path / "same.jsonl", [{"text": text, "label": 2} for text in "abc"])
     with pytest.raises(InvalidInput, match=naming(same, 2)):
         learn(store, "regress", same)
@@ -361,11 +363,11 @@ def test_options_that_make_no_sense_are_named(store, tmp_path):
     train = made(tmp_path, "classify", 20, 1)
     counts, rates = ("epochs", "patience", "batch_texts"), {"doubt": -1, "learning_rate": 0.0, "body_rate": -1}
     for option, value in [*((name, 0) for name in counts), *rates.items()]:
-        with pytest.raises(InvalidInput, match=naming(f"{option.split('_')[-1]} {value}")):
+        with pytest.raises(InvalidInput, match=f"{option.split('_')[-1]} {value}"):
             learn(store, "classify", train, **{option: value})
 
 
-def test_an_answer_beyond_the_cut_is_not_learned_from(store, tmp_path):
+def test_an_answer_beyond_the_truncated_passage_is_not_learned(store, tmp_path):
     passage = " ".join(WORDS[30:40] * 12)
     examples = [
         {"text": WORDS[0], "text_pair": passage, "answers": {"text": [answer], "answer_start": [passage.index(answer)]}}
@@ -388,13 +390,13 @@ def test_uneven_labels_are_reported(store, tmp_path):
     assert warnings_of({**report, "imbalance": 2.0}) == []
 
 
-def test_a_text_that_no_server_takes_is_not_learned_from_either(store, tmp_path):
+def test_a_text_too_long_for_a_server_is_refused(store, tmp_path):
     train = write(tmp_path / "long.jsonl", [{"text": "a", "label": "x"}, {"text": "a " * 60_000, "label": "y"}])
     with pytest.raises(InvalidInput, match=naming(f"{train}:2", "100,000")):
         learn(store, "classify", train, train)
 
 
-def test_long_texts_are_cut_and_counted(store, tmp_path):
+def test_long_texts_are_truncated_and_counted(store, tmp_path):
     rng = random.Random(0)
     examples = [classified(rng) for _ in range(40)]
     exact, longer = CONFIG.positions - 2, CONFIG.positions - 1
@@ -404,7 +406,7 @@ def test_long_texts_are_cut_and_counted(store, tmp_path):
     assert report["training"]["texts_cut"] == 2 and report["dev"]["texts_cut"] == 0
 
 
-def test_a_word_without_a_token_is_never_right(store, tmp_path):
+def test_a_word_without_a_token_counts_as_wrong(store, tmp_path):
     """A zero-width space is a word to a client and nothing to the tokenizer."""
     path = write(tmp_path / "odd.jsonl", [{"tokens": [WORDS[0], "\u200b", WORDS[60]], "tags": ["PART", "O", "O"]}])
     task = training_task("tag")

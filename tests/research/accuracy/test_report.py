@@ -1,6 +1,5 @@
-"""The report on a toy: every number once, whatever is cut or moved; averages by hand; a table and a picture."""
+"""The report on a toy backbone: each number is computed once, averages equal those by hand, a table and a picture."""
 
-import json
 import random
 import shutil
 from dataclasses import replace
@@ -16,14 +15,16 @@ from research.accuracy import report as reports
 from research.accuracy.__main__ import main
 from research.accuracy.recipes import Pretraining
 from research.accuracy.report import Report
-from research.accuracy.results import Results
 from research.accuracy.studies import studies_of, tenants_of
 from research.accuracy.table import averages_of, draw, markdown_of, scores_of, tenants_in
 from research.accuracy.tiers import TIERS, Tier, passes
+from research.result_file import ResultFile
 from tests.builder.adaptation.test_masked import CPU, save
 from tests.builder.tables.branches import some_lines
 from tests.builder.training.test_tenant import classified, tagged, write
 from tests.naming import names, naming
+
+pytestmark = pytest.mark.slow
 
 MINUTES = 0.005
 TINY = Tier(30, 10, 10, (0, 1), 1, MINUTES, MINUTES, "distil", MINUTES, MINUTES, MINUTES, tenants=(3,), tenant_texts=8)
@@ -51,7 +52,7 @@ def data(tmp_path):
 def report(data, tmp_path):
     (tmp_path / "model").mkdir()
     model = str(save(tmp_path / "model", "with head"))
-    return Report("toy", model, LAYERS, data, TINY, tmp_path / "work", Results(tmp_path / "results"), CPU, FEW)
+    return Report("toy", model, LAYERS, data, TINY, tmp_path / "work", ResultFile(tmp_path / "results.jsonl"), CPU, FEW)
 
 
 def test_every_number_is_computed_once(report, tmp_path, monkeypatch):
@@ -81,15 +82,15 @@ def test_every_number_is_computed_once(report, tmp_path, monkeypatch):
     assert elsewhere.finished(schemes) == runs and len(trained) == len(runs) + 1
     assert not (tmp_path / "elsewhere").exists()
     tasks = report.data.tenants
-    tasks[0].train.write_text(tasks[1].train.read_text())  # other data are other numbers
+    tasks[0].train.write_text(tasks[1].train.read_text())  # other data give other numbers
     assert len(replace(report).finished(schemes)) == 5 * 2
-    report.data.domains[0].corpus.write_text("another")  # of which a BERT without tables knows nothing
+    report.data.domains[0].corpus.write_text("another")  # a BERT without tables does not read the corpus
     assert {run["case"] for run in replace(report).finished(schemes)} == {"dedicated", "adapter", "shared"}
-    assert replace(report).home != report.home  # nor are stores of it gone on with
+    assert replace(report).home != report.home  # and stores of the old corpus are not continued
 
 
-def test_a_cut_store_goes_on_though_the_data_lie_elsewhere_now(report, tmp_path, monkeypatch):
-    """They are made again when a package comes, and their folder has another name then."""
+def test_an_interrupted_store_continues_after_the_data_were_moved(report, tmp_path, monkeypatch):
+    """The data are written again, into another folder, when a package is installed."""
     report = replace(report, tier=replace(TINY, seeds=(0,)))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("builder.tables.root.build_table", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -104,8 +105,8 @@ def test_a_cut_store_goes_on_though_the_data_lie_elsewhere_now(report, tmp_path,
     assert len(again.finished(again.studies["schemes"])) == again.size(again.studies["schemes"])
 
 
-def test_every_study_runs_side_by_side(report):
-    """In processes of their own, with stores, tables and whole BERTs of every kind below."""
+def test_all_studies_run_in_parallel(report):
+    """Runs all studies in processes of their own, with all kinds of stores, tables and whole BERTs."""
     report = replace(report, tier=replace(TINY, seeds=(0,)))
     report.run(list(report.studies.values()), at_a_time=2)
     for study in report.studies.values():
@@ -129,7 +130,7 @@ def test_every_study_runs_side_by_side(report):
     assert {run["trained_on"] for run in report.finished(report.studies["tenants-3"])} == {8}
 
 
-def test_studies_share_what_they_have_in_common():
+def test_studies_share_equal_runs():
     studies = studies_of(TIERS[1], 6)
     below = next(case.below for case in studies["schemes"].cases if case.label == "hplm")
     assert (below.root.lower, below.root.upper, below.keep, below.dtype) == (2, 4, 1.0, "fp16")
@@ -177,7 +178,7 @@ def test_averages_are_over_seeds_then_tasks(tmp_path):
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_where_runs_are_tenants_tasks_count_by_their_tenants(tmp_path):
+def test_if_runs_are_tenants_tasks_are_weighted_by_their_tenants(tmp_path):
     runs = [*RUNS, *(made("b", case, seed, 0.5) for case in ("dedicated", "hplm") for seed in (2, 3))]
     weights = tenants_in(runs)
     assert weights == {"a": 2, "b": 4}
@@ -196,12 +197,12 @@ def test_another_model_of_the_same_name_has_other_results(tmp_path):
 
 
 def notes_of(named, runs):
-    """How many sentences below the table name all of these."""
+    """Returns how many sentences below the table name all of these."""
     lines = markdown_of(runs).splitlines()
     return sum(names(line, *named) for line in lines if line and not line.startswith("|"))
 
 
-def test_what_stands_on_different_roots_or_was_trained_otherwise_is_said():
+def test_notes_name_different_roots_and_ways_of_training():
     way = {"products": "bfloat16", "device": "cpu"}
     one, other = ({**run, "root": root, **way} for run, root in zip(RUNS[2:4], "ab", strict=True))
     assert notes_of(["hplm", "a", "b"], [*RUNS[:2], one, other]) == 1
@@ -212,7 +213,7 @@ def test_what_stands_on_different_roots_or_was_trained_otherwise_is_said():
     assert notes_of([], [one, {**one, "task": "b"}]) == notes_of([], [one, one]) == 0
 
 
-def test_what_makes_no_difference_is_no_other_number():
+def test_options_without_effect_do_not_change_the_run():
     studies = studies_of(TIERS[1], 6)
     below = studies["schemes"].cases[1].below
     assert replace(below, learn="distil").plain == below.plain == below
@@ -221,7 +222,7 @@ def test_what_makes_no_difference_is_no_other_number():
     assert replace(bare, minutes=9, learn="distil", dtype="int8").plain == bare.plain
 
 
-def test_what_is_not_finished_stays_empty():
+def test_unfinished_cells_stay_empty():
     lines = markdown_of(RUNS[:-2]).splitlines()
     assert lines[3] == "| b | classify | accuracy | 30 | 2 | 50.0 |  |"
     assert lines[4] == "| **average** |  |  |  |  | **67.50** |  |"
@@ -234,33 +235,23 @@ def test_other_seeds_are_not_compared():
     assert markdown_of([RUNS[0], RUNS[3]]).splitlines()[2] == "| a | classify | accuracy | 30 | 0 |  |  |"
 
 
-def test_a_model_that_is_not_there_is_named(tmp_path, capsys):
+def test_a_missing_model_is_named(tmp_path, capsys):
     assert main(["--model", str(tmp_path / "typo"), "--work", str(tmp_path / "work")]) == 1
     assert names(capsys.readouterr().err, f"--model {tmp_path / 'typo'}")
     assert not (tmp_path / "work").exists()
 
 
-def test_a_file_that_does_not_fit_its_name_is_refused(tmp_path):
-    results, run = Results(tmp_path), {**made("a", "hplm", 0, 1), "scheme": "hplm"}
-    results.put(run, {"accuracy": 1.0})
-    (path,) = tmp_path.iterdir()
-    path.write_text(json.dumps({"run": {**run, "seed": 5}, "result": {}}))
-    with pytest.raises(InvalidInput, match=naming(path)):
-        results.get(run)
-    assert results.get({**run, "seed": 1}) is None
-
-
-def test_a_whole_bert_asks_for_no_adapted_root(report, tmp_path):
-    """Beside it, adapters stand on as many upper layers as an hPLM has, and its name says so."""
+def test_a_whole_bert_needs_no_adapted_root(report):
+    """Adapters beside it are on as many upper layers as an hPLM has, and the run names that number."""
     report = replace(report, tier=replace(TINY, seeds=(0,)))
     whole = [case for case in report.studies["schemes"].cases if case.below is None]
     report.run([replace(report.studies["schemes"], cases=tuple(whole))], at_a_time=1)
     assert [folder.name for folder in (report.home / "stores").iterdir()] == ["1-3-3-0-0.001"]
-    told = {told["scheme"]: told for told in (json.loads(path.read_text())["run"] for path in (tmp_path / "results").iterdir())}
+    told = {told["scheme"]: told for told, _ in report.results}
     assert {scheme: told[scheme].get("upper") for scheme in told} == {"dedicated": None, "adapter": 3, "shared": None}
 
 
-def test_nothing_costs_more_than_a_dedicated_bert():
+def test_no_scheme_costs_more_than_a_dedicated_bert():
     assert [passes(scheme, 6, 4) for scheme in SCHEMES] == [3, 4, 4, 3, 9]
     assert [passes(scheme, 6, 3) for scheme in SCHEMES] == [3, 4, 4, 4, 9]
     assert [passes(scheme, 6, 5) for scheme in SCHEMES] == [3, 3, 3, 3, 9]

@@ -1,4 +1,4 @@
-"""The comparison, small: schemes on a real Triton, cut, and gone on with."""
+"""The comparison, small: schemes on a real Triton, interrupted and continued."""
 
 from __future__ import annotations
 
@@ -32,12 +32,14 @@ from research.comparison.swapper import Residency
 from testing.toy import CONFIG
 from tests.naming import naming
 
+pytestmark = pytest.mark.slow
+
 SMALL = Setup(CONFIG, tenants=5, budget=2, batch_tokens=64, dtype="fp32", rank=4)
-SCHEMES = ("hplm", "dedicated", DISK)  # that each works as such is tested where they are exported
+SCHEMES = ("hplm", "dedicated", DISK)  # the tests of exporting cover the other schemes
 CASE = Comparison("saturate", SMALL, (1, 5), SCHEMES, "12", seconds=0.5, connections=3, patience=60.0)
 
 
-def test_schemes_answer_on_the_same_triton_and_nothing_is_measured_twice(tmp_path: Path, monkeypatch) -> None:
+def test_schemes_run_on_the_same_triton_and_no_number_is_measured_twice(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(compare_module, "gflops", lambda: 1.0)
     first = run(replace(CASE, schemes=("hplm", "dedicated")), tmp_path / "results", tmp_path / "work")
     figures = run(CASE, tmp_path / "results", tmp_path / "work")
@@ -63,7 +65,7 @@ def reported(statuses: list[int], **more: object) -> Report:
 
 @pytest.fixture
 def loads(monkeypatch) -> list[Load]:
-    """What would be sent; all of it is answered."""
+    """Records the loads instead of sending them, and reports all requests as answered."""
     sent: list[Load] = []
     monkeypatch.setattr(compare_module, "run_apart", lambda load: (sent.append(load), reported([200]))[1])
     monkeypatch.setattr(compare_module, "weight_megabytes", lambda _: WeightMegabytes(1.0, 1.0, 1.0, 1.0))
@@ -80,7 +82,7 @@ def serving(scheme: str) -> Served:
 
 @pytest.mark.parametrize(("scheme", "tenants", "warm"), [("hplm", 5, 5), ("dedicated", 1, 1), ("dedicated", 5, 2)])
 def test_every_number_has_its_own_warm_up(loads, scheme, tenants, warm) -> None:
-    """Where models must be loaded for requests, over those that are."""
+    """If not all models fit, the warm-up uses only the loaded ones."""
     server = serving(scheme)
     measured = compare_module._measure(server, CASE, tenants)
     warming, load = loads
@@ -100,13 +102,13 @@ def test_every_number_has_its_own_warm_up(loads, scheme, tenants, warm) -> None:
         (reported([]), ["hplm", 5]),
     ],
 )
-def test_a_rate_with_failures_is_no_rate(loads, monkeypatch, report, named) -> None:
+def test_a_load_with_failures_gives_no_rate(loads, monkeypatch, report, named) -> None:
     monkeypatch.setattr(compare_module, "run_apart", lambda load: report)
     with pytest.raises(HplmError, match=naming(*named)):
         compare_module._measure(serving("hplm"), CASE, 5)
 
 
-def test_what_fails_keeps_nothing_else_from_being_measured(monkeypatch, tmp_path: Path) -> None:
+def test_a_failure_does_not_stop_other_measurements(monkeypatch, tmp_path: Path) -> None:
     def measured(server: Served, case: Comparison, tenants: int) -> dict:
         if server == "hplm" and tenants == 1:
             reported([200], errors=Counter(timeout=1)).expect_success("hplm with 1 tenants")
@@ -125,17 +127,17 @@ def test_an_open_scenario_reports_response_times(tmp_path: Path) -> None:
     case = replace(CASE, scenario="burst", tenants=(3,), schemes=("dedicated_inprocess",), seconds=2.0)
     run(case, tmp_path)
     for _, _, measured in Results(tmp_path / "toy-burst").all():
-        # One user more every 0.05 s, and after 1.2 s each once more.
+        # A user starts every 0.05 s, and each sends again after 1.2 s.
         assert measured["offered"] == 40 + 16 == measured["succeeded"]
         assert len(measured["latency_ms"]) == 101 and np.all(np.diff(measured["latency_ms"]) >= 0)
 
 
-def test_what_a_model_takes(tmp_path: Path) -> None:
+def test_the_weights_of_each_scheme_are_counted(tmp_path: Path) -> None:
     costs = {
         scheme: weight_megabytes(export_compared(tmp_path, scheme, SMALL)) for scheme in ("hplm", "shared", "dedicated", "plot")
     }
     parameters = 4 * (4 * 32 * 32 + 4 * 32 + 2 * 32 * 64 + 64 + 32 + 4 * 32) + (200 + 64 + 2) * 32 + 2 * 32
-    assert costs["dedicated"].each == pytest.approx(4 * parameters / 1e6, rel=0.1)  # and a header
+    assert costs["dedicated"].each == pytest.approx(4 * parameters / 1e6, rel=0.1)  # plus a header
     assert costs["plot"].each < costs["dedicated"].each and costs["plot"].mapped == costs["hplm"].mapped > 0
     assert costs["hplm"].each == 0 and costs["hplm"].swapped < costs["dedicated"].swapped / 10
     assert costs["shared"].shared > costs["hplm"].shared and costs["shared"].swapped < costs["hplm"].swapped

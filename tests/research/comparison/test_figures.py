@@ -1,4 +1,4 @@
-"""The report from result files: all that is known is shown, nothing is measured, and it can be made from itself again."""
+"""The report is made from result files without measuring, shows all of them, and can be made again from its own files."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from research.comparison.figures import make_report
 from research.comparison.results import Results
 from research.comparison.served_schemes import COMPARED
 from tests.naming import names, naming
+
+pytestmark = pytest.mark.slow
 
 SETTINGS = {
     "setup": {"size": "minilm", "budget": 20}, "lengths": "128", "seconds": 15.0, "connections": 16, "patience": 60.0,
@@ -74,18 +76,20 @@ def test_every_figure_is_there_and_the_page_names_the_machine(results, tmp_path)
         assert figure in page
 
 
-def test_the_report_is_made_again_from_itself(results, tmp_path) -> None:
+def test_the_report_can_be_made_again_from_its_own_files(results, tmp_path) -> None:
     make_report(results, tmp_path / "report")
     before = (tmp_path / "report" / "README.md").read_text()
     make_report(tmp_path / "report" / "results", tmp_path / "report")
     assert (tmp_path / "report" / "README.md").read_text() == before
 
 
-def test_some_results_are_enough_and_none_are_not(results, tmp_path) -> None:
+def test_some_results_are_enough_but_none_are_refused(results, tmp_path) -> None:
     only = tmp_path / "only"
     kept = Results.open(only / "minilm-saturate", SETTINGS | {"scenario": "saturate"})
     kept.put("hplm", 1, measured("hplm", 1))
-    kept.put("dedicated", 1, measured("dedicated", 1) | {"req_per_s": 0.0, "p50_ms": None, "p99_ms": None})  # nobody answered
+    kept.put(
+        "dedicated", 1, measured("dedicated", 1) | {"req_per_s": 0.0, "p50_ms": None, "p99_ms": None}
+    )  # no request was answered
     assert make_report(only, tmp_path / "report") == ["minilm-saturate"]
     with pytest.raises(InvalidInput, match=naming(tmp_path / "nothing")):
         make_report(tmp_path / "nothing", tmp_path / "report")
@@ -103,19 +107,19 @@ def test_a_timeline_is_a_trace_that_perfetto_reads(results) -> None:
 
 
 @pytest.mark.parametrize("nonsense", ["{}", "[]", '[["a", "b", 2, 1]]', '[["a", "b", 1]]', "no"])
-def test_a_timeline_that_is_none(tmp_path, nonsense) -> None:
+def test_a_file_that_is_not_a_timeline_is_refused(tmp_path, nonsense) -> None:
     (tmp_path / "timeline.json").write_text(nonsense)
     with pytest.raises(InvalidInput, match=r"timeline\.json"):
         read_spans(tmp_path / "timeline.json")
 
 
-def test_this_machine_in_words() -> None:
+def test_the_machine_is_described_in_words() -> None:
     assert re.search(r".+, \d+ cores, [\d.]+ GiB of memory, .+; torch \S+, Python \S+", in_words(machine()))
     assert Span("t", "stage 3", 0, 1).kind == "stage"
     assert 0.1 < gflops(0.05) < 1e6
 
 
-def test_a_server_s_journal_is_a_timeline(tmp_path) -> None:
+def test_a_servers_journal_is_read_as_a_timeline(tmp_path) -> None:
     entries = [
         {"batch": 7, "texts": 2, "stages": {"prepare": [1.0, 1.1], "swap": [1.1, 1.2], "compute": [1.3, 2]}},
         {"request": "a", "computed": 2.0, "answered": 2.1, "batch": 7},

@@ -1,4 +1,4 @@
-"""The gateway of dedicated models: never more than fit, nobody's model goes while it is asked, everybody is served."""
+"""The gateway of dedicated models: it keeps the budget, never unloads a model with requests, and serves all requests."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import pytest
 from research.comparison.swapper import Residency, Swapper
 from tests.loadtest.small_server import SmallServer, answer
 from tests.naming import names
+
+pytestmark = pytest.mark.slow
 
 
 class Memory:
@@ -54,7 +56,7 @@ def test_under_traffic_the_budget_holds_and_models_in_use_stay() -> None:
     assert memory.most == 3 and residency.loads == sum(step[0] == "+" for step in memory.order)
 
 
-def test_the_least_recently_used_goes() -> None:
+def test_the_least_recently_used_model_is_unloaded() -> None:
     memory = Memory()
     residency = Residency(2, memory.load, memory.unload)
     for name in ("a", "b", "a", "c", "b"):
@@ -63,7 +65,7 @@ def test_the_least_recently_used_goes() -> None:
     assert memory.order == ["+a", "+b", "-b", "+c", "-a", "+b"]
 
 
-def test_a_load_that_fails_is_told_and_leaves_its_place() -> None:
+def test_a_failed_load_is_an_error_and_gives_back_its_place() -> None:
     def load(name: str) -> None:
         if name == "bad":
             raise OSError("no such model")
@@ -76,7 +78,7 @@ def test_a_load_that_fails_is_told_and_leaves_its_place() -> None:
     assert residency.loads == 1
 
 
-def test_the_gateway_passes_requests_on_once_their_model_is_loaded() -> None:
+def test_the_gateway_forwards_requests_when_their_model_is_loaded() -> None:
     def respond(number: int, body: bytes) -> bytes:
         return answer(body=b"answer to " + body) if body != b"{}" else answer()
 

@@ -1,4 +1,4 @@
-"""A tiny BERT as Hugging Face saves it, and a store that was made of it."""
+"""A tiny BERT saved by Hugging Face, and a store that was made from it."""
 
 from __future__ import annotations
 

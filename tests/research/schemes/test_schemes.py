@@ -1,4 +1,4 @@
-"""What the baselines answer is what the models they stand for answer."""
+"""The baselines give the answers of the models that they represent."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ from tests.cli.test_domain import broken_of
 from tests.naming import names, naming
 from tests.research.schemes.checkpoints import TENANTS, make_store, save_bert
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 WITHOUT_TABLES = ("dedicated", "dedicated_inprocess", "compressed")
 OPTIONS = ServingOptions(dtype="fp32", batch_tokens=128)
@@ -56,7 +58,7 @@ def open_models(repository: Path, room: int = 2, model: str = "tiny") -> WholeMo
 
 
 def ask(models: WholeModels, asked: list[tuple[str, str]]) -> list[np.ndarray]:
-    """Logits of (tenant, text) pairs that wait together."""
+    """Returns the logits of (tenant, text) pairs that wait together."""
     questions = [models.question({"tenant": tenant}, [text], None) for tenant, text in asked]
     answers = dict(models.answer(questions))
     assert len(answers) == len(questions)
@@ -78,7 +80,7 @@ def by_transformers(bert, tenant_id: str, text: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("room", [1, 2, 9])
-def test_dedicated_models_answer_as_transformers_does_however_few_fit(bert, repositories, room) -> None:
+def test_dedicated_models_equal_transformers_even_if_few_fit(bert, repositories, room) -> None:
     models = open_models(repositories["dedicated_inprocess"], room)
     rng = random.Random(room)
     for _ in range(4):
@@ -87,7 +89,7 @@ def test_dedicated_models_answer_as_transformers_does_however_few_fit(bert, repo
             np.testing.assert_allclose(logits, by_transformers(bert, tenant, text), atol=1e-4)
 
 
-def test_a_dedicated_model_of_its_own_answers_the_same_without_being_told_the_tenant(bert, repositories) -> None:
+def test_a_dedicated_model_needs_no_tenant_parameter(bert, repositories) -> None:
     models = open_models(repositories["dedicated"], model="tiny-city")
     question = models.question({}, TEXTS[:3], None)
     ((_, rows),) = models.answer([question])
@@ -97,7 +99,7 @@ def test_a_dedicated_model_of_its_own_answers_the_same_without_being_told_the_te
         models.question({"tenant": "acme"}, TEXTS[:1], None)
 
 
-def test_the_shared_bert_is_the_dedicated_one_with_words_stored_in_16_bits(bert, repositories) -> None:
+def test_the_shared_bert_equals_the_dedicated_one_with_words_in_16_bits(bert, repositories) -> None:
     reference = Reference.open(repositories["shared"] / "tiny" / "1")
     for tenant in TENANTS:
         served = reference.forward(TEXTS[0], tenant.id).numpy()
@@ -108,7 +110,7 @@ def test_adapters_work_on_the_upper_half_of_all_layers_and_change_answers(bert, 
     reference = Reference.open(repositories["adapter"] / "tiny" / "1")
     np.testing.assert_allclose(
         reference.forward(TEXTS[0], "dune").numpy(), by_transformers(bert, "dune", TEXTS[0]), atol=0.02
-    )  # it has no adapter
+    )  # this tenant has no adapter
     with_adapter = reference.forward(TEXTS[0], "acme").numpy()
     assert np.abs(with_adapter - by_transformers(bert, "acme", TEXTS[0])).max() > 0.1
     (record,) = [tenant.adapter for tenant in reference.backbone.view.snapshot.tenants if tenant.id == "acme"]
@@ -117,7 +119,7 @@ def test_adapters_work_on_the_upper_half_of_all_layers_and_change_answers(bert, 
     assert used == [False, False, True, True]
 
 
-def test_plot_is_hplm_without_adapters(repositories) -> None:
+def test_plot_equals_hplm_without_adapters(repositories) -> None:
     reference = Reference.open(repositories["hplm"] / "tiny" / "1")
     models = open_models(repositories["plot"])
     asked = [(tenant, text) for text in TEXTS[:4] for tenant in ("beta", "city", "dune")]
@@ -136,7 +138,7 @@ def test_the_compressed_model_has_every_other_layer(bert, repositories) -> None:
     assert ask(models, [("acme", TEXTS[0])])[0].shape == (1, 3)
 
 
-def test_a_broken_body_fails_its_tenant_and_the_room_it_had_is_used_again(bert, tmp_path) -> None:
+def test_a_broken_body_fails_its_tenant_and_its_slot_is_used_again(bert, tmp_path) -> None:
     _, store = bert
     export_scheme(store, tmp_path, OPTIONS, "dedicated_inprocess")
     models = open_models(tmp_path, room=1)
@@ -150,7 +152,7 @@ def test_a_broken_body_fails_its_tenant_and_the_room_it_had_is_used_again(bert, 
     np.testing.assert_allclose(answers[questions[1]][0].logits, by_transformers(bert, "beta", TEXTS[0]), atol=1e-4)
 
 
-def test_who_waited_too_long_is_told_and_costs_nothing(repositories) -> None:
+def test_expired_requests_are_answered_and_not_computed(repositories) -> None:
     models = open_models(repositories["dedicated_inprocess"])
     late = models.question({"tenant": "acme"}, TEXTS[:1], None, allowed_s=1e-9)
     in_time = models.question({"tenant": "acme"}, TEXTS[:1], None, allowed_s=600)
@@ -160,7 +162,7 @@ def test_who_waited_too_long_is_told_and_costs_nothing(repositories) -> None:
     assert answers[in_time][0].labels[0] in ("red", "green", "blue")
 
 
-def test_a_worker_answers_all_it_took_and_takes_no_more_than_it_may(repositories) -> None:
+def test_a_worker_answers_all_accepted_requests_and_refuses_more_than_its_limit(repositories) -> None:
     models = open_models(repositories["dedicated_inprocess"])
     answered: list[object] = []
     blocked, running = threading.Event(), threading.Event()
@@ -173,7 +175,7 @@ def test_a_worker_answers_all_it_took_and_takes_no_more_than_it_may(repositories
     worker = Worker(models, most=2)
     ask = partial(models.question, {"tenant": "acme"}, TEXTS[:1], None)
     worker.submit(ask(), wait)
-    running.wait(30)  # the first is being answered: others wait
+    running.wait(30)  # the first one is being answered, so the others wait
     worker.submit(ask(), answered.append)
     worker.submit(ask(), answered.append)
     with pytest.raises(QueueFull):
@@ -185,7 +187,7 @@ def test_a_worker_answers_all_it_took_and_takes_no_more_than_it_may(repositories
         worker.submit(ask(), answered.append)
 
 
-def test_a_worker_forgets_nobody_when_a_round_fails(repositories, monkeypatch) -> None:
+def test_a_worker_answers_every_request_of_a_failed_round(repositories, monkeypatch) -> None:
     models = open_models(repositories["dedicated_inprocess"])
     monkeypatch.setattr(models, "answer", lambda questions: 1 / 0)
     answered: list[object] = []
@@ -195,7 +197,7 @@ def test_a_worker_forgets_nobody_when_a_round_fails(repositories, monkeypatch) -
     assert len(answered) == 1 and isinstance(answered[0], Broken)
 
 
-def test_the_exported_files_say_what_their_weights_are(repositories) -> None:
+def test_the_exported_files_say_where_their_weights_come_from(repositories) -> None:
     whole = json.loads((repositories["dedicated_inprocess"] / "tiny/1/whole.json").read_text())
     assert "pretrained" in whole["note"]
     for scheme, model in [("adapter", "tiny"), ("dedicated", "tiny-acme"), ("compressed", "tiny")]:
@@ -203,7 +205,7 @@ def test_the_exported_files_say_what_their_weights_are(repositories) -> None:
         assert f'string_value: "{scheme}"' in config and "pretrained" in config
 
 
-def test_copies_of_one_body_take_its_room_once(repositories) -> None:
+def test_copies_of_one_body_are_hard_links(repositories) -> None:
     for bodies in (
         [repositories["dedicated"] / f"tiny-{tenant.id}/1/bodies/{tenant.id}.safetensors" for tenant in TENANTS],
         [repositories["dedicated_inprocess"] / f"tiny/1/bodies/{tenant.id}.safetensors" for tenant in TENANTS],
@@ -217,7 +219,7 @@ def test_every_scheme_can_be_verified(repositories, scheme, capsys) -> None:
     assert names(capsys.readouterr().out, "ok", int(scheme not in WITHOUT_TABLES))
 
 
-def test_what_is_broken_in_a_scheme_without_sharing_is_named_and_one_body_is_read_once(repositories, tmp_path, capsys) -> None:
+def test_verify_names_broken_files_of_whole_models_and_reads_a_shared_body_once(repositories, tmp_path, capsys) -> None:
     parts = repository_parts(repositories["dedicated"], None)
     assert [part.path.parent.name for part in parts].count("bodies") == 1
     folder = Path(shutil.copytree(repositories["plot"], tmp_path / "plot")) / "tiny" / "1"
@@ -233,10 +235,10 @@ def test_what_is_broken_in_a_scheme_without_sharing_is_named_and_one_body_is_rea
         assert any(names(line, file) for line in broken), file
 
 
-def test_schemes_do_not_share_a_repository(bert, repositories, tmp_path) -> None:
+def test_two_schemes_cannot_share_a_repository(bert, repositories, tmp_path) -> None:
     _, store = bert
     export_scheme(store, tmp_path, OPTIONS, "shared")
-    export_scheme(store, tmp_path, OPTIONS, "shared")  # again is fine
+    export_scheme(store, tmp_path, OPTIONS, "shared")  # exporting again is allowed
     with pytest.raises(InvalidInput, match=naming("'shared'", "'hplm'", "--repository")):
         export_scheme(store, tmp_path, OPTIONS, "hplm")
     with pytest.raises(InvalidInput, match=naming("'dedicated'", "'hplm'", "--repository")):
@@ -246,7 +248,7 @@ def test_schemes_do_not_share_a_repository(bert, repositories, tmp_path) -> None
 
 
 @pytest.mark.parametrize("scheme", ["dedicated", "dedicated_inprocess"])
-def test_tenants_that_are_gone_are_dropped_where_that_is_said_and_only_there(bert, tmp_path, scheme) -> None:
+def test_missing_tenants_are_removed_only_with_replace(bert, tmp_path, scheme) -> None:
     _, store = bert
     export_scheme(store, tmp_path / "repository", OPTIONS, scheme)
     fewer = Store(shutil.copytree(store.folder, tmp_path / "store"))

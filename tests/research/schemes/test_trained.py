@@ -1,4 +1,4 @@
-"""What hPLMs are compared with: the whole BERT is the original, and each scheme tunes what it says and nothing else."""
+"""The schemes beside hPLMs: the whole BERT equals the original, and each scheme tunes only its own part."""
 
 import json
 import random
@@ -27,6 +27,8 @@ from testing.toy import CONFIG
 from tests.builder.tables.branches import build, some_lines
 from tests.builder.training.test_tenant import classified, paired, write
 from tests.naming import naming
+
+pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
 CLASSIFY = training_task("classify")
@@ -60,7 +62,7 @@ def ground(store, tmp_path):
     return Ground(store.config, reader, texts, texts, CLASSIFY, labels, CPU)
 
 
-def test_the_whole_body_is_the_original_model(store, tmp_path):
+def test_the_whole_body_equals_the_original_model(store, tmp_path):
     rng = random.Random(1)
     path = write(tmp_path / "pairs.jsonl", [paired(rng) for _ in range(4)])
     reader = Reader(store, "root", 1)
@@ -79,7 +81,7 @@ def test_the_whole_body_is_the_original_model(store, tmp_path):
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_a_scheme_tunes_what_it_says(store, ground, name):
+def test_each_scheme_tunes_only_its_own_part(store, ground, name):
     own = TrainingOptions(epochs=1, rank=4)
     body = body_of(store, SCHEMES[name])
     before = {key: tensor.clone() for key, tensor in body.state_dict().items()}
@@ -92,7 +94,9 @@ def test_a_scheme_tunes_what_it_says(store, ground, name):
         assert all(inside == (key in changed) for key, inside in layers.items())
         assert ("words.weight" in changed) == (name == "dedicated-lower")
     if name == "plot":
-        assert all(key.startswith("upper.layers.") for key in changed)  # an hPLM's course: its adapter is cut from it
+        assert all(
+            key.startswith("upper.layers.") for key in changed
+        )  # the way of an hPLM, whose adapter is cut from this change
     if name == "dedicated":
         assert {"layers.0.qkv.weight", "layers.3.ffn_out.weight", "words.weight"} <= changed
     assert len(trained.model.adapters) == (store.config.upper_layers if name == "adapter" else 0)
@@ -102,8 +106,8 @@ def test_a_scheme_tunes_what_it_says(store, ground, name):
 
 
 @pytest.mark.parametrize("name", ["hplm", "adapter"])
-def test_what_upper_layers_learn_is_cut_from_either_body(store, ground, name):
-    """The whole one's lower layers do not learn, and both bodies are in the end as they were."""
+def test_what_upper_layers_learn_is_cut_from_both_bodies(store, ground, name):
+    """The lower layers of the whole body do not learn, and both bodies are unchanged at the end."""
     own = TrainingOptions(epochs=1, rank=4, adapter="lora", body_rate=1e-3)
     body = body_of(store, SCHEMES["plot" if name == "hplm" else name])
     before = {key: tensor.clone() for key, tensor in body.state_dict().items()}
@@ -115,16 +119,16 @@ def test_what_upper_layers_learn_is_cut_from_either_body(store, ground, name):
     above = ("layers.2.", "layers.3.") if name == "adapter" else ("upper.layers.0.", "upper.layers.1.")
     assert learned and all(key.startswith(above) and key.endswith("weight") and "norm" not in key for key in learned)
     kept = trained.report["history"][trained.report["kept_epoch"] - 1]
-    assert trained.scores.main == pytest.approx(kept["dev"], abs=0.02)  # what is stored has been scored on the way
+    assert trained.scores.main == pytest.approx(kept["dev"], abs=0.02)  # the stored adapter was scored during the training
 
 
-def test_what_is_remembered_is_what_is_computed(store, ground):
+def test_remembered_values_equal_computed_ones(store, ground):
     whole = whole_body(store).eval().requires_grad_(False)
     remembering = RememberingBody(whole)
     pack, other = (ground.reader.pack(ground.texts, np.array(chosen), CPU, False) for chosen in ([3, 1, 2], [2, 5]))
     first = remembering(pack, None)
     assert torch.equal(first, whole(pack, None))
-    remembering.body = None  # is not asked again
+    remembering.body = None  # it is not called again
     assert torch.equal(remembering(pack, None), first)
     again = ground.reader.pack(ground.texts, np.array([2, 3]), CPU, False)
     assert torch.equal(remembering(again, None), first[[2, 0]])
@@ -132,7 +136,7 @@ def test_what_is_remembered_is_what_is_computed(store, ground):
     assert torch.allclose(remembering(other, None), whole(other, None))
 
 
-def test_what_does_not_fit_in_memory_is_computed_again(store, ground):
+def test_values_that_do_not_fit_in_memory_are_computed_again(store, ground):
     remembering = RememberingBody(whole_body(store).eval())
     remembering._room = 2
     pack = ground.reader.pack(ground.texts, np.array([0, 1, 2]), CPU, False)
@@ -140,7 +144,7 @@ def test_what_does_not_fit_in_memory_is_computed_again(store, ground):
 
 
 def test_schemes_learn_from_the_tenants_own_data_and_no_other(store, tmp_path, monkeypatch):
-    """Wherever the command is given; a report without a digest is believed."""
+    """From any working folder. A report without a digest is trusted."""
     rng = random.Random(3)
     parts = ("train", "other", "test")
     train, other, test = (write(tmp_path / f"{part}.jsonl", [classified(rng) for _ in range(40)]) for part in parts)
@@ -170,7 +174,7 @@ def test_schemes_learn_from_the_tenants_own_data_and_no_other(store, tmp_path, m
         compared(train_file=other)
 
 
-def test_beside_the_best_of_a_grid_stand_the_best_of_grids(store, tmp_path, monkeypatch):
+def test_beside_the_best_of_a_grid_each_scheme_is_the_best_of_its_grid(store, tmp_path, monkeypatch):
     rng = random.Random(3)
     train, test = (write(tmp_path / f"{part}.jsonl", [classified(rng) for _ in range(40)]) for part in ("train", "test"))
     options = {"rank": 0, "epochs": 1, "learning_rate": 1e-3}
@@ -203,7 +207,7 @@ def test_schemes_answer_in_the_tenants_order_of_labels(store, tmp_path):
     assert score_schemes(store, evaluation, ["shared"], CPU, show_progress=False)["shared"].rows == 40
 
 
-def test_schemes_take_the_values_that_the_tenant_s_precision_takes(store, tmp_path):
+def test_schemes_accept_the_values_that_the_tenants_precision_accepts(store, tmp_path):
     lines = [{"text": classified(random.Random(number))["text"], "label": 5e-4 * (number % 2)} for number in range(40)]
     train = write(tmp_path / "train.jsonl", lines)
     build_tenant(store, "fine", "root", "regress", train, rank=0, epochs=1, dtype="bf16", device=CPU, show_progress=False)
@@ -211,8 +215,8 @@ def test_schemes_take_the_values_that_the_tenant_s_precision_takes(store, tmp_pa
     assert score_schemes(store, evaluation, ["shared"], CPU, show_progress=False)["shared"].rows == 40
 
 
-def test_schemes_learn_from_as_much_as_the_tenant(store, tmp_path):
-    """Of one file that was named twice nothing was set aside."""
+def test_schemes_learn_from_as_many_texts_as_the_tenant(store, tmp_path):
+    """If one file was given as train and dev, no dev part was split off."""
     train = write(tmp_path / "train.jsonl", [classified(random.Random(number)) for number in range(40)])
     options = {"rank": 0, "epochs": 1, "device": CPU, "show_progress": False}
     build_tenant(store, "twice", "root", "classify", train, train, **options)

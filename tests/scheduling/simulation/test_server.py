@@ -15,6 +15,8 @@ from hplm.scheduling.simulation.server import ANSWERED, EXPIRED, REFUSED, Machin
 from hplm.scheduling.waiting import Capacity
 from tests.naming import naming
 
+pytestmark = pytest.mark.slow
+
 CAPACITY = Capacity(320, 320, 320)
 COST = EngineCost(batch=1e6, token=20e3, score=0)
 TEXTS_A_SECOND = 320 / 20 / COST.packed(np.full(16, 20)) * 1e9
@@ -60,7 +62,7 @@ def test_the_default_has_the_utility_of_shortest_first_and_answers_more_in_time(
 
 
 @pytest.mark.parametrize("lengths", [Lengths(20, 20), Lengths(8, 4)])
-def test_a_flood_does_not_push_another_tenant_aside(lengths):
+def test_a_flood_of_one_tenant_does_not_delay_another(lengths):
     modest = _load(0.2, 1.0)
     flood = Stream(3 * TEXTS_A_SECOND, 1.0, lengths, (12.0, 75.0), tenants=(1,)).draw(4)
     alone, beside = (_run("timely", load) for load in (modest, Arrivals.together([modest, flood])))
@@ -68,10 +70,10 @@ def test_a_flood_does_not_push_another_tenant_aside(lengths):
     assert beside.on_time[mine].mean() > 0.97 * alone.on_time.mean()
     full_batch = COST.packed(np.full(16, 20))
     took = (beside.answered_ns - beside.arrivals.at_ns)[mine & beside.answered]
-    assert np.percentile(took, 99) < 2 * 1.1 * full_batch  # the batch that runs, and its own
+    assert np.percentile(took, 99) < 2 * 1.1 * full_batch  # the running batch, and its own batch
 
 
-def test_at_three_times_the_load_those_let_in_are_answered_in_time():
+def test_at_three_times_the_load_admitted_requests_are_answered_in_time():
     full = COST.packed(np.full(10, 32))
     lengths, allowed = Lengths(32, 0, 32, 32), (2 * full / 1e6, 12 * full / 1e6)
     load = Stream(3 * 10 / full * 1e9, 3.0, lengths, allowed).draw(5)
@@ -81,7 +83,7 @@ def test_at_three_times_the_load_those_let_in_are_answered_in_time():
     assert outcome.on_time.sum() / outcome.end_ns >= 0.9 * 10 / full
 
 
-def test_admission_refuses_nobody_who_would_be_in_time():
+def test_admission_refuses_no_request_that_would_be_in_time():
     outcome = _run("timely", _load(0.5), admission=True)
     assert outcome.on_time.all()
 
@@ -95,7 +97,7 @@ def test_packing_without_padding_is_the_cheapest_and_turbo_beats_naive():
     assert cost.naive(uniform) == cost.packed(uniform) == cost.turbo(uniform) == cost.slotted(uniform)
 
 
-def test_a_trace_is_read_as_it_was_recorded(tmp_path):
+def test_a_trace_is_read_with_all_its_columns(tmp_path):
     path = tmp_path / "trace.jsonl"
     rows = [{"arrival": 5.5, "tokens": 20, "deadline_ms": 50, "tenant": "b"}, {"arrival": 5.0, "tokens": 30, "tenant": "a"}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,0 +1,1 @@
+"""The pictures of the docs: two diagrams, and charts of stored figures."""

@@ -1,0 +1,106 @@
+"""A file of results: each number has one line, and neither an interruption nor a second process loses one."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+
+from hplm.errors import InvalidInput
+from research.result_file import ResultFile, digest_of
+from tests.naming import naming
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> ResultFile:
+    return ResultFile(tmp_path / "results" / "numbers.jsonl")
+
+
+def run_of(task: str, seed: int) -> dict:
+    return {"task": task, "training": {"rank": 32, "places": None}, "seed": seed}
+
+
+def test_a_number_is_found_by_its_run(results) -> None:
+    assert results.get(run_of("a", 0)) is None and not list(results)
+    results.put(run_of("b", 0), {"accuracy": 0.5})
+    results.put(run_of("a", 1), {"accuracy": 0.7})
+    results.put(run_of("a", 0), {"accuracy": 0.6})
+    results.put(run_of("b", 0), {"accuracy": 0.8})
+    assert results.get(run_of("a", 0)) == {"accuracy": 0.6} and results.get(run_of("b", 0)) == {"accuracy": 0.8}
+    assert results.get(run_of("a", 2)) is None
+    assert [run for run, _ in results] == [run_of("a", 0), run_of("a", 1), run_of("b", 0)]
+    lines = results.path.read_text().splitlines()
+    assert lines == sorted(lines) and json.loads(lines[0])["digest"] == digest_of(run_of("a", 0))
+    assert [file.name for file in results.path.parent.iterdir()] == ["numbers.jsonl"]
+
+
+def test_the_order_of_a_run_s_names_makes_no_difference(results) -> None:
+    results.put({"places": ["q", "v"], "seed": 0}, {"accuracy": 0.5})
+    assert results.get({"seed": 0, "places": ("q", "v")}) == {"accuracy": 0.5}
+
+
+def test_a_caller_cannot_change_what_is_stored(results) -> None:
+    results.put(run_of("a", 0), {"accuracy": 0.6})
+    results.get(run_of("a", 0))["accuracy"] = 1.0
+    assert results.get(run_of("a", 0)) == {"accuracy": 0.6}
+
+
+def test_another_process_s_number_is_seen(results) -> None:
+    results.put(run_of("a", 0), {"accuracy": 0.6})
+    ResultFile(results.path).put(run_of("a", 1), {"accuracy": 0.7})
+    assert results.get(run_of("a", 1)) == {"accuracy": 0.7}
+    assert len(pickle.dumps(results)) < 1000  # a worker gets the path, not the numbers
+
+
+def _puts(results: ResultFile, task: str) -> None:
+    for seed in range(10):
+        results.put(run_of(task, seed), {"accuracy": seed / 10})
+
+
+def test_processes_that_write_at_the_same_time_lose_nothing(results) -> None:
+    with ProcessPoolExecutor(3, get_context("spawn")) as pool:
+        list(pool.map(_puts, [results] * 3, "abc"))
+    assert {(run["task"], run["seed"]): result["accuracy"] for run, result in results} == {
+        (task, seed): seed / 10 for task in "abc" for seed in range(10)
+    }
+    lines = results.path.read_text().splitlines()
+    assert len(lines) == 30 and lines == sorted(lines)
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_an_interruption_keeps_the_finished_numbers(results, monkeypatch, step) -> None:
+    results.put(run_of("a", 0), {"accuracy": 0.6})
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, step, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        results.put(run_of("a", 1), {"accuracy": 0.7})
+    assert [run for run, _ in results] == [run_of("a", 0)]
+    results.put(run_of("a", 1), {"accuracy": 0.7})  # the lock is free
+    assert [run["seed"] for run, _ in results] == [0, 1]
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '"run"', '{"run": 1, "digest": "", "result": {}}', '{"run": {}}', "<<<<<<< ours"])
+def test_a_line_that_is_no_result_is_named(results, line) -> None:
+    results.put(run_of("a", 0), {"accuracy": 0.6})
+    results.path.write_text(results.path.read_text() + line + "\n")
+    with pytest.raises(InvalidInput, match=naming(results.path, "line 2")):
+        results.get(run_of("a", 0))
+    with pytest.raises(InvalidInput, match=naming("line 2")):
+        results.put(run_of("a", 1), {"accuracy": 0.7})
+
+
+def test_a_line_of_another_run_and_a_second_result_are_refused(results) -> None:
+    results.put(run_of("a", 0), {"accuracy": 0.6})
+    line = results.path.read_text()
+    results.path.write_text(line.replace('"seed": 0', '"seed": 5'))
+    with pytest.raises(InvalidInput, match=naming("line 1", digest_of(run_of("a", 0)))):
+        results.get(run_of("a", 0))
+    results.path.write_text(line + line.replace("0.6", "0.7"))
+    with pytest.raises(InvalidInput, match=naming("line 2", digest_of(run_of("a", 0)))):
+        results.get(run_of("a", 0))
+    results.path.write_text(line + line)  # as a merge of two branches may leave it
+    assert results.get(run_of("a", 0)) == {"accuracy": 0.6}
