@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -35,7 +35,7 @@ def _available(group: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 @contextmanager
-def worker_processes(count: int) -> Iterator[ProcessPoolExecutor]:
+def worker_processes(count: int) -> Generator[ProcessPoolExecutor, None, None]:
     """A pool of processes. An error or Ctrl-C ends all of them at once, since their work continues from savepoints."""
     context = get_context("spawn")
     told, line = context.Pipe(duplex=False)

@@ -29,7 +29,7 @@ class TritonPythonModel:
         self._keys = (key_of(secret),)
         self._commands = Commands(Manager(folder, state), BackboneConfig.load(folder / "backbone.json"))
 
-    def execute(self, requests: list) -> list:
+    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:

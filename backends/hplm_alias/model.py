@@ -29,7 +29,7 @@ class TritonPythonModel:
         self._capacity = threading.BoundedSemaphore(AT_ONCE + WAITING)
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="forward")
 
-    def execute(self, requests: list) -> list[None]:
+    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[None]:
         """Takes the requests and returns at once. Each is answered once, later, through its own sender."""
         arrival = time.monotonic()
         for request in requests:

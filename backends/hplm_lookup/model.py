@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,7 +44,7 @@ class TritonPythonModel:
         self._secret = SharedSecret(name, os.getppid()).value
         self._deadline_us = deadline_us(parameters)
 
-    def execute(self, requests: list) -> list:
+    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
         arrival = time.monotonic_ns()
         return [self._answer(request, arrival) for request in requests]
 
@@ -103,14 +104,14 @@ class TritonPythonModel:
             self._meter.add(names.WINDOWS, count, domain, level)
 
 
-def _flag(parameters: dict, name: str) -> bool:
+def _flag(parameters: dict[str, Any], name: str) -> bool:
     value = parameters.get(name, False)
     if not isinstance(value, bool):
         raise InvalidInput(f"parameter {name!r} is {value!r}: send true or false")
     return value
 
 
-def _whole_number(parameters: dict, name: str, low: int, high: int) -> int:
+def _whole_number(parameters: dict[str, Any], name: str, low: int, high: int) -> int:
     value = parameters.get(name, 0)
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InvalidInput(f"parameter {name!r} is {value!r}: send a whole number from {low} to {high}")

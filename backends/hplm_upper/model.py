@@ -31,7 +31,7 @@ class TritonPythonModel:
         )
         self._secret = SharedSecret(name, os.getppid()).value
 
-    def execute(self, requests: list) -> list[None]:
+    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[None]:
         """Takes the requests and returns at once. Each is answered once, later, through its own sender."""
         for request in requests:
             sender = request.get_response_sender()

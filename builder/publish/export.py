@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +93,7 @@ def refuse_mixture(repository: Path, name: str, scheme: str = SCHEME) -> None:
 
 
 @contextmanager
-def _replaced_folder(folder: Path) -> Iterator[Path]:
+def _replaced_folder(folder: Path) -> Generator[Path, None, None]:
     """Like `written_folder`, but replaces a folder of that name."""
     fresh = folder.with_name(folder.name + ".new")
     old = folder.with_name(folder.name + ".old")

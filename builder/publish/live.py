@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import filecmp
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -132,7 +132,7 @@ def _check_store(manager: Manager, store: Store) -> None:
 
 
 @contextmanager
-def _copies(manager: Manager, store: Store, name: str, version: int) -> Iterator[Path]:
+def _copies(manager: Manager, store: Store, name: str, version: int) -> Generator[Path, None, None]:
     """Copies missing tables before the change begins: copying takes minutes, and a change blocks other managers."""
     with manager.state.aside() as aside:
         for table in _missing(manager, store, manager.registry.current(), name, version):

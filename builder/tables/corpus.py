@@ -41,7 +41,7 @@ class Corpus(Sequence[np.ndarray]):
     def __len__(self) -> int:
         return len(self._ends)
 
-    def __getitem__(self, document: int) -> np.ndarray:
+    def __getitem__(self, document: int) -> np.ndarray:  # pyright: ignore[reportIncompatibleMethodOverride] nothing slices it
         if not -len(self) <= document < len(self):
             raise IndexError(document)
         document %= len(self)

@@ -7,7 +7,7 @@ import io
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import zstandard
 
@@ -56,7 +56,7 @@ class _Told(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: memoryview) -> int:
+    def readinto(self, buffer: Any) -> int:
         read = self._file.readinto(buffer)
         self._progress(read)
         return read
@@ -72,7 +72,7 @@ class _Zstd(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: memoryview) -> int:
+    def readinto(self, buffer: Any) -> int:
         while not self._ready:
             ready = next(self._frames, None)
             if ready is None:

@@ -55,8 +55,8 @@ class Tiles(Groups):
             x = x.index_select(0, self._take)
         return x.unflatten(0, (self._tiles, -1))
 
-    def collect(self, tiles: Tensor) -> Tensor:
-        rows = tiles.flatten(0, 1)
+    def collect(self, spread: Tensor) -> Tensor:
+        rows = spread.flatten(0, 1)
         return rows if self._back is None else rows.index_select(0, self._back)
 
     def pick(self, slots: Tensor) -> Tensor:
@@ -65,15 +65,15 @@ class Tiles(Groups):
             return slots[self._first : self._first + self._tiles]
         return slots.index_select(0, self._slots)
 
-    def linear(self, tiles: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def linear(self, spread: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         weight = self.pick(weight.mT)
-        return torch.bmm(tiles, weight) if bias is None else torch.baddbmm(self.pick(bias).unsqueeze(1), tiles, weight)
+        return torch.bmm(spread, weight) if bias is None else torch.baddbmm(self.pick(bias).unsqueeze(1), spread, weight)
 
-    def add(self, base: Tensor, tiles: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+    def add(self, base: Tensor, spread: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
         if self.gathered:
-            base.add_(self.collect(self.linear(tiles, weight, bias)))
+            base.add_(self.collect(self.linear(spread, weight, bias)))
             return
         own = self.spread(base)
         if bias is not None:
             own.add_(self.pick(bias).unsqueeze(1))
-        own.baddbmm_(tiles, self.pick(weight.mT))
+        own.baddbmm_(spread, self.pick(weight.mT))

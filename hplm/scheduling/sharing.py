@@ -25,8 +25,10 @@ def fair_first(columns: Columns, ordered: np.ndarray, room: int) -> np.ndarray:
     share = fair_share(demand, room)
     used = np.zeros(columns.tenants, np.int64)
     within = np.zeros(len(ordered), bool)
+    end = 0
     for start in range(0, len(ordered), CHUNK):
-        chunk = ordered[start : start + CHUNK]
+        end = start + CHUNK
+        chunk = ordered[start:end]
         tenant, tokens = columns.tenant[chunk], columns.tokens[chunk]
         by_tenant = np.argsort(tenant.astype(np.uint16), kind="stable")
         sums = np.cumsum(tokens[by_tenant])
@@ -40,5 +42,5 @@ def fair_first(columns: Columns, ordered: np.ndarray, room: int) -> np.ndarray:
         used[whose] = sums[first + counts - 1]
         if (used >= np.minimum(demand, share)).all():
             break
-    seen, within = ordered[: start + CHUNK], within[: start + CHUNK]
-    return np.concatenate([seen[within], seen[~within], ordered[start + CHUNK :]])
+    seen, within = ordered[:end], within[:end]
+    return np.concatenate([seen[within], seen[~within], ordered[end:]])

@@ -18,7 +18,7 @@ class Installation:
     stock_backends: Path  # its own backends, including the Python backend
     stub: Path | None = None  # the Python backend's interpreter process, if it is not beside the backend
     library_folders: tuple[Path, ...] = ()  # libraries that binary and stub would not find by themselves
-    library_links: Mapping[str, Path] = field(default_factory=dict)  # the same for single libraries, by name
+    library_links: Mapping[str, Path] = field(default_factory=dict[str, Path])  # the same for single libraries, by name
 
     def lay_out(self, folder: Path, *backends: Path) -> None:
         """Fills `folder` with links to all backends: Triton takes one --backend-directory for its own backends and ours."""

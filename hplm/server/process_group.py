@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -20,7 +21,7 @@ _ORPHANED_GRACE_S = 5.0
 
 def members(group: int) -> list[int]:
     """Returns the living processes of the group, without zombies."""
-    found = []
+    found: list[int] = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, process_group = stat.read_text(errors="replace").rpartition(")")[2].split()[:3]
@@ -57,7 +58,7 @@ def sweep(prefix: str) -> None:
         region.unlink(missing_ok=True)
 
 
-def _signal(send, target: int, number: signal.Signals) -> None:
+def _signal(send: Callable[[int, int], None], target: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):  # the process has just ended
         send(target, number)
 

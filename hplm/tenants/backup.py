@@ -7,6 +7,7 @@ import os
 import shutil
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 from hplm.errors import Broken, InvalidInput
 from hplm.tenants.manager import Manager
@@ -18,7 +19,7 @@ FORMAT = 1
 MANIFEST = "backup.json"
 
 
-def back_up(manager: Manager, target: Path) -> dict:
+def back_up(manager: Manager, target: Path) -> dict[str, Any]:
     """Copies all files that the newest generation needs, while no manager changes the state. Readers and requests go on.
 
     Tables are by far the largest part and never change, so managers do not wait while they are copied.
@@ -28,7 +29,8 @@ def back_up(manager: Manager, target: Path) -> dict:
     writing = target.with_name(f"{target.name}.writing")
     shutil.rmtree(writing, ignore_errors=True)
     manager.registry.check_begun()
-    state, copy, linked = manager.state, State(writing), []
+    state, copy = manager.state, State(writing)
+    linked: list[str] = []
     with state.aside() as aside:
         with manager.registry.frozen() as (snapshot, database):
             copy.snapshots.mkdir(parents=True)
@@ -59,7 +61,7 @@ def back_up(manager: Manager, target: Path) -> dict:
     return manifest
 
 
-def restore(source: Path, exported: Snapshot, state: State) -> dict:
+def restore(source: Path, exported: Snapshot, state: State) -> dict[str, Any]:
     """Writes a backup into a state that does not exist yet, because readers may follow an existing state."""
     try:
         manifest = json.loads((source / MANIFEST).read_text("utf-8"))

@@ -59,7 +59,7 @@ class Banks:
         for layout, kept in by_layout.items():
             if kept[0].bank == kept[-1].bank and len(kept) == banks[kept[0].bank].records:  # one bank without holes
                 continue
-            entries = []
+            entries: list[tuple[int, int, Tensor]] = []
             for record in kept:
                 flat = layout.empty()
                 banks[record.bank].read(record, flat)

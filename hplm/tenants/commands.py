@@ -14,7 +14,7 @@ import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import load
@@ -61,7 +61,7 @@ class Commands:
             given = json.loads(command)
         except ValueError as error:
             raise InvalidInput(f'the command is not JSON ({error}): send JSON such as {{"command": "tenant.list"}}') from None
-        if not isinstance(given, dict) or str(given.get("command")) not in self._known:
+        if not _is_object(given) or str(given.get("command")) not in self._known:
             raise InvalidInput(f'unknown command: send one of {", ".join(self._known)}, such as {{"command": "tenant.list"}}')
         return json.dumps(self._known[given["command"]](given))
 
@@ -112,10 +112,8 @@ class Commands:
     def _knowledge(self, given: dict[str, Any]) -> Knowledge:
         labels = _names(given, "labels")
         tensors = _tensors(given)
-        adapter, layout = given.get("adapter"), None
+        adapter, layout = _adapter(given), None
         if adapter is not None:
-            if not isinstance(adapter, dict):
-                raise InvalidInput('\'adapter\' is not an object: send one such as {"kind": "bottleneck", "rank": 32}')
             places = tuple(_names(adapter, "places")) if adapter.get("places") is not None else None
             kind, function = _word(adapter, "kind", "bottleneck"), _word(adapter, "function", "relu")
             layout = adapter_layout(self._config, kind, _whole_number(adapter, "rank"), places, function)
@@ -135,10 +133,10 @@ def _layers(tensors: dict[str, Tensor], layout: Layout, part: str) -> list[dict[
 
     They are named `head.<tensor>`, or `adapter.<upper layer>.<tensor>`.
     """
-    layers = []
+    layers: list[dict[str, Tensor]] = []
     for number in range(layout.layers):
         begin = "head." if part == "head" else f"adapter.{number}."
-        layer = {}
+        layer: dict[str, Tensor] = {}
         for name, shape in layout.shapes.items():
             tensor = tensors.get(begin + name)
             if tensor is None or tuple(tensor.shape) != shape:
@@ -159,6 +157,14 @@ def _tensors(given: dict[str, Any]) -> dict[str, Tensor]:
         return load(base64.b64decode(text, validate=True))
     except (binascii.Error, SafetensorError) as error:
         raise InvalidInput(f"'tensors' is not a safetensors file in base64: {error}") from None
+
+
+def _is_object(value: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict)
+
+
+def _is_list(value: Any) -> TypeGuard[list[Any]]:
+    return isinstance(value, list)
 
 
 def _name(given: dict[str, Any]) -> str:
@@ -185,9 +191,16 @@ def _word(given: dict[str, Any], field: str, otherwise: Default) -> str | Defaul
     return otherwise if value is None else value
 
 
+def _adapter(given: dict[str, Any]) -> dict[str, Any] | None:
+    value: Any = given.get("adapter")
+    if value is not None and not _is_object(value):
+        raise InvalidInput('\'adapter\' is not an object: send one such as {"kind": "bottleneck", "rank": 32}')
+    return value
+
+
 def _names(given: dict[str, Any], field: str) -> list[str]:
-    value = given.get(field)
-    if not isinstance(value, list) or not value or not all(isinstance(name, str) and name for name in value):
+    value: Any = given.get(field)
+    if not _is_list(value) or not value or not all(isinstance(name, str) and name for name in value):
         raise InvalidInput(f"{field!r} must be a list of names" + (", in the order of the logits" if field == "labels" else ""))
     return value
 

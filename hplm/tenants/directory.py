@@ -46,7 +46,7 @@ class Directory:
             return self._find(parameters, now)
 
     def _find(self, parameters: Mapping[str, object], now: float) -> tuple[str, Tenant]:
-        found = []
+        found: list[tuple[str, Tenant]] = []
         for name, backbone in self._backbones.items():
             try:
                 found.append((name, admit(backbone.snapshot, parameters, now)))

@@ -22,7 +22,7 @@ def served_tenants(repository: Path, state: Path | None = None, backbone: str | 
     paths = sorted(repository.glob(f"{backbone or '*'}/1/{EXPORTED_TENANTS}"))
     if not paths:
         raise InvalidInput(f"{repository} contains no backbone{' ' + backbone if backbone else ''}: run `hplm export`")
-    found = []
+    found: list[tuple[str, Tenant]] = []
     for path in paths:
         snapshot = Manager(path.parent, state).current() if state is not None else Snapshot.load(path)
         found += [(path.parent.parent.name, tenant) for tenant in snapshot.tenants]

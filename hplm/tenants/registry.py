@@ -14,11 +14,12 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from hplm.adapters.bank import Record
 from hplm.errors import Broken, HplmError, InvalidInput
@@ -57,8 +58,8 @@ class Change:
     before: dict[str, Tenant]  # the version that each tenant can be rolled back to
     versions: dict[int, int]  # the last used version, by uid
     resting: set[tuple[str, int]]  # records that a reader may still hold
-    details: dict = field(default_factory=dict)  # for the audit log
-    _taken: set[tuple[str, int]] = field(default_factory=set)  # records written by this change
+    details: dict[str, Any] = field(default_factory=dict[str, Any])  # for the audit log
+    _taken: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])  # records written by this change
 
     def put(self, tenant: Tenant) -> None:
         """Adds a tenant or its next version, and keeps the version before for a rollback."""
@@ -124,7 +125,7 @@ class Registry:
         self.decided = 0  # the last generation that was decided here
 
     @contextmanager
-    def change(self, action: str) -> Iterator[Change]:
+    def change(self, action: str) -> Generator[Change, None, None]:
         """Publishes the edits of the change when the block ends, or nothing if the block raises."""
         with self._opened() as database:
             snapshot = self._newest(database)
@@ -160,20 +161,20 @@ class Registry:
             return self._newest(database)
 
     @contextmanager
-    def frozen(self) -> Iterator[tuple[Snapshot, sqlite3.Connection]]:
+    def frozen(self) -> Generator[tuple[Snapshot, sqlite3.Connection], None, None]:
         """Yields the published snapshot and the registry. No manager can change them meanwhile."""
         self.check_begun()
         with self._opened() as database:
             yield self._newest(database), database
 
-    def audit(self) -> list[dict]:
+    def audit(self) -> list[dict[str, Any]]:
         with self._opened() as database:
             rows = database.execute("SELECT generation, at, who, action, details FROM audit ORDER BY generation").fetchall()
         names = ("generation", "at", "who", "action")
         return [{**dict(zip(names, row[:4], strict=True)), **json.loads(row[4])} for row in rows]
 
     @contextmanager
-    def _opened(self) -> Iterator[sqlite3.Connection]:
+    def _opened(self) -> Generator[sqlite3.Connection, None, None]:
         """Opens the registry in a transaction that excludes all other managers."""
         self.state.snapshots.mkdir(parents=True, exist_ok=True)
         database = sqlite3.connect(self.state.registry, timeout=PATIENCE, isolation_level=None)

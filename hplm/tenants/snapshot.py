@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from hplm.adapters.bank import Record
 from hplm.errors import Broken, InvalidInput, NoTenant
@@ -118,14 +119,10 @@ class Snapshot:
         return cls(stored["generation"], [Branch(**entry) for entry in stored["tables"]], tenants, stored["export"])
 
 
-def read_tenant(entry: dict) -> Tenant:
-    adapter = Record(**entry["adapter"]) if entry["adapter"] is not None else None
-    return Tenant(
-        **{
-            **entry,
-            "labels": tuple(entry["labels"]),
-            "head": Record(**entry["head"]),
-            "adapter": adapter,
-            "keys": tuple(Key(**key) for key in entry.get("keys", ())),
-        }
-    )
+def read_tenant(entry: dict[str, Any]) -> Tenant:
+    fields = dict(entry)
+    fields["labels"] = tuple(entry["labels"])
+    fields["head"] = Record(**entry["head"])
+    fields["adapter"] = Record(**entry["adapter"]) if entry["adapter"] is not None else None
+    fields["keys"] = tuple(Key(**key) for key in entry.get("keys", ()))
+    return Tenant(**fields)

@@ -16,7 +16,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -90,7 +90,7 @@ class State:
         return Bank(self.bank(name), WAY_OUT)
 
     @contextmanager
-    def aside(self) -> Iterator[Path]:
+    def aside(self) -> Generator[Path, None, None]:
         """Makes a temporary folder on the same file system, and locks it so that no other manager removes it."""
         self.sweep_aside()
         folder = self.folder / f"aside-{secrets.token_hex(4)}"
@@ -134,7 +134,7 @@ class State:
 
     def _behind(self, generation: int) -> dict[str, bool]:
         """Returns the readers that have not taken the generation. The value says whether a reader is silent."""
-        behind = {}
+        behind: dict[str, bool] = {}
         for file in self.readers.glob("[!.]*"):
             with suppress(FileNotFoundError, ValueError):  # removed, or being written just now
                 if int(file.read_text("utf-8")) < generation:

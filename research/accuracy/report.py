@@ -106,6 +106,7 @@ class Report:
 
     def _runs(self, study: Study) -> Iterator[Run]:
         tasks = [task for task in self.data.tenants if not study.few_tasks or task.id in self.few]
+        given: dict[str, int] = {}
         if study.tenants:
             sizes = [(task, len(training_task(task.task).read(task.train).examples)) for task in tasks]
             given = {task.id: count for task, count in tenants_of(sizes, study.tenants)}

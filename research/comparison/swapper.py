@@ -167,7 +167,7 @@ def _handler(swapper: Swapper) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(content)
 
-        def log_message(self, form: str, *args: object) -> None:
+        def log_message(self, format: str, *args: object) -> None:
             """Logs nothing: a line for each request would take as long as the request."""
 
     return Handler

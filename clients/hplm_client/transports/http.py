@@ -144,9 +144,9 @@ class TimedSocket(socket.socket):
         self._limit()
         super().sendall(*arguments)
 
-    def recv_into(self, *arguments: Any) -> int:
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         self._limit()
-        return super().recv_into(*arguments)
+        return super().recv_into(buffer, nbytes, flags)
 
     def _limit(self) -> None:
         remaining = self.ends - time.monotonic()

@@ -33,7 +33,7 @@ class TritonPythonModel:
         )
         self._worker = Worker(self._models, int(parameters["queue_requests"]))
 
-    def execute(self, requests: list) -> list[None]:
+    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[None]:
         """Takes the requests and returns at once. Each request is answered later, once, through its own sender."""
         for request in requests:
             sender = request.get_response_sender()
