@@ -68,7 +68,7 @@ class Report:
     layers: int
     data: DemoData
     tier: Tier
-    work: Path  # for stores; large, and of no more use than to go on from
+    work: Path  # folder of the stores: large, and needed only to continue an interrupted report
     results: ResultFile
     device: torch.device
     few: tuple[str, ...] = FEW
