@@ -10,7 +10,7 @@ from loadtest.report import Report
 
 
 def test_refused_late_and_timely_answers_are_counted_separately():
-    said = b"[deadline] it " + REFUSED + b" in 900 ms"
+    said = f"[deadline] {REFUSED} 900 ms".encode()
     #           in time, late, refused at once, dropped later
     bodies = [b"fine", b"fine", said, b"[deadline] not started within the 100 ms"]
     report = Report(
