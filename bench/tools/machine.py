@@ -36,11 +36,11 @@ def cpu_name() -> str:
 def gflops(seconds: float = 0.4) -> float:
     """Returns the median speed of small fp32 matrix products. It shows how much of the machine other programs leave to us."""
     x = torch.randn(PRODUCT, PRODUCT)
-    x @ x
+    _ = x @ x
     rates, end = [], time.perf_counter() + seconds
     while time.perf_counter() < end:
         start = time.perf_counter()
-        x @ x
+        _ = x @ x
         rates.append(2 * PRODUCT**3 / (time.perf_counter() - start) / 1e9)
     return statistics.median(rates)
 
