@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -40,7 +40,8 @@ class Meter:
             for bound, count in zip(histogram.bounds, below.tolist(), strict=True):
                 self._counts[bucket, (f"{bound:g}",)] += count
             self._counts[bucket, ("+Inf",)] += len(observed)
-            self._counts[total, ()] += float(observed.sum())
+            sums = self._levels if total.kind == GAUGE else self._counts
+            sums[total, ()] = sums.get((total, ()), 0.0) + float(observed.sum())
             self._counts[number, ()] += len(observed)
 
     def take(self) -> tuple[dict[Series, float], dict[Series, float]]:
@@ -48,6 +49,12 @@ class Meter:
         with self._lock:
             counts, self._counts = self._counts, defaultdict(float)
             return counts, dict(self._levels)
+
+    def put_back(self, counts: Mapping[Series, float]) -> None:
+        """Adds counts again that were taken and could not be published."""
+        with self._lock:
+            for series, count in counts.items():
+                self._counts[series] += count
 
 
 def _series(metric: Metric, kind: str, labels: tuple[str, ...]) -> Series:

@@ -17,20 +17,21 @@ class Metric:
 
 @dataclass(frozen=True)
 class Histogram:
-    """A histogram of times, made of counters that are named as Prometheus names its parts.
+    """A histogram of times, made of metrics that are named as Prometheus names its parts.
 
-    Triton's Python models offer only counters and gauges.
+    Triton's Python models offer only counters and gauges. A counter can only grow, so the sum of signed times is a gauge.
     """
 
     name: str
     description: str
     bounds: tuple[float, ...] = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+    signed: bool = False  # whether times may be below 0
 
     @property
     def parts(self) -> tuple[Metric, Metric, Metric]:
         return (
             Metric(f"{self.name}_bucket", COUNTER, f"{self.description}: texts with at most `le` seconds", ("le",)),
-            Metric(f"{self.name}_sum", COUNTER, f"{self.description}: sum in seconds"),
+            Metric(f"{self.name}_sum", GAUGE if self.signed else COUNTER, f"{self.description}: sum in seconds"),
             Metric(f"{self.name}_count", COUNTER, f"{self.description}: number of texts"),
         )
 
@@ -43,6 +44,7 @@ LOOKUPS = Metric(
     ("outcome",),
 )
 LOOKUP_SECONDS = Metric("hplm_lookup_seconds_total", COUNTER, "Time that lookup spent on requests")
+WAITING_LOOKUPS = Metric("hplm_waiting_lookups", GAUGE, "Requests that wait for lookup")
 WINDOWS = Metric(
     "hplm_plot_windows_total",
     COUNTER,
@@ -66,7 +68,11 @@ TENANT_REQUESTS = Metric(
 WAITING_TEXTS = Metric("hplm_waiting_texts", GAUGE, "Texts that wait for a batch")
 WAITING_BYTES = Metric("hplm_waiting_bytes", GAUGE, "Memory that waiting texts keep")
 WAIT_SECONDS = Histogram("hplm_wait_seconds", "Time from a text's arrival until its batch starts to compute")
-SLACK_SECONDS = Histogram("hplm_slack_seconds", "Time left until a text's deadline when its batch starts to compute")
+SLACK_SECONDS = Histogram(
+    "hplm_slack_seconds",
+    "Time left until a text's deadline when its batch starts to compute; below 0 if the batch starts too late",
+    signed=True,
+)
 
 # Upper: batches
 BATCHES = Metric("hplm_batches_total", COUNTER, "Batches computed")

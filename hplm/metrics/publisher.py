@@ -35,6 +35,7 @@ class Publisher:
         self._keeps = keeps
         self._families: dict[Metric, Any] = {}
         self._metrics: dict[Series, Any] = {}
+        self._failures: dict[Series, str] = {}  # already logged, for the series that could not be published last time
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
@@ -56,11 +57,26 @@ class Publisher:
     def _publish(self) -> None:
         self._before()
         counts, levels = self._meter.take()
-        for series, count in counts.items():
-            self._metric(series).increment(count)
+        failed = {series: count for series, count in counts.items() if not self._send(series, count)}
+        self._meter.put_back(failed)
         for series, level in levels.items():
-            self._metric(series).set(level)
+            self._send(series, level)
         self._metrics = {series: metric for series, metric in self._metrics.items() if self._keeps(series)}
+
+    def _send(self, series: Series, value: float) -> bool:
+        """Whether the series was published. One that Triton refuses must not keep the others from being published."""
+        metric, labels = series
+        try:
+            published = self._metric(series)
+            publish = published.increment if metric.kind == COUNTER else published.set
+            publish(value)
+        except Exception as error:
+            if str(error) != self._failures.get(series):
+                self._failures[series] = str(error)
+                log.error("cannot publish %s%s = %g: %s", metric.name, list(labels), value, error)
+            return False
+        self._failures.pop(series, None)
+        return True
 
     def _metric(self, series: Series) -> Any:
         if series not in self._metrics:

@@ -35,6 +35,8 @@ class Series:
 
     def increment(self, value):
         assert self.family.kind == "c"
+        if value < 0:
+            raise RuntimeError("a counter was decremented")  # as Triton does
         self.value += value
 
     def set(self, value):
@@ -69,6 +71,34 @@ def test_a_histogram_counts_each_value_in_every_bucket_above_it():
     assert {labels[0]: value for (metric, labels), value in counts.items() if metric == bucket} == {"0.1": 2, "1": 3, "+Inf": 4}
     assert counts[total, ()] == pytest.approx(3.65)
     assert counts[count, ()] == 4
+
+
+def test_the_sum_of_signed_times_is_a_gauge(family):
+    meter, slack = Meter(), Histogram("slack", "what is left", signed=True, bounds=(0.1, 1.0))
+    publisher = Publisher(family, meter, "toy")
+    meter.observe(slack, [0.05, -2.0])
+    meter.observe(slack, [-1.0])
+    meter.add(SEEN, 1, "after")
+    publisher.close()
+    values = {name: [series.value for series in made.series.values()] for name, made in family.all.items()}
+    assert values["slack_sum"] == [pytest.approx(-2.95)]
+    assert values["slack_count"] == [3]
+    assert values["slack_bucket"] == [3, 3, 3], "what is below 0 is below every bound"
+    assert values["seen_total"] == [1]
+
+
+def test_a_series_that_fails_loses_nothing_and_keeps_the_others(family, caplog):
+    meter = Meter()
+    meter.add(SEEN, -1, "refused")
+    meter.add(SEEN, 1, "taken")
+    meter.set(LEVEL, 7)
+    Publisher(family, meter, "toy").close()
+    values = {labels: series.value for made in family.all.values() for labels, series in made.series.items()}
+    assert values[("backbone", "toy"), ("kind", "taken")] == 1
+    assert values[(("backbone", "toy"),)] == 7
+    assert "seen_total" in caplog.text and "refused" in caplog.text
+    meter.add(SEEN, 3, "refused")
+    assert meter.take()[0] == {(SEEN, ("refused",)): 2}, "the refused count is still there"
 
 
 def test_closing_publishes_the_last_counts_and_unused_series_end(family):
@@ -118,7 +148,8 @@ def test_every_metric_has_its_own_name_with_the_suffix_of_its_kind():
     assert names.WAIT_SECONDS.parts[0] in METRICS
     for metric in METRICS:
         assert metric.name.startswith("hplm_")
-        assert (metric.kind == COUNTER) == metric.name.endswith(("_total", "_bucket", "_sum", "_count"))
+        if metric != names.SLACK_SECONDS.parts[1]:  # a sum of signed times
+            assert (metric.kind == COUNTER) == metric.name.endswith(("_total", "_bucket", "_sum", "_count"))
 
 
 def test_a_new_tenant_is_shown_at_once_if_a_name_is_free():
