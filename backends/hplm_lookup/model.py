@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import triton_python_backend_utils as pb_utils
 
 from backends import replies
 from hplm.engine.backbone import Backbone, Watch
-from hplm.engine.lookup import Lookup
+from hplm.engine.lookup import Lookup, Reading, Resolved
+from hplm.engine.lookup_service import LookupRequest, LookupService
 from hplm.engine.settings import deadline_us
 from hplm.errors import Broken, HplmError, InvalidInput
 from hplm.metrics import names
@@ -24,57 +27,51 @@ from hplm.tenants.authorize import admit
 from hplm.tenants.quotas import Quotas
 from hplm.tenants.ticket import SharedSecret, Ticket
 
-PASSED_ON = "passed_on"
+log = logging.getLogger(__name__)
 LONGEST_TIMEOUT_US = 10**12  # longer ones would overflow a deadline in nanoseconds
 
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
+        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
         parameters = replies.model_parameters(args)
         name = parameters["backbone"]
         torch.set_num_threads(1)  # nothing is computed here
         folder = Path(args["model_repository"]).parent / name / "1"
         self._backbone = Backbone(folder, replies.state_folder(), lambda table: table.index)
         self._watch = Watch(self._backbone)
-        self._lookup = Lookup(self._backbone)
         self._quotas = Quotas()
         self._tally = Tally()
-        self._meter = Meter()
-        self._publisher = Publisher(pb_utils.MetricFamily, self._meter, name, before=self._count_windows)
+        meter = Meter()
+        self._service = LookupService(Lookup(self._backbone), meter, self._count_hits)
+        self._publisher = Publisher(pb_utils.MetricFamily, meter, name, before=self._look)
         self._secret = SharedSecret(name, os.getppid()).value
         self._deadline_us = deadline_us(parameters)
 
-    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
+    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[None]:
+        """Takes the requests and returns at once, so that Triton keeps none back and their arrival is known.
+
+        Each is answered once, later, through its own sender.
+        """
         arrival = time.monotonic_ns()
-        return [self._answer(request, arrival) for request in requests]
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                self._take(request, sender, arrival)
+            except HplmError as error:
+                self._service.count(error.word)
+                replies.send(sender, replies.failure(error))
+            except Exception as error:
+                log.exception("cannot take a request")
+                self._service.count(Broken.word)
+                replies.send(sender, replies.failure(error, "lookup"))
+        return [None] * len(requests)
 
-    def _answer(self, request: pb_utils.InferenceRequest, arrival_ns: int) -> pb_utils.InferenceResponse:
-        start = time.perf_counter()
-        try:
-            response, outcome = pb_utils.InferenceResponse(self._resolve(request, arrival_ns)), PASSED_ON
-        except HplmError as error:
-            response, outcome = replies.failure(error), error.word
-        except Exception as error:
-            pb_utils.Logger.log_error(f"lookup failed: {error!r}")
-            response, outcome = replies.failure(error, "lookup"), Broken.word
-        self._meter.add(names.LOOKUPS, 1, outcome)
-        self._meter.add(names.LOOKUP_SECONDS, time.perf_counter() - start)
-        return response
-
-    def _resolve(self, request: pb_utils.InferenceRequest, arrival_ns: int) -> list[pb_utils.Tensor]:
+    def _take(self, request: pb_utils.InferenceRequest, sender: pb_utils.InferenceResponseSender, arrival_ns: int) -> None:
         parameters = replies.request_parameters(request)
         view = self._backbone.view
         tenant = admit(view.snapshot, parameters, time.time())
         self._quotas.spend(tenant)  # upper counts again, over all lookups; a refusal here saves the look-up
-        texts = replies.texts(request, "TEXT")
-        pairs = replies.optional_texts(request, "TEXT_PAIR")
-        if pairs is not None and len(pairs) != len(texts):
-            raise InvalidInput(f"TEXT has {len(texts)} texts, but TEXT_PAIR has {len(pairs)}: send one pair for each text")
-        # Not `priority`: Triton keeps that parameter for itself and passes it to no Python model.
-        priority = _whole_number(parameters, "hplm_priority", -(2**31), 2**31 - 1)
-        top_k = _whole_number(parameters, "top_k", 0, 2**16 - 1)
-        resolved = self._lookup.resolve(view, tenant, texts, pairs, _flag(parameters, "truncate"))
-        self._tally.add(tenant.domain, view.forest.chain(tenant.domain, tenant.domain_version), resolved.hits)
         timeout_us = min(request.timeout() or tenant.deadline_us or self._deadline_us, LONGEST_TIMEOUT_US)
         ticket = Ticket(
             export=view.snapshot.export_number,
@@ -83,25 +80,43 @@ class TritonPythonModel:
             version=tenant.version,
             arrival_ns=arrival_ns,
             deadline_ns=arrival_ns + timeout_us * 1000 if timeout_us else 0,
-            priority=priority,
-            top_k=top_k,
+            # Not `priority`: Triton keeps that parameter for itself and passes it to no Python model.
+            priority=_whole_number(parameters, "hplm_priority", -(2**31), 2**31 - 1),
+            top_k=_whole_number(parameters, "top_k", 0, 2**16 - 1),
         )
-        signed = np.frombuffer(ticket.sign(self._secret), dtype=np.uint8)
-        tensors = {
-            "ROWS": resolved.addresses,
-            "SEGMENTS": resolved.segments,
-            "SPANS": resolved.spans,
-            "TICKET": np.tile(signed, (len(texts), 1)),
-        }
-        return [replies.tensor(name, values) for name, values in tensors.items()]
+        texts, pairs = replies.texts(request, "TEXT"), replies.optional_texts(request, "TEXT_PAIR")
+        reading = Reading(view, tenant, texts, pairs, _flag(parameters, "truncate"))
+        respond = partial(_send, sender, ticket.sign(self._secret))
+        self._service.submit(LookupRequest(reading, arrival_ns, ticket.deadline_ns, respond))
 
     def finalize(self) -> None:
+        self._service.close()
         self._publisher.close()
         self._watch.close()
 
-    def _count_windows(self) -> None:
+    def _count_hits(self, request: LookupRequest, resolved: Resolved) -> None:
+        reading = request.reading
+        tenant, forest = reading.tenant, reading.view.forest
+        self._tally.add(tenant.domain, forest.chain(tenant.domain, tenant.domain_version), resolved.hits)
+
+    def _look(self) -> None:
+        self._service.look()
         for (domain, level), count in self._tally.take().items():
-            self._meter.add(names.WINDOWS, count, domain, level)
+            self._service.meter.add(names.WINDOWS, count, domain, level)
+
+
+def _send(sender: pb_utils.InferenceResponseSender, signed: bytes, resolved: Resolved | Exception) -> None:
+    """Sends the result of a lookup and the signed ticket, or the error."""
+    if isinstance(resolved, Exception):
+        replies.send(sender, replies.failure(resolved, "lookup"))
+        return
+    tensors = {
+        "ROWS": resolved.addresses,
+        "SEGMENTS": resolved.segments,
+        "SPANS": resolved.spans,
+        "TICKET": np.tile(np.frombuffer(signed, dtype=np.uint8), (len(resolved.addresses), 1)),
+    }
+    replies.send(sender, pb_utils.InferenceResponse([replies.tensor(name, values) for name, values in tensors.items()]))
 
 
 def _flag(parameters: dict[str, Any], name: str) -> bool:

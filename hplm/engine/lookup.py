@@ -11,7 +11,6 @@ from hplm.engine.backbone import Backbone, View
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Encoded
 from hplm.plot.forest import Hits
-from hplm.tasks import Task
 from hplm.tenants.snapshot import Tenant
 
 PAD = -1
@@ -44,25 +43,63 @@ class Resolved(LookedUp):
     hits: Hits  # where the windows of all tokens were found
 
 
+class Reading:
+    """The texts of a request while they are tokenised, piece by piece."""
+
+    def __init__(
+        self, view: View, tenant: Tenant, texts: Sequence[str], pairs: Sequence[str] | None = None, truncate: bool = False
+    ) -> None:
+        if pairs is not None and len(pairs) != len(texts):
+            raise InvalidInput(f"TEXT has {len(texts)} texts, but TEXT_PAIR has {len(pairs)}: send one pair for each text")
+        self.view = view
+        self.tenant = tenant
+        self.texts = texts
+        self.pairs = pairs
+        self.truncate = truncate
+        self.encoded: list[Encoded] = []
+        self.spans: list[np.ndarray] = []
+        self.characters_left = sum(map(len, texts)) + sum(map(len, pairs or ()))
+        if self.characters_left > MOST_CHARACTERS:
+            raise InvalidInput(
+                f"the request has {self.characters_left:,} characters, but at most {MOST_CHARACTERS:,} are allowed: send "
+                "several requests"
+            )
+
+    @property
+    def texts_left(self) -> int:
+        return len(self.texts) - len(self.encoded)
+
+    def text(self, index: int) -> tuple[str, str | None]:
+        return self.texts[index], self.pairs[index] if self.pairs is not None else None
+
+
 class Lookup:
     def __init__(self, backbone: Backbone) -> None:
         self._tokenizer = backbone.tokenizer()
 
     def resolve(
-        self, view: View, tenant: Tenant, texts: Sequence[str], pairs: Sequence[str] | None, truncate: bool
+        self, view: View, tenant: Tenant, texts: Sequence[str], pairs: Sequence[str] | None = None, truncate: bool = False
     ) -> Resolved:
-        if (characters := sum(map(len, texts)) + sum(map(len, pairs or ()))) > MOST_CHARACTERS:
-            raise InvalidInput(
-                f"the request has {characters:,} characters, but at most {MOST_CHARACTERS:,} are allowed: send several requests"
-            )
-        read = [
-            self._read(i, len(texts), tenant.task_object, text, pairs[i] if pairs is not None else None, truncate)
-            for i, text in enumerate(texts)
-        ]
-        encoded, spans = [text for text, _ in read], [rows for _, rows in read]
+        reading = Reading(view, tenant, texts, pairs, truncate)
+        while (resolved := self.read(reading, MOST_CHARACTERS)) is None:
+            pass
+        return resolved
+
+    def read(self, reading: Reading, characters: int) -> Resolved | None:
+        """Tokenises the next texts, as many as have these characters but at least one. Returns the result after the last."""
+        enough = reading.characters_left - characters
+        while reading.texts_left:
+            self._read_next(reading)
+            if reading.characters_left <= enough:
+                break
+        return None if reading.texts_left else self._find(reading)
+
+    def _find(self, reading: Reading) -> Resolved:
+        encoded, spans = reading.encoded, reading.spans
         lengths = np.array([len(text.tokens) for text in encoded])
         tokens = np.concatenate([text.tokens for text in encoded])
-        hits = view.forest.chain(tenant.domain, tenant.domain_version).lookup(tokens, lengths)
+        chain = reading.view.forest.chain(reading.tenant.domain, reading.tenant.domain_version)
+        hits = chain.lookup(tokens, lengths)
         segments = np.concatenate([text.segments for text in encoded])
         rows = np.array([len(s) for s in spans])
         if len(rows) * rows.max() > MOST_ROWS:
@@ -77,15 +114,17 @@ class Lookup:
             hits=hits,
         )
 
-    def _read(
-        self, index: int, count: int, task: Task, text: str, pair: str | None, truncate: bool
-    ) -> tuple[Encoded, np.ndarray]:
+    def _read_next(self, reading: Reading) -> None:
+        index = len(reading.encoded)
+        text, pair = reading.text(index)
         try:
             check_length(text, pair)
-            encoded = self._tokenizer.encode(text, pair, truncate)
-            return encoded, task.rows(text, pair, encoded)
+            encoded = self._tokenizer.encode(text, pair, reading.truncate)
+            reading.spans.append(reading.tenant.task_object.rows(text, pair, encoded))
+            reading.encoded.append(encoded)
         except InvalidInput as error:
-            raise InvalidInput(f"text {index + 1} of {count}: {error}") from None
+            raise InvalidInput(f"text {index + 1} of {len(reading.texts)}: {error}") from None
+        reading.characters_left -= len(text) + len(pair or "")
 
 
 def check_length(text: str, pair: str | None) -> None:

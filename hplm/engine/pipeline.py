@@ -20,9 +20,9 @@ from hplm.adapters.slots import Slots
 from hplm.engine.engine import Engine
 from hplm.engine.instruments import Instruments
 from hplm.engine.niceness import lower_priority
-from hplm.engine.request import Request, Text
+from hplm.engine.request import Request, Text, deadline_missed
 from hplm.engine.staging import StagedBatch, Stager
-from hplm.errors import Broken, DeadlineMissed, Draining, HplmError
+from hplm.errors import Broken, Draining, HplmError
 from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Batch
 from hplm.scheduling.waiting import Capacity
@@ -95,7 +95,7 @@ class Pipeline:
     def _expire_next(self) -> bool:
         texts = self._line.expired()
         for text in texts or ():
-            self._answer_with(text.request.fail, _expired(text))
+            self._answer_with(text.request.fail, deadline_missed(text.arrival_ns, text.deadline_ns))
         return texts is not None
 
     def _stage_one(self, texts: list[Text]) -> StagedBatch | None:
@@ -193,10 +193,3 @@ def _answer_texts(pairs: list[tuple[Text, np.ndarray]]) -> None:
         except Exception as error:
             log.exception("answering failed")
             request.fail(Broken(f"answering failed: {error}"))
-
-
-def _expired(text: Text) -> DeadlineMissed:
-    allowed = (text.deadline_ns - text.arrival_ns) / 1e6
-    return DeadlineMissed(
-        f"the request cannot be answered within the {allowed:g} ms that it allowed: allow more time, or send fewer texts"
-    )

@@ -12,6 +12,7 @@ import numpy as np
 from hplm.adapters.bank import Record
 from hplm.engine.backbone import View
 from hplm.engine.lookup import LookedUp
+from hplm.errors import DeadlineMissed
 from hplm.tasks import TextAnswer
 from hplm.tenants.snapshot import Tenant
 from hplm.tenants.ticket import Ticket
@@ -123,3 +124,11 @@ class Text:
         """The rows that have a token to read. A text without such rows reads its first token, for its first row."""
         rows = np.flatnonzero(self.spans[:, 0] >= 0)
         return rows if len(rows) else np.zeros(1, dtype=np.int64)
+
+
+def deadline_missed(arrival_ns: int, deadline_ns: int) -> DeadlineMissed:
+    """Returns the error for a request that will not be answered in time."""
+    allowed = (deadline_ns - arrival_ns) / 1e6
+    return DeadlineMissed(
+        f"the request cannot be answered within the {allowed:g} ms that it allowed: allow more time, or send fewer texts"
+    )

@@ -1,0 +1,120 @@
+"""The lookup half of a backbone as a service: requests wait in a line in which tenants take turns, for one thread.
+
+A long request is read in pieces, so that it never keeps the others waiting for long. Each request is answered exactly once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from hplm.engine.lookup import Lookup, Reading, Resolved
+from hplm.engine.request import deadline_missed
+from hplm.errors import Broken, HplmError, QueueFull
+from hplm.metrics import names
+from hplm.metrics.meter import Meter
+from hplm.scheduling.turns import Bounds, Turns
+
+log = logging.getLogger(__name__)
+PASSED_ON = "passed_on"
+A_TEXT = 256  # a text costs as much as so many characters more than it has
+PIECE = 16_384  # characters that are read before the next tenant's turn: some milliseconds
+WAITING = Bounds(items=8192, work=1 << 27)  # the most requests and characters that wait
+
+
+class LookupRequest:
+    """A request of a tenant that was admitted. Times are nanoseconds of the monotonic clock."""
+
+    def __init__(
+        self,
+        reading: Reading,
+        arrival_ns: int,
+        deadline_ns: int,
+        respond: Callable[[Resolved | Exception], None],
+    ) -> None:
+        self.reading = reading
+        self.arrival_ns = arrival_ns
+        self.deadline_ns = deadline_ns  # 0: no deadline
+        self.respond = respond
+        self.seconds = 0.0  # spent on it so far
+
+    @property
+    def tenant(self) -> int:
+        return self.reading.tenant.uid
+
+    @property
+    def left(self) -> int:
+        return self.reading.characters_left + A_TEXT * self.reading.texts_left
+
+
+class LookupService:
+    def __init__(self, lookup: Lookup, meter: Meter, looked_up: Callable[[LookupRequest, Resolved], None]) -> None:
+        """`looked_up` is called with each result before it is sent, by the thread that looks up."""
+        self._lookup = lookup
+        self.meter = meter
+        self._looked_up = looked_up
+        self._line: Turns[LookupRequest] = Turns(WAITING, PIECE, time.monotonic_ns)
+        self._thread = threading.Thread(target=self._run, name="lookup", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: LookupRequest) -> None:
+        """Takes a request, or raises. A request that was taken is answered once, through its `respond`."""
+        for refused in self._line.offer(request):
+            tenant = refused.reading.tenant.id
+            full = QueueFull(
+                f"{len(self._line)} requests wait for lookup, most of them of tenant {tenant!r}: retry after 0.1 s, or send "
+                "fewer texts in a request"
+            )
+            self._answer(refused, full)
+
+    def count(self, outcome: str, seconds: float = 0.0) -> None:
+        """Counts a request that is answered."""
+        self.meter.add(names.LOOKUPS, 1, outcome)
+        self.meter.add(names.LOOKUP_SECONDS, seconds)
+
+    def look(self) -> None:
+        """Updates the meter's levels."""
+        self.meter.set(names.WAITING_LOOKUPS, len(self._line))
+
+    def close(self) -> None:
+        """Refuses new requests, and returns when the waiting ones are answered."""
+        self._line.close()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (turn := self._line.take()) is not None:
+            taken, expired = turn
+            for request in expired:
+                self._answer(request, deadline_missed(request.arrival_ns, request.deadline_ns))
+            for request in taken:
+                self._read(request)
+
+    def _read(self, request: LookupRequest) -> None:
+        started = time.perf_counter()
+        try:
+            answer = self._lookup.read(request.reading, PIECE)
+            if answer is not None:
+                self._looked_up(request, answer)
+        except Exception as error:
+            answer = error
+        request.seconds += time.perf_counter() - started
+        if answer is None:
+            self._line.give_back(request)
+        else:
+            self._answer(request, answer)
+
+    def _answer(self, request: LookupRequest, answer: Resolved | Exception) -> None:
+        if not isinstance(answer, Exception):
+            outcome = PASSED_ON
+        elif isinstance(answer, HplmError):
+            outcome = answer.word
+        else:
+            outcome = Broken.word
+            log.error("a lookup of tenant %s failed", request.reading.tenant.id, exc_info=answer)
+        self.count(outcome, request.seconds)
+        try:
+            request.respond(answer)
+        except Exception:  # it must not end the thread, which answers all others
+            log.exception("cannot send the result of a lookup")

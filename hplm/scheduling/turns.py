@@ -1,0 +1,209 @@
+"""A bounded line in which tenants take turns, for work that comes before the scheduler: lookups and forwarded requests.
+
+Each tenant has a meter of the work that was taken from it, and the tenant with the lowest meter is next. So a tenant that sends
+little waits for a piece of each other tenant's work at most, however much they have sent. Large items are taken in pieces.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import Generic, Protocol, TypeVar
+
+from hplm.errors import Draining
+
+LAZY = 64  # expiries of items that have left are removed when there are so many more of them than items
+
+
+class Item(Protocol):
+    """Something that waits for its turn. Times are nanoseconds of the line's clock."""
+
+    @property
+    def tenant(self) -> Hashable: ...
+    @property
+    def left(self) -> int: ...  # work that is not yet done; at least 1
+    @property
+    def deadline_ns(self) -> int: ...  # 0: no deadline
+
+
+T = TypeVar("T", bound=Item)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    items: int
+    work: int
+
+
+@dataclass(eq=False)
+class _Place(Generic[T]):
+    """Where an item waits."""
+
+    item: T
+    work: int
+    here: bool = True  # False: taken, expired or displaced
+
+
+@dataclass(eq=False)
+class _Tenant(Generic[T]):
+    meter: int  # work taken so far; only differences between tenants count
+    places: deque[_Place[T]] = field(default_factory=deque)
+    work: int = 0  # of all places
+
+    def share(self, bounds: Bounds, items: int = 0, work: int = 0) -> float:
+        """Returns the share of the whole line that the tenant fills, with so much more."""
+        return max((len(self.places) + items) / bounds.items, (self.work + work) / bounds.work)
+
+
+class Turns(Generic[T]):
+    """`piece` is how much work is taken at once."""
+
+    def __init__(self, bounds: Bounds, piece: int, now_ns: Callable[[], int]) -> None:
+        self._bounds = bounds
+        self._piece = piece
+        self._now_ns = now_ns
+        self._changed = threading.Condition()
+        self._tenants: dict[Hashable, _Tenant[T]] = {}  # those with items, and those that are still ahead of the others
+        self._next: list[tuple[int, int, Hashable]] = []  # heap of (meter, order of entry, tenant)
+        self._expiries: list[tuple[int, int, _Place[T]]] = []  # heap of (deadline, order of entry, place)
+        self._entries = 0
+        self._clock = 0  # the meter with which a tenant joins: that of the tenant whose turn was last
+        self._items = 0
+        self._work = 0
+        self._closed = False
+
+    def __len__(self) -> int:
+        return self._items
+
+    def offer(self, item: T) -> list[T]:
+        """Adds an item. Returns the items for which the line has no place; the caller answers them.
+
+        A full line refuses the item if its tenant would hold the largest part of the line. Otherwise the newest items of the
+        tenant that does hold the largest part lose their places.
+        """
+        with self._changed:
+            if self._closed:
+                raise Draining("the server is shutting down: send the request to another replica, or retry later")
+            refused = self._make_room(item) if self._is_full(item.left) else []
+            if item not in refused:
+                self._enter(item, at_front=False)
+                self._changed.notify()
+            return refused
+
+    def take(self) -> tuple[list[T], list[T]] | None:
+        """Waits for items. Returns those whose turn it is, a piece of work at most, and those that have expired.
+
+        An item that is larger than a piece is returned alone: the caller does a piece of it and calls `give_back`. Returns None
+        once the line is closed and empty.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._items or self._closed)
+            if not self._items:
+                return None
+            expired = self._expire()
+            taken: list[T] = []
+            room = self._piece
+            while self._items:
+                tenant = self._first_tenant()
+                work = min(self._piece, tenant.places[0].work)
+                if work > room:
+                    break
+                room -= work
+                taken.append(self._take_from(tenant, work))
+            return taken, expired
+
+    def give_back(self, item: T) -> None:
+        """Puts an item that is not finished before its tenant's other items."""
+        with self._changed:
+            self._enter(item, at_front=True)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Refuses new items. Waiting items are still taken."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _is_full(self, work: int) -> bool:
+        return self._items + 1 > self._bounds.items or self._work + work > self._bounds.work
+
+    def _make_room(self, item: T) -> list[T]:
+        own = self._tenants.get(item.tenant) or _Tenant(self._clock)
+        wanted = own.share(self._bounds, 1, item.left)
+        refused: list[T] = []
+        while self._is_full(item.left):
+            if not self._items:
+                return [*refused, item]
+            largest = max(self._tenants.values(), key=lambda one: one.share(self._bounds))
+            if largest is own or largest.share(self._bounds) <= wanted:
+                return [*refused, item]
+            refused.append(self._leave(largest, largest.places.pop()))
+        return refused
+
+    def _enter(self, item: T, at_front: bool) -> None:
+        tenant = self._tenants.get(item.tenant)
+        if tenant is None:
+            tenant = self._tenants[item.tenant] = _Tenant(self._clock)
+            self._line_up(item.tenant, tenant)
+        place = _Place(item, item.left)
+        if at_front:
+            tenant.places.appendleft(place)
+        else:
+            tenant.places.append(place)
+        tenant.work += place.work
+        self._items += 1
+        self._work += place.work
+        if item.deadline_ns:
+            self._entries += 1
+            heappush(self._expiries, (item.deadline_ns, self._entries, place))
+
+    def _line_up(self, name: Hashable, tenant: _Tenant[T]) -> None:
+        self._entries += 1
+        heappush(self._next, (tenant.meter, self._entries, name))
+
+    def _first_tenant(self) -> _Tenant[T]:
+        """Returns the tenant whose turn it is. Forgets tenants without items that would have been before it."""
+        while True:
+            meter, _, name = self._next[0]
+            tenant = self._tenants.get(name)
+            if tenant is not None and tenant.meter == meter:
+                if tenant.places:
+                    return tenant
+                del self._tenants[name]
+            heappop(self._next)
+
+    def _take_from(self, tenant: _Tenant[T], work: int) -> T:
+        place = tenant.places.popleft()
+        self._clock = tenant.meter
+        tenant.meter += work
+        self._line_up(place.item.tenant, tenant)
+        return self._leave(tenant, place)
+
+    def _leave(self, tenant: _Tenant[T], place: _Place[T]) -> T:
+        """Counts a place that was removed from its tenant."""
+        place.here = False
+        tenant.work -= place.work
+        self._items -= 1
+        self._work -= place.work
+        if not self._items:  # nobody waits, so nobody is ahead
+            self._tenants.clear()
+            self._next.clear()
+            self._expiries.clear()
+        return place.item
+
+    def _expire(self) -> list[T]:
+        """Removes the items that can no longer be in time."""
+        now, late = self._now_ns(), []
+        while self._expiries and (self._expiries[0][0] <= now or not self._expiries[0][2].here):
+            place = heappop(self._expiries)[2]
+            if place.here:
+                tenant = self._tenants[place.item.tenant]
+                tenant.places.remove(place)
+                late.append(self._leave(tenant, place))
+        if len(self._expiries) > LAZY + 2 * self._items:
+            self._expiries = [entry for entry in self._expiries if entry[2].here]
+            heapify(self._expiries)
+        return late

@@ -1,0 +1,142 @@
+"""Lookup as a service: reading in pieces, tenants in turn, and exactly one answer to every request, whatever fails."""
+
+import threading
+import time
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hplm.engine.backbone import Backbone
+from hplm.engine.lookup import Lookup, Reading
+from hplm.engine.lookup_service import PIECE, LookupRequest, LookupService
+from hplm.errors import DeadlineMissed, Draining, InvalidInput
+from hplm.metrics.meter import Meter
+from testing.toy import WORDS
+
+
+@pytest.fixture(scope="module")
+def backbone(toy):
+    return Backbone(toy.folder)
+
+
+class Gated:
+    """A lookup that waits for the test before it reads a text, and notes whose text it reads."""
+
+    def __init__(self):
+        self.may_read = threading.Semaphore(0)
+        self.waits = threading.Event()
+        self.read_of = []
+
+    def read(self, reading, characters):
+        self.waits.set()
+        self.may_read.acquire()
+        self.read_of.append(reading.tenant.id)
+        if reading.fails:
+            raise reading.fails
+        reading.characters_left -= min(characters, reading.characters_left)
+        return "found" if not reading.characters_left else None
+
+
+class Desk:
+    """Submits requests to a service, and keeps all answers to each."""
+
+    def __init__(self, lookup):
+        self.meter, self.answers = Meter(), {}
+        self.service = LookupService(lookup, self.meter, lambda request, found: None)
+
+    def submit(self, tenant, characters=1, deadline_ns=0, fails=None, respond=None):
+        number = len(self.answers)
+        self.answers[number] = []
+        who = SimpleNamespace(id=tenant, uid=hash(tenant))
+        reading = SimpleNamespace(tenant=who, characters_left=characters, texts_left=0, fails=fails)
+        self.service.submit(LookupRequest(reading, time.monotonic_ns(), deadline_ns, respond or self.answers[number].append))
+        return number
+
+    def close(self):
+        self.service.close()
+        assert all(len(answers) == 1 for answers in self.answers.values()), self.answers
+        return [answers[0] for answers in self.answers.values()]
+
+
+def test_a_quiet_tenant_is_not_behind_a_long_request():
+    lookup = Gated()
+    desk = Desk(lookup)
+    for _ in range(3):
+        desk.submit("noisy", 10 * PIECE)
+    desk.submit("quiet")
+    lookup.may_read.release(40)
+    assert set(desk.close()) == {"found"}
+    assert "quiet" in lookup.read_of[:3]
+    assert Counter(lookup.read_of) == {"noisy": 30, "quiet": 1}
+
+
+def test_what_expires_while_it_waits_is_answered_and_not_read():
+    lookup = Gated()
+    desk = Desk(lookup)
+    desk.submit("acme")
+    assert lookup.waits.wait(30)
+    desk.submit("acme", deadline_ns=time.monotonic_ns() + 1)
+    lookup.may_read.release(2)
+    first, late = desk.close()
+    assert first == "found"
+    assert isinstance(late, DeadlineMissed)
+    assert len(lookup.read_of) == 1
+
+
+def test_a_failure_is_the_answer_and_ends_nothing(caplog):
+    lookup = Gated()
+    lookup.may_read.release(9)
+    desk = Desk(lookup)
+    desk.submit("acme", fails=InvalidInput("too long"))
+    desk.submit("acme", fails=RuntimeError("a bug"))
+    sent = []
+
+    def break_down(answer):
+        sent.append(answer)
+        raise ConnectionError("the client has gone")
+
+    desk.answers[desk.submit("acme", respond=break_down)].append("not sent")
+    desk.submit("acme")
+    bad, bug, _, good = desk.close()
+    assert isinstance(bad, InvalidInput) and isinstance(bug, RuntimeError)
+    assert good == "found" and sent == ["found"]
+    counted = {labels[0]: count for (_, labels), count in desk.meter.take()[0].items() if labels}
+    assert counted == {"invalid_input": 1, "broken": 1, "passed_on": 2}
+
+
+def test_a_closed_service_answers_what_waits_and_refuses_the_rest():
+    lookup = Gated()
+    desk = Desk(lookup)
+    for _ in range(5):
+        desk.submit("acme")
+    lookup.may_read.release(5)
+    assert desk.close() == ["found"] * 5
+    with pytest.raises(Draining):
+        desk.submit("acme")
+
+
+@given(st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=9), min_size=1, max_size=6), st.integers(1, 60))
+def test_pieces_give_what_the_whole_gives(backbone, texts, characters):
+    lookup, view = Lookup(backbone), backbone.view
+    texts = [" ".join(words) for words in texts]
+    tenant = view.snapshot.find("acme")
+    reading, pieces = Reading(view, tenant, texts), 0
+    while (found := lookup.read(reading, characters)) is None:
+        pieces += 1
+    whole = lookup.resolve(view, tenant, texts)
+    for name in ("addresses", "segments", "spans"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(whole, name))
+    assert reading.characters_left == 0
+    assert pieces <= max(0, len(texts) - 1)
+    if characters == 1:
+        assert pieces == len(texts) - 1
+
+
+def test_a_bad_text_is_named_by_its_number(backbone):
+    view = backbone.view
+    with pytest.raises(InvalidInput, match="text 2 of 3"):
+        Lookup(backbone).resolve(view, view.snapshot.find("acme"), [WORDS[0], " ", WORDS[1]])

@@ -1,0 +1,165 @@
+"""The line before lookup: tenants take turns, a full line keeps small tenants' places, and every item leaves it once."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hplm.errors import Draining
+from hplm.scheduling.turns import Bounds, Turns
+
+PIECE = 10
+
+
+@dataclass(eq=False)
+class Asked:
+    tenant: str
+    left: int = 1
+    deadline_ns: int = 0
+
+
+class Line(Turns[Asked]):
+    """A line with a clock that a test sets."""
+
+    def __init__(self, items=100, work=10_000):
+        self.now = 0
+        super().__init__(Bounds(items, work), PIECE, lambda: self.now)
+
+    def enter(self, tenant, left=1, deadline_ns=0):
+        item = Asked(tenant, left, deadline_ns)
+        assert self.offer(item) == []
+        return item
+
+    def served(self):
+        """Does all work. Returns the tenants in the order in which their work was done, one entry for a piece."""
+        order = []
+        while len(self):
+            taken, expired = self.take()
+            assert not expired
+            for item in taken:
+                order.append(item.tenant)
+                item.left -= min(item.left, PIECE)
+                if item.left:
+                    self.give_back(item)
+        return order
+
+
+def test_a_tenant_that_sends_little_waits_for_one_piece_of_the_others():
+    line = Line()
+    for _ in range(50):
+        line.enter("noisy", PIECE)
+    assert line.take()[0][0].tenant == "noisy"
+    line.enter("quiet", PIECE)
+    assert "quiet" in [line.take()[0][0].tenant for _ in range(2)]
+
+
+def test_tenants_get_equal_work_whatever_the_size_of_their_requests():
+    line = Line()
+    for _ in range(100 // 5):
+        line.enter("small", 5)
+    for _ in range(4):
+        line.enter("large", 25)
+    done = Counter()
+    while done.total() < 100:
+        taken, _ = line.take()
+        for item in taken:
+            done[item.tenant] += min(item.left, PIECE)
+            item.left -= min(item.left, PIECE)
+            if item.left:
+                line.give_back(item)
+        assert abs(done["small"] - done["large"]) <= 3 * PIECE
+
+
+def test_a_large_item_is_done_in_pieces_and_others_come_between():
+    line = Line()
+    line.enter("large", 5 * PIECE)
+    line.enter("quiet", 2)
+    line.enter("calm", 3)
+    order = line.served()
+    assert order.count("large") == 5
+    assert {"quiet", "calm"} <= set(order[:3])
+
+
+def test_an_unfinished_item_stays_before_its_tenants_others():
+    line = Line()
+    first, second = line.enter("acme", 3 * PIECE), line.enter("acme", 1)
+    (taken, _) = line.take()
+    assert taken == [first]
+    first.left -= PIECE
+    line.give_back(first)
+    assert line.take()[0] == [first]
+    assert line.take()[0] == [second]
+
+
+def test_a_full_line_takes_places_from_the_largest_tenant_only():
+    line = Line(items=10)
+    noisy = [line.enter("noisy") for _ in range(10)]
+    own = Asked("noisy")
+    assert line.offer(own) == [own], "the largest tenant displaces nobody"
+    assert line.offer(Asked("quiet")) == [noisy[-1]], "the newest item of the largest tenant loses its place"
+    assert line.offer(Asked("calm")) == [noisy[-2]]
+    for _ in range(3):
+        line.offer(Asked("quiet"))
+    counts = Counter(line.served())
+    assert counts == {"noisy": 5, "quiet": 4, "calm": 1}
+
+
+def test_work_is_bounded_as_items_are():
+    line = Line(work=100)
+    large = line.enter("noisy", 90)
+    assert line.offer(Asked("quiet", 20)) == [large]
+    huge = Asked("huge", 101)
+    refused = line.offer(huge)
+    assert huge in refused
+    assert len(line) + len(refused) == 2
+
+
+def test_expired_items_leave_when_the_next_is_taken():
+    line = Line()
+    kept, late = line.enter("acme", deadline_ns=200), line.enter("acme", deadline_ns=100)
+    line.now = 150
+    assert line.take() == ([kept], [late])
+
+
+def test_a_closed_line_refuses_and_still_serves():
+    line = Line()
+    item = line.enter("acme")
+    line.close()
+    with pytest.raises(Draining):
+        line.offer(Asked("acme"))
+    assert line.take() == ([item], [])
+    assert line.take() is None
+
+
+OFFERS = st.tuples(st.just("offer"), st.sampled_from("abcd"), st.integers(1, 40), st.integers(0, 60))
+STEPS = st.lists(st.one_of(OFFERS, st.just(("take",)), st.tuples(st.just("wait"), st.integers(1, 20))), max_size=80)
+
+
+@settings(max_examples=300, deadline=None)
+@given(STEPS)
+def test_every_item_leaves_once_and_the_bounds_hold(steps):
+    line, inside, left = Line(items=6, work=90), set(), Counter()
+    for name, *rest in [*steps, *[("take",)] * 100]:
+        if name == "wait":
+            line.now += rest[0]
+        elif name == "offer":
+            tenant, work, allowed = rest
+            item = Asked(tenant, work, line.now + allowed if allowed else 0)
+            inside.add(item)
+            left.update(line.offer(item))
+        elif len(line):
+            taken, expired = line.take()
+            assert all(item.deadline_ns and item.deadline_ns <= line.now for item in expired)
+            left.update(expired)
+            assert sum(min(item.left, PIECE) for item in taken) <= PIECE
+            for item in taken:
+                item.left -= min(item.left, PIECE)
+                if item.left:
+                    line.give_back(item)
+                else:
+                    left[item] += 1
+        assert len(line) <= 6 + 1  # an item that is given back keeps its place
+    assert not len(line)
+    assert left == dict.fromkeys(inside, 1)
