@@ -26,6 +26,7 @@ from locust.stats import CSV_STATS_INTERVAL_SEC
 from hplm.errors import HplmError, InvalidInput
 from loadtest.outcomes import Outcomes
 from loadtest.scenarios import Burst, Field, Gamma, Poisson, Replay, Scenario, Steady, Tenant
+from loadtest.server_count import ServerCount, difference
 from loadtest.texts import Texts, read_texts, standard_library
 from loadtest.traffic import lengths_of
 
@@ -50,6 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--cv", 3.0, "coefficient of variation of Gamma's gaps", type=float)
     add("--period", 20.0, "seconds between a tenant's requests in Steady", type=float)
     add("--zipf", 0.0, "skew over tenants; 0: uniform; 1: the k-th sends 1/k as many requests as the first", type=float)
+    add("--metrics", "", "HOST:PORT of the server's metrics (default: two ports after that of --host)")
     add("--lengths", "normal:20,20", "tokens of a text: a number, normal:MEAN,VARIANCE, or real for uncut texts")
     add("--deadline", "0", "milliseconds, or LOW-HIGH for a uniform distribution; 0: no deadline")
     add("--texts", "", "file of texts, one a line or JSONL (default: the standard library's docstrings)")
@@ -99,6 +101,11 @@ def _plan(environment: Environment, outcomes: Outcomes) -> None:
     options = _checked(_given(environment), environment.host)
     tenants, tokenizer = _tenants(options)
     texts = Texts(read_texts([Path(options.texts)]) if options.texts else standard_library(), tokenizer)
+    try:
+        outcomes.server = ServerCount(options.metrics)
+    except OSError as error:
+        outcomes.server = None
+        log.warning("the server's own count cannot be compared, because %s does not answer: %s", options.metrics, error)
     Scenario.field = Field(options, tenants, texts, outcomes, Event())
     if options.protocol == "grpc":
         import grpc.experimental.gevent
@@ -123,6 +130,7 @@ def _checked(given: argparse.Namespace, host: str | None) -> argparse.Namespace:
     if url.scheme != "http" or not url.hostname or not url.port:
         raise InvalidInput(f"--host {host!r}: give the address of Triton's HTTP, http://HOST:PORT")
     options.address = {"http": f"{url.hostname}:{url.port}", "grpc": given.grpc or f"{url.hostname}:{url.port + 1}"}
+    options.metrics = given.metrics or f"{url.hostname}:{url.port + 2}"
     options.lengths = None if given.lengths == "real" else lengths_of(given.lengths)
     low, _, high = given.deadline.partition("-")
     try:
@@ -181,5 +189,11 @@ def _report(environment: Environment, outcomes: Outcomes) -> None:
     if not outcomes.counts:
         return
     print(outcomes.table(), file=sys.stderr)
+    if outcomes.server is not None:
+        client, server = outcomes.in_time, outcomes.server.in_time()
+        print(
+            f"in time by the client's clock: {client}, by the server's: {server} ({difference(client, server):+.1%})",
+            file=sys.stderr,
+        )
     if to := _given(environment).outcomes:
         Path(to).write_text(json.dumps(outcomes.summary(), indent=1) + "\n", "utf-8")

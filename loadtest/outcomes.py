@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
+from loadtest.server_count import ServerCount
+
 ON_TIME, LATE, UNSENT = "on_time", "late", "unsent"
 
 
@@ -21,6 +23,7 @@ class Outcomes:
 
     counts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     latest_ms: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # the longest delay before sending
+    server: ServerCount | None = None  # of the same requests
 
     def add(self, scenario: str, outcome: str, lag_ms: float) -> None:
         self.counts[scenario][outcome] += 1
@@ -29,6 +32,10 @@ class Outcomes:
     def clear(self) -> None:
         self.counts.clear()
         self.latest_ms.clear()
+
+    @property
+    def in_time(self) -> int:
+        return sum(counts[ON_TIME] for counts in self.counts.values())
 
     def summary(self) -> dict[str, dict]:
         figures = {}

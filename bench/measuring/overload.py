@@ -34,6 +34,7 @@ from hplm.server import TritonServer
 from loadtest.encode import infer_request
 from loadtest.generator import run_apart
 from loadtest.report import Load, Report
+from loadtest.server_count import difference
 from testing.random_store import SIZES, random_store, random_tenants
 
 MOST_CONNECTIONS = 512
@@ -77,7 +78,8 @@ def bench_overload(case: OverloadBench) -> dict:
             after = _capacity(server, backbone, serve)
         entries = [json.loads(line) for line in journal.read_text("utf-8").splitlines()]
         batches = [Computed.of(entry) for entry in entries if "stages" in entry]
-    found = figures(report, offered, (capacity + after) / 2, case) | {"capacity_drift": round(after / capacity, 3)}
+    by_server = sum(entry.get("outcome") == "on_time" for entry in entries)
+    found = figures(report, offered, (capacity + after) / 2, case, by_server) | {"capacity_drift": round(after / capacity, 3)}
     simulated = simulate(offered, batches, case, options.policy)
     return found | {
         "simulated_on_time_of_offered": simulated,
@@ -129,7 +131,8 @@ def simulate(offered: Offered, batches: list[Computed], case: OverloadBench, giv
     return round(float(Simulation(scheduler, machine, arrivals, case.seed).run().on_time.mean()), 4)
 
 
-def figures(report: Report, offered: Offered, capacity: float, case: OverloadBench) -> dict:
+def figures(report: Report, offered: Offered, capacity: float, case: OverloadBench, by_server: int) -> dict:
+    """`by_server`: how many requests the server counted as on time. All other figures are by the client's clock."""
     served = report.statuses == 200
     refused = np.array([REFUSED.encode() in body for body in report.bodies], dtype=bool)
     on_time = served & (report.latencies <= offered.deadlines[report.numbers])
@@ -142,6 +145,9 @@ def figures(report: Report, offered: Offered, capacity: float, case: OverloadBen
         "on_time_of_admitted": round(float(on_time.sum()) / max(1, admitted), 4),
         "goodput_of_capacity": round(float(on_time.sum()) / report.wall_s / capacity, 4),
         "on_time_of_offered": round(float(on_time.sum()) / len(offered.arrivals), 4),
+        "on_time": int(on_time.sum()),
+        "on_time_by_server": by_server,
+        "server_counts_more": round(difference(int(on_time.sum()), by_server), 4),
         "refused": int(refused.sum()),
         "dropped_later": int((~served & ~refused).sum()),
         "late": int((served & ~on_time).sum()),

@@ -24,11 +24,12 @@ def test_refused_late_and_timely_answers_are_counted_separately():
         bodies=bodies,
     )
     offered = Offered(np.array([0.0, 0.5, 1.0, 1.5, 2.0]), np.array([0.5, 0.5, 0.2, 0.2, 0.2]))
-    found = figures(report, offered, capacity=1.0, case=OverloadBench(batch_texts=4))
+    found = figures(report, offered, capacity=1.0, case=OverloadBench(batch_texts=4), by_server=3)
     assert (found["refused"], found["dropped_later"], found["late"], found["unanswered"]) == (1, 1, 1, 1)
     assert found["on_time_of_admitted"] == 0.25  # of four: the one without an answer counts against the server
     assert found["goodput_of_capacity"] == 0.5
     assert found["on_time_of_offered"] == 0.2
+    assert (found["on_time"], found["on_time_by_server"], found["server_counts_more"]) == (1, 3, 2.0)
     assert found["refusal_p99_ms"] == 5.0
     assert found["batch_ms"] == 4000.0
     assert found["offered_req_per_s"] == 2.5

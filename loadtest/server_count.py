@@ -1,0 +1,38 @@
+"""How many requests a server itself counts as answered in time, beside the client's count."""
+
+from __future__ import annotations
+
+import re
+import time
+import urllib.request
+
+from hplm.metrics.publisher import SECONDS
+
+IN_TIME = re.compile(r'^hplm_requests_total\{[^}]*outcome="(?:on_time|answered)"[^}]*\} (\S+)$', re.MULTILINE)
+PUBLISHED_AFTER = 2 * SECONDS + 0.5  # seconds; then the last answers are in the metrics
+
+
+class ServerCount:
+    """Counts from now on. It counts all requests of the server, so nobody else may send any meanwhile.
+
+    The client's count is what a user sees. The server's clock starts later, when lookup receives the request.
+    """
+
+    def __init__(self, address: str) -> None:
+        """`address`: HOST:PORT of the server's metrics. Raises OSError if nobody answers there."""
+        self._address = address
+        self._before = self._read()
+
+    def in_time(self) -> int:
+        """Returns how many requests the server has answered in time, once it has published its last counts."""
+        time.sleep(PUBLISHED_AFTER)
+        return self._read() - self._before
+
+    def _read(self) -> int:
+        with urllib.request.urlopen(f"http://{self._address}/metrics", timeout=5) as response:
+            return round(sum(float(count) for count in IN_TIME.findall(response.read().decode())))
+
+
+def difference(by_client: int, by_server: int) -> float:
+    """Returns how many more requests the server counts than the client, as a share of the client's count."""
+    return (by_server - by_client) / max(1, by_client)
