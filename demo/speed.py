@@ -87,10 +87,11 @@ def _trained(config: BackboneConfig, upper: UpperStack, device: torch.device) ->
 
 
 def _rate(work: Callable[[], None]) -> float:
-    """Returns calls a second. The first call is not counted: it allocates memory."""
+    """Returns calls a second, by the median call: other work of the machine must not count. The first call allocates memory."""
     work()
-    calls, started = 0, time.perf_counter()
-    while calls < 2 or time.perf_counter() - started < SECONDS:
+    took: list[float] = []
+    while len(took) < 3 or sum(took) < SECONDS:
+        started = time.perf_counter()
         work()
-        calls += 1
-    return calls / (time.perf_counter() - started)
+        took.append(time.perf_counter() - started)
+    return 1 / float(np.median(took))
