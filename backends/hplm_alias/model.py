@@ -6,92 +6,129 @@ Triton has turned forwarded headers into parameters. They go on as parameters: a
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
 from backends import replies
-from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, QueueFull, error_in
+from hplm.engine.request import deadline_missed
+from hplm.engine.threads import repeat
+from hplm.errors import Broken, Draining, HplmError, QueueFull, error_in
+from hplm.scheduling.turns import Bounds, Turns
 from hplm.tenants.directory import Directory
 
+log = logging.getLogger(__name__)
 AT_ONCE = 32  # as many threads as Triton's own pool for such requests
-WAITING = 1024
-A_WHILE = 0.01  # seconds; to ask whether the client is still connected is a round trip to the server process
+WAITING = Bounds(items=1024, work=1024)  # the most requests that wait
+A_WHILE_NS = 10_000_000  # to ask whether the client is still connected is a round trip to the server process
+
+
+@dataclass(frozen=True, eq=False)
+class Forwarded:
+    """A request on its way to a backbone. Times are nanoseconds of the monotonic clock."""
+
+    request: pb_utils.InferenceRequest
+    sender: pb_utils.InferenceResponseSender
+    parameters: dict[str, Any]
+    backbone: str
+    tenant: tuple[str, int]  # the backbone and the tenant's uid in it
+    arrival_ns: int
+    deadline_ns: int  # 0: no deadline
+    left: int = 1  # every request counts as one
 
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
         self._directory = Directory(Path(args["model_repository"]).parent, replies.state_folder())
-        self._capacity = threading.BoundedSemaphore(AT_ONCE + WAITING)
-        self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="forward")
+        self._line: Turns[Forwarded] = Turns(WAITING, 1, time.monotonic_ns)
+        self._threads = [repeat(self._forward_next, f"forward {number}") for number in range(AT_ONCE)]
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[None]:
         """Takes the requests and returns at once. Each is answered once, later, through its own sender."""
-        arrival = time.monotonic()
+        arrival = time.monotonic_ns()
         for request in requests:
             sender = request.get_response_sender()
-            if self._capacity.acquire(blocking=False):
-                self._pool.submit(self._serve, request, sender, arrival)
-            else:
-                full = QueueFull(
-                    f"{WAITING} requests are waiting to be forwarded: retry after 0.1 s, or ask the backbone itself"
-                )
-                replies.send(sender, replies.failure(full))
+            try:
+                self._take(request, sender, arrival)
+            except Exception as error:
+                replies.send(sender, _failure(error))
         return [None] * len(requests)
 
-    def _serve(self, request: pb_utils.InferenceRequest, sender: pb_utils.InferenceResponseSender, arrival: float) -> None:
-        try:
-            if time.monotonic() - arrival > A_WHILE and request.is_cancelled():
-                response = _cancelled()
-            else:
-                response = self._forward(request, arrival)
-        except HplmError as error:
-            response = replies.failure(error)
-        except Exception as error:
-            logging.exception("cannot forward a request")
-            response = replies.failure(error, "forwarding the request")
-        finally:
-            self._capacity.release()
-        replies.send(sender, response)
-
-    def _forward(self, request: pb_utils.InferenceRequest, arrival: float) -> pb_utils.InferenceResponse:
+    def _take(self, request: pb_utils.InferenceRequest, sender: pb_utils.InferenceResponseSender, arrival_ns: int) -> None:
         parameters = replies.request_parameters(request)
-        backbone, _ = self._directory.find(parameters, time.time())
-        answer = pb_utils.InferenceRequest(
-            request_id=request.request_id(),
-            model_name=backbone,
-            inputs=request.inputs(),
-            requested_output_names=list(request.requested_output_names()),
-            # Triton does not forward fractions. No parameter of the backbone is a fraction, so it refuses them as text too.
-            parameters={name: str(value) if isinstance(value, float) else value for name, value in parameters.items()},
-            timeout=_left(request.timeout(), arrival),
-        ).exec()
-        if not answer.has_error():
-            return pb_utils.InferenceResponse(answer.output_tensors())  # already in shared memory
-        message = answer.error().message()  # Triton does not pass on the error's code
-        known = error_in(message)
-        if known is None and not pb_utils.is_model_ready(backbone):
-            raise Draining(f"backbone {backbone!r} is being unloaded or loaded: send the request again")
-        return replies.failure_with((known or Broken).status, message)
+        backbone, tenant = self._directory.find(parameters, time.time())
+        deadline_ns = arrival_ns + 1000 * request.timeout() if request.timeout() else 0
+        for refused in self._line.offer(
+            Forwarded(request, sender, parameters, backbone, (backbone, tenant.uid), arrival_ns, deadline_ns)
+        ):
+            full = QueueFull(
+                f"{len(self._line)} requests wait to be forwarded, most of them of your tenant: retry after 0.1 s, or ask the "
+                "backbone itself"
+            )
+            replies.send(refused.sender, replies.failure(full))
+
+    def _forward_next(self) -> bool:
+        """Returns False when the model is unloaded."""
+        turn = self._line.take()
+        if turn is None:
+            return False
+        taken, expired = turn
+        for late in expired:
+            replies.send(late.sender, replies.failure(deadline_missed(late.arrival_ns, late.deadline_ns)))
+        for forwarded in taken:
+            try:
+                waited = time.monotonic_ns() - forwarded.arrival_ns
+                cancelled = waited > A_WHILE_NS and forwarded.request.is_cancelled()
+                response = _cancelled() if cancelled else _forward(forwarded)
+            except Exception as error:
+                response = _failure(error)
+            replies.send(forwarded.sender, response)
+        return True
 
     def finalize(self) -> None:
-        self._pool.shutdown(wait=True)
+        self._line.close()
+        for thread in self._threads:
+            thread.join()
 
 
-def _left(timeout_us: int, arrival: float) -> int:
+def _forward(forwarded: Forwarded) -> pb_utils.InferenceResponse:
+    request, backbone = forwarded.request, forwarded.backbone
+    answer = pb_utils.InferenceRequest(
+        request_id=request.request_id(),
+        model_name=backbone,
+        inputs=request.inputs(),
+        requested_output_names=list(request.requested_output_names()),
+        # Triton does not forward fractions. No parameter of the backbone is a fraction, so it refuses them as text too.
+        parameters={name: str(value) if isinstance(value, float) else value for name, value in forwarded.parameters.items()},
+        timeout=_left_us(forwarded),
+    ).exec()
+    if not answer.has_error():
+        return pb_utils.InferenceResponse(answer.output_tensors())  # already in shared memory
+    message = answer.error().message()  # Triton does not pass on the error's code
+    known = error_in(message)
+    if known is None and not pb_utils.is_model_ready(backbone):
+        raise Draining(f"backbone {backbone!r} is being unloaded or loaded: send the request again")
+    return replies.failure_with((known or Broken).status, message)
+
+
+def _left_us(forwarded: Forwarded) -> int:
     """Returns the rest of the request's timeout; 0 means no timeout."""
-    if not timeout_us:
+    if not forwarded.deadline_ns:
         return 0
-    left = timeout_us - round((time.monotonic() - arrival) * 1e6)
+    left = (forwarded.deadline_ns - time.monotonic_ns()) // 1000
     if left <= 0:
-        raise DeadlineMissed(
-            f"the request was not started within the {timeout_us / 1000:g} ms that it allowed: allow more time"
-        )
+        raise deadline_missed(forwarded.arrival_ns, forwarded.deadline_ns)
     return left
+
+
+def _failure(error: Exception) -> pb_utils.InferenceResponse:
+    if not isinstance(error, HplmError):
+        log.error("cannot forward a request", exc_info=error)
+    return replies.failure(error, "forwarding the request")
 
 
 def _cancelled() -> pb_utils.InferenceResponse:

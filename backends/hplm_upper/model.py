@@ -1,4 +1,7 @@
-"""Triton's side of the engine: takes row addresses and a ticket, and later sends labels, scores, logits and spans."""
+"""Triton's side of the engine: takes row addresses and a ticket, and later sends labels, scores, logits and spans.
+
+The engine is a process of its own. This one keeps the senders, so that every request is answered even if the engine ends.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ from pathlib import Path
 import triton_python_backend_utils as pb_utils
 
 from backends import replies
-from hplm.engine.lookup import LookedUp
-from hplm.engine.service import Service
-from hplm.engine.settings import Settings
+from hplm.engine.channel import Failure, Outputs
+from hplm.engine.keeper import Keeper
+from hplm.engine.looked_up import LookedUp
 from hplm.errors import HplmError
+from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
 from hplm.tenants.ticket import SharedSecret, Ticket
 
@@ -23,12 +27,9 @@ class TritonPythonModel:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
         parameters = replies.model_parameters(args)
         name = parameters["backbone"]
-        folder = Path(args["model_repository"]).parent / name / "1"
-        self._service = Service(folder, Settings.read(parameters), replies.state_folder())
-        instruments = self._service.instruments
-        self._publisher = Publisher(
-            pb_utils.MetricFamily, instruments.meter, name, before=self._service.look, keeps=instruments.keeps
-        )
+        meter = Meter()
+        self._keeper = Keeper(Path(args["model_repository"]).parent / name / "1", parameters, replies.state_folder(), meter)
+        self._publisher = Publisher(pb_utils.MetricFamily, meter, name, keeps=self._keeper.keeps)
         self._secret = SharedSecret(name, os.getppid()).value
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[None]:
@@ -48,10 +49,18 @@ class TritonPythonModel:
         signed = replies.optional_array(request, "TICKET")
         ticket = Ticket.read(signed[0].tobytes() if signed is not None else b"", self._secret)
         rows, segments, spans = (replies.array(request, name) for name in ("ROWS", "SEGMENTS", "SPANS"))
-        respond = partial(replies.send_answer, sender, set(request.requested_output_names()), ticket.version)
         passages = replies.optional_texts(request, "TEXT_PAIR")
-        self._service.submit(ticket, LookedUp(rows, segments, spans), respond, passages, request.request_id())
+        wanted = frozenset(request.requested_output_names())
+        respond = partial(_respond, sender)
+        self._keeper.submit(ticket, LookedUp(rows, segments, spans), respond, passages, request.request_id(), wanted)
 
     def finalize(self) -> None:
-        self._service.close()
+        self._keeper.close()
         self._publisher.close()
+
+
+def _respond(sender: pb_utils.InferenceResponseSender, answer: Outputs | Failure) -> None:
+    if isinstance(answer, tuple):
+        replies.send(sender, replies.failure_with(*answer))
+    else:
+        replies.send_outputs(sender, answer)

@@ -11,7 +11,7 @@ from hplm.engine.staging import StagedBatch, Stager
 from hplm.errors import Broken, HplmError
 from hplm.metrics import names
 from hplm.metrics.busiest import Busiest
-from hplm.metrics.meter import Meter, Series
+from hplm.metrics.meter import Meter
 from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Batch
 
@@ -83,9 +83,10 @@ class Instruments:
             self.meter.add(names.SLOT_MISSES, misses - seen[1], layout.name)
             self.meter.set(names.SLOTS_USED, slots.used, layout.name)
 
-    def keeps(self, series: Series) -> bool:
-        metric, labels = series
-        return metric is not names.TENANT_REQUESTS or self._busiest.shows(labels[0])
+    @property
+    def busiest(self) -> frozenset[str]:
+        """The tenants with series of their own."""
+        return self._busiest.chosen
 
     def close(self) -> None:
         self._journal.close()

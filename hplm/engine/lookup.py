@@ -8,32 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from hplm.engine.backbone import Backbone, View
+from hplm.engine.looked_up import PAD, LookedUp
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Encoded
 from hplm.plot.forest import Hits
 from hplm.tenants.snapshot import Tenant
 
-PAD = -1
 MOST_ROWS = 1 << 20  # of an answer, with all texts padded to the widest
 LONGEST_TEXT = 100_000  # characters, before truncation
 MOST_CHARACTERS = 40 * LONGEST_TEXT  # of a request: while it is tokenised, other requests wait
-
-
-@dataclass(frozen=True)
-class LookedUp:
-    """A request between the two models: its texts as rectangles. Short texts are filled up with PAD."""
-
-    addresses: np.ndarray  # texts x tokens, int64
-    segments: np.ndarray  # texts x tokens, uint8; 0 beyond the end
-    spans: np.ndarray  # texts x answer rows x 3, int32
-
-    def text(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the addresses, segments and spans of one text.
-
-        They are copies: a waiting text keeps only its own part of the rectangles in memory.
-        """
-        tokens, rows = _used(self.addresses[index]), _used(self.spans[index, :, 1])
-        return self.addresses[index, :tokens].copy(), self.segments[index, :tokens].copy(), self.spans[index, :rows].copy()
 
 
 @dataclass(frozen=True)
@@ -130,11 +113,6 @@ class Lookup:
 def check_length(text: str, pair: str | None) -> None:
     if len(text) > LONGEST_TEXT or (pair is not None and len(pair) > LONGEST_TEXT):
         raise InvalidInput(f"it has more than {LONGEST_TEXT:,} characters: send only the part that matters")
-
-
-def _used(row: np.ndarray) -> int:
-    """How much of a row is not padding."""
-    return int((row != PAD).sum())
 
 
 def _rectangle(flat: np.ndarray, lengths: np.ndarray, fill: int) -> np.ndarray:

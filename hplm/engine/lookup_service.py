@@ -6,12 +6,13 @@ A long request is read in pieces, so that it never keeps the others waiting for 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from hplm.engine.lookup import Lookup, Reading, Resolved
 from hplm.engine.request import deadline_missed
+from hplm.engine.threads import repeat
 from hplm.errors import Broken, HplmError, QueueFull
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
@@ -56,8 +57,7 @@ class LookupService:
         self.meter = meter
         self._looked_up = looked_up
         self._line: Turns[LookupRequest] = Turns(WAITING, PIECE, time.monotonic_ns)
-        self._thread = threading.Thread(target=self._run, name="lookup", daemon=True)
-        self._thread.start()
+        self._thread = repeat(self._take_turn, "lookup")
 
     def submit(self, request: LookupRequest) -> None:
         """Takes a request, or raises. A request that was taken is answered once, through its `respond`."""
@@ -83,13 +83,17 @@ class LookupService:
         self._line.close()
         self._thread.join()
 
-    def _run(self) -> None:
-        while (turn := self._line.take()) is not None:
-            taken, expired = turn
-            for request in expired:
-                self._answer(request, deadline_missed(request.arrival_ns, request.deadline_ns))
-            for request in taken:
-                self._read(request)
+    def _take_turn(self) -> bool:
+        """Returns False when the service closes."""
+        turn = self._line.take()
+        if turn is None:
+            return False
+        taken, expired = turn
+        for request in expired:
+            self._answer(request, deadline_missed(request.arrival_ns, request.deadline_ns))
+        for request in taken:
+            self._read(request)
+        return True
 
     def _read(self, request: LookupRequest) -> None:
         started = time.perf_counter()
@@ -113,8 +117,8 @@ class LookupService:
         else:
             outcome = Broken.word
             log.error("a lookup of tenant %s failed", request.reading.tenant.id, exc_info=answer)
-        self.count(outcome, request.seconds)
-        try:
-            request.respond(answer)
-        except Exception:  # it must not end the thread, which answers all others
-            log.exception("cannot send the result of a lookup")
+        for step in (partial(self.count, outcome, request.seconds), partial(request.respond, answer)):
+            try:
+                step()
+            except Exception:  # the others must still be answered
+                log.exception("cannot count or send the result of a lookup")

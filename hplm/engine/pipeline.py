@@ -1,7 +1,7 @@
 """Select, stage, compute and answer batches. Batch k+1 is staged while batch k computes.
 
 There are four kinds of thread: one stages and owns the slots, one computes, one answers expired texts, a few send answers. An
-error in any of them becomes the answer to the texts that it held. An exception never ends a thread before the pipeline closes.
+error in any of them becomes the answer to the texts that it held. Nothing ends a thread before the pipeline closes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from hplm.engine.instruments import Instruments
 from hplm.engine.niceness import lower_priority
 from hplm.engine.request import Request, Text, deadline_missed
 from hplm.engine.staging import StagedBatch, Stager
+from hplm.engine.threads import repeat
 from hplm.errors import Broken, Draining, HplmError
 from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Batch
@@ -44,13 +45,19 @@ class Pipeline:
         self._staged: queue.SimpleQueue[tuple[Batch[Text], StagedBatch] | None] = queue.SimpleQueue()
         self._computed: queue.SimpleQueue[list[tuple[Slots, int]]] = queue.SimpleQueue()  # slots that a batch held
         self._answering = ThreadPoolExecutor(ANSWERING_THREADS, thread_name_prefix="answer")
+        self._computing_since: float | None = None
+        self._lowered = engine.device.type != "cpu"  # whether computing has the priority that it should have
         self._threads = [
-            threading.Thread(target=self._stage, name="stage", daemon=True),
-            threading.Thread(target=self._compute, name="compute", daemon=True),
-            threading.Thread(target=self._expire, name="expire", daemon=True),
+            repeat(self._stage_next, "stage"),
+            repeat(self._compute_next, "compute"),
+            repeat(self._expire_next, "expire"),
         ]
-        for thread in self._threads:
-            thread.start()
+
+    @property
+    def computing_s(self) -> float:
+        """How long the current batch has been computing."""
+        since = self._computing_since
+        return time.monotonic() - since if since is not None else 0.0
 
     def close(self, timeout: float) -> None:
         """Serves all waiting texts for `timeout` seconds at most, and answers the rest with an error."""
@@ -62,82 +69,89 @@ class Pipeline:
             _sending(text.request.fail, Draining("the server is shutting down: send the request again"))
         self._answering.shutdown(wait=True)
 
-    def _stage(self) -> None:
-        while self._stage_next():
-            pass
-
     def _stage_next(self) -> bool:
         """Stages one batch. Returns False when the pipeline closes.
 
-        It is a function of its own so that its variables are freed before the next wait: a request keeps its tables and banks
-        open.
+        Its variables are freed before the next wait: a request keeps its tables and banks open.
         """
         self._may_choose.acquire()
-        batch = self._line.take(self._capacity)
-        if batch is None:
-            self._staged.put(None)
-            return False
-        self._release_computed()
-        texts = [text for text in batch.texts if not text.request.answered]
-        staged = self._stage_one(texts) if texts else None
+        try:
+            batch = self._line.take(self._capacity)
+            if batch is None:
+                self._staged.put(None)
+                return False
+            if not self._stage_batch(batch):
+                self._may_choose.release()
+            return True
+        except BaseException:
+            self._may_choose.release()
+            raise
+
+    def _stage_batch(self, batch: Batch[Text]) -> bool:
+        """Whether the batch is staged now. If not, its texts are answered."""
+        try:
+            self._release_computed()
+            texts = [text for text in batch.texts if not text.request.answered]
+            staged = self._stager.stage(texts, broken=self._broken) if texts else None
+        except Exception as error:
+            staged = None
+            self._fail(batch.texts, "staging", error)
         if staged is None:
             self._line.dropped(batch)
-            self._may_choose.release()
-        else:
-            self._staged.put((batch, staged))
+            return False
+        self._staged.put((batch, staged))
         return True
 
-    def _expire(self) -> None:
-        """Answers expired texts at once, even while the engine is busy."""
-        while self._expire_next():
-            pass
-
     def _expire_next(self) -> bool:
+        """Answers expired texts at once, even while the engine is busy."""
         texts = self._line.expired()
         for text in texts or ():
             self._answer_with(text.request.fail, deadline_missed(text.arrival_ns, text.deadline_ns))
         return texts is not None
 
-    def _stage_one(self, texts: list[Text]) -> StagedBatch | None:
-        try:
-            return self._stager.stage(texts, broken=self._broken)
-        except Exception as error:
-            self._fail(texts, "staging", error)
-            return None
-
-    def _compute(self) -> None:
-        if self._engine.device.type == "cpu":
-            lower_priority()
-        while self._compute_next():
-            pass
-
     def _compute_next(self) -> bool:
+        if not self._lowered:
+            lower_priority()
+            self._lowered = True
         chosen = self._staged.get()
         if chosen is None:
             return False
         batch, staged = chosen
-        self._line.started(batch)
-        self._instruments.started(batch, staged)
         try:
-            logits = self._run(staged)
+            logits = self._run(batch, staged)
+            self._line.finished(batch, staged.brought)
         except Exception as error:
             self._line.dropped(batch)
             self._fail(staged.texts, "computing", error)
         else:
-            self._line.finished(batch, staged.brought)
-            self._instruments.computed(staged)
+            self._note(self._instruments.computed, staged)
             self._answer(staged.texts, logits)
-        self._computed.put(staged.held)
+        finally:
+            self._computed.put(staged.held)
         return True
 
-    def _run(self, staged: StagedBatch) -> list[np.ndarray]:
+    def _run(self, batch: Batch[Text], staged: StagedBatch) -> list[np.ndarray]:
         with ExitStack() as next_batch:
             next_batch.callback(self._may_choose.release)
+            self._line.started(batch)
+            self._note(self._instruments.started, batch, staged)
             self._stager.finish(staged)
             if self._overlap.staging:
                 next_batch.close()  # the next batch may be chosen and staged while this one computes
             with staged.timed("compute"):
-                return self._engine.run(staged)
+                self._computing_since = time.monotonic()
+                try:
+                    return self._engine.run(staged)
+                finally:
+                    self._computing_since = None
+
+    @staticmethod
+    def _note(instrument: Callable[..., None], *args: object) -> None:
+        """Counts something. A failure of that is logged, and changes no answer."""
+        try:
+            instrument(*args)
+        except Exception:
+            log.exception("cannot count a batch")
 
     def _release_computed(self) -> None:
         while True:

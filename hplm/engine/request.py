@@ -11,7 +11,7 @@ import numpy as np
 
 from hplm.adapters.bank import Record
 from hplm.engine.backbone import View
-from hplm.engine.lookup import LookedUp
+from hplm.engine.looked_up import LookedUp
 from hplm.errors import DeadlineMissed
 from hplm.tasks import TextAnswer
 from hplm.tenants.snapshot import Tenant

@@ -15,7 +15,7 @@ from hplm.engine.backbone import Backbone, Watch
 from hplm.engine.engine import Engine
 from hplm.engine.instruments import Instruments
 from hplm.engine.journal import Journal
-from hplm.engine.lookup import LookedUp
+from hplm.engine.looked_up import LookedUp
 from hplm.engine.packing import read_packing
 from hplm.engine.pipeline import Pipeline
 from hplm.engine.request import Answer, Request, Text
@@ -147,6 +147,11 @@ class Service:
             and len(text.read) <= text.tokens
             and (text.spans[:, 0] < text.tokens).all()
         )
+
+    @property
+    def computing_s(self) -> float:
+        """How long the current batch has been computing."""
+        return self._pipeline.computing_s
 
     def look(self) -> None:
         """Updates the instruments."""

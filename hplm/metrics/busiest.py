@@ -29,10 +29,10 @@ class Busiest:
                 self._chosen |= {tenant}
             return tenant if tenant in self._chosen else OTHERS
 
-    def shows(self, name: str) -> bool:
-        """Whether this name has a series now."""
-        with self._lock:
-            return name == OTHERS or name in self._chosen
+    @property
+    def chosen(self) -> frozenset[str]:
+        """The tenants with series of their own now."""
+        return self._chosen
 
     def choose(self) -> None:
         """Chooses the busiest tenants again, and forgets tenants with few requests."""

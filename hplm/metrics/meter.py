@@ -50,8 +50,12 @@ class Meter:
             counts, self._counts = self._counts, defaultdict(float)
             return counts, dict(self._levels)
 
-    def put_back(self, counts: Mapping[Series, float]) -> None:
-        """Adds counts again that were taken and could not be published."""
+    def set_all(self, levels: Mapping[Series, float]) -> None:
+        with self._lock:
+            self._levels.update(levels)
+
+    def add_all(self, counts: Mapping[Series, float]) -> None:
+        """Adds counts that were taken, from this meter or from another process's."""
         with self._lock:
             for series, count in counts.items():
                 self._counts[series] += count

@@ -58,7 +58,7 @@ class Publisher:
         self._before()
         counts, levels = self._meter.take()
         failed = {series: count for series, count in counts.items() if not self._send(series, count)}
-        self._meter.put_back(failed)
+        self._meter.add_all(failed)
         for series, level in levels.items():
             self._send(series, level)
         self._metrics = {series: metric for series, metric in self._metrics.items() if self._keeps(series)}

@@ -162,7 +162,8 @@ class Scheduler(Generic[T]):
 
     def dropped(self, batch: Batch[T], now_ns: int) -> None:
         """Forgets a batch that failed or will not run, without learning from it."""
-        self._running.remove(batch)
+        if batch in self._running:
+            self._running.remove(batch)
         self._recount(now_ns)
 
     def expired(self, now_ns: int) -> list[T]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hplm.engine import service
-from hplm.engine.lookup import LookedUp
+from hplm.engine.looked_up import LookedUp
 from hplm.errors import DeadlineMissed, Draining, InvalidInput, NoTenant
 from hplm.tenants.ticket import Ticket
 from testing.toy import WORDS

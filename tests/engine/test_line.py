@@ -103,3 +103,39 @@ def test_a_passage_counts_for_the_memory_limit():
     numbers = np.zeros((1, 3), dtype=np.int32)
     short, long = (Text(None, 0, numbers, numbers, numbers, "水" * length).bytes for length in (1, 100_000))
     assert long - short >= 199_000
+
+
+def test_a_failure_of_the_instruments_changes_no_answer(toy, monkeypatch):
+    asker = Asker(toy.folder)
+    first = asker.ask("acme", [WORDS[0]])
+    asker.wait(first)
+
+    def fail(*_):
+        raise RuntimeError("the instruments are broken")
+
+    for name in ("started", "computed"):
+        monkeypatch.setattr(asker.service.instruments, name, fail)
+    second, third = asker.ask("acme", [WORDS[0]]), asker.ask("acme", [WORDS[1]])
+    assert [answer.labels for answer in asker.wait(second)] == [answer.labels for answer in asker.wait(first)]
+    assert not isinstance(asker.wait(third), Exception)
+    asker.close()
+
+
+@pytest.mark.parametrize("step", ["started", "finished", "take"])
+def test_a_failure_of_the_scheduler_ends_no_thread(toy, monkeypatch, step):
+    asker, failures = Asker(toy.folder), iter([RuntimeError("a bug")])
+    asker.wait(asker.ask("acme", [WORDS[0]]))
+    whole = getattr(asker.service._pipeline._line, step)
+
+    def fail_once(*args):
+        result = whole(*args) if step == "finished" else None
+        for failure in failures:
+            raise failure
+        return result if step == "finished" else whole(*args)
+
+    monkeypatch.setattr(asker.service._pipeline._line, step, fail_once)
+    for number in (asker.ask("acme", [WORDS[1]]), asker.ask("acme", [WORDS[2]]), asker.ask("acme", [WORDS[3]])):
+        answer = asker.wait(number)
+        assert not isinstance(answer, Exception) or isinstance(answer, Broken)
+    assert not isinstance(asker.wait(asker.ask("acme", [WORDS[4]])), Exception)
+    asker.close()

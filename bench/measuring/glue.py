@@ -1,0 +1,155 @@
+"""Measures the served path around an engine that computes next to nothing, beside an ensemble of two models that do nothing.
+
+Both ensembles are models of one server, and are measured in turn, so that both see the same machine.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from dataclasses import asdict, replace
+from pathlib import Path
+from string import Template
+
+import bench.noop
+from bench.glue import GlueBench
+from bench.measuring.serve import texts_of
+from bench.serve import ServeBench
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
+from hplm.server import TritonServer
+from loadtest.encode import infer_request
+from loadtest.generator import run_apart
+from loadtest.report import Load, Report
+from testing.random_store import MINILM, random_store, random_tenants
+
+NULL = replace(MINILM, name="null", hidden=32, heads=2, intermediate=64, lower_layers=1, upper_layers=1)
+NOOP = "noop"
+SHAPES = ((1, 1), (64, 1), (256, 1), (64, 16), (64, 64))  # clients and texts of a request
+REQUESTS = 256  # different ones, sent in turn
+
+_ENSEMBLE = Template("""\
+name: "noop"
+platform: "ensemble"
+max_batch_size: 1024
+input [ { name: "TEXT"  data_type: TYPE_STRING  dims: [ 1 ] } ]
+output [
+  { name: "LABEL"  data_type: TYPE_STRING  dims: [ -1 ] },
+  { name: "SCORE"  data_type: TYPE_FP32  dims: [ -1 ] }
+]
+ensemble_scheduling {
+  step [
+    {
+      model_name: "noop-first"  model_version: -1
+      input_map  { key: "TEXT"      value: "TEXT" }
+      output_map { key: "ROWS"      value: "rows" }
+      output_map { key: "SEGMENTS"  value: "segments" }
+      output_map { key: "SPANS"     value: "spans" }
+      output_map { key: "TICKET"    value: "ticket" }
+    },
+    {
+      model_name: "noop-second"  model_version: -1
+      input_map  { key: "ROWS"      value: "rows" }
+      input_map  { key: "SEGMENTS"  value: "segments" }
+      input_map  { key: "SPANS"     value: "spans" }
+      input_map  { key: "TICKET"    value: "ticket" }
+      output_map { key: "LABEL"     value: "LABEL" }
+      output_map { key: "SCORE"     value: "SCORE" }
+    }
+  ]
+}
+""")
+
+_BETWEEN = """
+  { name: "ROWS"      data_type: TYPE_INT64  dims: [ -1 ]$ragged },
+  { name: "SEGMENTS"  data_type: TYPE_UINT8  dims: [ -1 ]$ragged },
+  { name: "SPANS"     data_type: TYPE_INT32  dims: [ -1, 3 ]$ragged },
+  { name: "TICKET"    data_type: TYPE_UINT8  dims: [ 80 ]$ragged }
+"""
+
+_FIRST = Template("""\
+name: "noop-first"
+backend: "python"
+max_batch_size: 1024
+input [ { name: "TEXT"  data_type: TYPE_STRING  dims: [ 1 ]  allow_ragged_batch: true } ]
+output [ $between ]
+instance_group [ { kind: KIND_CPU  count: 1 } ]
+dynamic_batching { }
+parameters { key: "tokens"  value { string_value: "$tokens" } }
+""")
+
+_SECOND = Template("""\
+name: "noop-second"
+backend: "python"
+max_batch_size: 1024
+input [ $between ]
+output [
+  { name: "LABEL"  data_type: TYPE_STRING  dims: [ -1 ] },
+  { name: "SCORE"  data_type: TYPE_FP32  dims: [ -1 ] }
+]
+instance_group [ { kind: KIND_CPU  count: 1 } ]
+dynamic_batching { }
+""")
+
+
+def bench_glue(case: GlueBench) -> dict:
+    with tempfile.TemporaryDirectory(prefix="hplm-bench-") as folder:
+        repository = Path(folder) / "repository"
+        store = random_store(Path(folder) / "store", NULL, random_tenants(case.tenants, 4, 4))
+        backbone = export(store, repository, ServingOptions(dtype="fp32", slots=2 * case.tenants, threads=1)).backbone
+        _raise_count(repository / f"{backbone}-lookup" / "config.pbtxt", case.lookups)
+        add_noop(repository, case.tokens)
+        with TritonServer(repository) as server:
+            measured = {
+                (model, *shape): _measure(server, model, *shape, case) for shape in SHAPES for model in (backbone, NOOP)
+            }
+    figures: dict[str, object] = {}
+    for model, prefix in ((backbone, ""), (NOOP, "noop_")):
+        figures[f"{prefix}c1_p50_ms"] = round(measured[model, 1, 1].percentile_ms(50), 3)
+        for clients in (64, 256):
+            figures[f"{prefix}c{clients}_req_per_s"] = round(measured[model, clients, 1].req_per_s, 1)
+        for texts in (16, 64):
+            figures[f"{prefix}batch{texts}_texts_per_s"] = round(texts * measured[model, 64, texts].req_per_s, 1)
+    ours, noop = measured[backbone, 64, 1].req_per_s, measured[NOOP, 64, 1].req_per_s
+    return figures | {
+        "c1_added_ms": round(measured[backbone, 1, 1].percentile_ms(50) - measured[NOOP, 1, 1].percentile_ms(50), 3),
+        "c64_share_of_noop": round(ours / noop, 3),
+        "batch16_texts_over_noop_req": round(16 * measured[backbone, 64, 16].req_per_s / noop, 3),
+        "case": asdict(case),
+    }
+
+
+def add_noop(repository: Path, tokens: int) -> None:
+    """Adds the ensemble of two models that do nothing."""
+    ragged = Template(_BETWEEN)
+    configs = {
+        "noop": _ENSEMBLE.substitute(),
+        "noop-first": _FIRST.substitute(between=ragged.substitute(ragged="").strip(), tokens=tokens),
+        "noop-second": _SECOND.substitute(between=ragged.substitute(ragged="  allow_ragged_batch: true").strip()),
+    }
+    code = Path(bench.noop.__path__[0])
+    for name, config in configs.items():
+        (repository / name / "1").mkdir(parents=True)
+        (repository / name / "config.pbtxt").write_text(config)
+    for name in ("first", "second"):
+        shutil.copy(code / f"{name}.py", repository / f"noop-{name}" / "1" / "model.py")
+
+
+def _raise_count(config: Path, count: int) -> None:
+    config.write_text(config.read_text("utf-8").replace("count: 1", f"count: {count}"), "utf-8")
+
+
+def _measure(server: TritonServer, model: str, clients: int, texts: int, case: GlueBench) -> Report:
+    drawn = texts_of(ServeBench("minilm", case.tokens, case.tenants, connections=REQUESTS))
+    width = len(str(case.tenants - 1))
+    requests = [
+        infer_request(model, [drawn[(i + j) % len(drawn)] for j in range(texts)], f"tenant-{i % case.tenants:0{width}d}")
+        for i in range(REQUESTS)
+    ]
+    host, port = server.http_url.split(":")
+    run_apart(Load(host, int(port), requests, seconds=case.seconds / 4, connections=clients))  # warms up
+    print(f"{model}: {clients} clients, requests of {texts}", file=sys.stderr, flush=True)
+    report = run_apart(Load(host, int(port), requests, seconds=case.seconds, connections=clients))
+    report.expect_success(f"{clients} clients with requests of {texts} texts to {model}")
+    return report

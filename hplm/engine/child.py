@@ -1,0 +1,95 @@
+"""The engine's process: serves the upper half of a backbone to the model process that started it, and ends with it.
+
+python -m hplm.engine.child DESCRIPTOR
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+
+from hplm.engine.answer import fill
+from hplm.engine.channel import Ask, Beat, Begin, Channel, End, Ready, Reply
+from hplm.engine.request import Answer
+from hplm.engine.service import Service
+from hplm.engine.settings import Settings
+from hplm.errors import Broken, HplmError
+
+log = logging.getLogger(__name__)
+BEAT_SECONDS = 1.0
+
+
+class Child:
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._ending = threading.Event()
+
+    def run(self) -> None:
+        begin = self._channel.receive()
+        if not isinstance(begin, Begin):
+            return  # the model process has ended already
+        try:
+            service = Service(begin.folder, Settings.read(begin.parameters), begin.state)
+        except Exception as error:
+            if not isinstance(error, HplmError):
+                log.exception("the engine cannot be made")
+            self._channel.send(Ready(failure=str(error)))
+            return
+        self._channel.send(Ready())
+        beats = threading.Thread(target=self._beat, args=(service,), name="beat", daemon=True)
+        beats.start()
+        while isinstance(message := self._channel.receive(), Ask):
+            self._submit(service, message)
+        if not isinstance(message, End):
+            os._exit(1)  # the model process has gone, and with it everybody who could be answered
+        service.close()
+        self._ending.set()
+        beats.join()
+
+    def _submit(self, service: Service, ask: Ask) -> None:
+        def respond(answer: Answer) -> None:
+            self._channel.send(_reply(ask, answer))
+
+        try:
+            service.submit(ask.ticket, ask.looked_up, respond, ask.passages, ask.id)
+        except Exception as error:
+            if not isinstance(error, HplmError):
+                log.exception("cannot take a request")
+            respond(error)
+
+    def _beat(self, service: Service) -> None:
+        ending = False
+        while not ending:
+            ending = self._ending.wait(BEAT_SECONDS)
+            try:
+                service.look()
+                counts, levels = service.instruments.meter.take()
+                self._channel.send(Beat(counts, levels, service.instruments.busiest, service.computing_s))
+            except OSError:  # the model process has gone
+                return
+            except Exception:
+                log.exception("cannot send what was counted")
+
+
+def _reply(ask: Ask, answer: Answer) -> Reply:
+    try:
+        if not isinstance(answer, Exception):
+            return Reply(ask.number, fill(answer).outputs(ask.wanted, ask.ticket.version))
+    except Exception as error:
+        log.exception("cannot make an answer")
+        answer = error
+    known = answer if isinstance(answer, HplmError) else Broken(f"the request failed: {answer}")
+    return Reply(ask.number, (known.status, known.wire()))
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the model process says when to end
+    Child(Channel(int(sys.argv[1]))).run()
+
+
+if __name__ == "__main__":
+    main()

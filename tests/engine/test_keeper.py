@@ -1,0 +1,147 @@
+"""The engine in a process of its own: its answers are the same, and whatever happens to it, every request is answered once."""
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from hplm.engine import keeper
+from hplm.engine.backbone import Backbone
+from hplm.engine.keeper import Keeper
+from hplm.engine.lookup import Lookup
+from hplm.errors import Broken, Draining
+from hplm.metrics import names
+from hplm.metrics.meter import Meter
+from hplm.tenants.ticket import Ticket
+from testing.toy import WORDS
+from tests.engine.asker import PARAMETERS
+from tests.naming import naming
+
+pytestmark = pytest.mark.slow
+
+WANTED = frozenset({"LABEL", "LOGITS", "VERSION"})
+
+
+class Client:
+    """Asks a keeper, and keeps all answers to each request."""
+
+    def __init__(self, folder, **changes):
+        self.backbone, self.meter = Backbone(folder), Meter()
+        self.lookup = Lookup(self.backbone)
+        self.keeper = Keeper(folder, {**PARAMETERS, **changes}, None, self.meter)
+        self.answers = []
+        self._arrived = threading.Condition()
+
+    def ask(self, tenant_id, texts):
+        view = self.backbone.view
+        tenant = view.snapshot.find(tenant_id)
+        found_in = view.snapshot.export_number, view.snapshot.generation, tenant.uid, tenant.version
+        ticket = Ticket(*found_in, time.monotonic_ns(), 0, 0, 0)
+        answers = []
+
+        def respond(answer):
+            with self._arrived:
+                answers.append(answer)
+                self._arrived.notify_all()
+
+        self.keeper.submit(ticket, self.lookup.resolve(view, tenant, texts), respond, wanted=WANTED)
+        self.answers.append(answers)
+        return answers
+
+    def wait(self, answers):
+        with self._arrived:
+            assert self._arrived.wait_for(lambda: answers, 60)
+        return answers[0]
+
+    def ask_until_served(self, tenant_id, texts):
+        until = time.monotonic() + 60
+        while True:
+            try:
+                answer = self.wait(self.ask(tenant_id, texts))
+            except Draining:
+                answer = None
+            if isinstance(answer, dict):
+                return answer
+            assert time.monotonic() < until
+            time.sleep(0.05)
+
+    def close(self):
+        self.keeper.close()
+        assert all(len(answers) == 1 for answers in self.answers)
+
+
+@pytest.fixture
+def client(toy):
+    client = Client(toy.folder)
+    yield client
+    client.close()
+
+
+def test_answers_equal_the_reference(client, reference):
+    for tenant in ("acme", "beta", "city"):
+        texts = [" ".join(WORDS[: 3 + i]) for i in range(4)]
+        answer = client.wait(client.ask(tenant, texts))
+        assert answer.keys() == WANTED
+        for text, logits in zip(texts, answer["LOGITS"], strict=True):
+            expected = reference.forward(text, tenant).numpy()
+            np.testing.assert_allclose(logits[: len(expected)], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("deadly", [signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS])
+def test_requests_of_an_engine_that_ends_are_answered_and_the_next_engine_serves(client, deadly):
+    before = client.wait(client.ask("acme", [WORDS[0]]))
+    pid = client.keeper.pid
+    os.kill(pid, signal.SIGSTOP)
+    held = [client.ask("acme", [WORDS[0]] * 3) for _ in range(40)]
+    os.kill(pid, deadly)
+    os.kill(pid, signal.SIGCONT)
+    said = [client.wait(answers) for answers in held]
+    told = [answer for answer in said if not isinstance(answer, dict)]
+    assert told or deadly != signal.SIGKILL
+    assert all(status == Draining.status and "[draining]" in message for status, message in told)
+    after = client.ask_until_served("acme", [WORDS[0]])
+    np.testing.assert_array_equal(after["LABEL"], before["LABEL"])
+    assert client.keeper.pid != pid
+    assert client.meter.take()[0][names.ENGINE_STARTS, ()] >= 1
+
+
+def test_an_engine_that_does_not_move_is_ended(toy, monkeypatch):
+    monkeypatch.setattr(keeper, "BEATLESS_SECONDS", 3.0)
+    client = Client(toy.folder)
+    client.wait(client.ask("acme", [WORDS[0]]))
+    os.kill(client.keeper.pid, signal.SIGSTOP)
+    status, message = client.wait(client.ask("acme", [WORDS[0]]))
+    assert status == Draining.status and "[draining]" in message
+    client.ask_until_served("acme", [WORDS[0]])
+    client.close()
+
+
+def test_what_the_engine_counts_arrives(client):
+    for _ in range(5):
+        client.wait(client.ask("acme", [WORDS[0]]))
+    counted, until = 0.0, time.monotonic() + 30
+    while counted < 5 and time.monotonic() < until:
+        counts, _ = client.meter.take()
+        counted += sum(count for (metric, _), count in counts.items() if metric is not None and metric == names.REQUESTS)
+        time.sleep(0.1)
+    assert counted == 5
+    assert client.keeper.keeps((names.TENANT_REQUESTS, ("acme", "answered")))
+    assert client.keeper.keeps((names.TENANT_REQUESTS, ("", "answered")))
+    assert not client.keeper.keeps((names.TENANT_REQUESTS, ("nobody", "answered")))
+
+
+def test_closing_answers_what_waits(toy):
+    client = Client(toy.folder)
+    held = [client.ask("acme", [" ".join(WORDS[:20])] * 5) for _ in range(30)]
+    client.close()
+    assert sum(isinstance(answers[0], dict) for answers in held) == 30
+
+
+def test_an_engine_that_cannot_be_made_is_an_error_with_its_reason(toy):
+    with pytest.raises(Broken, match=naming("does not start", "'abacus'")):
+        Client(toy.folder, device="abacus")
+    with pytest.raises(Broken, match=naming("does not start", "slots")):
+        Client(toy.folder, slots="1")
