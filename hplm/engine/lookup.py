@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hplm.arrays import Array
 from hplm.engine.backbone import Backbone, View
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Encoded
@@ -23,11 +24,11 @@ MOST_CHARACTERS = 40 * LONGEST_TEXT  # of a request: while it is tokenised, othe
 class LookedUp:
     """A request between the two models: its texts as rectangles. Short texts are filled up with PAD."""
 
-    addresses: np.ndarray  # texts x tokens, int64
-    segments: np.ndarray  # texts x tokens, uint8; 0 beyond the end
-    spans: np.ndarray  # texts x answer rows x 3, int32
+    addresses: Array  # texts x tokens, int64
+    segments: Array  # texts x tokens, uint8; 0 beyond the end
+    spans: Array  # texts x answer rows x 3, int32
 
-    def text(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def text(self, index: int) -> tuple[Array, Array, Array]:
         """Returns the addresses, segments and spans of one text.
 
         They are copies: a waiting text keeps only its own part of the rectangles in memory.
@@ -57,7 +58,7 @@ class Reading:
         self.pairs = pairs
         self.truncate = truncate
         self.encoded: list[Encoded] = []
-        self.spans: list[np.ndarray] = []
+        self.spans: list[Array] = []
         self.characters_left = sum(map(len, texts)) + sum(map(len, pairs or ()))
         if self.characters_left > MOST_CHARACTERS:
             raise InvalidInput(
@@ -132,12 +133,12 @@ def check_length(text: str, pair: str | None) -> None:
         raise InvalidInput(f"it has more than {LONGEST_TEXT:,} characters: send only the part that matters")
 
 
-def _used(row: np.ndarray) -> int:
+def _used(row: Array) -> int:
     """How much of a row is not padding."""
     return int((row != PAD).sum())
 
 
-def _rectangle(flat: np.ndarray, lengths: np.ndarray, fill: int) -> np.ndarray:
+def _rectangle(flat: Array, lengths: Array, fill: int) -> Array:
     filled = np.full((len(lengths), int(lengths.max()), *flat.shape[1:]), fill, dtype=flat.dtype)
     filled[np.arange(filled.shape[1]) < lengths[:, None]] = flat
     return filled
