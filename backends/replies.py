@@ -9,13 +9,14 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import triton_python_backend_utils as pb_utils
 
+from hplm.arrays import Array
 from hplm.engine.answer import fill, size_of
 from hplm.engine.memory import SharedMemory
 from hplm.errors import Broken, HplmError, InvalidInput
+from hplm.model.tensors import array_of, tensor_of
 from hplm.tasks import TextAnswer
 
 log = logging.getLogger(__name__)
@@ -57,12 +58,12 @@ def optional_texts(request: pb_utils.InferenceRequest, name: str) -> list[str] |
     return None if tensor is None else _texts(tensor, name)
 
 
-def array(request: pb_utils.InferenceRequest, name: str) -> np.ndarray:
+def array(request: pb_utils.InferenceRequest, name: str) -> Array:
     """Returns a copy of an input of numbers, because Triton frees the memory when the request is answered."""
     return _array(required(request, name))
 
 
-def optional_array(request: pb_utils.InferenceRequest, name: str) -> np.ndarray | None:
+def optional_array(request: pb_utils.InferenceRequest, name: str) -> Array | None:
     """Returns a copy of an input of numbers, or None if the request does not have it."""
     tensor = pb_utils.get_input_tensor_by_name(request, name)
     return None if tensor is None else _array(tensor)
@@ -78,15 +79,15 @@ def _texts(tensor: pb_utils.Tensor, name: str) -> list[str]:
     return decoded
 
 
-def _array(tensor: pb_utils.Tensor) -> np.ndarray:
-    return torch.from_dlpack(tensor.to_dlpack()).numpy().copy()
+def _array(tensor: pb_utils.Tensor) -> Array:
+    return array_of(torch.from_dlpack(tensor.to_dlpack())).copy()
 
 
-def tensor(name: str, values: np.ndarray) -> pb_utils.Tensor:
+def tensor(name: str, values: Array) -> pb_utils.Tensor:
     """Makes an output tensor. Numbers are passed as DLPack, which copies less; only strings need numpy."""
     if values.dtype == object:
         return pb_utils.Tensor(name, values)
-    return pb_utils.Tensor.from_dlpack(name, torch.from_numpy(values).__dlpack__())
+    return pb_utils.Tensor.from_dlpack(name, tensor_of(values).__dlpack__())
 
 
 def failure(error: Exception, doing: str = "the request") -> pb_utils.InferenceResponse:
