@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from hplm.arrays import Array
 from hplm.engine.answer import size_of
 from hplm.engine.memory import SharedMemory
 from hplm.errors import Broken, HplmError, InvalidInput
@@ -55,12 +55,12 @@ def optional_texts(request: pb_utils.InferenceRequest, name: str) -> list[str] |
     return None if tensor is None else _texts(tensor, name)
 
 
-def array(request: pb_utils.InferenceRequest, name: str) -> np.ndarray:
+def array(request: pb_utils.InferenceRequest, name: str) -> Array:
     """Returns a copy of an input of numbers, because Triton frees the memory when the request is answered."""
     return _array(required(request, name))
 
 
-def optional_array(request: pb_utils.InferenceRequest, name: str) -> np.ndarray | None:
+def optional_array(request: pb_utils.InferenceRequest, name: str) -> Array | None:
     """Returns a copy of an input of numbers, or None if the request does not have it."""
     tensor = pb_utils.get_input_tensor_by_name(request, name)
     return None if tensor is None else _array(tensor)
@@ -76,11 +76,11 @@ def _texts(tensor: pb_utils.Tensor, name: str) -> list[str]:
     return decoded
 
 
-def _array(tensor: pb_utils.Tensor) -> np.ndarray:
+def _array(tensor: pb_utils.Tensor) -> Array:
     return tensor.as_numpy().copy()
 
 
-def tensor(name: str, values: np.ndarray) -> pb_utils.Tensor:
+def tensor(name: str, values: Array) -> pb_utils.Tensor:
     """Makes an output tensor. Not through numpy's DLPack: this stub takes a used capsule for a fresh one."""
     return pb_utils.Tensor(name, values)
 
@@ -101,7 +101,7 @@ def send(sender: pb_utils.InferenceResponseSender, response: pb_utils.InferenceR
     sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
-def send_outputs(sender: pb_utils.InferenceResponseSender, outputs: Mapping[str, np.ndarray]) -> None:
+def send_outputs(sender: pb_utils.InferenceResponseSender, outputs: Mapping[str, Array]) -> None:
     """Sends the answer to a request, or the error that kept it from being sent."""
     try:
         response = pb_utils.InferenceResponse([tensor(name, values) for name, values in outputs.items()])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hplm.arrays import Array
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import first_tokens, words_of
 
@@ -26,9 +27,9 @@ class TextAnswer:
     """The answer to one text. Where each row is a label of the whole text (`multilabel`, `top_k`), `logits` has one row."""
 
     labels: list[str]
-    scores: np.ndarray  # rows, fp32
-    logits: np.ndarray  # rows x classes, fp32
-    spans: np.ndarray  # rows x 2, int32
+    scores: Array  # rows, fp32
+    logits: Array  # rows x classes, fp32
+    spans: Array  # rows x 2, int32
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class Task:
     """A task: how a tenant reads a text and answers it."""
 
     name: str
-    find_rows: Callable[[str, str | None, Encoded], np.ndarray]  # text, pair, both as tokens -> see `rows`
-    read_answer: Callable[[np.ndarray, np.ndarray, Sequence[str], str], TextAnswer]  # logits, spans, labels, passage
+    find_rows: Callable[[str, str | None, Encoded], Array]  # text, pair, both as tokens -> see `rows`
+    read_answer: Callable[[Array, Array, Sequence[str], str], TextAnswer]  # logits, spans, labels, passage
     fixed_labels: tuple[str, ...] = ()  # names of the head's outputs; empty: each tenant has its own labels
     needs_pair: bool = False  # the answer is a piece of the second text, the passage
     allows_top_k: bool = False  # a request may ask for the k best labels
@@ -51,15 +52,13 @@ class Task:
         """Whether there is one answer for the whole text."""
         return self.find_rows is first_token
 
-    def rows(self, text: str, pair: str | None, encoded: Encoded) -> np.ndarray:
+    def rows(self, text: str, pair: str | None, encoded: Encoded) -> Array:
         """Returns for each row the token that a head reads (-1: none), and the row's code points: rows x 3, int32."""
         if self.needs_pair and pair is None:
             raise InvalidInput("the tenant needs a passage: send the question as TEXT and the passage as TEXT_PAIR")
         return self.find_rows(text, pair, encoded)
 
-    def answer(
-        self, logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], top_k: int = 0, passage: str = ""
-    ) -> TextAnswer:
+    def answer(self, logits: Array, spans: Array, labels: Sequence[str], top_k: int = 0, passage: str = "") -> TextAnswer:
         """Turns logits into an answer. `logits` and `spans` have a row for each read row.
 
         With a task that needs a pair, `spans` are code points of `passage`.
@@ -78,18 +77,18 @@ def find_task(name: str) -> Task:
 # Functions for `find_rows`.
 
 
-def first_token(text: str, pair: str | None, encoded: Encoded) -> np.ndarray:
+def first_token(text: str, pair: str | None, encoded: Encoded) -> Array:
     """Returns one row for the whole text."""
     return np.array([[0, 0, len(text)]], dtype=np.int32)
 
 
-def each_word(text: str, pair: str | None, encoded: Encoded) -> np.ndarray:
+def each_word(text: str, pair: str | None, encoded: Encoded) -> Array:
     """Returns a row for each word, which reads the word's first token."""
     words = words_of(text)
     return np.column_stack([first_tokens(encoded, words), np.array(words, dtype=np.int32)])
 
 
-def passage_tokens(text: str, pair: str | None, encoded: Encoded) -> np.ndarray:
+def passage_tokens(text: str, pair: str | None, encoded: Encoded) -> Array:
     """Returns a row for each token of the passage, which is the pair."""
     tokens = np.flatnonzero(~encoded.special & (encoded.segments == 1)).astype(np.int32)
     if not len(tokens):
@@ -100,7 +99,7 @@ def passage_tokens(text: str, pair: str | None, encoded: Encoded) -> np.ndarray:
 # Functions for `read_answer`.
 
 
-def best_label(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], passage: str) -> TextAnswer:
+def best_label(logits: Array, spans: Array, labels: Sequence[str], passage: str) -> TextAnswer:
     """Returns a row for each span. A span without a token gets the label "", the score 0 and NaN logits."""
     readable = spans[:, 0] >= 0
     best = logits.argmax(axis=1)
@@ -113,14 +112,14 @@ def best_label(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], pas
     )
 
 
-def best_labels(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], count: int) -> TextAnswer:
+def best_labels(logits: Array, spans: Array, labels: Sequence[str], count: int) -> TextAnswer:
     """Returns the `count` most probable labels of the first row, the most probable first."""
     best = np.argsort(-logits[0], kind="stable")[:count]
     repeat = np.zeros(len(best), dtype=np.int64)
     return TextAnswer(names_of(labels, best), softmax(logits)[0, best], logits[:1], spans[repeat, 1:])
 
 
-def holding_labels(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], passage: str) -> TextAnswer:
+def holding_labels(logits: Array, spans: Array, labels: Sequence[str], passage: str) -> TextAnswer:
     """Returns all labels with a probability of at least HOLDS, the most probable first. There may be none."""
     probabilities = 1 / (1 + np.exp(-logits[0].astype(np.float64)))
     order = np.argsort(-logits[0], kind="stable")
@@ -129,12 +128,12 @@ def holding_labels(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str],
     return TextAnswer(names_of(labels, holding), probabilities[holding].astype(np.float32), logits[:1], spans[repeat, 1:])
 
 
-def value(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], passage: str) -> TextAnswer:
+def value(logits: Array, spans: Array, labels: Sequence[str], passage: str) -> TextAnswer:
     """Returns a number. Its digits are the label, and the score is 0 because a number has no probability."""
     return TextAnswer([f"{logits[0, 0]:.6g}"], np.zeros(1, dtype=np.float32), logits[:1], spans[:1, 1:])
 
 
-def piece_of_passage(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str], passage: str) -> TextAnswer:
+def piece_of_passage(logits: Array, spans: Array, labels: Sequence[str], passage: str) -> TextAnswer:
     first, last = best_span(logits)
     start, stop = int(spans[first, 1]), int(spans[last, 2])
     start_of, stop_of = softmax(logits.T)
@@ -146,7 +145,7 @@ def piece_of_passage(logits: np.ndarray, spans: np.ndarray, labels: Sequence[str
     )
 
 
-def best_span(logits: np.ndarray) -> tuple[int, int]:
+def best_span(logits: Array) -> tuple[int, int]:
     """Returns the tokens at which the best answer starts and ends: the sum of their two logits is the highest."""
     starts, ends = logits[:, 0], logits[:, 1]
     best, found = -np.inf, (0, 0)
@@ -158,12 +157,12 @@ def best_span(logits: np.ndarray) -> tuple[int, int]:
     return found
 
 
-def names_of(labels: Sequence[str], indexes: np.ndarray) -> list[str]:
+def names_of(labels: Sequence[str], indexes: Array) -> list[str]:
     chosen: list[int] = indexes.tolist()
     return [labels[i] for i in chosen]
 
 
-def softmax(logits: np.ndarray) -> np.ndarray:
+def softmax(logits: Array) -> Array:
     shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
     return shifted / shifted.sum(axis=1, keepdims=True)
 

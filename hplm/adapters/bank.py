@@ -24,6 +24,7 @@ from torch import Tensor
 
 from hplm.adapters.layout import Layout
 from hplm.errors import Broken, InvalidInput
+from hplm.model.tensors import array_of
 
 FORMAT = 3
 PAGE = 4096
@@ -62,7 +63,7 @@ class Bank:
         try:
             stored = json.loads(self._map[:PAGE].rstrip(b"\0"))
             found = stored["format"]
-            layout = Layout(**{**stored["layout"], "places": tuple(stored["layout"]["places"])}) if found == FORMAT else None
+            layout = Layout(**(stored["layout"] | {"places": tuple(stored["layout"]["places"])})) if found == FORMAT else None
         except (ValueError, TypeError, KeyError):
             raise Broken(f"bank {path} has no readable header: {way_out}") from None
         if layout is None:
@@ -106,7 +107,7 @@ class Bank:
         if (uid, version) != (record.uid, record.version):
             raise Broken(f"{name} belongs to another tenant or version: {self._way_out}")
         weights = memoryview(self._map)[start + HEADER_BYTES : start + HEADER_BYTES + self.layout.weight_bytes]
-        target = out.view(torch.uint8).numpy().reshape(-1)
+        target = array_of(out.view(torch.uint8)).reshape(-1)
         target[:] = memoryview(weights)
         if zlib.crc32(target.data) != checksum:
             raise Broken(f"{name} is corrupt (checksum): {self._way_out}")
@@ -155,6 +156,6 @@ def write_record(path: Path, layout: Layout, index: int, uid: int, version: int,
 
 
 def _packed(layout: Layout, uid: int, version: int, flat: Tensor) -> bytes:
-    weights = flat.to(layout.torch_dtype).contiguous().view(torch.uint8).numpy().tobytes()
+    weights = array_of(flat.to(layout.torch_dtype).contiguous().view(torch.uint8)).tobytes()
     head = HEADER.pack(uid, version, zlib.crc32(weights))
     return (head.ljust(HEADER_BYTES, b"\0") + weights).ljust(record_bytes(layout), b"\0")

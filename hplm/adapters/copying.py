@@ -27,7 +27,7 @@ class Copies:
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(device))  # it may still clear the slots
 
-    def under_way(self) -> AbstractContextManager:
+    def under_way(self) -> AbstractContextManager[object]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def mark(self) -> Mark:

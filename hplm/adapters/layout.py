@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hplm.adapters import runs
 from hplm.adapters.groups import Groups
 from hplm.adapters.tiles import Tiles
+from hplm.arrays import Array
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV, activation
@@ -107,7 +107,10 @@ class Layout:
         """Returns the tensors of each layer as views of layers x layer_size."""
         sizes = [prod(shape) for shape in self.shapes.values()]
         return [
-            {name: _lying(part, shape) for (name, shape), part in zip(self.shapes.items(), layer.split(sizes), strict=True)}
+            {
+                name: _lying(part, shape)
+                for (name, shape), part in zip(self.shapes.items(), layer.split_with_sizes(sizes), strict=True)
+            }
             for layer in flat
         ]
 
@@ -136,7 +139,7 @@ class Layout:
     def touches(self, at: str) -> bool:
         return any(PROJECTIONS[place] == at for place in self.places)
 
-    def group(self, slots: np.ndarray, device: torch.device, dtype: torch.dtype) -> Groups:
+    def group(self, slots: Array, device: torch.device, dtype: torch.dtype) -> Groups:
         """Groups rows by their slots, in the form that the device multiplies fastest."""
         widths = [width for shape in self.shapes.values() if len(shape) > 1 for width in shape]
         return runs.Runs(slots, device) if runs.fits(device, dtype, widths) else Tiles(slots, device)

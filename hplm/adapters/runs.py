@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.nn.functional import grouped_mm
 
 from hplm.adapters.groups import Groups
+from hplm.arrays import Array
+from hplm.model.tensors import tensor_of
 
 ALIGNMENT = 16  # bytes
 GENERATIONS = (9, 10)  # major compute capabilities of GPUs that have the kernel
@@ -30,19 +32,19 @@ def fits(device: torch.device, dtype: torch.dtype, widths: list[int]) -> bool:
 
 
 class Runs(Groups):
-    def __init__(self, slots: np.ndarray, device: torch.device) -> None:
+    def __init__(self, slots: Array, device: torch.device) -> None:
         self._take: Tensor | None = None  # sorts rows by slot, `_back` undoes it; None: rows stay in place
         self._back: Tensor | None = None
         starts = _starts(slots)
         if len(starts) > min(MANY * len(np.unique(slots)), MOST):
             order = np.argsort(slots, kind="stable")
-            self._take = torch.from_numpy(order).to(device)
-            self._back = torch.from_numpy(np.argsort(order)).to(device)
+            self._take = tensor_of(order).to(device)
+            self._back = tensor_of(np.argsort(order)).to(device)
             slots = slots[order]
             starts = _starts(slots)
         bounds = np.append(starts, len(slots))
         self._calls = [_call(slots, bounds[i : i + MOST + 1], device) for i in range(0, len(starts), MOST)]
-        self._slot_of_row = torch.from_numpy(slots.astype(np.int64)).to(device)
+        self._slot_of_row = tensor_of(slots.astype(np.int64)).to(device)
 
     def spread(self, x: Tensor) -> Tensor:
         return x if self._take is None else x.index_select(0, self._take)
@@ -59,11 +61,11 @@ class Runs(Groups):
         base.add_(self.collect(self.linear(spread, weight, bias)))
 
 
-def _call(slots: np.ndarray, bounds: np.ndarray, device: torch.device) -> tuple[slice, Tensor, Tensor]:
+def _call(slots: Array, bounds: Array, device: torch.device) -> tuple[slice, Tensor, Tensor]:
     """Returns the rows between the first and the last bound, and for each run between two bounds its slot and its end."""
     own, ends = slots[bounds[:-1]].astype(np.int64), (bounds[1:] - bounds[0]).astype(np.int32)
-    return slice(int(bounds[0]), int(bounds[-1])), torch.from_numpy(own).to(device), torch.from_numpy(ends).to(device)
+    return slice(int(bounds[0]), int(bounds[-1])), tensor_of(own).to(device), tensor_of(ends).to(device)
 
 
-def _starts(slots: np.ndarray) -> np.ndarray:
+def _starts(slots: Array) -> Array:
     return np.concatenate(([0], np.flatnonzero(np.diff(slots)) + 1))

@@ -75,7 +75,7 @@ class Slots:
 
     def fill(self) -> list[Mark]:
         """Starts the copies to all reserved slots. A layer of any held record may be used after that layer's mark."""
-        marks = []
+        marks: list[Mark] = []
         with self._copies.under_way():
             for number, layer in enumerate(self.layers):
                 for slot, arrival in self._promised:

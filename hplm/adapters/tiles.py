@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from hplm.adapters.groups import Groups
+from hplm.arrays import Array
+from hplm.model.tensors import tensor_of
 
 
 class Tiles(Groups):
-    def __init__(self, slots: np.ndarray, device: torch.device) -> None:
+    def __init__(self, slots: Array, device: torch.device) -> None:
         self._take: Tensor | None = None  # gathers rows into tiles, `_back` undoes it; None: tiles are views
         self._back: Tensor | None = None
         starts = np.concatenate(([0], np.flatnonzero(np.diff(slots)) + 1))
@@ -30,9 +32,9 @@ class Tiles(Groups):
         self._tiles = len(tile_slots)
         self._first = int(tile_slots[0])
         consecutive = bool((np.diff(tile_slots) == 1).all())  # then their weights need no copy; true for a single tile
-        self._slots = None if consecutive else torch.from_numpy(tile_slots.astype(np.int64)).to(device)
+        self._slots = None if consecutive else tensor_of(tile_slots.astype(np.int64)).to(device)
 
-    def _gather(self, slots: np.ndarray, counts: np.ndarray, tiles_of: np.ndarray, tile: int, device: torch.device) -> None:
+    def _gather(self, slots: Array, counts: Array, tiles_of: Array, tile: int, device: torch.device) -> None:
         order = np.argsort(slots, kind="stable")
         first_tile = np.cumsum(tiles_of) - tiles_of
         first_row = np.cumsum(counts) - counts
@@ -42,8 +44,8 @@ class Tiles(Groups):
         take[home] = order
         back = np.empty(len(slots), dtype=np.int64)
         back[order] = home
-        self._take = torch.from_numpy(take).to(device)
-        self._back = torch.from_numpy(back).to(device)
+        self._take = tensor_of(take).to(device)
+        self._back = tensor_of(back).to(device)
 
     @property
     def gathered(self) -> bool:
@@ -53,7 +55,7 @@ class Tiles(Groups):
         """Turns rows x d into tiles x rows of a tile x d."""
         if self._take is not None:
             x = x.index_select(0, self._take)
-        return x.unflatten(0, (self._tiles, -1))
+        return x.view(self._tiles, -1, x.shape[1])
 
     def collect(self, spread: Tensor) -> Tensor:
         rows = spread.flatten(0, 1)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hplm.arrays import Array
 from hplm.tasks import TextAnswer
 
 
@@ -14,12 +15,12 @@ from hplm.tasks import TextAnswer
 class Filled:
     """The answers to a request's texts as rectangles. Short answers are filled up with "", 0, NaN and -1."""
 
-    labels: np.ndarray  # texts x rows, object
-    scores: np.ndarray
-    logits: np.ndarray
-    spans: np.ndarray
+    labels: Array  # texts x rows, object
+    scores: Array
+    logits: Array
+    spans: Array
 
-    def outputs(self, wanted: Collection[str], version: int) -> dict[str, np.ndarray]:
+    def outputs(self, wanted: Collection[str], version: int) -> dict[str, Array]:
         """Returns the requested outputs by their names on the wire, with strings as bytes."""
         versions = np.full((len(self.labels), 1), str(version), dtype=object)
         numbers = {"SCORE": self.scores, "LOGITS": self.logits, "SPAN": self.spans}
@@ -27,14 +28,14 @@ class Filled:
         return strings | {name: values for name, values in numbers.items() if name in wanted}
 
 
-def size_of(outputs: Mapping[str, np.ndarray]) -> int:
+def size_of(outputs: Mapping[str, Array]) -> int:
     """Returns the bytes of outputs on the way to the server process."""
     return sum(
         sum(4 + len(one) for one in values.flat) if values.dtype == object else values.nbytes for values in outputs.values()
     )
 
 
-def _utf8(strings: np.ndarray) -> np.ndarray:
+def _utf8(strings: Array) -> Array:
     """Encodes strings as Python objects. In numpy's own type, every string would take the size of the longest."""
     encoded = np.empty(strings.size, dtype=object)
     encoded[:] = [one.encode() for one in strings.flat]

@@ -159,7 +159,7 @@ class Backbone:
 
     def _banks(self, snapshot: Snapshot, before: View | None) -> dict[str, Bank]:
         """Opens all banks that can be opened. A broken bank fails only requests of its own tenants, when they arrive."""
-        banks = {}
+        banks: dict[str, Bank] = {}
         for name in snapshot.banks():
             try:
                 banks[name] = (before.banks.get(name) if before is not None else None) or self.bank(name)

@@ -13,13 +13,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from hplm.arrays import Array
 from hplm.engine.looked_up import LookedUp
 from hplm.metrics.meter import Series
 from hplm.tenants.ticket import Ticket
 
-Outputs = dict[str, np.ndarray]  # by name on the wire
+Outputs = dict[str, Array]  # by name on the wire
 Failure = tuple[str, str]  # the status, and the message for the wire
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from hplm.arrays import Array
 from hplm.engine.memory import keep_freed_memory
 from hplm.engine.staging import Part, Sheet, StagedBatch
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.layer import QKV
 from hplm.model.stacks import UpperStack
+from hplm.model.tensors import array_of
 from hplm.options import ENGINE_DTYPES
 
 MEASURED = 3  # measurements; the fastest counts, without other work on the machine
@@ -42,7 +43,9 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
         return TORCH_DTYPES[name]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
+    # A private name, because torch 2.10 may not have the public get_capabilities() yet.
+    has_bf16 = torch.cpu._is_avx512_bf16_supported()  # pyright: ignore[reportPrivateUsage]
+    return torch.bfloat16 if has_bf16 else torch.float32
 
 
 class Engine:
@@ -58,13 +61,13 @@ class Engine:
         self.dtype = dtype
 
     @torch.inference_mode()
-    def run(self, batch: StagedBatch) -> list[np.ndarray]:
+    def run(self, batch: StagedBatch) -> list[Array]:
         """Returns the logits of each text: its answer rows x the size of its head, fp32."""
         computed = [self._compute(sheet) for sheet in batch.sheets]  # all sheets are started before one is waited for
-        by_text: dict[int, np.ndarray] = {}
+        by_text: dict[int, Array] = {}
         for sheet, logits in zip(batch.sheets, computed, strict=True):
-            parts = logits.cpu().split(sheet.rows_of)
-            by_text.update((text, part.numpy()) for text, part in zip(sheet.indexes, parts, strict=True))
+            parts = logits.cpu().split_with_sizes(sheet.rows_of)
+            by_text.update((text, array_of(part)) for text, part in zip(sheet.indexes, parts, strict=True))
         return [by_text[text] for text in range(len(batch.texts))]
 
     def _compute(self, sheet: Sheet) -> Tensor:
@@ -79,7 +82,7 @@ class Engine:
         generator = torch.Generator().manual_seed(texts)
         x = torch.randn(texts * tokens, self._upper.norm.weight.numel(), generator=generator).to(self.device, self.dtype)
         attend = PackedAttention([tokens] * texts, self._upper.heads)
-        taken = []
+        taken: list[float] = []
         for _ in range(MEASURED + 1):
             self._wait()
             begin = time.perf_counter()

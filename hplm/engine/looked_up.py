@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
+from hplm.arrays import Array
 
 PAD = -1
 
@@ -13,11 +13,11 @@ PAD = -1
 class LookedUp:
     """A request between the two models: its texts as rectangles. Short texts are filled up with PAD."""
 
-    addresses: np.ndarray  # texts x tokens, int64
-    segments: np.ndarray  # texts x tokens, uint8; 0 beyond the end
-    spans: np.ndarray  # texts x answer rows x 3, int32
+    addresses: Array  # texts x tokens, int64
+    segments: Array  # texts x tokens, uint8; 0 beyond the end
+    spans: Array  # texts x answer rows x 3, int32
 
-    def text(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def text(self, index: int) -> tuple[Array, Array, Array]:
         """Returns the addresses, segments and spans of one text.
 
         They are copies: a waiting text keeps only its own part of the rectangles in memory.
@@ -26,6 +26,6 @@ class LookedUp:
         return self.addresses[index, :tokens].copy(), self.segments[index, :tokens].copy(), self.spans[index, :rows].copy()
 
 
-def _used(row: np.ndarray) -> int:
+def _used(row: Array) -> int:
     """How much of a row is not padding."""
     return int((row != PAD).sum())

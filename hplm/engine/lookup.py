@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hplm.arrays import Array
 from hplm.engine.backbone import Backbone, View
 from hplm.engine.looked_up import PAD, LookedUp
 from hplm.errors import InvalidInput
@@ -40,7 +41,7 @@ class Reading:
         self.pairs = pairs
         self.truncate = truncate
         self.encoded: list[Encoded] = []
-        self.spans: list[np.ndarray] = []
+        self.spans: list[Array] = []
         self.characters_left = sum(map(len, texts)) + sum(map(len, pairs or ()))
         if self.characters_left > MOST_CHARACTERS:
             raise InvalidInput(
@@ -115,7 +116,7 @@ def check_length(text: str, pair: str | None) -> None:
         raise InvalidInput(f"it has more than {LONGEST_TEXT:,} characters: send only the part that matters")
 
 
-def _rectangle(flat: np.ndarray, lengths: np.ndarray, fill: int) -> np.ndarray:
+def _rectangle(flat: Array, lengths: Array, fill: int) -> Array:
     filled = np.full((len(lengths), int(lengths.max()), *flat.shape[1:]), fill, dtype=flat.dtype)
     filled[np.arange(filled.shape[1]) < lengths[:, None]] = flat
     return filled

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from hplm.errors import Broken
@@ -39,7 +39,7 @@ class SharedMemory:
         self._largest = 0
 
     @contextmanager
-    def taken(self, size: int) -> Iterator[None]:
+    def taken(self, size: int) -> Generator[None]:
         """Wraps the sending of an answer of `size` bytes. Raises Broken if /dev/shm has no space for it.
 
         Without this check the answer would be lost, and the error message too.

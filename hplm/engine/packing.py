@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from hplm.arrays import Array
 from hplm.engine.turbo import GroupCost, cheapest_cuts
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention, RowAttention
@@ -26,9 +27,9 @@ from hplm.model.layer import Attend
 class Arrangement:
     """One tensor: texts end to end, each followed by its padding."""
 
-    texts: np.ndarray  # indexes of texts of the batch, in their order in the tensor
-    lengths: np.ndarray  # tokens of each text
-    rooms: np.ndarray  # tokens of each text with its padding
+    texts: Array  # indexes of texts of the batch, in their order in the tensor
+    lengths: Array  # tokens of each text
+    rooms: Array  # tokens of each text with its padding
     width: int | None = None  # of attention's rows, each with whole texts; None: every text is a row by itself
 
     @property
@@ -36,7 +37,7 @@ class Arrangement:
         return int(self.rooms.sum())
 
     @property
-    def starts(self) -> np.ndarray:
+    def starts(self) -> Array:
         return np.cumsum(self.rooms) - self.rooms
 
     def attention(self, heads: int, device: torch.device, dtype: torch.dtype) -> Attend:
@@ -46,7 +47,7 @@ class Arrangement:
 
 
 class Packing(Protocol):
-    def arrange(self, lengths: np.ndarray) -> list[Arrangement]:
+    def arrange(self, lengths: Array) -> list[Arrangement]:
         """Returns arrangements that contain every text once."""
         ...
 
@@ -55,13 +56,13 @@ class Packing(Protocol):
 class Packed:
     """One row without padding. Texts of equal length are neighbours, which makes attention on a CPU faster."""
 
-    def arrange(self, lengths: np.ndarray) -> list[Arrangement]:
+    def arrange(self, lengths: Array) -> list[Arrangement]:
         return [_packed(_longest_first(lengths), lengths)]
 
 
 @dataclass(frozen=True)
 class Naive:
-    def arrange(self, lengths: np.ndarray) -> list[Arrangement]:
+    def arrange(self, lengths: Array) -> list[Arrangement]:
         return [_padded(np.arange(len(lengths)), lengths)]
 
 
@@ -69,7 +70,7 @@ class Naive:
 class Turbo:
     cost: GroupCost  # seconds by number and length of texts
 
-    def arrange(self, lengths: np.ndarray) -> list[Arrangement]:
+    def arrange(self, lengths: Array) -> list[Arrangement]:
         order = _longest_first(lengths)
         return [_padded(group, lengths) for group in np.split(order, cheapest_cuts(lengths[order], self.cost))]
 
@@ -81,7 +82,7 @@ class Concat:
     rows: int = 64
     length: int = 512
 
-    def arrange(self, lengths: np.ndarray) -> list[Arrangement]:
+    def arrange(self, lengths: Array) -> list[Arrangement]:
         return _boxed(lengths, self.length, self.rows)
 
 
@@ -93,7 +94,7 @@ class Slotted:
     length: int = 512
     slot: int = 0
 
-    def arrange(self, lengths: np.ndarray) -> list[Arrangement]:
+    def arrange(self, lengths: Array) -> list[Arrangement]:
         fitting = lengths[lengths <= self.length]
         slot = min(self.slot, self.length) or (int(fitting.max()) if len(fitting) else self.length)
         return _boxed(lengths, slot, self.rows * (self.length // slot))
@@ -113,7 +114,7 @@ def read_packing(given: str, measure: Callable[[int, int], float]) -> Packing:
             raise InvalidInput(f"packing {given!r} has options, but turbo takes no options: write 'turbo'")
         return Turbo(GroupCost.measured(measure))
     known = [field.name for field in fields(kind)]
-    chosen = {}
+    chosen: dict[str, int] = {}
     for option in options.split(",") if options else []:
         key, _, value = option.partition("=")
         if key not in known or not value.isdecimal() or not (int(value) or key == "slot"):
@@ -123,21 +124,21 @@ def read_packing(given: str, measure: Callable[[int, int], float]) -> Packing:
     return kind(**chosen)
 
 
-def _longest_first(lengths: np.ndarray) -> np.ndarray:
+def _longest_first(lengths: Array) -> Array:
     return np.argsort(-lengths, kind="stable")
 
 
-def _packed(texts: np.ndarray, lengths: np.ndarray) -> Arrangement:
+def _packed(texts: Array, lengths: Array) -> Arrangement:
     return Arrangement(texts, lengths[texts], lengths[texts])
 
 
-def _padded(texts: np.ndarray, lengths: np.ndarray) -> Arrangement:
+def _padded(texts: Array, lengths: Array) -> Arrangement:
     mine = lengths[texts]
     width = int(mine.max())
     return Arrangement(texts, mine, np.full(len(texts), width), width)
 
 
-def _boxed(lengths: np.ndarray, size: int, boxes: int) -> list[Arrangement]:
+def _boxed(lengths: Array, size: int, boxes: int) -> list[Arrangement]:
     """Puts texts into boxes of `size` tokens, with `boxes` boxes in a tensor. Longer texts go into a tensor without padding."""
     order = _longest_first(lengths)
     large, order = order[lengths[order] > size], order[lengths[order] <= size]
@@ -155,7 +156,7 @@ def _boxed(lengths: np.ndarray, size: int, boxes: int) -> list[Arrangement]:
     return arrangements
 
 
-def _first_fit(lengths: np.ndarray, size: int) -> np.ndarray:
+def _first_fit(lengths: Array, size: int) -> Array:
     """Returns the box of each text. With texts longest first, it takes at most 11/9 of the fewest boxes possible."""
     free = np.full(len(lengths), size)
     box = np.empty(len(lengths), dtype=np.int64)

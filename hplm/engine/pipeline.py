@@ -17,6 +17,7 @@ from contextlib import ExitStack
 import numpy as np
 
 from hplm.adapters.slots import Slots
+from hplm.arrays import Array
 from hplm.engine.engine import Engine
 from hplm.engine.instruments import Instruments
 from hplm.engine.niceness import lower_priority
@@ -130,7 +131,7 @@ class Pipeline:
             self._computed.put(staged.held)
         return True
 
-    def _run(self, batch: Batch[Text], staged: StagedBatch) -> list[np.ndarray]:
+    def _run(self, batch: Batch[Text], staged: StagedBatch) -> list[Array]:
         with ExitStack() as next_batch:
             next_batch.callback(self._may_choose.release)
             self._line.started(batch)
@@ -160,9 +161,9 @@ class Pipeline:
             except queue.Empty:
                 return
 
-    def _answer(self, texts: list[Text], logits: list[np.ndarray]) -> None:
+    def _answer(self, texts: list[Text], logits: list[Array]) -> None:
         """Answers a batch. All texts of a request are one task, because a batch may have a thousand texts."""
-        by_request: dict[Request, list[tuple[Text, np.ndarray]]] = {}
+        by_request: dict[Request, list[tuple[Text, Array]]] = {}
         for pair in zip(texts, logits, strict=True):
             by_request.setdefault(pair[0].request, []).append(pair)
         if len(by_request) == 1 and self._staged.empty():
@@ -196,7 +197,7 @@ def _sending(send: Callable[..., None], *args: object) -> None:
         log.exception("cannot send an answer")
 
 
-def _answer_texts(pairs: list[tuple[Text, np.ndarray]]) -> None:
+def _answer_texts(pairs: list[tuple[Text, Array]]) -> None:
     for text, logits in pairs:
         request = text.request
         try:

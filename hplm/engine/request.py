@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hplm.adapters.bank import Record
+from hplm.arrays import Array
 from hplm.engine.backbone import View
 from hplm.engine.looked_up import LookedUp
 from hplm.errors import DeadlineMissed
@@ -86,9 +87,9 @@ class Text:
 
     request: Request
     index: int
-    addresses: np.ndarray  # int64, one for each token
-    segments: np.ndarray  # uint8
-    spans: np.ndarray  # rows x 3, int32: token to read (-1: none), and the first and last code point that the row is about
+    addresses: Array  # int64, one for each token
+    segments: Array  # uint8
+    spans: Array  # rows x 3, int32: token to read (-1: none), and the first and last code point that the row is about
     passage: str = ""  # the text with these code points, if the task answers from a pair
 
     @property
@@ -120,7 +121,7 @@ class Text:
         return self.request.tenant.uid
 
     @property
-    def read(self) -> np.ndarray:
+    def read(self) -> Array:
         """The rows that have a token to read. A text without such rows reads its first token, for its first row."""
         rows = np.flatnonzero(self.spans[:, 0] >= 0)
         return rows if len(rows) else np.zeros(1, dtype=np.int64)

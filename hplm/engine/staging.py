@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from weakref import ref
@@ -22,12 +22,14 @@ from hplm.adapters.copying import Mark
 from hplm.adapters.groups import Groups
 from hplm.adapters.layout import Layout
 from hplm.adapters.slots import Slots
+from hplm.arrays import Array
 from hplm.engine.backbone import Backbone, View
 from hplm.engine.overlap import Overlap
 from hplm.engine.packing import Arrangement, Packed, Packing
 from hplm.engine.request import Text
 from hplm.errors import Broken, HplmError
 from hplm.model.layer import Attend
+from hplm.model.tensors import tensor_of
 from hplm.plot.forest import Forest
 from hplm.plot.gathering import Gatherer
 
@@ -50,8 +52,8 @@ class Sheet:
     """The texts of a batch that are computed in one tensor."""
 
     indexes: list[int]  # of the texts in the batch
-    addresses: np.ndarray  # of all these texts, end to end
-    lengths: np.ndarray
+    addresses: Array  # of all these texts, end to end
+    lengths: Array
     homes: Tensor | None  # the place of each token in the tensor; None: in order
     attend: Attend
     positions: Tensor
@@ -75,7 +77,7 @@ class StagedBatch:
     stages: dict[str, tuple[int, int]] = field(default_factory=dict)  # start and end of each stage, in nanoseconds
 
     @contextmanager
-    def timed(self, stage: str) -> Iterator[None]:
+    def timed(self, stage: str) -> Generator[None]:
         start = time.monotonic_ns()
         yield
         self.stages[stage] = start, time.monotonic_ns()
@@ -201,7 +203,7 @@ class Stager:
         bad = self._gatherer.broken(forest, np.concatenate([text.addresses for text in texts]))
         if not len(bad):
             return texts
-        kept = []
+        kept: list[Text] = []
         for text in texts:
             mine = text.addresses[np.isin(text.addresses, bad)]
             if len(mine):
@@ -278,7 +280,7 @@ class Stager:
         home = np.repeat(starts, lengths) + offsets  # the place of each token
         padded = arrangement.rows > len(home)
 
-        def lay(numbers: np.ndarray) -> Tensor:
+        def lay(numbers: Array) -> Tensor:
             if not padded:
                 return self._index(numbers)
             whole = np.zeros(arrangement.rows, dtype=np.int64)
@@ -303,10 +305,10 @@ class Stager:
         )
 
     def _parts(
-        self, slots: Sequence[tuple[Layout, int] | None], counts: np.ndarray, arrived: dict[Layout, list[Mark]]
+        self, slots: Sequence[tuple[Layout, int] | None], counts: Array, arrived: dict[Layout, list[Mark]]
     ) -> list[Part]:
         """Divides the rows by layout. `counts` has the number of rows of each text."""
-        parts = []
+        parts: list[Part] = []
         for layout in dict.fromkeys(slot[0] for slot in slots if slot is not None):
             mine = np.array([slot is not None and slot[0] == layout for slot in slots])
             slot_of_text = np.array([slot[1] for slot in slots if slot is not None and slot[0] == layout])
@@ -316,5 +318,5 @@ class Stager:
             parts.append(Part(layout, groups, self._slots[layout].layers, arrived[layout], rows))
         return parts
 
-    def _index(self, numbers: np.ndarray) -> Tensor:
-        return torch.from_numpy(numbers.astype(np.int64)).to(self._settings.device)
+    def _index(self, numbers: Array) -> Tensor:
+        return tensor_of(numbers.astype(np.int64)).to(self._settings.device)

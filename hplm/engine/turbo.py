@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hplm.arrays import Array
+
 COUNTS = (1, 4, 16, 64)  # measured numbers of texts in a group
 WIDTHS = (4, 16, 48, 128)  # measured tokens of a text
 
@@ -18,16 +20,16 @@ class GroupCost:
     If only padded tokens counted, one group for each length would be best. The fixed cost of a call makes larger groups better.
     """
 
-    counts: np.ndarray
-    widths: np.ndarray
-    seconds: np.ndarray  # counts x widths
+    counts: Array
+    widths: Array
+    seconds: Array  # counts x widths
 
     @classmethod
     def measured(cls, measure: Callable[[int, int], float]) -> GroupCost:
         seconds = np.array([[measure(count, width) for width in WIDTHS] for count in COUNTS])
         return cls(np.array(COUNTS), np.array(WIDTHS), seconds)
 
-    def of(self, count: np.ndarray, width: np.ndarray) -> np.ndarray:
+    def of(self, count: Array, width: Array) -> Array:
         row, down = _place(self.counts, count)
         column, right = _place(self.widths, width)
         upper = self.seconds[row, column] * (1 - right) + self.seconds[row, column + 1] * right
@@ -35,13 +37,13 @@ class GroupCost:
         return upper * (1 - down) + lower * down
 
 
-def _place(points: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _place(points: Array, x: Array) -> tuple[Array, Array]:
     """Returns the point before each x, and the fraction of the way from there to the next point."""
     before = np.clip(np.searchsorted(points, x, "right") - 1, 0, len(points) - 2)
     return before, (x - points[before]) / (points[before + 1] - points[before])
 
 
-def cheapest_cuts(lengths: np.ndarray, cost: GroupCost) -> np.ndarray:
+def cheapest_cuts(lengths: Array, cost: GroupCost) -> Array:
     """Returns where to cut texts, given longest first, so that the groups together cost least."""
     count = len(lengths)
     least = np.zeros(count + 1)  # lowest cost of the texts up to each
@@ -51,7 +53,8 @@ def cheapest_cuts(lengths: np.ndarray, cost: GroupCost) -> np.ndarray:
         totals = least[:end] + cost.of(end - starts, lengths[:end])
         begin[end] = totals.argmin()
         least[end] = totals[begin[end]]
-    cuts, end = [], count
+    cuts: list[int] = []
+    end = count
     while begin[end] > 0:
         end = int(begin[end])
         cuts.append(end)

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from hplm.arrays import Array
+from hplm.model.tensors import tensor_of
+
 CPU = torch.device("cpu")
 
 
@@ -36,14 +39,15 @@ class PackedAttention:
             return self._any_length(query, key, value, self._ends)
         # Splitting and joining costs one copy in the backward pass. Slicing would cost a whole copy for every run.
         sizes = [length * count for length, count in self.runs]
-        parts = zip(query.split(sizes), key.split(sizes), value.split(sizes), self.runs, strict=True)
+        queries, keys, values = (x.split_with_sizes(sizes) for x in (query, key, value))
+        parts = zip(queries, keys, values, self.runs, strict=True)
         return torch.cat([rows_attend(q, k, v, count, length, self.heads) for q, k, v, (length, count) in parts])
 
     def _any_length(self, query: Tensor, key: Tensor, value: Tensor, ends: Tensor) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn  # initialises CUDA's kernels
 
         longest = max(length for length, _ in self.runs)
-        query, key, value = (x.unflatten(1, (self.heads, -1)) for x in (query, key, value))
+        query, key, value = (x.view(len(x), self.heads, -1) for x in (query, key, value))
         attended = varlen_attn(query, key, value, ends, ends, longest, longest)
         return cast(Tensor, attended).flatten(1)  # it returns a pair only with `return_aux`
 
@@ -55,9 +59,7 @@ class RowAttention:
     is masked completely and becomes NaN.
     """
 
-    def __init__(
-        self, lengths: np.ndarray, rooms: np.ndarray, width: int, heads: int, device: torch.device, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, lengths: Array, rooms: Array, width: int, heads: int, device: torch.device, dtype: torch.dtype) -> None:
         self.heads = heads
         self.width = width
         self.rows = int(rooms.sum()) // width
@@ -68,7 +70,7 @@ class RowAttention:
             owner = np.repeat(np.arange(len(rooms)), rooms).reshape(self.rows, width)
             sees = sees & (owner[:, :, None] == owner[:, None, :])
         if not sees.all():
-            hidden = torch.from_numpy(~sees[:, None]).to(device)
+            hidden = tensor_of(~sees[:, None]).to(device)
             self.mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -29,15 +29,16 @@ def load_checkpoint(
     model: str, name: str | None = None, lower: int | None = None, upper: int | None = None, window: Window = TRIGRAMS
 ) -> Checkpoint:
     """Loads a folder or a hub name: safetensors or bin, with or without a head or a `bert.` prefix."""
-    from transformers import AutoConfig, AutoModel, AutoTokenizer
+    import transformers
     from transformers.utils import logging
 
     from hplm.model.skipbert import ENTRY_EPS, SkipBertWeights, is_skipbert, own_split, refuse_disguised, refuse_incomplete
 
+    library: Any = transformers  # its types describe no model in particular
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        source = AutoConfig.from_pretrained(model)
+        source = library.AutoConfig.from_pretrained(model)
     except (OSError, ValueError) as error:
         first_line = str(error).strip().splitlines()[0]
         raise InvalidInput(f"cannot read a model from {model!r}: {first_line}") from error
@@ -51,10 +52,10 @@ def load_checkpoint(
     skipbert = is_skipbert(source)
     if skipbert:
         lower, upper = own_split(model, source, lower, upper, window)
-    loader: Any = SkipBertWeights if skipbert else AutoModel  # `from_pretrained` is typed as if it never returned a report
+    loader: Any = SkipBertWeights if skipbert else library.AutoModel  # the type of `from_pretrained` knows no report
     try:
         loaded, report = loader.from_pretrained(model, add_pooling_layer=False, output_loading_info=True, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(model, use_fast=True)
+        tokenizer = library.AutoTokenizer.from_pretrained(model, use_fast=True)
     except (OSError, ValueError, RuntimeError) as error:
         raise InvalidInput(f"cannot load the weights or tokenizer of {model!r}: {error}") from error
     if skipbert:

@@ -9,6 +9,7 @@ import numpy as np
 from tokenizers import Encoding
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
+from hplm.arrays import Array
 from hplm.errors import InvalidInput
 
 WORD = re.compile(r"\S+")
@@ -17,7 +18,7 @@ WORD = re.compile(r"\S+")
 class Encoded:
     """One text as the model sees it. Fields that only some tasks need are computed on first use."""
 
-    def __init__(self, encoding: Encoding, kept: np.ndarray | None = None) -> None:
+    def __init__(self, encoding: Encoding, kept: Array | None = None) -> None:
         """`kept`: the indexes of the tokens to keep; None keeps all."""
         self._encoding = encoding
         self.tokens = np.array(encoding.ids, dtype=np.int32)  # including special tokens
@@ -28,12 +29,12 @@ class Encoded:
             del self._encoding  # it still has the tokens that were cut off
 
     @cached_property
-    def offsets(self) -> np.ndarray:
+    def offsets(self) -> Array:
         """tokens x 2, int32: the first and the last code point of each token, in the text or its pair."""
         return np.array(self._encoding.offsets, dtype=np.int32).reshape(-1, 2)
 
     @cached_property
-    def special(self) -> np.ndarray:
+    def special(self) -> Array:
         return np.array(self._encoding.special_tokens_mask, dtype=bool)
 
 
@@ -60,7 +61,7 @@ class Tokenizer:
             return Encoded(encoding, self._kept(encoding, pair is not None))
         return Encoded(encoding)
 
-    def _kept(self, encoding: Encoding, paired: bool) -> np.ndarray:
+    def _kept(self, encoding: Encoding, paired: bool) -> Array:
         """Returns the special tokens and as many tokens of text and pair as the model takes. The longer one is cut first.
 
         The library's own truncation is not used: it keeps the parts that it cuts off, for a pair in all combinations.
@@ -72,12 +73,12 @@ class Tokenizer:
         keep = min(len(text), limit - shorter) if len(text) >= len(pair) else shorter
         return np.sort(np.concatenate([np.flatnonzero(part < 0), text[:keep], pair[: limit - keep]]))
 
-    def encode_documents(self, texts: list[str]) -> list[np.ndarray]:
+    def encode_documents(self, texts: list[str]) -> list[Array]:
         """Returns the token ids of documents of a corpus. A document that is too long for the model is cut into pieces."""
         encodings = self._tokenizer.encode_batch_fast(texts)
         return [piece for encoding in encodings for piece in self._pieces(np.array(encoding.ids, dtype=np.int32))]
 
-    def _pieces(self, ids: np.ndarray) -> list[np.ndarray]:
+    def _pieces(self, ids: Array) -> list[Array]:
         """Cuts a document into pieces. Each begins and ends with the special tokens of the whole."""
         if len(ids) <= self.positions:
             return [ids]
@@ -91,7 +92,7 @@ def words_of(text: str) -> list[tuple[int, int]]:
     return [match.span() for match in WORD.finditer(text)]
 
 
-def first_tokens(encoded: Encoded, words: list[tuple[int, int]]) -> np.ndarray:
+def first_tokens(encoded: Encoded, words: list[tuple[int, int]]) -> Array:
     """Returns for each word the index of its first token, or -1 if it has none.
 
     A word has no token if it was cut off or if the model cannot read it. A token belongs to the word in which it starts.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -12,6 +13,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from hplm.errors import Broken
+from hplm.model.tensors import array_of
 
 CHECKSUM = "crc32"  # of names and tensors, in order of the names
 
@@ -28,14 +30,15 @@ def save_weights(tensors: dict[str, Tensor], path: Path) -> None:
 def load_weights(path: Path, way_out: str = "build or copy it again") -> dict[str, Tensor]:
     """Loads weights and compares them with their checksum. Older files have none."""
     try:
-        with safe_open(path, "pt") as stored:
+        file: Any = safe_open(path, "pt")  # the library has no types
+        with file as stored:
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-            promised = (stored.metadata() or {}).get(CHECKSUM)
+            metadata: dict[str, str] = stored.metadata() or {}
     except FileNotFoundError:
         raise Broken(f"{path} is missing: {way_out}") from None
     except (SafetensorError, OSError, RuntimeError, ValueError) as error:
         raise Broken(f"cannot read {path} ({error}): {way_out}") from None
-    if promised not in (None, checksum_of(tensors)):
+    if metadata.get(CHECKSUM) not in (None, checksum_of(tensors)):
         raise Broken(f"{path} does not match its checksum: {way_out}")
     return tensors
 
@@ -43,5 +46,5 @@ def load_weights(path: Path, way_out: str = "build or copy it again") -> dict[st
 def checksum_of(tensors: Mapping[str, Tensor]) -> str:
     crc = 0
     for name in sorted(tensors):
-        crc = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, zlib.crc32(name.encode(), crc))
+        crc = zlib.crc32(array_of(tensors[name].reshape(-1).view(torch.uint8)).data, zlib.crc32(name.encode(), crc))
     return f"{crc:08x}"

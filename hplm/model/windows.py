@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor, cat
 
+from hplm.arrays import Array
 from hplm.errors import InvalidInput
 
 ABSENT = 0
@@ -46,7 +47,7 @@ class Window:
     def vectors(self) -> int:
         return self.stored.stop - self.stored.start
 
-    def of(self, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    def of(self, tokens: Array, lengths: Array) -> Array:
         """Returns the window of each token of texts that are stored end to end: tokens x n, int64, as id + 1."""
         ends = np.cumsum(lengths)
         starts = np.repeat(ends - lengths, lengths)
@@ -55,7 +56,7 @@ class Window:
         inside = (at >= starts[:, None]) & (at < stops[:, None])
         return np.where(inside, tokens.astype(np.int64)[np.clip(at, 0, max(len(tokens) - 1, 0))] + 1, ABSENT)
 
-    def levels(self) -> np.ndarray:
+    def levels(self) -> Array:
         """Returns which positions each level of the fallback keeps, the whole window first: abc -> 0bc -> 0b0, causal -> 00c.
 
         The farthest token is dropped first, left before right, until only the window's own token is left.

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hplm.arrays import Array
 from hplm.errors import Broken, HplmError, InvalidInput
 from hplm.plot.table import Table
 
@@ -36,17 +37,17 @@ class Branch:
 class Hits:
     """The result of a lookup, for each token."""
 
-    addresses: np.ndarray  # int64
-    tries: np.ndarray  # int64: places tried before the hit: the links of the chain at the first level, then at the next
+    addresses: Array  # int64
+    tries: Array  # int64: places tried before the hit: the links of the chain at the first level, then at the next
     chain: int  # number of links
 
     @property
-    def levels(self) -> np.ndarray:
+    def levels(self) -> Array:
         """How often the window was shortened."""
         return self.tries // self.chain
 
     @property
-    def links(self) -> np.ndarray:
+    def links(self) -> Array:
         """The position in the chain of the table that has the row."""
         return self.tries % self.chain
 
@@ -58,7 +59,7 @@ class Chain:
         self.links = links
         self.space = links[0][0].space
 
-    def lookup(self, tokens: np.ndarray, lengths: np.ndarray) -> Hits:
+    def lookup(self, tokens: Array, lengths: Array) -> Hits:
         """Returns the first hit of each token's window.
 
         The whole window is searched in every table of the chain, then the shorter one, down to the token alone.
@@ -78,7 +79,7 @@ class Chain:
             raise InvalidInput(f"token {int(tokens[np.flatnonzero(addresses == 0)[0]])} is in no table of this chain")
         return Hits(addresses, first, len(self.links))
 
-    def holds(self, addresses: np.ndarray) -> bool:
+    def holds(self, addresses: Array) -> bool:
         """Whether every address is a row of this chain's tables. Checked before addresses of a client are used."""
         inside = np.zeros(len(addresses), dtype=bool)
         for table, base in self.links:
@@ -116,7 +117,7 @@ class Forest:
             chain = self._chains[domain, version] = Chain(self._path(domain, version))
         return chain
 
-    def tables_of(self, addresses: np.ndarray) -> list[tuple[Table, int]]:
+    def tables_of(self, addresses: Array) -> list[tuple[Table, int]]:
         """Returns the tables that contain these addresses, with their bases. The addresses belong to opened chains."""
         first, last = (bisect_right(self._bases, address) - 1 for address in (addresses.min(), addresses.max()))
         numbers = list(range(first, last + 1))
@@ -138,7 +139,7 @@ class Forest:
         return table
 
     def _path(self, domain: str, version: int) -> list[tuple[Table, int]]:
-        path = []
+        path: list[tuple[Table, int]] = []
         step: tuple[str, int] | None = (domain, version)
         while step is not None:
             branch = self._by_name.get(step)
@@ -154,7 +155,7 @@ class Forest:
 
 def assign_addresses(tables: Iterable[Table], first: int = 0) -> list[Branch]:
     """Gives the tables ranges of addresses, one after the other, from `first` on."""
-    branches = []
+    branches: list[Branch] = []
     for table in tables:
         branches.append(Branch(table.meta.domain, table.meta.version, first))
         first += table.size

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hplm.arrays import Array
+from hplm.model.tensors import tensor_of
 from hplm.model.windows import Window
 from hplm.plot.forest import NULL, Forest
 from hplm.plot.table import Table
@@ -35,15 +37,15 @@ class Gatherer:
         self._resident = resident
         self._on_device: weakref.WeakKeyDictionary[Table, Tensor] = weakref.WeakKeyDictionary()
 
-    def broken(self, forest: Forest, addresses: np.ndarray) -> np.ndarray:
+    def broken(self, forest: Forest, addresses: Array) -> Array:
         """Reads the rows into memory, all at once. Returns the addresses of rows that do not match their checksum."""
-        bad = []
+        bad: list[Array] = []
         for table, base in forest.tables_of(addresses):
             rows = addresses - base
             bad.append(table.rows.touch(rows[(rows >= 0) & (rows < table.size)]) + base)
         return np.concatenate(bad)
 
-    def sums(self, forest: Forest, addresses: np.ndarray, lengths: np.ndarray) -> Tensor:
+    def sums(self, forest: Forest, addresses: Array, lengths: Array) -> Tensor:
         """Returns the sums of packed texts: tokens x hidden. In each table, rows of other tables count as the null row."""
         total: Tensor | None = None
         tables = forest.tables_of(addresses)
@@ -62,9 +64,7 @@ class Gatherer:
             total = torch.zeros(len(addresses), tables[0][0].meta.hidden, dtype=self._dtype, device=self._device)
         return total
 
-    def _parts(
-        self, table: Table, rows: np.ndarray, lengths: np.ndarray, alone: bool
-    ) -> Iterator[tuple[Tensor | None, Tensor]]:
+    def _parts(self, table: Table, rows: Array, lengths: Array, alone: bool) -> Iterator[tuple[Tensor | None, Tensor]]:
         """Yields sums with the tokens that they belong to; None means all tokens."""
         if not self._resident:
             yield from self._sums_of(table, table.rows.bags, rows, lengths, alone, CPU)
@@ -78,7 +78,7 @@ class Gatherer:
         yield from self._sums_of(table, table.rows.bags, np.where(here, NULL, rows), lengths, False, CPU)
 
     def _sums_of(
-        self, table: Table, bags_of: Bags, rows: np.ndarray, lengths: np.ndarray, alone: bool, where: torch.device
+        self, table: Table, bags_of: Bags, rows: Array, lengths: Array, alone: bool, where: torch.device
     ) -> Iterator[tuple[Tensor | None, Tensor]]:
         """Yields the sums over one part of the rows, which are on the device `where`.
 
@@ -92,8 +92,8 @@ class Gatherer:
             if not len(found):
                 return
             if len(found) <= FEW * len(index):
-                index, tokens = index[found], torch.from_numpy(found).to(self._device)
-        yield tokens, bags_of(torch.from_numpy(index).to(where), self._dtype).to(self._device)
+                index, tokens = index[found], tensor_of(found).to(self._device)
+        yield tokens, bags_of(tensor_of(index).to(where), self._dtype).to(self._device)
 
     def _copied(self, table: Table) -> Tensor:
         try:
@@ -103,7 +103,7 @@ class Gatherer:
             return table.rows.copy(0, self._device)
 
 
-def bags(rows: np.ndarray, lengths: np.ndarray, window: Window) -> np.ndarray:
+def bags(rows: Array, lengths: Array, window: Window) -> Array:
     """Returns for each token the vectors to add: its own position in its window and in those of its neighbours.
 
     Beyond the ends of a text the null row is taken, whose vectors are zeros. So not even a forged address can reach another

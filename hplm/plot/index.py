@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hplm.arrays import Array
 from hplm.errors import Broken
 
 FILES = ("starts", "keys", "rows")
@@ -64,12 +65,12 @@ class Index:
         self._count = meta.keys
         self._steps = np.arange(meta.longest)
 
-    def find(self, keys: np.ndarray) -> np.ndarray:
+    def find(self, keys: Array) -> Array:
         """Returns the row of each key, or 0 if the index does not have the key."""
         found = np.zeros(len(keys), dtype=np.int64)
         if not self._count or not len(keys):
             return found
-        places = (self._starts.take(_bucket(keys, self._bits))[:, None] + self._steps).ravel()
+        places: Array = (self._starts.take(_bucket(keys, self._bits))[:, None] + self._steps).ravel()
         # The last word is compared first, because it differs most. The other words are compared only where it is equal.
         same = self._keys[:, -1].take(places).reshape(len(keys), -1) == keys[:, -1:]
         hits = same.ravel().nonzero()[0]
@@ -80,14 +81,14 @@ class Index:
         found[which] = self._rows.take(places)
         return found
 
-    def by_row(self) -> np.ndarray:
+    def by_row(self) -> Array:
         """Returns all keys in order of their rows, beginning with row 1."""
         keys = np.empty((self._count, self._words), dtype=np.uint64)
         keys[self._rows[: self._count].astype(np.int64) - 1] = self._keys[: self._count]
         return keys
 
 
-def write_index(folder: Path, keys: np.ndarray) -> IndexMeta:
+def write_index(folder: Path, keys: Array) -> IndexMeta:
     """Writes the index of keys that are in order of their rows, from row 1. `keys` may be mapped and larger than memory."""
     count, words = keys.shape
     bits = bits_for(count)
@@ -107,12 +108,13 @@ def write_index(folder: Path, keys: np.ndarray) -> IndexMeta:
     return IndexMeta(count, words, longest, {name: _checksum(folder / name) for name in FILES})
 
 
-def _by_bucket(keys: np.ndarray, bits: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _by_bucket(keys: Array, bits: int) -> Iterator[tuple[Array, Array]]:
     """Yields keys and rows in order of bucket, one range of buckets at a time."""
     parts = max(1, -(-len(keys) // PART))
     edges = np.linspace(0, 1 << bits, parts + 1).astype(np.int64)
     for low, high in pairwise(edges):
-        buckets, rows = [], []
+        buckets: list[Array] = []
+        rows: list[Array] = []
         for start in range(0, len(keys), CHUNK):
             bucket = _bucket(keys[start : start + CHUNK], bits)
             mine = np.flatnonzero((bucket >= low) & (bucket < high))
@@ -124,7 +126,7 @@ def _by_bucket(keys: np.ndarray, bits: int) -> Iterator[tuple[np.ndarray, np.nda
             yield keys[row], row + 1
 
 
-def _bucket(keys: np.ndarray, bits: int) -> np.ndarray:
+def _bucket(keys: Array, bits: int) -> Array:
     """Returns each key's bucket: the highest bits of its hash, on which every bit of the key has an effect."""
     mixed = keys[:, 0] * _ODD
     for word in range(1, keys.shape[1]):
@@ -136,7 +138,7 @@ def _bucket(keys: np.ndarray, bits: int) -> np.ndarray:
     return (mixed >> np.uint64(64 - bits)).view(np.int64)
 
 
-def _mapped(path: Path, dtype: str) -> np.ndarray:
+def _mapped(path: Path, dtype: str) -> Array:
     # A plain array is returned: every slice of a memmap is a memmap again, which costs more than the search in it.
     return np.asarray(np.memmap(path, dtype, "r")) if path.stat().st_size else np.empty(0, dtype)
 

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from hplm.arrays import Array
 from hplm.model.windows import Window
 
 WORD = 64
@@ -36,25 +37,25 @@ class KeySpace:
         """The word and the shift of each position of the window."""
         a_word = WORD // self.bits
         first = self.window.n - a_word * (self.words - 1)  # the first word may hold fewer tokens than the others
-        places = []
+        places: list[tuple[int, np.uint64]] = []
         for position in range(self.window.n):
             word, place = (0, position) if position < first else divmod(position - first, a_word)
             word, held = (0, first) if position < first else (word + 1, a_word)
             places.append((word, np.uint64(self.bits * (held - 1 - place))))
         return places
 
-    def pack(self, windows: np.ndarray) -> np.ndarray:
+    def pack(self, windows: Array) -> Array:
         keys = np.zeros((len(windows), self.words), dtype=np.uint64)
         for position, (word, shift) in enumerate(self._places):
             keys[:, word] |= windows[:, position].astype(np.uint64) << shift
         return keys
 
-    def unpack(self, keys: np.ndarray) -> np.ndarray:
+    def unpack(self, keys: Array) -> Array:
         token = np.uint64((1 << self.bits) - 1)
         columns = [(keys[:, word] >> shift) & token for word, shift in self._places]
         return np.stack(columns, axis=1).astype(np.int64)
 
-    def of(self, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    def of(self, tokens: Array, lengths: Array) -> Array:
         """Returns `pack(window.of(tokens, lengths))`, without making the windows."""
         n, centre = self.window.n, self.window.centre
         gap = n - 1  # absent tokens between two texts, so that no window sees both
@@ -71,7 +72,7 @@ class KeySpace:
         return keys.take(at - centre, axis=0)
 
     @cached_property
-    def masks(self) -> np.ndarray:
+    def masks(self) -> Array:
         """A mask for each level of the fallback, levels x words: `key & mask` is the key of the shorter window."""
         token = (1 << self.bits) - 1
         levels = self.window.levels()
@@ -82,7 +83,7 @@ class KeySpace:
                     masks[level, word] |= np.uint64(token << int(shift))
         return masks
 
-    def unigrams(self) -> np.ndarray:
+    def unigrams(self) -> Array:
         """Returns the keys of all single tokens, in order of id."""
         word, shift = self._places[self.window.centre]
         keys = np.zeros((self.vocabulary, self.words), dtype=np.uint64)
@@ -90,14 +91,14 @@ class KeySpace:
         return keys
 
 
-def order(keys: np.ndarray) -> np.ndarray:
+def order(keys: Array) -> Array:
     """Returns the indexes that sort keys, by the first word first."""
     if keys.shape[1] == 1:
         return np.argsort(keys[:, 0])
     return np.lexsort(keys.T[::-1])
 
 
-def first_of_each(keys: np.ndarray) -> np.ndarray:
+def first_of_each(keys: Array) -> Array:
     """Returns the indexes of sorted keys at which a new key begins."""
     starts = np.ones(len(keys), dtype=bool)
     np.any(keys[1:] != keys[:-1], axis=1, out=starts[1:])

@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 
+from hplm.arrays import Array
 from hplm.plot.forest import Chain, Hits
 
 
@@ -21,7 +22,7 @@ def level_names(chain: Chain) -> list[str]:
     return whole + [f"{count}-gram" for count in tokens[1:] for _ in chain.links]
 
 
-def count_levels(chain: Chain, found: np.ndarray) -> Counter[str]:
+def count_levels(chain: Chain, found: Array) -> Counter[str]:
     """Adds up the counts by name. Every name is present, in the order in which a lookup tries them."""
     names = level_names(chain)
     counts: Counter[str] = Counter(dict.fromkeys(names, 0))
@@ -30,7 +31,7 @@ def count_levels(chain: Chain, found: np.ndarray) -> Counter[str]:
     return counts
 
 
-def ends(chain: Chain, hits: Hits) -> np.ndarray:
+def ends(chain: Chain, hits: Hits) -> Array:
     """Returns how many lookups ended at each place, in the order of `level_names`."""
     return np.bincount(hits.tries, minlength=len(chain.space.masks) * len(chain.links))
 
@@ -40,7 +41,7 @@ class Tally:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._found: dict[tuple[str, Chain], np.ndarray] = {}
+        self._found: dict[tuple[str, Chain], Array] = {}
 
     def add(self, domain: str, chain: Chain, hits: Hits) -> None:
         found = ends(chain, hits)

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hplm.arrays import Array
 from hplm.errors import InvalidInput
 from hplm.plot.values import Coding
 
@@ -53,7 +54,7 @@ class StoredRows:
     def __len__(self) -> int:
         return len(self._sound)
 
-    def touch(self, rows: np.ndarray) -> np.ndarray:
+    def touch(self, rows: Array) -> Array:
         """Reads rows into memory, all at once, and checks the new ones. Returns the rows that do not match their checksum."""
         cold = rows[~self._warm.take(rows)]
         if not len(cold):
@@ -74,7 +75,7 @@ class StoredRows:
             self._warm[self._locked :] = False  # memory is short and rows were evicted: any row may be gone
         return sums
 
-    def raw(self, rows: np.ndarray) -> np.ndarray:
+    def raw(self, rows: Array) -> Array:
         """Returns the bytes of rows, which must have been touched."""
         return np.frombuffer(self._bytes, dtype=np.uint8).reshape(len(self), self._stride)[rows]
 
@@ -118,7 +119,7 @@ class StoredRows:
             yield from self.touch(rows).tolist()
             progress(len(rows) * self._stride)
 
-    def _read_ahead(self, rows: np.ndarray) -> None:
+    def _read_ahead(self, rows: Array) -> None:
         descriptor, stride = self._file.fileno(), self._stride
         for start in (rows * stride).tolist():
             os.posix_fadvise(descriptor, start, stride, os.POSIX_FADV_WILLNEED)

@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-
+from hplm.arrays import Array
 from hplm.errors import Broken, InvalidInput
 from hplm.model.windows import Window
 from hplm.plot.index import Index, IndexMeta
@@ -94,7 +93,7 @@ class TableMeta(TableSpec):
             raise Broken(f"{path} is not JSON ({error}): build or copy the table again") from None
         try:
             found = stored["format"]
-            meta = cls(**{**stored, "index": IndexMeta(**stored["index"])}) if found == FORMAT else None
+            meta = cls(**(stored | {"index": IndexMeta(**stored["index"])})) if found == FORMAT else None
         except (TypeError, KeyError) as error:
             raise Broken(f"{path} does not describe a table ({error}): build or copy the table again") from None
         if meta is None:
@@ -128,7 +127,7 @@ class Table:
             self.folder / "values", self.folder / "checksums", meta.rows, meta.window.vectors, meta.hidden, meta.coding
         )
 
-    def find(self, keys: np.ndarray) -> np.ndarray:
+    def find(self, keys: Array) -> Array:
         """Returns the row of each key, or 0 if the table does not have the key."""
         return self.index.find(keys)
 

@@ -14,7 +14,9 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from hplm.arrays import Array
 from hplm.errors import Broken, HplmError, InvalidInput
+from hplm.model.tensors import array_of
 from hplm.plot.index import write_index
 from hplm.plot.table import Table, TableMeta, TableSpec
 from hplm.plot.values import LEAST_COSINE, closeness
@@ -22,7 +24,7 @@ from hplm.plot.values import LEAST_COSINE, closeness
 BATCH = 4096
 CLOSENESS = "closeness"  # a file that exists while a table is written: the lowest cosine of each batch
 
-ValuesOf = Callable[[np.ndarray], Tensor]  # windows x n of id + 1 -> windows x vectors x hidden, fp32, on the CPU
+ValuesOf = Callable[[Array], Tensor]  # windows x n of id + 1 -> windows x vectors x hidden, fp32, on the CPU
 
 
 class NoSpace(HplmError):
@@ -32,7 +34,7 @@ class NoSpace(HplmError):
 def write_table(
     folder: Path,
     spec: TableSpec,
-    keys: np.ndarray,
+    keys: Array,
     values_of: ValuesOf,
     batch: int = BATCH,
     progress: Callable[[int], object] = lambda rows: None,
@@ -72,7 +74,7 @@ def write_table(
 
 
 def _write_parts(
-    work: Path, spec: TableSpec, keys: np.ndarray, encoder: Encoder, batch: int, progress: Callable[[int], object]
+    work: Path, spec: TableSpec, keys: Array, encoder: Encoder, batch: int, progress: Callable[[int], object]
 ) -> None:
     """Writes the values, the index, and last `meta.json`, whose presence means that the table is complete."""
     _write_values(work, spec, keys, encoder, batch, progress)
@@ -91,11 +93,11 @@ def _sync(file: Path) -> None:
 
 
 def _write_values(
-    work: Path, spec: TableSpec, keys: np.ndarray, encoder: Encoder, batch: int, progress: Callable[[int], object]
+    work: Path, spec: TableSpec, keys: Array, encoder: Encoder, batch: int, progress: Callable[[int], object]
 ) -> None:
     """Writes the values. One batch is computed while the batch before it is written."""
     with _Drafts(work, spec, batch) as drafts, ThreadPoolExecutor(1) as writer:
-        written: Future | None = None
+        written: Future[None] | None = None
         progress(min(drafts.batches * batch, len(keys)))
         for start in range(drafts.batches * batch, len(keys), batch):
             rows, close = encoder(np.asarray(keys[start : start + batch]))
@@ -115,7 +117,7 @@ class Encoder:
         self._values_of = values_of
         self._known = known
 
-    def __call__(self, keys: np.ndarray) -> tuple[np.ndarray, float]:
+    def __call__(self, keys: Array) -> tuple[Array, float]:
         if self._known is None:
             return self._computed(keys)
         found = self._known.find(keys)
@@ -130,7 +132,7 @@ class Encoder:
             close = min(close, new_close)
         return rows, close
 
-    def _computed(self, keys: np.ndarray) -> tuple[np.ndarray, float]:
+    def _computed(self, keys: Array) -> tuple[Array, float]:
         spec = self._spec
         vectors = self._values_of(spec.space.unpack(keys))
         stored = spec.coding.encode(vectors)
@@ -140,7 +142,7 @@ class Encoder:
                 f"{spec.dtype} keeps only a cosine of {close:.5f} of a vector of domain {spec.domain!r}, but {LEAST_COSINE} is "
                 "required: use --dtype fp16 or bf16. If that fails too, the lower stack is damaged: adapt it again"
             )
-        return stored.view(len(keys), spec.row_bytes).numpy(), close
+        return array_of(stored.view(len(keys), spec.row_bytes)), close
 
 
 class _Drafts:
@@ -162,11 +164,11 @@ class _Drafts:
         for file in self._files.values():
             file.close()
 
-    def append(self, rows: np.ndarray, close: float) -> None:
+    def append(self, rows: Array, close: float) -> None:
         self._add_rows(rows)
         self._add(CLOSENESS, np.float32(close).tobytes())
 
-    def _add_rows(self, rows: np.ndarray) -> None:
+    def _add_rows(self, rows: Array) -> None:
         self._add("values", rows.data)
         self._add("checksums", np.array([zlib.crc32(row) for row in rows], dtype="<u4").data)
 

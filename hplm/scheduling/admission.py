@@ -7,6 +7,7 @@ from math import ceil
 
 import numpy as np
 
+from hplm.arrays import Array
 from hplm.errors import DeadlineMissed
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
@@ -33,7 +34,7 @@ class Admission:
 
     def __init__(self, cost: CostModel) -> None:
         self._cost = cost
-        self._full: np.ndarray | None = None  # mean tokens, texts, adapters of batches that left other texts waiting
+        self._full: Array | None = None  # mean tokens, texts, adapters of batches that left other texts waiting
         self._promised = FIRST_PROMISED  # share of a full batch
         self._start_ns = 0
         self._batch_ns = 1.0
@@ -67,7 +68,8 @@ class Admission:
         self._waiting = int(columns.tokens.sum())
         if self._full is None:
             return
-        self._batch_ns = max(1.0, float(self._cost.predict(*self._full)))
+        full: list[float] = self._full.tolist()
+        self._batch_ns = max(1.0, float(self._cost.predict(*full)))
         due = np.clip((columns.deadline - start_ns) * (1 / self._batch_ns), 0, BATCHES).astype(np.int64)
         self._due = np.cumsum(np.bincount(due, columns.tokens, minlength=BATCHES + 1))
 
@@ -105,7 +107,7 @@ class Admission:
         # The request is refused: earlier deadlines go first, and texts with later deadlines have a promise too.
         return start + max(needed, due + 1) * self._batch_ns
 
-    def _promised_before(self, text: Waiting, tokens: int, due: int, room: float, columns: Columns) -> np.ndarray:
+    def _promised_before(self, text: Waiting, tokens: int, due: int, room: float, columns: Columns) -> Array:
         """Returns for each batch the tokens due with it or earlier that this request may not displace.
 
         A request may displace lower priorities and longer texts. While its tenant is within its fair share, it may also

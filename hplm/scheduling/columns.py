@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from heapq import heappop, heappush
-from typing import Generic
+from typing import Any, Generic
 
 import numpy as np
 
+from hplm.arrays import Array
 from hplm.scheduling.waiting import T
 
 NEVER = np.iinfo(np.int64).max  # the deadline of a text without one
@@ -73,7 +74,8 @@ class Columns(Generic[T]):
     def __init__(self, texts: Sequence[T] = ()) -> None:
         self._length = 0
         self._columns = {name: np.empty(FIRST_ROOM, width) for name, width in WIDTHS.items()}
-        self._texts: list[T | None] = []  # texts do not move; the column `position` holds their index here
+        # Texts do not move: the column `position` holds their index here. A free place holds None.
+        self._texts: list[Any] = []
         self._free: list[int] = []
         self._slot_keys, self._tenants = Numbers(), Numbers()
         self._requests = 0
@@ -84,35 +86,35 @@ class Columns(Generic[T]):
         return self._length
 
     @property
-    def tokens(self) -> np.ndarray:
+    def tokens(self) -> Array:
         return self._columns["tokens"][: self._length]
 
     @property
-    def arrival(self) -> np.ndarray:
+    def arrival(self) -> Array:
         """Nanoseconds."""
         return self._columns["arrival"][: self._length]
 
     @property
-    def deadline(self) -> np.ndarray:
+    def deadline(self) -> Array:
         """Nanoseconds; NEVER for no deadline."""
         return self._columns["deadline"][: self._length]
 
     @property
-    def priority(self) -> np.ndarray:
+    def priority(self) -> Array:
         return self._columns["priority"][: self._length]
 
     @property
-    def slot_key(self) -> np.ndarray:
+    def slot_key(self) -> Array:
         """Small numbers, below `slot_keys`."""
         return self._columns["slot_key"][: self._length]
 
     @property
-    def tenant(self) -> np.ndarray:
+    def tenant(self) -> Array:
         """Small numbers, below `tenants`."""
         return self._columns["tenant"][: self._length]
 
     @property
-    def request(self) -> np.ndarray:
+    def request(self) -> Array:
         """The texts of one request share a number. Later requests have higher numbers."""
         return self._columns["request"][: self._length]
 
@@ -152,12 +154,12 @@ class Columns(Generic[T]):
                 column[i] = value
         self._length = end
 
-    def remove(self, indexes: np.ndarray) -> list[T]:
+    def remove(self, indexes: Array) -> list[T]:
         """Removes these texts and returns them in the order given."""
         if not len(indexes):
             return []
-        positions = self._columns["position"][indexes].tolist()
-        out = [self._texts[position] for position in positions]
+        positions: list[int] = self._columns["position"][indexes].tolist()
+        out: list[T] = [self._texts[position] for position in positions]
         for position in positions:
             self._texts[position] = None
         self._free += positions
@@ -173,13 +175,14 @@ class Columns(Generic[T]):
         self._length = end
         return out
 
-    def whole_requests(self, indexes: np.ndarray) -> np.ndarray:
+    def whole_requests(self, indexes: Array) -> Array:
         """Returns these indexes and those of the other texts of their requests. A request's texts lie side by side."""
         mine = self.request[indexes]
         starts, ends = np.searchsorted(self.request, mine, side="left"), np.searchsorted(self.request, mine, side="right")
         if ((ends - starts) == 1).all():
             return indexes
-        return np.unique(np.concatenate([np.arange(start, end) for start, end in zip(starts, ends, strict=True)]))
+        whole: list[Array] = [np.arange(start, end) for start, end in zip(starts, ends, strict=True)]
+        return np.unique(np.concatenate(whole))
 
     def _put(self, text: T) -> int:
         if self._free:

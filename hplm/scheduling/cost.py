@@ -6,6 +6,8 @@ from typing import Protocol, overload
 
 import numpy as np
 
+from hplm.arrays import Array
+
 TERMS: tuple[str, ...] = ("batch", "token", "text", "adapter")
 # Assumed nanoseconds for a batch, a token, a text and an adapter, before anything has run. Observed batches give the scale.
 # If they are all alike, these proportions remain.
@@ -16,14 +18,14 @@ OUTLIER = 3.0  # mean deviations; a batch that is further off counts as if it we
 LEARNING = 0.05  # rate of the running mean of the deviation
 
 
-Numbers = np.ndarray | float
+Numbers = Array | float
 
 
 class Cost(Protocol):
     """The part of the cost model that policies and admission use."""
 
     @overload
-    def predict(self, tokens: np.ndarray, texts: Numbers = 1, adapters: Numbers = 0) -> np.ndarray: ...
+    def predict(self, tokens: Array, texts: Numbers = 1, adapters: Numbers = 0) -> Array: ...
     @overload
     def predict(self, tokens: float, texts: float = 1, adapters: float = 0) -> float: ...
     def predict(self, tokens: Numbers, texts: Numbers = 1, adapters: Numbers = 0) -> Numbers:
@@ -43,7 +45,7 @@ class CostModel:
         self._took, self._believed = 0.0, 0.0
 
     @overload
-    def predict(self, tokens: np.ndarray, texts: Numbers = 1, adapters: Numbers = 0) -> np.ndarray: ...
+    def predict(self, tokens: Array, texts: Numbers = 1, adapters: Numbers = 0) -> Array: ...
     @overload
     def predict(self, tokens: float, texts: float = 1, adapters: float = 0) -> float: ...
     def predict(self, tokens: Numbers, texts: Numbers = 1, adapters: Numbers = 0) -> Numbers:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hplm.arrays import Array
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import Cost
 from hplm.scheduling.filling import Room, by_priority, shortest_first
@@ -15,8 +16,8 @@ from hplm.scheduling.waiting import Capacity
 
 @dataclass(frozen=True)
 class Row:
-    texts: np.ndarray
-    dominant: np.ndarray  # the texts of the row that were chosen for their utility
+    texts: Array
+    dominant: Array  # the texts of the row that were chosen for their utility
 
 
 @dataclass
@@ -35,7 +36,7 @@ class DeadlineAware:
     def __post_init__(self) -> None:
         positive(eta=self.eta, q=self.q, rows=self.rows or 1, row_tokens=self.row_tokens or 1)
 
-    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> np.ndarray:
+    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array:
         return np.concatenate([row.texts for row in self.fill(columns, capacity)])
 
     def fill(self, columns: Columns, capacity: Capacity) -> list[Row]:
@@ -64,7 +65,7 @@ class DeadlineAware:
         row_tokens = max(row_tokens, int(fitting.max(initial=1)))
         return max(1, min(self.rows or capacity.tokens, capacity.tokens // row_tokens)), row_tokens
 
-    def _fill_row(self, columns: Columns, room: Room, row_tokens: int, by_utility: np.ndarray, by_deadline: np.ndarray) -> Row:
+    def _fill_row(self, columns: Columns, room: Room, row_tokens: int, by_utility: Array, by_deadline: Array) -> Row:
         tokens, before = columns.tokens, len(room.taken)
         sums = np.cumsum(tokens[by_utility])
         if sums[-1] <= row_tokens:
@@ -84,7 +85,7 @@ class DeadlineAware:
         return Row(room.taken[before:], dominant)
 
     @staticmethod
-    def _put(room: Room, ordered: np.ndarray, left: int) -> int:
+    def _put(room: Room, ordered: Array, left: int) -> int:
         before = room.tokens
         room.greedily(ordered, left)
         return before - room.tokens
@@ -94,7 +95,7 @@ class DeadlineAware:
 class SlottedDeadlineAware(DeadlineAware):
     """DAS, then slots as long as the longest text that was chosen for its utility. Longer texts wait."""
 
-    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> np.ndarray:
+    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array:
         rows = self.fill(columns, capacity)
         _, row_tokens = self.shape(columns, capacity)
         tokens = columns.tokens
@@ -102,10 +103,10 @@ class SlottedDeadlineAware(DeadlineAware):
         return np.concatenate([_into_slots(row.texts, tokens[row.texts], slot, row_tokens // slot) for row in rows])
 
 
-def _into_slots(texts: np.ndarray, tokens: np.ndarray, slot: int, slots: int) -> np.ndarray:
+def _into_slots(texts: Array, tokens: Array, slot: int, slots: int) -> Array:
     """Puts each text into the first slot with enough room, as the paper does. Returns the texts that fit."""
     left = [slot] * max(1, slots)
-    inside = []
+    inside: list[int] = []
     for text, length in zip(texts.tolist(), tokens.tolist(), strict=True):
         for i, room in enumerate(left):
             if length <= room:

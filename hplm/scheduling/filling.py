@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from hplm.arrays import Array
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.waiting import Capacity
 
@@ -22,10 +23,10 @@ class Room:
         self.texts = capacity.texts
         self.tenants = capacity.tenants
         self._inside = np.zeros(columns.slot_keys, bool)  # by slot key: whether the batch has its slots
-        self._taken: list[np.ndarray] = []
+        self._taken: list[Array] = []
 
     @property
-    def taken(self) -> np.ndarray:
+    def taken(self) -> Array:
         """The indexes of the texts in the batch, in the order in which they were added."""
         return np.concatenate(self._taken) if self._taken else np.empty(0, np.int64)
 
@@ -33,7 +34,7 @@ class Room:
     def full(self) -> bool:
         return self.tokens <= 0 or self.texts <= 0
 
-    def prefix(self, ordered: np.ndarray, limit: int | None = None) -> np.ndarray:
+    def prefix(self, ordered: Array, limit: int | None = None) -> Array:
         """Adds the longest prefix that fits and has at most `limit` tokens. Returns it."""
         if self.full or not len(ordered):
             return ordered[:0]
@@ -47,7 +48,7 @@ class Room:
             self._take(ordered[:count], int(sums[count - 1]))
         return ordered[:count]
 
-    def greedily(self, ordered: np.ndarray, limit: int | None = None) -> None:
+    def greedily(self, ordered: Array, limit: int | None = None) -> None:
         """Adds in this order every text that still fits, and skips the others."""
         tokens, slot_key = self._columns.tokens, self._columns.slot_key
         left = self.tokens if limit is None else min(limit, self.tokens)
@@ -63,7 +64,7 @@ class Room:
                 fits &= self._inside[slot_key[ordered]]
             ordered = ordered[fits]
 
-    def _with_slots(self, ordered: np.ndarray) -> int:
+    def _with_slots(self, ordered: Array) -> int:
         """Returns how many of these texts the device slots allow."""
         new = self._columns.slot_key[ordered]
         positions = np.flatnonzero(~self._inside[new])
@@ -72,7 +73,7 @@ class Room:
             return len(ordered)
         return int(positions[np.sort(first)[self.tenants]])
 
-    def _take(self, chosen: np.ndarray, tokens: int) -> None:
+    def _take(self, chosen: Array, tokens: int) -> None:
         slot_key = self._columns.slot_key[chosen]
         new = np.unique(slot_key[~self._inside[slot_key]])
         self._inside[new] = True
@@ -82,17 +83,17 @@ class Room:
         self._taken.append(chosen)
 
 
-def first_come(columns: Columns) -> np.ndarray:
+def first_come(columns: Columns) -> Array:
     """Returns all texts, highest priority first, then in the order they joined the queue."""
     return by_priority(columns, np.arange(len(columns)))
 
 
-def shortest_first(columns: Columns) -> np.ndarray:
+def shortest_first(columns: Columns) -> Array:
     """Returns all texts in order of length, then in the order they joined the queue."""
     return np.argsort(np.minimum(columns.tokens, LONGEST).astype(np.uint16), kind="stable")
 
 
-def by_priority(columns: Columns, ordered: np.ndarray) -> np.ndarray:
+def by_priority(columns: Columns, ordered: Array) -> Array:
     """Returns the texts with the highest priority first, otherwise in the order given."""
     priority = columns.priority
     if not priority.any():

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hplm.arrays import Array
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import Cost
 from hplm.scheduling.filling import Room, by_priority, first_come, shortest_first
@@ -16,7 +17,7 @@ from hplm.scheduling.waiting import Capacity
 class FirstComeFirstServed:
     """Takes texts in order of arrival. It stops at the first text that does not fit, so no text overtakes another."""
 
-    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> np.ndarray:
+    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array:
         room = Room(columns, capacity)
         room.prefix(first_come(columns))
         return room.taken
@@ -26,7 +27,7 @@ class FirstComeFirstServed:
 class ShortestJobFirst:
     in_time: int = 0  # 1: texts that cannot be answered in time go last
 
-    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> np.ndarray:
+    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array:
         ordered = shortest_first(columns)
         if self.in_time:
             tokens = min(capacity.tokens, int(columns.tokens.sum()))
@@ -38,7 +39,7 @@ class ShortestJobFirst:
 
 
 class EarliestDeadlineFirst:
-    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> np.ndarray:
+    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array:
         room = Room(columns, capacity)
         room.greedily(by_priority(columns, np.argsort(columns.deadline, kind="stable")))
         return room.taken
@@ -58,7 +59,7 @@ class LengthAware:
     def __post_init__(self) -> None:
         positive(bin=self.bin, texts=self.texts or 1)
 
-    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> np.ndarray:
+    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array:
         head = int(first_come(columns)[0])
         bins = (columns.tokens - 1) // self.bin
         element = np.flatnonzero((bins == bins[head]) & (columns.priority == columns.priority[head]))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint, entry_points
 from typing import Protocol
 
-import numpy as np
-
+from hplm.arrays import Array
 from hplm.errors import InvalidInput
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import Cost
@@ -26,7 +25,7 @@ DEFAULT = "timely"
 
 
 class Policy(Protocol):
-    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> np.ndarray:
+    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array:
         """Returns the indexes of the next batch, which will start to compute at `start_ns`.
 
         `columns` are in order of arrival, not empty, and hold no expired text. A policy must not change or keep them.
@@ -59,7 +58,7 @@ def _known() -> dict[str, EntryPoint]:
 
 
 def _options(given: str) -> dict[str, int | float | str]:
-    options = {}
+    options: dict[str, int | float | str] = {}
     for part in filter(None, given.split(",")):
         name, equals, value = part.partition("=")
         if not equals:
@@ -77,7 +76,7 @@ def _value(given: str) -> int | float | str:
     return given
 
 
-def positive(**options: float) -> None:
+def positive(**options: object) -> None:
     """Raises if one of a policy's options is not a positive number."""
     for name, value in options.items():
         if not isinstance(value, int | float) or not value > 0:

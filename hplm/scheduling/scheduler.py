@@ -13,6 +13,7 @@ from typing import Generic
 
 import numpy as np
 
+from hplm.arrays import Array
 from hplm.errors import Draining, QueueFull
 from hplm.scheduling.admission import Admission
 from hplm.scheduling.columns import NEVER, Columns
@@ -195,7 +196,7 @@ class Scheduler(Generic[T]):
                 self._admission.done(0, len(gone))
                 self._recount(now_ns)
 
-    def _checked(self, indexes: np.ndarray) -> np.ndarray:
+    def _checked(self, indexes: Array) -> Array:
         """Returns the choice of a policy. Raises if a policy may not choose so."""
         indexes = np.asarray(indexes)
         if not len(indexes):
@@ -211,7 +212,7 @@ class Scheduler(Generic[T]):
         """Whether a text may be dropped before its deadline has passed."""
         return self._admission is not None and self._admission.is_believed(bool(self._running), now_ns)
 
-    def _last_start(self, now_ns: int) -> np.ndarray:
+    def _last_start(self, now_ns: int) -> Array:
         """Returns for each text when it must start, in a batch of its own, to be in time.
 
         This is its deadline where nothing is predicted, as without admission.
@@ -238,7 +239,7 @@ class Scheduler(Generic[T]):
         """Returns when a batch that is chosen now will start to compute."""
         return int(max(self._free_at(now_ns), now_ns + self._staging_ns))
 
-    def _remove(self, indexes: np.ndarray) -> list[T]:
+    def _remove(self, indexes: Array) -> list[T]:
         texts = self.columns.remove(indexes)
         self._bytes -= sum(text.bytes for text in texts)
         return texts

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from hplm.arrays import Array
 from hplm.scheduling.columns import Columns
 
 CHUNK = 1024  # texts per step: the first chunk nearly always fills a batch
 
 
-def fair_share(demand: np.ndarray, room: float) -> float:
+def fair_share(demand: Array, room: float) -> float:
     """Returns the most that one tenant may have of the room; infinite if every tenant can have all it wants."""
     demand = np.sort(demand[demand > 0])
     levels = (room - np.cumsum(demand) + demand) / (len(demand) - np.arange(len(demand)))
@@ -17,7 +18,7 @@ def fair_share(demand: np.ndarray, room: float) -> float:
     return float(levels[np.argmax(wants_more)]) if wants_more.any() else np.inf
 
 
-def fair_first(columns: Columns, ordered: np.ndarray, room: int) -> np.ndarray:
+def fair_first(columns: Columns, ordered: Array, room: int) -> Array:
     """Returns the same texts, with those within their tenant's fair share of the room first."""
     if not len(ordered):
         return ordered

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from hplm.arrays import Array
 from hplm.errors import InvalidInput
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import Cost
@@ -36,7 +37,7 @@ class Timely:
         if not (0 <= self.newcomers <= 1 and 0 <= self.reserve <= 1):
             raise InvalidInput("policy options newcomers and reserve are shares: give numbers from 0 to 1")
 
-    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> np.ndarray:
+    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array:
         tokens, due = columns.tokens, self._due(columns, start_ns, capacity, cost)
         weight = np.where(due > 0, tokens, self.late * tokens)
         best_first = by_priority(columns, np.argsort(np.minimum(weight, LONGEST).astype(np.uint16), kind="stable"))
@@ -45,7 +46,7 @@ class Timely:
             head, tail, planned = best_first, best_first[:0], due[best_first] > 0
         else:
             # Texts behind the horizon's limit could be planned only if most texts before them were not: they are skipped.
-            count = int(np.searchsorted(np.cumsum(tokens[best_first]), limits[-1])) + 1
+            count = int(np.searchsorted(np.cumsum(tokens[best_first]), float(limits[-1]))) + 1
             head, tail = best_first[:count], best_first[count:]
             planned = self._plan(tokens[head], np.maximum(due[head], 1), limits)
         plan = head[planned]
@@ -65,7 +66,7 @@ class Timely:
             room.greedily(tail)
         return room.taken
 
-    def _due(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> np.ndarray:
+    def _due(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array:
         """Returns for each text the last batch that answers it in time.
 
         1 is the next batch, 0 means none, and the horizon means that batch or any later one.
@@ -75,13 +76,13 @@ class Timely:
         batch_ns = max(1.0, float(cost.predict(tokens * share, len(columns) * share)))
         return np.clip((columns.deadline - start_ns) * (1 / batch_ns), 0, self.horizon).astype(np.uint8)
 
-    def _all_in_time(self, tokens: np.ndarray, due: np.ndarray, room: int) -> bool:
+    def _all_in_time(self, tokens: Array, due: Array, room: int) -> bool:
         """Whether all texts that can be in time fit, as is usual with admission."""
         due_by = np.cumsum(np.bincount(due, tokens, minlength=self.horizon + 1)[1:])
         return bool((due_by[:-1] <= room * np.arange(1, self.horizon)).all())
 
     @staticmethod
-    def _plan(tokens: np.ndarray, due: np.ndarray, limits: np.ndarray) -> np.ndarray:
+    def _plan(tokens: Array, due: Array, limits: Array) -> Array:
         """Returns which texts, given best first, can all be answered in time together."""
         planned, left = np.zeros(len(tokens), bool), np.arange(len(tokens))
         for batch, limit in enumerate(limits, 1):

@@ -196,7 +196,8 @@ class Turns(Generic[T]):
 
     def _expire(self) -> list[T]:
         """Removes the items that can no longer be in time."""
-        now, late = self._now_ns(), []
+        now = self._now_ns()
+        late: list[T] = []
         while self._expiries and (self._expiries[0][0] <= now or not self._expiries[0][2].here):
             place = heappop(self._expiries)[2]
             if place.here:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol
+
+from typing_extensions import TypeVar
 
 
 class Waiting(Protocol):
@@ -26,7 +28,8 @@ class Waiting(Protocol):
     def tenant(self) -> int: ...  # the tenant whose fair share it uses
 
 
-T = TypeVar("T", bound=Waiting)  # the type of the texts in a queue
+# The type of the texts in a queue. Policies and admission do not name it: they take columns of any texts.
+T = TypeVar("T", bound=Waiting, default=Any)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hplm.arrays import Array
 from hplm.errors import InvalidInput
 
 SECOND, MILLISECOND = 10**9, 10**6
@@ -37,7 +38,7 @@ class Lengths:
     least: int = 3
     most: int = 100
 
-    def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
+    def draw(self, count: int, rng: np.random.Generator) -> Array:
         drawn = rng.normal(self.mean, self.variance**0.5, count)
         return np.clip(np.rint(drawn), self.least, self.most).astype(np.int64)
 
@@ -46,11 +47,11 @@ class Lengths:
 class Arrivals:
     """Arrivals as columns, in order of time."""
 
-    at_ns: np.ndarray
-    tokens: np.ndarray
-    allowed_ns: np.ndarray  # from arrival to deadline; 0: no deadline
-    tenant: np.ndarray
-    priority: np.ndarray
+    at_ns: Array
+    tokens: Array
+    allowed_ns: Array  # from arrival to deadline; 0: no deadline
+    tenant: Array
+    priority: Array
 
     def __len__(self) -> int:
         return len(self.at_ns)
@@ -107,7 +108,7 @@ class Stream:
 def read_trace(path: Path) -> Arrivals:
     """Reads JSONL with `arrival` (seconds), `tokens`, and optionally `deadline_ms` (from arrival), `tenant`, `priority`."""
     tenants: dict[str, int] = {}
-    rows = []
+    rows: list[tuple[int, ...]] = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         try:
             row = json.loads(line)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hplm.arrays import Array
+
 
 @dataclass(frozen=True)
 class EngineCost:
@@ -17,17 +19,17 @@ class EngineCost:
     score: float = 27e6 / 1280 * 2.2e-4
     row_tokens: int = 128  # length of a row in `concat`
 
-    def of(self, packing: str) -> Callable[[np.ndarray], float]:
+    def of(self, packing: str) -> Callable[[Array], float]:
         return getattr(self, packing)
 
-    def packed(self, lengths: np.ndarray) -> float:
+    def packed(self, lengths: Array) -> float:
         return self._computes(lengths.sum(), (lengths**2).sum())
 
-    def naive(self, lengths: np.ndarray) -> float:
+    def naive(self, lengths: Array) -> float:
         longest = lengths.max()
         return self._computes(len(lengths) * longest, len(lengths) * longest**2)
 
-    def turbo(self, lengths: np.ndarray) -> float:
+    def turbo(self, lengths: Array) -> float:
         """Splits the sorted texts into padded batches at the lowest cost, as TurboTransformers does. Returns that cost."""
         ordered = np.sort(lengths)
         best = np.zeros(len(ordered) + 1)
@@ -36,12 +38,12 @@ class EngineCost:
             best[end] = (best[:end] + self.batch + counts * longest * (self.token + self.score * longest)).min()
         return float(best[-1])
 
-    def concat(self, lengths: np.ndarray) -> float:
+    def concat(self, lengths: Array) -> float:
         row = max(self.row_tokens, int(lengths.max()))
         rows = _first_fit(lengths, row)
         return self._computes(rows * row, rows * row**2)
 
-    def slotted(self, lengths: np.ndarray) -> float:
+    def slotted(self, lengths: Array) -> float:
         slot = int(lengths.max())
         slots = _first_fit(lengths, slot)
         return self._computes(slots * slot, slots * slot**2)
@@ -53,7 +55,7 @@ class EngineCost:
 PACKINGS = ("naive", "turbo", "concat", "slotted", "packed")
 
 
-def _first_fit(lengths: np.ndarray, room: int) -> int:
+def _first_fit(lengths: Array, room: int) -> int:
     """Returns how many rows a first-fit packing takes."""
     left: list[int] = []
     for length in lengths.tolist():

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from hplm.arrays import Array
 from hplm.errors import DeadlineMissed, QueueFull
 from hplm.scheduling.columns import NEVER
 from hplm.scheduling.scheduler import Batch, Scheduler
@@ -20,7 +21,7 @@ WAITS, REFUSED, EXPIRED, ANSWERED = range(4)
 class Machine:
     """The simulated engine."""
 
-    batch_ns: Callable[[np.ndarray], float]  # a batch's time, from the lengths of its texts
+    batch_ns: Callable[[Array], float]  # a batch's time, from the lengths of its texts
     capacity: Capacity
     staging_ns: int = 0
     answering_ns: int = 0  # from the end of computing until the client has the answer
@@ -32,29 +33,29 @@ class Outcome:
     """What became of each arrival. A time is NEVER if the event did not happen."""
 
     arrivals: Arrivals
-    fate: np.ndarray
-    started_ns: np.ndarray
-    answered_ns: np.ndarray
+    fate: Array
+    started_ns: Array
+    answered_ns: Array
     batches: list[int] = field(default_factory=list)  # tokens of each batch
     busy_ns: int = 0
     end_ns: int = 0
 
     @property
-    def deadline_ns(self) -> np.ndarray:
+    def deadline_ns(self) -> Array:
         return np.where(self.arrivals.allowed_ns > 0, self.arrivals.at_ns + self.arrivals.allowed_ns, NEVER - 1)
 
     @property
-    def scheduled(self) -> np.ndarray:
+    def scheduled(self) -> Array:
         """Texts that were started by their deadline, as TCB counts them."""
         return self.started_ns <= self.deadline_ns
 
     @property
-    def on_time(self) -> np.ndarray:
+    def on_time(self) -> Array:
         """Texts that were answered by their deadline, as users count them."""
         return self.answered_ns <= self.deadline_ns
 
     @property
-    def answered(self) -> np.ndarray:
+    def answered(self) -> Array:
         return self.fate == ANSWERED
 
     @property
