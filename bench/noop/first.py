@@ -17,8 +17,8 @@ class TritonPythonModel:
 
     def execute(self, requests):
         for request in requests:
-            texts = len(pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy())
-            self.waiting.put((request.get_response_sender(), texts))
+            (text,) = request.inputs()
+            self.waiting.put((request.get_response_sender(), len(text.as_numpy())))
         return [None] * len(requests)
 
     def answer(self):

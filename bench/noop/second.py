@@ -15,8 +15,7 @@ class TritonPythonModel:
 
     def execute(self, requests):
         for request in requests:
-            names = ("ROWS", "SEGMENTS", "SPANS", "TICKET")
-            taken = [pb_utils.get_input_tensor_by_name(request, name).as_numpy().copy() for name in names]
+            taken = [tensor.as_numpy().copy() for tensor in request.inputs()]
             self.waiting.put((request.get_response_sender(), len(taken[0])))
         return [None] * len(requests)
 

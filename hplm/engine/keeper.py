@@ -58,6 +58,7 @@ class Keeper:
         self._lock = threading.Lock()
         self._numbers = 0
         self._closing = threading.Event()
+        meter.add(names.ENGINE_RESTARTS, 0)
         self._answering = ThreadPoolExecutor(ANSWERING_THREADS, thread_name_prefix="answer")
         self._engine: _Engine | None = self._start()
         self._thread = threading.Thread(target=self._keep, args=(self._engine,), name="keep", daemon=True)
@@ -186,7 +187,7 @@ class Keeper:
         pause = 1.0
         while not self._closing.is_set():
             try:
-                self._meter.add(names.ENGINE_STARTS)
+                self._meter.add(names.ENGINE_RESTARTS)
                 return self._start()
             except (HplmError, OSError) as error:
                 log.error("%s; another attempt follows in %g s", error, pause)

@@ -53,7 +53,7 @@ WINDOWS = Metric(
 )
 
 # Upper: requests
-ENGINE_STARTS = Metric("hplm_engine_restarts_total", COUNTER, "Engines that were started because the one before ended")
+ENGINE_RESTARTS = Metric("hplm_engine_restarts_total", COUNTER, "Engines that were started because the one before ended")
 REQUESTS = Metric(
     "hplm_requests_total",
     COUNTER,

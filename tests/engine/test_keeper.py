@@ -105,7 +105,7 @@ def test_requests_of_an_engine_that_ends_are_answered_and_the_next_engine_serves
     after = client.ask_until_served("acme", [WORDS[0]])
     np.testing.assert_array_equal(after["LABEL"], before["LABEL"])
     assert client.keeper.pid != pid
-    assert client.meter.take()[0][names.ENGINE_STARTS, ()] >= 1
+    assert client.meter.take()[0][names.ENGINE_RESTARTS, ()] >= 1
 
 
 def test_an_engine_that_does_not_move_is_ended(toy, monkeypatch):
