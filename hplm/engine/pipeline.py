@@ -78,8 +78,7 @@ class Pipeline:
             self._staged.put(None)
             return False
         self._release_computed()
-        texts = [text for text in batch.texts if not text.request.answered]
-        staged = self._stage_one(texts) if texts else None
+        staged = self._stage_one(batch)
         if staged is None:
             self._line.dropped(batch)
             self._may_choose.release()
@@ -98,9 +97,13 @@ class Pipeline:
             self._answer_with(text.request.fail, deadline_missed(text.arrival_ns, text.deadline_ns))
         return texts is not None
 
-    def _stage_one(self, texts: list[Text]) -> StagedBatch | None:
+    def _stage_one(self, batch: Batch[Text]) -> StagedBatch | None:
+        waiting = [number for number, text in enumerate(batch.texts) if not text.request.answered]
+        if not waiting:
+            return None
+        texts = [batch.texts[number] for number in waiting]
         try:
-            return self._stager.stage(texts, broken=self._broken)
+            return self._stager.stage(texts, self._broken, batch.places and batch.places.of(waiting))
         except Exception as error:
             self._fail(texts, "staging", error)
             return None

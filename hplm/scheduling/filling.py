@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hplm.scheduling.columns import Columns
+from hplm.scheduling.selection import OUTSIDE
 from hplm.scheduling.waiting import Capacity
 
 LONGEST = 0xFFFF  # numpy sorts 16-bit integers by counting, several times as fast as by comparing
@@ -98,3 +99,15 @@ def by_priority(columns: Columns, ordered: np.ndarray) -> np.ndarray:
     if not priority.any():
         return ordered
     return ordered[np.argsort(-priority[ordered].astype(np.int64), kind="stable")]
+
+
+def first_fit(lengths: np.ndarray, size: int, boxes: int) -> np.ndarray:
+    """Returns for each text the first of the boxes, such as rows or slots, that has enough room, or OUTSIDE if none has."""
+    free = np.full(boxes, size)
+    box = np.full(len(lengths), OUTSIDE)
+    for text, length in enumerate(lengths.tolist()):
+        fits = free >= length
+        if fits.any():
+            box[text] = fits.argmax()
+            free[box[text]] -= length
+    return box

@@ -10,6 +10,7 @@ import numpy as np
 from hplm.errors import InvalidInput
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import Cost
+from hplm.scheduling.selection import Selection
 from hplm.scheduling.waiting import Capacity
 
 GROUP = "hplm.policies"  # entry-point group: other packages register policies here
@@ -26,8 +27,8 @@ DEFAULT = "timely"
 
 
 class Policy(Protocol):
-    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> np.ndarray:
-        """Returns the indexes of the next batch, which will start to compute at `start_ns`.
+    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> np.ndarray | Selection:
+        """Returns the indexes of the next batch, which will start to compute at `start_ns`, or a selection with their places.
 
         `columns` are in order of arrival, not empty, and hold no expired text. A policy must not change or keep them.
         It must choose something while a text waits that can be answered in time. It must not choose a text twice, or more
