@@ -9,6 +9,7 @@ from hplm.scheduling.selection import OUTSIDE
 from hplm.scheduling.waiting import Capacity
 
 LONGEST = 0xFFFF  # numpy sorts 16-bit integers by counting, several times as fast as by comparing
+CHUNK = 1024  # texts that are looked at together: the first chunk nearly always fills a batch
 
 
 class Room:
@@ -22,6 +23,7 @@ class Room:
         self.tokens = capacity.tokens
         self.texts = capacity.texts
         self.tenants = capacity.tenants
+        self._shortest = int(columns.tokens.min())
         self._inside = np.zeros(columns.slot_keys, bool)  # by slot key: whether the batch has its slots
         self._taken: list[np.ndarray] = []
 
@@ -38,9 +40,10 @@ class Room:
         """Adds the longest prefix that fits and has at most `limit` tokens. Returns it."""
         if self.full or not len(ordered):
             return ordered[:0]
-        ordered = ordered[: self.texts]
+        left = self.tokens if limit is None else min(limit, self.tokens)
+        ordered = ordered[: max(1, min(self.texts, left))]  # no text is empty
         sums = np.cumsum(self._columns.tokens[ordered])
-        count = int(np.searchsorted(sums, self.tokens if limit is None else min(limit, self.tokens), side="right"))
+        count = int(np.searchsorted(sums, left, side="right"))
         if not count and not self._taken and limit is None:
             count = 1
         count = self._with_slots(ordered[:count])
@@ -48,26 +51,44 @@ class Room:
             self._take(ordered[:count], int(sums[count - 1]))
         return ordered[:count]
 
-    def greedily(self, ordered: np.ndarray, limit: int | None = None) -> None:
-        """Adds in this order every text that still fits, and skips the others."""
-        tokens, slot_key = self._columns.tokens, self._columns.slot_key
+    def greedily(self, ordered: np.ndarray, limit: int | None = None, among: np.ndarray | None = None) -> np.ndarray:
+        """Adds in this order every text that still fits, and skips the others. Returns the added texts.
+
+        `among` says for each waiting text whether it may be added.
+        """
         left = self.tokens if limit is None else min(limit, self.tokens)
-        may_be_larger = not self._taken and limit is None
-        while len(ordered) and not self.full:
-            before = self.tokens
-            went_in = self.prefix(ordered, None if may_be_larger else left)
-            may_be_larger = False
-            left -= before - self.tokens
-            ordered = ordered[len(went_in) + 1 :]  # the text after the prefix does not fit, now or later
-            fits = tokens[ordered] <= left
-            if self.tenants <= 0:
-                fits &= self._inside[slot_key[ordered]]
-            ordered = ordered[fits]
+        may_be_larger, before = not self._taken and limit is None, len(self._taken)
+        for start in range(0, len(ordered), CHUNK):
+            if self.full or (left < self._shortest and not may_be_larger):
+                break
+            chunk = ordered[start : start + CHUNK]
+            if among is not None:
+                chunk = chunk[among[chunk]]
+            if not may_be_larger:
+                chunk = chunk[self._fits(chunk, left)]
+            while len(chunk) and not self.full:
+                room = self.tokens
+                went_in = self.prefix(chunk, None if may_be_larger else left)
+                may_be_larger = False
+                left -= room - self.tokens
+                chunk = chunk[len(went_in) + 1 :]  # the text after the prefix does not fit, now or later
+                chunk = chunk[self._fits(chunk, left)]
+        return np.concatenate([ordered[:0], *self._taken[before:]])
+
+    def _fits(self, texts: np.ndarray, left: int) -> np.ndarray:
+        fits = self._columns.tokens[texts] <= left
+        if self.tenants <= 0:
+            fits &= self._inside[self._columns.slot_key[texts]]
+        return fits
 
     def _with_slots(self, ordered: np.ndarray) -> int:
         """Returns how many of these texts the device slots allow."""
+        if self._columns.slot_keys <= self.tenants:
+            return len(ordered)
         new = self._columns.slot_key[ordered]
         positions = np.flatnonzero(~self._inside[new])
+        if not len(positions):
+            return len(ordered)
         _, first = np.unique(new[positions], return_index=True)
         if len(first) <= self.tenants:
             return len(ordered)
@@ -75,9 +96,11 @@ class Room:
 
     def _take(self, chosen: np.ndarray, tokens: int) -> None:
         slot_key = self._columns.slot_key[chosen]
-        new = np.unique(slot_key[~self._inside[slot_key]])
-        self._inside[new] = True
-        self.tenants -= len(new)
+        new = slot_key[~self._inside[slot_key]]
+        if len(new):
+            new = np.unique(new)
+            self._inside[new] = True
+            self.tenants -= len(new)
         self.tokens -= tokens
         self.texts -= len(chosen)
         self._taken.append(chosen)

@@ -83,3 +83,17 @@ def positive(**options: float) -> None:
     for name, value in options.items():
         if not isinstance(value, int | float) or not value > 0:
             raise InvalidInput(f"policy option {name}={value} is not above 0: give a number above 0")
+
+
+def between_0_and_1(**options: float) -> None:
+    """Raises if one of a policy's options is not a number above 0 and below 1."""
+    for name, value in options.items():
+        if not isinstance(value, int | float) or not 0 < value < 1:
+            raise InvalidInput(f"policy option {name}={value} is not between 0 and 1: give a number above 0 and below 1")
+
+
+def whole(**options: float) -> None:
+    """Raises if one of a policy's options is not a whole number of at least 0."""
+    for name, value in options.items():
+        if not isinstance(value, int) or value < 0:
+            raise InvalidInput(f"policy option {name}={value} is not a whole number: give 0 or more")

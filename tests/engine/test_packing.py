@@ -17,7 +17,11 @@ from hplm.engine.request import Request
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.engine.turbo import GroupCost, cheapest_cuts
 from hplm.errors import InvalidInput
+from hplm.scheduling.columns import Columns
+from hplm.scheduling.cost import CostModel
+from hplm.scheduling.das import DeadlineAware, SlottedDeadlineAware
 from hplm.scheduling.selection import OUTSIDE, Places
+from hplm.scheduling.waiting import Capacity
 from hplm.tenants.ticket import Ticket
 from testing.toy import TENANTS, WORDS, random_text
 from tests.equality import Comparison
@@ -100,6 +104,23 @@ def test_every_packing_gives_the_reference_answers(kitchen, packing, chosen, han
     orders, (row, slot) = [one[:2] for one in chosen], np.array([one[2:] for one in chosen]).T
     places = {"nothing": None, "rows": Places(row), "rows and slots": Places(row, slot)}[handed_over]
     assert_reference_answers(kitchen, orders, kitchen.serve(packing, orders, places)[1])
+
+
+@pytest.mark.parametrize("kind", [DeadlineAware, SlottedDeadlineAware])
+def test_the_engine_computes_the_rows_and_slots_that_das_has_filled(kitchen, kind):
+    orders = [(number % len(TENANTS), number % POOL) for number in range(24)]
+    columns = Columns([kitchen.text(*order) for order in orders])
+    chosen = kind(rows=4, row_tokens=48).select(columns, 0, Capacity(192, 192, 16), CostModel())
+    box, packing = (chosen.places.row, Concat()) if kind is DeadlineAware else (chosen.places.slot, Slotted())
+    filled = {frozenset(chosen.indexes[box == number].tolist()) for number in np.unique(box[box != OUTSIDE])}
+    computed = set()
+    for arrangement in packing.arrange(columns.tokens[chosen.indexes], chosen.places):
+        if arrangement.width is not None:
+            texts, row = chosen.indexes[arrangement.texts], arrangement.starts // arrangement.width
+            computed |= {frozenset(texts[row == number].tolist()) for number in np.unique(row)}
+    assert computed == filled and len(filled) > 1
+    chosen_orders = [orders[i] for i in chosen.indexes]
+    assert_reference_answers(kitchen, chosen_orders, kitchen.serve(packing, chosen_orders, chosen.places)[1])
 
 
 def test_the_other_texts_keep_their_rows_if_one_cannot_be_staged(kitchen, monkeypatch):
