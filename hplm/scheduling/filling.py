@@ -42,8 +42,8 @@ class Room:
             return ordered[:0]
         left = self.tokens if limit is None else min(limit, self.tokens)
         ordered = ordered[: max(1, min(self.texts, left))]  # no text is empty
-        sums = np.cumsum(self._columns.tokens[ordered])
-        count = int(np.searchsorted(sums, left, side="right"))
+        sums = self._columns.tokens[ordered].cumsum()
+        count = int(sums.searchsorted(left, side="right"))
         if not count and not self._taken and limit is None:
             count = 1
         count = self._with_slots(ordered[:count])
