@@ -119,8 +119,9 @@ def exported(store, folder):
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_policy(toy, reference):
-    assert_served(Asker(toy.folder, policy="longest_first:at_most=30"), reference, [tenant.id for tenant in TENANTS])
+@pytest.mark.parametrize(("policy", "packing"), [("longest_first:at_most=30", "packed"), ("in_rows:row_tokens=40", "concat")])
+def test_a_policy(toy, reference, policy, packing):
+    assert_served(Asker(toy.folder, policy=policy, packing=packing), reference, [tenant.id for tenant in TENANTS])
 
 
 def test_a_packing(follow, toy, reference):

@@ -112,7 +112,7 @@ def simulate(offered: Offered, batches: list[Computed], case: OverloadBench, giv
     texts, room = len(offered.arrivals), case.batch_texts * case.tokens
     full = seconds[tokens == tokens.max()]
     machine = Machine(
-        lambda lengths: 1e9 * (base + slope * float(lengths.sum())),
+        lambda lengths, places: 1e9 * (base + slope * float(lengths.sum())),
         Capacity(room, room, room),
         staging_ns=round(1e9 * float(np.median([batch.staging_s for batch in batches]))),
         answering_ns=ANSWERING_NS,

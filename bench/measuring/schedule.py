@@ -13,6 +13,7 @@ from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policy import DEFAULT, policy
 from hplm.scheduling.scheduler import Limits, Scheduler
+from hplm.scheduling.selection import Selection
 from hplm.scheduling.simulation.arrivals import Arrivals, Lengths, Stream, read_trace
 from hplm.scheduling.simulation.engines import PACKINGS, EngineCost
 from hplm.scheduling.simulation.server import REFUSED, Machine, Outcome, Simulation
@@ -28,7 +29,7 @@ POLICIES = {
     "edf": "edf",
     "length_aware": "length_aware",
 }
-PACKED_WITH = ("default", "das", "fcfs")  # TCB's Figs. 9 to 12 compare DAS and FCFS
+PACKED_WITH = ("default", "das", "slotted_das", "fcfs")  # DAS hands rows over to `concat`, Slotted-DAS slots to `slotted`
 TOKENS, MEAN = 1280, 20
 CAPACITY = Capacity(TOKENS, TOKENS, TOKENS)
 BATCH_NS = 30e6
@@ -61,7 +62,7 @@ def replay(
     """Simulates recorded requests. `terms`: the server's learned cost of a batch, a token and a text, in nanoseconds."""
     batch, token, text = terms
     capacity = Capacity(batch_tokens, batch_tokens, batch_tokens)
-    machine = Machine(lambda lengths: batch + token * lengths.sum() + text * len(lengths), capacity)
+    machine = Machine(lambda lengths, places: batch + token * lengths.sum() + text * len(lengths), capacity)
     return _figures(_run(given, machine, read_trace(trace), commit_ms, admission))
 
 
@@ -153,7 +154,7 @@ def _of_first_tenant(outcome: Outcome) -> dict[str, float]:
 
 def _admission(case: ScheduleBench) -> dict[str, dict]:
     """Simulates admission. Texts have 128 tokens; eight of them take 33 ms, with noise. Deadlines are 2 to 12 batch times."""
-    machine = Machine(lambda lengths: 3e6 + 30e6 / 1024 * lengths.sum(), Capacity(1024, 1024, 1024), noise=0.05)
+    machine = Machine(lambda lengths, places: 3e6 + 30e6 / 1024 * lengths.sum(), Capacity(1024, 1024, 1024), noise=0.05)
     figures = {}
     for rate in case.rates:
         stream = Stream(rate * 8 / 0.033, 10 * case.seconds, Lengths(128, 0, 128, 128), (2 * 33.0, 12 * 33.0))
@@ -191,7 +192,7 @@ def _overhead(given: str, count: int = WAITING) -> float:
     for _ in range(20):
         columns = Columns(waiting)
         start = time.perf_counter()
-        columns.remove(chooses.select(columns, 10**9, CAPACITY, cost))
+        columns.remove(Selection.of(chooses.select(columns, 10**9, CAPACITY, cost)).indexes)
         least = min(least, time.perf_counter() - start)
     return round(least / (BATCH_NS / 1e9), 4)
 

@@ -5,6 +5,9 @@
 the slots of a row (TCB 4.2). `packed` has no padding and no scores between texts.
 
 Parameters follow the name: `concat:rows=64,length=400`.
+
+A policy may have chosen rows and slots for the texts (`Places`). `concat` and `slotted` use them unless they exceed their own
+limits, and otherwise fill rows and slots by themselves.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from hplm.engine.turbo import GroupCost, cheapest_cuts
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention, RowAttention
 from hplm.model.layer import Attend
+from hplm.scheduling.filling import first_fit
+from hplm.scheduling.selection import OUTSIDE, Places
 
 
 @dataclass(frozen=True)
@@ -47,8 +52,8 @@ class Arrangement:
 
 
 class Packing(Protocol):
-    def arrange(self, lengths: Array) -> list[Arrangement]:
-        """Returns arrangements that contain every text once."""
+    def arrange(self, lengths: Array, places: Places | None = None) -> list[Arrangement]:
+        """Returns arrangements that contain every text once. `places` are those that the policy has chosen."""
         ...
 
 
@@ -56,13 +61,13 @@ class Packing(Protocol):
 class Packed:
     """One row without padding. Texts of equal length are neighbours, which makes attention on a CPU faster."""
 
-    def arrange(self, lengths: Array) -> list[Arrangement]:
+    def arrange(self, lengths: Array, places: Places | None = None) -> list[Arrangement]:
         return [_packed(_longest_first(lengths), lengths)]
 
 
 @dataclass(frozen=True)
 class Naive:
-    def arrange(self, lengths: Array) -> list[Arrangement]:
+    def arrange(self, lengths: Array, places: Places | None = None) -> list[Arrangement]:
         return [_padded(np.arange(len(lengths)), lengths)]
 
 
@@ -70,7 +75,7 @@ class Naive:
 class Turbo:
     cost: GroupCost  # seconds by number and length of texts
 
-    def arrange(self, lengths: Array) -> list[Arrangement]:
+    def arrange(self, lengths: Array, places: Places | None = None) -> list[Arrangement]:
         order = _longest_first(lengths)
         return [_padded(group, lengths) for group in np.split(order, cheapest_cuts(lengths[order], self.cost))]
 
@@ -82,8 +87,9 @@ class Concat:
     rows: int = 64
     length: int = 512
 
-    def arrange(self, lengths: Array) -> list[Arrangement]:
-        return _boxed(lengths, self.length, self.rows)
+    def arrange(self, lengths: Array, places: Places | None = None) -> list[Arrangement]:
+        box = _handed_over(lengths, None if places is None else places.row, self.length)
+        return _boxed(lengths, _first_fit(lengths, self.length) if box is None else box, self.rows)
 
 
 @dataclass(frozen=True)
@@ -94,10 +100,14 @@ class Slotted:
     length: int = 512
     slot: int = 0
 
-    def arrange(self, lengths: Array) -> list[Arrangement]:
-        fitting = lengths[lengths <= self.length]
-        slot = min(self.slot, self.length) or (int(fitting.max()) if len(fitting) else self.length)
-        return _boxed(lengths, slot, self.rows * (self.length // slot))
+    def arrange(self, lengths: Array, places: Places | None = None) -> list[Arrangement]:
+        slot = min(self.slot, self.length)
+        box = _handed_over(lengths, None if places is None else places.slot, slot or self.length)
+        if box is None:
+            slot = slot or int(lengths[lengths <= self.length].max(initial=1))
+            box = _first_fit(lengths, slot)
+        slot = slot or int(_filled(lengths, box).max(initial=1))
+        return _boxed(lengths, box, self.rows * (self.length // slot))
 
 
 PACKINGS: dict[str, type] = {"packed": Packed, "naive": Naive, "turbo": Turbo, "concat": Concat, "slotted": Slotted}
@@ -138,16 +148,16 @@ def _padded(texts: Array, lengths: Array) -> Arrangement:
     return Arrangement(texts, mine, np.full(len(texts), width), width)
 
 
-def _boxed(lengths: Array, size: int, boxes: int) -> list[Arrangement]:
-    """Puts texts into boxes of `size` tokens, with `boxes` boxes in a tensor. Longer texts go into a tensor without padding."""
+def _boxed(lengths: Array, box: Array, boxes: int) -> list[Arrangement]:
+    """Puts each text into its box, with `boxes` boxes of equal width in a tensor. Texts outside get one without padding."""
     order = _longest_first(lengths)
-    large, order = order[lengths[order] > size], order[lengths[order] <= size]
-    box = _first_fit(lengths[order], size)
-    arrangements = [_packed(large, lengths)] if len(large) else []
-    for first in range(0, int(box.max(initial=-1)) + 1, boxes):
-        here = (box >= first) & (box < first + boxes)
-        by_box = np.argsort(box[here], kind="stable")
-        texts, of = order[here][by_box], box[here][by_box] - first
+    outside, order = order[box[order] == OUTSIDE], order[box[order] != OUTSIDE]
+    arrangements = [_packed(outside, lengths)] if len(outside) else []
+    order = order[np.argsort(box[order], kind="stable")]
+    _, number = np.unique(box[order], return_inverse=True)
+    tensor = number // boxes
+    for which in range(int(tensor.max(initial=-1)) + 1):
+        texts, of = order[tensor == which], number[tensor == which] - which * boxes
         filled = np.bincount(of, lengths[texts]).astype(np.int64)
         width = int(filled.max())
         rooms = lengths[texts].copy()
@@ -156,11 +166,22 @@ def _boxed(lengths: Array, size: int, boxes: int) -> list[Arrangement]:
     return arrangements
 
 
+def _handed_over(lengths: Array, box: Array | None, size: int) -> Array | None:
+    """Returns the boxes that the policy has chosen, or None if it has chosen none, or one of them is longer than `size`."""
+    if box is None or _filled(lengths, box).max(initial=0) > size:
+        return None
+    return box
+
+
+def _filled(lengths: Array, box: Array) -> Array:
+    """Returns the tokens in each box."""
+    inside = box != OUTSIDE
+    _, of = np.unique(box[inside], return_inverse=True)
+    return np.bincount(of, lengths[inside]).astype(np.int64)
+
+
 def _first_fit(lengths: Array, size: int) -> Array:
-    """Returns the box of each text. With texts longest first, it takes at most 11/9 of the fewest boxes possible."""
-    free = np.full(len(lengths), size)
-    box = np.empty(len(lengths), dtype=np.int64)
-    for text, length in enumerate(lengths.tolist()):
-        box[text] = int((free >= length).argmax())
-        free[box[text]] -= length
+    """Returns the box of each text, OUTSIDE for longer ones. Longest first, at most 11/9 of the fewest boxes are taken."""
+    order, box = _longest_first(lengths), np.empty(len(lengths), dtype=np.int64)
+    box[order] = first_fit(lengths[order], size, len(lengths))
     return box

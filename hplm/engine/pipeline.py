@@ -92,8 +92,9 @@ class Pipeline:
         """Whether the batch is staged now. If not, its texts are answered."""
         try:
             self._release_computed()
-            texts = [text for text in batch.texts if not text.request.answered]
-            staged = self._stager.stage(texts, broken=self._broken) if texts else None
+            waiting = [number for number, text in enumerate(batch.texts) if not text.request.answered]
+            texts, places = [batch.texts[number] for number in waiting], batch.places and batch.places.of(waiting)
+            staged = self._stager.stage(texts, self._broken, places) if texts else None
         except Exception as error:
             staged = None
             self._fail(batch.texts, "staging", error)

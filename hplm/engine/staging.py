@@ -32,6 +32,7 @@ from hplm.model.layer import Attend
 from hplm.model.tensors import tensor_of
 from hplm.plot.forest import Forest
 from hplm.plot.gathering import Gatherer
+from hplm.scheduling.selection import Places
 
 Weights = list[dict[str, Tensor]]  # tensors of each layer
 
@@ -105,12 +106,17 @@ class Stager:
         for bank in backbone.view.banks.values():
             self._slots_for(bank.layout)
 
-    def stage(self, texts: Sequence[Text], broken: Callable[[Text, HplmError], None]) -> StagedBatch | None:
-        """Does the steps of staging that run ahead. Texts with broken stored data are passed to `broken` and left out."""
+    def stage(
+        self, texts: Sequence[Text], broken: Callable[[Text, HplmError], None], places: Places | None = None
+    ) -> StagedBatch | None:
+        """Does the steps of staging that run ahead. Texts with broken stored data are passed to `broken` and left out.
+
+        `places` are the rows and slots that the policy has chosen for these texts.
+        """
         if self._view() is not self._backbone.view:
             self._give_room_back()
         start, missed = time.monotonic_ns(), self._misses()
-        batch = self._prepare(texts, broken)
+        batch = self._prepare(texts, broken, places)
         if batch is not None:
             batch.stages["prepare"] = start, time.monotonic_ns()
             batch.brought = self._misses() - missed
@@ -148,15 +154,18 @@ class Stager:
             sums = sums.new_zeros(len(sheet.positions), sums.shape[1]).index_copy_(0, sheet.homes, sums)
         sheet.sums = sums
 
-    def _prepare(self, texts: Sequence[Text], broken: Callable[[Text, HplmError], None]) -> StagedBatch | None:
+    def _prepare(
+        self, texts: Sequence[Text], broken: Callable[[Text, HplmError], None], places: Places | None
+    ) -> StagedBatch | None:
         """Assigns slots, places and indexes. Adapters and vectors follow later."""
         held: list[tuple[Slots, int]] = []
         adapter_slots: list[tuple[Layout, int] | None] = []
         head_slots: list[tuple[Layout, int]] = []
-        kept: list[Text] = []
+        kept: list[int] = []
         try:
             forest = self._backbone.view.forest
-            for text in self._readable(forest, texts, broken):
+            for number in self._readable(forest, texts, broken):
+                text = texts[number]
                 view, tenant = text.request.view, text.request.tenant
                 try:
                     adapter = self._hold(view, tenant.adapter, held) if tenant.adapter is not None else None
@@ -167,7 +176,7 @@ class Stager:
                 except Exception as error:  # such as no memory for slots of a new layout; other layouts have their slots
                     broken(text, Broken(f"cannot get a slot: {error}"))
                     continue
-                kept.append(text)
+                kept.append(number)
                 adapter_slots.append(adapter)
                 head_slots.append(head)
             if not kept:
@@ -175,7 +184,9 @@ class Stager:
                 return None
             layouts = dict.fromkeys(slot[0] for slot in (*adapter_slots, *head_slots) if slot is not None)
             arrived: dict[Layout, list[Mark]] = {layout: [] for layout in layouts}
-            return StagedBatch(kept, forest, self._sheets(kept, adapter_slots, head_slots, arrived), arrived, held)
+            staged = [texts[number] for number in kept]
+            sheets = self._sheets(staged, adapter_slots, head_slots, arrived, places and places.of(kept))
+            return StagedBatch(staged, forest, sheets, arrived, held)
         except BaseException:
             self.release(held)
             raise
@@ -198,19 +209,19 @@ class Stager:
             slots.release(slot)
             self._pinned[slots] -= 1
 
-    def _readable(self, forest: Forest, texts: Sequence[Text], broken: Callable[[Text, HplmError], None]) -> Sequence[Text]:
-        """Reads the rows of the texts into memory. Returns the texts whose rows match their checksums."""
+    def _readable(self, forest: Forest, texts: Sequence[Text], broken: Callable[[Text, HplmError], None]) -> Sequence[int]:
+        """Reads the rows of the texts into memory. Returns the indexes of the texts whose rows match their checksums."""
         bad = self._gatherer.broken(forest, np.concatenate([text.addresses for text in texts]))
         if not len(bad):
-            return texts
-        kept: list[Text] = []
-        for text in texts:
+            return range(len(texts))
+        kept: list[int] = []
+        for number, text in enumerate(texts):
             mine = text.addresses[np.isin(text.addresses, bad)]
             if len(mine):
                 row = forest.name_of(int(mine[0]))
                 broken(text, Broken(f"{row} does not match its checksum: build or copy the table again"))
             else:
-                kept.append(text)
+                kept.append(number)
         return kept
 
     def _hold(self, view: View, record: Record, held: list[tuple[Slots, int]]) -> tuple[Layout, int]:
@@ -254,6 +265,7 @@ class Stager:
         adapter_slots: list[tuple[Layout, int] | None],
         head_slots: list[tuple[Layout, int]],
         arrived: dict[Layout, list[Mark]],
+        places: Places | None,
     ) -> list[Sheet]:
         lengths = np.array([text.tokens for text in texts], dtype=np.int64)
         return [
@@ -264,7 +276,7 @@ class Stager:
                 [head_slots[i] for i in arrangement.texts],
                 arrived,
             )
-            for arrangement in self._settings.packing.arrange(lengths)
+            for arrangement in self._settings.packing.arrange(lengths, places)
         ]
 
     def _sheet(

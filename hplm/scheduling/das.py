@@ -7,17 +7,35 @@ from dataclasses import dataclass
 import numpy as np
 
 from hplm.arrays import Array
+from hplm.errors import InvalidInput
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import Cost
-from hplm.scheduling.filling import Room, by_priority, shortest_first
-from hplm.scheduling.policy import positive
+from hplm.scheduling.filling import Room, by_priority, first_come, first_fit, shortest_first
+from hplm.scheduling.policy import between_0_and_1, whole
+from hplm.scheduling.selection import OUTSIDE, Places, Selection
 from hplm.scheduling.waiting import Capacity
+
+ROW_TOKENS = 512  # no row is longer unless the options say so: the limit of BERT's texts, and of rows in the packing `concat`
+NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
 class Row:
     texts: Array
-    dominant: Array  # the texts of the row that were chosen for their utility
+    dominant: Array  # the texts that were chosen for their utility; all, if all that are left fit
+
+
+@dataclass(frozen=True)
+class Filled:
+    """The rows of a batch, and the texts outside of them, which are longer than a row."""
+
+    rows: list[Row]
+    outside: Array
+    free: int  # rows whose tokens the texts outside have not taken
+
+    @property
+    def inside(self) -> Array:
+        return np.concatenate([NONE, *(row.texts for row in self.rows)])
 
 
 @dataclass
@@ -26,91 +44,113 @@ class DeadlineAware:
 
     Urgent texts are taken by deadline, if they have at least `q` of the shortest texts' mean utility. The paper
     requires eta + q = 1, for a competitive ratio of eta q / (eta q + 1).
+
+    In the paper no text is longer than a row. Here such a text takes the tokens of as many rows as it needs. It is chosen when
+    rows are left, or when the batch would hold only texts that came after it.
     """
 
     eta: float = 0.5
     q: float = 0.5
     rows: int = 0  # B; 0: as many as fit in a batch
-    row_tokens: int = 0  # L; 0: a batch's tokens, shared by the rows
+    row_tokens: int = 0  # L; 0: a batch's tokens, shared by `rows`, or by as few rows as have at most ROW_TOKENS
 
     def __post_init__(self) -> None:
-        positive(eta=self.eta, q=self.q, rows=self.rows or 1, row_tokens=self.row_tokens or 1)
+        between_0_and_1(eta=self.eta, q=self.q)
+        if self.eta + self.q > 1:
+            raise InvalidInput(f"policy options eta={self.eta:g} and q={self.q:g} are more than 1 together: lower one of them")
+        whole(rows=self.rows, row_tokens=self.row_tokens)
 
-    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array:
-        return np.concatenate([row.texts for row in self.fill(columns, capacity)])
+    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Selection:
+        filled = self.fill(columns, capacity)
+        rows = np.repeat([OUTSIDE, *range(len(filled.rows))], [len(filled.outside), *(len(row.texts) for row in filled.rows)])
+        return Selection(np.concatenate([filled.outside, filled.inside]), Places(rows))
 
-    def fill(self, columns: Columns, capacity: Capacity) -> list[Row]:
-        rows, row_tokens = self.shape(columns, capacity)
-        room = Room(columns, capacity)
+    def shape(self, capacity: Capacity) -> tuple[int, int]:
+        """Returns the number of rows, B, and the tokens of each, L."""
+        rows = self.rows or -(-capacity.tokens // ROW_TOKENS)
+        row_tokens = min(self.row_tokens or max(1, capacity.tokens // rows), capacity.tokens)
+        fitting = capacity.tokens // row_tokens
+        return min(self.rows or fitting, fitting), row_tokens
+
+    def fill(self, columns: Columns, capacity: Capacity) -> Filled:
+        free, row_tokens = self.shape(capacity)
         by_utility = by_priority(columns, shortest_first(columns))
         by_deadline = by_priority(columns, np.argsort(columns.deadline, kind="stable"))
+        room, outside = Room(columns, capacity), NONE
+        rows = self._fill_rows(columns, room, free, row_tokens, by_utility, by_deadline)
+        fits = columns.tokens <= row_tokens
+        if not fits.all():
+            needed = -(-columns.tokens // row_tokens)  # rows whose tokens a text takes
+            came = first_come(columns)
+            first = came[~fits[came]][:1]
+            if _came_before(columns, first, room.taken):
+                room = Room(columns, capacity)
+                outside = room.prefix(first)
+                free = max(0, free - int(needed[first[0]]))
+                rows = self._fill_rows(columns, room, free, row_tokens, by_utility, by_deadline)
+            fits[outside] = True
+            long = by_utility[~fits[by_utility]]
+            more = room.prefix(long[: np.searchsorted(np.cumsum(needed[long]), free - len(rows), side="right")])
+            outside, free = np.concatenate([outside, more]), free - int(needed[more].sum())
+        return Filled(rows, outside, free)
+
+    def _fill_rows(
+        self, columns: Columns, room: Room, rows: int, row_tokens: int, by_utility: Array, by_deadline: Array
+    ) -> list[Row]:
+        """Fills rows with texts that are not longer than a row."""
+        tokens, utility = columns.tokens, 1 / columns.tokens
+        waiting = tokens <= row_tokens
+        best = by_utility[waiting[by_utility]]
+        # The best texts of a row are among the first of these, because the rows before it took no more tokens than they have.
+        best = best[: int(np.searchsorted(np.cumsum(tokens[best]), (rows + 1) * row_tokens, side="right")) + 1]
         filled: list[Row] = []
-        while len(by_utility) and len(filled) < rows and not room.full:
-            row = self._fill_row(columns, room, row_tokens, by_utility, by_deadline)
+        while len(filled) < rows and not room.full:
+            best = best[waiting[best]]
+            if not len(best):
+                break
+            sums = np.cumsum(tokens[best])
+            if sums[-1] <= row_tokens:
+                texts = room.greedily(best, row_tokens)
+                row = Row(texts, texts)
+            else:
+                saturating = int(np.searchsorted(sums, row_tokens, side="right"))
+                wanted = best[: max(1, int(self.eta * saturating))]
+                dominant = room.prefix(wanted, row_tokens)  # fewer only if the device has no slots for them
+                left = row_tokens - int(tokens[dominant].sum())
+                least = self.q * utility[wanted].mean()
+                waiting[dominant] = False
+                urgent = room.greedily(by_deadline, left, waiting & (utility >= least))
+                left -= int(tokens[urgent].sum())
+                rest = NONE
+                if left * least >= 1:  # otherwise all texts with less utility are longer than that
+                    rest = room.greedily(by_utility, left, waiting & (utility < least))
+                row = Row(np.concatenate([dominant, urgent, rest]), dominant)
             if not len(row.texts):
                 break
+            waiting[row.texts] = False
             filled.append(row)
-            left = np.ones(len(columns), bool)
-            left[row.texts] = False
-            by_utility, by_deadline = by_utility[left[by_utility]], by_deadline[left[by_deadline]]
         return filled
-
-    def shape(self, columns: Columns, capacity: Capacity) -> tuple[int, int]:
-        """Returns the number of rows and the tokens of each.
-
-        A row is as long as the options say, but at least as long as the longest waiting text that fits in a batch.
-        """
-        row_tokens = self.row_tokens or capacity.tokens // (self.rows or 1)
-        fitting = columns.tokens[columns.tokens <= capacity.tokens]
-        row_tokens = max(row_tokens, int(fitting.max(initial=1)))
-        return max(1, min(self.rows or capacity.tokens, capacity.tokens // row_tokens)), row_tokens
-
-    def _fill_row(self, columns: Columns, room: Room, row_tokens: int, by_utility: Array, by_deadline: Array) -> Row:
-        tokens, before = columns.tokens, len(room.taken)
-        sums = np.cumsum(tokens[by_utility])
-        if sums[-1] <= row_tokens:
-            room.greedily(by_utility, row_tokens)
-            return Row(room.taken[before:], by_utility)
-        saturating = int(np.searchsorted(sums, row_tokens, side="right"))
-        if not saturating:  # even the shortest text is longer than a row: it runs alone, or it would wait for ever
-            room.prefix(by_utility[:1])
-            return Row(room.taken[before:], by_utility[:1])
-        dominant = room.prefix(by_utility[: max(1, int(self.eta * saturating))], row_tokens)
-        left = row_tokens - int(tokens[dominant].sum())
-        rest = np.ones(len(columns), bool)
-        rest[dominant] = False
-        aware = rest & (1 / tokens >= self.q * (1 / tokens[dominant]).mean())
-        left -= self._put(room, by_deadline[aware[by_deadline]], left)
-        self._put(room, by_utility[(rest & ~aware)[by_utility]], left)
-        return Row(room.taken[before:], dominant)
-
-    @staticmethod
-    def _put(room: Room, ordered: Array, left: int) -> int:
-        before = room.tokens
-        room.greedily(ordered, left)
-        return before - room.tokens
 
 
 @dataclass
 class SlottedDeadlineAware(DeadlineAware):
     """DAS, then slots as long as the longest text that was chosen for its utility. Longer texts wait."""
 
-    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array:
-        rows = self.fill(columns, capacity)
-        _, row_tokens = self.shape(columns, capacity)
-        tokens = columns.tokens
-        slot = max(int(tokens[row.dominant].max(initial=0)) for row in rows)
-        return np.concatenate([_into_slots(row.texts, tokens[row.texts], slot, row_tokens // slot) for row in rows])
+    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Selection:
+        filled, tokens = self.fill(columns, capacity), columns.tokens
+        _, row_tokens = self.shape(capacity)
+        inside = filled.inside
+        dominant = np.concatenate([NONE, *(row.dominant for row in filled.rows)])
+        slot_tokens = int(tokens[dominant if len(dominant) else inside].max(initial=1))
+        slots = row_tokens // slot_tokens  # of a row
+        slot = first_fit(tokens[inside], slot_tokens, filled.free * slots)
+        fits = slot != OUTSIDE
+        slot = np.concatenate([np.full(len(filled.outside), OUTSIDE), slot[fits]])
+        return Selection(np.concatenate([filled.outside, inside[fits]]), Places(slot // slots, slot))
 
 
-def _into_slots(texts: Array, tokens: Array, slot: int, slots: int) -> Array:
-    """Puts each text into the first slot with enough room, as the paper does. Returns the texts that fit."""
-    left = [slot] * max(1, slots)
-    inside: list[int] = []
-    for text, length in zip(texts.tolist(), tokens.tolist(), strict=True):
-        for i, room in enumerate(left):
-            if length <= room:
-                left[i] -= length
-                inside.append(text)
-                break
-    return np.array(inside, dtype=np.int64)
+def _came_before(columns: Columns, text: Array, others: Array) -> bool:
+    """Whether a text came before all others, none of which has a higher priority."""
+    priority = columns.priority
+    later = (priority[others] < priority[text]) | ((priority[others] == priority[text]) & (others > text))
+    return bool(later.all())

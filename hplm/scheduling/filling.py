@@ -6,9 +6,11 @@ import numpy as np
 
 from hplm.arrays import Array
 from hplm.scheduling.columns import Columns
+from hplm.scheduling.selection import OUTSIDE
 from hplm.scheduling.waiting import Capacity
 
 LONGEST = 0xFFFF  # numpy sorts 16-bit integers by counting, several times as fast as by comparing
+CHUNK = 1024  # texts that are looked at together: the first chunk nearly always fills a batch
 
 
 class Room:
@@ -22,6 +24,7 @@ class Room:
         self.tokens = capacity.tokens
         self.texts = capacity.texts
         self.tenants = capacity.tenants
+        self._shortest = int(columns.tokens.min())
         self._inside = np.zeros(columns.slot_keys, bool)  # by slot key: whether the batch has its slots
         self._taken: list[Array] = []
 
@@ -38,9 +41,10 @@ class Room:
         """Adds the longest prefix that fits and has at most `limit` tokens. Returns it."""
         if self.full or not len(ordered):
             return ordered[:0]
-        ordered = ordered[: self.texts]
-        sums = np.cumsum(self._columns.tokens[ordered])
-        count = int(np.searchsorted(sums, self.tokens if limit is None else min(limit, self.tokens), side="right"))
+        left = self.tokens if limit is None else min(limit, self.tokens)
+        ordered = ordered[: max(1, min(self.texts, left))]  # no text is empty
+        sums = self._columns.tokens[ordered].cumsum()
+        count = int(sums.searchsorted(left, side="right"))
         if not count and not self._taken and limit is None:
             count = 1
         count = self._with_slots(ordered[:count])
@@ -48,26 +52,44 @@ class Room:
             self._take(ordered[:count], int(sums[count - 1]))
         return ordered[:count]
 
-    def greedily(self, ordered: Array, limit: int | None = None) -> None:
-        """Adds in this order every text that still fits, and skips the others."""
-        tokens, slot_key = self._columns.tokens, self._columns.slot_key
+    def greedily(self, ordered: Array, limit: int | None = None, among: Array | None = None) -> Array:
+        """Adds in this order every text that still fits, and skips the others. Returns the added texts.
+
+        `among` says for each waiting text whether it may be added.
+        """
         left = self.tokens if limit is None else min(limit, self.tokens)
-        may_be_larger = not self._taken and limit is None
-        while len(ordered) and not self.full:
-            before = self.tokens
-            went_in = self.prefix(ordered, None if may_be_larger else left)
-            may_be_larger = False
-            left -= before - self.tokens
-            ordered = ordered[len(went_in) + 1 :]  # the text after the prefix does not fit, now or later
-            fits = tokens[ordered] <= left
-            if self.tenants <= 0:
-                fits &= self._inside[slot_key[ordered]]
-            ordered = ordered[fits]
+        may_be_larger, before = not self._taken and limit is None, len(self._taken)
+        for start in range(0, len(ordered), CHUNK):
+            if self.full or (left < self._shortest and not may_be_larger):
+                break
+            chunk = ordered[start : start + CHUNK]
+            if among is not None:
+                chunk = chunk[among[chunk]]
+            if not may_be_larger:
+                chunk = chunk[self._fits(chunk, left)]
+            while len(chunk) and not self.full:
+                room = self.tokens
+                went_in = self.prefix(chunk, None if may_be_larger else left)
+                may_be_larger = False
+                left -= room - self.tokens
+                chunk = chunk[len(went_in) + 1 :]  # the text after the prefix does not fit, now or later
+                chunk = chunk[self._fits(chunk, left)]
+        return np.concatenate([ordered[:0], *self._taken[before:]])
+
+    def _fits(self, texts: Array, left: int) -> Array:
+        fits = self._columns.tokens[texts] <= left
+        if self.tenants <= 0:
+            fits &= self._inside[self._columns.slot_key[texts]]
+        return fits
 
     def _with_slots(self, ordered: Array) -> int:
         """Returns how many of these texts the device slots allow."""
+        if self._columns.slot_keys <= self.tenants:
+            return len(ordered)
         new = self._columns.slot_key[ordered]
         positions = np.flatnonzero(~self._inside[new])
+        if not len(positions):
+            return len(ordered)
         _, first = np.unique(new[positions], return_index=True)
         if len(first) <= self.tenants:
             return len(ordered)
@@ -75,9 +97,11 @@ class Room:
 
     def _take(self, chosen: Array, tokens: int) -> None:
         slot_key = self._columns.slot_key[chosen]
-        new = np.unique(slot_key[~self._inside[slot_key]])
-        self._inside[new] = True
-        self.tenants -= len(new)
+        new = slot_key[~self._inside[slot_key]]
+        if len(new):
+            new = np.unique(new)
+            self._inside[new] = True
+            self.tenants -= len(new)
         self.tokens -= tokens
         self.texts -= len(chosen)
         self._taken.append(chosen)
@@ -99,3 +123,15 @@ def by_priority(columns: Columns, ordered: Array) -> Array:
     if not priority.any():
         return ordered
     return ordered[np.argsort(-priority[ordered].astype(np.int64), kind="stable")]
+
+
+def first_fit(lengths: Array, size: int, boxes: int) -> Array:
+    """Returns for each text the first of the boxes, such as rows or slots, that has enough room, or OUTSIDE if none has."""
+    free = np.full(boxes, size)
+    box = np.full(len(lengths), OUTSIDE)
+    for text, length in enumerate(lengths.tolist()):
+        fits = free >= length
+        if fits.any():
+            box[text] = fits.argmax()
+            free[box[text]] -= length
+    return box

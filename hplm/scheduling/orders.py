@@ -10,7 +10,7 @@ from hplm.arrays import Array
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import Cost
 from hplm.scheduling.filling import Room, by_priority, first_come, shortest_first
-from hplm.scheduling.policy import positive
+from hplm.scheduling.policy import positive, whole
 from hplm.scheduling.waiting import Capacity
 
 
@@ -57,7 +57,8 @@ class LengthAware:
     texts: int = 0  # of an element; 0: as many as a batch may have
 
     def __post_init__(self) -> None:
-        positive(bin=self.bin, texts=self.texts or 1)
+        positive(bin=self.bin)
+        whole(bin=self.bin, texts=self.texts)
 
     def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array:
         head = int(first_come(columns)[0])

@@ -9,6 +9,7 @@ from hplm.arrays import Array
 from hplm.errors import InvalidInput
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import Cost
+from hplm.scheduling.selection import Selection
 from hplm.scheduling.waiting import Capacity
 
 GROUP = "hplm.policies"  # entry-point group: other packages register policies here
@@ -25,8 +26,8 @@ DEFAULT = "timely"
 
 
 class Policy(Protocol):
-    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array:
-        """Returns the indexes of the next batch, which will start to compute at `start_ns`.
+    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array | Selection:
+        """Returns the indexes of the next batch, which will start to compute at `start_ns`, or a selection with their places.
 
         `columns` are in order of arrival, not empty, and hold no expired text. A policy must not change or keep them.
         It must choose something while a text waits that can be answered in time. It must not choose a text twice, or more
@@ -81,3 +82,17 @@ def positive(**options: object) -> None:
     for name, value in options.items():
         if not isinstance(value, int | float) or not value > 0:
             raise InvalidInput(f"policy option {name}={value} is not above 0: give a number above 0")
+
+
+def between_0_and_1(**options: object) -> None:
+    """Raises if one of a policy's options is not a number above 0 and below 1."""
+    for name, value in options.items():
+        if not isinstance(value, int | float) or not 0 < value < 1:
+            raise InvalidInput(f"policy option {name}={value} is not between 0 and 1: give a number above 0 and below 1")
+
+
+def whole(**options: object) -> None:
+    """Raises if one of a policy's options is not a whole number of at least 0."""
+    for name, value in options.items():
+        if not isinstance(value, int) or value < 0:
+            raise InvalidInput(f"policy option {name}={value} is not a whole number: give 0 or more")

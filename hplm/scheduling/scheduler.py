@@ -20,6 +20,7 @@ from hplm.scheduling.columns import NEVER, Columns
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.orders import FirstComeFirstServed
 from hplm.scheduling.policy import Policy
+from hplm.scheduling.selection import Places, Selection
 from hplm.scheduling.waiting import Capacity, T
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class Batch(Generic[T]):
     chosen_ns: int
     expected_ns: float  # how long it will compute
     alone: bool  # chosen while no other batch ran: its staging overlapped with nothing
+    places: Places | None = None  # of the texts, if the policy has chosen them
     started_ns: int | None = None
 
 
@@ -125,16 +127,18 @@ class Scheduler(Generic[T]):
         # Policies compare deadlines with the end of computing, so the time after it is added to the start.
         start_ns = self._start_at(now_ns) + self._answering_ns
         try:
-            indexes = self._checked(self._policy.select(self.columns, start_ns, capacity, self.cost))
+            chosen = self._checked(Selection.of(self._policy.select(self.columns, start_ns, capacity, self.cost)))
         except Exception:  # a policy may be anybody's code; waiting texts must be answered even if it fails
             log.exception("the policy failed: this batch is taken in order of arrival")
-            indexes = FirstComeFirstServed().select(self.columns, start_ns, capacity, self.cost)
+            chosen = Selection(FirstComeFirstServed().select(self.columns, start_ns, capacity, self.cost))
+        indexes = chosen.indexes
         if not len(indexes):
             return None
         tokens = int(self.columns.tokens[indexes].sum())
         slot_keys = len(np.unique(self.columns.slot_key[indexes]))
         expected = float(self.cost.predict(tokens, len(indexes), slot_keys * self._loaded))
-        batch = Batch(self._remove(indexes), tokens, slot_keys, now_ns, expected, alone=not self._running)
+        alone = not self._running
+        batch = Batch(self._remove(indexes), tokens, slot_keys, now_ns, expected, alone, chosen.places)
         self._running.append(batch)
         if self._admission:
             self._admission.chosen(tokens, len(batch.texts), slot_keys * self._loaded, is_full=len(self.columns) > 0)
@@ -196,9 +200,9 @@ class Scheduler(Generic[T]):
                 self._admission.done(0, len(gone))
                 self._recount(now_ns)
 
-    def _checked(self, indexes: Array) -> Array:
+    def _checked(self, chosen: Selection) -> Selection:
         """Returns the choice of a policy. Raises if a policy may not choose so."""
-        indexes = np.asarray(indexes)
+        indexes = chosen.indexes
         if not len(indexes):
             if not self._running and (self.columns.deadline == NEVER).any():
                 raise ValueError("nothing was chosen and nothing runs: texts without a deadline would wait for ever")
@@ -206,7 +210,9 @@ class Scheduler(Generic[T]):
             raise ValueError(f"{indexes} are not indexes of the {len(self.columns)} waiting texts")
         elif len(np.unique(indexes)) < len(indexes):
             raise ValueError(f"{indexes} contains a text twice")
-        return indexes
+        elif chosen.places is not None:
+            chosen.places.check(len(indexes))
+        return chosen
 
     def _predicts(self, now_ns: int) -> bool:
         """Whether a text may be dropped before its deadline has passed."""

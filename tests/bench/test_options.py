@@ -4,8 +4,10 @@ import pytest
 
 from bench.measuring import overload as bench_overload
 from bench.measuring import pipeline as bench_pipeline
+from bench.measuring import policies as bench_policies
 from bench.measuring import schedule as bench_schedule
 from bench.measuring import serve as bench_serve
+from bench.measuring import tcb as bench_tcb
 from bench.measuring import timeline as bench_timeline
 from bench.measuring import training as bench_training
 from hplm.cli.main import main
@@ -25,13 +27,18 @@ from tests.naming import names
         ("pipeline --seconds nan", ["--seconds nan"]),
         ("training --texts 0", ["--texts 0"]),
         ("timeline --seconds 0", ["--seconds 0.0"]),
+        ("policies --policies luck", ["'luck'"]),
+        ("policies --packings dense", ["'dense'"]),
+        ("tcb --rate 0", ["--rate 0.0"]),
+        ("tcb --picture x.foo", ["--picture x.foo"]),
         ("schedule --cv 0", ["--cv 0.0"]),
         ("schedule --deadlines-ms 300 50", ["--deadlines-ms 300.0 50.0"]),
         ("schedule --picture x.foo", ["--picture x.foo"]),
     ],
 )
 def test_impossible_options_are_refused_at_once(monkeypatch, capsys, given, named) -> None:
-    for module in (bench_overload, bench_pipeline, bench_schedule, bench_serve, bench_timeline, bench_training):
+    modules = (bench_overload, bench_pipeline, bench_policies, bench_schedule, bench_serve, bench_tcb, bench_timeline)
+    for module in (*modules, bench_training):
         name = f"bench_{module.__name__.rpartition('.')[2]}"
         monkeypatch.setattr(module, name, lambda *_, name=name: pytest.fail(f"{name} was begun"))
     assert main(["bench", *given.split()]) == 1

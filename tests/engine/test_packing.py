@@ -17,6 +17,11 @@ from hplm.engine.request import Request
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.engine.turbo import GroupCost, cheapest_cuts
 from hplm.errors import InvalidInput
+from hplm.scheduling.columns import Columns
+from hplm.scheduling.cost import CostModel
+from hplm.scheduling.das import DeadlineAware, SlottedDeadlineAware
+from hplm.scheduling.selection import OUTSIDE, Places
+from hplm.scheduling.waiting import Capacity
 from hplm.tenants.ticket import Ticket
 from testing.toy import TENANTS, WORDS, random_text
 from tests.equality import Comparison
@@ -63,10 +68,12 @@ class Kitchen:
     def expected(self, tenant_number, text_number):
         return self.reference.forward(self.texts[text_number], TENANTS[tenant_number].id, truncate=True).numpy()
 
-    def serve(self, packing, orders):
-        stager = Stager(self.backbone, StagingSettings(16, CPU, torch.float32, packing=packing))
+    def stager(self, packing):
+        return Stager(self.backbone, StagingSettings(16, CPU, torch.float32, packing=packing))
+
+    def serve(self, packing, orders, places=None):
         texts = [self.text(*order) for order in orders]
-        batch = stager.stage(texts, broken=lambda text, error: pytest.fail(str(error)))
+        batch = self.stager(packing).stage(texts, lambda text, error: pytest.fail(str(error)), places)
         assert batch.texts == texts
         return batch, self.engine.run(batch)
 
@@ -76,10 +83,7 @@ def kitchen(toy, reference):
     return Kitchen(toy, reference)
 
 
-@given(packing=packings, orders=st.lists(st.tuples(whole(0, len(TENANTS) - 1), whole(0, POOL - 1)), min_size=1, max_size=20))
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_every_packing_gives_the_reference_answers(kitchen, packing, orders):
-    _, served = kitchen.serve(packing, orders)
+def assert_reference_answers(kitchen, orders, served):
     comparison = Comparison()
     for (tenant, text), logits in zip(orders, served, strict=True):
         text, expected = kitchen.text(tenant, text), kitchen.expected(tenant, text)
@@ -87,6 +91,47 @@ def test_every_packing_gives_the_reference_answers(kitchen, packing, orders):
         readable = text.spans[:, 0] >= 0
         comparison.add(TENANTS[tenant].id, logits[readable, :labels], expected[readable])
     comparison.assert_equal("fp32")
+
+
+orders_and_places = st.lists(
+    st.tuples(whole(0, len(TENANTS) - 1), whole(0, POOL - 1), whole(OUTSIDE, 5), whole(OUTSIDE, 9)), min_size=1, max_size=20
+)
+
+
+@given(packing=packings, chosen=orders_and_places, handed_over=st.sampled_from(["nothing", "rows", "rows and slots"]))
+@settings(max_examples=240, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_packing_gives_the_reference_answers(kitchen, packing, chosen, handed_over):
+    orders, (row, slot) = [one[:2] for one in chosen], np.array([one[2:] for one in chosen]).T
+    places = {"nothing": None, "rows": Places(row), "rows and slots": Places(row, slot)}[handed_over]
+    assert_reference_answers(kitchen, orders, kitchen.serve(packing, orders, places)[1])
+
+
+@pytest.mark.parametrize("kind", [DeadlineAware, SlottedDeadlineAware])
+def test_the_engine_computes_the_rows_and_slots_that_das_has_filled(kitchen, kind):
+    orders = [(number % len(TENANTS), number % POOL) for number in range(24)]
+    columns = Columns([kitchen.text(*order) for order in orders])
+    chosen = kind(rows=4, row_tokens=48).select(columns, 0, Capacity(192, 192, 16), CostModel())
+    box, packing = (chosen.places.row, Concat()) if kind is DeadlineAware else (chosen.places.slot, Slotted())
+    filled = {frozenset(chosen.indexes[box == number].tolist()) for number in np.unique(box[box != OUTSIDE])}
+    computed = set()
+    for arrangement in packing.arrange(columns.tokens[chosen.indexes], chosen.places):
+        if arrangement.width is not None:
+            texts, row = chosen.indexes[arrangement.texts], arrangement.starts // arrangement.width
+            computed |= {frozenset(texts[row == number].tolist()) for number in np.unique(row)}
+    assert computed == filled and len(filled) > 1
+    chosen_orders = [orders[i] for i in chosen.indexes]
+    assert_reference_answers(kitchen, chosen_orders, kitchen.serve(packing, chosen_orders, chosen.places)[1])
+
+
+def test_the_other_texts_keep_their_rows_if_one_cannot_be_staged(kitchen, monkeypatch):
+    orders, stager = [(0, 1), (1, 2), (0, 0), (1, 1), (0, 2)], kitchen.stager(Concat())
+    texts = [kitchen.text(*order) for order in orders]
+    monkeypatch.setattr(stager, "_readable", lambda forest, texts, broken: [0, 2, 3, 4])
+    batch = stager.stage(texts, lambda text, error: None, Places(np.array([0, 1, 1, 2, 2])))
+    assert batch.texts == [texts[i] for i in (0, 2, 3, 4)]
+    (sheet,) = batch.sheets
+    assert len(sheet.sums) == 3 * max(texts[0].tokens, texts[2].tokens, texts[3].tokens + texts[4].tokens)
+    assert_reference_answers(kitchen, [orders[i] for i in (0, 2, 3, 4)], kitchen.engine.run(batch))
 
 
 def test_each_packing_arranges_a_batch_in_its_own_way(kitchen):
@@ -105,11 +150,13 @@ def test_each_packing_arranges_a_batch_in_its_own_way(kitchen):
     assert len(rows(Concat(rows=1, length=2 * longest))) > 1
 
 
-@given(packing=packings, lengths=st.lists(whole(1, 64), min_size=1, max_size=40))
+@given(
+    packing=packings, texts=st.lists(st.tuples(whole(1, 64), whole(OUTSIDE, 9)), min_size=1, max_size=40), handed=st.booleans()
+)
 @settings(deadline=None)
-def test_every_text_has_a_place_once(packing, lengths):
-    lengths = np.array(lengths)
-    arrangements = packing.arrange(lengths)
+def test_every_text_has_a_place_once(packing, texts, handed):
+    lengths, box = np.array(texts).T
+    arrangements = packing.arrange(lengths, Places(box, box) if handed else None)
     assert sorted(np.concatenate([a.texts for a in arrangements]).tolist()) == list(range(len(lengths)))
     for arrangement in arrangements:
         assert (arrangement.lengths == lengths[arrangement.texts]).all()
@@ -120,13 +167,16 @@ def test_every_text_has_a_place_once(packing, lengths):
             assert arrangement.rows % arrangement.width == 0
 
 
-@given(lengths=st.lists(whole(1, 64), min_size=1, max_size=60), rows=whole(1, 4), length=whole(1, 64), slot=whole(1, 64))
-def test_rows_and_slots_keep_their_limits(lengths, rows, length, slot):
-    lengths = np.array(lengths)
+@given(
+    texts=st.lists(st.tuples(whole(1, 64), whole(OUTSIDE, 30)), min_size=1, max_size=60), rows=whole(1, 4), length=whole(1, 64),
+    slot=whole(1, 64), handed=st.booleans(),
+)  # fmt: skip
+def test_rows_and_slots_keep_their_limits(texts, rows, length, slot, handed):
+    lengths, number = np.array(texts).T
     for packing, box in ((Concat(rows, length), length), (Slotted(rows, length, slot), min(slot, length))):
-        for arrangement in packing.arrange(lengths):
+        for arrangement in packing.arrange(lengths, Places(number, number) if handed else None):
             if arrangement.width is None:
-                assert (arrangement.lengths > box).all()
+                assert handed or (arrangement.lengths > box).all()
             else:
                 assert arrangement.width <= box
                 assert arrangement.rows <= rows * length

@@ -13,7 +13,7 @@ import pytest
 
 from hplm.engine.engine import Engine
 from hplm.engine.overlap import OVERLAPS
-from hplm.engine.packing import PACKINGS
+from hplm.engine.packing import PACKINGS, Concat, Slotted
 from hplm.engine.staging import Stager
 from hplm.errors import Broken, DeadlineMissed, InvalidInput
 from hplm.model.windows import Window
@@ -50,6 +50,8 @@ def expected(reference):
         {"dtype": "bf16"},
         {"packing": "turbo", "policy": "das", "admission": "false"},
         {"packing": "slotted:rows=3,length=40", "commit_ms": "0.5", "policy": "slotted_das"},
+        {"packing": "slotted", "policy": "slotted_das:rows=4"},
+        {"packing": "concat", "policy": "das:row_tokens=50"},
         *({"overlap": overlap} for overlap in OVERLAPS if overlap != "pipelined"),
     ],
     ids=lambda chosen: " ".join(chosen.values()),
@@ -86,6 +88,18 @@ def test_every_packing_with_every_policy_equals_the_reference(toy, expected, pac
         comparison.add(tenant, rows.logits, expected(tenant, text))
     comparison.assert_equal("fp32")
     asker.close()
+
+
+@pytest.mark.parametrize(("policy", "packing"), [("das:rows=4", Concat), ("slotted_das:rows=4", Slotted)])
+def test_the_rows_and_slots_of_a_policy_reach_the_packing(toy, monkeypatch, policy, packing):
+    arrange, seen = packing.arrange, []
+    monkeypatch.setattr(
+        packing, "arrange", lambda own, lengths, places=None: seen.append(places) or arrange(own, lengths, places)
+    )
+    asker = Asker(toy.folder, policy=policy, packing=packing.__name__.lower())
+    asker.wait(asker.ask("acme", [WORDS[0], WORDS[1]]))
+    asker.close()
+    assert seen and all(places is not None and (places.slot is not None) == (packing is Slotted) for places in seen)
 
 
 @pytest.mark.parametrize("overlap", OVERLAPS)

@@ -10,11 +10,13 @@ from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Limits, Scheduler
+from hplm.scheduling.selection import OUTSIDE, Places, Selection
 from hplm.scheduling.simulation.arrivals import SimulatedText
 from hplm.scheduling.waiting import Capacity
 from tests.naming import naming
 
 DOCS = Path(__file__).parents[2] / "docs" / "scheduling.md"
+MODULES = ("longest_first", "in_rows")
 
 
 def _example(name):
@@ -24,18 +26,20 @@ def _example(name):
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """The documentation's example package, as if installed: a module and its metadata."""
-    (tmp_path / "longest_first.py").write_text(_example("longest_first.py"))
-    point = re.search(r'entry-points."hplm.policies"\]\n(\w+) = "(.+)"', _example("pyproject.toml"))
+    """The documentation's example package, as if installed: its modules and their metadata."""
+    for module in MODULES:
+        (tmp_path / f"{module}.py").write_text(_example(f"{module}.py"))
+    (points,) = re.findall(r'entry-points."hplm.policies"\]\n(.*?)\n\n', _example("pyproject.toml"), re.DOTALL)
     info = tmp_path / "longest_first-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: longest-first\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        f"[hplm.policies]\n{point[1]} = {point[2]}\nabsent = nowhere:Policy\nfcfs = nowhere:Policy\n"
+        "[hplm.policies]\n" + points.replace('"', "") + "\nabsent = nowhere:Policy\nfcfs = nowhere:Policy\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     yield
-    sys.modules.pop("longest_first", None)
+    for module in MODULES:
+        sys.modules.pop(module, None)
 
 
 def test_a_policy_of_another_package_is_chosen_by_name_and_takes_options(installed):
@@ -63,3 +67,37 @@ def test_a_forbidden_choice_of_a_policy_loses_no_text(chosen, caplog):
     scheduler.offer(texts, 0)
     assert scheduler.choose(Capacity(100, 100, 100), 0).texts == texts  # in order of arrival
     assert [record.exc_info is not None for record in caplog.records] == [True] and not len(scheduler)
+
+
+def test_a_policy_of_another_package_hands_rows_over(installed):
+    scheduler = Scheduler(policy("in_rows:row_tokens=30"), Limits(100, 10**6))
+    scheduler.offer([SimulatedText(tokens=tokens, arrival_ns=0) for tokens in (10, 40, 25, 20)], 0)
+    batch = scheduler.choose(Capacity(100, 9, 9), 0)
+    assert [text.tokens for text in batch.texts] == [10, 40, 25, 20]
+    assert batch.places.row.tolist() == [0, OUTSIDE, 1, 0] and batch.places.slot is None
+
+
+@pytest.mark.parametrize("name", ["das:row_tokens=30", "slotted_das:row_tokens=30"])
+def test_the_rows_and_slots_of_a_policy_travel_with_its_texts(name):
+    scheduler = Scheduler(policy(name), Limits(100, 10**6))
+    scheduler.offer([SimulatedText(tokens=tokens, arrival_ns=0) for tokens in (14, 40, 10, 12, 13, 5)], 0)
+    batch = scheduler.choose(Capacity(120, 9, 9), 0)
+    columns = Columns(batch.texts)
+    assert ((batch.places.row == OUTSIDE) == (columns.tokens > 30)).all()
+    for row in np.unique(batch.places.row[batch.places.row != OUTSIDE]):
+        assert columns.tokens[batch.places.row == row].sum() <= 30
+
+
+@pytest.mark.parametrize("row", [[0], [0, 1, -2], [0.0, 1.0, 2.0], [[0, 1, 2]], [True, False, True]], ids=str)
+@pytest.mark.parametrize("of_slots", [False, True])
+def test_forbidden_places_of_a_policy_lose_no_text(row, of_slots, caplog):
+    class Unsound:
+        def select(self, columns, start_ns, capacity, cost):
+            return Selection(np.arange(3), Places(np.arange(3), np.array(row)) if of_slots else Places(np.array(row)))
+
+    scheduler = Scheduler(Unsound(), Limits(100, 10**6))
+    texts = [SimulatedText(tokens=10, arrival_ns=number) for number in range(3)]
+    scheduler.offer(texts, 0)
+    batch = scheduler.choose(Capacity(100, 100, 100), 0)
+    assert batch.texts == texts and batch.places is None
+    assert [record.exc_info is not None for record in caplog.records] == [True]

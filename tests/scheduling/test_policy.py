@@ -7,6 +7,7 @@ from hplm.errors import InvalidInput
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policy import OURS, policy
+from hplm.scheduling.selection import Selection
 from hplm.scheduling.simulation.arrivals import SimulatedText
 from hplm.scheduling.waiting import Capacity
 from tests.naming import naming
@@ -28,7 +29,7 @@ def serve(chooses, waiting):
     """Runs batch after batch until no text waits, and checks each batch."""
     columns = Columns(waiting)
     while len(columns):
-        indexes = chooses.select(columns, 0, ROOM, COST)
+        indexes = Selection.of(chooses.select(columns, 0, ROOM, COST)).indexes
         assert len(indexes) and len(set(indexes.tolist())) == len(indexes)
         batch = columns.remove(indexes)
         if len(batch) > 1:
@@ -37,7 +38,7 @@ def serve(chooses, waiting):
         yield batch
 
 
-@given(waiting=waiting, name=st.sampled_from([*OURS, "das:rows=3", "slotted_das:row_tokens=40"]))
+@given(waiting=waiting, name=st.sampled_from([*OURS, "das:rows=3", "das:row_tokens=40", "slotted_das:row_tokens=40"]))
 def test_any_policy_serves_everything_once_and_within_capacity(waiting, name):
     served = [id(text) for batch in serve(policy(name), waiting) for text in batch]
     assert sorted(served) == sorted(map(id, waiting))
@@ -60,6 +61,8 @@ def test_an_unknown_policy_is_named():
         policy("timely:horizon=2.5")
     with pytest.raises(InvalidInput, match="'lifo'"):
         policy("lifo")
+    with pytest.raises(InvalidInput, match=naming("texts=2.5")):
+        policy("length_aware:texts=2.5")
 
 
 def test_columns_grow_and_close_their_gaps():

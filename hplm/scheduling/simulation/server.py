@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,6 +12,7 @@ from hplm.errors import DeadlineMissed, QueueFull
 from hplm.scheduling.columns import NEVER
 from hplm.scheduling.scheduler import Batch, Scheduler
 from hplm.scheduling.simulation.arrivals import Arrivals, SimulatedText
+from hplm.scheduling.simulation.engines import BatchTime
 from hplm.scheduling.waiting import Capacity
 
 WAITS, REFUSED, EXPIRED, ANSWERED = range(4)
@@ -21,7 +22,7 @@ WAITS, REFUSED, EXPIRED, ANSWERED = range(4)
 class Machine:
     """The simulated engine."""
 
-    batch_ns: Callable[[Array], float]  # a batch's time, from the lengths of its texts
+    batch_ns: BatchTime
     capacity: Capacity
     staging_ns: int = 0
     answering_ns: int = 0  # from the end of computing until the client has the answer
@@ -137,7 +138,7 @@ class Simulation:
     def _start(self, batch: Batch[SimulatedText], now: int) -> None:
         self._staged = None
         self._scheduler.started(batch, now)
-        took = self._machine.batch_ns(np.array([text.tokens for text in batch.texts]))
+        took = self._machine.batch_ns(np.array([text.tokens for text in batch.texts]), batch.places)
         if self._machine.noise:
             took *= max(0.2, self._rng.normal(1, self._machine.noise))
         self._outcome.started_ns[_numbers(batch)] = now

@@ -1,0 +1,45 @@
+"""The choice of a policy: the texts of the next batch and, from policies that know them, their places in rows and slots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hplm.arrays import Array
+
+OUTSIDE = -1  # the row and the slot of a text that is longer than they are
+
+
+@dataclass(frozen=True)
+class Places:
+    """The row and the slot of each text of a batch. Texts with the same number share a row, or a slot.
+
+    The packings `concat` (rows) and `slotted` (slots) arrange the batch in this way. Other packings do not need it.
+    """
+
+    row: Array
+    slot: Array | None = None  # None: the rows are not cut into slots
+
+    def of(self, texts: list[int]) -> Places:
+        """Returns the places of some of the texts, such as those that are still to be computed."""
+        return Places(self.row[texts], None if self.slot is None else self.slot[texts])
+
+    def check(self, texts: int) -> None:
+        """Raises if these cannot be the places of so many texts."""
+        for numbers in (self.row, self.slot):
+            if numbers is not None and (numbers.shape != (texts,) or numbers.dtype.kind not in "iu" or numbers.min() < OUTSIDE):
+                raise ValueError(f"{numbers} are not the rows or slots of {texts} texts")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The texts of the next batch, as indexes of the waiting texts. Without places, the packing makes its own."""
+
+    indexes: Array
+    places: Places | None = None
+
+    @classmethod
+    def of(cls, chosen: Array | Selection) -> Selection:
+        """Returns what a policy has returned as a selection, also if it has returned indexes only."""
+        return chosen if isinstance(chosen, Selection) else cls(np.asarray(chosen))
