@@ -14,7 +14,7 @@ from pathlib import Path
 import triton_python_backend_utils as pb_utils
 
 from backends import replies
-from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, QueueFull, error_in
+from hplm.errors import Broken, DeadlineMissed, Draining, QueueFull, error_in
 from hplm.tenants.directory import Directory
 
 AT_ONCE = 32  # as many threads as Triton's own pool for such requests
@@ -49,10 +49,7 @@ class TritonPythonModel:
                 response = _cancelled()
             else:
                 response = self._forward(request, arrival)
-        except HplmError as error:
-            response = replies.failure(error)
         except Exception as error:
-            logging.exception("cannot forward a request")
             response = replies.failure(error, "forwarding the request")
         finally:
             self._capacity.release()
@@ -62,7 +59,7 @@ class TritonPythonModel:
         parameters = replies.request_parameters(request)
         backbone, _ = self._directory.find(parameters, time.time())
         answer = pb_utils.InferenceRequest(
-            request_id=request.request_id(),
+            request_id=replies.request_id(request),
             model_name=backbone,
             inputs=request.inputs(),
             requested_output_names=list(request.requested_output_names()),

@@ -55,7 +55,6 @@ class TritonPythonModel:
         except HplmError as error:
             response, outcome = replies.failure(error), error.word
         except Exception as error:
-            pb_utils.Logger.log_error(f"lookup failed: {error!r}")
             response, outcome = replies.failure(error, "lookup"), Broken.word
         self._meter.add(names.LOOKUPS, 1, outcome)
         self._meter.add(names.LOOKUP_SECONDS, time.perf_counter() - start)

@@ -13,7 +13,6 @@ from backends import replies
 from hplm.engine.lookup import LookedUp
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
-from hplm.errors import HplmError
 from hplm.metrics.publisher import Publisher
 from hplm.tenants.ticket import SharedSecret, Ticket
 
@@ -37,10 +36,7 @@ class TritonPythonModel:
             sender = request.get_response_sender()
             try:
                 self._take(request, sender)
-            except HplmError as error:
-                replies.send(sender, replies.failure(error))
             except Exception as error:
-                logging.exception("cannot take a request")
                 replies.send(sender, replies.failure(error, "taking the request"))
         return [None] * len(requests)
 
@@ -50,7 +46,7 @@ class TritonPythonModel:
         rows, segments, spans = (replies.array(request, name) for name in ("ROWS", "SEGMENTS", "SPANS"))
         respond = partial(replies.send_answer, sender, set(request.requested_output_names()), ticket.version)
         passages = replies.optional_texts(request, "TEXT_PAIR")
-        self._service.submit(ticket, LookedUp(rows, segments, spans), respond, passages, request.request_id())
+        self._service.submit(ticket, LookedUp(rows, segments, spans), respond, passages, replies.request_id(request))
 
     def finalize(self) -> None:
         self._service.close()
