@@ -12,7 +12,7 @@ from hplm.tasks import TextAnswer
 
 @dataclass(frozen=True)
 class Filled:
-    """The answers to a request's texts as rectangles. Short answers are filled up with "", 0, NaN and -1."""
+    """The answers to a request's texts as rectangles. Short answers are filled up with "", 0 and -1: JSON has no NaN."""
 
     labels: np.ndarray  # texts x rows, object
     scores: np.ndarray
@@ -47,7 +47,7 @@ def fill(texts: Sequence[TextAnswer]) -> Filled:
     filled = Filled(
         labels=np.full((count, rows), "", dtype=object),
         scores=np.zeros((count, rows), dtype=np.float32),
-        logits=np.full((count, logit_rows, classes), np.nan, dtype=np.float32),
+        logits=np.zeros((count, logit_rows, classes), dtype=np.float32),
         spans=np.full((count, rows, 2), -1, dtype=np.int32),
     )
     for i, text in enumerate(texts):
