@@ -17,6 +17,7 @@ from hplm.engine.packing import PACKINGS
 from hplm.engine.staging import Stager
 from hplm.errors import Broken, DeadlineMissed, InvalidInput
 from hplm.model.windows import Window
+from hplm.plot import rows as rows_module
 from hplm.plot.gathering import Gatherer
 from hplm.plot.table import Table
 from hplm.scheduling.policy import OURS
@@ -113,6 +114,14 @@ def test_any_window_and_any_dtype_equals_the_reference(tmp_path, window, dtype):
         comparison.add(tenant, asker.wait(number)[0].logits, reference.forward(text, tenant).numpy())
     comparison.assert_equal("fp32")
     asker.close()
+
+
+def test_the_service_does_not_start_if_its_hot_rows_cannot_be_locked(toy, monkeypatch):
+    monkeypatch.setattr(rows_module, "_libc", type("Libc", (), {"mlock": staticmethod(lambda *_: -1)}))
+    tables = [Table(path.parent) for path in (toy.folder / "plot").glob("*/*/meta.json")]
+    needed = sum(3 * table.meta.row_bytes for table in tables)
+    with pytest.raises(InvalidInput, match=naming(f"{needed:,}", "ulimit -l", "--ulimit memlock=-1", "plot_hot")):
+        Asker(toy.folder, plot_hot="3")
 
 
 def test_a_flipped_bit_of_a_table_fails_only_texts_that_read_its_row(toy, tmp_path, reference):
