@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import triton_python_backend_utils as pb_utils
 from hplm.arrays import Array
 from hplm.engine.answer import size_of
 from hplm.engine.memory import SharedMemory
-from hplm.errors import Broken, HplmError, InvalidInput
+from hplm.errors import Broken, HplmError, InvalidInput, kind_of
 
 log = logging.getLogger(__name__)
 SHARED_MEMORY = SharedMemory()
@@ -33,7 +34,18 @@ def state_folder() -> Path | None:
 
 def request_parameters(request: pb_utils.InferenceRequest) -> dict[str, Any]:
     """Returns the parameters and forwarded headers, as the client sent them."""
-    return json.loads(request.parameters() or "{}")
+    try:
+        return json.loads(request.parameters() or "{}")
+    except UnicodeDecodeError:  # it holds all parameters, API keys too
+        raise InvalidInput("a parameter or header of the request is not UTF-8: send UTF-8") from None
+
+
+def request_id(request: pb_utils.InferenceRequest) -> str:
+    """Returns the client's name for the request."""
+    try:
+        return request.request_id()
+    except UnicodeDecodeError:
+        raise InvalidInput("the id of the request is not UTF-8: send UTF-8") from None
 
 
 def required(request: pb_utils.InferenceRequest, name: str) -> pb_utils.Tensor:
@@ -86,9 +98,16 @@ def tensor(name: str, values: Array) -> pb_utils.Tensor:
 
 
 def failure(error: Exception, doing: str = "the request") -> pb_utils.InferenceResponse:
-    """Returns an error response. `doing` names what failed, for exceptions that are not an `HplmError`."""
-    known = error if isinstance(error, HplmError) else Broken(f"{doing} failed: {error}")
-    return failure_with(known.status, known.wire())
+    """Returns an error response. `doing` names what failed, for exceptions that are not an `HplmError`.
+
+    Of those it logs where they were raised. Their messages may hold what the client sent, such as its API key: neither the log
+    nor the client gets them.
+    """
+    if isinstance(error, HplmError):
+        return failure_with(error.status, error.wire())
+    log.error("%s failed: %s, raised in\n%s", doing, kind_of(error), "".join(traceback.format_tb(error.__traceback__)))
+    broken = Broken(f"{doing} failed ({kind_of(error)}): the server's log says where")
+    return failure_with(broken.status, broken.wire())
 
 
 def failure_with(status: str, message: str) -> pb_utils.InferenceResponse:
@@ -106,7 +125,6 @@ def send_outputs(sender: pb_utils.InferenceResponseSender, outputs: Mapping[str,
     try:
         response = pb_utils.InferenceResponse([tensor(name, values) for name, values in outputs.items()])
     except Exception as error:
-        log.exception("cannot make an answer")
         send(sender, failure(error, "making the answer"))
         return
     try:

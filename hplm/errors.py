@@ -70,3 +70,14 @@ BY_WORD: dict[str, type[HplmError]] = {
 def error_in(message: str) -> type[HplmError] | None:
     """Returns the error class whose word is in a message from the wire. Triton puts its own words before ours."""
     return next((BY_WORD[word] for word in re.findall(r"\[(\w+)\]", message) if word in BY_WORD), None)
+
+
+def word_of(error: Exception) -> str:
+    """Returns the word by which an error is counted."""
+    return error.word if isinstance(error, HplmError) else Broken.word
+
+
+def kind_of(error: Exception) -> str:
+    """Returns the class of an unexpected error, and the operating system's reason, without a message that may hold secrets."""
+    reason = error.strerror if isinstance(error, OSError) else None
+    return f"{type(error).__name__}: {reason}" if reason else type(error).__name__

@@ -100,14 +100,14 @@ def passage_tokens(text: str, pair: str | None, encoded: Encoded) -> Array:
 
 
 def best_label(logits: Array, spans: Array, labels: Sequence[str], passage: str) -> TextAnswer:
-    """Returns a row for each span. A span without a token gets the label "", the score 0 and NaN logits."""
+    """Returns a row for each span. A span without a token gets the label "", the score 0 and logits of 0."""
     readable = spans[:, 0] >= 0
     best = logits.argmax(axis=1)
     scores = softmax(logits)[np.arange(len(best)), best]
     return TextAnswer(
         labels=[name if known else "" for name, known in zip(names_of(labels, best), readable, strict=True)],
         scores=np.where(readable, scores, 0).astype(np.float32),
-        logits=np.where(readable[:, None], logits, np.nan).astype(np.float32),
+        logits=np.where(readable[:, None], logits, 0).astype(np.float32),
         spans=spans[:, 1:],
     )
 

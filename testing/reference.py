@@ -18,7 +18,7 @@ from hplm.adapters.layout import Layout
 from hplm.engine.backbone import Backbone
 from hplm.model.layer import activation
 from hplm.model.stacks import UpperStack
-from hplm.model.tokenizer import Tokenizer, words_of
+from hplm.model.tokenizer import Encoded, Tokenizer, words_of
 from hplm.plot.table import Table
 from hplm.tasks import HOLDS, LONGEST_ANSWER
 from hplm.tenants.snapshot import Tenant
@@ -53,7 +53,7 @@ class Reference:
     def forward(self, text: str, tenant_id: str, pair: str | None = None, truncate: bool = False) -> Tensor:
         """Returns fp32 logits with a row for each answer row, or for `span`, for each token of the passage.
 
-        A word without a token gets NaN.
+        A word without a token gets zeros.
         """
         config = self.backbone.config
         tenant = self.backbone.view.snapshot.find(tenant_id)
@@ -87,15 +87,8 @@ class Reference:
             return logits[:1]
         if tenant.task != "tag":
             raise NotImplementedError(f"task {tenant.task!r}: define in {__name__} which rows its head reads")
-        rows = []
-        for start, stop in words_of(text):
-            own_tokens = [
-                i
-                for i, (begin, _) in enumerate(encoded.offsets)
-                if start <= begin < stop and not encoded.special[i] and encoded.segments[i] == 0
-            ]
-            rows.append(logits[own_tokens[0]] if own_tokens else torch.full_like(logits[0], torch.nan))
-        return torch.stack(rows)
+        read = _tokens_of_words(text, encoded)
+        return torch.stack([torch.zeros(len(tenant.labels)) if i is None else logits[i] for i in read])
 
     @torch.no_grad()
     def answer(self, text: str, tenant_id: str, pair: str | None = None, truncate: bool = False) -> Reading:
@@ -117,8 +110,11 @@ class Reference:
             return Reading([pair[start:stop]], [(start, stop)])
         if tenant.task not in ("classify", "tag"):
             raise NotImplementedError(f"task {tenant.task!r}: define in {__name__} how an answer is read from its logits")
-        labels = ["" if row.isnan().any() else tenant.labels[int(row.argmax())] for row in logits]
-        return Reading(labels, words_of(text) if tenant.task == "tag" else [(0, len(text))])
+        best = [tenant.labels[int(row.argmax())] for row in logits]
+        if tenant.task == "classify":
+            return Reading(best, [(0, len(text))])
+        read = _tokens_of_words(text, self._tokenizer.encode(text, pair, truncate))
+        return Reading(["" if i is None else label for i, label in zip(read, best, strict=True)], words_of(text))
 
     def lower_half(self, tokens: list[int], tenant: Tenant) -> Tensor:
         """Sums the stored vectors of each token, over all windows that cover it. A causal window stores only its last token."""
@@ -177,6 +173,12 @@ class Own:
             raise NotImplementedError(f"adapter kind {self.layout.kind!r}: define in {__name__} how it changes a projection")
         inner = activation(self.layout.function)(after @ own["down"].T + own["down_bias"])
         return after + inner @ own["up"].T + own["up_bias"]
+
+
+def _tokens_of_words(text: str, encoded: Encoded) -> list[int | None]:
+    """Returns the first token of each word of the text; None for a word without a token."""
+    of_text = [i for i in range(len(encoded.tokens)) if encoded.segments[i] == 0 and not encoded.special[i]]
+    return [next((i for i in of_text if start <= encoded.offsets[i][0] < stop), None) for start, stop in words_of(text)]
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:

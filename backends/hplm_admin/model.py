@@ -10,7 +10,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from backends import replies
-from hplm.errors import HplmError, InvalidInput, NoTenant
+from hplm.errors import InvalidInput, NoTenant
 from hplm.model.config import BackboneConfig
 from hplm.tenants.commands import Commands
 from hplm.tenants.keys import allows, key_of, presented_key
@@ -41,8 +41,5 @@ class TritonPythonModel:
                 raise InvalidInput(f"the request has {len(commands)} commands: send one at a time")
             answer = self._commands.run(commands[0].decode("utf-8", "replace"))
             return pb_utils.InferenceResponse([replies.tensor("ANSWER", np.array([answer.encode()], dtype=object))])
-        except HplmError as error:
-            return replies.failure(error)
         except Exception as error:
-            pb_utils.Logger.log_error(f"a command failed: {error!r}")
             return replies.failure(error, "the command")

@@ -16,11 +16,10 @@ import triton_python_backend_utils as pb_utils
 from backends import replies
 from hplm.engine.request import deadline_missed
 from hplm.engine.threads import repeat
-from hplm.errors import Broken, Draining, HplmError, QueueFull, error_in
+from hplm.errors import Broken, Draining, QueueFull, error_in
 from hplm.scheduling.turns import Bounds, Turns
 from hplm.tenants.directory import Directory
 
-log = logging.getLogger(__name__)
 AT_ONCE = 32  # as many threads as Triton's own pool for such requests
 WAITING = Bounds(items=1024, work=1024)  # the most requests that wait
 A_WHILE_NS = 10_000_000  # to ask whether the client is still connected is a round trip to the server process
@@ -55,7 +54,7 @@ class TritonPythonModel:
             try:
                 self._take(request, sender, arrival)
             except Exception as error:
-                replies.send(sender, _failure(error))
+                replies.send(sender, replies.failure(error, "forwarding the request"))
         return [None] * len(requests)
 
     def _take(self, request: pb_utils.InferenceRequest, sender: pb_utils.InferenceResponseSender, arrival_ns: int) -> None:
@@ -85,7 +84,7 @@ class TritonPythonModel:
                 cancelled = waited > A_WHILE_NS and forwarded.request.is_cancelled()
                 response = _cancelled() if cancelled else _forward(forwarded)
             except Exception as error:
-                response = _failure(error)
+                response = replies.failure(error, "forwarding the request")
             replies.send(forwarded.sender, response)
         return True
 
@@ -98,7 +97,7 @@ class TritonPythonModel:
 def _forward(forwarded: Forwarded) -> pb_utils.InferenceResponse:
     request, backbone = forwarded.request, forwarded.backbone
     answer = pb_utils.InferenceRequest(
-        request_id=request.request_id(),
+        request_id=replies.request_id(request),
         model_name=backbone,
         inputs=request.inputs(),
         requested_output_names=list(request.requested_output_names()),
@@ -123,12 +122,6 @@ def _left_us(forwarded: Forwarded) -> int:
     if left <= 0:
         raise deadline_missed(forwarded.arrival_ns, forwarded.deadline_ns)
     return left
-
-
-def _failure(error: Exception) -> pb_utils.InferenceResponse:
-    if not isinstance(error, HplmError):
-        log.error("cannot forward a request", exc_info=error)
-    return replies.failure(error, "forwarding the request")
 
 
 def _cancelled() -> pb_utils.InferenceResponse:

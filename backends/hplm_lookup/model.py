@@ -18,7 +18,7 @@ from hplm.engine.backbone import Backbone, Watch
 from hplm.engine.lookup import Lookup, Reading, Resolved
 from hplm.engine.lookup_service import LookupRequest, LookupService
 from hplm.engine.settings import deadline_us
-from hplm.errors import Broken, HplmError, InvalidInput
+from hplm.errors import InvalidInput, word_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
@@ -58,12 +58,8 @@ class TritonPythonModel:
             sender = request.get_response_sender()
             try:
                 self._take(request, sender, arrival)
-            except HplmError as error:
-                self._service.count(error.word)
-                replies.send(sender, replies.failure(error))
             except Exception as error:
-                log.exception("cannot take a request")
-                self._service.count(Broken.word)
+                self._service.count(word_of(error))
                 replies.send(sender, replies.failure(error, "lookup"))
         return [None] * len(requests)
 

@@ -16,7 +16,6 @@ from backends import replies
 from hplm.engine.channel import Failure, Outputs
 from hplm.engine.keeper import Keeper
 from hplm.engine.looked_up import LookedUp
-from hplm.errors import HplmError
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
 from hplm.tenants.ticket import SharedSecret, Ticket
@@ -38,10 +37,7 @@ class TritonPythonModel:
             sender = request.get_response_sender()
             try:
                 self._take(request, sender)
-            except HplmError as error:
-                replies.send(sender, replies.failure(error))
             except Exception as error:
-                logging.exception("cannot take a request")
                 replies.send(sender, replies.failure(error, "taking the request"))
         return [None] * len(requests)
 
@@ -52,7 +48,7 @@ class TritonPythonModel:
         passages = replies.optional_texts(request, "TEXT_PAIR")
         wanted = frozenset(request.requested_output_names())
         respond = partial(_respond, sender)
-        self._keeper.submit(ticket, LookedUp(rows, segments, spans), respond, passages, request.request_id(), wanted)
+        self._keeper.submit(ticket, LookedUp(rows, segments, spans), respond, passages, replies.request_id(request), wanted)
 
     def finalize(self) -> None:
         self._keeper.close()

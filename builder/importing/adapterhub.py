@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from builder.importing.files import read_json, read_tensors, required, tensor_file
+from builder.importing.files import number, read_json, read_tensors, required, tensor_file
 from builder.importing.found import PLACES, Changes, FoundAdapter, FoundHead, Part
 from builder.importing.heads import (
     TASK_OF_CLASS,
@@ -86,7 +86,7 @@ def read_adapterhub(folder: Path, model: str, task: str | None) -> tuple[FoundAd
         changes = _bottlenecks(config, source)
     elif architecture == "lora":
         _check(config, LORA_OPTIONS, path, "train a plain LoRAConfig")
-        changes = _loras(required(config, "alpha", path) / required(config, "r", path), source)
+        changes = _loras(number(config, "alpha", path) / number(config, "r", path), source)
     else:
         raise InvalidInput(f"{path}: architecture {architecture!r} is not supported: train a double_seq_bn or a LoRA")
     kind = architecture

@@ -34,6 +34,14 @@ def required(config: Mapping[str, Any], option: str, path: Path) -> Any:
     return config[option]
 
 
+def number(config: Mapping[str, Any], option: str, path: Path) -> float:
+    """Returns an option that must be a number."""
+    value = required(config, option, path)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidInput(f"{path}: {option} is {value!r}, which is no number: save the adapter again")
+    return value
+
+
 def tensor_file(folder: Path, names: Sequence[str]) -> Path:
     """Returns the first of these files that exists."""
     for name in names:

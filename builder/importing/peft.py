@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import sqrt
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from builder.importing.files import read_json, read_tensors, required, tensor_file
+from builder.importing.files import number, read_json, read_tensors, tensor_file
 from builder.importing.found import PLACES, Changes, FoundAdapter, FoundHead
 from builder.importing.heads import (
     TASK_OF_CLASS,
@@ -70,8 +70,8 @@ def read_peft(folder: Path, model: str, task: str | None) -> tuple[FoundAdapter,
     _check_options(config, path)
     source = tensor_file(folder, FILES)
     tensors = _sorted_tensors(read_tensors(source), source)
-    alpha = required(config, "lora_alpha", path)
-    scaled = {module: _scaled(config, alpha, module, pair, source) for module, pair in tensors.lora.items()}
+    alpha_of = _alphas(config, path)
+    scaled = {module: _scaled(config, alpha_of(module), module, pair, source) for module, pair in tensors.lora.items()}
     pooler_changes = {module: scaled.pop(module) for module in list(scaled) if POOLER.fullmatch(module)}
     changes: Changes = {}
     for module, part in scaled.items():
@@ -119,15 +119,30 @@ def _sorted_tensors(tensors: Mapping[str, Tensor], source: Path) -> _Sorted:
     return result
 
 
+def _alphas(config: Mapping[str, Any], path: Path) -> Callable[[str], float]:
+    """Returns a function from a module to its alpha: that of the first pattern for its name, or else the adapter's."""
+    usual = number(config, "lora_alpha", path)
+    given: Any = config.get("alpha_pattern") or {}
+    if not isinstance(given, dict):
+        raise InvalidInput(f"{path}: alpha_pattern is {given!r}, which is no object of patterns and numbers: save it again")
+    own = [(_pattern(key, path), number(given, key, path)) for key in given]
+    return lambda module: next((alpha for pattern, alpha in own if pattern.match(module)), usual)
+
+
+def _pattern(key: str, path: Path) -> re.Pattern[str]:
+    try:
+        return re.compile(rf"(.*\.)?({key})$")
+    except re.error as error:
+        raise InvalidInput(
+            f"{path}: alpha_pattern has the key {key!r}, which is no regular expression ({error}): correct it, or save it again"
+        ) from None
+
+
 def _scaled(config: Mapping[str, Any], alpha: float, module: str, pair: dict[str, Tensor], source: Path) -> dict[str, Tensor]:
-    """Folds the scale into B. The rank is the tensor's own; alpha may be the module's own."""
+    """Folds the scale into B. The rank is the tensor's own."""
     if pair.keys() != {"a", "b"}:
         raise InvalidInput(f"{source} has only one of A and B of {module!r}: save the adapter again")
     rank = len(pair["a"])
-    for pattern, own in (config.get("alpha_pattern") or {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            alpha = own
-            break
     scale = alpha / (sqrt(rank) if config.get("use_rslora") else rank)
     return {"a": pair["a"], "b": pair["b"] * scale}
 

@@ -239,7 +239,7 @@ class Store:
 
     def _begun(self) -> Iterator[tuple[tuple[str, int], Path]]:
         """Yields, for each running or interrupted build, the branch that it needs and its folder."""
-        for path in sorted(chain(self.folder.glob("building/*/plan.json"), self.folder.glob("building/tenants/*/plan.json"))):
+        for path in sorted(chain(self.folder.glob("building/*-*/plan.json"), self.folder.glob("building/tenants/*/plan.json"))):
             with suppress(FileNotFoundError):  # it has just ended
                 plan = json.loads(path.read_text("utf-8"))
                 options = plan.get("options", {})

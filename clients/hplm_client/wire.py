@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -132,8 +131,8 @@ def _rows(labels: list[Any], scores: list[float], spans: list[list[int]], logits
     for number, (label, score, span) in enumerate(zip(labels, scores, spans, strict=True)):
         if label == b"" and span == [-1, -1]:
             continue
-        own = tuple(logits[number]) if number < len(logits) else (math.nan,)
-        yield Row(_text(label), score, (span[0], span[1]), None if any(map(math.isnan, own)) else own)
+        own = tuple(logits[number]) if label != b"" and number < len(logits) else None
+        yield Row(_text(label), score, (span[0], span[1]), own)
 
 
 def _text(value: Any) -> str:

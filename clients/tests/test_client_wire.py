@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 import numpy as np
@@ -95,13 +94,13 @@ def test_padding_is_dropped_and_words_without_a_label_are_kept():
 def test_logits_go_to_the_rows_that_have_some():
     rows = [[("A", 0.5, (0, 1)), ("B", 0.25, (0, 1))], [("C", 0.5, (0, 1))]]
     question = wire.Question(["x", "y"], "acme", logits=True)
-    a_row_each = np.array([[[1, 2], [3, 4]], [[5, 6], [math.nan, math.nan]]], dtype=np.float32)
+    a_row_each = np.array([[[1, 2], [3, 4]], [[5, 6], [0, 0]]], dtype=np.float32)
     first, second = wire.decode(answered(rows, LOGITS=a_row_each), question)
     assert [row.logits for row in first.rows] == [(1, 2), (3, 4)] and [row.logits for row in second.rows] == [(5, 6)]
     first, _ = wire.decode(answered(rows, LOGITS=a_row_each[:, :1]), question)
     assert [row.logits for row in first.rows] == [(1, 2), None]
     unread = [[("", 0.0, (0, 1)), ("B", 0.5, (2, 3))]]
-    of_the_second = np.array([[[math.nan, math.nan], [1, 2]]], dtype=np.float32)
+    of_the_second = np.array([[[0, 0], [1, 2]]], dtype=np.float32)
     (answer,) = wire.decode(answered(unread, LOGITS=of_the_second), wire.Question(["x"], "acme", logits=True))
     assert [row.logits for row in answer.rows] == [None, (1, 2)]
 

@@ -13,7 +13,7 @@ from hplm.tasks import TextAnswer
 
 @dataclass(frozen=True)
 class Filled:
-    """The answers to a request's texts as rectangles. Short answers are filled up with "", 0, NaN and -1."""
+    """The answers to a request's texts as rectangles. Short answers are filled up with "", 0 and -1: JSON has no NaN."""
 
     labels: Array  # texts x rows, object
     scores: Array
@@ -48,7 +48,7 @@ def fill(texts: Sequence[TextAnswer]) -> Filled:
     filled = Filled(
         labels=np.full((count, rows), "", dtype=object),
         scores=np.zeros((count, rows), dtype=np.float32),
-        logits=np.full((count, logit_rows, classes), np.nan, dtype=np.float32),
+        logits=np.zeros((count, logit_rows, classes), dtype=np.float32),
         spans=np.full((count, rows, 2), -1, dtype=np.int32),
     )
     for i, text in enumerate(texts):

@@ -10,13 +10,14 @@ import os
 import signal
 import sys
 import threading
+import traceback
 
 from hplm.engine.answer import fill
 from hplm.engine.channel import Ask, Beat, Begin, Channel, End, Ready, Reply
 from hplm.engine.request import Answer
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
-from hplm.errors import Broken, HplmError
+from hplm.errors import Broken, HplmError, kind_of
 
 log = logging.getLogger(__name__)
 BEAT_SECONDS = 1.0
@@ -56,8 +57,6 @@ class Child:
         try:
             service.submit(ask.ticket, ask.looked_up, respond, ask.passages, ask.id)
         except Exception as error:
-            if not isinstance(error, HplmError):
-                log.exception("cannot take a request")
             respond(error)
 
     def _beat(self, service: Service) -> None:
@@ -79,10 +78,12 @@ def _reply(ask: Ask, answer: Answer) -> Reply:
         if not isinstance(answer, Exception):
             return Reply(ask.number, fill(answer).outputs(ask.wanted, ask.ticket.version))
     except Exception as error:
-        log.exception("cannot make an answer")
         answer = error
-    known = answer if isinstance(answer, HplmError) else Broken(f"the request failed: {answer}")
-    return Reply(ask.number, (known.status, known.wire()))
+    if not isinstance(answer, HplmError):  # its message may hold what the client sent
+        raised = "".join(traceback.format_tb(answer.__traceback__))
+        log.error("the engine failed: %s, raised in\n%s", kind_of(answer), raised)
+        answer = Broken(f"the engine failed ({kind_of(answer)}): the server's log says where")
+    return Reply(ask.number, (answer.status, answer.wire()))
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from hplm.adapters.layout import Layout
 from hplm.engine.journal import Journal
 from hplm.engine.request import Answer, Request, Text
 from hplm.engine.staging import StagedBatch, Stager
-from hplm.errors import Broken, HplmError
+from hplm.errors import word_of
 from hplm.metrics import names
 from hplm.metrics.busiest import Busiest
 from hplm.metrics.meter import Meter
@@ -32,7 +32,7 @@ class Instruments:
         """Counts a request that was answered or refused. Called once for each request."""
         now, tenant = time.monotonic_ns(), request.tenant
         if isinstance(answer, Exception):
-            outcome = answer.word if isinstance(answer, HplmError) else Broken.word
+            outcome = word_of(answer)
         elif not request.deadline_ns:
             outcome = "answered"
         else:

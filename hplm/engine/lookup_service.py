@@ -13,7 +13,7 @@ from functools import partial
 from hplm.engine.lookup import Lookup, Reading, Resolved
 from hplm.engine.request import deadline_missed
 from hplm.engine.threads import repeat
-from hplm.errors import Broken, HplmError, QueueFull
+from hplm.errors import QueueFull, word_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.scheduling.turns import Bounds, Turns
@@ -110,13 +110,7 @@ class LookupService:
             self._answer(request, answer)
 
     def _answer(self, request: LookupRequest, answer: Resolved | Exception) -> None:
-        if not isinstance(answer, Exception):
-            outcome = PASSED_ON
-        elif isinstance(answer, HplmError):
-            outcome = answer.word
-        else:
-            outcome = Broken.word
-            log.error("a lookup of tenant %s failed", request.reading.tenant.id, exc_info=answer)
+        outcome = word_of(answer) if isinstance(answer, Exception) else PASSED_ON
         for step in (partial(self.count, outcome, request.seconds), partial(request.respond, answer)):
             try:
                 step()

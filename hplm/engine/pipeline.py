@@ -205,7 +205,12 @@ def _answer_texts(pairs: list[tuple[Text, Array]]) -> None:
             labels = request.tenant.labels
             own = np.zeros((len(text.spans), len(labels)), dtype=logits.dtype)  # zeros for rows without a token
             own[text.read] = logits[:, : len(labels)]
+            if not np.isfinite(own).all():
+                raise Broken(f"tenant {request.tenant.id!r} has logits that are not finite: train it again, with a lower rate")
             request.done(text.index, request.tenant.task_object.answer(own, text.spans, labels, request.top_k, text.passage))
+        except HplmError as error:
+            log.error("%s", error)
+            request.fail(error)
         except Exception as error:
             log.exception("answering failed")
             request.fail(Broken(f"answering failed: {error}"))

@@ -47,7 +47,9 @@ class Service:
             torch.set_num_threads(settings.threads)
         self._settings = settings
         self._serving = False
+        self._locked_rows = 0 if self._on_accelerator else settings.plot_hot
         self._backbone = Backbone(folder, state, self._prepare)
+        self._lock(self._backbone.view.forest.tables())
         self._serving = True
         self._positions = self._backbone.config.positions
         engine = Engine(self._backbone.upper(), settings.device, settings.dtype)
@@ -172,19 +174,30 @@ class Service:
         if self._serving:
             threading.Thread(target=self._bring_in_beside, args=(rows,), name="preload", daemon=True).start()
         else:
-            self._bring_in(rows)
+            self._preload(rows)
 
     def _bring_in_beside(self, rows: StoredRows) -> None:
         try:
-            self._bring_in(rows)
+            self._preload(rows)
+            if self._locked_rows:
+                rows.lock(self._locked_rows)
         except (HplmError, OSError) as error:
             log.error("a new table is served from disk instead of memory: %s", error)
 
-    def _bring_in(self, rows: StoredRows) -> None:
-        """Reads the configured rows into memory. An accelerator then gets the hot rows with the first batch that needs them."""
+    def _preload(self, rows: StoredRows) -> None:
+        """Reads the configured rows into memory. An accelerator gets the hot rows with the first batch that needs them."""
         if self._settings.plot_preload:
             rows.preload()
-        if self._settings.plot_hot and self._on_accelerator:
-            rows.preload(self._settings.plot_hot)
         elif self._settings.plot_hot:
-            rows.lock(self._settings.plot_hot)
+            rows.preload(self._settings.plot_hot)
+
+    def _lock(self, tables: Sequence[Table]) -> None:
+        """Locks the hot rows of all tables, or raises: what was asked to stay in memory must not be read from disk."""
+        if not self._locked_rows:
+            return
+        try:
+            for table in tables:
+                table.rows.lock(self._locked_rows)
+        except InvalidInput as error:
+            needed = sum(table.rows.first_bytes(self._locked_rows) for table in tables)
+            raise InvalidInput(f"{error}. All {len(tables)} tables together take {needed:,} bytes") from None

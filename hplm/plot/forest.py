@@ -129,6 +129,10 @@ class Forest:
         branch = self._ordered[bisect_right(self._bases, address) - 1]
         return f"row {address - branch.base} of table {branch.folder}"
 
+    def tables(self) -> list[Table]:
+        """Returns all tables that could be opened."""
+        return [table for table in self._tables.values() if isinstance(table, Table)]
+
     def failures(self) -> list[HplmError]:
         return [table for table in self._tables.values() if isinstance(table, HplmError)]
 

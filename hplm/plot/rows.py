@@ -87,9 +87,13 @@ class StoredRows:
         """Copies the first rows to a device."""
         return self.typed[: rows * self._vectors].to(device, copy=True)
 
+    def first_bytes(self, rows: int) -> int:
+        """Returns the bytes of the first rows."""
+        return min(rows, len(self)) * self._stride
+
     def preload(self, rows: int | None = None) -> None:
         """Reads the first `rows` (default: all) into the page cache."""
-        size = min(len(self), len(self) if rows is None else rows) * self._stride
+        size = self.first_bytes(len(self) if rows is None else rows)
 
         def read(start: int) -> None:
             os.pread(self._file.fileno(), min(BLOCK, size - start), start)
@@ -99,16 +103,16 @@ class StoredRows:
         self._warm[: size // self._stride] = self._sound[: size // self._stride]
 
     def lock(self, rows: int) -> None:
-        """Locks the first rows in memory, so that they are never evicted."""
+        """Locks the first rows in memory, so that they are never evicted. Call `preload` first: it reads many pages at once."""
         rows = min(rows, len(self))
-        self.preload(rows)
-        size = rows * self._stride
+        size = self.first_bytes(rows)
         if _libc.mlock(ctypes.c_void_p(self.typed.data_ptr()), ctypes.c_size_t(size)):
             limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+            allowed = "no limit" if limit == resource.RLIM_INFINITY else f"a limit of {limit:,} bytes"
             raise InvalidInput(
-                f"locking {rows:,} rows of {self._path} in memory takes {size / 1e6:,.0f} MB and was refused "
-                f"({os.strerror(ctypes.get_errno())}; the limit is {limit / 1e6:,.0f} MB): raise it (ulimit -l, docker run "
-                "--ulimit memlock=-1), lower plot_hot, or use plot_preload"
+                f"locking {rows:,} rows of {self._path} in memory takes {size:,} bytes and was refused "
+                f"({os.strerror(ctypes.get_errno())}, with {allowed} for this process): raise the limit (ulimit -l, docker run "
+                "--ulimit memlock=-1), lower plot_hot (hplm export --hot), or use plot_preload"
             )
         self._locked = rows
 

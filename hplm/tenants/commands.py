@@ -69,9 +69,10 @@ class Commands:
         return {"tenants": [{"id": tenant.id, "version": tenant.version} for tenant in self._manager.current().tenants]}
 
     def _show(self, given: dict[str, Any]) -> dict[str, Any]:
-        tenant = next((tenant for tenant in self._manager.current().tenants if tenant.id == _name(given)), None)
+        name = _name(given)
+        tenant = next((tenant for tenant in self._manager.current().tenants if tenant.id == name), None)
         if tenant is None:
-            raise InvalidInput(f"tenant {given['id']!r} is not served: `tenant.list` lists all tenants")
+            raise InvalidInput(f"tenant {name!r} is not served: `tenant.list` lists all tenants")
         return described(tenant)
 
     def _changed(self, change: Any) -> dict[str, Any]:

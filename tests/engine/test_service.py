@@ -17,6 +17,7 @@ from hplm.engine.packing import PACKINGS, Concat, Slotted
 from hplm.engine.staging import Stager
 from hplm.errors import Broken, DeadlineMissed, InvalidInput
 from hplm.model.windows import Window
+from hplm.plot import rows as rows_module
 from hplm.plot.gathering import Gatherer
 from hplm.plot.table import Table
 from hplm.scheduling.policy import OURS
@@ -129,6 +130,14 @@ def test_any_window_and_any_dtype_equals_the_reference(tmp_path, window, dtype):
     asker.close()
 
 
+def test_the_service_does_not_start_if_its_hot_rows_cannot_be_locked(toy, monkeypatch):
+    monkeypatch.setattr(rows_module, "_libc", type("Libc", (), {"mlock": staticmethod(lambda *_: -1)}))
+    tables = [Table(path.parent) for path in (toy.folder / "plot").glob("*/*/meta.json")]
+    needed = sum(3 * table.meta.row_bytes for table in tables)
+    with pytest.raises(InvalidInput, match=naming(f"{needed:,}", "ulimit -l", "--ulimit memlock=-1", "plot_hot")):
+        Asker(toy.folder, plot_hot="3")
+
+
 def test_a_flipped_bit_of_a_table_fails_only_texts_that_read_its_row(toy, tmp_path, reference):
     folder = _copy(toy, tmp_path)
     table = Table(folder / "plot/bio/1")
@@ -192,8 +201,17 @@ def test_a_tag_row_a_word_with_its_span(asker, reference):
     text = f"{WORDS[0]} \x00  {WORDS[1]},{WORDS[2]}"
     (rows,) = asker.wait(asker.ask("beta", [text]))
     assert [text[start:stop] for start, stop in rows.spans] == [WORDS[0], "\x00", f"{WORDS[1]},{WORDS[2]}"]
-    assert rows.labels[1] == "" and rows.scores[1] == 0 and np.isnan(rows.logits[1]).all()
+    assert rows.labels[1] == "" and rows.scores[1] == 0 and (rows.logits[1] == 0).all()
     np.testing.assert_allclose(rows.logits, reference.forward(text, "beta"), atol=1e-3)
+
+
+def test_logits_that_are_not_finite_are_broken_and_no_answer(asker, monkeypatch):
+    run = Engine.run
+    monkeypatch.setattr(Engine, "run", lambda self, batch: [logits * np.nan for logits in run(self, batch)])
+    failure = asker.wait(asker.ask("acme", [WORDS[0]]))
+    assert isinstance(failure, Broken) and names(failure, "'acme'")
+    monkeypatch.undo()
+    assert not isinstance(asker.wait(asker.ask("acme", [WORDS[0]])), Exception)
 
 
 def test_words_without_a_token_cost_the_engine_nothing(asker, reference, monkeypatch):
@@ -210,7 +228,7 @@ def test_words_without_a_token_cost_the_engine_nothing(asker, reference, monkeyp
     assert read == [3]  # two words, and the first token of a text without any
     assert len(rows.labels) == 502 and rows.labels[0] and rows.labels[501] and not any(rows.labels[1:501])
     np.testing.assert_allclose(rows.logits, reference.forward(text, "beta", WORDS[2]), atol=1e-3)
-    assert nothing.labels == ["", ""] and np.isnan(nothing.logits).all()
+    assert nothing.labels == ["", ""] and (nothing.logits == 0).all()
 
 
 def test_an_answer_with_too_much_text_is_refused_before_it_is_computed(asker):

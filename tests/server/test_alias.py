@@ -46,7 +46,7 @@ def _same(one, other):
     assert one.keys() == other.keys()
     for name, values in one.items():
         if name in ("SCORE", "LOGITS"):
-            np.testing.assert_allclose(values, other[name], atol=1e-3, equal_nan=True)
+            np.testing.assert_allclose(values, other[name], atol=1e-3)
         else:
             np.testing.assert_array_equal(values, other[name])
 

@@ -1,6 +1,8 @@
 """Answers of a real Triton equal the reference: every tenant, alone and mixed, fp32 and bf16, HTTP and gRPC."""
 
+import json
 import random
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -37,7 +39,7 @@ def test_every_tenant_alone_and_in_mixed_batches_equals_the_reference(served, re
         for i, text in enumerate(texts):
             expected = reference.forward(text, tenant).numpy()
             comparison.add(tenant, answer["LOGITS"][i, : len(expected)], expected)
-            assert np.isnan(answer["LOGITS"][i, len(expected) :]).all()
+            assert (answer["LOGITS"][i, len(expected) :] == 0).all()
             assert (answer["LABEL"][i, len(expected) :] == b"").all() and (answer["SPAN"][i, len(expected) :] == -1).all()
     comparison.assert_equal(dtype)
 
@@ -59,3 +61,19 @@ def test_outputs_have_their_documented_names_types_and_shapes(served, protocol):
     pair = stock.ask([WORDS[0]], "acme", pairs=[WORDS[1]])
     assert not np.allclose(pair["LOGITS"], stock.ask([WORDS[0]], "acme")["LOGITS"], atol=1e-3)
     assert stock.ask([text], "acme", outputs=["SCORE"]).keys() == {"SCORE"}
+
+
+def test_an_answer_in_json_is_json(served):
+    """RFC 8259 has no NaN and no infinity. Here two texts have fewer rows than the longest, and a word has no token."""
+    server, _ = served
+    texts = [f"{WORDS[0]} {WORDS[1]} {WORDS[2]}", WORDS[3], f"{WORDS[4]} \u200b"]
+    inputs = [{"name": "TEXT", "shape": [len(texts), 1], "datatype": "BYTES", "data": texts}]
+    body = json.dumps({"parameters": {"tenant": "beta"}, "inputs": inputs}).encode()
+    request = urllib.request.Request(f"http://{server.http_url}/v2/models/toy/infer", data=body)
+    with urllib.request.urlopen(request, timeout=60) as response:
+        answer = json.loads(response.read(), parse_constant=_no_json)
+    assert {output["name"] for output in answer["outputs"]} == {"LABEL", "SCORE", "LOGITS", "SPAN", "VERSION"}
+
+
+def _no_json(number):
+    raise AssertionError(f"{number} is no JSON")

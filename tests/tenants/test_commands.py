@@ -66,6 +66,15 @@ def test_values_of_a_wrong_type_are_refused(place, wrong):
     assert not manager.current().generation
 
 
+def test_commands_about_a_tenant_need_its_id_even_if_none_is_served(place):
+    _, manager, commands = place
+    for tenant in manager.current().tenants:
+        manager.delete(tenant.id)
+    for command in ("tenant.show", "tenant.delete", "tenant.limit"):
+        with pytest.raises(InvalidInput, match=naming(command, "'id'")):
+            commands.run(json.dumps({"command": command}))
+
+
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-1", "1e13", "true", '"1"', f"1{'0' * 400}"])
 def test_wrong_days_and_limits_are_refused(place, number):
     _, manager, commands = place

@@ -20,6 +20,7 @@ from testing.random_store import random_table, random_tenant
 from testing.reference import Reference
 from testing.toy import WORDS
 from tests.engine.asker import Asker
+from tests.naming import names as names_in
 from tests.places import knowledge, make_place, served
 
 pytestmark = pytest.mark.slow
@@ -268,4 +269,22 @@ def test_requests_do_not_wait_while_a_table_is_read_into_memory(place, monkeypat
         assert reading.wait(60) and not any(isinstance(answer, Exception) for answer in answers)
     finally:
         done.set()
+    asker.close()
+
+
+def test_a_new_table_that_cannot_be_locked_is_served_from_disk(place, monkeypatch, caplog):
+    store, repository, state = place
+    live = Manager.open(repository, state)
+    asker = Asker(repository / "toy/1", state, plot_hot="5")
+    monkeypatch.setattr("hplm.plot.rows._libc", type("Libc", (), {"mlock": staticmethod(lambda *_: -1)}))
+    random_table(store, "law", 1, ("root", 1), 2000, seed=3)
+    live.adopt_domain("law", 1, store.table_folder("law", 1))
+    random_tenant(store, TenantFile("lawyer", 1, "law", 1, "classify", ["x", "y"], 4), 0.3, seed=60)
+    live.add("lawyer", knowledge(store, "lawyer"))
+    asker.backbone.refresh()
+    assert not isinstance(asker.wait(asker.ask("lawyer", [WORDS[0]])), Exception)
+    deadline = time.monotonic() + 60
+    while not names_in(caplog.text, "law/1/values", "ulimit -l"):
+        assert time.monotonic() < deadline, caplog.text
+        time.sleep(0.01)
     asker.close()

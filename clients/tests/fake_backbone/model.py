@@ -86,11 +86,11 @@ def refusal(message, status):
 
 
 def tensors(rows):
-    """Texts with fewer rows are filled up with '', 0, NaN and -1."""
+    """Texts with fewer rows are filled up with '', 0 and -1."""
     shape = (len(rows), max(map(len, rows)))
     labels = np.full(shape, "", dtype=np.object_)
     scores = np.zeros(shape, dtype=np.float32)
-    logits = np.full((*shape, CLASSES), np.nan, dtype=np.float32)
+    logits = np.zeros((*shape, CLASSES), dtype=np.float32)
     spans = np.full((*shape, 2), -1, dtype=np.int32)
     for text, answers in enumerate(rows):
         for row, (label, span) in enumerate(answers):

@@ -11,7 +11,6 @@ import triton_python_backend_utils as pb_utils
 
 from backends import replies
 from hplm.engine.engine import resolve_device, resolve_dtype
-from hplm.errors import HplmError
 from research.baselines.models import Question, WholeModels
 from research.baselines.worker import Worker
 
@@ -41,10 +40,7 @@ class TritonPythonModel:
                 question = self._read(request)
                 respond = partial(replies.send_answer, sender, set(request.requested_output_names()), question.tenant.version)
                 self._worker.submit(question, respond)
-            except HplmError as error:
-                replies.send(sender, replies.failure(error))
             except Exception as error:
-                logging.exception("cannot take a request")
                 replies.send(sender, replies.failure(error, "taking the request"))
         return [None] * len(requests)
 

@@ -61,6 +61,10 @@ def changed(folder: Path, name: str, file: str, *path: str, value: object) -> Pa
         ("init_lora_weights", "pissa", ["init_lora_weights='pissa'", "init_lora_weights=True"]),
         ("task_type", "SEQ_2_SEQ_LM", ["task_type", "'SEQ_2_SEQ_LM'", "SEQ_CLS", "TOKEN_CLS"]),
         ("lora_alpha", None, ["adapter_config.json", "lora_alpha"]),
+        ("lora_alpha", "16", ["adapter_config.json", "lora_alpha", "'16'"]),
+        ("alpha_pattern", {"query)": 7}, ["adapter_config.json", "alpha_pattern", "'query)'"]),
+        ("alpha_pattern", {"query": "seven"}, ["adapter_config.json", "query", "'seven'"]),
+        ("alpha_pattern", ["query", 7], ["adapter_config.json", "alpha_pattern"]),
         ("task_type", None, ["--task"]),
     ],
 )
@@ -96,6 +100,12 @@ def test_unsupported_options_of_a_bottleneck_are_refused(store, tmp_path, option
 def test_unsupported_options_of_adapterhubs_lora_are_refused(store, tmp_path, option, value):
     folder = changed(tmp_path, "adapters-lora-tag", "adapter_config.json", "config", option, value=value)
     refused(store, folder, ImportOptions(), f"{option}={value!r}", "LoRAConfig")
+
+
+@pytest.mark.parametrize("option", ["alpha", "r"])
+def test_options_of_adapterhubs_lora_that_must_be_numbers_are_refused(store, tmp_path, option):
+    folder = changed(tmp_path, "adapters-lora-tag", "adapter_config.json", "config", option, value="eight")
+    refused(store, folder, ImportOptions(), folder / "adapter_config.json", option, "'eight'")
 
 
 def test_adapterhubs_usual_bottleneck_is_refused(store):

@@ -23,7 +23,7 @@ from testing.random_store import tokenizer_json
 from tests.builder import killing
 from tests.builder.killing import deaths_survived
 from tests.builder.tables.branches import CPU, build, make_store, some_lines
-from tests.naming import naming
+from tests.naming import names, naming
 
 pytestmark = pytest.mark.slow
 
@@ -142,6 +142,15 @@ def test_a_domain_cannot_be_deleted_while_something_is_built_on_it(tmp_path, mon
         delete_domain(store, "law")
     shutil.rmtree(store.folder / "building")
     assert delete_domain(store, "bio") == delete_domain(store, "law") == [1]
+
+
+def test_a_tenant_may_have_the_name_of_the_plan_of_a_build(tmp_path):
+    store = rooted(tmp_path)
+    working = store.tenant_work_folder("plan.json")
+    working.mkdir(parents=True)
+    write_json(working / "plan.json", {"domain": "root", "domain_version": 1})
+    (user,) = store.users()["root", 1]
+    assert names(user, working)
 
 
 def test_an_update_that_fails_in_its_clean_up_counts_nothing_twice(tmp_path, monkeypatch):
