@@ -60,7 +60,8 @@ class Index:
         self._bits = meta.bits
         self._words = meta.words
         self._starts = _mapped(folder / "starts", "<u4")
-        self._keys = _mapped(folder / "keys", "<u8").reshape(-1, meta.words)
+        self._flat_keys = _mapped(folder / "keys", "<u8")
+        self._keys = self._flat_keys.reshape(-1, meta.words)
         self._rows = _mapped(folder / "rows", "<u4")
         self._count = meta.keys
         self._steps = np.arange(meta.longest)
@@ -72,7 +73,8 @@ class Index:
             return found
         places: Array = (self._starts.take(_bucket(keys, self._bits))[:, None] + self._steps).ravel()
         # The last word is compared first, because it differs most. The other words are compared only where it is equal.
-        same = self._keys[:, -1].take(places).reshape(len(keys), -1) == keys[:, -1:]
+        last = places if self._words == 1 else places * self._words + (self._words - 1)
+        same = self._flat_keys.take(last).reshape(len(keys), -1) == keys[:, -1:]
         hits = same.ravel().nonzero()[0]
         which, places = hits // len(self._steps), places.take(hits)
         if self._words > 1:

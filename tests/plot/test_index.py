@@ -1,5 +1,7 @@
 """The index against a dictionary, and damage in its files."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -54,3 +56,18 @@ def test_a_flipped_bit_is_detected_when_the_index_is_opened(tmp_path, name):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(Broken, match=naming(tmp_path / name)):
         Index(tmp_path, meta)
+
+
+@pytest.mark.parametrize("words", [1, 2])
+def test_a_search_takes_no_more_memory_in_a_larger_index(tmp_path, words):
+    peaks = {}
+    for count in (1000, 100_000):
+        keys = np.random.default_rng(0).permutation(np.arange(1, count * words + 1, dtype=np.uint64)).reshape(count, words)
+        (tmp_path / str(count)).mkdir()
+        index = Index(tmp_path / str(count), write_index(tmp_path / str(count), keys))
+        asked = keys[:10]
+        tracemalloc.start()
+        assert index.find(asked).tolist() == list(range(1, 11))
+        peaks[count] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peaks[100_000] < 2 * peaks[1000]  # the fullest bucket of the larger one has a few keys more
