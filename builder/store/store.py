@@ -155,6 +155,11 @@ class Store:
     def has_lower(self, domain: str, version: int) -> bool:
         return (self.folder / "lower" / f"{domain}-{version}.safetensors").exists()
 
+    def lower_files(self, domain: str, version: int) -> list[Path]:
+        """Returns the files of a branch's lower stack, of which some may not exist."""
+        suffixes = (".safetensors", ".json", ".png", ".head.safetensors")
+        return [self.folder / "lower" / f"{domain}-{version}{suffix}" for suffix in suffixes]
+
     def save_lower(self, domain: str, version: int, lower: LowerStack) -> None:
         _save_below(self.folder, f"{domain}-{version}", lower.state_dict())
 
@@ -262,8 +267,8 @@ class Store:
     def remove_branch(self, domain: str, version: int) -> None:
         """Removes a finished or unfinished branch. The table goes last, so an interrupted removal can be repeated."""
         _remove_folder(self.counts_folder(domain, version))
-        for suffix in (".safetensors", ".json", ".png", ".head.safetensors"):
-            (self.folder / "lower" / f"{domain}-{version}{suffix}").unlink(missing_ok=True)
+        for path in self.lower_files(domain, version):
+            path.unlink(missing_ok=True)
         table = self.table_folder(domain, version)
         _remove_folder(table.with_name(table.name + ".writing"))
         _remove_folder(table)
@@ -309,6 +314,14 @@ class Store:
     def tenant(self, tenant_id: str) -> TenantFile | None:
         """Returns the tenant's newest version; None if it has none."""
         return next((tenant for tenant in self.tenants() if tenant.id == tenant_id), None)
+
+    def tenant_versions(self, tenant_id: str) -> list[int]:
+        """Returns the versions of a tenant, oldest first."""
+        found = self.folder.glob(f"tenants/{tenant_id}/*/tenant.json")
+        return sorted(int(path.parent.name) for path in found if path.parent.name.isdecimal())
+
+    def tenant_version(self, tenant_id: str, version: int) -> TenantFile:
+        return TenantFile.read(self.tenant_folder(tenant_id, version) / "tenant.json")
 
     def tenant_folder(self, tenant_id: str, version: int) -> Path:
         return self.folder / "tenants" / tenant_id / str(version)
