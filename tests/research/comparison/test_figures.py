@@ -76,6 +76,15 @@ def test_every_figure_is_there_and_the_page_names_the_machine(results, tmp_path)
         assert figure in page
 
 
+def test_on_a_cpu_two_variants_of_the_pipeline_are_one_and_tell_the_noise(results, tmp_path) -> None:
+    make_report(results, tmp_path / "report")
+    assert "4.3%" in (tmp_path / "report" / "README.md").read_text()  # 120 against 115
+    path = results / "pipeline.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"device": "cuda"}))
+    make_report(results, tmp_path / "gpu")
+    assert "4.3%" not in (tmp_path / "gpu" / "README.md").read_text()
+
+
 def test_the_report_can_be_made_again_from_its_own_files(results, tmp_path) -> None:
     make_report(results, tmp_path / "report")
     before = (tmp_path / "report" / "README.md").read_text()
