@@ -118,6 +118,7 @@ def bench_pipeline(case: PipelineBench) -> dict:
                 service.close()
     medians = {name: round(float(np.median(found)), 1) for name, found in rates.items()}
     return medians | {
+        "device": Settings.read(given).device.type,
         "staging_share": round(staging, 4),
         "pipelined_to_synchronous": round(medians["pipelined"] / medians["synchronous"], 3),
         "rounds": {name: [round(rate, 1) for rate in found] for name, found in rates.items()},
@@ -157,4 +158,7 @@ def table_of(figures: dict) -> str:
     base = figures["synchronous"]
     names = [*OVERLAPS, *(f"commit_{ms}_ms" for ms in COMMITS)]
     lines = [f"{name:16} {figures[name]:8.1f} req/s  {figures[name] / base:5.2f} of synchronous" for name in names]
+    if figures["device"] == "cpu":
+        noise = abs(figures["pipelined"] / figures["coarse_swapping"] - 1)
+        lines.append(f"on a CPU, pipelined and coarse_swapping are the same code: the {noise:.1%} between them are noise")
     return "\n".join([*lines, f"staging is {figures['staging_share']:.1%} of a batch's time"])

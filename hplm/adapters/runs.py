@@ -13,6 +13,7 @@ from torch.nn.functional import grouped_mm
 
 from hplm.adapters.groups import Groups
 from hplm.arrays import Array
+from hplm.model.sending import sent
 from hplm.model.tensors import tensor_of
 
 ALIGNMENT = 16  # bytes
@@ -38,13 +39,13 @@ class Runs(Groups):
         starts = _starts(slots)
         if len(starts) > min(MANY * len(np.unique(slots)), MOST):
             order = np.argsort(slots, kind="stable")
-            self._take = tensor_of(order).to(device)
-            self._back = tensor_of(np.argsort(order)).to(device)
+            self._take = sent(tensor_of(order), device)
+            self._back = sent(tensor_of(np.argsort(order)), device)
             slots = slots[order]
             starts = _starts(slots)
         bounds = np.append(starts, len(slots))
         self._calls = [_call(slots, bounds[i : i + MOST + 1], device) for i in range(0, len(starts), MOST)]
-        self._slot_of_row = tensor_of(slots.astype(np.int64)).to(device)
+        self._slot_of_row = sent(tensor_of(slots.astype(np.int64)), device)
 
     def spread(self, x: Tensor) -> Tensor:
         return x if self._take is None else x.index_select(0, self._take)
@@ -64,7 +65,7 @@ class Runs(Groups):
 def _call(slots: Array, bounds: Array, device: torch.device) -> tuple[slice, Tensor, Tensor]:
     """Returns the rows between the first and the last bound, and for each run between two bounds its slot and its end."""
     own, ends = slots[bounds[:-1]].astype(np.int64), (bounds[1:] - bounds[0]).astype(np.int32)
-    return slice(int(bounds[0]), int(bounds[-1])), tensor_of(own).to(device), tensor_of(ends).to(device)
+    return slice(int(bounds[0]), int(bounds[-1])), sent(tensor_of(own), device), sent(tensor_of(ends), device)
 
 
 def _starts(slots: Array) -> Array:

@@ -63,10 +63,16 @@ class Engine:
     @torch.inference_mode()
     def run(self, batch: StagedBatch) -> list[Array]:
         """Returns the logits of each text: its answer rows x the size of its head, fp32."""
-        computed = [self._compute(sheet) for sheet in batch.sheets]  # all sheets are started before one is waited for
+        batch.ready.wait()
+        try:
+            computed = [self._compute(sheet) for sheet in batch.sheets]  # all sheets are started before one is waited for
+            read = [logits.cpu() for logits in computed]
+        except BaseException:
+            self._wait()  # for what was started: staging takes the batch's memory as soon as nobody holds the batch
+            raise
         by_text: dict[int, Array] = {}
-        for sheet, logits in zip(batch.sheets, computed, strict=True):
-            parts = logits.cpu().split_with_sizes(sheet.rows_of)
+        for sheet, logits in zip(batch.sheets, read, strict=True):
+            parts = logits.split_with_sizes(sheet.rows_of)
             by_text.update((text, array_of(part)) for text, part in zip(sheet.indexes, parts, strict=True))
         return [by_text[text] for text in range(len(batch.texts))]
 

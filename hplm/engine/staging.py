@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hplm.adapters.bank import Record
-from hplm.adapters.copying import Mark
+from hplm.adapters.copying import Copies, Mark
 from hplm.adapters.groups import Groups
 from hplm.adapters.layout import Layout
 from hplm.adapters.slots import Slots
@@ -29,6 +29,7 @@ from hplm.engine.packing import Arrangement, Packed, Packing
 from hplm.engine.request import Text
 from hplm.errors import Broken, HplmError
 from hplm.model.layer import Attend
+from hplm.model.sending import sent
 from hplm.model.tensors import tensor_of
 from hplm.plot.forest import Forest
 from hplm.plot.gathering import Gatherer
@@ -75,6 +76,7 @@ class StagedBatch:
     arrived: dict[Layout, list[Mark]]  # the marks of its sheets' parts; empty until copying starts
     held: list[tuple[Slots, int]]
     brought: int = 0  # adapters and heads that had to be copied
+    ready: Mark = field(init=False)  # after it all tensors of the sheets are on the device
     stages: dict[str, tuple[int, int]] = field(default_factory=dict)  # start and end of each stage, in nanoseconds
 
     @contextmanager
@@ -99,6 +101,7 @@ class Stager:
         self._backbone = backbone
         self._settings = settings
         self._gatherer = Gatherer(settings.device, settings.dtype, settings.resident_rows)
+        self._copies = Copies(settings.device)  # in a stream of its own, or staging would wait for the batch that computes
         self._slots: dict[Layout, Slots] = {}  # of all layouts ever served, so that their counts continue
         self._without_room: set[Layout] = set()
         self._pinned: Counter[Slots] = Counter()
@@ -116,7 +119,8 @@ class Stager:
         if self._view() is not self._backbone.view:
             self._give_room_back()
         start, missed = time.monotonic_ns(), self._misses()
-        batch = self._prepare(texts, broken, places)
+        with self._copies.under_way():
+            batch = self._prepare(texts, broken, places)
         if batch is not None:
             batch.stages["prepare"] = start, time.monotonic_ns()
             batch.brought = self._misses() - missed
@@ -144,9 +148,10 @@ class Stager:
                 for layout, marks in batch.arrived.items():
                     marks += self._slots[layout].fill()
         if self.overlap.retrieval == ahead:
-            with batch.timed("retrieve"):
+            with batch.timed("retrieve"), self._copies.under_way():
                 for sheet in batch.sheets:
                     self._retrieve(batch.forest, sheet)
+        batch.ready = self._copies.mark()
 
     def _retrieve(self, forest: Forest, sheet: Sheet) -> None:
         sums = self._gatherer.sums(forest, sheet.addresses, sheet.lengths)
@@ -331,4 +336,4 @@ class Stager:
         return parts
 
     def _index(self, numbers: Array) -> Tensor:
-        return tensor_of(numbers.astype(np.int64)).to(self._settings.device)
+        return sent(tensor_of(numbers.astype(np.int64)), self._settings.device)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from hplm.arrays import Array
+from hplm.model.sending import sent
 from hplm.model.tensors import tensor_of
 
 CPU = torch.device("cpu")
@@ -29,7 +30,7 @@ class PackedAttention:
         self.runs = [(length, sum(1 for _ in run)) for length, run in groupby(lengths)]
         self._ends: Tensor | None = None
         if device.type == "cuda" and len(self.runs) > 1:
-            self._ends = torch.tensor([0, *np.cumsum(lengths).tolist()], dtype=torch.int32).to(device, non_blocking=True)
+            self._ends = sent(torch.tensor([0, *np.cumsum(lengths).tolist()], dtype=torch.int32), device)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         if len(self.runs) == 1:
@@ -70,7 +71,7 @@ class RowAttention:
             owner = np.repeat(np.arange(len(rooms)), rooms).reshape(self.rows, width)
             sees = sees & (owner[:, :, None] == owner[:, None, :])
         if not sees.all():
-            hidden = tensor_of(~sees[:, None]).to(device)
+            hidden = sent(tensor_of(~sees[:, None]), device)
             self.mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -48,6 +48,20 @@ $memory
 
 """)
 
+SLOWDOWN = Template("""\
+## What swapping models costs, $size (Fig. 3)
+
+![Slow-down against tenants]($name.png)
+
+One client sends a request when the last one is answered. Any tenant is as likely as any other;
+$lengths, for $seconds s. Memory has room for $budget whole models; *not in memory* is the share of
+requests whose model has to be read first. *Slow-down* is the mean time of a request over that with
+the fewest tenants.
+
+$table
+
+""")
+
 STEADY = Template("""\
 ## Response time against tenants, $size (Fig. 12)
 
@@ -80,13 +94,21 @@ PIPELINE = Template("""\
 
 $case.
 
-Looking up rows and copying adapters can be hidden behind computing only where another processor
-does part of the work. HMI had a GPU beside its CPU.
-
+$noise
 | | requests a second | relative to nothing ahead |
 |---|---|---|
 $rows
 
+""")
+
+SAME_ON_CPU = Template("""\
+On a CPU the first two rows are the same code, measured twice. They differ by $share, which is noise.
+A smaller difference between other rows is no effect either.
+
+Looking up rows and copying adapters can be hidden behind computing only where another processor
+does part of the work. HMI had a GPU beside its CPU, and gained 25 % (304.8 to 380.9 requests a
+second). A GPU would have to show two things, each beyond its own noise: everything ahead is faster
+than nothing ahead, and slower as soon as one of the steps is left out.
 """)
 
 TIMELINE = """\

@@ -1,0 +1,75 @@
+"""Staging starts everything in a stream of its own, and the engine waits for its mark."""
+
+import pytest
+import torch
+
+from hplm.engine import staging
+from hplm.engine.engine import Engine
+from hplm.engine.lookup import Lookup
+from hplm.engine.overlap import OVERLAPS
+from hplm.engine.request import Request
+from hplm.engine.staging import Stager, StagingSettings
+from hplm.plot.gathering import Gatherer
+from hplm.tenants.ticket import Ticket
+from testing.toy import TENANTS, WORDS
+from tests.adapters.test_slots import Watched
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def events(monkeypatch):
+    found, sent, sums, compute = [], staging.sent, Gatherer.sums, Engine._compute
+
+    def noted(name, call):
+        return lambda *given: found.append(name) or call(*given)
+
+    monkeypatch.setattr(staging, "Copies", lambda device: Watched(found))
+    monkeypatch.setattr(staging, "sent", noted("send", sent))
+    monkeypatch.setattr(Gatherer, "sums", noted("gather", sums))
+    monkeypatch.setattr(Engine, "_compute", noted("compute", compute))
+    return found
+
+
+def text_of(backbone):
+    view, tenant = backbone.view, backbone.view.snapshot.find(TENANTS[0].id)
+    ticket = Ticket(view.snapshot.export_number, view.snapshot.generation, tenant.uid, tenant.version, 0, 0, 0, 0)
+    found = Lookup(backbone).resolve(view, tenant, [" ".join(WORDS[:5])], None, False)
+    return Request(ticket, view, tenant, 1, lambda request, answer: None).texts_from(found)[0]
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_staging_has_its_own_stream_and_the_engine_waits_for_it(reference, events, overlap):
+    backbone = reference.backbone
+    engine = Engine(backbone.upper(), CPU, torch.float32)
+    stager = Stager(backbone, StagingSettings(4, CPU, torch.float32, overlap=OVERLAPS[overlap]))
+    batch = stager.stage([text_of(backbone)], broken=lambda text, error: pytest.fail(str(error)))
+    assert batch is not None
+    assert ("gather" in events) == OVERLAPS[overlap].retrieval
+    stager.finish(batch)
+    engine.run(batch)
+    stager.release(batch.held)
+    inside = False
+    for event in events:
+        if event in ("begin", "end"):
+            inside = event == "begin"
+        elif event in ("send", "gather"):
+            assert inside
+    gathered, computed = events.index("gather"), events.index("compute")
+    marks = [number for number, event in enumerate(events) if event.startswith("mark")]
+    assert events.count("gather") == 1 and gathered < marks[-1] < computed
+    assert events[computed - 1] == f"wait {len(marks) - 1}"  # for the last mark, right before computing
+
+
+def test_a_failed_batch_is_waited_for_before_its_memory_is_free(reference, events, monkeypatch):
+    """Kernels that were started may still read it, and staging would write the next batch there."""
+    backbone = reference.backbone
+    engine = Engine(backbone.upper(), CPU, torch.float32)
+    stager = Stager(backbone, StagingSettings(4, CPU, torch.float32))
+    batch = stager.stage([text_of(backbone)], broken=lambda text, error: pytest.fail(str(error)))
+    monkeypatch.setattr(Engine, "_compute", lambda *given: 1 / 0)
+    monkeypatch.setattr(engine, "_wait", lambda: events.append("wait for all"))
+    with pytest.raises(ZeroDivisionError):
+        engine.run(batch)
+    stager.release(batch.held)
+    assert events[-1] == "wait for all"
