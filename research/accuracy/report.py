@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,7 @@ class Report:
     results: ResultFile
     device: torch.device
     few: tuple[str, ...] = FEW
+    general: Mapping[str, Path] = field(default_factory=dict)  # the root's corpora; none: the root reads those of all domains
 
     @cached_property
     def studies(self) -> dict[str, Study]:
@@ -128,13 +129,20 @@ class Report:
         versions = {"trained": TRAINING} if below is None else {"trained": TRAINING, "made": BELOW}
         told |= {name: version for name, version in versions.items() if version > 1}
         if below is not None:
-            corpora = self._corpora if isinstance(below, DomainRecipe) else {task.domain: self._corpora[task.domain]}
-            told |= {"below": {type(below).__name__: asdict(below.plain)}, "corpora": digest_of(*corpora.values())}
+            read = dict.fromkeys([*(self._general if isinstance(below, DomainRecipe) else ()), task.domain])
+            corpora = digest_of(*(self._corpora[name] for name in read))
+            told |= {"below": {type(below).__name__: asdict(below.plain)}, "corpora": corpora}
         return told | ({"sample": run.sample} if run.sample else {})
 
     @cached_property
     def _corpora(self) -> dict[str, Path]:
-        return {domain.name: domain.corpus for domain in self.data.domains}
+        """Returns all corpora by name: those of the domains, and those that only the root reads."""
+        return {**{domain.name: domain.corpus for domain in self.data.domains}, **self.general}
+
+    @property
+    def _general(self) -> list[str]:
+        """Returns the names of the corpora that the root reads."""
+        return list(self.general) or [domain.name for domain in self.data.domains]
 
     @cached_property
     def _digests(self) -> dict[str, str]:
@@ -149,12 +157,13 @@ class Report:
 
     @property
     def _stores(self) -> Stores:
-        return Stores(self.model, self._kept_corpora, self.home / "stores", self.device)
+        kept = self._kept_corpora
+        return Stores(self.model, [kept[name] for name in self._general], kept, self.home / "stores", self.device)
 
     @property
     def _kept_corpora(self) -> dict[str, Path]:
         """Copies of the corpora. An interrupted build knows its corpora by path and date, and packages may change."""
-        return {domain: self.home / "corpora" / f"{domain}.txt" for domain in self._corpora}
+        return {name: self.home / "corpora" / f"{name}.txt" for name in self._corpora}
 
     def _training(self, run: Run) -> TrainingOptions:
         root = self._recipe(run.case.below).root
@@ -171,11 +180,11 @@ class Report:
         return DomainRecipe(replace(self._root, minutes=0, keep=BARE), 0, self.tier.learn, keep=0)
 
     def _build(self, runs: Sequence[Run]) -> None:
-        for domain, kept in self._kept_corpora.items():
+        for name, kept in self._kept_corpora.items():
             if runs and not kept.exists():
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 with replaced(kept) as copy:
-                    shutil.copyfile(self._corpora[domain], copy)
+                    shutil.copyfile(self._corpora[name], copy)
         belows = dict.fromkeys((run.case.below, run.task.domain) for run in runs)
         wanted = [(self._recipe(below), domain) for below, domain in belows]
         for root in dict.fromkeys(recipe.root for recipe, _ in wanted):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,8 @@ from research.accuracy.recipes import CutRootRecipe, DomainRecipe, RootRecipe
 @dataclass(frozen=True)
 class Stores:
     model: str
-    corpora: Mapping[str, Path]
+    general: Sequence[Path]  # the root's corpora
+    corpora: Mapping[str, Path]  # the domains'
     folder: Path
     device: torch.device
 
@@ -33,7 +34,7 @@ class Stores:
             recut_root(Store(self.folder / recipe.whole.name), folder, recipe.cut, self.device)
         elif not (folder / "plot/root/1").exists():
             options = RootOptions("report", recipe.lower, recipe.upper, Window(recipe.window), recipe.keep)
-            build_root(self.model, list(self.corpora.values()), folder, options, Budget(minutes=recipe.minutes), self.device)
+            build_root(self.model, list(self.general), folder, options, Budget(minutes=recipe.minutes), self.device)
 
     def build_domain(self, recipe: DomainRecipe, domain: str) -> None:
         """Builds a domain and its table. The root must exist."""
@@ -42,7 +43,7 @@ class Stores:
         store, name = self.open(recipe), recipe.branch(domain)
         origin, whole = self.open(recipe.whole), recipe.whole.branch(domain)
         if not origin.table_folder(whole, 1).exists():
-            options, budget = DomainOptions(learn=recipe.learn), Budget(minutes=recipe.minutes)
+            options, budget = DomainOptions(learn=recipe.learn, keep=recipe.whole.keep), Budget(minutes=recipe.minutes)
             build_domain(origin, whole, [self.corpora[domain]], options, budget, self.device)
         if not store.table_folder(name, 1).exists():
             recut_domain(origin, whole, store, name, recipe.keep, recipe.dtype, self.device)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from demo.data import DemoTenant
-from research.accuracy.recipes import Below, DomainRecipe, Pretraining, RootRecipe
+from research.accuracy.recipes import Below, DomainRecipe, LargeDomainRecipe, Pretraining, RootRecipe
 from research.accuracy.tiers import Tier
 
 KEEPS = (1.0, 0.4, 0.1, 0.04, 0.004)
@@ -34,6 +34,8 @@ def studies_of(tier: Tier, layers: int) -> dict[str, Study]:
     third = max(1, layers // 3)
     root = RootRecipe(tier.root_minutes, tier.root_keep, third, layers - third)
     below = DomainRecipe(root, tier.domain_minutes, tier.learn)
+    if tier.domain_keep < 1:
+        below = LargeDomainRecipe(**{**asdict(below), "root": root, "keep": tier.domain_keep}, most=tier.domain_keep)
     hplm, plot = StudyCase("hplm", "hplm", below), StudyCase("plot", "plot", below)
 
     def shaped(label: str, **shape: int) -> StudyCase:
@@ -59,6 +61,15 @@ def studies_of(tier: Tier, layers: int) -> dict[str, Study]:
     studies = [
         Study("schemes", "ways of making a model for a task", (whole[0], plot, hplm, *whole[1:]), False),
         Study("root", "minutes that the root is adapted", tuple(adapted), False),
+        Study(
+            "domains", "what a domain adds to the root",
+            (
+                StudyCase("root alone", "hplm", replace(below, keep=0.0)),
+                StudyCase("n-grams", "hplm", replace(below, minutes=0)),
+                StudyCase("n-grams, learned", "hplm", replace(below, minutes=tier.learning_minutes, learn="masked")),
+                whole[0],
+            ),
+        ),
         Study("pretraining", "a domain's corpus learned, or only counted", (unlearned, *learned)),
         Study("keep", "share of the n-grams in the tables, the domain's and the root's", tuple(keeps)),
         Study("stored", "bits of a table's values", tuple(dtypes)),

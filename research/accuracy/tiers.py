@@ -39,6 +39,7 @@ class Tier:
     tenants: tuple[int, ...]  # numbers of tenants that resample the tasks
     tenant_texts: int = 300
     root_keep: float = 0.3
+    domain_keep: float = 1.0  # share of the n-grams in a domain's table
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -59,4 +60,14 @@ TIERS = {
     1: Tier(3000, 300, 1000, (0,), 1, 30, 0, "masked", 4, shape_minutes=3, whole_minutes=4, tenants=(10,)),
     2: Tier(3000, 500, 1000, (0, 1, 2), 2, 60, 15, "masked", 15, shape_minutes=30, whole_minutes=15, tenants=(10, 100)),
     3: Tier(6000, 500, 1000, (0, 1, 2), 2, 120, 30, "masked", 30, shape_minutes=120, whole_minutes=30, tenants=(10, 100, 1000)),
+}
+
+# Public texts are longer and their corpora larger, so tier 1 has fewer texts, shorter ones, and a root of a few minutes.
+PUBLIC_WORDS = {1: 64, 2: 100, 3: 100}
+PUBLIC = {
+    1: replace(
+        TIERS[1], train=600, test=1500, root_minutes=6, learning_minutes=3, root_keep=0.03, domain_keep=0.03, shape_minutes=1
+    ),
+    2: replace(TIERS[2], train=6000, test=8000, root_keep=0.1, domain_keep=0.1),
+    3: replace(TIERS[3], train=12000, test=8000),
 }

