@@ -5,6 +5,7 @@ Both return hidden states of the tokens that the head reads, and compute no more
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
@@ -54,7 +55,7 @@ class WholeBody(nn.Module):
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__()
         config, weights = checkpoint.config, checkpoint.weights
-        self._heads, self._upper = config.heads, config.upper_layers
+        self.heads, self._upper = config.heads, config.upper_layers
         self.words, self.positions, self.segments = (
             nn.Embedding.from_pretrained(weights[f"embeddings.{part}_embeddings.weight"].clone(), freeze=False)
             for part in ("word", "position", "token_type")
@@ -77,11 +78,19 @@ class WholeBody(nn.Module):
     def forward(self, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
         frozen = not self.words.weight.requires_grad
         lower = len(self.layers) - self._upper
-        attend = PackedAttention(pack.lengths, self._heads, pack.tokens.device)
+        attend = PackedAttention(pack.lengths, self.heads, pack.tokens.device)
         with torch.no_grad() if frozen else nullcontext():
-            x = self.words(pack.tokens) + self.positions(pack.positions) + self.segments(pack.segments)
-            x = through(self.layers[:lower], self.norm(x), attend)
+            x = through(self.layers[:lower], self.embedded(pack), attend)
         return through(self.upper_layers, x, attend, adapters, pack.reading)
+
+    def embedded(self, pack: Pack) -> Tensor:
+        return self.norm(self.words(pack.tokens) + self.positions(pack.positions) + self.segments(pack.segments))
+
+    def with_layers(self, chosen: Sequence[int]) -> WholeBody:
+        """Returns a copy that has only these layers, all of them upper ones."""
+        other = copy.deepcopy(self)
+        other.layers, other._upper = Layers(other.layers[i] for i in chosen), len(chosen)
+        return other
 
 
 class RememberingBody(nn.Module):

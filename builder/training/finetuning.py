@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -124,12 +125,14 @@ def train(
     options: TrainingOptions,
     saved: Path | None = None,
     show_progress: bool = True,
+    further: Callable[[Pack, Tensor], Tensor] | None = None,
 ) -> Trained:
     """Trains adapter and head with AdamW, and the body if it has a learning rate.
 
     If the adapter is to hold the body's change, the body is cut after each epoch to what the adapter holds, and learns on.
     Of the epochs that the dev set cannot tell from the best, the last is kept: its steps were the smallest.
     The same call after an interruption continues from `saved`, and ends with the same numbers.
+    `further` returns a loss beside that of the labels, from a batch and its logits.
     """
     body = body.to(ground.device).eval().requires_grad_(False)
     labels, layout = len(ground.labels), adapter_of(ground.config, options)
@@ -178,6 +181,8 @@ def train(
                 with in_half:
                     logits = model(body, pack)
                 loss = _loss(logits, pack, ground.task, model.spread)
+                if further is not None:
+                    loss = loss + further(pack, logits)
                 optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(learner.parameters(), 1.0)

@@ -52,6 +52,7 @@ def studies_of(tier: Tier, layers: int) -> dict[str, Study]:
     lowers = sorted({max(1, round(layers * share)) for share in (1 / 6, 1 / 3, 1 / 2)})
     uppers = sorted({max(1, round(root.upper * share)) for share in (1 / 2, 3 / 4, 1)})
     whole = [StudyCase(name, name, None) for name in ("dedicated", "adapter", "shared")]
+    compressed = [StudyCase(name, name, None) for name in ("distil", "tiny-half", "tiny-third")]
     unlearned = StudyCase("none", "hplm", replace(below, minutes=0))
     learned = (StudyCase(way, "hplm", replace(below, minutes=tier.learning_minutes, learn=way)) for way in ("masked", "distil"))
     dtypes = (StudyCase(dtype, "hplm", replace(below, dtype=dtype)) for dtype in ("fp16", "int8"))
@@ -60,6 +61,7 @@ def studies_of(tier: Tier, layers: int) -> dict[str, Study]:
     parts = [StudyCase(part, f"dedicated-{part}", None) for part in ("lower", "upper")]
     studies = [
         Study("schemes", "ways of making a model for a task", (whole[0], plot, hplm, *whole[1:]), False),
+        Study("compressed", "fewer layers, taught by the task's dedicated BERT", (whole[0], hplm, *compressed)),
         Study("root", "minutes that the root is adapted", tuple(adapted), False),
         Study(
             "domains", "what a domain adds to the root",

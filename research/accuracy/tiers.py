@@ -19,6 +19,8 @@ def passes(scheme: str, layers: int, upper: int) -> int:
     """Returns how many passes over the data a scheme may take. A layer's forward pass costs one, its gradients two."""
     if scheme == "shared":
         return SHARED_PASSES
+    if scheme in SCHEMES and (kept := SCHEMES[scheme].kept) < 1:  # without its teacher's training and what it learns before
+        return min(PASSES * 3 * layers // (layers + 3 * round(kept * layers)), MOST_PASSES)
     cost = {"plot": 3 * upper, "hplm": 3 * upper, "adapter": layers + 2 * upper}.get(scheme, 3 * layers)
     return min(PASSES * 3 * layers // cost, MOST_PASSES)
 
@@ -62,12 +64,13 @@ TIERS = {
     3: Tier(6000, 500, 1000, (0, 1, 2), 2, 120, 30, "masked", 30, shape_minutes=120, whole_minutes=30, tenants=(10, 100, 1000)),
 }
 
-# Public texts are longer and their corpora larger, so tier 1 has fewer texts, shorter ones, and a root of a few minutes.
+# Public texts are longer and their corpora larger. Tier 1 is a first look, in some 20 minutes of one core: few and short texts,
+# and a root that has learned little.
 PUBLIC_WORDS = {1: 64, 2: 100, 3: 100}
 PUBLIC = {
     1: replace(
-        TIERS[1], train=600, test=1500, root_minutes=6, learning_minutes=3, root_keep=0.03, domain_keep=0.03, shape_minutes=1
+        TIERS[1], train=400, test=1000, root_minutes=4, learning_minutes=1.5, root_keep=0.03, domain_keep=0.03, shape_minutes=1
     ),
-    2: replace(TIERS[2], train=6000, test=8000, root_keep=0.1, domain_keep=0.1),
+    2: replace(TIERS[2], train=6000, test=8000, root_keep=0.1, domain_keep=0.1),  # with a root of an hour
     3: replace(TIERS[3], train=12000, test=8000),
 }

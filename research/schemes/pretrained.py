@@ -27,8 +27,7 @@ class Pretrained:
 
     def shorter(self, layers: int) -> Pretrained:
         """Returns a model of evenly chosen layers, the usual start of a distilled student (DistilBERT)."""
-        total = self.config.upper_layers
-        chosen = [round((i + 0.5) * total / layers - 0.5) for i in range(layers)]
+        chosen = evenly(self.config.upper_layers, layers)
         config = replace(self.config, upper_layers=layers)
         upper = UpperStack(config)
         weights = {name: tensor for name, tensor in self.upper.state_dict().items() if not name.startswith("layers.")}
@@ -36,6 +35,11 @@ class Pretrained:
         for layer, source in zip(upper.layers, chosen, strict=True):
             layer.load_state_dict(self.upper.layers[source].state_dict())
         return Pretrained(config, self.lower, upper)
+
+
+def evenly(total: int, count: int) -> list[int]:
+    """Returns `count` of `total` layers, evenly chosen."""
+    return [round((i + 0.5) * total / count - 0.5) for i in range(count)]
 
 
 def pretrained(store: Store) -> Pretrained:

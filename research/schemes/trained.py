@@ -20,6 +20,7 @@ from builder.training.scores import Scores
 from builder.training.tenant import Material
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint
+from research.schemes.distilled import distilled
 
 HEAD_RATE = 1e-3  # of a head without an adapter, or with a body that also learns
 
@@ -30,6 +31,8 @@ class Scheme:
     body_rate: float = 0.0
     body_part: str = "all"
     adapter: bool = False
+    kept: float = 1.0  # share of the layers; below 1, a dedicated BERT teaches them
+    states: bool = False  # the hidden states are taught first
 
 
 SCHEMES = {
@@ -38,6 +41,9 @@ SCHEMES = {
     "dedicated-upper": Scheme(whole=True, body_rate=5e-5, body_part="upper"),  # its upper layers tuned
     "shared": Scheme(whole=True),  # the original BERT unchanged, only a head tuned
     "adapter": Scheme(whole=True, adapter=True),  # adapter and head on the original BERT, no tables
+    "distil": Scheme(whole=True, body_rate=5e-5, kept=1 / 2),  # half of the layers, taught by answers
+    "tiny-half": Scheme(whole=True, body_rate=5e-5, kept=1 / 2, states=True),  # half of the layers, taught by hidden states too
+    "tiny-third": Scheme(whole=True, body_rate=5e-5, kept=1 / 3, states=True),  # a third of them
     "plot": Scheme(whole=False, body_rate=1e-4),  # tables below, all upper layers tuned
 }
 
@@ -141,6 +147,8 @@ def train_scheme(
 
     `body`: another body than the scheme's. `factor`: multiplies the scheme's own rates.
     """
+    if name in SCHEMES and (scheme := SCHEMES[name]).kept < 1:
+        return distilled(whole_body(store), ground, options_of(name, own, factor), scheme.kept, scheme.states, show_progress)
     if body is None:
         body = PlotBody(store.upper(), store.config.heads) if name == "hplm" else body_of(store, SCHEMES[name])
     return train(body, ground, options_of(name, own, factor), show_progress=show_progress)

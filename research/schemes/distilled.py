@@ -1,0 +1,88 @@
+"""HMI's compressed baselines (Table 3): a BERT of fewer layers that a tenant's dedicated BERT teaches.
+
+`distil` learns labels and the teacher's answers, as DistilBERT does. `tiny-half` and `tiny-third` first learn the teacher's
+hidden states, as TinyBERT does, but not its attention scores. A student starts from evenly chosen layers of its teacher, and
+reads no text but the tenant's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from builder.adaptation.learning import Budget, Group, Learning
+from builder.hardware import half_precision
+from builder.packed_batches import packed_batches
+from builder.store.savepoint import Savepoint
+from builder.training.bodies import WholeBody
+from builder.training.examples import Pack
+from builder.training.finetuning import PACK_TOKENS, Ground, Trained, TrainingOptions, train
+from hplm.model.attention import PackedAttention
+from research.schemes.pretrained import evenly
+
+
+def distilled(
+    body: WholeBody, ground: Ground, options: TrainingOptions, kept: float, states: bool, show_progress: bool = True
+) -> Trained:
+    """Trains a dedicated BERT and then its student with this share of the layers, each with the same options.
+
+    `states`: the student first learns the teacher's hidden states, for as many passes over the texts.
+    """
+    teacher = train(body, ground, options, show_progress=show_progress)
+    assert isinstance(teacher.body, WholeBody)
+    layers = len(teacher.body.layers)
+    student = teacher.body.with_layers(evenly(layers, max(1, round(kept * layers))))
+    if states:
+        learn_states(student, teacher.body, ground, options, show_progress)
+
+    def apart(pack: Pack, logits: Tensor) -> Tensor:
+        """Returns the mean squared distance from the teacher's logits. It is the same loss for every task."""
+        with torch.no_grad():
+            wanted = teacher.model(teacher.body, pack)
+        return F.mse_loss(logits.float(), wanted.float())
+
+    return train(student, ground, options, show_progress=show_progress, further=apart)
+
+
+def learn_states(student: WholeBody, teacher: WholeBody, ground: Ground, options: TrainingOptions, show_progress: bool) -> None:
+    """Moves each of the student's hidden states towards that of the teacher's layers which it replaces."""
+    ends = [round((i + 1) * len(teacher.layers) / len(student.layers)) for i in range(len(student.layers))]
+    rng = np.random.default_rng(options.seed)
+    chosen = [
+        some
+        for _ in range(options.epochs)
+        for some in packed_batches(ground.texts.lengths, PACK_TOKENS, options.batch_texts, rng)
+    ]
+    in_half = half_precision(ground.device)
+
+    def losses(number: int) -> Callable[[], tuple[Tensor, int]]:
+        following = iter(chosen[number:])
+
+        def loss() -> tuple[Tensor, int]:
+            pack = ground.reader.pack(ground.texts, next(following), ground.device, False)
+            with in_half:
+                with torch.no_grad():
+                    wanted = states_of(teacher, pack)
+                own = states_of(student, pack)
+            pairs = zip(own, [wanted[0], *(wanted[end] for end in ends)], strict=True)
+            apart = [F.mse_loss(mine.float(), theirs.float()) for mine, theirs in pairs]
+            return torch.stack(apart).sum(), len(pack.tokens)
+
+        return loss
+
+    learned = Group(options.body_rate, {str(number): parameter for number, parameter in enumerate(student.parameters())})
+    learning = Learning(student, [learned], Budget(steps=len(chosen)), Savepoint(None))
+    learning.run("learning the teacher's states", losses, show_progress)
+
+
+def states_of(body: WholeBody, pack: Pack) -> list[Tensor]:
+    """Returns the embeddings and each layer's output, for all tokens."""
+    attend = PackedAttention(pack.lengths, body.heads, pack.tokens.device)
+    found = [body.embedded(pack)]
+    for layer in body.layers:
+        found.append(layer(found[-1], attend))
+    return found

@@ -1,0 +1,64 @@
+"""Compressed baselines: a dedicated BERT teaches one of fewer layers, by its answers and by its hidden states."""
+
+import numpy as np
+import pytest
+import torch
+
+from builder.training.finetuning import TrainingOptions, train
+from research.schemes.distilled import learn_states, states_of
+from research.schemes.pretrained import evenly
+from research.schemes.trained import SCHEMES, options_of, train_scheme, whole_body
+from tests.research.schemes.test_trained import CPU, ground, store  # noqa: F401  fixtures
+
+pytestmark = pytest.mark.slow
+
+
+def pack_of(ground):  # noqa: F811
+    return ground.reader.pack(ground.texts, np.arange(len(ground.texts.texts)), CPU, False)
+
+
+@pytest.mark.parametrize("name", ["distil", "tiny-half", "tiny-third"])
+def test_a_student_has_fewer_layers_and_is_scored_as_others(store, ground, name):  # noqa: F811
+    own = TrainingOptions(epochs=1, rank=4)
+    trained = train_scheme(store, ground, name, own, show_progress=False)
+    assert len(trained.body.layers) == max(1, round(SCHEMES[name].kept * 4)) < 4
+    assert 0 <= trained.scores.main <= 1 and not trained.model.adapters
+    assert options_of(name, own) == options_of("dedicated", own)
+
+
+def test_a_student_starts_from_its_teachers_layers(store, ground):  # noqa: F811
+    teacher, pack = whole_body(store).eval(), pack_of(ground)
+    with torch.no_grad():
+        assert torch.equal(teacher.with_layers(range(4))(pack, None), teacher(pack, None))
+        upper = teacher.with_layers([0, 1])
+        read = states_of(teacher, pack)[2][pack.reading]
+        assert torch.allclose(upper(pack, None), read, atol=1e-5)
+    assert (evenly(6, 3), evenly(6, 2), evenly(12, 4)) == ([0, 2, 4], [1, 4], [1, 4, 7, 10])
+    before = teacher.layers[0].qkv.weight.clone()
+    upper.layers[0].qkv.weight.data.zero_()
+    assert torch.equal(teacher.layers[0].qkv.weight, before)
+
+
+def test_states_come_nearer_to_the_teachers(store, ground):  # noqa: F811
+    teacher, pack = whole_body(store).eval(), pack_of(ground)
+    student = teacher.with_layers([0, 2])
+
+    def apart():
+        with torch.no_grad():
+            own, wanted = states_of(student, pack), states_of(teacher, pack)
+        return [float((own[i] - wanted[end]).square().mean()) for i, end in ((1, 2), (2, 4))]
+
+    before = apart()
+    learn_states(student, teacher, ground, TrainingOptions(epochs=3, rank=0, body_rate=1e-3), show_progress=False)
+    assert all(now < 0.9 * then for now, then in zip(apart(), before, strict=True))
+
+
+def test_a_further_loss_is_learned_beside_that_of_the_labels(store, ground):  # noqa: F811
+    options = options_of("dedicated", TrainingOptions(epochs=2, rank=0))
+
+    def logits(further):
+        trained = train(whole_body(store), ground, options, show_progress=False, further=further)
+        with torch.no_grad():
+            return float(trained.model(trained.body, pack_of(ground)).mean())
+
+    assert logits(lambda pack, own: 100 * (own - 9).square().mean()) > logits(None) + 0.1
