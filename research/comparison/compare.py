@@ -1,8 +1,9 @@
 """Measures one scenario for all schemes and several numbers of tenants, on the same Triton, with the native generator.
 
     python -m research.comparison.compare --tenants 1,10,100,1000 --json  throughput (HMI's Fig. 11), memory (Table 2)
-    python -m research.comparison.compare --scenario steady --tenants 10,100,1000  response times (Fig. 12)
-    python -m research.comparison.compare --scenario burst --tenants 100  their distribution (Fig. 13)
+    python -m research.comparison.compare --scenario slowdown --tenants 1,10,100,1000  what swapping models costs (Fig. 3)
+    python -m research.comparison.compare --scenario steady --tenants 10,100,1000,10000  response times (Fig. 12)
+    python -m research.comparison.compare --scenario burst --tenants 100,1000,10000  their distribution (Fig. 13)
 
 Each number is stored under `--results`. After an interruption, give the same command again: it measures what is missing.
 """
@@ -44,7 +45,8 @@ from research.comparison.served_schemes import (
 )
 from testing.random_store import words
 
-SCENARIOS = ("saturate", "steady", "burst")
+SCENARIOS = ("saturate", "slowdown", "steady", "burst")
+CLOSED = ("saturate", "slowdown")  # a client waits for an answer before it sends the next request
 DISTINCT = 4096  # different requests of `saturate`, more than are sent
 WARM_UP = 0.25  # share of the seconds
 OPEN_CONNECTIONS = 512  # in scenarios that do not wait for answers
@@ -70,11 +72,16 @@ class Comparison:
         for tokens in (lengths.least, lengths.most):
             expect_text(tokens, self.setup.config.positions, "lengths")
 
+    @property
+    def clients(self) -> int:
+        """How many wait for answers at a time. For the slow-down it is one, so that no request waits for another one."""
+        return 1 if self.scenario == "slowdown" else self.connections
+
     def settings(self) -> dict:
         """Returns the settings that numbers must share to be compared. Schemes and numbers of tenants may differ."""
         mine, setup = asdict(self), asdict(self.setup)
         del mine["tenants"], mine["schemes"], setup["tenants"]
-        return mine | {"setup": setup, "machine": machine()}
+        return mine | {"connections": self.clients, "setup": setup, "machine": machine()}
 
 
 def compare(case: Comparison, results: Results, work: Path) -> dict:
@@ -106,9 +113,9 @@ def compare(case: Comparison, results: Results, work: Path) -> dict:
 
 def _measure(server: Served, case: Comparison, tenants: int) -> dict:
     host, port = server.url_for(tenants).split(":")
-    if case.scenario == "saturate":
+    if case.scenario in CLOSED:
         requests = _requests(server.exported, tenants, _uniform(case, tenants))
-        load = Load(host, int(port), requests, case.seconds, connections=case.connections, patience=case.patience)
+        load = Load(host, int(port), requests, case.seconds, connections=case.clients, patience=case.patience)
         warm = server.loaded_of(tenants)  # loading models would take longer than the whole warm-up
         warming = requests if warm == tenants else _requests(server.exported, warm, _uniform(case, warm))
         run_apart(replace(load, requests=warming, seconds=WARM_UP * case.seconds))
@@ -127,7 +134,7 @@ def _measure(server: Served, case: Comparison, tenants: int) -> dict:
         )
     before, speeds = server.loads, [gflops()]
     report = run_apart(load)
-    if case.scenario == "saturate":
+    if case.scenario in CLOSED:
         way_out = "read the server's log or give more --patience, and then give the command again"
         report.expect_success(f"{server.exported.scheme} with {tenants} tenants", way_out)
     speeds.append(gflops())
@@ -220,7 +227,7 @@ def _ratios(rates: dict[str, dict[str, float]]) -> dict[str, float | None]:
 
 def table(figures: dict) -> str:
     counts = sorted({int(count) for rates in figures["schemes"].values() for count in rates})
-    shown = "schemes" if figures["settings"]["scenario"] == "saturate" else "p50_ms"
+    shown = "schemes" if figures["settings"]["scenario"] in CLOSED else "p50_ms"
     lines = ["requests a second" if shown == "schemes" else "response time, median, ms"]
     lines.append(f"{'tenants':28}" + "".join(f"{count:>10}" for count in counts))
     for scheme in (scheme for scheme in COMPARED if scheme in figures[shown]):

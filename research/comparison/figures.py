@@ -24,6 +24,7 @@ from research.comparison import page, pictures
 from research.comparison.compare import SCENARIOS, summary
 from research.comparison.results import Results
 from research.comparison.served_schemes import COMPARED, DISK
+from research.schemes.export import WHOLE
 
 SIZES_IN_WORDS = {"bert-base": "BERT-base (6 + 6 layers, width 768)", "minilm": "MiniLM (3 + 3 layers, width 384)"}
 OVERLAPS_IN_WORDS = {
@@ -60,7 +61,7 @@ def make_report(results: Path, to: Path) -> list[str]:
 
 def _of_scenario(results: Results, to: Path) -> tuple[str, str]:
     scenario = results.settings()["scenario"]
-    return {"saturate": _saturate, "steady": _steady, "burst": _burst}[scenario](results, to)
+    return {"saturate": _saturate, "slowdown": _slowdown, "steady": _steady, "burst": _burst}[scenario](results, to)
 
 
 def _saturate(results: Results, to: Path) -> tuple[str, str]:
@@ -89,6 +90,27 @@ def _saturate(results: Results, to: Path) -> tuple[str, str]:
         speeds="{least:g} to {most:g}, median {median:g}".format(**figures["machine_gflops"]),
         ratios="\n".join(_ratio_lines(figures)),
         memory=_memory_table(memory),
+    )
+    return name, text
+
+
+def _slowdown(results: Results, to: Path) -> tuple[str, str]:
+    settings, rates = results.settings(), summary(results)["schemes"]
+    name, size, budget = results.folder.name, _size(results), settings["setup"]["budget"]
+    curves: dict[str, list[tuple[int, float]]] = {}
+    lines = ["| | tenants | not in memory | a request, ms | slow-down |", "|---|---|---|---|---|"]
+    for scheme in (scheme for scheme in COMPARED if scheme in rates):
+        found = sorted((int(count), rate) for count, rate in rates[scheme].items() if rate)
+        for count, rate in found:
+            elsewhere = max(0.0, 1 - budget / count) if scheme in (*WHOLE, DISK) else 0.0
+            slower = found[0][1] / rate
+            curves.setdefault(scheme, []).append((count, slower))
+            cells = [f"{count:,}", f"{elsewhere:.0%}", f"{1000 / rate:,.1f}", f"{slower:.2f}"]
+            lines.append(f"| {pictures.NAMES[scheme]} | {' | '.join(cells)} |")
+    pictures.over_tenants(to / f"{name}.png", curves, f"Slow-down by swapping models: {size}", "slow-down")
+    lengths, seconds = _lengths(settings), f"{settings['seconds']:g}"
+    text = page.SLOWDOWN.substitute(
+        size=size, name=name, lengths=lengths, budget=budget, seconds=seconds, table="\n".join(lines)
     )
     return name, text
 

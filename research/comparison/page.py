@@ -48,6 +48,20 @@ $memory
 
 """)
 
+SLOWDOWN = Template("""\
+## What swapping models costs, $size (Fig. 3)
+
+![Slow-down against tenants]($name.png)
+
+One client sends a request when the last one is answered. Any tenant is as likely as any other;
+$lengths, for $seconds s. Memory has room for $budget whole models; *not in memory* is the share of
+requests whose model has to be read first. *Slow-down* is the mean time of a request over that with
+the fewest tenants.
+
+$table
+
+""")
+
 STEADY = Template("""\
 ## Response time against tenants, $size (Fig. 12)
 

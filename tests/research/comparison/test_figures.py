@@ -42,7 +42,8 @@ def measured(scheme: str, tenants: int) -> dict:
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     folder = tmp_path / "results"
-    for scenario, counts in [("saturate", (1, 10, 100, 1000)), ("steady", (10, 100)), ("burst", (100,))]:
+    scenarios = {"saturate": (1, 10, 100, 1000), "slowdown": (1, 1000), "steady": (10, 100), "burst": (100,)}
+    for scenario, counts in scenarios.items():
         kept = Results.open(folder / f"minilm-{scenario}", SETTINGS | {"scenario": scenario})
         for scheme in COMPARED:
             for tenants in counts:
@@ -63,17 +64,25 @@ def results(tmp_path: Path) -> Path:
 
 def test_every_figure_is_there_and_the_page_names_the_machine(results, tmp_path) -> None:
     made = make_report(results, tmp_path / "report")
-    assert made == ["minilm-saturate", "minilm-steady", "minilm-burst", "pipeline", "timeline"]
+    assert made == ["minilm-saturate", "minilm-slowdown", "minilm-steady", "minilm-burst", "pipeline", "timeline"]
     page = (tmp_path / "report" / "README.md").read_text()
     assert names(page, "a CPU", 2) and "$" not in page
     shown = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", page)
-    assert len(shown) == 6
+    assert len(shown) == 7
     for picture in shown:
         assert (tmp_path / "report" / picture).read_bytes().startswith(b"\x89PNG")
     for named in ([140.01, 150, "GFLOP/s"], ["**2 x**", 1.8], ["**600 x**", 100]):
         assert any(names(line, *named) for line in page.splitlines()), named
-    for figure in ("Fig. 11", "Table 2", "Fig. 12", "Fig. 13", "Table 6", "Fig. 17"):
+    for figure in ("Fig. 11", "Table 2", "Fig. 3", "Fig. 12", "Fig. 13", "Table 6", "Fig. 17"):
         assert figure in page
+
+
+def test_the_slow_down_is_over_the_fewest_tenants(results, tmp_path) -> None:
+    make_report(results, tmp_path / "report")
+    lines = (tmp_path / "report" / "README.md").read_text().splitlines()
+    many = [line for line in lines if re.search(r"\| 1,000 \| \d+% \|", line)]
+    assert sum(line.endswith("| 0% | 41.7 | 1.00 |") for line in many) == 1  # hplm shares its layers
+    assert any(line.endswith("| 98% | 25,000.0 | 300.00 |") for line in many)  # 20 of 1,000 models are in memory
 
 
 def test_on_a_cpu_two_variants_of_the_pipeline_are_one_and_tell_the_noise(results, tmp_path) -> None:
