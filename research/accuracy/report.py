@@ -48,6 +48,7 @@ OF_UPPER_LAYERS = (
 BARE = 0.001  # share of the n-grams in a root whose table is not read
 # Raise these if the same options train differently, or the same recipe makes other lower layers: earlier results are void then.
 TRAINING, BELOW = 1, 1
+LATER = ("function", "head_function")  # options of training that are younger than results: named if they are not the defaults
 FEW = ("maths-area", "learning-names")  # the tasks of most studies: the largest one, and one that tags
 
 
@@ -123,7 +124,7 @@ class Report:
         task, case, below = run.task, run.case, run.case.below
         told = {"task": task.id, "domain": task.domain, "kind": task.task, "model": self.name}
         told |= {"data": self._digests[task.id], "scheme": case.scheme, "seed": run.seed}
-        told |= {"training": asdict(options_of(case.scheme, self._training(run)))}
+        told |= {"training": named_options(options_of(case.scheme, self._training(run)))}
         if case.scheme in OF_UPPER_LAYERS or (isinstance(below, Pretraining) and below.part != "all"):
             told |= {"upper": self._root.upper}
         versions = {"trained": TRAINING} if below is None else {"trained": TRAINING, "made": BELOW}
@@ -242,6 +243,15 @@ class Report:
         pretrain(body, store.config, head, documents, below.part, budget, 0, self.device, folder / "learning.pt")
         with replaced(folder / "body.pt") as temporary:
             torch.save(body.state_dict(), temporary)
+
+
+def named_options(options: TrainingOptions) -> dict[str, Any]:
+    """Returns the options as results name them. A new option at its default changes no result, and is left out."""
+    return {
+        name: value
+        for name, value in asdict(options).items()
+        if name not in LATER or value != TrainingOptions.__dataclass_fields__[name].default
+    }
 
 
 def _score_alone(report: Report, run: Run) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,12 +10,15 @@ from demo.data import DemoData, DemoDomain
 from hplm.errors import InvalidInput
 from research.accuracy.public import MAILS, published_table, stored_public_data
 from research.accuracy.recipes import DomainRecipe, LargeDomainRecipe
+from research.accuracy.report import named_options
 from research.accuracy.studies import studies_of
 from research.accuracy.tiers import PUBLIC, TIERS
+from research.result_file import ResultFile
 from tests.builder.tables.branches import some_lines
 from tests.naming import naming
 from tests.research.accuracy.test_report import TINY, data, report  # noqa: F401  fixtures
 
+RESULTS = Path(__file__).parents[3] / "research/results/accuracy.jsonl"
 SIZES = {"train": 12, "dev": 4, "test": 6}
 LABELS = ("earn", "acq", "rare")
 
@@ -107,6 +111,13 @@ def test_a_large_domain_is_built_with_its_largest_share():
     smaller = replace(case.below, keep=0.01, dtype="int8")
     assert smaller.whole == case.below
     assert type(studies_of(TIERS[1], 6)["domains"].cases[1].below) is DomainRecipe
+
+
+def test_new_options_of_training_do_not_void_the_results():
+    stored = {frozenset(finished.run["training"]) for finished in ResultFile(RESULTS)}
+    options = TIERS[1].training("hplm", 6, 4, seed=0)
+    assert stored == {frozenset(named_options(options))}
+    assert "function" in named_options(replace(options, function="gelu"))
 
 
 @pytest.mark.slow
