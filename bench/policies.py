@@ -36,8 +36,9 @@ class PoliciesBench:
 def register(kinds: argparse._SubParsersAction) -> None:
     parser = benchmark(kinds, "policies", run, "policies and packings in pairs, on a real server", (
         "Serve random weights with each pair of a policy and a packing, one after the other. Send the same texts to each, at a "
-        "multiple of the rate that first come, first served answers with the packing `packed`. Lengths are 3 to 100, normal, "
-        "with mean 20. Requests are not refused on arrival; they expire."
+        "multiple of the rate that first come, first served answers with the packing `packed`. That pair is measured again "
+        "before and after each other one. Lengths are 3 to 100, normal, with mean 20. No request is refused on arrival; they "
+        "expire."
     ))  # fmt: skip
     size_option(parser, PoliciesBench.size)
     for option, default in (("--policies", PoliciesBench.policies), ("--packings", PoliciesBench.packings)):

@@ -1,8 +1,8 @@
 """Sends the same overload to servers with different policies and packings, and compares what they answer.
 
-The first pair is first come, first served with the packing `packed`. A closed loop on it measures the capacity, which sets the
-rate and the deadlines. It is measured again at the end, because machines drift. A text's utility is 1 / length, as in TCB, if
-it was started by its deadline; that is read from the server's journal. On time is what the client saw.
+Every pair is measured between two measurements of first come, first served with the packing `packed`, because machines drift.
+A closed loop on the first of these sets the rate and the deadlines of all. A text's utility is 1 / length, as in TCB, if it was
+started by its deadline; that is read from the server's journal. On time is what the client saw.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 
 import numpy as np
@@ -68,28 +69,44 @@ class Texts:
 
 
 def bench_policies(case: PoliciesBench) -> dict:
-    texts, offered, pairs = Texts.draw(case), None, []
     others = [pair for pair in product(case.policies, case.packings) if pair != BASE]
     with tempfile.TemporaryDirectory(prefix="hplm-bench-") as folder:
-        store = random_store(Path(folder) / "store", SIZES[case.size], random_tenants(case.tenants, 32, 4))
-        for number, (policy, packing) in enumerate([BASE, *others, BASE]):
-            print(f"{policy} with {packing}", file=sys.stderr, flush=True)
-            journal = Path(folder) / f"journal-{number}.jsonl"
-            backbone = _export(store, Path(folder) / "repository", case, policy, packing, journal)
-            with TritonServer(Path(folder) / "repository") as server:
-                capacity = _capacity(server, texts.requests(backbone, case.tenants), case)
-                offered = offered or _offer(case, capacity)
-                report = _overload(server, texts.requests(backbone, case.tenants, offered.deadlines), offered)
-            started = [json.loads(line) for line in journal.read_text("utf-8").splitlines()]
-            pairs.append({"policy": policy, "packing": packing, "capacity": round(capacity, 1)} | figures(
-                report, started, offered, texts.lengths_of(np.arange(len(offered.arrivals)))
-            ))  # fmt: skip
-    *measured, again = pairs
+        served = Served(case, Path(folder))
+        measured = [served.measure(*pair) for pair in chain([BASE], *([pair, BASE] for pair in others))]
+    bases = measured[::2]
     return {
-        "pairs": [pair | {"to_base": ratios(pair, measured[0])} for pair in measured],
-        "drift": ratios(again, measured[0]),
+        "base": bases,
+        "pairs": [
+            pair | {"to_base": ratios(pair, around)} for pair, *around in zip(measured[1::2], bases, bases[1:], strict=False)
+        ],
+        "drift": ratios(bases[-1], bases[:1]),
         "case": asdict(case),
     }
+
+
+class Served:
+    """One store, served with a pair of policy and packing after the other."""
+
+    def __init__(self, case: PoliciesBench, folder: Path) -> None:
+        self._case = case
+        self._folder = folder
+        self._store = random_store(folder / "store", SIZES[case.size], random_tenants(case.tenants, 32, 4))
+        self._texts = Texts.draw(case)
+        self._offered: Offered | None = None
+
+    def measure(self, policy: str, packing: str) -> dict:
+        print(f"{policy} with {packing}", file=sys.stderr, flush=True)
+        journal = self._folder / "journal.jsonl"
+        journal.unlink(missing_ok=True)
+        tenants, repository = self._case.tenants, self._folder / "repository"
+        backbone = _export(self._store, repository, self._case, policy, packing, journal)
+        with TritonServer(repository) as server:
+            warmed = _warm(server, self._texts.requests(backbone, tenants), self._case)
+            offered = self._offered = self._offered or _offer(self._case, warmed)
+            report = _overload(server, self._texts.requests(backbone, tenants, offered.deadlines), offered)
+        entries = [json.loads(line) for line in journal.read_text("utf-8").splitlines()]
+        lengths = self._texts.lengths_of(np.arange(len(offered.arrivals)))
+        return {"policy": policy, "packing": packing} | figures(report, entries, offered, lengths)
 
 
 def figures(report: Report, entries: list[dict], offered: Offered, lengths: np.ndarray) -> dict[str, float]:
@@ -103,8 +120,10 @@ def figures(report: Report, entries: list[dict], offered: Offered, lengths: np.n
     }
 
 
-def ratios(pair: dict, base: dict) -> dict[str, float]:
-    return {name: round(pair[name] / base[name], 3) for name in ("texts_per_s", "on_time", "utility")}
+def ratios(pair: dict, bases: Sequence[dict]) -> dict[str, float | None]:
+    """Returns the figures of a pair over the mean of the others."""
+    means = {name: sum(base[name] for base in bases) / len(bases) for name in ("texts_per_s", "on_time", "utility")}
+    return {name: round(pair[name] / mean, 3) if mean else None for name, mean in means.items()}
 
 
 def _export(store: Store, repository: Path, case: PoliciesBench, policy: str, packing: str, journal: Path) -> str:
@@ -120,18 +139,18 @@ def _export(store: Store, repository: Path, case: PoliciesBench, policy: str, pa
     return export(store, repository, options).backbone
 
 
-def _capacity(server: TritonServer, requests: list[bytes], case: PoliciesBench) -> float:
-    """Returns the texts a second of a closed loop. The loop warms the server up as well."""
+def _warm(server: TritonServer, requests: list[bytes], case: PoliciesBench) -> Report:
+    """Warms a server up by a closed loop, then measures another one."""
     host, port = server.http_url.split(":")
     connections = 4 * case.batch_tokens // MEAN
-    for seconds in (case.seconds / 8, case.seconds / 4):
-        report = run_apart(Load(host, int(port), requests, seconds=seconds, connections=connections))
-    report.expect_success("the capacity")
-    return report.req_per_s
+    run_apart(Load(host, int(port), requests, seconds=case.seconds / 8, connections=connections))
+    return run_apart(Load(host, int(port), requests, seconds=case.seconds / 4, connections=connections))
 
 
-def _offer(case: PoliciesBench, capacity: float) -> Offered:
-    generator = np.random.default_rng(case.seed)
+def _offer(case: PoliciesBench, warmed: Report) -> Offered:
+    """Draws the requests for all pairs, at a multiple of the rate of the closed loop."""
+    warmed.expect_success("the capacity", "give --seconds more, or the command again")
+    capacity, generator = warmed.req_per_s, np.random.default_rng(case.seed)
     count = round(case.seconds * case.overload * capacity)
     batch = case.batch_tokens / MEAN / capacity
     return Offered(
@@ -148,12 +167,15 @@ def _overload(server: TritonServer, requests: list[bytes], offered: Offered) -> 
 
 
 def table_of(found: dict) -> str:
-    lines = [f"{'policy':>28} {'packing':>9} {'texts/s':>9} {'on time':>8} {'utility':>8}   to {' + '.join(BASE)}"]
-    for pair in found["pairs"]:
-        to = "  ".join(f"{ratio:.2f}" for ratio in pair["to_base"].values())
+    lines = [f"{'policy':>28} {'packing':>9} {'texts/s':>9} {'on time':>8} {'utility':>8}   to {' with '.join(BASE)}"]
+    for pair in (found["base"][0], *found["pairs"]):
         lines.append(
             f"{pair['policy']:>28} {pair['packing']:>9} {pair['texts_per_s']:>9.1f} {pair['on_time']:>8.3f} "
-            f"{pair['utility']:>8.3f}   {to}"
+            f"{pair['utility']:>8.3f}   {_shown(pair.get('to_base', {}))}"
         )
-    lines.append("the first pair again, over its first measurement: " + "  ".join(f"{r:.2f}" for r in found["drift"].values()))
+    lines.append(f"{' with '.join(BASE)} at the end, over its first measurement: {_shown(found['drift'])}")
     return "\n".join(lines)
+
+
+def _shown(found: dict[str, float | None]) -> str:
+    return "  ".join("none" if ratio is None else f"{ratio:.2f}" for ratio in found.values())
