@@ -25,6 +25,7 @@ def _bert_vocabulary() -> int:
 @dataclass(frozen=True)
 class PlotBench:
     keys: int = 1_000_000  # n-grams in the table
+    window: int = 3  # tokens of an n-gram
     hidden: int = 768  # width of a vector
     tokens: int = 128  # of a text
     seconds: float = 3.0  # for each figure
@@ -44,6 +45,7 @@ def register(kinds: argparse._SubParsersAction) -> None:
         "a table replaces. A million keys of width 768 take 8 GB of disk and some minutes."
     ))  # fmt: skip
     parser.add_argument("--keys", type=int, default=PlotBench.keys, help="n-grams in the table (default: %(default)s)")
+    parser.add_argument("--window", type=int, default=PlotBench.window, help="tokens of an n-gram (default: %(default)s)")
     parser.add_argument("--hidden", type=int, default=PlotBench.hidden, help="width of a vector (default: %(default)s)")
     tokens_option(parser, PlotBench.tokens)
     seconds_option(parser, PlotBench.seconds, "for each figure")
@@ -57,7 +59,7 @@ def register(kinds: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> dict:
     from bench.measuring.plot import bench_plot, table_of
 
-    case = PlotBench(args.keys, args.hidden, args.tokens, args.seconds, args.dtype, args.count_tokens)
+    case = PlotBench(args.keys, args.window, args.hidden, args.tokens, args.seconds, args.dtype, args.count_tokens)
     figures = bench_plot(case, args.folder)
     if not args.json:
         print(table_of(figures))

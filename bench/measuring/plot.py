@@ -18,7 +18,7 @@ from torch import nn
 
 from bench.measuring.cold import Cold, can_drop
 from bench.measuring.counting import count_apart
-from bench.measuring.plot_tables import TEXTS, VERSION, config_of, fresh_texts, spec_of, tables, write_corpus
+from bench.measuring.plot_tables import TEXTS, VERSION, config_of, fresh_texts, space_of, spec_of, tables, write_corpus
 from bench.plot import PlotBench
 from bench.tools.machine import cpu_name
 from bench.tools.timing import Timing, alternate, cpu_ticks, threads
@@ -74,7 +74,7 @@ def bench_plot(case: PlotBench, folder: Path | None = None) -> dict:
         figures["stolen_share"] = round((stolen_now - stolen) / max(1, now - ticks), 4)
         if case.count_tokens:
             write_corpus(Path(scratch) / "corpus", case)
-            figures |= count_apart(Path(scratch) / "corpus", case.vocabulary, Path(scratch) / "counts")
+            figures |= count_apart(Path(scratch) / "corpus", space_of(case), Path(scratch) / "counts")
     figures = {f"{name}_us": round(timing.median, 2) for name, timing in spread.items()} | figures
     dtype = str(resolve_dtype(case.dtype, CPU)).removeprefix("torch.")
     figures["lower_stack_us"] = figures[f"lower_stack_{dtype}_us"]
@@ -159,7 +159,9 @@ def _index(case: PlotBench, scratch: Path) -> dict[str, Timing]:
     generator = np.random.default_rng(17)
     variants = {}
     for name, count in (("keys_1m", case.keys), ("keys_10m", MORE * case.keys)):
-        keys = generator.permutation(np.unique(generator.integers(0, 1 << 62, count, dtype=np.uint64)))[:, None]
+        first = generator.permutation(np.unique(generator.integers(0, 1 << 62, count, dtype=np.uint64)))
+        others = generator.integers(0, 1 << 62, (len(first), space_of(case).words - 1), dtype=np.uint64)
+        keys = np.column_stack([first, others])
         (scratch / name).mkdir()
         index = Index(scratch / name, write_index(scratch / name, keys))
         asked = keys[generator.integers(0, len(keys), (INDEX_TEXTS, case.tokens))]

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from bench.plot import PlotBench
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
+from hplm.model.windows import Window
 from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.keys import KeySpace
 from hplm.plot.table import Table, TableSpec
@@ -27,9 +28,16 @@ VERSION = 1
 
 
 def config_of(case: PlotBench) -> BackboneConfig:
-    """Returns BERT-base with the benchmark's vocabulary and width."""
+    """Returns BERT-base with the benchmark's vocabulary, width and window."""
     heads = case.hidden // 64 if case.hidden % 64 == 0 else 1
-    return replace(BERT_BASE, vocabulary=case.vocabulary, hidden=case.hidden, heads=heads, intermediate=4 * case.hidden)
+    return replace(
+        BERT_BASE, vocabulary=case.vocabulary, hidden=case.hidden, heads=heads, intermediate=4 * case.hidden,
+        window=Window(case.window),
+    )  # fmt: skip
+
+
+def space_of(case: PlotBench) -> KeySpace:
+    return KeySpace(case.vocabulary, Window(case.window))
 
 
 def spec_of(case: PlotBench, dtype: str) -> TableSpec:
@@ -46,7 +54,7 @@ def tables(case: PlotBench, folder: Path) -> dict[str, Forest]:
     _expect_space(case, folder, missing)
     if missing:
         keys = _keys(case)
-        pool = torch.randn(BATCH, 3, case.hidden, generator=torch.Generator().manual_seed(5))
+        pool = torch.randn(BATCH, case.window, case.hidden, generator=torch.Generator().manual_seed(5))
         for dtype in missing:
             shutil.rmtree(folder / dtype, ignore_errors=True)
             with tqdm(total=len(keys), desc=f"writing the {dtype} table", unit="n-gram", unit_scale=True) as bar:
@@ -77,16 +85,17 @@ def write_corpus(folder: Path, case: PlotBench) -> None:
 
 def _keys(case: PlotBench) -> np.ndarray:
     """Returns the most frequent n-grams of a Zipf corpus, ranked as by the builder, and then the remaining tokens."""
-    config = config_of(case)
-    space = KeySpace(case.vocabulary, config.window)
-    documents = random_documents(config, 4 * case.keys, LONGEST_DOCUMENT, seed=7)
+    space = space_of(case)
+    documents = random_documents(config_of(case), 4 * case.keys, LONGEST_DOCUMENT, seed=7)
     ranked = ranked_keys(documents, space, with_unigrams=False)
     if len(ranked) < case.keys:
         raise InvalidInput(
             f"a vocabulary of {case.vocabulary} has too few n-grams for a table of {case.keys}: give fewer --keys"
         )
-    unigrams = space.unigrams()
-    return np.concatenate([ranked[: case.keys], unigrams[~np.isin(unigrams[:, 0], ranked[: case.keys, 0])]])
+    chosen, missing = ranked[: case.keys], np.ones(case.vocabulary, dtype=bool)
+    alone = chosen[((chosen & space.masks[-1]) == chosen).all(1)]
+    missing[space.unpack(alone)[:, space.window.centre] - 1] = False
+    return np.concatenate([chosen, space.unigrams()[missing]])
 
 
 def _fits(case: PlotBench, folder: Path, dtype: str) -> bool:
@@ -94,14 +103,17 @@ def _fits(case: PlotBench, folder: Path, dtype: str) -> bool:
     if not path.exists():
         return False
     meta = Table(path).meta
-    if not case.keys <= meta.keys <= case.keys + case.vocabulary or meta.hidden != case.hidden:
-        raise InvalidInput(f"{path} holds {meta.keys:,} keys of width {meta.hidden}: remove it, or choose another --folder")
+    is_size = case.keys <= meta.keys <= case.keys + case.vocabulary
+    if not is_size or (meta.hidden, meta.n) != (case.hidden, case.window):
+        raise InvalidInput(
+            f"{path} holds {meta.keys:,} {meta.n}-grams of width {meta.hidden}: remove it, or choose another --folder"
+        )
     return True
 
 
 def _expect_space(case: PlotBench, folder: Path, missing: list[str]) -> None:
     values = sum((case.keys + case.vocabulary + 1) * spec_of(case, dtype).row_bytes for dtype in missing)
-    indexes = 11 * case.keys * 32  # 1 x and 10 x the keys: keys, rows and starts
+    indexes = 11 * case.keys * (8 * space_of(case).words + 24)  # 1 x and 10 x the keys: keys, rows and starts
     counting = 60 * case.count_tokens  # runs and merged counts
     needed, free = values + indexes + counting, shutil.disk_usage(folder).free
     if needed > free:

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import json
 import mmap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench.measuring.cold import can_drop, drop
 from bench.measuring.plot import TARGETS, bench_plot, table_of
+from bench.measuring.plot_tables import space_of
 from bench.plot import PlotBench
 from hplm.cli.main import main
 from hplm.errors import InvalidInput
@@ -42,6 +44,16 @@ def test_every_figure_is_there_and_nothing_is_left_behind(disk: Path, monkeypatc
     assert list(disk.iterdir()) == []
     printed = table_of(json.loads(json.dumps(figures)))
     assert printed.count("met") + printed.count("MISSED") == len(TARGETS)
+
+
+def test_ngrams_of_two_words_are_measured_too(disk: Path) -> None:
+    case = PlotBench(keys=300, window=5, hidden=16, tokens=8, seconds=0.01, count_tokens=2000, build_keys=10)
+    assert space_of(case).words == 2
+    figures = bench_plot(case, disk / "kept")
+    assert {"1-gram", "2-gram"} <= set(figures["found"]) <= {"root", "4-gram", "3-gram", "2-gram", "1-gram"}
+    assert figures["keys_1m_us"] > 0 and figures["count_tokens_per_s"] > 0
+    with pytest.raises(InvalidInput, match=naming(disk / "kept/fp16/1", 5, "--folder")):
+        bench_plot(replace(case, window=3), disk / "kept")
 
 
 def test_kept_tables_are_used_again(disk: Path) -> None:
