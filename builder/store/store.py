@@ -310,6 +310,14 @@ class Store:
         """Returns the tenant's newest version; None if it has none."""
         return next((tenant for tenant in self.tenants() if tenant.id == tenant_id), None)
 
+    def tenant_versions(self, tenant_id: str) -> list[int]:
+        """Returns the versions of a tenant, oldest first."""
+        found = self.folder.glob(f"tenants/{tenant_id}/*/tenant.json")
+        return sorted(int(path.parent.name) for path in found if path.parent.name.isdecimal())
+
+    def tenant_version(self, tenant_id: str, version: int) -> TenantFile:
+        return TenantFile.read(self.tenant_folder(tenant_id, version) / "tenant.json")
+
     def tenant_folder(self, tenant_id: str, version: int) -> Path:
         return self.folder / "tenants" / tenant_id / str(version)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -129,29 +131,42 @@ class Reader:
         return encoded, spans, False
 
 
-def split_off(labelled: Labelled, share: float, seed: int) -> tuple[Labelled, Labelled]:
-    """Splits at random into training and dev part. Every label stays in training; no text is in both parts."""
+def split_off(labelled: Labelled, share: float, below: float | None = None) -> tuple[Labelled, Labelled, float]:
+    """Splits into training and dev part. Every label stays in training; no text is in both parts.
+
+    Each text has a number from 0 to 1 that depends on nothing else; those with the lowest go to dev. Also returns the highest
+    of these. With it as `below`, a file that has grown is split at the same number, so that each text stays on its side.
+    """
     examples = labelled.examples
-    groups = _alike(labelled)
-    order = np.random.default_rng(seed).permutation(len(groups))
+    groups = sorted((_number_of(key), group) for key, group in _alike(labelled).items())
     wanted = max(1, round(share * len(examples)))
     left = Counter(label for example in examples for label in set(example.labels))
     taken: set[int] = set()
-    for group in (groups[number] for number in order):
+    bound = 0.0
+    for number, group in groups:
+        if number > below if below is not None else len(taken) >= wanted:
+            break
         own = Counter(label for number in group for label in set(examples[number].labels))
-        fits = len(group) <= wanted and len(taken) < wanted
-        if fits and all(left[label] > count for label, count in own.items()):
+        if len(group) <= wanted and all(left[label] > count for label, count in own.items()):
             taken.update(group)
             left.subtract(own)
+            bound = number
+    if not taken and below is not None:
+        return split_off(labelled, share)  # so few texts that none is below
     if not 0 < len(taken) < len(examples):
         raise InvalidInput(f"{labelled.path}: too few different texts to take some for dev: add more, or give a --dev file")
     parts: tuple[list[Example], list[Example]] = ([], [])
     for number, example in enumerate(examples):
         parts[number in taken].append(example)
-    return Labelled(labelled.path, parts[0]), Labelled(labelled.path, parts[1])
+    return Labelled(labelled.path, parts[0]), Labelled(labelled.path, parts[1]), bound if below is None else below
 
 
-def _alike(labelled: Labelled) -> list[list[int]]:
+def _number_of(key: object) -> float:
+    digest = hashlib.blake2b(json.dumps(key).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") / (1 << 64)
+
+
+def _alike(labelled: Labelled) -> dict[object, list[int]]:
     """Groups examples that share a text or one side of a pair: split up, dev would ask what training has shown."""
     examples = labelled.examples
     texts, pairs = [example.text for example in examples], [example.pair for example in examples]
@@ -161,4 +176,4 @@ def _alike(labelled: Labelled) -> list[list[int]]:
     groups: dict[object, list[int]] = {}
     for number, key in enumerate(keys):
         groups.setdefault(key, []).append(number)
-    return list(groups.values())
+    return groups

@@ -20,7 +20,7 @@ from builder.store.savepoint import Savepoint
 from builder.training.bodies import Body, learnable
 from builder.training.cutting import Cutting
 from builder.training.examples import Pack, Reader, Texts
-from builder.training.model import Diverged, TenantModel
+from builder.training.model import Diverged, TenantModel, Weights
 from builder.training.scores import Scores
 from builder.training.tasks import TrainingTask
 from hplm.adapters.layout import PROJECTIONS, Layout, adapter_layout, head_layout
@@ -35,6 +35,8 @@ class TrainingOptions:
     adapter: str = "bottleneck"
     rank: int = 32  # 0: a head alone
     places: tuple[str, ...] | None = None  # the projections that the adapter works on; default: the usual ones of its kind
+    function: str = "relu"  # inside a bottleneck
+    head_function: str | None = None  # between the two layers of a head; None: the head has one layer
     dtype: str = "fp16"  # of the stored adapter and head
     epochs: int = 4  # at most
     patience: int = 3  # epochs without a better dev score before training ends
@@ -85,6 +87,7 @@ class Ground:
     task: TrainingTask
     labels: list[str]
     device: torch.device
+    start: tuple[list[Weights] | None, Weights] | None = None  # the adapter, layer by layer, and the head to train on
 
 
 @dataclass(frozen=True)
@@ -107,15 +110,27 @@ class _Course:
     kept_epoch: int = 0
     loss_sum: float = 0.0  # of the current epoch
     seconds: float = 0.0  # of earlier, interrupted runs
+    at_start: dict[str, float] = field(default_factory=dict)  # dev score and loss of the weights that are trained on
     history: list[dict[str, float]] = field(default_factory=list)
+
+    def takes(self, epoch: int, scores: Scores, dev_loss: float, doubt: float) -> bool:
+        """Returns whether the weights after this epoch are to be kept, unless later ones are."""
+        if (scores.main, -dev_loss) > (self.best, -self.best_loss):
+            self.best, self.best_loss, self.best_epoch = scores.main, dev_loss, epoch
+            self.least = scores.main - doubt * scores.error
+        if scores.main < self.least:
+            return False
+        self.kept_epoch = epoch
+        return True
 
 
 def tenant_model(config: BackboneConfig, labels: int, options: TrainingOptions) -> TenantModel:
-    return TenantModel(adapter_of(config, options), head_layout(config, labels, dtype=options.dtype), options.seed)
+    head = head_layout(config, labels, options.head_function, options.dtype)
+    return TenantModel(adapter_of(config, options), head, options.seed)
 
 
 def adapter_of(config: BackboneConfig, options: TrainingOptions) -> Layout | None:
-    return adapter_layout(config, options.adapter, options.rank, options.worked_on, dtype=options.dtype)
+    return adapter_layout(config, options.adapter, options.rank, options.worked_on, options.function, options.dtype)
 
 
 def train(
@@ -140,7 +155,14 @@ def train(
         learned = learnable(body).part(options.body_part) if options.body_rate else ()
     tuned = [parameter.requires_grad_() for parameter in learned]
     model = tenant_model(ground.config, labels, replace(options, rank=0) if cutting is not None else options).to(ground.device)
-    model.mean, model.spread = ground.task.scale([text.example for text in ground.texts.texts])
+    scale = ground.task.scale([text.example for text in ground.texts.texts])
+    if ground.start is None:
+        model.mean, model.spread = scale
+    else:
+        adapter, head = ground.start
+        if cutting is not None and adapter is not None:
+            cutting.hold([{name: part.to(ground.device, torch.float32) for name, part in layer.items()} for layer in adapter])
+        model.go_on(None if cutting is not None else adapter, head, *scale)
     learner = nn.ModuleDict({"model": model, "body": body} if tuned else {"model": model})
     groups = [{"params": list(model.parameters()), "peak": options.learning_rate}]
     if tuned:
@@ -168,6 +190,14 @@ def train(
             }
         )
 
+    def kept() -> dict[str, Tensor]:
+        return {name: tensor.clone() for name, tensor in learner.state_dict().items()}
+
+    if ground.start is not None and not course.at_start:
+        scores, dev_loss = evaluate(body, model, ground, ground.dev)
+        course.at_start = {"dev": scores.main, "dev_loss": dev_loss}
+        if course.takes(0, scores, dev_loss, options.doubt):
+            kept_state = kept()
     first = 0
     with tqdm(total=total, initial=course.step, desc="training", unit="step", disable=not show_progress) as bar:
         for epoch, chosen in enumerate(epochs, start=1):
@@ -200,12 +230,8 @@ def train(
                 scores, dev_loss = evaluate(body, model, ground, ground.dev)
                 course.history.append({"epoch": epoch, "loss": mean_loss, "dev_loss": dev_loss, "dev": scores.main, **held})
                 course.loss_sum = 0.0
-                if (scores.main, -dev_loss) > (course.best, -course.best_loss):
-                    course.best, course.best_loss, course.best_epoch = scores.main, dev_loss, epoch
-                    course.least = scores.main - options.doubt * scores.error
-                if scores.main >= course.least:
-                    course.kept_epoch = epoch
-                    kept_state = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
+                if course.takes(epoch, scores, dev_loss, options.doubt):
+                    kept_state = kept()
                 bar.set_postfix_str(_said(mean_loss, course))
                 save()
             if epoch - course.best_epoch >= options.patience:
@@ -217,14 +243,17 @@ def train(
         adapter, _ = cutting.cut()
         whole, model = model, tenant_model(ground.config, labels, options).to(ground.device)
         model.put(adapter, whole)
-        body, held = cutting.shared, {"change_held": round(course.history[course.kept_epoch - 1]["change_held"], 4)}
+        held_after = {entry["epoch"]: entry["change_held"] for entry in course.history}
+        body, held = cutting.shared, {"change_held": round(held_after.get(course.kept_epoch, 1.0), 4)}
     model.round_to_storage()
+    at_start = {"at_start": {name: round(value, 5) for name, value in course.at_start.items()}} if course.at_start else {}
     report = {
         **asdict(options),
         "epochs_run": len(course.history),
         "best_epoch": course.best_epoch,
         "kept_epoch": course.kept_epoch,
         **held,
+        **at_start,
         "history": [{name: round(value, 5) for name, value in entry.items()} for entry in course.history],
         "seconds": round(course.seconds + time.monotonic() - started, 1),
     }

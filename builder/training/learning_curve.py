@@ -23,6 +23,8 @@ def draw_training(report: dict[str, Any], title: str, path: Path) -> None:
     losses.set_ylabel("loss")
     losses.legend(frameon=False)
     scores.plot(epochs, [entry["dev"] for entry in history], color=OWN, marker="o")
+    if "at_start" in report:
+        scores.plot([0], [report["at_start"]["dev"]], color=OWN, marker="o", fillstyle="none")
     scores.axvline(report["kept_epoch"], color=INK, linewidth=1, linestyle=(0, (4, 3)))
     scores.set_ylabel(f"dev {report['dev']['metric']}")
     for axes in (losses, scores):

@@ -107,6 +107,14 @@ class TenantModel(nn.Module):
         self.mean, self.spread = head.mean, head.spread
 
     @torch.no_grad()
+    def go_on(self, adapter: Sequence[Weights] | None, head: Weights, mean: float, spread: float) -> None:
+        """Takes stored weights to train on. The head then learns values normalised by `mean` and `spread`."""
+        self.load(adapter, head)
+        self.mean, self.spread = mean, spread
+        self.head["weight"].div_(spread)
+        self.head["bias"].sub_(mean).div_(spread)
+
+    @torch.no_grad()
     def load(self, adapter: Sequence[Weights] | None, head: Weights) -> None:
         for slot, weights in zip([*self.adapters, self.head], [*(adapter or ()), head], strict=True):
             for name, parameter in slot.items():

@@ -5,121 +5,81 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from builder.store.resumable import digest_of, write_json
+from builder.store.resumable import write_json
 from builder.store.store import Store, TenantFile, check_name
 from builder.tables.build_folder import PLAN, held, put_away
-from builder.tables.text_files import check_file
-from builder.training.bodies import PlotBody
-from builder.training.examples import Reader, Texts, split_off
+from builder.training.examples import Texts
 from builder.training.finetuning import Ground, Trained, TrainingOptions, adapter_of, train
 from builder.training.grid import points, train_grid
 from builder.training.labelled import Labelled
-from builder.training.labels import check_labels
 from builder.training.learning_curve import draw_training
+from builder.training.material import Material, Parts
+from builder.training.start import ANEW, check_answers, check_form, chosen_start, form_of, place_of, say
 from builder.training.tasks import training_task
 from hplm.engine.engine import resolve_device
 from hplm.errors import InvalidInput
 
-DEV_SHARE = 0.1
 UNEVEN = 20  # warn if one label has so many times as many texts as another
-
-
-@dataclass(frozen=True)
-class Material:
-    """The data of a tenant's training. It can be opened again in another process."""
-
-    store: Path
-    domain: str
-    domain_version: int
-    task: str
-    train: Path
-    dev: Path | None
-    seed: int
-    labels: tuple[str, ...] = ()  # of the version before, whose order the head keeps
-    dtype: str = TrainingOptions.dtype  # of the stored head
-
-    def read(self) -> tuple[Labelled, Labelled, list[str]]:
-        """Returns training part, dev part, and the labels of the head's rows."""
-        task = training_task(self.task)
-        training = task.read(self.train)
-        labels = task.labels(training)
-        if set(labels) == set(self.labels):
-            labels = list(self.labels)
-        if self.dev is None:
-            training, dev = split_off(training, DEV_SHARE, self.seed)
-        else:
-            dev = task.read(self.dev)
-            check_labels(dev, labels, str(self.train))
-        task.check(training, self.dtype)
-        return training, dev, labels
-
-    def open(self, device: torch.device, show_progress: bool = False) -> tuple[Ground, PlotBody]:
-        store, task = Store(self.store), training_task(self.task)
-        training, dev, labels = self.read()
-        reader = Reader(store, self.domain, self.domain_version)
-        texts, dev_texts = (reader.read(part, task, labels, show_progress) for part in (training, dev))
-        ground = Ground(store.config, reader, texts, dev_texts, task, labels, device)
-        return ground, PlotBody(store.upper(), store.config.heads)
-
-    def plan(self) -> dict[str, Any]:
-        """Returns the digests of the data: an interrupted training continues only with the same data."""
-        return {
-            "domain": self.domain,
-            "domain_version": self.domain_version,
-            "tables": Store(self.store).chain_digest(self.domain, self.domain_version),
-            "task": self.task,
-            "training": _file(self.train),
-            "dev": _file(self.dev) if self.dev is not None else None,
-        }
 
 
 def build_tenant(
     store: Store,
     tenant_id: str,
-    domain: str,
-    task: str,
+    domain: str | None,
+    task: str | None,
     train_file: Path,
     dev_file: Path | None = None,
     grid: bool = False,
+    from_version: int | None = None,
     device: torch.device | None = None,
     show_progress: bool = True,
     **training: Any,
 ) -> TenantFile:
     """Trains a tenant, or its next version if it exists, and stores it with its report; `training`: `TrainingOptions`.
 
-    The same call after an interruption continues, and ends with the same bytes.
+    A next version has the domain, task, adapter and head of the one before, unless others are given. `from_version`: the
+    version to train on, or ANEW; without it, `chosen_start` chooses. The same call after an interruption continues, and
+    ends with the same bytes. After it has ended, the same call changes nothing, except with ANEW.
     """
     check_name("tenant", tenant_id)
-    training_task(task)  # refuses unknown tasks
-    options = TrainingOptions(**training)
-    if options.body_rate and not options.cut:
-        raise InvalidInput("--upper-rate needs an adapter that holds the change of the upper layers: give --rank above 0")
-    adapter_of(store.config, options)  # refuses unknown projections and kinds before anything is removed
     device = device or resolve_device("auto")
     working = store.tenant_work_folder(tenant_id)
     with held(working, f"tenant {tenant_id!r}"):
         before = store.tenant(tenant_id)
+        domain, task = place_of(tenant_id, before, domain, task)
+        training_task(task)  # refuses unknown tasks
+        options = TrainingOptions(**form_of(before, training))
+        if options.body_rate and not options.cut:
+            raise InvalidInput("--upper-rate needs an adapter that holds the change of the upper layers: give --rank above 0")
+        adapter_of(store.config, options)  # refuses unknown projections and kinds before anything is removed
         known = tuple(before.labels) if before is not None else ()
-        stands_on = (domain, store.latest(domain))
-        material = Material(store.folder, *stands_on, task, train_file, dev_file, options.seed, known, options.dtype)
-        given, dev, labels = material.read()
-        plan = {**material.plan(), "labels": labels, **asdict(options), "grid": grid}
-        plan = json.loads(json.dumps(plan))  # in the form in which a file returns it
+        material = Material(store.folder, domain, store.latest(domain), task, train_file, dev_file, known, options.dtype)
+        asked = json.loads(json.dumps({**material.plan(), **asdict(options), "grid": grid}))  # as a file returns it
+        begun = _begun(working)
+        if before is not None and _is_done(store.report(before), before.version, asked, begun, from_version):
+            put_away(working)
+            say(f"tenant {tenant_id}: version {before.version} has learned these data with these options; --fresh trains anew")
+            return before
+        if from_version is None and begun is not None and asked.items() <= begun.items():
+            start = begun["from_version"]
+        else:
+            start = chosen_start(store, tenant_id, before, asked["training"], from_version)
+        if start != ANEW:
+            check_form(known_start := store.tenant_version(tenant_id, start), options, store.config)
+            material = replace(material, start=known_start)
+        parts = material.read()
         if before is not None:
-            _check_same_answers(before, task, labels)
+            check_answers(before, task, parts.labels)
         version = before.version + 1 if before else 1
 
-        if before is not None and _begun(working) == {"version": before.version, **plan} and _learned_from(plan, store, before):
-            put_away(working)  # the same command was interrupted after it had stored its tenant
-            return before
-        _begin(working, tenant_id, {"version": version, **plan})
+        _begin(working, tenant_id, {"version": version, "from_version": start, **asked})
         tried = []
         if grid:
             opened = partial(material.open, device)
@@ -129,10 +89,10 @@ def build_tenant(
             ground, body = material.open(device, show_progress)
             trained = train(body, ground, options, working / "training.pt", show_progress)
         tenant = TenantFile(
-            tenant_id, version, domain, material.domain_version, task, labels, options.rank, options.adapter,
-            options.worked_on, dtype=options.dtype,
+            tenant_id, version, domain, material.domain_version, task, parts.labels, options.rank, options.adapter,
+            options.worked_on, options.function, options.head_function, options.dtype,
         )  # fmt: skip
-        report = _report(plan, (given, ground.texts), (dev, ground.dev), trained)
+        report = {"task": task, "from_version": start, **_report(asked, material, parts, ground, trained), "asked": asked}
         if tried:
             report["grid"] = [point.described() for point in tried]
         title = f"{tenant_id} version {version}: {task} on {domain}"
@@ -141,16 +101,18 @@ def build_tenant(
         return tenant
 
 
-def _report(
-    plan: dict[str, Any], training: tuple[Labelled, Texts], dev: tuple[Labelled, Texts], trained: Trained
-) -> dict[str, Any]:
-    counts = Counter(label for example in training[0].examples for label in example.labels)
-    uneven = max(counts.values()) / min(counts.values()) if counts else 1.0
+def _report(asked: dict[str, Any], material: Material, parts: Parts, ground: Ground, trained: Trained) -> dict[str, Any]:
+    counts = _counts(parts.training)
+    training = {"file": str(material.train.resolve()), "digest": asked["training"]}
+    if material.dev is not None:
+        dev = {"file": str(material.dev.resolve()), "digest": asked["dev"]}
+    else:
+        dev = {**training, "below": parts.below}
     return {
-        "task": plan["task"],
-        "training": {**plan["training"], **_described(*training)},
-        "dev": {**(plan["dev"] or plan["training"]), **_described(*dev), **trained.scores.described()},
-        "imbalance": round(uneven, 1),
+        "training": {**training, **_described(parts.training, ground.texts)},
+        "dev": {**dev, **_described(parts.dev, ground.dev), **trained.scores.described()},
+        "imbalance": round(max(counts.values()) / min(counts.values()), 1) if counts else 1.0,
+        "labels_without_examples": [label for label in parts.labels if label not in counts] if counts else [],
         **trained.report,
     }
 
@@ -163,22 +125,27 @@ def warnings_of(report: dict[str, Any]) -> list[str]:
         said.append(f"labels are uneven: {most!r} {counts[most]:,} times, {least!r} {counts[least]:,}; look at macro_f1 too")
     if cut := report["training"]["texts_cut"]:
         said.append(f"{cut:,} of {report['training']['texts']:,} texts are longer than the model takes and were cut")
+    if absent := report.get("labels_without_examples"):
+        said.append(f"the data have no examples of {', '.join(absent[:10])}: the tenant forgets such labels; add earlier data")
+    if not report["kept_epoch"]:
+        said.append(f"every epoch made the dev score worse, so the weights are those of version {report['from_version']}")
     return said
 
 
-def _file(path: Path) -> dict[str, str]:
-    check_file(path)
-    return {"file": str(path.resolve()), "digest": digest_of(path)}
+def _is_done(
+    report: dict[str, Any], version: int, asked: dict[str, Any], begun: dict[str, Any] | None, wanted: int | None
+) -> bool:
+    """Returns whether this very command has made the newest version, whose report this is."""
+    if report.get("asked") != asked:
+        return False
+    if wanted == ANEW:  # trains again, unless it was interrupted after it had stored its tenant
+        return begun == {"version": version, "from_version": ANEW, **asked}
+    return wanted in (None, report["from_version"])
 
 
 def _begun(folder: Path) -> dict[str, Any] | None:
     """Returns the plan of an interrupted training; None if there is none."""
     return json.loads((folder / PLAN).read_text("utf-8")) if (folder / PLAN).exists() else None
-
-
-def _learned_from(plan: dict[str, Any], store: Store, tenant: TenantFile) -> bool:
-    """Returns whether the stored tenant comes from this training. It may have been imported meanwhile."""
-    return store.report(tenant).get("training", {}).get("digest") == plan["training"]["digest"]
 
 
 def _begin(folder: Path, tenant_id: str, plan: dict[str, Any]) -> None:
@@ -195,27 +162,14 @@ def _begin(folder: Path, tenant_id: str, plan: dict[str, Any]) -> None:
     write_json(folder / PLAN, plan)
 
 
-def _check_same_answers(before: TenantFile, task: str, labels: list[str]) -> None:
-    """Refuses an update that changes the tenant's task or labels: clients rely on them."""
-    changed = []
-    if task != before.task:
-        changed.append(f"its task is {before.task}, not {task}")
-    if added := sorted(set(labels) - set(before.labels)):
-        changed.append(f"it does not have the labels {added}")
-    if missing := sorted(set(before.labels) - set(labels)):
-        changed.append(f"the data have no examples of its labels {missing}")
-    if changed:
-        raise InvalidInput(
-            f"tenant {before.id!r} has a version {before.version} and an update keeps task and labels, but "
-            f"{'; '.join(changed)}: build a tenant of another --id"
-        )
-
-
 def _described(labelled: Labelled, texts: Texts) -> dict[str, Any]:
-    counts = Counter(label for example in labelled.examples for label in example.labels)
     return {
         "texts": len(texts.texts),
         "texts_cut": texts.cut,
-        "label_counts": dict(sorted(counts.items())),
+        "label_counts": dict(sorted(_counts(labelled).items())),
         "windows_found": texts.found,
     }
+
+
+def _counts(labelled: Labelled) -> Counter[str]:
+    return Counter(label for example in labelled.examples for label in example.labels)

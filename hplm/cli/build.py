@@ -58,24 +58,46 @@ def register(commands: argparse._SubParsersAction) -> None:
         )
     tenant = _step(steps, "tenant", run_tenant, "train an adapter and a head on labelled data")
     tenant.add_argument("--id", required=True, help="name of the tenant")
-    tenant.add_argument("--domain", default="root", help="domain of the tenant (default: %(default)s)")
-    tenant.add_argument("--task", choices=TaskNames(), required=True, metavar="TASK", help="%(choices)s")
+    tenant.add_argument("--domain", help="domain of the tenant (default: that of its version before, or root)")
+    tenant.add_argument(
+        "--task", choices=TaskNames(), metavar="TASK", help="%(choices)s (default: that of the tenant's version before)"
+    )
     tenant.add_argument("--train", type=Path, required=True, help="training data, JSONL (docs/training.md)")
     tenant.add_argument("--dev", type=Path, help="dev data, JSONL (default: a tenth of the training data)")
+    start = tenant.add_mutually_exclusive_group()
+    start.add_argument(
+        "--from-version",
+        type=int,
+        metavar="N",
+        help="go on training version N of the tenant (default: the newest, if the training data are new)",
+    )
+    start.add_argument(
+        "--fresh",
+        dest="from_version",
+        action="store_const",
+        const=0,
+        help="start anew, from random weights",
+    )
     tenant.add_argument(
-        "--adapter", metavar="KIND", default="bottleneck", help="kind of adapter: bottleneck or lora (default: %(default)s)"
+        "--adapter",
+        metavar="KIND",
+        help="kind of adapter: bottleneck or lora (default: as in the tenant's version before, or bottleneck)",
     )
     tenant.add_argument(
         "--places",
         type=lambda text: tuple(text.split(",")),
         metavar="PLACE,...",
         help="projections that the adapter changes: query, key, value, attention_out, ffn_in, ffn_out "
-        "(default: attention_out; lora: query,value; with --upper-rate all)",
+        "(default: as in the version before, or attention_out; lora: query,value; with --upper-rate all)",
     )
     tenant.add_argument(
-        "--dtype", choices=BANK_DTYPES, default="fp16", help="precision of the stored adapter and head (default: %(default)s)"
+        "--dtype",
+        choices=BANK_DTYPES,
+        help="precision of the stored adapter and head (default: as in the version before, or fp16)",
     )
-    tenant.add_argument("--rank", type=int, default=32, help="rank of the adapter; 0: only a head (default: %(default)s)")
+    tenant.add_argument(
+        "--rank", type=int, help="rank of the adapter; 0: only a head (default: as in the version before, or 32)"
+    )
     tenant.add_argument("--epochs", type=int, default=4, help="maximum number of epochs (default: %(default)s)")
     tenant.add_argument(
         "--patience",
@@ -150,6 +172,7 @@ def run_tenant(args: argparse.Namespace) -> dict:
     from builder.training.tenant import build_tenant, warnings_of
 
     store = Store(args.store)
+    form = {name: getattr(args, name) for name in ("adapter", "places", "rank", "dtype")}
     tenant = build_tenant(
         store,
         args.id,
@@ -158,11 +181,9 @@ def run_tenant(args: argparse.Namespace) -> dict:
         args.train,
         args.dev,
         grid=args.grid,
+        from_version=args.from_version,
         device=device_of(args),
-        adapter=args.adapter,
-        places=args.places,
-        rank=args.rank,
-        dtype=args.dtype,
+        **{name: value for name, value in form.items() if value is not None},
         epochs=args.epochs,
         patience=args.patience,
         learning_rate=args.learning_rate,
@@ -176,6 +197,8 @@ def run_tenant(args: argparse.Namespace) -> dict:
         for warning in warnings_of(report):
             print(warning)
         metric = dev["metric"]
-        print(f"tenant {tenant.id} version {tenant.version}: {metric} {dev[metric]:.3f} on {dev['texts']} dev texts")
+        before = f"; version {report['from_version']} had {report['at_start']['dev']:.3f}" if "at_start" in report else ""
+        print(f"tenant {tenant.id} version {tenant.version}: {metric} {dev[metric]:.3f} on {dev['texts']} dev texts{before}")
         print(f"how it was trained: {store.tenant_folder(tenant.id, tenant.version)}/report.json, training.png")
-    return {"tenant": tenant.id, "version": tenant.version, "task": tenant.task, "labels": tenant.labels, "dev": dev}
+    made = {"tenant": tenant.id, "version": tenant.version, "from_version": report["from_version"]}
+    return {**made, "task": tenant.task, "labels": tenant.labels, "dev": dev}

@@ -27,8 +27,8 @@ from builder.tables.corpus import tokenize_corpus
 from builder.training.bodies import WholeBody
 from builder.training.finetuning import Ground, TrainingOptions, evaluate
 from builder.training.labels import check_labels
+from builder.training.material import Material
 from builder.training.tasks import training_task
-from builder.training.tenant import Material
 from builder.worker_processes import processes_that_fit, worker_processes
 from demo.data import DemoData, DemoTenant
 from hplm.plot.table import FORMAT as TABLE_FORMAT
@@ -199,7 +199,7 @@ class Report:
     def score(self, run: Run) -> dict[str, Any]:
         task, case, recipe = run.task, run.case, self._recipe(run.case.below)
         store, branch = self._stores.open(recipe), recipe.branch(task.domain)
-        material = Material(store.folder, branch, 1, task.task, task.train, task.dev, run.seed)
+        material = Material(store.folder, branch, 1, task.task, task.train, task.dev)
         ground, _ = material.open(self.device)
         labelled = ground.task.read(task.test)
         check_labels(labelled, ground.labels, str(task.train))

@@ -15,9 +15,9 @@ from builder.store.store import Store
 from builder.training.bodies import Body, PlotBody, RememberingBody, WholeBody
 from builder.training.finetuning import Ground, Trained, TrainingOptions, evaluate, train
 from builder.training.grid import points
+from builder.training.material import Material
 from builder.training.model import Diverged
 from builder.training.scores import Scores
-from builder.training.tenant import Material
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint
 
@@ -60,6 +60,11 @@ def score_schemes(
         raise InvalidInput(f"tenant {tenant.id!r} was imported and not trained here: leave out --against")
     if "adapter" in names and not tenant.rank:
         raise InvalidInput(f"--against adapter: tenant {tenant.id!r} has a head and no adapter: give --against shared")
+    if start := report.get("from_version"):
+        raise InvalidInput(
+            f"tenant {tenant.id!r} was trained on version {start}, and the others would learn only its last data: leave out "
+            "--against, or build the tenant on all data with --fresh"
+        )
     train_file = train_file or Path(report["training"]["file"])
     if dev_file is None and report["dev"]["file"] != report["training"]["file"]:
         dev_file = Path(report["dev"]["file"])
@@ -72,7 +77,7 @@ def score_schemes(
     options = TrainingOptions(**own)
     tries = points_about(options, report["grid"]) if "grid" in report else [(1.0, options)]
     stands_on, labels = (tenant.domain, tenant.domain_version), tuple(tenant.labels)
-    material = Material(store.folder, *stands_on, tenant.task, train_file, dev_file, options.seed, labels, options.dtype)
+    material = Material(store.folder, *stands_on, tenant.task, train_file, dev_file, labels, options.dtype)
     ground, _ = material.open(device, show_progress)
     if ground.labels != tenant.labels:
         raise InvalidInput(f"{train_file} has other labels than tenant {tenant.id!r}: name its training data with --train")

@@ -1,34 +1,36 @@
 """Dev examples are not used in training, nor in checks of the training data."""
 
-import numpy as np
 import pytest
 
-from builder.training.tenant import Material
+from builder.training.material import Material
 from hplm.errors import InvalidInput
 from tests.builder.training.test_tenant import write
 from tests.naming import naming
 
 
 def test_values_are_checked_without_the_dev_part(tmp_path):
-    values = [2.0] * 10
-    values[np.random.default_rng(0).permutation(10)[0]] = 3.0  # the seed chooses this example for dev
-    path = write(tmp_path / "values.jsonl", [{"text": str(i), "label": value} for i, value in enumerate(values)])
-    with pytest.raises(InvalidInput, match=naming(path, 2)):
-        Material(tmp_path, "root", 1, "regress", path, None, seed=0).read()
-    training, dev, _ = Material(tmp_path, "root", 1, "regress", path, None, seed=1).read()
-    assert {example.value for example in training.examples} == {2, 3} and len(dev.examples) == 1
+    def read(values):
+        path = write(tmp_path / "values.jsonl", [{"text": str(i), "label": value} for i, value in enumerate(values)])
+        return Material(tmp_path, "root", 1, "regress", path, None).read()
+
+    (held,) = read(range(10)).dev.examples
+    odd = int(held.text)  # of these texts, this one goes to dev
+    with pytest.raises(InvalidInput, match=naming(tmp_path / "values.jsonl", 2)):
+        read([3.0 if i == odd else 2.0 for i in range(10)])
+    training, dev, *_ = read([2.0 if i == odd else i % 2 for i in range(10)])
+    assert {example.value for example in training.examples} == {0, 1} and [example.value for example in dev.examples] == [2]
 
 
 def test_more_labels_than_heads_have_are_refused_before_training(tmp_path):
     path = write(tmp_path / "labels.jsonl", [{"text": "a", "labels": [str(number) for number in range(4097)]}])
     with pytest.raises(InvalidInput, match=naming(path, "4,097", "4,096")):
-        Material(tmp_path, "root", 1, "multilabel", path, path, seed=0).read()
+        Material(tmp_path, "root", 1, "multilabel", path, path).read()
 
 
 def test_a_number_too_large_for_a_float_is_named(tmp_path):
     path = write(tmp_path / "values.jsonl", [{"text": "a", "label": 10**400}])
     with pytest.raises(InvalidInput, match=naming(f"{path}:1", 10**400)):
-        Material(tmp_path, "root", 1, "regress", path, path, seed=0).read()
+        Material(tmp_path, "root", 1, "regress", path, path).read()
 
 
 @pytest.mark.parametrize(
@@ -37,13 +39,13 @@ def test_a_number_too_large_for_a_float_is_named(tmp_path):
 def test_values_that_16_bits_cannot_hold_are_refused(tmp_path, dtype, values):
     path = write(tmp_path / "values.jsonl", [{"text": "a", "label": value} for value in values])
     with pytest.raises(InvalidInput, match=naming(path, dtype)):
-        Material(tmp_path, "root", 1, "regress", path, path, seed=0, dtype=dtype).read()
+        Material(tmp_path, "root", 1, "regress", path, path, dtype=dtype).read()
 
 
 def test_a_text_is_in_training_or_dev_and_never_in_both(tmp_path):
     rows = [{"text": f"text {number % 30}", "label": "ab"[number % 2]} for number in range(120)]
     path = write(tmp_path / "again.jsonl", rows)
-    training, dev, _ = Material(tmp_path, "root", 1, "classify", path, None, seed=0).read()
+    training, dev, *_ = Material(tmp_path, "root", 1, "classify", path, None).read()
     assert len(dev.examples) == 12 and len(training.examples) == 108
     assert not {example.text for example in training.examples} & {example.text for example in dev.examples}
 
@@ -53,7 +55,7 @@ def test_pairs_that_share_a_text_are_all_in_training_or_all_in_dev(tmp_path, rep
     other = {"text": "text_pair", "text_pair": "text"}[repeats]
     rows = [{repeats: f"query {i % 20}", other: f"candidate {i}", "label": "ab"[i % 2]} for i in range(100)]
     path = write(tmp_path / "pairs.jsonl", rows)
-    training, dev, _ = Material(tmp_path, "root", 1, "classify", path, None, seed=0).read()
+    training, dev, *_ = Material(tmp_path, "root", 1, "classify", path, None).read()
     sides = [{(example.text, example.pair)[repeats == "text_pair"] for example in part.examples} for part in (training, dev)]
     assert len(dev.examples) == 10 and not sides[0] & sides[1]
 
@@ -63,6 +65,6 @@ def test_questions_on_one_of_many_passages_stay_together(tmp_path, passages, sha
     answers = {"text": ["end"], "answer_start": [0]}
     rows = [{"text": f"question {i}", "text_pair": f"end of {i % passages}", "answers": answers} for i in range(100)]
     path = write(tmp_path / "spans.jsonl", rows)
-    training, dev, _ = Material(tmp_path, "root", 1, "span", path, None, seed=0).read()
+    training, dev, *_ = Material(tmp_path, "root", 1, "span", path, None).read()
     both = {example.pair for example in training.examples} & {example.pair for example in dev.examples}
     assert len(dev.examples) == 10 and len(both) == shared

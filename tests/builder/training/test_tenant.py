@@ -274,7 +274,7 @@ def test_a_command_interrupted_after_its_tenant_is_stored_makes_no_second_versio
             learn(store, "classify", train, epochs=1)
     assert learn(store, "classify", train, epochs=1).version == 1
     assert not (store.folder / "building/tenants/acme").exists()
-    assert learn(store, "classify", train, epochs=1).version == 2
+    assert learn(store, "classify", train, epochs=2).version == 2
 
 
 def test_an_interrupted_command_does_not_mistake_an_imported_tenant_for_its_own(store, tmp_path, monkeypatch):
@@ -353,7 +353,7 @@ def test_values_that_cannot_be_stored_or_do_not_differ_are_refused(store, tmp_pa
         learn(store, "regress", same)
     far = write(tmp_path / "far.jsonl", [{"text": str(i), "label": 2000 + i} for i in range(5)])
     with pytest.raises(InvalidInput, match=naming(far, 2002)):
-        learn(store, "regress", far)
+        learn(store, "regress", far, far)
     none = write(tmp_path / "none.jsonl", [{"text": "a", "labels": []}] * 3)
     with pytest.raises(InvalidInput, match=naming(none)):
         learn(store, "multilabel", none)

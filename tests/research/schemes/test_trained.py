@@ -198,6 +198,17 @@ def test_beside_the_best_of_a_grid_each_scheme_is_the_best_of_its_grid(store, tm
     assert set(asked) == {(factor * HEAD_RATE, factor * 5e-5, batch) for factor in (0.5, 1, 2) for batch in (8, 32)}
 
 
+def test_a_tenant_that_learned_other_data_before_is_not_compared(store, tmp_path):
+    """The others would learn only its last data."""
+    for number in (0, 100):
+        examples = [classified(random.Random(number + i)) for i in range(40)]
+        train = write(tmp_path / f"{number}.jsonl", examples)
+        build_tenant(store, "grown", "root", "classify", train, rank=0, epochs=1, device=CPU, show_progress=False)
+    evaluation = evaluate_tenant(store, "grown", train, CPU, show_progress=False)
+    with pytest.raises(InvalidInput, match=naming("'grown'", 1, "--against", "--fresh")):
+        score_schemes(store, evaluation, ["shared"], CPU, show_progress=False)
+
+
 def test_schemes_answer_in_the_tenants_order_of_labels(store, tmp_path):
     train = write(tmp_path / "train.jsonl", [classified(random.Random(number)) for number in range(40)])
     first = build_tenant(store, "turned", "root", "classify", train, rank=0, epochs=1, device=CPU, show_progress=False)

@@ -1,0 +1,97 @@
+"""What a tenant's training starts from: random weights, or the weights of an earlier version (HMI 4.1 d)."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+from builder.store.store import Store, TenantFile
+from builder.training.finetuning import TrainingOptions, adapter_of
+from hplm.adapters.layout import Layout
+from hplm.errors import InvalidInput
+from hplm.model.config import BackboneConfig
+
+ANEW = 0  # instead of a version: random weights
+ADAPTER = ("adapter", "rank", "places", "function", "dtype")
+
+
+def place_of(tenant_id: str, before: TenantFile | None, domain: str | None, task: str | None) -> tuple[str, str]:
+    """Returns domain and task: as given, otherwise those of the version before."""
+    if before is not None:
+        return domain or before.domain, task or before.task
+    if task is None:
+        raise InvalidInput(f"tenant {tenant_id!r} is new: give its --task")
+    return domain or "root", task
+
+
+def form_of(before: TenantFile | None, given: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options with what they leave open about adapter and head: these are as in the version before."""
+    if before is None:
+        return given
+    same_kind = given.get("adapter", before.adapter) == before.adapter
+    return {name: getattr(before, name) for name in ("head_function", *(ADAPTER if same_kind else ()))} | given
+
+
+def chosen_start(store: Store, tenant_id: str, before: TenantFile | None, digest: str, wanted: int | None) -> int:
+    """Returns the version whose weights are trained on, or ANEW, and says why. `digest`: of the training data.
+
+    New data are learned on top of the newest version. Data that it has learned are not learned on top of themselves: the
+    training starts where that version's did.
+    """
+    if wanted is not None:
+        if wanted not in (ANEW, *(versions := store.tenant_versions(tenant_id))):
+            known = ", ".join(map(str, versions)) or "none yet"
+            raise InvalidInput(f"--from-version {wanted}: tenant {tenant_id!r} has no such version; known are {known}")
+        return wanted
+    if before is None:
+        return ANEW
+    report = store.report(before)
+    if report.get("training", {}).get("digest") != digest:
+        say(f"tenant {tenant_id}: the data are new, so version {before.version} is trained on; --fresh starts anew")
+        return before.version
+    start = report.get("from_version", ANEW)
+    where = "anew" if start == ANEW else f"from version {start}"
+    say(
+        f"tenant {tenant_id}: version {before.version} has learned these data, so training starts where that version did, "
+        f"{where}; --from-version {before.version} learns them on top of it"
+    )
+    return start
+
+
+def check_answers(before: TenantFile, task: str, labels: list[str]) -> None:
+    """Refuses an update that changes the tenant's task or labels: clients rely on them."""
+    changed = []
+    if task != before.task:
+        changed.append(f"its task is {before.task}, not {task}")
+    if added := sorted(set(labels) - set(before.labels)):
+        changed.append(f"it does not have the labels {added}")
+    if missing := sorted(set(before.labels) - set(labels)):
+        changed.append(f"the data have no examples of its labels {missing}")
+    if changed:
+        raise InvalidInput(
+            f"tenant {before.id!r} has a version {before.version} and an update keeps task and labels, but "
+            f"{'; '.join(changed)}: build a tenant of another --id"
+        )
+
+
+def check_form(start: TenantFile, options: TrainingOptions, config: BackboneConfig) -> None:
+    """Refuses options that ask for another adapter than the start has: its weights would not fit."""
+    known, asked = start.adapter_layout(config), adapter_of(config, options)
+    if _in_any_dtype(known) != _in_any_dtype(asked):
+        raise InvalidInput(
+            f"version {start.version} of tenant {start.id!r} has {_described(known)}, and the options ask for "
+            f"{_described(asked)}: leave those options out to train that version on, or give --fresh"
+        )
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _in_any_dtype(layout: Layout | None) -> Layout | None:
+    return replace(layout, dtype=TrainingOptions.dtype) if layout is not None else None
+
+
+def _described(layout: Layout | None) -> str:
+    return f"a {layout.kind} of rank {layout.size} on {', '.join(layout.places)}" if layout is not None else "no adapter"
