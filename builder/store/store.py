@@ -155,6 +155,11 @@ class Store:
     def has_lower(self, domain: str, version: int) -> bool:
         return (self.folder / "lower" / f"{domain}-{version}.safetensors").exists()
 
+    def lower_files(self, domain: str, version: int) -> list[Path]:
+        """Returns the files of a branch's lower stack, of which some may not exist."""
+        suffixes = (".safetensors", ".json", ".png", ".head.safetensors")
+        return [self.folder / "lower" / f"{domain}-{version}{suffix}" for suffix in suffixes]
+
     def save_lower(self, domain: str, version: int, lower: LowerStack) -> None:
         _save_below(self.folder, f"{domain}-{version}", lower.state_dict())
 
@@ -262,8 +267,8 @@ class Store:
     def remove_branch(self, domain: str, version: int) -> None:
         """Removes a finished or unfinished branch. The table goes last, so an interrupted removal can be repeated."""
         _remove_folder(self.counts_folder(domain, version))
-        for suffix in (".safetensors", ".json", ".png", ".head.safetensors"):
-            (self.folder / "lower" / f"{domain}-{version}{suffix}").unlink(missing_ok=True)
+        for path in self.lower_files(domain, version):
+            path.unlink(missing_ok=True)
         table = self.table_folder(domain, version)
         _remove_folder(table.with_name(table.name + ".writing"))
         _remove_folder(table)

@@ -32,6 +32,8 @@ NEED_A_STORE = {
     "domain add": ["--name", "x", "--store", "x", "--repository", "x", "--state", "x"],
     "domain update": ["--name", "x", "--store", "x", "--repository", "x", "--state", "x"],
     "domain inspect": ["--name", "x", "--store", "x"],
+    "root pack": ["x", "--store", "x"],
+    "root unpack": ["x", "--store", "x"],
 }
 NEED_A_SERVER = {"serve", "infer"}
 NEED_A_REPOSITORY = {

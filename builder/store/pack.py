@@ -1,0 +1,122 @@
+"""A root as one file: made once, on the fastest machine, and unpacked into stores anywhere.
+
+The file is a tar archive. Its first member, `root.json`, has the size and the SHA-256 of each of the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from builder.store.resumable import replaced, write_json
+from builder.store.store import FORMAT as STORE_FORMAT
+from builder.store.store import Store, check_name, written_folder
+from hplm.errors import Broken, InvalidInput
+from hplm.model.config import BackboneConfig
+
+FORMAT = 1
+MANIFEST = "root.json"
+BLOCK = 1 << 20
+
+
+def pack_root(store: Store, file: Path) -> dict[str, Any]:
+    """Writes the newest version of the store's root to a file, and returns its manifest. The same root gives the same bytes."""
+    version = store.latest("root")
+    paths = [store.folder / name for name in ("store.json", "backbone.json", "tokenizer.json", "upper.safetensors")]
+    paths += [path for path in store.lower_files("root", version) if path.exists()]
+    for folder in (store.counts_folder("root", version), store.table_folder("root", version)):
+        paths += sorted(folder.iterdir())
+    files = {path.relative_to(store.folder).as_posix(): _described(path) for path in paths}
+    manifest = {
+        "format": FORMAT,
+        "backbone": store.config.name,
+        "model": store.model,
+        "version": version,
+        "files": files,
+    }
+    text = (json.dumps(manifest, indent=1) + "\n").encode()
+    with replaced(file) as temporary, tarfile.open(temporary, "w") as archive:
+        archive.addfile(_member(MANIFEST, len(text)), io.BytesIO(text))
+        for name, described in files.items():
+            with open(store.folder / name, "rb") as source:
+                archive.addfile(_member(name, described["bytes"]), source)
+    return manifest
+
+
+def unpack_root(file: Path, folder: Path, name: str | None = None, model: str | None = None) -> Store:
+    """Makes a store from a packed root. `name`: of the backbone. `model`: the original model, if it lies elsewhere here."""
+    if folder.exists() and any(folder.iterdir()):
+        raise InvalidInput(f"{folder} is not empty: name a new --store")
+    if name is not None:
+        check_name("backbone", name)
+    try:
+        with tarfile.open(file, "r:") as archive, written_folder(folder) as writing:
+            _unpack(archive, file, writing)
+            if name is not None:
+                replace(BackboneConfig.load(writing / "backbone.json"), name=name).save(writing / "backbone.json")
+            if model is not None:
+                given = str(Path(model).absolute()) if Path(model).is_dir() else model
+                write_json(writing / "store.json", {"format": STORE_FORMAT, "model": given})
+    except tarfile.TarError as error:
+        raise InvalidInput(f"{file} is not a packed root, or was cut off ({error}): name a file of `hplm root pack`") from None
+    return Store(folder)
+
+
+def _unpack(archive: tarfile.TarFile, file: Path, folder: Path) -> None:
+    left = _manifest(archive, file)["files"]
+    for member in archive.getmembers()[1:]:
+        if member.name not in left:
+            raise Broken(f"{file} holds {member.name!r}, which {MANIFEST} does not name: copy it again")
+        described, path = left.pop(member.name), folder / member.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        source = archive.extractfile(member) if member.isreg() else None
+        with open(path, "wb") as target:
+            digest = _copied(source, target) if source is not None else None
+        if digest != described["sha256"]:
+            raise Broken(f"{member.name} in {file} does not match its checksum: copy it again")
+    if left:
+        raise Broken(f"{file} ends before {next(iter(left))}: copy it again")
+    Store(folder)  # refuses another format
+
+
+def _manifest(archive: tarfile.TarFile, file: Path) -> dict[str, Any]:
+    member = archive.next()
+    source = archive.extractfile(member) if member is not None and member.name == MANIFEST else None
+    if source is None:
+        raise InvalidInput(f"{file} is not a packed root: name a file of `hplm root pack`")
+    try:
+        manifest = json.loads(source.read())
+    except ValueError as error:
+        raise Broken(f"{MANIFEST} in {file} is not JSON ({error}): copy it again") from None
+    if manifest.get("format") != FORMAT:
+        raise InvalidInput(f"{file} has format {manifest.get('format')!r}, this version of hplm reads {FORMAT}: pack it again")
+    for name in manifest["files"]:
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise Broken(f"{file} holds {name!r}, which lies outside of a store: do not use it")
+    return manifest
+
+
+def _described(path: Path) -> dict[str, Any]:
+    with open(path, "rb") as source:
+        return {"bytes": path.stat().st_size, "sha256": _copied(source, None)}
+
+
+def _copied(source: IO[bytes], target: IO[bytes] | None) -> str:
+    """Copies to `target`, if there is one, and returns the SHA-256."""
+    digest = hashlib.sha256()
+    while block := source.read(BLOCK):
+        digest.update(block)
+        if target is not None:
+            target.write(block)
+    return digest.hexdigest()
+
+
+def _member(name: str, size: int) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = size, 0o644
+    return member
