@@ -2,6 +2,7 @@
 
 import pytest
 
+from bench.measuring import adaptation as bench_adaptation
 from bench.measuring import overload as bench_overload
 from bench.measuring import pipeline as bench_pipeline
 from bench.measuring import schedule as bench_schedule
@@ -24,6 +25,7 @@ from tests.naming import names
         ("overload --policy luck", ["policy", "'luck'"]),
         ("pipeline --seconds nan", ["--seconds nan"]),
         ("training --texts 0", ["--texts 0"]),
+        ("adaptation --seconds 0", ["--seconds 0.0"]),
         ("timeline --seconds 0", ["--seconds 0.0"]),
         ("schedule --cv 0", ["--cv 0.0"]),
         ("schedule --deadlines-ms 300 50", ["--deadlines-ms 300.0 50.0"]),
@@ -31,7 +33,8 @@ from tests.naming import names
     ],
 )
 def test_impossible_options_are_refused_at_once(monkeypatch, capsys, given, named) -> None:
-    for module in (bench_overload, bench_pipeline, bench_schedule, bench_serve, bench_timeline, bench_training):
+    benches = (bench_overload, bench_pipeline, bench_schedule, bench_serve, bench_timeline, bench_training)
+    for module in (bench_adaptation, *benches):
         name = f"bench_{module.__name__.rpartition('.')[2]}"
         monkeypatch.setattr(module, name, lambda *_, name=name: pytest.fail(f"{name} was begun"))
     assert main(["bench", *given.split()]) == 1
