@@ -59,7 +59,7 @@ def bench_training(case: TrainingBench) -> dict[str, Any]:
         bodies: dict[str, Body | WindowBody] = {
             "tables": PlotBody(store.upper(), config.heads),
             "upper": PlotBody(store.upper(), config.heads),
-            "whole": WholeBody(_random_checkpoint(store)),
+            "whole": WholeBody(random_checkpoint(store)),
             "windows": WindowBody(store.lower("root", 1), PlotBody(store.upper(), config.heads), config),
         }
 
@@ -121,7 +121,7 @@ def _labelled(config: BackboneConfig, tokens: int) -> Labelled:
     return Labelled(Path("random words"), examples)
 
 
-def _random_checkpoint(store: Store) -> Checkpoint:
+def random_checkpoint(store: Store) -> Checkpoint:
     config = store.config
     layers = config.lower_layers + config.upper_layers
     original = BertConfig(

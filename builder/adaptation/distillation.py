@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from builder.adaptation.fit import fit
-from builder.adaptation.learning import Budget, Group, Learning
+from builder.adaptation.learning import Budget, Group, Learning, round_of
 from builder.adaptation.lessons import Lesson, Lessons, Reading, Student
 from builder.adaptation.teacher import Teacher
 from builder.hardware import compiled, half_precision, step_tokens
@@ -29,6 +29,7 @@ from hplm.model.stacks import LowerStack, UpperStack
 HELD_OUT_TOKENS = 4096
 HELD_OUT_SHARE = 0.1
 FIT_LESSONS = 32
+ROUND_PARTS = 8  # of a round; an exam takes as long as one or two steps
 LEARNING_RATE = 6e-4  # of the lower layers
 DOMAIN_RATE = 1e-4  # of lower layers that were adapted before: at 3e-4 a short run makes them worse
 UPPER_RATE = 1e-4  # of the upper layers, which start close to their goal
@@ -54,6 +55,7 @@ class AdaptationReport:
     first_loss: float  # the mean over the first tenth of the steps; 0 without steps
     last_loss: float
     curve: list[list[float]]
+    explained: list[list[float]]  # on the way to `until`: steps, and the shares explained after them
     steps: int
     tokens: int
     seconds: float
@@ -84,7 +86,7 @@ def adapt(
     with in_half:
         exam = lessons.once(held_out, np.random.default_rng(seed))
     scale = _variances(exam)
-    learning = Learning(student, _groups(student, train_upper), budget, Savepoint(saved))
+    learning = Learning(student, groups_of(student, train_upper), budget, Savepoint(saved))
     course = learning.course
     if not learning.begun:
         start = fitted = _explained(student, exam, scale)
@@ -104,20 +106,39 @@ def adapt(
             with in_half:
                 lesson = lessons.lesson(*next(stream))
                 hidden = student(lesson)
-            at_split, at_end = _errors(hidden, lesson, scale)
+            at_split, at_end = errors_of(hidden, lesson, scale)
             return at_split + at_end, lesson.tokens
 
         return loss
 
-    learning.run("adapting", losses, show_progress)
-    end, fitted = _explained(student, exam, scale), Explained(**course.facts["fitted"])
+    fitted = Explained(**course.facts["fitted"])
+    exams: list[list[float]] = course.facts.setdefault("exams", [[0, fitted.at_split, fitted.at_end]])
+
+    def is_enough() -> bool:
+        return budget.until is not None and exams[-1][2] >= budget.until
+
+    def between(share: float) -> bool:
+        if budget.until is not None and _is_examined(course.steps):
+            found = _explained(student, exam, scale)
+            exams.append([course.steps, found.at_split, found.at_end])
+        return is_enough()
+
+    if not is_enough():  # an earlier run may have been interrupted when it had reached its goal
+        learning.run("adapting", losses, show_progress, between)
+    end = _explained(student, exam, scale)
     kept = end.at_end >= fitted.at_end
     if not kept:
         learning.put(course.facts["first"])
     elif train_upper:
         _keep_apart(upper.segments.weight, course.facts["first"]["upper.segments"])
-    if not course.steps and not budget.empty:
+    if not course.steps and not budget.empty and not is_enough():
         print("adapting: the time was over before the first step, so nothing was learned: give more --minutes", file=sys.stderr)
+    elif budget.until is not None and not is_enough():
+        print(
+            f"adapting: {end.at_end:.3f} of the variance is explained after {course.steps:,} steps, less than --until "
+            f"{budget.until:g}: allow more --minutes or --steps",
+            file=sys.stderr,
+        )
     student.requires_grad_(True)
     return AdaptationReport(
         documents=len(documents),
@@ -129,12 +150,20 @@ def adapt(
         first_loss=course.first_loss,
         last_loss=course.last_loss,
         curve=course.curve,
+        explained=exams,
         steps=course.steps,
         tokens=course.tokens,
         seconds=round(course.seconds, 1),
         tokens_per_second=round(course.tokens / course.seconds, 1),
         seed=seed,
     )
+
+
+def _is_examined(steps: int) -> bool:
+    """Returns whether held-out texts are explained after so many steps: in the second half of a round, whose rate is lower."""
+    start, length = round_of(steps - 1)
+    done, part = steps - start, length // ROUND_PARTS
+    return done == length or (2 * done >= length and done % part == 0)
 
 
 @torch.no_grad()
@@ -173,7 +202,7 @@ def lower_groups(lower: LowerStack, rate: float = LEARNING_RATE) -> list[Group]:
     return [Group(rate, inside), Group(SMALL_RATE / LEARNING_RATE * rate, small)]
 
 
-def _groups(student: Student, train_upper: bool) -> list[Group]:
+def groups_of(student: Student, train_upper: bool) -> list[Group]:
     groups = lower_groups(student.lower, LEARNING_RATE if train_upper else DOMAIN_RATE)
     if train_upper:
         upper = student.upper
@@ -184,7 +213,7 @@ def _groups(student: Student, train_upper: bool) -> list[Group]:
     return groups
 
 
-def _errors(hidden: tuple[Tensor, Tensor], lesson: Lesson, scale: tuple[float, float]) -> list[Tensor]:
+def errors_of(hidden: tuple[Tensor, Tensor], lesson: Lesson, scale: tuple[float, float]) -> list[Tensor]:
     """Returns the squared error at the split and at the end, each as a share of the teacher's variance there."""
     pairs = zip(hidden, (lesson.at_split, lesson.at_end), scale, strict=True)
     return [(own.float() - wanted.float()).square().sum() / (len(own) * variance) for own, wanted, variance in pairs]
@@ -201,7 +230,7 @@ def _variances(exam: Sequence[Lesson]) -> tuple[float, float]:
 
 @torch.no_grad()
 def _explained(student: Student, exam: Sequence[Lesson], scale: tuple[float, float]) -> Explained:
-    errors = torch.tensor([[*_errors(student(lesson), lesson, scale), 1.0] for lesson in exam])
+    errors = torch.tensor([[*errors_of(student(lesson), lesson, scale), 1.0] for lesson in exam])
     weights = torch.tensor([lesson.tokens for lesson in exam], dtype=torch.float32)
     at_split, at_end, total = (errors * weights[:, None]).sum(0).tolist()
     return Explained(round(1 - at_split / total, 4), round(1 - at_end / total, 4))

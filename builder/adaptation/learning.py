@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -19,35 +20,61 @@ from hplm.errors import InvalidInput
 WARM_UP = 0.1
 GRADIENT_NORM = 1.0
 POINTS = 100  # of a learning curve
+FIRST_ROUND, LONGER = 128, 1.5  # steps of the first round on the way to a goal, and by how much the next one is longer
+PACE_STEPS = 12  # after so many steps it is known how fast this machine makes them
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How long to adapt: minutes, or a number of steps, which gives the same result every time."""
+    """How long to adapt at most: whichever of minutes and steps ends first. Steps alone give the same result every time."""
 
     minutes: float | None = None
     steps: int | None = None
+    until: float | None = None  # ends earlier, when this share of held-out variance is explained (`distillation`)
 
     def __post_init__(self) -> None:
-        if (self.minutes is None) == (self.steps is None):
-            raise InvalidInput("a budget is given in minutes or in steps, not both")
+        if self.minutes is None and self.steps is None:
+            raise InvalidInput("a budget needs a limit, in minutes or in steps")
         if not 0 <= (self.minutes or 0) < math.inf or (self.steps or 0) < 0:
-            raise InvalidInput("a budget is 0 or more")
+            raise InvalidInput("a budget is 0 or more minutes or steps")
+        if self.until is not None and not 0 < self.until < 1:
+            raise InvalidInput(f"--until {self.until:g}: give a share between 0 and 1")
 
     @property
     def empty(self) -> bool:
-        return not self.minutes and not self.steps
+        return self.minutes == 0 or self.steps == 0
 
     def part(self, share: float) -> Budget:
-        if self.steps is not None:
-            return Budget(steps=round(share * self.steps))
-        return Budget(minutes=share * (self.minutes or 0))
+        minutes = share * self.minutes if self.minutes is not None else None
+        return Budget(minutes, round(share * self.steps) if self.steps is not None else None)
 
     def used(self, steps: int, seconds: float) -> float:
         """Returns the share of the budget that is used."""
-        if self.steps:
-            return steps / self.steps
-        return seconds / (60 * self.minutes) if self.minutes else 1.0
+        if self.empty:
+            return 1.0
+        of_steps = steps / self.steps if self.steps is not None else 0.0
+        return max(of_steps, seconds / (60 * self.minutes) if self.minutes is not None else 0.0)
+
+    def rate(self, steps: int, seconds: float) -> float:
+        """Returns the learning rate after so many steps, as a share of its peak: it rises, then falls to 0 at the end.
+
+        With a goal, the end is not known. So it also rises and falls in rounds, each longer than the one before.
+        """
+        share = self.used(steps, seconds)
+        if self.until is None:
+            return _rise(share) * _fall(share)
+        start, length = round_of(steps)
+        done = (steps - start) / length
+        return _rise(done) * _fall(done) * _fall(share)
+
+    def outlook(self, pace: float) -> str:
+        """Says what the budget amounts to, at this number of steps a second."""
+        said = [f"{pace:.2g} steps a second here"]
+        if self.steps is not None:
+            said.append(f"{self.steps:,} steps take {_duration(self.steps / pace)}")
+        if self.minutes is not None:
+            said.append(f"{_duration(60 * self.minutes)} are some {round(60 * self.minutes * pace):,} steps")
+        return ", ".join(said)
 
 
 @dataclass
@@ -118,16 +145,18 @@ class Learning:
         title: str,
         losses: Callable[[int], Callable[[], tuple[Tensor, int]]],
         show_progress: bool,
-        between: Callable[[float], None] | None = None,
+        between: Callable[[float], bool] | None = None,
     ) -> Course:
         """Runs until the budget is used. `losses(n)` yields the loss and the tokens of step n and of those that follow.
-        `between` is called after each step with the share of the budget that is used."""
+        `between` is called after each step with the share of the budget that is used, and says whether to end."""
         course, budget, following = self.course, self._budget, losses(self.course.steps)
         with tqdm(total=100, desc=title, unit="%", disable=not show_progress, bar_format="{l_bar}{bar}| {postfix}") as bar:
-            before, started = course.seconds, time.monotonic()
-            while (share := budget.used(course.steps, course.seconds)) < 1:
+            before, started, first = course.seconds, time.monotonic(), course.steps
+            after_first = started  # the first step is slower than the others
+            while budget.used(course.steps, course.seconds) < 1:
+                rate = budget.rate(course.steps, course.seconds)
                 for group in self._optimizer.param_groups:
-                    group["lr"] = group["peak"] * min(1.0, (share + 1e-3) / WARM_UP) * (1 + math.cos(math.pi * share)) / 2
+                    group["lr"] = group["peak"] * rate
                 loss, tokens = following()
                 self._optimizer.zero_grad()
                 loss.backward()
@@ -138,11 +167,17 @@ class Learning:
                 course.losses.append(loss.item())
                 course.seconds = before + time.monotonic() - started
                 share = budget.used(course.steps, course.seconds)
-                if between is not None:
-                    between(share)
+                if between is not None and between(share):
+                    break
+                steps = course.steps - first
+                if steps == 1:
+                    after_first = time.monotonic()
+                elif steps == PACE_STEPS and show_progress:
+                    pace = (steps - 1) / (time.monotonic() - after_first)
+                    bar.write(f"{title}: {budget.outlook(pace)}", file=sys.stderr)
                 bar.n = min(100, round(100 * share))
                 left = max(0.0, course.seconds * (1 / share - 1))
-                bar.set_postfix_str(f"step {course.steps}, loss {course.losses[-1]:.3f}, {left:.0f} s left")
+                bar.set_postfix_str(f"step {course.steps}, loss {course.losses[-1]:.3f}, {_duration(left)} left")
                 if self._savepoint.due:
                     self.save()
         self.save()
@@ -151,6 +186,28 @@ class Learning:
     def save(self) -> None:
         state = {"parameters": self.weights(), "optimizer": self._optimizer.state_dict(), "course": asdict(self.course)}
         self._savepoint.save(state)
+
+
+def round_of(steps: int) -> tuple[int, int]:
+    """Returns where the round of a step begins, and its length."""
+    start, length = 0, FIRST_ROUND
+    while steps >= start + length:
+        start, length = start + length, int(LONGER * length)
+    return start, length
+
+
+def _rise(share: float) -> float:
+    return min(1.0, (share + 1e-3) / WARM_UP)
+
+
+def _fall(share: float) -> float:
+    return (1 + math.cos(math.pi * share)) / 2
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 6000 else f"{seconds / 3600:.1f} hours"
 
 
 def _mean(values: list[float]) -> float:

@@ -179,14 +179,15 @@ def further_pretrain(
         facts |= {"start": _examined(guesser, exam), "exams": [], "kept_at": 0.0, "best": learning.weights()}
     best = facts["start"] if not facts["exams"] else min([facts["start"], *facts["exams"]], key=lambda found: found["loss"])
 
-    def between(share: float) -> None:
+    def between(share: float) -> bool:
         nonlocal best
         if share < 1 and len(facts["exams"]) + 1 > share * EXAMS:
-            return
+            return False
         found = _examined(guesser, exam) | {"share": round(min(share, 1.0), 3)}
         facts["exams"].append(found)
         if found["loss"] < best["loss"]:
             best, facts["kept_at"], facts["best"] = found, found["share"], learning.weights()
+        return False
 
     course = learning.run("pretraining", losses, show_progress, between)
     learning.put(facts["best"])

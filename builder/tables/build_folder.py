@@ -66,9 +66,10 @@ class BuildFolder:
         if begun is None or (begun != plan and _nothing_made(folder)):
             clear()
             write_json(file, plan)
-        elif begun != plan:
-            changed = [name for name, value in plan["options"].items() if begun["options"].get(name) != value]
-            changed += ["corpus"] * (begun["corpus"] != plan["corpus"])
+            return
+        changed = [name for name, value in plan["options"].items() if begun["options"].get(name) != value]
+        changed += ["corpus"] * (begun["corpus"] != plan["corpus"])
+        if changed:
             raise InvalidInput(
                 f"{folder} holds an interrupted build with other {', '.join(changed)}: give the same command to finish it, "
                 "or remove that folder to start again"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,8 @@ def _adapted(model: str, build: BuildFolder, folder: Path, options: RootOptions,
     documents = build.documents(Tokenizer(checkpoint.tokenizer_json, checkpoint.config.positions), options.seed)
     lower, upper = split(checkpoint)
     seed, config, masked = options.seed, checkpoint.config, budget.part(options.masked)
-    distilling, saved = budget.part(1 - options.masked), build.folder / "adaptation.pt"
+    distilling = replace(budget.part(1 - options.masked), until=budget.until)
+    saved = build.folder / "adaptation.pt"
     report = asdict(adapt(checkpoint, lower, upper, documents, distilling, seed, train_upper=True, device=device, saved=saved))
     head = None
     if not masked.empty:

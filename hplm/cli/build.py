@@ -9,6 +9,8 @@ from hplm.cli.options import CORPUS, TaskNames, device_of, learn_option
 from hplm.cli.tables import table_built
 from hplm.options import BANK_DTYPES, MIN_TOKENS, TABLE_DTYPES
 
+ROOT_MINUTES, DOMAIN_MINUTES = 10.0, 5.0  # to adapt the lower layers
+
 
 def register(commands: argparse._SubParsersAction) -> None:
     build = commands.add_parser("build", help="build a backbone, a domain or a tenant")
@@ -41,7 +43,14 @@ def register(commands: argparse._SubParsersAction) -> None:
         help="refuse a corpus of fewer tokens: look-ups would rarely hit its table (default: %(default)s)",
     )
     learn_option(domain)
-    for step, minutes in ((root, 10.0), (domain, 5.0)):
+    root.add_argument(
+        "--until",
+        type=float,
+        metavar="SHARE",
+        help="end as soon as this share of the variance of the original model's output is explained on held-out texts, such as "
+        "0.94; --minutes and --steps remain limits (default: learn until one of these)",
+    )
+    for step, minutes in ((root, ROOT_MINUTES), (domain, DOMAIN_MINUTES)):
         step.add_argument("--corpus", type=Path, nargs="+", action="extend", required=True, help=CORPUS)
         step.add_argument(
             "--keep",
@@ -54,7 +63,15 @@ def register(commands: argparse._SubParsersAction) -> None:
             "--dtype", choices=TABLE_DTYPES, default="fp16", help="precision of the stored vectors (default: %(default)s)"
         )
         step.add_argument(
-            "--minutes", type=float, default=minutes, help="time to adapt the lower layers; 0: none (default: %(default)s)"
+            "--minutes",
+            type=float,
+            help=f"most time to adapt the lower layers; 0: none (default: {minutes:g}, or no limit with --steps)",
+        )
+        step.add_argument(
+            "--steps",
+            type=int,
+            metavar="N",
+            help="most steps to adapt them: without --minutes, the same number on every machine (default: no limit)",
         )
     tenant = _step(steps, "tenant", run_tenant, "train an adapter and a head on labelled data")
     tenant.add_argument("--id", required=True, help="name of the tenant")
@@ -152,7 +169,7 @@ def run_root(args: argparse.Namespace) -> dict:
 
     window = Window(args.window, args.causal)
     options = RootOptions(args.name, args.lower, args.upper, window, args.keep, args.dtype, args.seed, args.masked)
-    budget = Budget(minutes=args.minutes)
+    budget = Budget(_minutes(args, ROOT_MINUTES), args.steps, args.until)
     store, table = build_root(args.model, args.corpus, args.store, options, budget, device_of(args))
     return table_built(args, table, f"root of backbone {store.config.name}")
 
@@ -163,8 +180,14 @@ def run_domain(args: argparse.Namespace) -> dict:
     from builder.tables.domain import DomainOptions, build_domain
 
     options = DomainOptions(args.parent, args.keep, args.dtype, args.seed, args.learn, args.min_tokens)
-    table = build_domain(Store(args.store), args.name, args.corpus, options, Budget(minutes=args.minutes), device_of(args))
+    budget = Budget(_minutes(args, DOMAIN_MINUTES), args.steps)
+    table = build_domain(Store(args.store), args.name, args.corpus, options, budget, device_of(args))
     return table_built(args, table, f"domain {args.name}")
+
+
+def _minutes(args: argparse.Namespace, default: float) -> float | None:
+    """Returns the limit of time; None if only the steps are limited."""
+    return args.minutes if args.minutes is not None or args.steps is not None else default
 
 
 def run_tenant(args: argparse.Namespace) -> dict:

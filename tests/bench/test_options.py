@@ -2,6 +2,7 @@
 
 import pytest
 
+from bench.measuring import adaptation as bench_adaptation
 from bench.measuring import overload as bench_overload
 from bench.measuring import pipeline as bench_pipeline
 from bench.measuring import policies as bench_policies
@@ -26,6 +27,7 @@ from tests.naming import names
         ("overload --policy luck", ["policy", "'luck'"]),
         ("pipeline --seconds nan", ["--seconds nan"]),
         ("training --texts 0", ["--texts 0"]),
+        ("adaptation --seconds 0", ["--seconds 0.0"]),
         ("timeline --seconds 0", ["--seconds 0.0"]),
         ("policies --policies luck", ["'luck'"]),
         ("policies --packings dense", ["'dense'"]),
@@ -38,7 +40,7 @@ from tests.naming import names
 )
 def test_impossible_options_are_refused_at_once(monkeypatch, capsys, given, named) -> None:
     modules = (bench_overload, bench_pipeline, bench_policies, bench_schedule, bench_serve, bench_tcb, bench_timeline)
-    for module in (*modules, bench_training):
+    for module in (bench_adaptation, *modules, bench_training):
         name = f"bench_{module.__name__.rpartition('.')[2]}"
         monkeypatch.setattr(module, name, lambda *_, name=name: pytest.fail(f"{name} was begun"))
     assert main(["bench", *given.split()]) == 1

@@ -1,9 +1,10 @@
-"""`hplm bench training` on a toy backbone: four variants of a step, and their ratios."""
+"""`hplm bench training` and `hplm bench adaptation` on a toy backbone: variants of a step, and its parts."""
 
 import json
 
 import pytest
 
+from bench.measuring import adaptation as bench_adaptation
 from bench.measuring import training as bench_training
 from hplm.cli.main import main
 from testing.toy import CONFIG
@@ -21,3 +22,12 @@ def test_all_four_variants_are_measured(monkeypatch, capsys):
         assert figures[f"share_of_{name}"] == pytest.approx(figures["tables_ms"] / figures[f"{name}_ms"], rel=0.2)
     table = bench_training.table_of(figures)
     assert names(table, f"{figures['share_of_whole']:.2f}")
+
+
+def test_the_parts_of_a_step_add_up(monkeypatch, capsys):
+    monkeypatch.setitem(bench_adaptation.SIZES, "minilm", CONFIG)
+    assert main(["bench", "adaptation", "--seconds", "0.05", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["steps"] >= 1 and 500 < figures["tokens"] <= 1024 and 0.5 < figures["present"] < 1
+    assert sum(figures[f"{part}_share"] for part in bench_adaptation.PARTS) == pytest.approx(1, abs=0.01)
+    assert names(bench_adaptation.table_of(figures), f"{figures['step_ms']:.1f}")

@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import AutoModel, BertConfig, BertModel, PreTrainedTokenizerFast
 
-from builder.adaptation import distillation
+from builder.adaptation import distillation, learning
 from builder.adaptation.distillation import adapt
 from builder.adaptation.learning import Budget, Course
 from builder.adaptation.lessons import Lessons, Student
@@ -15,7 +15,7 @@ from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
 from hplm.model.windows import Window
 from testing.random_store import random_documents, tokenizer_json
-from tests.naming import naming
+from tests.naming import names, naming
 
 pytestmark = pytest.mark.slow
 
@@ -176,6 +176,53 @@ def test_a_budget_of_minutes_ends(checkpoint, documents):
     assert report.at_end.at_split > report.at_start.at_split
 
 
+def test_steps_end_by_their_number_or_with_the_minutes(checkpoint, documents):
+    assert Budget(minutes=1, steps=10).used(5, 3.0) == 0.5 and Budget(minutes=1, steps=10).used(5, 45.0) == 0.75
+    lower, upper = split(checkpoint)
+    both = adapt(checkpoint, lower, upper, documents, Budget(minutes=600, steps=4), 0, True, CPU, show_progress=False)
+    assert both.steps == 4
+
+
+def test_a_goal_ends_the_learning_as_soon_as_it_is_reached(checkpoint, documents, monkeypatch, capsys):
+    monkeypatch.setattr(learning, "FIRST_ROUND", 8)
+
+    def reached(until, steps):
+        lower, upper = split(checkpoint)
+        return adapt(checkpoint, lower, upper, documents, Budget(steps=steps, until=until), 0, True, CPU, show_progress=False)
+
+    whole = reached(0.9999, 60)
+    assert whole.steps == 60 and names(capsys.readouterr().err, "0.9999", 60, "--minutes", "--steps")
+    found = {int(steps): at_end for steps, _, at_end in whole.explained}
+    assert list(found)[:4] == [0, 4, 5, 6] and max(found) < 60  # the second half of each round is examined
+    until = (found[0] + max(found.values())) / 2
+    first = next(steps for steps, at_end in found.items() if at_end >= until)
+    early = reached(until, 60)
+    assert 0 < early.steps == first < 60 and early.at_end.at_end == found[first]
+    assert early.explained == whole.explained[: len(early.explained)] and not capsys.readouterr().err
+    assert reached(found[0], 60).steps == 0  # the closed-form start is enough
+
+
+def test_rounds_follow_each_other_and_grow(monkeypatch):
+    monkeypatch.setattr(learning, "FIRST_ROUND", 10)
+    assert [learning.round_of(steps) for steps in (0, 9, 10, 24, 25, 46)] == [
+        (0, 10), (0, 10), (10, 15), (10, 15), (25, 22), (25, 22)
+    ]  # fmt: skip
+    goal, plain = Budget(steps=1000, until=0.9), Budget(steps=1000)
+    rates = [goal.rate(steps, 0.0) for steps in range(1000)]
+    assert rates[9] < 0.05 and rates[12] > 0.9 and rates[24] < 0.05  # it falls at the end of each round
+    assert all(rate <= plain.rate(steps, 0.0) + 1e-9 for steps, rate in enumerate(rates) if steps > 150)
+    assert plain.rate(500, 0.0) == pytest.approx(0.5) and plain.rate(1000, 0.0) == 0
+
+
+def test_what_a_budget_amounts_to_is_said_after_the_first_steps(checkpoint, documents, monkeypatch, capsys):
+    monkeypatch.setattr(learning, "PACE_STEPS", 3)
+    lower, upper = split(checkpoint)
+    adapt(checkpoint, lower, upper, documents, Budget(minutes=600, steps=5), 0, True, CPU, show_progress=True)
+    assert names(capsys.readouterr().err, "steps a second", "5 steps", "10.0 hours")
+    assert names(Budget(steps=4000).outlook(0.25), "0.25", "4,000", "4.4 hours")
+    assert names(Budget(minutes=60).outlook(0.25), "60 minutes", 900)
+
+
 def test_second_segments_keep_their_distance_from_the_first(checkpoint, documents):
     """No lesson has a second segment, so only the first one is trained."""
     fitted, moved = (run(checkpoint, documents, steps)[1].segments.weight.detach() for steps in (0, 12))
@@ -202,6 +249,8 @@ def test_impossible_budgets_and_documents_are_refused(checkpoint, documents):
         Budget()
     with pytest.raises(InvalidInput):
         Budget(minutes=-1)
+    with pytest.raises(InvalidInput, match=naming("--until", 94)):
+        Budget(minutes=1, until=94)
 
 
 def test_a_long_curve_is_thinned():
