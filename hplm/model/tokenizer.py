@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from functools import cached_property
 
@@ -13,6 +14,8 @@ from hplm.arrays import Array
 from hplm.errors import InvalidInput
 
 WORD = re.compile(r"\S+")
+CHARACTERS_A_TOKEN = 8  # more than nearly all texts have: a long text is first read as far as this reaches
+GROWTH = 4  # how much more is read if that was too little
 
 
 class Encoded:
@@ -44,33 +47,60 @@ class Tokenizer:
         self._tokenizer = HuggingFaceTokenizer.from_str(tokenizer_json)
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
+        self._added_length = _added_length(tokenizer_json)
         self._special_tokens = {pair: self._tokenizer.num_special_tokens_to_add(is_pair=pair) for pair in (False, True)}
 
     def encode(self, text: str, pair: str | None = None, truncate: bool = False) -> Encoded:
         if not text.strip():
             raise InvalidInput("the text is empty: send at least one word")
-        encoding = self._tokenizer.encode(text, pair)
+        first, second = self._beginning(text), None if pair is None else self._beginning(pair)
+        encoding = self._tokenizer.encode(first, second)
         if len(encoding.ids) == self._special_tokens[pair is not None]:
             raise InvalidInput("the text contains no token that the model can read: send other text")
         if len(encoding.ids) > self.positions:
             if not truncate:
+                count = len(encoding.ids) if (first, second) == (text, pair) else f"more than {self.positions}"
                 raise InvalidInput(
-                    f"the text has {len(encoding.ids)} tokens, but the model takes {self.positions}: "
+                    f"the text has {count} tokens, but the model takes {self.positions}: "
                     "shorten it, or send the parameter truncate=true"
                 )
-            return Encoded(encoding, self._kept(encoding, pair is not None))
+            return Encoded(encoding, self._kept(encoding, len(text), None if pair is None else len(pair)))
         return Encoded(encoding)
 
-    def _kept(self, encoding: Encoding, paired: bool) -> Array:
+    def _beginning(self, text: str) -> str:
+        """Returns a beginning of the text that has the same first tokens, at least as many as the model takes; or the text."""
+        size = CHARACTERS_A_TOKEN * self.positions
+        while self._added_length is not None and 2 * size < len(text):  # a beginning is read twice
+            if self._final_tokens(text[:size], self._added_length) >= self.positions:
+                return text[:size]
+            size *= GROWTH
+        return text
+
+    def _final_tokens(self, beginning: str, added_length: int) -> int:
+        """Returns how many tokens of a text's beginning are tokens of the text, whatever follows.
+
+        What follows may be more of the last word, or of a token such as [MASK], which is found before words are.
+        """
+        encoding = self._tokenizer.encode(beginning, add_special_tokens=False)
+        words, ends = encoding.word_ids, [end for _, end in encoding.offsets]
+        final, open_word = len(words), words[-1] if words else None
+        while final and (words[final - 1] == open_word or ends[final - 1] > len(beginning) - added_length):
+            open_word = words[final - 1]
+            final -= 1
+        return final
+
+    def _kept(self, encoding: Encoding, characters: int, pair_characters: int | None) -> Array:
         """Returns the special tokens and as many tokens of text and pair as the model takes. The longer one is cut first.
 
+        If each of them is too long by itself, the one with more characters keeps the odd token: not all tokens were counted.
         The library's own truncation is not used: it keeps the parts that it cuts off, for a pair in all combinations.
         """
         part = np.array([-1 if of is None else of for of in encoding.sequence_ids])
         text, pair = np.flatnonzero(part == 0), np.flatnonzero(part == 1)
-        limit = self.positions - self._special_tokens[paired]
+        limit = self.positions - self._special_tokens[pair_characters is not None]
         shorter = min(len(text), len(pair), limit // 2)
-        keep = min(len(text), limit - shorter) if len(text) >= len(pair) else shorter
+        lengths = (len(text), len(pair)) if min(len(text), len(pair)) <= limit else (characters, pair_characters or 0)
+        keep = min(len(text), limit - shorter) if lengths[0] >= lengths[1] else shorter
         return np.sort(np.concatenate([np.flatnonzero(part < 0), text[:keep], pair[: limit - keep]]))
 
     def encode_documents(self, texts: list[str]) -> list[Array]:
@@ -85,6 +115,20 @@ class Tokenizer:
         limit = self.positions - 2
         starts = range(1, len(ids) - 1, limit)
         return [np.concatenate([ids[:1], ids[start : min(start + limit, len(ids) - 1)], ids[-1:]]) for start in starts]
+
+
+def _added_length(tokenizer_json: str) -> int | None:
+    """Returns the characters of the longest token that is found before words are. None if a text cannot be cut at all.
+
+    A beginning of a text has the text's own words, but for the last one, if nothing looks farther than one word: so it is with
+    BERT's normalizer and its splitting into words. Of other tokenizers this is not known.
+    """
+    parts = json.loads(tokenizer_json)
+    kinds = [(parts.get(part) or {}).get("type") for part in ("normalizer", "pre_tokenizer")]
+    added = parts.get("added_tokens") or []
+    if kinds != ["BertNormalizer", "BertPreTokenizer"] or any(token["normalized"] for token in added):
+        return None
+    return max((len(token["content"]) for token in added), default=0)
 
 
 def words_of(text: str) -> list[tuple[int, int]]:
