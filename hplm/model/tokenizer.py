@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from tokenizers import Encoding
@@ -123,9 +124,9 @@ def _added_length(tokenizer_json: str) -> int | None:
     A beginning of a text has the text's own words, but for the last one, if nothing looks farther than one word: so it is with
     BERT's normalizer and its splitting into words. Of other tokenizers this is not known.
     """
-    parts = json.loads(tokenizer_json)
+    parts: dict[str, Any] = json.loads(tokenizer_json)
     kinds = [(parts.get(part) or {}).get("type") for part in ("normalizer", "pre_tokenizer")]
-    added = parts.get("added_tokens") or []
+    added: list[dict[str, Any]] = parts.get("added_tokens") or []
     if kinds != ["BertNormalizer", "BertPreTokenizer"] or any(token["normalized"] for token in added):
         return None
     return max((len(token["content"]) for token in added), default=0)
