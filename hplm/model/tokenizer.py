@@ -125,7 +125,8 @@ def _added_length(tokenizer_json: str) -> int | None:
     BERT's normalizer and its splitting into words. Of other tokenizers this is not known.
     """
     parts: dict[str, Any] = json.loads(tokenizer_json)
-    kinds = [(parts.get(part) or {}).get("type") for part in ("normalizer", "pre_tokenizer")]
+    steps: list[dict[str, Any]] = [parts.get(part) or {} for part in ("normalizer", "pre_tokenizer")]
+    kinds = [step.get("type") for step in steps]
     added: list[dict[str, Any]] = parts.get("added_tokens") or []
     if kinds != ["BertNormalizer", "BertPreTokenizer"] or any(token["normalized"] for token in added):
         return None
