@@ -16,7 +16,7 @@ QUESTIONS = 200  # of each tenant's test file
 TOKENS_PER_BYTE = 0.0176  # of a domain's corpus, for each byte of its source files
 READING = 2.0  # times as long as parsing alone
 TOKENISING = 0.12  # of the time of reading
-ROOT_NGRAMS, DOMAIN_NGRAMS = 0.6, 0.85  # distinct n-grams for each token of a corpus
+ROOT_NGRAMS, DOMAIN_NGRAMS = 1.2, 0.85  # rows for each token of a corpus, times `keep`; a root takes more of the shorter forms
 ADAPTING_ROOT, ADAPTING_DOMAIN = 92_000, 8_000  # what comes before the first step takes as long as so many rows of a table
 EXAMINING = 5_000  # and what comes after the last step
 TEXT_TOKENS = 80  # a tenant's training text takes as long as so many measured tokens
@@ -30,7 +30,7 @@ class Size:
     """How much is built. All sizes have the same domains and tenants."""
 
     name: str
-    root_keep: float  # share of the n-grams that have a row in the table
+    root_keep: float  # share of the whole windows that have a row in the table
     domain_keep: float
     minutes: float  # of adapting the lower half for the root
     domain_minutes: float
@@ -43,9 +43,9 @@ class Size:
         return {"train": self.train, "dev": self.dev, "test": self.test}
 
 
-LARGE = Size("large", root_keep=0.1, domain_keep=0.4, minutes=1.5, domain_minutes=0.25, train=1000, dev=200)
-MEDIUM = Size("medium", root_keep=0.05, domain_keep=0.1, minutes=1.0, domain_minutes=0, train=700, dev=150)
-SMALL = Size("small", root_keep=0.02, domain_keep=0.04, minutes=1.0, domain_minutes=0, train=500, dev=100)
+LARGE = Size("large", root_keep=0.05, domain_keep=0.4, minutes=1.5, domain_minutes=0.25, train=1000, dev=200)
+MEDIUM = Size("medium", root_keep=0.025, domain_keep=0.1, minutes=1.0, domain_minutes=0, train=700, dev=150)
+SMALL = Size("small", root_keep=0.01, domain_keep=0.04, minutes=1.0, domain_minutes=0, train=500, dev=100)
 SIZES = (LARGE, MEDIUM, SMALL)
 
 

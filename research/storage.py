@@ -54,7 +54,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     args = parser.parse_args()
     try:
-        folder = _finished_demo(args.folder)
+        folder = finished_demo(args.folder)
         if args.fresh:
             shutil.rmtree(folder / "storage", ignore_errors=True)
         rows = list(measure(folder, args.domains.split(",")))
@@ -103,7 +103,7 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def _finished_demo(folder: Path) -> Path:
+def finished_demo(folder: Path) -> Path:
     found = sorted(folder.glob("*/store/store.json"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise InvalidInput(f"{folder} contains no finished demo: run `./run demo` first")

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from builder.store.store import Store, TenantFile
+from builder.tables.ranking import SHORTER_IN_ROOT
 from hplm.adapters.layout import Layout
 from hplm.model.checkpoint import random_backbone
 from hplm.model.config import BackboneConfig
@@ -108,19 +109,29 @@ def random_table(
     dtype: str = "fp16",
 ) -> None:
     spec = store.table_spec(domain, version, parent, dtype, corpus_tokens)
-    keys = ranked_keys(random_documents(store.config, corpus_tokens, 64, seed), spec.space, with_unigrams=parent is None)
+    keys = ranked_keys(random_documents(store.config, corpus_tokens, 64, seed), spec.space, root=parent is None)
     write_table(store.table_folder(domain, version), spec, keys, random_values(spec, seed))
 
 
-def ranked_keys(documents: Sequence[np.ndarray], space: KeySpace, with_unigrams: bool) -> np.ndarray:
-    """Returns the keys of all windows and of their shorter forms, the most frequent first. The corpus must fit in memory."""
-    lengths = np.array([len(document) for document in documents])
-    whole = space.of(np.concatenate(documents), lengths)
-    keys = np.concatenate([whole & mask for mask in space.masks] + [space.unigrams()] * with_unigrams)
-    keys = keys[order(keys)]
-    starts = first_of_each(keys)
-    counts = np.diff(np.append(starts, len(keys)))
-    return keys[starts[np.argsort(-counts, kind="stable")]]
+def ranked_keys(documents: Sequence[np.ndarray], space: KeySpace, root: bool) -> np.ndarray:
+    """Returns the keys of all windows and of their shorter forms in the order of rows (`builder.tables.ranking`).
+
+    Of a root, also all single tokens. The corpus must fit in memory.
+    """
+    whole = space.of(np.concatenate(documents), np.array([len(document) for document in documents]))
+    ranked, places = [], []
+    for level in reversed(range(len(space.masks))):
+        keys = whole & space.masks[level]
+        if level + 1 < len(space.masks):
+            keys = keys[((keys & space.masks[level + 1]) != keys).any(1)]
+        elif root:
+            keys = np.concatenate([keys, space.unigrams()])
+        keys = keys[order(keys)]
+        starts = first_of_each(keys)
+        counts = np.diff(np.append(starts, len(keys)))
+        ranked.append(keys[starts[np.argsort(-counts, kind="stable")]])
+        places.append((np.arange(len(starts)) + 0.5) / (len(starts) * (SHORTER_IN_ROOT if root and level else 1)))
+    return np.concatenate(ranked)[np.argsort(np.concatenate(places), kind="stable")]
 
 
 def random_values(spec: TableSpec, seed: int) -> Callable[[np.ndarray], torch.Tensor]:

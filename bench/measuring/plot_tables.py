@@ -87,7 +87,7 @@ def _keys(case: PlotBench) -> np.ndarray:
     """Returns the most frequent n-grams of a Zipf corpus, ranked as by the builder, and then the remaining tokens."""
     space = space_of(case)
     documents = random_documents(config_of(case), 4 * case.keys, LONGEST_DOCUMENT, seed=7)
-    ranked = ranked_keys(documents, space, with_unigrams=False)
+    ranked = ranked_keys(documents, space, root=True)
     if len(ranked) < case.keys:
         raise InvalidInput(
             f"a vocabulary of {case.vocabulary} has too few n-grams for a table of {case.keys}: give fewer --keys"

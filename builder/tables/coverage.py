@@ -1,7 +1,7 @@
 """Computes how much of a text a branch's table covers, and how much a smaller table would cover.
 
-Rows are ordered by frequency, so a table with a smaller `keep` is the first rows of this one. One look-up of a text, with
-the row of each window, gives the coverage of every smaller table.
+A table with a smaller `keep` has the first of this one's n-grams. One look-up of a text, with the place of each window in
+their order, gives the coverage of every smaller table.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy as np
 
 from builder.store.store import Store
 from builder.tables.counts import Counts
-from builder.tables.table import ranked_rows, table_bytes
+from builder.tables.ranking import Ranking
+from builder.tables.table import table_bytes
 from builder.training.labelled import read_corpus
 from hplm.errors import InvalidInput
 from hplm.plot.forest import Chain
@@ -88,46 +89,55 @@ def cover(
 
 
 class Prefix:
-    """The smaller tables that are the first rows of a table. Each of them holds all single tokens of a root."""
+    """The smaller tables of a branch: the first n-grams of its ranking. Of a root, each of them holds all single tokens.
+
+    An n-gram's place is not its row: tables of earlier versions have their rows in another order.
+    """
 
     def __init__(self, table: Table, counts: Counts) -> None:
         self.meta = table.meta
-        self.rows = ranked_rows(table, counts)  # rows whose order is known
         self._table = table
-        self._counts = counts
-        self._complete = table.meta.parent is None
-        if self._complete:
-            self._alone = np.sort(table.find(table.space.unigrams()))
+        self._ranking = Ranking(counts, root=table.meta.parent is None)
+        self._places = np.full(table.size, NOWHERE)  # by row, the first is 1
+        self.rows = self._find_places(counts.distinct)  # of the largest smaller table: this one has all of its n-grams
+        if self._ranking.root:
+            self._alone = np.sort(self._places[table.find(table.space.unigrams())])
+
+    def _find_places(self, distinct: int) -> int:
+        first = 1
+        for keys in self._ranking.keys(distinct):
+            rows = self._table.find(keys)
+            held = np.flatnonzero(rows)
+            self._places[rows[held]] = first + held
+            if len(held) < len(keys):
+                return first - 1 + int((rows == 0).argmax())
+            first += len(keys)
+        return first - 1
 
     def number(self, keep: float) -> int:
-        number = self._counts.number(keep)
+        number = self._ranking.number(keep)
         if number > self.rows:
             raise InvalidInput(
-                f"keep {keep:g} is {number:,} n-grams, the table of {self.meta.domain!r} has the {self.rows:,} most frequent "
-                f"({self.own_keep:.3g}): choose less, or build it with more --keep"
+                f"keep {keep:g} is {number:,} n-grams, of which the table of {self.meta.domain!r} has the first {self.rows:,}: "
+                "choose less, or build it with more --keep"
             )
         return number
 
-    @property
-    def own_keep(self) -> float:
-        return self.rows / max(1, self._counts.distinct)
-
     def usual_keeps(self) -> list[float]:
-        told = [keep for keep in USUAL_KEEPS if self._counts.number(keep) <= self.rows]
-        numbers = {self._counts.number(keep) for keep in told}
-        return told if self.rows in numbers else [self.own_keep, *told]
+        keeps = (self._ranking.keep_of(self.meta), *USUAL_KEEPS)
+        by_size = {self._ranking.number(keep): keep for keep in keeps}
+        return [keep for number, keep in by_size.items() if number <= self.rows]
 
     def ngrams(self, number: int) -> int:
         """Returns how many n-grams the table of the `number` most frequent has."""
-        if not self._complete:
+        if not self._ranking.root:
             return number
         return number + len(self._alone) - int(np.searchsorted(self._alone, number, side="right"))
 
     def least_rows(self, keys: np.ndarray) -> np.ndarray:
         """Returns, for each key, how many rows a table needs to hold it."""
-        rows = self._table.find(keys)
-        least = np.where(rows > 0, rows, NOWHERE)
-        if self._complete:
+        least = self._places[self._table.find(keys)]
+        if self._ranking.root:
             least[((keys & self._table.space.masks[-1]) == keys).all(1)] = ALWAYS
         return least
 

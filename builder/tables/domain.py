@@ -16,8 +16,9 @@ from builder.store.store import Store, check_name
 from builder.tables.build_folder import BuildFolder, held, parent_version_begun, put_away, was_just_finished
 from builder.tables.counting import add_counts
 from builder.tables.counts import Counts
+from builder.tables.ranking import Ranking
 from builder.tables.root import save_report
-from builder.tables.table import build_table, ranked_rows
+from builder.tables.table import build_table
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint
 from hplm.model.stacks import LowerStack
@@ -109,7 +110,7 @@ def update_domain(
                 "the root's lower stack and the shared upper half were adapted together: give --minutes 0, or build a new root"
             )
         old_counts = Counts(store.counts_folder(name, before.meta.version))
-        keep = ranked_rows(before, old_counts) / max(1, old_counts.distinct) if options.keep is None else options.keep
+        keep = Ranking(old_counts, root=parent is None).keep_of(before.meta) if options.keep is None else options.keep
         build = BuildFolder(working, corpus, plan, clear=lambda: store.remove_branch(name, version))
         if not store.has_lower(name, version):
             _adapt(store, build, (name, before.meta.version), (name, version), options, budget, device)

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from builder.store.resumable import replaced
 from builder.store.store import Store
 from builder.tables.counts import Counts
+from builder.tables.ranking import Ranking
 from hplm.model.stacks import LowerStack
 from hplm.plot.keys import KeySpace
 from hplm.plot.table import Table, TableMeta, TableSpec
@@ -35,7 +36,7 @@ def build_table(
 
     Cut anywhere, a call with the same arguments goes on. `known`, an earlier version by the same lower stack, saves computing.
     """
-    keys = _ordered_keys(work / "order", spec.space, counts, counts.number(keep), complete=spec.parent is None)
+    keys = _ordered_keys(work / "order", spec.space, Ranking(counts, root=spec.parent is None), keep)
     lower = lower.to(device).eval()
 
     @torch.inference_mode()
@@ -48,45 +49,30 @@ def build_table(
         return write_table(folder, spec, keys, values_of, progress=bar.update, known=known, resume=True)
 
 
-def ranked_rows(table: Table, counts: Counts) -> int:
-    """Returns how many rows, from the first, are ordered by count: all but the single tokens that a root also holds."""
-    if table.meta.parent is not None:
-        return table.meta.keys
-    keys = table.index.by_row()
-    same = 0
-    for chunk in counts.ranked(len(keys)):
-        rows = keys[same : same + len(chunk)]
-        differs = (chunk[: len(rows)] != rows).any(1)
-        if differs.any():
-            return same + int(differs.argmax())
-        same += len(rows)
-    return same
-
-
 def table_bytes(meta: TableMeta, ngrams: int, dtype: str) -> int:
     """Returns the bytes of such a table with so many n-grams, without the few bytes of padding after its keys."""
     resized = replace(meta, keys=ngrams, dtype=dtype, index=replace(meta.index, keys=ngrams))
     return sum(resized.sizes().values())
 
 
-def _ordered_keys(path: Path, space: KeySpace, counts: Counts, number: int, complete: bool) -> np.ndarray:
+def _ordered_keys(path: Path, space: KeySpace, ranking: Ranking, keep: float) -> np.ndarray:
     """Writes the keys to a file in the order of their rows, since they may not fit in memory."""
     if not path.exists():
         with replaced(path) as writing, open(writing, "wb") as file:
-            for chunk in _ranked(space, counts, number, complete):
+            for chunk in _chosen(space, ranking, keep):
                 chunk.astype("<u8").tofile(file)
     if not path.stat().st_size:
         return np.empty((0, space.words), dtype=np.uint64)
     return np.memmap(path, "<u8", "r").reshape(-1, space.words)
 
 
-def _ranked(space: KeySpace, counts: Counts, number: int, complete: bool) -> Iterator[np.ndarray]:
-    """Yields the most frequent keys and, if `complete`, the single tokens that are not among them."""
+def _chosen(space: KeySpace, ranking: Ranking, keep: float) -> Iterator[np.ndarray]:
+    """Yields the first keys of the ranking and, for a root, the single tokens that are not among them."""
     unigrams = space.unigrams()
     missing = np.ones(len(unigrams), dtype=bool)
-    for chunk in counts.ranked(number):
+    for chunk in ranking.keys(ranking.number(keep)):
         alone = chunk[((chunk & space.masks[-1]) == chunk).all(1)]
         missing[space.unpack(alone)[:, space.window.centre] - 1] = False
         yield chunk
-    if complete:
+    if ranking.root:
         yield unigrams[missing]

@@ -57,7 +57,8 @@ def register(commands: argparse._SubParsersAction) -> None:
             type=float,
             default=1.0,
             metavar="SHARE",
-            help="share of the corpus's distinct n-grams to store, the most frequent first (default: %(default)s)",
+            help="share of the corpus's different windows to store, the most frequent first; shorter n-grams are stored beside "
+            "them (default: %(default)s)",
         )
         step.add_argument(
             "--dtype", choices=TABLE_DTYPES, default="fp16", help="precision of the stored vectors (default: %(default)s)"

@@ -70,7 +70,7 @@ def _register_update(actions: argparse._SubParsersAction) -> None:
         "--keep",
         type=float,
         metavar="SHARE",
-        help="share of the distinct n-grams, old and new, to store (default: that of the version before)",
+        help="share of the different windows, old and new, to store (default: that of the version before)",
     )
     update.add_argument(
         "--dtype", choices=TABLE_DTYPES, help="precision of the stored vectors (default: that of the version before)"

@@ -44,7 +44,7 @@ def register(commands: argparse._SubParsersAction) -> None:
         type=float,
         default=1.0,
         metavar="SHARE",
-        help="for --as-domain: share of the distinct n-grams to store, the most frequent first (default: %(default)s)",
+        help="for --as-domain: share of the different windows to store, as for `hplm build domain` (default: %(default)s)",
     )
     command.add_argument(
         "--dtype",

@@ -32,8 +32,8 @@ def register(inspect: argparse.ArgumentParser) -> None:
         "--keep",
         type=_shares,
         metavar="SHARE,...",
-        help="sizes of the table to compare on --text, as shares of the distinct n-grams (default: the table's own, and the "
-        "smaller ones of 1,0.004,0.001,0)",
+        help="sizes of the table to compare on --text, as shares for --keep of `hplm build` (default: the table's own, and "
+        "the smaller ones of 1,0.004,0.001,0)",
     )
     inspect.add_argument("--picture", type=Path, metavar="FILE.png", help="draw the coverage of --text against table size")
 

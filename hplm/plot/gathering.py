@@ -29,7 +29,7 @@ FEW = 0.5  # share of the tokens; above it, adding over all tokens is as fast
 class Gatherer:
     """Gathers rows. One thread owns it.
 
-    The `resident` most frequent rows of each table are on the device, and are gathered there.
+    The first `resident` rows of each table, those of frequent n-grams, are on the device, and are gathered there.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype, resident: int = 0) -> None:

@@ -31,7 +31,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class StoredRows:
-    """Row 0 is zeros. The other rows are in order of frequency, so that rows in use are close together."""
+    """Row 0 is zeros. Frequent n-grams have the first rows, so that rows in use are close together."""
 
     def __init__(self, values: Path, checksums: Path, rows: int, vectors: int, hidden: int, coding: Coding) -> None:
         self._path = values

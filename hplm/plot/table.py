@@ -1,7 +1,8 @@
 """One table on disk: `meta.json`, the index (`starts`, `keys`, `rows`), `values`, and `checksums` with one for each row.
 
-Rows are in order of frequency, the most frequent n-gram first. Row 0 is zeros and belongs to no key, so that a missing row can
-be gathered like any other. A table is written under a temporary name, synced and renamed. A mapped file never changes.
+Rows are in order of frequency, length by length, and the lengths lie side by side (builder/tables/ranking.py). Row 0 is zeros
+and belongs to no key, so that a missing row can be gathered like any other. A table is written under a temporary name, synced
+and renamed. A mapped file never changes.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def learn(store, version, tenants):
 def write_other_values(store, domain, version):
     """Writes other values for the same n-grams, as another adaptation of the lower layers would."""
     spec = store.table_spec(domain, version, ("root", 1), "fp16", 3000)
-    keys = ranked_keys(random_documents(CONFIG, 3000, 64, 50 + version), spec.space, with_unigrams=False)
+    keys = ranked_keys(random_documents(CONFIG, 3000, 64, 50 + version), spec.space, root=False)
     write_table(store.table_folder(domain, version), spec, keys, random_values(spec, 1234))
 
 

@@ -1,4 +1,4 @@
-"""Counting on disk gives the counts of a dictionary, in order, in one run or after interruptions."""
+"""Counting on disk gives the counts of a dictionary, in one run or after interruptions."""
 
 import os
 import tempfile
@@ -73,15 +73,6 @@ def rows(counts, level):
     return zip(keys.tolist(), numbers.tolist(), strict=True)
 
 
-def expected_order(space, expected):
-    """Returns the most frequent first. Among equals, the shorter form (the deeper level) is first, then the smaller key."""
-
-    def level(key):
-        return max(i for i, mask in enumerate(space.masks) if np.array_equal(np.array(key, dtype=np.uint64) & mask, key))
-
-    return sorted(expected, key=lambda key: (-expected[key], -level(key), key))
-
-
 @settings(max_examples=80, deadline=None)
 @given(st.data(), spaces, st.sampled_from([1, 1000, MANY_RUNS, 1 << 20]))
 def test_counts_equal_those_of_a_dictionary(data, space, memory):
@@ -97,13 +88,6 @@ def test_counts_equal_those_of_a_dictionary(data, space, memory):
             assert keys == sorted(keys)
         left = {path.name for path in counts.folder.iterdir()}
         assert left == {"meta.json", *(f"{part}-{i}" for i in range(len(space.masks)) for part in ("keys", "counts"))}
-
-        in_order = [list(key) for key in expected_order(space, expected)]
-        number = data.draw(st.integers(0, counts.distinct + 1))
-        chunk = data.draw(st.sampled_from([1, 2, 5, 1 << 20]))
-        chunks = list(counts.ranked(number, chunk))
-        assert [len(keys) for keys in chunks[:-1]] == [chunk] * (len(chunks) - 1)
-        assert [key for keys in chunks for key in keys.tolist()] == in_order[:number]
 
 
 @settings(max_examples=30, deadline=None)
@@ -177,11 +161,3 @@ def test_a_truncated_file_is_named(tmp_path):
         file.truncate(8)
     with pytest.raises(Broken, match=naming(counts.folder / "counts-1", 8)):
         Counts(counts.folder)
-
-
-def test_keep_is_a_share(tmp_path):
-    counts = count_ngrams(corpus_of(tmp_path / "corpus", some_documents()), KeySpace(200, Window(3)), tmp_path / "counts")
-    assert (counts.number(0), counts.number(0.5), counts.number(1)) == (0, round(counts.distinct / 2), counts.distinct)
-    for keep in (-0.1, 1.1, float("nan")):
-        with pytest.raises(InvalidInput, match=naming(f"keep {keep}")):
-            counts.number(keep)

@@ -15,8 +15,8 @@ from builder.store.resumable import write_json
 from builder.store.store import Store, TenantFile
 from builder.tables import domain as domains
 from builder.tables.domain import DomainOptions, UpdateOptions, build_domain, delete_domain, update_domain
+from builder.tables.ranking import Ranking
 from builder.tables.root import RootOptions, build_root
-from builder.tables.table import ranked_rows
 from hplm.errors import InvalidInput
 from hplm.model.windows import TRIGRAMS, Window
 from testing.random_store import tokenizer_json
@@ -83,10 +83,11 @@ def test_an_update_keeps_the_share_of_the_version_before(tmp_path, name, keep):
     if name == "bio":
         build_domain(store, "bio", [corpus(tmp_path, 1)], replace(SMALL, keep=keep), NO_TIME, CPU)
     updated = grow(store, tmp_path, name, 2)
-    counts = domains.Counts(store.counts_folder(name, 2))
-    assert abs(ranked_rows(updated, counts) - counts.number(keep)) <= (1 if name == "bio" else 200)
-    if keep == 1.0:
-        assert ranked_rows(updated, counts) == counts.distinct
+    ranking = Ranking(domains.Counts(store.counts_folder(name, 2)), root=name == "root")
+    kept = ranking.keep_of(updated.meta)
+    assert kept == pytest.approx(keep, abs=0.01) and (kept == 1) == (keep == 1)
+    for keys in ranking.keys(ranking.number(kept)):
+        assert (updated.find(keys) > 0).all()
 
 
 def test_a_branch_of_a_branch_falls_back_to_the_root(tmp_path):

@@ -1,6 +1,7 @@
 """What inspection predicts for other table sizes equals what tables of these sizes give."""
 
 import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,8 @@ from hplm.errors import InvalidInput
 from hplm.model.windows import Window
 from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.levels import count_levels, ends
+from hplm.plot.writing import write_table
+from testing.random_store import random_values
 from tests.builder.tables.branches import CPU, build, some_lines
 from tests.builder.tables.test_domain import NO_TIME, SMALL, corpus, rooted, tenant
 from tests.naming import names, naming
@@ -68,6 +71,22 @@ def test_a_root_keeps_its_tokens_at_every_size(tmp_path, window):
         own, above, shorter = shares(store, chain, text)
         assert kept.ngrams == table.meta.keys and above == kept.above == 0
         assert kept.here == pytest.approx(own) and kept.shorter == pytest.approx(shorter)
+
+
+@pytest.mark.parametrize("name", ["bio", "root"])
+def test_a_table_with_rows_in_another_order_predicts_the_same(tmp_path, name):
+    """Tables of earlier versions have their rows in the order of counts, all lengths together."""
+    store = rooted(tmp_path)
+    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+    text = corpus(tmp_path, 7)
+    expected = cover(store, name, 1, text, KEEPS)
+    table = store.table(name, 1)
+    keys = np.random.default_rng(0).permutation(table.index.by_row())
+    shutil.rmtree(table.folder)
+    write_table(
+        table.folder, store.table_spec(name, 1, table.meta.parent_branch, "fp16", 1), keys, random_values(table.meta, 0)
+    )
+    assert cover(store, name, 1, text, KEEPS) == expected
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.05, 0.0])

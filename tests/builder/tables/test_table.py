@@ -1,9 +1,10 @@
-"""From a corpus to a table: rows have the lower stack's values in order of frequency, and gathering returns them."""
+"""From a corpus to a table: rows have the lower stack's values in the order of the ranking, and gathering returns them."""
 
 import numpy as np
 import pytest
 import torch
 
+from builder.tables.ranking import Ranking
 from hplm.model.windows import Window
 from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.gathering import Gatherer
@@ -32,12 +33,13 @@ def test_gathering_returns_what_the_lower_stack_computes(tmp_path, window, dtype
     assert torch.allclose(gatherer.sums(forest, hits.addresses, lengths), expected, atol=close)
 
 
-def test_rows_are_in_order_of_frequency_and_the_root_is_complete(tmp_path):
+def test_rows_are_in_the_order_of_the_ranking_and_the_root_is_complete(tmp_path):
     store = make_store(tmp_path, Window(3))
     table, _, counts = build(store, tmp_path, "small", some_lines(40, seed=2), keep=0.1)
-    kept = counts.number(0.1)
+    ranking = Ranking(counts, root=True)
+    kept = ranking.number(0.1)
     keys = table.index.by_row()
-    assert (keys[:kept] == np.concatenate(list(counts.ranked(kept)))).all()
+    assert (keys[:kept] == np.concatenate(list(ranking.keys(kept)))).all()
     assert kept < table.meta.keys < kept + CONFIG.vocabulary
     assert (table.find(store.space.unigrams()) > 0).all()
     assert len(np.unique(keys)) == len(keys)

@@ -1,0 +1,98 @@
+"""The order in which tables take the n-grams of a corpus: each level by itself (`Window.levels`), the most frequent first.
+
+`keep` is a share of the whole windows, which a lookup searches first (HMI 3.3). Shorter forms are taken beside them. They do
+not compete with whole windows: a form occurs at least as often as the windows that shrink to it, but is searched only where
+these have no row.
+
+A branch takes the same share of each level; what it lacks, its parent has. A root takes four times the share of shorter forms,
+because all domains fall back to them (research/findings/storage.md says how well other shares explain an unread text).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from builder.options import check_keep
+from builder.tables.counts import Counts
+from hplm.plot.table import TableMeta
+
+SHORTER_IN_ROOT = 4
+BISECTIONS = 60  # until two shares are the same float
+
+
+class Ranking:
+    """A table with a larger `keep` has the keys of one with a smaller `keep`, and others after them."""
+
+    def __init__(self, counts: Counts, root: bool) -> None:
+        self._counts = counts
+        self.root = root
+        self.shorter = SHORTER_IN_ROOT if root else 1  # times the share of whole windows
+        self._factors = [self.shorter if level else 1 for level in range(len(counts.levels))]
+
+    def number(self, keep: float) -> int:
+        """Returns how many keys a table takes."""
+        check_keep(keep)
+        return sum(self._taken(keep))
+
+    def keep_of(self, meta: TableMeta) -> float:
+        """Returns the largest `keep` of a table that is not larger than this one."""
+        if self._size(1.0, meta) <= meta.keys:
+            return 1.0
+        least, most = 0.0, 1.0
+        for _ in range(BISECTIONS):
+            middle = (least + most) / 2
+            least, most = (middle, most) if self._size(middle, meta) <= meta.keys else (least, middle)
+        return least
+
+    def keys(self, number: int, chunk: int = 1 << 20) -> Iterator[np.ndarray]:
+        """Yields the first `number` keys, `chunk` at a time."""
+        number = min(number, self._counts.distinct)
+        chunks, rest = divmod(number, chunk)
+        yield from _cut(self._advancing(number, chunk), [chunk] * chunks + [rest] * (rest > 0))
+
+    def _taken(self, keep: float) -> list[int]:
+        """Returns how many keys of each level a table takes."""
+        levels = zip(self._counts.levels, self._factors, strict=True)
+        return [min(rows, int(keep * factor * rows + 0.5)) for rows, factor in levels]
+
+    def _size(self, keep: float, meta: TableMeta) -> int:
+        """Returns the n-grams of a table. A root has all single tokens whatever it takes."""
+        taken = self._taken(keep)
+        return sum(taken[:-1]) + meta.vocabulary if self.root else sum(taken)
+
+    def _advancing(self, number: int, chunk: int) -> Iterator[np.ndarray]:
+        """Yields at least the first `number` keys. All levels advance together, about `chunk` keys at a time.
+
+        Key i of a level with n keys is at (i + 1/2) / (n * factor) of the order. Of two keys at one place, that of the deeper
+        level is first.
+        """
+        weights = [rows * factor for rows, factor in zip(self._counts.levels, self._factors, strict=True)]
+        steps = max(1, -(-sum(weights) // chunk))
+        ends = [[0] * len(weights)]  # by step and level: how many keys are before the end of the step
+        while sum(ends[-1]) < number:
+            places = ((2 * len(ends) * weight + steps) // (2 * steps) for weight in weights)
+            ends.append([min(rows, place) for rows, place in zip(self._counts.levels, places, strict=True)])
+        used = [level for level in reversed(range(len(weights))) if ends[-1][level]]
+        streams = []
+        for level in used:
+            sizes = [last[level] - first[level] for first, last in pairwise(ends)]
+            streams.append(_cut(self._counts.most_frequent(level, ends[-1][level], chunk), sizes))
+        for first, last in pairwise(ends):
+            keys = [next(stream) for stream in streams]
+            places = [(np.arange(first[level], last[level]) + 0.5) / weights[level] for level in used]
+            yield np.concatenate(keys)[np.argsort(np.concatenate(places), kind="stable")]
+
+
+def _cut(arrays: Iterable[np.ndarray], sizes: Sequence[int]) -> Iterator[np.ndarray]:
+    """Yields the rows of consecutive arrays again, in arrays of other sizes."""
+    left = iter(arrays)
+    held: list[np.ndarray] = []
+    for size in sizes:
+        while not held or sum(map(len, held)) < size:
+            held.append(next(left))
+        together = np.concatenate(held)
+        yield together[:size]
+        held = [together[size:]]

@@ -1,0 +1,102 @@
+"""Tables take the most frequent n-grams of each length by itself, wherever their order is cut."""
+
+import tempfile
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from builder.tables.counting import count_ngrams
+from builder.tables.ranking import SHORTER_IN_ROOT, Ranking
+from hplm.errors import InvalidInput
+from hplm.model.windows import TRIGRAMS
+from hplm.plot.keys import KeySpace
+from tests.builder.tables.test_counting import (
+    corpora,
+    corpus_of,
+    expected_counts,
+    no_waiting_for_the_disk,  # noqa: F401
+    rows,
+    spaces,
+)
+from tests.naming import naming
+
+pytestmark = pytest.mark.slow
+
+VOCABULARY = 1000
+SHARE = 0.004  # of HMI's Table 5
+
+
+def level_of(space, key):
+    return max(i for i, mask in enumerate(space.masks) if np.array_equal(np.array(key, dtype=np.uint64) & mask, key))
+
+
+def expected_order(space, expected, root):
+    """Returns the keys by their place in their own level; of two keys at one place, that of the deeper level is first."""
+    places = {}
+    for level in range(len(space.masks)):
+        keys = sorted((key for key in expected if level_of(space, key) == level), key=lambda key: (-expected[key], key))
+        weight = len(keys) * (SHORTER_IN_ROOT if root and level else 1)
+        places |= {key: (Fraction(2 * number + 1, 2 * weight), -level) for number, key in enumerate(keys)}
+    return sorted(places, key=places.__getitem__)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data(), spaces, st.booleans(), st.sampled_from([1, 2, 5, 1 << 20]))
+def test_keys_come_in_the_order_of_their_places(data, space, root, chunk):
+    documents = data.draw(corpora(space.vocabulary))
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = corpus_of(Path(folder) / "corpus", documents)
+        counts = count_ngrams(corpus, space, Path(folder) / "counts", show_progress=False)
+        in_order = [list(key) for key in expected_order(space, expected_counts(space, documents), root)]
+        number = data.draw(st.integers(0, counts.distinct + 1))
+        chunks = list(Ranking(counts, root).keys(number, chunk))
+        assert [len(keys) for keys in chunks[:-1]] == [chunk] * (len(chunks) - 1)
+        assert [key for keys in chunks for key in keys.tolist()] == in_order[:number]
+
+
+def text_counts(folder, tokens):
+    """Counts a text in which words follow Zipf's law, and every other word follows the one before as in a phrase."""
+    generator = np.random.default_rng(0)
+    drawn = generator.zipf(1.3, size=tokens) % VOCABULARY
+    for place in np.flatnonzero(generator.random(tokens) < 0.5)[1:]:
+        drawn[place] = (7 * drawn[place - 1] + generator.integers(3)) % VOCABULARY
+    documents = [piece.tolist() for piece in np.array_split(drawn, tokens // 50)]
+    return count_ngrams(corpus_of(folder / "corpus", documents), KeySpace(VOCABULARY, TRIGRAMS), folder / "counts")
+
+
+def taken(ranking, keep):
+    return [tuple(key) for keys in ranking.keys(ranking.number(keep)) for key in keys.tolist()]
+
+
+@pytest.mark.parametrize("root", [False, True])
+def test_a_share_of_the_whole_windows_covers_as_much_text_as_it_can(tmp_path, root):
+    """HMI 3.3: the most frequent tri-grams are kept, and shorter forms do not take their rows."""
+    counts = text_counts(tmp_path, 100_000)
+    whole = {tuple(key): count for key, count in rows(counts, 0)}
+    kept = [key for key in taken(Ranking(counts, root), SHARE) if key in whole]
+    best = sorted(whole.values())[-round(SHARE * len(whole)) :]
+    assert sorted(whole[key] for key in kept) == best
+    assert sum(best) / sum(whole.values()) >= 0.13
+
+
+@pytest.mark.parametrize("keep", [0.001, 0.03, 0.2, 0.5, 0.98, 1.0])
+@pytest.mark.parametrize("root", [False, True])
+def test_a_branch_takes_one_share_of_each_length_and_a_root_more_of_the_shorter_ones(tmp_path, root, keep):
+    counts = text_counts(tmp_path, 5000)
+    kept = taken(Ranking(counts, root), keep)
+    for level, distinct in enumerate(counts.levels):
+        here = {tuple(key) for key, _ in rows(counts, level)}
+        expected = min(1, keep * SHORTER_IN_ROOT if root and level else keep) * distinct
+        assert abs(sum(key in here for key in kept) - expected) <= 1
+
+
+def test_keep_is_a_share(tmp_path):
+    ranking = Ranking(text_counts(tmp_path, 500), root=False)
+    assert (ranking.number(0), ranking.number(1)) == (0, len(taken(ranking, 1)))
+    for keep in (-0.1, 1.1, float("nan")):
+        with pytest.raises(InvalidInput, match=naming(f"keep {keep}")):
+            ranking.number(keep)
