@@ -73,6 +73,7 @@ class TritonPythonModel:
         priority = _whole_number(parameters, "hplm_priority", -(2**31), 2**31 - 1)
         top_k = _whole_number(parameters, "top_k", 0, 2**16 - 1)
         resolved = self._lookup.resolve(view, tenant, texts, pairs, _flag(parameters, "truncate"))
+        self._quotas.charge(tenant, len(texts), resolved.tokens)
         self._tally.add(tenant.domain, view.forest.chain(tenant.domain, tenant.domain_version), resolved.hits)
         timeout_us = min(request.timeout() or tenant.deadline_us or self._deadline_us, LONGEST_TIMEOUT_US)
         ticket = Ticket(

@@ -28,6 +28,11 @@ class LookedUp:
     segments: np.ndarray  # texts x tokens, uint8; 0 beyond the end
     spans: np.ndarray  # texts x answer rows x 3, int32
 
+    @property
+    def tokens(self) -> int:
+        """The number of tokens of all texts."""
+        return _used(self.addresses)
+
     def text(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns the addresses, segments and spans of one text.
 
@@ -93,9 +98,9 @@ def check_length(text: str, pair: str | None) -> None:
         raise InvalidInput(f"it has more than {LONGEST_TEXT:,} characters: send only the part that matters")
 
 
-def _used(row: np.ndarray) -> int:
-    """How much of a row is not padding."""
-    return int((row != PAD).sum())
+def _used(values: np.ndarray) -> int:
+    """Returns how many of the values are not padding."""
+    return int((values != PAD).sum())
 
 
 def _rectangle(flat: np.ndarray, lengths: np.ndarray, fill: int) -> np.ndarray:
