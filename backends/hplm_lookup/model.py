@@ -43,7 +43,7 @@ class TritonPythonModel:
         self._quotas = Quotas()
         self._tally = Tally()
         meter = Meter()
-        self._service = LookupService(Lookup(self._backbone), meter, self._count_hits)
+        self._service = LookupService(Lookup(self._backbone), meter, self._count)
         self._publisher = Publisher(pb_utils.MetricFamily, meter, name, before=self._look)
         self._secret = SharedSecret(name, os.getppid()).value
         self._deadline_us = deadline_us(parameters)
@@ -90,9 +90,10 @@ class TritonPythonModel:
         self._publisher.close()
         self._watch.close()
 
-    def _count_hits(self, request: LookupRequest, resolved: Resolved) -> None:
+    def _count(self, request: LookupRequest, resolved: Resolved) -> None:
         reading = request.reading
         tenant, forest = reading.tenant, reading.view.forest
+        self._quotas.charge(tenant, len(reading.texts), resolved.tokens)
         self._tally.add(tenant.domain, forest.chain(tenant.domain, tenant.domain_version), resolved.hits)
 
     def _look(self) -> None:

@@ -31,10 +31,19 @@ def register(commands: argparse._SubParsersAction) -> None:
     _action(actions, "delete", run_delete, "delete a tenant; its requests are refused from now on")
     _register_keys(actions)
     limit = _action(actions, "limit", run_limit, "set a tenant's quotas and its default deadline")
-    limit.add_argument("--rate", type=float, help="most requests a second; 0: no limit")
-    limit.add_argument("--burst", type=float, help="most requests at once, above that rate; 0: as many as in a second")
-    limit.add_argument("--in-flight", type=int, help="most requests in flight at a time; 0: no limit")
-    limit.add_argument("--deadline-ms", type=float, help="deadline of requests that name none; 0: the backbone's default")
+    limit.epilog = (
+        "Limits that are not given stay as they are. Tokens are counted as the model reads them: after truncation, with "
+        "special tokens. A request that takes more texts or tokens than are left is answered, and later requests wait until "
+        "the tenant is within its rate again."
+    )
+    limit.add_argument("--rate", type=float, metavar="N", help="most requests a second; 0: no limit")
+    limit.add_argument("--burst", type=float, metavar="N", help="most requests at once; 0: as many as in a second")
+    limit.add_argument("--texts-rate", type=float, metavar="N", help="most texts a second, in all requests; 0: no limit")
+    limit.add_argument("--tokens-rate", type=float, metavar="N", help="most tokens a second, in all texts; 0: no limit")
+    limit.add_argument("--in-flight", type=int, metavar="N", help="most requests in flight at a time; 0: no limit")
+    limit.add_argument(
+        "--deadline-ms", type=float, metavar="MS", help="deadline of requests that name none; 0: the backbone's default"
+    )
     _action(actions, "compact", run_compact, "rewrite the state's banks without unused records", tenant=False)
     _action(actions, "log", run_log, "print every change: when, by whom, and from which version to which", tenant=False)
 
@@ -143,16 +152,25 @@ def run_key_revoke(args: argparse.Namespace) -> dict:
 
 
 def run_limit(args: argparse.Namespace) -> dict:
-    wanted = {"rate": args.rate, "burst": args.burst, "in_flight": args.in_flight}
+    wanted = {
+        "rate": args.rate,
+        "burst": args.burst,
+        "texts_rate": args.texts_rate,
+        "tokens_rate": args.tokens_rate,
+        "in_flight": args.in_flight,
+    }
     if args.deadline_ms is not None:
         microseconds = 1000 * args.deadline_ms
         wanted["deadline_us"] = round(microseconds) if math.isfinite(microseconds) else microseconds
     limits = {name: value for name, value in wanted.items() if value is not None}
     if not limits:
-        raise InvalidInput("no limit is given: give --rate, --burst, --in-flight or --deadline-ms; 0 removes a limit")
+        raise InvalidInput(
+            "no limit is given: give --rate, --burst, --texts-rate, --tokens-rate, --in-flight or --deadline-ms; "
+            "0 removes a limit"
+        )
     open_manager(args).limit(args.id, **limits)
     if not args.json:
-        print(f"tenant {args.id}: {', '.join(f'{name} {value:g}' for name, value in limits.items())}")
+        print(f"tenant {args.id}: {', '.join(f'{name} {value:,.12g}' for name, value in limits.items())}")
     return {"tenant": args.id, **limits}
 
 

@@ -17,6 +17,11 @@ class LookedUp:
     segments: Array  # texts x tokens, uint8; 0 beyond the end
     spans: Array  # texts x answer rows x 3, int32
 
+    @property
+    def tokens(self) -> int:
+        """The number of tokens of all texts."""
+        return _used(self.addresses)
+
     def text(self, index: int) -> tuple[Array, Array, Array]:
         """Returns the addresses, segments and spans of one text.
 
@@ -26,6 +31,6 @@ class LookedUp:
         return self.addresses[index, :tokens].copy(), self.segments[index, :tokens].copy(), self.spans[index, :rows].copy()
 
 
-def _used(row: Array) -> int:
-    """How much of a row is not padding."""
-    return int((row != PAD).sum())
+def _used(values: Array) -> int:
+    """Returns how many of the values are not padding."""
+    return int((values != PAD).sum())

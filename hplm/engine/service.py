@@ -93,7 +93,7 @@ class Service:
         try:
             if request.taken_ns - ticket.arrival_ns > TICKET_SECONDS * 1_000_000_000:
                 raise DeadlineMissed(f"the request was on its way for more than {TICKET_SECONDS} s: send it again")
-            self._quotas.take(tenant)
+            self._quotas.take(tenant, count, looked_up.tokens)
             try:
                 texts = self._checked(request, looked_up, passages, ticket.top_k)
                 request.tokens = sum(text.tokens for text in texts)

@@ -27,7 +27,7 @@ from hplm.plot.table import Table
 from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.listing import described
 from hplm.tenants.manager import Manager
-from hplm.tenants.snapshot import NAME
+from hplm.tenants.snapshot import LIMITS, NAME
 
 log = logging.getLogger(__name__)
 LARGEST = 256 << 20  # bytes of a tenant's tensors
@@ -80,7 +80,7 @@ class Commands:
         return {**asdict(change), "late": self._manager.settle(change.generation)}
 
     def _limit(self, given: dict[str, Any]) -> dict[str, Any]:
-        limits = {name: given[name] for name in ("rate", "burst", "in_flight", "deadline_us") if name in given}
+        limits = {name: given[name] for name in LIMITS if name in given}
         self._manager.limit(_name(given), **limits)
         return {"tenant": given["id"], **limits, "late": self._manager.settle_now()}
 

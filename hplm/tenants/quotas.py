@@ -1,4 +1,10 @@
-"""Quotas: how many requests a second a tenant may send, and how many it may have in flight."""
+"""Quotas: how many requests, texts and tokens a second a tenant may send, and how many requests it may have in flight.
+
+Each of the three rates has a bucket that fills with time and holds what may come at once. A request is accepted while every
+bucket holds at least one, and then takes all that it costs: a bucket may fall below zero, and later requests wait until it has
+recovered. So nothing is tokenised to find out that it is refused, no request is too large for its bucket for ever, and in the
+long run the rate holds.
+"""
 
 from __future__ import annotations
 
@@ -7,43 +13,75 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hplm.errors import InvalidInput, Quota
-from hplm.tenants.snapshot import Tenant
+from hplm.tenants.snapshot import LIMITS, Tenant
 
-LARGEST_LIMIT = 10**12  # requests, or microseconds
+LARGEST_LIMIT = 10**12  # requests, texts, tokens, or microseconds
 RETRY_IN_FLIGHT_S = 0.1
 _CHECKED = 2  # accounts that each request checks for removal: more than the one that it may add, so that no unused one stays
 
 
 @dataclass
-class _Account:
-    """The state of a tenant's quotas: a bucket of requests that fills at `rate`, and the number of requests in flight."""
-
+class _Bucket:
+    rate: float
+    size: float
     level: float
     filled_at: float
-    rate: float
-    burst: float
-    in_flight: int = 0
 
     def fill(self, now: float) -> None:
-        self.level = min(self.burst, self.level + max(0.0, now - self.filled_at) * self.rate)
+        self.level = min(self.size, self.level + max(0.0, now - self.filled_at) * self.rate)
         self.filled_at = now
 
-    def spend(self, tenant: Tenant) -> None:
-        if not tenant.rate:
-            return
-        if self.level < 1:
-            wait = math.ceil((1 - self.level) / tenant.rate * 1000) / 1000
+    @property
+    def wait(self) -> float:
+        """The seconds until it holds at least one."""
+        return max(0.0, (1 - self.level) / self.rate)
+
+
+@dataclass
+class _Account:
+    """The state of a tenant's quotas: a bucket for each unit that has a rate, and the number of requests in flight."""
+
+    buckets: dict[str, _Bucket] = field(default_factory=dict[str, _Bucket])
+    in_flight: int = 0
+
+    def follow(self, tenant: Tenant, now: float) -> None:
+        """Fills the buckets, and changes them to the tenant's current rates."""
+        limits = {
+            "requests": (tenant.rate, tenant.burst or tenant.rate),
+            "texts": (tenant.texts_rate, tenant.texts_rate),
+            "tokens": (tenant.tokens_rate, tenant.tokens_rate),
+        }
+        for unit, (rate, at_once) in limits.items():
+            if not rate:
+                self.buckets.pop(unit, None)
+                continue
+            size = max(1.0, at_once)
+            bucket = self.buckets.setdefault(unit, _Bucket(rate, size, size, now))
+            bucket.fill(now)
+            bucket.rate, bucket.size, bucket.level = rate, size, min(bucket.level, size)
+
+    def check(self, tenant: Tenant) -> None:
+        """Raises Quota if a bucket does not hold one."""
+        waits = {unit: bucket.wait for unit, bucket in self.buckets.items() if bucket.wait}
+        if waits:
+            unit = max(waits, key=waits.__getitem__)
             raise Quota(
-                f"tenant {tenant.id!r} has reached its limit of {tenant.rate:g} requests a second: retry after {wait:.3f} s"
+                f"tenant {tenant.id!r} has reached its limit of {self.buckets[unit].rate:,.12g} {unit} a second: "
+                f"retry after {math.ceil(waits[unit] * 1000) / 1000:.3f} s"
             )
-        self.level -= 1
+
+    def charge(self, **cost: int) -> None:
+        for unit, count in cost.items():
+            if unit in self.buckets:
+                self.buckets[unit].level -= count
 
     def is_as_new(self, now: float) -> bool:
-        self.fill(now)
-        return self.in_flight == 0 and (self.rate == 0 or self.level >= self.burst)
+        for bucket in self.buckets.values():
+            bucket.fill(now)
+        return self.in_flight == 0 and all(bucket.level >= bucket.size for bucket in self.buckets.values())
 
 
 class Quotas:
@@ -56,27 +94,32 @@ class Quotas:
         """Returns the number of tenants with an account."""
         return len(self._accounts)
 
-    def take(self, tenant: Tenant) -> None:
-        """Counts a request as in flight, or raises Quota. Each counted request must be given back once."""
+    def take(self, tenant: Tenant, texts: int, tokens: int) -> None:
+        """Counts a request with all that it costs, and as in flight, or raises Quota. It must be given back once."""
         with self._lock:
-            now = self._clock()
-            self._forget(now)
-            account = self._account(tenant, now)
+            account = self._account(tenant)
             if tenant.in_flight and account.in_flight >= tenant.in_flight:
                 raise Quota(
                     f"tenant {tenant.id!r} has reached its limit of {account.in_flight} requests in flight: "
                     f"retry after {RETRY_IN_FLIGHT_S:g} s"
                 )
-            account.spend(tenant)
+            account.check(tenant)
+            account.charge(requests=1, texts=texts, tokens=tokens)
             account.in_flight += 1
 
     def spend(self, tenant: Tenant) -> None:
-        """Counts a request for the rate only, for callers that do not see its end. It is not given back."""
-        if tenant.rate:
+        """Counts a request whose cost is not known yet, or raises Quota. For callers that do not see its end."""
+        if _has_rates(tenant):
             with self._lock:
-                now = self._clock()
-                self._forget(now)
-                self._account(tenant, now).spend(tenant)
+                account = self._account(tenant)
+                account.check(tenant)
+                account.charge(requests=1)
+
+    def charge(self, tenant: Tenant, texts: int, tokens: int) -> None:
+        """Adds the rest of the cost of a request that was counted with `spend`."""
+        if _has_rates(tenant):
+            with self._lock:
+                self._account(tenant).charge(texts=texts, tokens=tokens)
 
     def give_back(self, tenant: Tenant) -> None:
         with self._lock:
@@ -85,17 +128,12 @@ class Quotas:
             if account.is_as_new(self._clock()):
                 del self._accounts[tenant.uid]
 
-    def _account(self, tenant: Tenant, now: float) -> _Account:
+    def _account(self, tenant: Tenant) -> _Account:
         """Returns the tenant's account, updated to its current settings, which may have changed since the last request."""
-        burst = max(1.0, tenant.burst or tenant.rate)
-        account = self._accounts.get(tenant.uid)
-        if account is None:
-            account = self._accounts[tenant.uid] = _Account(burst, now, tenant.rate, burst)
-        if (account.rate, account.burst) != (tenant.rate, burst):
-            account.fill(now)
-            account.rate, account.burst = tenant.rate, burst
-            account.level = min(account.level, burst) if tenant.rate else burst
-        account.fill(now)
+        now = self._clock()
+        self._forget(now)
+        account = self._accounts.setdefault(tenant.uid, _Account())
+        account.follow(tenant, now)
         return account
 
     def _forget(self, now: float) -> None:
@@ -107,10 +145,14 @@ class Quotas:
                 self._accounts.move_to_end(uid)
 
 
+def _has_rates(tenant: Tenant) -> bool:
+    return bool(tenant.rate or tenant.texts_rate or tenant.tokens_rate)
+
+
 def check_limits(limits: Mapping[str, float]) -> None:
     """Raises if these are not limits of a tenant."""
     if not limits or any(type(value) not in (int, float) for value in limits.values()):
-        raise InvalidInput("give 'rate', 'burst', 'in_flight' or 'deadline_us', each a number")
+        raise InvalidInput(f"give one or more of {', '.join(map(repr, LIMITS))}, each a number")
     if not all(0 <= value <= LARGEST_LIMIT for value in limits.values()):
         names = ", ".join(map(repr, limits))
         raise InvalidInput(f"a limit among {names} is out of range: give 0 to {LARGEST_LIMIT:,}; 0 removes a limit")

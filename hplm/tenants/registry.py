@@ -24,14 +24,14 @@ from typing import Any
 from hplm.adapters.bank import Record
 from hplm.errors import Broken, HplmError, InvalidInput
 from hplm.plot.forest import Branch
-from hplm.tenants.snapshot import LIVE, Snapshot, Tenant, read_tenant
+from hplm.tenants.snapshot import LIMITS, LIVE, Snapshot, Tenant, read_tenant
 from hplm.tenants.state import State
 
 log = logging.getLogger(__name__)
 
 KEPT_SNAPSHOTS = 16
 REST_SECONDS = 60.0  # how long a freed record is kept: longer than a request may still need it
-SETTINGS = ("keys", "rate", "burst", "in_flight", "deadline_us")  # of a tenant, the same for all its versions
+SETTINGS = ("keys", *LIMITS)  # of a tenant, the same for all its versions
 PATIENCE = 60.0  # seconds that a manager waits for another one
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL);

@@ -22,9 +22,11 @@ from hplm.plot.forest import Branch
 from hplm.tasks import TASKS, Task
 from hplm.tenants.keys import Key
 
-FORMAT = 2
+FORMAT = 3
+READABLE = (2, FORMAT)  # 2 has no `texts_rate` and no `tokens_rate`
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")  # of tenants, domains and backbones
 LIVE = "state/"  # prefix of the names of banks in the live state
+LIMITS = ("rate", "burst", "texts_rate", "tokens_rate", "in_flight", "deadline_us")  # of a tenant; for each, 0 is none
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Tenant:
     keys: tuple[Key, ...] = ()  # empty: open to everybody
     rate: float = 0.0  # requests a second; 0: no limit
     burst: float = 0.0  # requests at once; 0: as many as in a second, at least one
+    texts_rate: float = 0.0  # texts a second; 0: no limit
+    tokens_rate: float = 0.0  # tokens a second; 0: no limit
     in_flight: int = 0  # requests in flight; 0: no limit
 
     @property
@@ -110,9 +114,9 @@ class Snapshot:
             raise InvalidInput(f"{path} is missing: export the repository again") from None
         except ValueError as error:
             raise Broken(f"{path} is not JSON ({error}): export the repository again") from None
-        if stored.get("format") != FORMAT:
+        if stored.get("format") not in READABLE:
             raise InvalidInput(
-                f"{path} has format {stored.get('format')!r}, but this version of hplm reads {FORMAT}: "
+                f"{path} has format {stored.get('format')!r}, but this version of hplm reads {READABLE[0]} and {FORMAT}: "
                 "export the repository again"
             )
         tenants = [read_tenant(entry) for entry in stored["tenants"]]

@@ -8,6 +8,7 @@ from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store, TenantFile
 from hplm.cli.main import main
+from hplm.tenants.snapshot import LIMITS
 from testing.random_store import random_store, random_tenant, random_tenants
 from testing.toy import CONFIG
 from tests.cli.test_domain import refused, run
@@ -57,9 +58,11 @@ def test_keys_are_shown_once_and_limits_are_kept(served, capsys):
     run(capsys, "tenant", "key", "revoke", "tenant-0", "--key", first["key"], *places)
     said = refused(capsys, "tenant", "key", "revoke", "tenant-0", "--key", second["key"], *places)
     assert names(said, "'tenant-0'", f"'{second['key']}'")
-    run(capsys, "tenant", "limit", "tenant-0", "--rate", 5, "--in-flight", 2, "--deadline-ms", 50, *places)
+    run(capsys, "tenant", "limit", "tenant-0", "--rate", 5, "--texts-rate", 60, "--tokens-rate", 7000, *places)
+    run(capsys, "tenant", "limit", "tenant-0", "--in-flight", 2, "--deadline-ms", 50, *places)
     shown = run(capsys, "tenant", "show", "tenant-0", *places)
-    assert (shown["rate"], shown["in_flight"], shown["deadline_us"]) == (5, 2, 50000)
+    limits = {"rate": 5, "burst": 0, "texts_rate": 60, "tokens_rate": 7000, "in_flight": 2, "deadline_us": 50000}
+    assert {name: shown[name] for name in LIMITS} == limits
     for secret in (first["secret"], second["secret"]):
         assert secret not in str(shown) and main(["tenant", "log", *map(str, places)]) == 0
         assert secret not in capsys.readouterr().out
@@ -89,10 +92,12 @@ def test_impossible_changes_are_refused(served, capsys, tmp_path):
         (["add", "tenant-0", *store, *places], ["'tenant-0'", "hplm tenant update"]),
         (["delete", "nobody", *places], ["'nobody'", "hplm tenant list"]),
         (["delete", "tenant-0", *places[:2]], ["--state", "hplm serve"]),
-        (["limit", "tenant-0", *places], ["--rate", "--burst"]),
+        (["limit", "tenant-0", *places], ["--rate", "--burst", "--texts-rate", "--tokens-rate"]),
         (["limit", "tenant-0", "--rate", -1, *places], ["'rate'"]),
         (["limit", "tenant-0", "--rate", "nan", *places], ["'rate'"]),
         (["limit", "tenant-0", "--burst", "inf", *places], ["'burst'"]),
+        (["limit", "tenant-0", "--texts-rate", -1, *places], ["'texts_rate'"]),
+        (["limit", "tenant-0", "--tokens-rate", "1e13", *places], ["'tokens_rate'", "1,000,000,000,000"]),
         (["limit", "tenant-0", "--deadline-ms", "nan", *places], ["'deadline_us'"]),
         (["limit", "tenant-0", "--deadline-ms", "inf", *places], ["'deadline_us'"]),
         (["key", "add", "tenant-0", "--days", -1, *places], ["'days'", -1.0]),

@@ -25,6 +25,8 @@ SETTINGS = {
     "acme": {"keys": KEYS},
     "city": {"keys": (new_key()[1],)},
     "flux": {"rate": 0.01, "burst": 3.0},
+    "dune": {"texts_rate": 0.01},
+    "gaia": {"tokens_rate": 0.01},
 }
 
 
@@ -107,6 +109,16 @@ def test_a_quota_is_503_with_a_waiting_time_and_other_tenants_are_served(server)
         assert status == "503" and names(message, "[quota]", "'flux'", 0.01, "retry after")
     assert _refusal(Stock(server, "grpc"), [WORDS[0]], "flux")[0] == "StatusCode.UNAVAILABLE"
     assert stock.ask([WORDS[0]], "beta")["LABEL"].shape == (1, 1)
+
+
+@pytest.mark.parametrize(("tenant", "unit"), [("dune", "texts"), ("gaia", "tokens")])
+def test_texts_and_tokens_have_quotas_too_and_are_refused_before_they_are_tokenised(server, tenant, unit):
+    stock = Stock(server, "http")
+    stock.ask([WORDS[0]] * 2, tenant)
+    for text in (WORDS[0], ""):  # no model reads the second one
+        for model in ("toy", "hplm"):
+            status, message = _refusal(stock, [text], tenant, model=model)
+            assert status == "503" and names(message, "[quota]", f"'{tenant}'", 0.01, unit, "retry after")
 
 
 def test_tenants_without_keys_are_counted(repository, tmp_path):

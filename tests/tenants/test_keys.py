@@ -10,7 +10,7 @@ import pytest
 from hplm.errors import NoTenant
 from hplm.tenants.authorize import admit
 from hplm.tenants.keys import Key, allows, key_of, new_key, presented_key
-from hplm.tenants.snapshot import Snapshot
+from hplm.tenants.snapshot import LIMITS, Snapshot
 
 NOW = 1_000_000.0
 
@@ -102,12 +102,12 @@ def test_an_unknown_tenant_and_a_wrong_key_get_the_same_refusal(snapshot, monkey
 
 def test_keys_and_quotas_are_stored_and_older_snapshots_have_none(snapshot, toy, tmp_path):
     keys = (Key("a1", "00" * 32, 0), Key("b2", "11" * 32, 99))
-    _with(snapshot, "acme", keys=keys, rate=2.5, burst=7.0, in_flight=3).save(tmp_path / "new.json")
+    _with(snapshot, "acme", keys=keys, rate=2.5, burst=7.0, tokens_rate=9.5, in_flight=3).save(tmp_path / "new.json")
     again = Snapshot.load(tmp_path / "new.json").find("acme")
-    assert (again.keys, again.rate, again.burst, again.in_flight) == (keys, 2.5, 7.0, 3)
+    assert (again.keys, again.rate, again.burst, again.tokens_rate, again.in_flight) == (keys, 2.5, 7.0, 9.5, 3)
     stored = json.loads((toy.folder / "tenants.json").read_text())
     for entry in stored["tenants"]:
-        for field in ("keys", "rate", "burst", "in_flight"):
+        for field in ("keys", *LIMITS):
             del entry[field]
-    (tmp_path / "old.json").write_text(json.dumps(stored))
+    (tmp_path / "old.json").write_text(json.dumps({**stored, "format": 2}))
     assert Snapshot.load(tmp_path / "old.json").tenants == snapshot.tenants

@@ -171,8 +171,8 @@ def test_a_state_of_another_format_is_refused_with_the_way_out(place):
     live = Manager.open(repository, state)
     live.add("new-a", knowledge(store, "new-a"))
     snapshot = live.state.snapshots / "1"
-    snapshot.write_text(snapshot.read_text().replace('"format": 2', '"format": 1'))
-    with pytest.raises(InvalidInput, match=naming(snapshot, 1, 2)):
+    snapshot.write_text(snapshot.read_text().replace('"format": 3', '"format": 1'))
+    with pytest.raises(InvalidInput, match=naming(snapshot, 1, 2, 3)):
         served(place)
     live.state.registry.unlink()
     with pytest.raises(Broken, match=naming(live.state.folder, 1, 0)):

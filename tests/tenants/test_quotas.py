@@ -49,7 +49,7 @@ def _taken(quotas, tenant, attempts):
     taken = 0
     for _ in range(attempts):
         try:
-            quotas.take(tenant)
+            quotas.take(tenant, 1, 1)
         except Quota:
             continue
         quotas.give_back(tenant)
@@ -81,37 +81,37 @@ def test_a_burst_at_once_and_then_the_rate(quotas, clock, acme, rate, burst, at_
 @pytest.mark.parametrize("rate", [0.003, 0.5, 7, 333])
 def test_a_retry_is_accepted_after_the_given_time_and_not_before(quotas, clock, acme, rate):
     tenant = replace(acme, rate=rate, burst=1)
-    quotas.take(tenant)
+    quotas.take(tenant, 1, 1)
     with pytest.raises(Quota) as caught:
-        quotas.take(tenant)
+        quotas.take(tenant, 1, 1)
     assert caught.value.wire().startswith("[quota]") and names(caught.value, "'acme'")
     hint = float(re.search(r"retry after (\d+\.\d+) s\b", str(caught.value))[1])
     clock.now += hint - 0.002
     with pytest.raises(Quota):
-        quotas.take(tenant)
+        quotas.take(tenant, 1, 1)
     clock.now += 0.002
-    quotas.take(tenant)
+    quotas.take(tenant, 1, 1)
 
 
 def test_requests_in_flight_are_given_back(quotas, acme):
     tenant = replace(acme, in_flight=2)
-    quotas.take(tenant)
-    quotas.take(tenant)
+    quotas.take(tenant, 1, 1)
+    quotas.take(tenant, 1, 1)
     for _ in range(3):
         with pytest.raises(Quota, match=naming(2, "retry after 0.1 s")):
-            quotas.take(tenant)
+            quotas.take(tenant, 1, 1)
         quotas.give_back(tenant)
-        quotas.take(tenant)
+        quotas.take(tenant, 1, 1)
 
 
 def test_a_refused_request_does_not_count_for_the_rate(quotas, clock, acme):
     tenant = replace(acme, rate=10, burst=2, in_flight=1)
-    quotas.take(tenant)
+    quotas.take(tenant, 1, 1)
     for _ in range(5):
         with pytest.raises(Quota, match=naming(1, "retry after 0.1 s")):
-            quotas.take(tenant)
+            quotas.take(tenant, 1, 1)
     quotas.give_back(tenant)
-    quotas.take(tenant)
+    quotas.take(tenant, 1, 1)
 
 
 def test_spending_counts_only_the_rate_and_its_accounts_are_forgotten(quotas, clock, acme):
@@ -124,6 +124,59 @@ def test_spending_counts_only_the_rate_and_its_accounts_are_forgotten(quotas, cl
     quotas.spend(replace(acme, uid=77, rate=1))
     quotas.spend(acme)
     assert len(quotas) == 1
+
+
+COSTS = {"texts": (7, 1), "tokens": (1, 7)}  # of a request: texts, tokens
+
+
+@pytest.mark.parametrize("unit", COSTS)
+@pytest.mark.parametrize("rate", [0.5, 5, 40])
+def test_a_request_takes_all_its_texts_and_tokens_and_the_rate_holds_in_the_mean(quotas, clock, acme, unit, rate):
+    tenant, taken = replace(acme, **{f"{unit}_rate": rate}), 0
+    for _ in range(10_000):
+        clock.now += 0.01
+        try:
+            quotas.take(tenant, *COSTS[unit])
+        except Quota as refused:
+            assert names(refused, "'acme'", f"{rate:g}", unit)
+        else:
+            quotas.give_back(tenant)
+            taken += 7
+    assert 100 * rate - 7 <= taken <= 100 * rate + max(1, rate) + 7
+
+
+@pytest.mark.parametrize("unit", COSTS)
+def test_a_request_in_debt_is_accepted_after_the_given_time_and_not_before(quotas, clock, acme, unit):
+    tenant = replace(acme, **{f"{unit}_rate": 2})
+    quotas.take(tenant, *COSTS[unit])  # two were left, and seven are taken
+    with pytest.raises(Quota, match=naming("'acme'", 2, unit, "retry after 3.000 s")):
+        quotas.take(tenant, 1, 1)
+    clock.now += 2.998
+    with pytest.raises(Quota):
+        quotas.take(tenant, 1, 1)
+    clock.now += 0.002
+    quotas.take(tenant, 1, 1)
+
+
+def test_of_several_limits_the_one_with_the_longest_wait_is_named(quotas, acme):
+    tenant = replace(acme, rate=1, texts_rate=2, tokens_rate=1000)
+    quotas.take(tenant, 12, 3000)
+    with pytest.raises(Quota, match=naming(2, "texts", "retry after 5.500 s")):
+        quotas.take(tenant, 1, 1)
+
+
+def test_a_cost_that_is_known_later_counts_as_much(quotas, clock, acme):
+    tenant = replace(acme, texts_rate=10, tokens_rate=1000)
+    quotas.spend(tenant)
+    quotas.spend(tenant)  # the cost of the first one is not known yet
+    quotas.charge(tenant, 3, 500)
+    quotas.charge(tenant, 3, 700)
+    with pytest.raises(Quota, match=naming("1,000", "tokens", "retry after 0.201 s")):
+        quotas.spend(tenant)
+    quotas.charge(acme, 3, 500)  # without limits
+    clock.now += 100
+    quotas.spend(replace(acme, uid=77, rate=1))
+    assert len(quotas) == 1, "an account that has recovered is forgotten"
 
 
 def test_tenants_have_separate_quotas(quotas, acme):
@@ -144,19 +197,19 @@ def test_new_settings_apply_to_the_next_request(quotas, clock, acme):
 
 def test_a_new_quota_counts_requests_that_are_already_in_flight(quotas, acme):
     for _ in range(3):
-        quotas.take(acme)
+        quotas.take(acme, 1, 1)
     with pytest.raises(Quota, match=naming(3, "retry after 0.1 s")):
-        quotas.take(replace(acme, in_flight=3))
+        quotas.take(replace(acme, in_flight=3), 1, 1)
     for _ in range(3):
         quotas.give_back(acme)
-    quotas.take(replace(acme, in_flight=3))
+    quotas.take(replace(acme, in_flight=3), 1, 1)
 
 
 def test_accounts_of_idle_tenants_are_forgotten(quotas, clock, acme):
     """A hundred thousand tenants, ten requests a second: only tenants of the last seconds have accounts."""
     rng, most = random.Random(1), 0
     stuck = replace(acme, uid=10**7, in_flight=1)
-    quotas.take(stuck)
+    quotas.take(stuck, 1, 1)
     for uid in range(5000):
         clock.now += 0.1
         _taken(quotas, replace(acme, uid=uid, rate=rng.choice([0, 1, 5]), burst=rng.choice([0, 10])), 3)
@@ -164,7 +217,7 @@ def test_accounts_of_idle_tenants_are_forgotten(quotas, clock, acme):
     assert most < 100
     assert len(quotas) >= 1
     with pytest.raises(Quota):
-        quotas.take(stuck)
+        quotas.take(stuck, 1, 1)
 
 
 def test_many_threads_at_once_never_exceed_the_limit(quotas, acme):
@@ -204,6 +257,23 @@ def test_the_rate_holds_in_the_service(limited):
     for _ in range(3):
         asker.wait(asker.ask("acme", [WORDS[0]]))
     _refused(asker, Quota, "acme", [WORDS[0]])
+    asker.close()
+
+
+def test_the_service_counts_texts_and_tokens(limited, clock):
+    asker = Asker(limited(texts_rate=4, tokens_rate=11))
+    asker.service._quotas = Quotas(clock)
+    asker.wait(asker.ask("acme", [" ".join(WORDS[:3])] * 2))  # two texts with five tokens each
+    asker.wait(asker.ask("acme", [WORDS[0]]))
+    with pytest.raises(Quota, match=naming(11, "tokens")):
+        asker.ask("acme", [WORDS[0]])
+    asker.answers.pop()  # the request was refused
+    clock.now += 1
+    asker.wait(asker.ask("acme", [WORDS[0]] * 4))
+    clock.now += 0.2
+    with pytest.raises(Quota, match=naming(11, "tokens")):
+        asker.ask("acme", [WORDS[0]])
+    asker.answers.pop()
     asker.close()
 
 
