@@ -18,6 +18,11 @@ class RootRecipe:
         return f"{self.lower}-{self.upper}-{self.window}-{self.minutes:g}-{self.keep:g}"
 
     @property
+    def share(self) -> float:
+        """Of the whole windows, those that its table has."""
+        return self.keep
+
+    @property
     def whole(self) -> RootRecipe:
         return self
 
@@ -33,6 +38,10 @@ class CutRootRecipe(RootRecipe):
     @property
     def name(self) -> str:
         return f"{super().name}-cut-{self.cut:g}"
+
+    @property
+    def share(self) -> float:
+        return self.cut
 
     @property
     def whole(self) -> RootRecipe:
@@ -60,6 +69,11 @@ class DomainRecipe:
         if not self.keep:
             return DomainRecipe(self.root, 0, "masked", 0)
         return self if self.minutes else replace(self, learn="masked")
+
+    @property
+    def lacks_ngrams(self) -> bool:
+        """Whether a table has only a share of the n-grams, so that it matters which."""
+        return min(self.keep, self.root.share) < 1
 
     def branch(self, domain: str) -> str:
         if not self.keep:

@@ -46,8 +46,9 @@ OF_UPPER_LAYERS = (
     "dedicated-upper",
 )  # schemes whose results depend on the number of upper layers
 BARE = 0.001  # share of the n-grams in a root whose table is not read
-# Raise these if the same options train differently, or the same recipe makes other lower layers: earlier results are void then.
-TRAINING, BELOW = 1, 1
+# Raise these if the same options train differently, the same recipe makes other lower layers, or the same share keeps other
+# n-grams: earlier results are void then.
+TRAINING, BELOW, RANKING = 1, 1, 2
 LATER = ("function", "head_function")  # options of training that are younger than results: named if they are not the defaults
 FEW = ("maths-area", "learning-names")  # the tasks of most studies: the largest one, and one that tags
 
@@ -128,6 +129,8 @@ class Report:
         if case.scheme in OF_UPPER_LAYERS or (isinstance(below, Pretraining) and below.part != "all"):
             told |= {"upper": self._root.upper}
         versions = {"trained": TRAINING} if below is None else {"trained": TRAINING, "made": BELOW}
+        if isinstance(below, DomainRecipe) and below.lacks_ngrams:
+            versions |= {"ranked": RANKING}
         told |= {name: version for name, version in versions.items() if version > 1}
         if below is not None:
             read = dict.fromkeys([*(self._general if isinstance(below, DomainRecipe) else ()), task.domain])
@@ -153,7 +156,7 @@ class Report:
     @cached_property
     def home(self) -> Path:
         """The folder of the stores. It changes with the corpora, the model, the formats and the way of making stores."""
-        made_of = [self.name, self.model, digest_of(*self._corpora.values()), STORE_FORMAT, TABLE_FORMAT, BELOW]
+        made_of = [self.name, self.model, digest_of(*self._corpora.values()), STORE_FORMAT, TABLE_FORMAT, BELOW, RANKING]
         return self.work / hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:12]
 
     @property

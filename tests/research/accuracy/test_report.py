@@ -13,7 +13,7 @@ from demo.data import DemoData, DemoDomain, DemoTenant
 from hplm.errors import InvalidInput
 from research.accuracy import report as reports
 from research.accuracy.__main__ import main
-from research.accuracy.recipes import Pretraining
+from research.accuracy.recipes import DomainRecipe, Pretraining, RootRecipe
 from research.accuracy.report import Report
 from research.accuracy.studies import studies_of, tenants_of
 from research.accuracy.table import averages_of, draw, markdown_of, scores_of, tenants_in
@@ -140,7 +140,7 @@ def test_studies_share_equal_runs():
     for name in ("pretraining", "keep", "stored"):
         assert any(case.below == below and case.scheme == "hplm" for case in studies[name].cases)
         assert all(case.below.root.whole == below.root for case in studies[name].cases)
-    shares = [(case.below.keep, getattr(case.below.root, "cut", case.below.root.keep)) for case in studies["keep"].cases]
+    shares = [(case.below.keep, case.below.root.share) for case in studies["keep"].cases]
     assert shares == [(1.0, 0.3), (0.4, 0.3), (0.1, 0.1), (0.04, 0.04), (0.004, 0.004)]
     lower = [case.below.root for case in studies["lower"].cases]
     assert [(root.lower, root.upper) for root in lower] == [(1, 3), (2, 3), (3, 3)]
@@ -265,3 +265,11 @@ def test_higher_tiers_compute_more():
     with pytest.raises(InvalidInput, match=naming("--seeds", "'one'")):
         TIERS[1].with_seeds("one")
     assert TIERS[1].with_seeds("0,2").seeds == (0, 2)
+
+
+def test_numbers_on_all_n_grams_do_not_depend_on_how_n_grams_are_ranked():
+    below = DomainRecipe(RootRecipe(minutes=1, keep=1.0, lower=1, upper=1), minutes=0, learn="masked")
+    assert not below.lacks_ngrams
+    for cut in (replace(below, keep=0.5), replace(below, keep=0.0), replace(below, root=replace(below.root, keep=0.3))):
+        assert cut.lacks_ngrams
+    assert replace(below, root=below.root.cut_to(0.1)).lacks_ngrams
