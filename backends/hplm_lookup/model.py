@@ -43,7 +43,7 @@ class TritonPythonModel:
         self._quotas = Quotas()
         self._tally = Tally()
         meter = Meter()
-        self._service = LookupService(Lookup(self._backbone), meter, self._count)
+        self._service = LookupService(Lookup(self._backbone), meter, self._count, allow=self._allow)
         self._publisher = Publisher(pb_utils.MetricFamily, meter, name, before=self._look)
         self._secret = SharedSecret(name, os.getppid()).value
         self._deadline_us = deadline_us(parameters)
@@ -89,6 +89,10 @@ class TritonPythonModel:
         self._service.close()
         self._publisher.close()
         self._watch.close()
+
+    def _allow(self, request: LookupRequest) -> None:
+        """Refuses a request if the tenant's requests before it in the line have used up its texts or tokens."""
+        self._quotas.check(request.reading.tenant)
 
     def _count(self, request: LookupRequest, resolved: Resolved) -> None:
         reading = request.reading

@@ -51,10 +51,19 @@ class LookupRequest:
 
 
 class LookupService:
-    def __init__(self, lookup: Lookup, meter: Meter, looked_up: Callable[[LookupRequest, Resolved], None]) -> None:
-        """`looked_up` is called with each result before it is sent, by the thread that looks up."""
+    def __init__(
+        self,
+        lookup: Lookup,
+        meter: Meter,
+        looked_up: Callable[[LookupRequest, Resolved], None],
+        allow: Callable[[LookupRequest], None] = lambda request: None,
+    ) -> None:
+        """Both are called by the thread that looks up: `looked_up` with each result before it is sent, and `allow` before a
+        request or its next piece is read, to refuse it by raising.
+        """
         self._lookup = lookup
         self.meter = meter
+        self._allow = allow
         self._looked_up = looked_up
         self._line: Turns[LookupRequest] = Turns(WAITING, PIECE, time.monotonic_ns)
         self._thread = repeat(self._take_turn, "lookup")
@@ -98,6 +107,7 @@ class LookupService:
     def _read(self, request: LookupRequest) -> None:
         started = time.perf_counter()
         try:
+            self._allow(request)
             answer = self._lookup.read(request.reading, PIECE)
             if answer is not None:
                 self._looked_up(request, answer)

@@ -37,7 +37,7 @@ class _Bucket:
     @property
     def wait(self) -> float:
         """The seconds until it holds at least one."""
-        return max(0.0, (1 - self.level) / self.rate)
+        return (1 - self.level) / self.rate
 
 
 @dataclass
@@ -63,9 +63,9 @@ class _Account:
             bucket.fill(now)
             bucket.rate, bucket.size, bucket.level = rate, size, min(bucket.level, size)
 
-    def check(self, tenant: Tenant) -> None:
-        """Raises Quota if a bucket does not hold one."""
-        waits = {unit: bucket.wait for unit, bucket in self.buckets.items() if bucket.wait}
+    def check(self, tenant: Tenant, least: float) -> None:
+        """Raises Quota if a bucket holds less."""
+        waits = {unit: bucket.wait for unit, bucket in self.buckets.items() if bucket.level < least}
         if waits:
             unit = max(waits, key=waits.__getitem__)
             raise Quota(
@@ -103,7 +103,7 @@ class Quotas:
                     f"tenant {tenant.id!r} has reached its limit of {account.in_flight} requests in flight: "
                     f"retry after {RETRY_IN_FLIGHT_S:g} s"
                 )
-            account.check(tenant)
+            account.check(tenant, least=1)
             account.charge(requests=1, texts=texts, tokens=tokens)
             account.in_flight += 1
 
@@ -112,8 +112,14 @@ class Quotas:
         if _has_rates(tenant):
             with self._lock:
                 account = self._account(tenant)
-                account.check(tenant)
+                account.check(tenant, least=1)
                 account.charge(requests=1)
+
+    def check(self, tenant: Tenant) -> None:
+        """Raises Quota if the tenant is in debt. For requests that were counted and waited while others were charged."""
+        if _has_rates(tenant):
+            with self._lock:
+                self._account(tenant).check(tenant, least=0)
 
     def charge(self, tenant: Tenant, texts: int, tokens: int) -> None:
         """Adds the rest of the cost of a request that was counted with `spend`."""

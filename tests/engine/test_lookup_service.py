@@ -3,6 +3,7 @@
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from hplm.engine.backbone import Backbone
 from hplm.engine.lookup import Lookup, Reading
 from hplm.engine.lookup_service import PIECE, LookupRequest, LookupService
-from hplm.errors import DeadlineMissed, Draining, InvalidInput
+from hplm.errors import DeadlineMissed, Draining, InvalidInput, Quota
 from hplm.metrics.meter import Meter
+from hplm.tenants.quotas import Quotas
 from testing.toy import WORDS
 
 
@@ -44,9 +46,9 @@ class Gated:
 class Desk:
     """Submits requests to a service, and keeps all answers to each."""
 
-    def __init__(self, lookup):
+    def __init__(self, lookup, looked_up=lambda request, found: None, **hooks):
         self.meter, self.answers = Meter(), {}
-        self.service = LookupService(lookup, self.meter, lambda request, found: None)
+        self.service = LookupService(lookup, self.meter, looked_up, **hooks)
 
     def submit(self, tenant, characters=1, deadline_ns=0, fails=None, respond=None):
         number = len(self.answers)
@@ -85,6 +87,23 @@ def test_what_expires_while_it_waits_is_answered_and_not_read():
     assert first == "found"
     assert isinstance(late, DeadlineMissed)
     assert len(lookup.read_of) == 1
+
+
+def test_what_waits_is_not_read_once_its_tenant_is_in_debt(backbone):
+    tenant = replace(backbone.view.snapshot.find("acme"), tokens_rate=0.01)
+    quotas, lookup = Quotas(), Gated()
+    desk = Desk(
+        lookup,
+        looked_up=lambda request, found: quotas.charge(tenant, 1, 100),
+        allow=lambda request: quotas.check(tenant),
+    )
+    for _ in range(3):
+        quotas.spend(tenant)  # nothing is charged yet, so all three may wait
+        desk.submit("acme")
+    lookup.may_read.release(3)
+    first, *others = desk.close()
+    assert first == "found" and len(lookup.read_of) == 1
+    assert all(isinstance(other, Quota) for other in others)
 
 
 def test_a_failure_is_the_answer_and_ends_nothing(caplog):
