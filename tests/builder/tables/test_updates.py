@@ -7,6 +7,7 @@ from builder.publish.export import export
 from builder.publish.live import update_tenant
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
+from builder.training.start import ANEW
 from hplm.tenants.manager import Manager
 from tests.builder.training.test_tenant import CPU, learn, made, store  # noqa: F401
 
@@ -24,7 +25,7 @@ def test_training_keeps_the_order_of_labels(store, tmp_path):  # noqa: F811
     imported(store, ["right", "left"])
     export(store, tmp_path / "repository", ServingOptions())
     train = made(tmp_path, "classify", 240, 1)
-    update = learn(store, "classify", train, epochs=6)
+    update = learn(store, "classify", train, epochs=6, from_version=ANEW)
     assert (update.version, update.labels) == (2, ["right", "left"])
     assert evaluate_tenant(store, "acme", train, CPU, show_progress=False).scores.main > 0.7
     live = Manager.open(tmp_path / "repository", tmp_path / "state")
