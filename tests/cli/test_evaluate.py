@@ -12,7 +12,10 @@ from tests.serving import serving
 
 pytestmark = pytest.mark.slow
 
-RIVALS = {"dedicated", "dedicated-lower", "dedicated-upper", "shared", "adapter", "plot"}
+RIVALS = {
+    *("dedicated", "dedicated-lower", "dedicated-upper", "shared", "adapter", "plot"),
+    *("distil", "tiny-half", "tiny-third"),
+}
 KEYS = {"tenant", "metric", "hplm", "served"} | RIVALS
 
 
