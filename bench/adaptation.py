@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from bench.options import benchmark, expect_above_zero, seconds_option, size_option
+from bench.options import benchmark, dtype_option, expect_above_zero, seconds_option, size_option
 
 
 @dataclass(frozen=True)
 class AdaptationBench:
     size: str = "minilm"
     seconds: float = 20.0
+    dtype: str = "auto"
 
     def __post_init__(self) -> None:
         expect_above_zero(seconds=self.seconds)
@@ -24,12 +25,13 @@ def register(kinds: argparse._SubParsersAction) -> None:
     ))  # fmt: skip
     size_option(parser, AdaptationBench.size)
     seconds_option(parser, AdaptationBench.seconds, "of all steps together")
+    dtype_option(parser, "of the products")
 
 
 def run(args: argparse.Namespace) -> dict:
     from bench.measuring.adaptation import bench_adaptation, table_of
 
-    figures = bench_adaptation(AdaptationBench(args.size, args.seconds))
+    figures = bench_adaptation(AdaptationBench(args.size, args.seconds, args.dtype))
     if not args.json:
         print(table_of(figures))
     return figures

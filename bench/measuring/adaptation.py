@@ -19,7 +19,8 @@ from bench.measuring.training import random_checkpoint
 from builder.adaptation.distillation import errors_of, groups_of
 from builder.adaptation.lessons import Lessons, Reading, Student
 from builder.adaptation.teacher import Teacher
-from builder.hardware import half_precision, products_of, step_tokens
+from builder.hardware import step_tokens
+from hplm.engine.engine import resolve_dtype
 from hplm.model.checkpoint import split
 from hplm.model.windows import ABSENT
 from testing.random_store import SIZES, random_documents, random_store
@@ -43,7 +44,8 @@ def bench_adaptation(case: AdaptationBench) -> dict[str, Any]:
     with TemporaryDirectory() as folder:
         checkpoint = random_checkpoint(random_store(Path(folder) / "store", config, ()))
     teacher, student = Teacher(checkpoint).eval(), Student(*split(checkpoint))
-    lessons, in_half = Lessons(config, teacher, CPU), half_precision(CPU)
+    lessons, dtype = Lessons(config, teacher, CPU), resolve_dtype(case.dtype, CPU)
+    in_half = torch.autocast("cpu", torch.bfloat16, dtype == torch.bfloat16)
     documents = random_documents(config, CORPUS_TOKENS, TEXT_TOKENS, seed=0)
     stream = Reading(config, documents, 0, step_tokens(CPU)).starting(0)
     groups = groups_of(student, train_upper=True)
@@ -88,7 +90,7 @@ def bench_adaptation(case: AdaptationBench) -> dict[str, Any]:
         "present": round(float(np.mean(present)), 3),
         "tokens": round(tokens / (steps - WARM_UP)),
         "steps": steps - WARM_UP,
-        "dtype": str(products_of(CPU)).removeprefix("torch."),
+        "dtype": str(dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
     }
 

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 from builder.adaptation.lessons import Lesson, Student
 from builder.adaptation.teacher import Teacher
-from hplm.model.windows import ABSENT
 
 RIDGE = 0.5  # strength, in average tokens for each unknown: keeps a small corpus from large errors
 RIDGE_POSITIONS = 0.5
@@ -44,9 +43,10 @@ def _fit_sums(student: Student, teacher: Teacher, lessons: Sequence[Lesson]) -> 
             vectors = lower(lesson.windows)
         inner, before_norm = seen
         # A change of the last matrix's output reaches a window's vector divided by the norm's deviation, times the gate.
-        deviation = (before_norm.var(-1, unbiased=False) + last.ffn_norm.eps).sqrt().view(lesson.windows.shape)
-        reach = torch.sigmoid(lower.gate_bias) * (lesson.windows != ABSENT) / deviation
-        reached = (inner.view(*reach.shape, -1) * reach.unsqueeze(-1))[:, lower.window.stored]
+        deviation = (before_norm.var(-1, unbiased=False) + last.ffn_norm.eps).sqrt()
+        present, _ = lower.packed(lesson.windows)
+        reach = torch.sigmoid(lower.gate_bias)[present % lower.window.n] / deviation
+        reached = lower.spread(inner * reach.unsqueeze(-1), present, lesson.windows)[:, lower.window.stored]
         features = lower.window.aggregate(reached.index_select(0, lesson.window_of))
         sums = lower.window.aggregate(vectors.index_select(0, lesson.window_of)) + upper.positions(lesson.positions)
         wanted = (lesson.at_split - norm.bias) * _inverse(norm.weight)

@@ -157,7 +157,8 @@ class Student(nn.Module):
         self.lower, self.upper = lower, upper
 
     def sums(self, lesson: Windowed) -> Tensor:
-        return self.lower.window.aggregate(self.lower(lesson.windows).index_select(0, lesson.window_of))
+        vectors = self.lower(lesson.windows, OpaqueAttention)
+        return self.lower.window.aggregate(vectors.index_select(0, lesson.window_of))
 
     def forward(self, lesson: Windowed) -> tuple[Tensor, Tensor]:
         """Returns the hidden states at the split and at the end."""

@@ -94,24 +94,3 @@ def rows_attend(
     else:
         attended = scaled_dot_product_attention(query, key, value, mask)
     return attended.transpose(1, 2).reshape(count * length, -1)
-
-
-class WindowAttention:
-    """Self-attention inside windows of n tokens, some of which may be absent.
-
-    There are many tiny windows: two plain products over all of them are faster than a kernel for long sequences.
-    """
-
-    def __init__(self, present: Tensor, heads: int) -> None:
-        self.heads = heads
-        self.mask = torch.zeros(present.shape, device=present.device).masked_fill(~present, float("-inf"))
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        def split(x: Tensor) -> Tensor:  # tokens x hidden -> windows x n x heads x head
-            return x.view(*self.mask.shape, self.heads, -1)
-
-        query, key, value = split(query), split(key), split(value)
-        scale = query.shape[-1] ** -0.5
-        scores = (query.unsqueeze(2) * key.unsqueeze(1)).sum(-1) * scale  # windows x to x from x heads
-        weights = torch.softmax(scores + self.mask[:, None, :, None].to(scores.dtype), dim=2)
-        return (weights.unsqueeze(-1) * value.unsqueeze(1)).sum(2).flatten(0, 1).flatten(1)

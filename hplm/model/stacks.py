@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from hplm.model.attention import WindowAttention
+from hplm.model.attention import PackedAttention
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Adapt, Attend, Layer, Layers, unchanged
+from hplm.model.tensors import array_of
 from hplm.model.windows import ABSENT
 
 
@@ -27,17 +28,34 @@ class LowerStack(nn.Module):
         self.gate = nn.Parameter(torch.zeros(config.window.n, config.hidden))
         self.gate_bias = nn.Parameter(torch.zeros(config.window.n))
 
-    def forward(self, windows: Tensor) -> Tensor:
-        """Turns windows x n of id + 1 into windows x vectors x hidden: gated, with zeros for absent tokens."""
-        present = windows != ABSENT
-        x = self.norm(self.words((windows - 1).clamp_min(0)) + self.places)
-        shape = x.shape
-        x, attend = x.flatten(0, 1), WindowAttention(present, self.heads)
+    def forward(self, windows: Tensor, attention: type[PackedAttention] = PackedAttention) -> Tensor:
+        """Turns windows x n of id + 1 into windows x vectors x hidden: gated, with zeros for absent tokens.
+
+        The layers compute only tokens that are present. `attention` is the kind of attention inside the windows.
+        """
+        tokens, lengths = self.packed(windows)
+        places = tokens % self.window.n
+        x = self.norm(self.words(windows.flatten()[tokens] - 1) + self.places[places])
+        attend = attention(lengths, self.heads, x.device)
         for layer in self.layers:
             x = layer(x, attend)
-        x = x.view(shape)
-        gate = torch.sigmoid((x * self.gate).sum(-1) + self.gate_bias)
-        return (x * (gate * present).unsqueeze(-1))[:, self.window.stored]
+        gate = torch.sigmoid((x * self.gate[places]).sum(-1) + self.gate_bias[places])
+        return self.spread(x * gate.unsqueeze(-1), tokens, windows)[:, self.window.stored]
+
+    def packed(self, windows: Tensor) -> tuple[Tensor, list[int]]:
+        """Returns the present tokens of all windows, windows of one length together, and the length of each window.
+
+        A token is its index in the flattened windows.
+        """
+        present = windows != ABSENT
+        lengths, order = present.sum(1).sort(descending=True, stable=True)
+        n = self.window.n
+        tokens = (order[:, None] * n + torch.arange(n, device=windows.device))[present[order]]
+        return tokens, array_of(lengths.cpu()).tolist()
+
+    def spread(self, x: Tensor, tokens: Tensor, windows: Tensor) -> Tensor:
+        """Returns what was computed for present tokens as windows x n x ..., with zeros for absent ones."""
+        return x.new_zeros(windows.numel(), *x.shape[1:]).index_copy(0, tokens, x).view(*windows.shape, *x.shape[1:])
 
 
 class UpperStack(nn.Module):

@@ -1,0 +1,62 @@
+"""The lower stack computes windows of all lengths together, each as if it were alone and had no absent tokens."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hplm.model.attention import PackedAttention
+from hplm.model.checkpoint import random_backbone
+from hplm.model.windows import Window
+from testing.toy import CONFIG
+
+WINDOWS = [[0, 8, 0], [5, 6, 7], [0, 6, 7], [9, 3, 0], [5, 6, 7], [0, 9, 0], [2, 2, 2]]
+
+
+def stack(window):
+    lower, _ = random_backbone(replace(CONFIG, window=window))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in (lower.places, lower.gate, lower.gate_bias):
+            parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
+    return lower
+
+
+def by_hand(lower, window):
+    """Returns the gated vectors of one window, n x hidden."""
+    vectors = torch.zeros(len(window), lower.words.embedding_dim)
+    here = [i for i, token in enumerate(window) if token]
+    x = lower.norm(torch.stack([lower.words.weight[window[i] - 1] + lower.places[i] for i in here]))
+    for layer in lower.layers:
+        x = layer(x, PackedAttention([len(here)], lower.heads))
+    for i, vector in zip(here, x, strict=True):
+        vectors[i] = vector * torch.sigmoid((vector * lower.gate[i]).sum() + lower.gate_bias[i])
+    return vectors
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_each_window_is_computed_as_if_it_were_alone(causal):
+    lower = stack(Window(3, causal))
+    windows = torch.tensor([[*window[:2], window[2] or 4] for window in WINDOWS] if causal else WINDOWS)
+    with torch.no_grad():
+        expected = torch.stack([by_hand(lower, window) for window in windows.tolist()])[:, lower.window.stored]
+        assert torch.allclose(lower(windows), expected, atol=1e-5)
+    assert expected.abs().max() > 0.1
+
+
+def test_layers_see_only_tokens_that_are_present():
+    lower, rows = stack(Window(3)), []
+    for layer in lower.layers:
+        layer.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
+    lower(torch.tensor(WINDOWS))
+    assert rows == [sum(token > 0 for window in WINDOWS for token in window)] * len(lower.layers)
+
+
+def test_absent_tokens_get_zeros_and_no_gradient():
+    lower = stack(Window(3))
+    vectors = lower(torch.tensor(WINDOWS))
+    assert (vectors[torch.tensor(WINDOWS) == 0] == 0).all()
+    vectors.square().sum().backward()
+    used = torch.zeros(len(lower.words.weight), dtype=torch.bool)
+    used[[token - 1 for window in WINDOWS for token in window if token]] = True
+    assert (lower.words.weight.grad[used].abs().sum(1) > 0).all() and not lower.words.weight.grad[~used].any()
