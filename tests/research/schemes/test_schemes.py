@@ -124,7 +124,7 @@ def test_plot_equals_hplm_without_adapters(repositories) -> None:
     models = open_models(repositories["plot"])
     asked = [(tenant, text) for text in TEXTS[:4] for tenant in ("beta", "city", "dune")]
     for (tenant, text), logits in zip(asked, ask(models, asked), strict=True):
-        np.testing.assert_allclose(logits, reference.forward(text, tenant).numpy(), atol=1e-3)
+        np.testing.assert_allclose(logits, reference.forward(text, tenant).numpy(), atol=2e-3)  # rows are in fp16
 
 
 def test_the_compressed_model_has_every_other_layer(bert, repositories) -> None:
