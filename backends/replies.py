@@ -104,10 +104,10 @@ def failure(error: Exception, doing: str = "the request") -> pb_utils.InferenceR
     nor the client gets them.
     """
     if isinstance(error, HplmError):
-        return failure_with(error.status, error.wire())
+        return failure_with(*error.failure())
     log.error("%s failed: %s, raised in\n%s", doing, kind_of(error), "".join(traceback.format_tb(error.__traceback__)))
     broken = Broken(f"{doing} failed ({kind_of(error)}): the server's log says where")
-    return failure_with(broken.status, broken.wire())
+    return failure_with(*broken.failure())
 
 
 def failure_with(status: str, message: str) -> pb_utils.InferenceResponse:

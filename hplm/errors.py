@@ -18,6 +18,10 @@ class HplmError(Exception):
         """Returns the message as clients of the server see it: the word in brackets, then the sentence."""
         return f"[{self.word}] {self}"
 
+    def failure(self) -> tuple[str, str]:
+        """Returns the status and the message for the wire."""
+        return self.status, self.wire()
+
 
 class InvalidInput(HplmError):
     word = "invalid_input"

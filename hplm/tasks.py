@@ -22,7 +22,7 @@ HOLDS = 0.5  # a label of `multilabel` is in the answer from this probability on
 LONGEST_ANSWER = 30  # tokens of `span`: without a limit, one high logit far away could make half of the passage the answer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TextAnswer:
     """The answer to one text. Where each row is a label of the whole text (`multilabel`, `top_k`), `logits` has one row."""
 
@@ -30,6 +30,11 @@ class TextAnswer:
     scores: Array  # rows, fp32
     logits: Array  # rows x classes, fp32
     spans: Array  # rows x 2, int32
+
+    @property
+    def is_one_label(self) -> bool:
+        """Whether it has one label and the logits of one row."""
+        return len(self.labels) == len(self.logits) == 1
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class Task:
     find_rows: Callable[[str, str | None, Encoded], Array]  # text, pair, both as tokens -> see `rows`
     read_answer: Callable[[Array, Array, Sequence[str], str], TextAnswer]  # logits, spans, labels, passage
     fixed_labels: tuple[str, ...] = ()  # names of the head's outputs; empty: each tenant has its own labels
+    read_each: Callable[[Array, Array, Sequence[Sequence[str]]], list[TextAnswer]] | None = None  # `read_answer`, many at once
     needs_pair: bool = False  # the answer is a piece of the second text, the passage
     allows_top_k: bool = False  # a request may ask for the k best labels
 
@@ -102,14 +108,29 @@ def passage_tokens(text: str, pair: str | None, encoded: Encoded) -> Array:
 def best_label(logits: Array, spans: Array, labels: Sequence[str], passage: str) -> TextAnswer:
     """Returns a row for each span. A span without a token gets the label "", the score 0 and logits of 0."""
     readable = spans[:, 0] >= 0
-    best = logits.argmax(axis=1)
-    scores = softmax(logits)[np.arange(len(best)), best]
+    best, scores = _best(logits)
     return TextAnswer(
         labels=[name if known else "" for name, known in zip(names_of(labels, best), readable, strict=True)],
         scores=np.where(readable, scores, 0).astype(np.float32),
         logits=np.where(readable[:, None], logits, 0).astype(np.float32),
         spans=spans[:, 1:],
     )
+
+
+def best_label_of_each(logits: Array, spans: Array, labels: Sequence[Sequence[str]]) -> list[TextAnswer]:
+    """Returns what `best_label` does for each of many texts that have one row each, with labels of their own."""
+    best, scores = _best(logits)
+    chosen: list[int] = best.tolist()
+    return [
+        TextAnswer([names[index]], scores[i : i + 1], logits[i : i + 1], spans[i : i + 1, 1:])
+        for i, (names, index) in enumerate(zip(labels, chosen, strict=True))
+    ]
+
+
+def _best(logits: Array) -> tuple[Array, Array]:
+    """Returns the index of each row's highest logit, and its probability."""
+    best = logits.argmax(axis=1)
+    return best, softmax(logits)[np.arange(len(best)), best]
 
 
 def best_labels(logits: Array, spans: Array, labels: Sequence[str], count: int) -> TextAnswer:
@@ -170,7 +191,7 @@ def softmax(logits: Array) -> Array:
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
-        Task("classify", first_token, best_label, allows_top_k=True),
+        Task("classify", first_token, best_label, read_each=best_label_of_each, allows_top_k=True),
         Task("multilabel", first_token, holding_labels),
         Task("tag", each_word, best_label),
         Task("regress", first_token, value, fixed_labels=("value",)),

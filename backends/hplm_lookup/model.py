@@ -15,17 +15,17 @@ import triton_python_backend_utils as pb_utils
 
 from backends import replies
 from hplm.engine.backbone import Backbone, Watch
-from hplm.engine.lookup import Lookup, Reading, Resolved
+from hplm.engine.looked_up import LookedUp
+from hplm.engine.lookup import Lookup, Reading
 from hplm.engine.lookup_service import LookupRequest, LookupService
 from hplm.engine.settings import deadline_us
 from hplm.errors import InvalidInput, word_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
-from hplm.plot.levels import Tally
 from hplm.tenants.authorize import admit
 from hplm.tenants.quotas import Quotas
-from hplm.tenants.ticket import SharedSecret, Ticket
+from hplm.tenants.ticket import TICKET_BYTES, SharedSecret, Ticket
 
 log = logging.getLogger(__name__)
 LONGEST_TIMEOUT_US = 10**12  # longer ones would overflow a deadline in nanoseconds
@@ -41,9 +41,9 @@ class TritonPythonModel:
         self._backbone = Backbone(folder, replies.state_folder(), lambda table: table.index)
         self._watch = Watch(self._backbone)
         self._quotas = Quotas()
-        self._tally = Tally()
+        self._lookup = Lookup(self._backbone)
         meter = Meter()
-        self._service = LookupService(Lookup(self._backbone), meter, self._count, allow=self._allow)
+        self._service = LookupService(self._lookup, meter, self._charge, allow=self._allow)
         self._publisher = Publisher(pb_utils.MetricFamily, meter, name, before=self._look)
         self._secret = SharedSecret(name, os.getppid()).value
         self._deadline_us = deadline_us(parameters)
@@ -82,8 +82,18 @@ class TritonPythonModel:
         )
         texts, pairs = replies.texts(request, "TEXT"), replies.optional_texts(request, "TEXT_PAIR")
         reading = Reading(view, tenant, texts, pairs, _flag(parameters, "truncate"))
-        respond = partial(_send, sender, ticket.sign(self._secret))
+        respond = partial(self._send, sender, ticket)
         self._service.submit(LookupRequest(reading, arrival_ns, ticket.deadline_ns, respond))
+
+    def _send(self, sender: pb_utils.InferenceResponseSender, ticket: Ticket, found: LookedUp | Exception) -> None:
+        """Sends the ticket for the result of a lookup, or the error."""
+        if isinstance(found, Exception):
+            replies.send(sender, replies.failure(found, "lookup"))
+            return
+        packed = found.pack()
+        packed += bytes(-(TICKET_BYTES + len(packed)) % found.texts)  # Triton takes tensors with a row for each text
+        signed = ticket.sign(self._secret, packed)
+        replies.send_outputs(sender, {"TICKET": np.frombuffer(signed, dtype=np.uint8).reshape(found.texts, -1)})
 
     def finalize(self) -> None:
         self._service.close()
@@ -94,30 +104,13 @@ class TritonPythonModel:
         """Refuses a request if the tenant's requests before it in the line have used up its texts or tokens."""
         self._quotas.check(request.reading.tenant)
 
-    def _count(self, request: LookupRequest, resolved: Resolved) -> None:
-        reading = request.reading
-        tenant, forest = reading.tenant, reading.view.forest
-        self._quotas.charge(tenant, len(reading.texts), resolved.tokens)
-        self._tally.add(tenant.domain, forest.chain(tenant.domain, tenant.domain_version), resolved.hits)
+    def _charge(self, request: LookupRequest, found: LookedUp) -> None:
+        self._quotas.charge(request.reading.tenant, found.texts, found.tokens)
 
     def _look(self) -> None:
         self._service.look()
-        for (domain, level), count in self._tally.take().items():
+        for (domain, level), count in self._lookup.tally.take().items():
             self._service.meter.add(names.WINDOWS, count, domain, level)
-
-
-def _send(sender: pb_utils.InferenceResponseSender, signed: bytes, resolved: Resolved | Exception) -> None:
-    """Sends the result of a lookup and the signed ticket, or the error."""
-    if isinstance(resolved, Exception):
-        replies.send(sender, replies.failure(resolved, "lookup"))
-        return
-    tensors = {
-        "ROWS": resolved.addresses,
-        "SEGMENTS": resolved.segments,
-        "SPANS": resolved.spans,
-        "TICKET": np.tile(np.frombuffer(signed, dtype=np.uint8), (len(resolved.addresses), 1)),
-    }
-    replies.send(sender, pb_utils.InferenceResponse([replies.tensor(name, values) for name, values in tensors.items()]))
 
 
 def _flag(parameters: dict[str, Any], name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Triton's side of the engine: takes row addresses and a ticket, and later sends labels, scores, logits and spans.
+"""Triton's side of the engine: takes the tickets of looked-up texts, and later sends labels, scores, logits and spans.
 
 The engine is a process of its own. This one keeps the senders, so that every request is answered even if the engine ends.
 """
@@ -14,8 +14,7 @@ import triton_python_backend_utils as pb_utils
 
 from backends import replies
 from hplm.engine.channel import Failure, Outputs
-from hplm.engine.keeper import Keeper
-from hplm.engine.looked_up import LookedUp
+from hplm.engine.keeper import Asked, Keeper
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
 from hplm.tenants.ticket import SharedSecret, Ticket
@@ -33,22 +32,22 @@ class TritonPythonModel:
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[None]:
         """Takes the requests and returns at once. Each is answered once, later, through its own sender."""
+        asked: list[Asked] = []
         for request in requests:
             sender = request.get_response_sender()
             try:
-                self._take(request, sender)
+                asked.append(self._read(request, sender))
             except Exception as error:
                 replies.send(sender, replies.failure(error, "taking the request"))
+        self._keeper.submit(asked)
         return [None] * len(requests)
 
-    def _take(self, request: pb_utils.InferenceRequest, sender: pb_utils.InferenceResponseSender) -> None:
-        signed = replies.optional_array(request, "TICKET")
-        ticket = Ticket.read(signed[0].tobytes() if signed is not None else b"", self._secret)
-        rows, segments, spans = (replies.array(request, name) for name in ("ROWS", "SEGMENTS", "SPANS"))
-        passages = replies.optional_texts(request, "TEXT_PAIR")
+    def _read(self, request: pb_utils.InferenceRequest, sender: pb_utils.InferenceResponseSender) -> Asked:
+        given = replies.optional_array(request, "TICKET")
+        signed = given.tobytes() if given is not None else b""
+        Ticket.check(signed, self._secret)
         wanted = frozenset(request.requested_output_names())
-        respond = partial(_respond, sender)
-        self._keeper.submit(ticket, LookedUp(rows, segments, spans), respond, passages, replies.request_id(request), wanted)
+        return Asked(signed, replies.request_id(request), wanted, partial(_respond, sender))
 
     def finalize(self) -> None:
         self._keeper.close()

@@ -11,7 +11,6 @@ from hplm.engine.settings import check
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.scheduling import policy
-from hplm.tenants.ticket import TICKET_BYTES
 
 ALIAS = "hplm"
 MAX_TEXTS = 1024  # of one request; batches are bounded by the queue
@@ -68,18 +67,11 @@ ensemble_scheduling {
       model_name: "$name-lookup"  model_version: -1
       input_map  { key: "TEXT"       value: "TEXT" }
       input_map  { key: "TEXT_PAIR"  value: "TEXT_PAIR" }
-      output_map { key: "ROWS"       value: "rows" }
-      output_map { key: "SEGMENTS"   value: "segments" }
-      output_map { key: "SPANS"      value: "spans" }
       output_map { key: "TICKET"     value: "ticket" }
     },
     {
       model_name: "$name-upper"  model_version: -1
-      input_map  { key: "ROWS"      value: "rows" }
-      input_map  { key: "SEGMENTS"  value: "segments" }
-      input_map  { key: "SPANS"     value: "spans" }
       input_map  { key: "TICKET"    value: "ticket" }
-      input_map  { key: "TEXT_PAIR" value: "TEXT_PAIR" }
       output_map { key: "LABEL"     value: "LABEL" }
       output_map { key: "SCORE"     value: "SCORE" }
       output_map { key: "LOGITS"    value: "LOGITS" }
@@ -102,10 +94,8 @@ input [
   { name: "TEXT_PAIR"  data_type: TYPE_STRING  dims: [ 1 ]  allow_ragged_batch: true  optional: true }
 ]
 output [
-  { name: "ROWS"      data_type: TYPE_INT64  dims: [ -1 ] },     # one address a token, -1 beyond the end
-  { name: "SEGMENTS"  data_type: TYPE_UINT8  dims: [ -1 ] },
-  { name: "SPANS"     data_type: TYPE_INT32  dims: [ -1, 3 ] },  # token to read, first and last code point
-  { name: "TICKET"    data_type: TYPE_UINT8  dims: [ $ticket_bytes ] }
+  # What was found, signed: addresses of rows, answer rows, and the passage where the task needs it. A part for each text.
+  { name: "TICKET"  data_type: TYPE_UINT8  dims: [ -1 ] }
 ]
 
 instance_group [ { kind: KIND_CPU  count: 1 } ]
@@ -123,13 +113,8 @@ backend: "hplm_upper"
 max_batch_size: $max_texts
 
 input [
-  { name: "ROWS"      data_type: TYPE_INT64  dims: [ -1 ]     allow_ragged_batch: true },
-  { name: "SEGMENTS"  data_type: TYPE_UINT8  dims: [ -1 ]     allow_ragged_batch: true },
-  { name: "SPANS"     data_type: TYPE_INT32  dims: [ -1, 3 ]  allow_ragged_batch: true },
   # Any shape, and optional: a request without lookup's ticket gets our 404, not Triton's own error.
-  { name: "TICKET"    data_type: TYPE_UINT8  dims: [ -1 ]     allow_ragged_batch: true  optional: true },
-  # For tenants whose answer is a piece of this text; upper reads no other text.
-  { name: "TEXT_PAIR" data_type: TYPE_STRING  dims: [ 1 ]     allow_ragged_batch: true  optional: true }
+  { name: "TICKET"  data_type: TYPE_UINT8  dims: [ -1 ]  allow_ragged_batch: true  optional: true }
 ]
 output [
   { name: "LABEL"    data_type: TYPE_STRING  dims: [ -1 ] },
@@ -204,7 +189,6 @@ def write_configs(repository: Path, config: BackboneConfig, options: ServingOpti
         **_parameters(options),
         "name": config.name,
         "max_texts": MAX_TEXTS,
-        "ticket_bytes": TICKET_BYTES,
         "public_tensors": _PUBLIC_TENSORS,
     }
     models = {

@@ -20,12 +20,15 @@ class Filled:
     logits: Array
     spans: Array
 
-    def outputs(self, wanted: Collection[str], version: int) -> dict[str, Array]:
-        """Returns the requested outputs by their names on the wire, with strings as bytes."""
-        versions = np.full((len(self.labels), 1), str(version), dtype=object)
+    def outputs(self, wanted: Collection[str], versions: Sequence[int]) -> dict[str, Array]:
+        """Returns the requested outputs by their names on the wire, with strings as bytes. `versions` has one for each text."""
         numbers = {"SCORE": self.scores, "LOGITS": self.logits, "SPAN": self.spans}
-        strings = {name: _utf8(values) for name, values in (("LABEL", self.labels), ("VERSION", versions)) if name in wanted}
-        return strings | {name: values for name, values in numbers.items() if name in wanted}
+        outputs = {name: values for name, values in numbers.items() if name in wanted}
+        if "LABEL" in wanted:
+            outputs["LABEL"] = _objects([label.encode() for label in self.labels.flat]).reshape(self.labels.shape)
+        if "VERSION" in wanted:
+            outputs["VERSION"] = _objects([b"%d" % version for version in versions]).reshape(-1, 1)
+        return outputs
 
 
 def size_of(outputs: Mapping[str, Array]) -> int:
@@ -35,14 +38,21 @@ def size_of(outputs: Mapping[str, Array]) -> int:
     )
 
 
-def _utf8(strings: Array) -> Array:
-    """Encodes strings as Python objects. In numpy's own type, every string would take the size of the longest."""
-    encoded = np.empty(strings.size, dtype=object)
-    encoded[:] = [one.encode() for one in strings.flat]
-    return encoded.reshape(strings.shape)
+def _objects(values: Sequence[object]) -> Array:
+    """Returns an array of Python objects. In numpy's own type, every string would take the size of the longest."""
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
 
 
 def fill(texts: Sequence[TextAnswer]) -> Filled:
+    if all(text.is_one_label for text in texts):
+        return Filled(
+            labels=_objects([text.labels[0] for text in texts])[:, None],
+            scores=np.concatenate([text.scores for text in texts])[:, None],
+            logits=np.concatenate([text.logits for text in texts])[:, None],
+            spans=np.concatenate([text.spans for text in texts])[:, None],
+        )
     count, rows = len(texts), max(1, *(len(text.labels) for text in texts))  # a text may have no labels
     logit_rows, classes = max(len(text.logits) for text in texts), texts[0].logits.shape[1]
     filled = Filled(

@@ -11,12 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hplm.arrays import Array
-from hplm.engine.looked_up import LookedUp
 from hplm.metrics.meter import Series
-from hplm.tenants.ticket import Ticket
 
 Outputs = dict[str, Array]  # by name on the wire
 Failure = tuple[str, str]  # the status, and the message for the wire
@@ -38,24 +36,35 @@ class Ready:
     failure: str = ""
 
 
-@dataclass(frozen=True)
-class Ask:
-    """To the engine: a looked-up request with a valid ticket."""
+class Ask(NamedTuple):
+    """A looked-up request."""
 
     number: int  # of the request, in the model process
-    ticket: Ticket
-    looked_up: LookedUp
-    passages: list[str] | None
+    signed: bytes  # a valid ticket and what was looked up
     id: str  # the client's name for it
     wanted: frozenset[str]  # outputs
 
 
 @dataclass(frozen=True)
-class Reply:
-    """From the engine: the answer to a request."""
+class Asks:
+    """To the engine: requests."""
 
-    number: int
-    answer: Outputs | Failure
+    asks: list[Ask]
+
+
+class Reply(NamedTuple):
+    """The answers to requests that have the same outputs in the same shape, or that fail in the same way."""
+
+    numbers: list[int]  # of the requests
+    texts: list[int]  # of each request
+    answer: Outputs | Failure  # outputs: of all texts, end to end
+
+
+@dataclass(frozen=True)
+class Replies:
+    """From the engine: answers."""
+
+    replies: list[Reply]
 
 
 @dataclass(frozen=True)
@@ -80,7 +89,7 @@ class Channel:
         self._connection: Connection[Any, Any] = Connection(descriptor)
         self._sending = threading.Lock()
 
-    def send(self, message: Begin | Ready | Ask | Reply | Beat | End) -> None:
+    def send(self, message: Begin | Ready | Asks | Replies | Beat | End) -> None:
         """Raises OSError if the other end has gone."""
         pickled = pickle.dumps(message, protocol=5)
         with self._sending:

@@ -11,21 +11,99 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Generator, Hashable
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
 
 from hplm.engine.answer import fill
-from hplm.engine.channel import Ask, Beat, Begin, Channel, End, Ready, Reply
+from hplm.engine.channel import Ask, Asks, Beat, Begin, Channel, End, Ready, Replies, Reply
+from hplm.engine.looked_up import LookedUp
 from hplm.engine.request import Answer
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.errors import Broken, HplmError, kind_of
+from hplm.tasks import TextAnswer
+from hplm.tenants.ticket import Ticket
 
 log = logging.getLogger(__name__)
 BEAT_SECONDS = 1.0
 
 
+class Outbox:
+    """Sends answers to the model process. Those that a thread puts in within `together` leave as one message."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._gathered = threading.local()
+
+    @contextmanager
+    def together(self) -> Generator[None]:
+        answers: list[Answered] = []
+        self._gathered.answers = answers
+        try:
+            yield
+        finally:
+            del self._gathered.answers
+            if answers:
+                self._send(answers)
+
+    def put(self, ask: Ask, version: int, answer: Answer) -> None:
+        answered = Answered(ask, version, answer)
+        gathered: list[Answered] | None = getattr(self._gathered, "answers", None)
+        if gathered is None:
+            self._send([answered])
+        else:
+            gathered.append(answered)
+
+    def _send(self, answers: list[Answered]) -> None:
+        alike: dict[Hashable, list[Answered]] = {}
+        for answered in answers:
+            alike.setdefault(answered.shape, []).append(answered)
+        self._channel.send(Replies([_reply(some) for some in alike.values()]))
+
+
+class Answered(NamedTuple):
+    ask: Ask
+    version: int  # of the tenant
+    answer: Answer
+
+    @property
+    def shape(self) -> Hashable:
+        """Equal for answers that can be outputs of one reply."""
+        answer = self.answer
+        if not isinstance(answer, Exception) and all(text.is_one_label for text in answer):
+            return self.ask.wanted, answer[0].logits.shape[1]
+        return self.ask.number
+
+
+def _reply(answers: list[Answered]) -> Reply:
+    """Returns the reply with answers of one shape."""
+    numbers = [answered.ask.number for answered in answers]
+    try:
+        texts: list[TextAnswer] = []
+        versions: list[int] = []
+        counts: list[int] = []
+        for _, version, answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+            texts += answer
+            versions += [version] * len(answer)
+            counts.append(len(answer))
+        return Reply(numbers, counts, fill(texts).outputs(answers[0].ask.wanted, versions))
+    except HplmError as error:
+        failure = error.failure()
+    except Exception as error:  # its message may hold what the client sent
+        raised = "".join(traceback.format_tb(error.__traceback__))
+        log.error("the engine failed: %s, raised in\n%s", kind_of(error), raised)
+        failure = Broken(f"the engine failed ({kind_of(error)}): the server's log says where").failure()
+    return Reply(numbers, [1] * len(numbers), failure)
+
+
 class Child:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
+        self._outbox = Outbox(channel)
         self._ending = threading.Event()
 
     def run(self) -> None:
@@ -33,7 +111,7 @@ class Child:
         if not isinstance(begin, Begin):
             return  # the model process has ended already
         try:
-            service = Service(begin.folder, Settings.read(begin.parameters), begin.state)
+            service = Service(begin.folder, Settings.read(begin.parameters), begin.state, self._outbox.together)
         except Exception as error:
             if not isinstance(error, HplmError):
                 log.exception("the engine cannot be made")
@@ -42,8 +120,10 @@ class Child:
         self._channel.send(Ready())
         beats = threading.Thread(target=self._beat, args=(service,), name="beat", daemon=True)
         beats.start()
-        while isinstance(message := self._channel.receive(), Ask):
-            self._submit(service, message)
+        while isinstance(message := self._channel.receive(), Asks):
+            with self._outbox.together():  # what is refused
+                for ask in message.asks:
+                    self._submit(service, ask)
         if not isinstance(message, End):
             os._exit(1)  # the model process has gone, and with it everybody who could be answered
         service.close()
@@ -51,11 +131,10 @@ class Child:
         beats.join()
 
     def _submit(self, service: Service, ask: Ask) -> None:
-        def respond(answer: Answer) -> None:
-            self._channel.send(_reply(ask, answer))
-
+        ticket, found = Ticket.read(ask.signed)
+        respond = partial(self._outbox.put, ask, ticket.version)
         try:
-            service.submit(ask.ticket, ask.looked_up, respond, ask.passages, ask.id)
+            service.submit(ticket, LookedUp.unpack(found), respond, ask.id)
         except Exception as error:
             respond(error)
 
@@ -71,19 +150,6 @@ class Child:
                 return
             except Exception:
                 log.exception("cannot send what was counted")
-
-
-def _reply(ask: Ask, answer: Answer) -> Reply:
-    try:
-        if not isinstance(answer, Exception):
-            return Reply(ask.number, fill(answer).outputs(ask.wanted, ask.ticket.version))
-    except Exception as error:
-        answer = error
-    if not isinstance(answer, HplmError):  # its message may hold what the client sent
-        raised = "".join(traceback.format_tb(answer.__traceback__))
-        log.error("the engine failed: %s, raised in\n%s", kind_of(answer), raised)
-        answer = Broken(f"the engine failed ({kind_of(answer)}): the server's log says where")
-    return Reply(ask.number, (answer.status, answer.wire()))
 
 
 def main() -> None:

@@ -19,14 +19,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from hplm.engine.channel import Ask, Beat, Begin, Channel, End, Failure, Outputs, Ready, Reply
-from hplm.engine.looked_up import LookedUp
+from hplm.engine.channel import Ask, Asks, Beat, Begin, Channel, End, Failure, Outputs, Ready, Replies, Reply
 from hplm.errors import Broken, Draining, HplmError
 from hplm.metrics import names
 from hplm.metrics.busiest import OTHERS
 from hplm.metrics.meter import Meter, Series
-from hplm.tenants.ticket import Ticket
 
 log = logging.getLogger(__name__)
 START_SECONDS = 600.0
@@ -36,7 +35,19 @@ STUCK_SECONDS = 60.0  # and one that computes a batch for so long
 LONGEST_PAUSE = 30.0  # seconds between attempts to start an engine
 ANSWERING_THREADS = 4  # each answer is a round trip to the server process
 
+GONE = Draining("the engine is being started again: send the request again").failure()
+ENDED = Draining("the engine ended while it had the request, and is being started again: send the request again").failure()
+
 Respond = Callable[[Outputs | Failure], None]
+
+
+class Asked(NamedTuple):
+    """A looked-up request."""
+
+    signed: bytes  # a valid ticket and what was looked up
+    id: str  # the client's name for it
+    wanted: frozenset[str]  # outputs
+    respond: Respond
 
 
 @dataclass
@@ -71,28 +82,23 @@ class Keeper:
         engine = self._engine
         return engine.process.pid if engine is not None else None
 
-    def submit(
-        self,
-        ticket: Ticket,
-        looked_up: LookedUp,
-        respond: Respond,
-        passages: Sequence[str] | None = None,
-        id: str = "",
-        wanted: frozenset[str] = frozenset(),
-    ) -> None:
-        """Takes a request, or raises. A request that was taken is answered once, through `respond`."""
+    def submit(self, asked: Sequence[Asked]) -> None:
+        """Takes requests. Each is answered once, through its `respond`."""
         with self._lock:
             engine = self._engine
-            if engine is None:
-                raise Draining("the engine is being started again: send the request again")
-            self._numbers += 1
-            number = self._numbers
-            engine.held[number] = respond
+            numbers = range(self._numbers, self._numbers + len(asked))
+            self._numbers += len(asked)
+            if engine is not None:
+                engine.held.update(zip(numbers, (one.respond for one in asked), strict=True))
+        if engine is None:
+            for one in asked:
+                _answer(one.respond, GONE)
+            return
         try:
-            engine.channel.send(Ask(number, ticket, looked_up, list(passages) if passages is not None else None, id, wanted))
-        except OSError:  # the engine has just ended; whoever removes the request from `held` answers it
-            if self._take(engine, number) is not None:
-                raise Draining("the engine is being started again: send the request again") from None
+            engine.channel.send(Asks([Ask(number, *one[:3]) for number, one in zip(numbers, asked, strict=True)]))
+        except OSError:  # the engine has just ended; whoever removes a request from `held` answers it
+            for number in numbers:
+                self._answer_held(engine, number, GONE)
 
     def keeps(self, series: Series) -> bool:
         """Whether a series is still published."""
@@ -160,14 +166,20 @@ class Keeper:
                 self._busiest = message.busiest
                 self._meter.add_all(message.counts)
                 self._meter.set_all(message.levels)
-            elif isinstance(message, Reply):
-                respond = self._take(engine, message.number)
-                if respond is None:
-                    continue
-                if engine.channel.waits:
-                    self._answering.submit(_answer, respond, message.answer)
-                else:  # nothing else waits for this thread
-                    _answer(respond, message.answer)
+            elif isinstance(message, Replies):
+                for reply in message.replies:
+                    self._answer_all(engine, reply)
+
+    def _answer_all(self, engine: _Engine, reply: Reply) -> None:
+        """Answers requests. Each answer is a round trip to the server process, so several threads share them."""
+        alone = len(reply.numbers) == 1 and not engine.channel.waits  # nothing else waits for this thread
+        start = 0
+        for number, texts in zip(reply.numbers, reply.texts, strict=True):
+            answer, start = _cut(reply.answer, start, start + texts), start + texts
+            if alone:
+                self._answer_held(engine, number, answer)
+            else:
+                self._answering.submit(self._answer_held, engine, number, answer)
 
     def _end(self, engine: _Engine) -> None:
         """Makes sure that the process has ended, and answers what it still had."""
@@ -178,9 +190,8 @@ class Keeper:
             left, engine.held = list(engine.held.values()), {}
         if not self._closing.is_set():
             log.error("the engine ended with %s while it had %d requests", _reason(code), len(left))
-        ended = Draining("the engine ended while it had the request, and is being started again: send the request again")
         for respond in left:
-            self._answering.submit(_answer, respond, (ended.status, ended.wire()))
+            self._answering.submit(_answer, respond, ENDED)
 
     def _start_again(self) -> _Engine | None:
         """Returns a new engine, or None if the model is closed before there is one."""
@@ -203,9 +214,17 @@ class Keeper:
                 log.error("the engine has not moved for %g s: it is ended", BEATLESS_SECONDS)
                 engine.process.kill()
 
-    def _take(self, engine: _Engine, number: int) -> Respond | None:
+    def _answer_held(self, engine: _Engine, number: int, answer: Outputs | Failure) -> None:
+        """Answers a request that is not yet answered."""
         with self._lock:
-            return engine.held.pop(number, None)
+            respond = engine.held.pop(number, None)
+        if respond is not None:
+            _answer(respond, answer)
+
+
+def _cut(answer: Outputs | Failure, start: int, stop: int) -> Outputs | Failure:
+    """Returns a request's part of the answer to several requests."""
+    return answer if isinstance(answer, tuple) else {name: values[start:stop] for name, values in answer.items()}
 
 
 def _answer(respond: Respond, answer: Outputs | Failure) -> None:

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from hplm.arrays import Array
 from hplm.engine.backbone import Backbone, View
-from hplm.engine.looked_up import PAD, LookedUp
+from hplm.engine.looked_up import LookedUp
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Encoded
-from hplm.plot.forest import Hits
+from hplm.plot.forest import Chain
+from hplm.plot.levels import Tally
 from hplm.tenants.snapshot import Tenant
 
 MOST_ROWS = 1 << 20  # of an answer, with all texts padded to the widest
 LONGEST_TEXT = 100_000  # characters, before truncation
 MOST_CHARACTERS = 40 * LONGEST_TEXT  # of a request: while it is tokenised, other requests wait
-
-
-@dataclass(frozen=True)
-class Resolved(LookedUp):
-    """A looked-up request in the lookup model, with its hits. The hits are counted there and not sent."""
-
-    hits: Hits  # where the windows of all tokens were found
 
 
 class Reading:
@@ -35,6 +28,8 @@ class Reading:
     ) -> None:
         if pairs is not None and len(pairs) != len(texts):
             raise InvalidInput(f"TEXT has {len(texts)} texts, but TEXT_PAIR has {len(pairs)}: send one pair for each text")
+        for index, text in enumerate(texts):
+            check_length(text, pairs[index] if pairs is not None else None, f"text {index + 1} of {len(texts)}: ")
         self.view = view
         self.tenant = tenant
         self.texts = texts
@@ -53,70 +48,121 @@ class Reading:
     def texts_left(self) -> int:
         return len(self.texts) - len(self.encoded)
 
-    def text(self, index: int) -> tuple[str, str | None]:
-        return self.texts[index], self.pairs[index] if self.pairs is not None else None
+    @property
+    def chain(self) -> Chain:
+        return self.view.forest.chain(self.tenant.domain, self.tenant.domain_version)
+
+    def next_texts(self, characters: int) -> list[tuple[str, str | None]]:
+        """Returns the next texts with their pairs, as many as have these characters but at least one."""
+        found: list[tuple[str, str | None]] = []
+        for index in range(len(self.encoded), len(self.texts)):
+            text, pair = self.texts[index], self.pairs[index] if self.pairs is not None else None
+            found.append((text, pair))
+            characters -= len(text) + len(pair or "")
+            if characters <= 0:
+                break
+        return found
+
+    def take(self, text: str, pair: str | None, encoded: Encoded | InvalidInput) -> None:
+        """Adds the next text after it was tokenised. Raises if it cannot be read."""
+        try:
+            if isinstance(encoded, InvalidInput):
+                raise encoded
+            self.spans.append(self.tenant.task_object.rows(text, pair, encoded))
+        except InvalidInput as error:
+            raise InvalidInput(f"text {len(self.encoded) + 1} of {len(self.texts)}: {error}") from None
+        self.encoded.append(encoded)
+        self.characters_left -= len(text) + len(pair or "")
+
+    def found(self, addresses: Array) -> LookedUp:
+        """Returns the result, with the addresses of all tokens."""
+        counts = np.array([len(spans) for spans in self.spans], dtype=np.int32)
+        if len(counts) * int(counts.max()) > MOST_ROWS:
+            raise InvalidInput(
+                f"the answer to {len(counts)} texts, the longest with {counts.max():,} words, would have more than "
+                f"{MOST_ROWS:,} rows: send long texts in separate requests"
+            )
+        return LookedUp(
+            lengths=np.array([len(text.tokens) for text in self.encoded], dtype=np.int32),
+            counts=counts,
+            addresses=addresses,
+            segments=_end_to_end([text.segments for text in self.encoded]),
+            spans=_end_to_end(self.spans),
+            passages=tuple(self.pairs) if self.pairs is not None and self.tenant.task_object.needs_pair else (),
+        )
 
 
 class Lookup:
     def __init__(self, backbone: Backbone) -> None:
         self._tokenizer = backbone.tokenizer()
+        self.tally = Tally()
 
     def resolve(
         self, view: View, tenant: Tenant, texts: Sequence[str], pairs: Sequence[str] | None = None, truncate: bool = False
-    ) -> Resolved:
+    ) -> LookedUp:
         reading = Reading(view, tenant, texts, pairs, truncate)
-        while (resolved := self.read(reading, MOST_CHARACTERS)) is None:
-            pass
-        return resolved
+        (found,) = self.read([reading], MOST_CHARACTERS)
+        assert found is not None
+        if isinstance(found, Exception):
+            raise found
+        return found
 
-    def read(self, reading: Reading, characters: int) -> Resolved | None:
-        """Tokenises the next texts, as many as have these characters but at least one. Returns the result after the last."""
-        enough = reading.characters_left - characters
-        while reading.texts_left:
-            self._read_next(reading)
-            if reading.characters_left <= enough:
-                break
-        return None if reading.texts_left else self._find(reading)
+    def read(self, readings: Sequence[Reading], characters: int) -> list[LookedUp | Exception | None]:
+        """Reads the next texts of requests, of each as many as have these characters but at least one.
 
-    def _find(self, reading: Reading) -> Resolved:
-        encoded, spans = reading.encoded, reading.spans
+        Returns for each request the result after its last text, or what is wrong with it, or None if more texts are left. All
+        are read together, because a call costs more than a text.
+        """
+        failed: dict[int, Exception] = {}
+        given = [(number, *text) for number, reading in enumerate(readings) for text in reading.next_texts(characters)]
+        encoded = self._tokenizer.encode_all([(text, pair, readings[number].truncate) for number, text, pair in given])
+        for (number, text, pair), tokens in zip(given, encoded, strict=True):
+            if number not in failed:
+                try:
+                    readings[number].take(text, pair, tokens)
+                except Exception as error:
+                    failed[number] = error
+        complete = {number: reading for number, reading in enumerate(readings) if not reading.texts_left}
+        found = self._find({number: reading for number, reading in complete.items() if number not in failed})
+        return [failed.get(number) or found.get(number) for number in range(len(readings))]
+
+    def _find(self, readings: dict[int, Reading]) -> dict[int, LookedUp | Exception]:
+        """Looks up the requests of each chain together."""
+        by_chain: dict[Chain, list[int]] = {}
+        results: dict[int, LookedUp | Exception] = {}
+        for number, reading in readings.items():
+            try:
+                by_chain.setdefault(reading.chain, []).append(number)
+            except Exception as error:  # a table is broken
+                results[number] = error
+        for chain, numbers in by_chain.items():
+            try:
+                results.update(zip(numbers, self._find_in(chain, [readings[number] for number in numbers]), strict=True))
+            except Exception as error:
+                if len(numbers) == 1:
+                    results[numbers[0]] = error
+                else:  # each alone, so that only those at fault fail
+                    for number in numbers:
+                        results.update(self._find({number: readings[number]}))
+        return results
+
+    def _find_in(self, chain: Chain, readings: list[Reading]) -> list[LookedUp]:
+        encoded = [text for reading in readings for text in reading.encoded]
         lengths = np.array([len(text.tokens) for text in encoded])
-        tokens = np.concatenate([text.tokens for text in encoded])
-        chain = reading.view.forest.chain(reading.tenant.domain, reading.tenant.domain_version)
-        hits = chain.lookup(tokens, lengths)
-        segments = np.concatenate([text.segments for text in encoded])
-        rows = np.array([len(s) for s in spans])
-        if len(rows) * rows.max() > MOST_ROWS:
-            raise InvalidInput(
-                f"the answer to {len(rows)} texts, the longest with {rows.max():,} words, would have more than {MOST_ROWS:,} "
-                "rows: send long texts in separate requests"
-            )
-        return Resolved(
-            addresses=_rectangle(hits.addresses, lengths, PAD),
-            segments=_rectangle(segments, lengths, 0),
-            spans=_rectangle(np.concatenate(spans), rows, PAD),
-            hits=hits,
-        )
-
-    def _read_next(self, reading: Reading) -> None:
-        index = len(reading.encoded)
-        text, pair = reading.text(index)
-        try:
-            check_length(text, pair)
-            encoded = self._tokenizer.encode(text, pair, reading.truncate)
-            reading.spans.append(reading.tenant.task_object.rows(text, pair, encoded))
-            reading.encoded.append(encoded)
-        except InvalidInput as error:
-            raise InvalidInput(f"text {index + 1} of {len(reading.texts)}: {error}") from None
-        reading.characters_left -= len(text) + len(pair or "")
+        hits = chain.lookup(_end_to_end([text.tokens for text in encoded]), lengths)
+        sizes = [sum(len(text.tokens) for text in reading.encoded) for reading in readings]
+        ends = np.cumsum(sizes).tolist()
+        found = [
+            reading.found(hits.addresses[end - size : end]) for reading, size, end in zip(readings, sizes, ends, strict=True)
+        ]
+        self.tally.add(readings[0].tenant.domain, chain, hits)
+        return found
 
 
-def check_length(text: str, pair: str | None) -> None:
+def check_length(text: str, pair: str | None, where: str = "") -> None:
     if len(text) > LONGEST_TEXT or (pair is not None and len(pair) > LONGEST_TEXT):
-        raise InvalidInput(f"it has more than {LONGEST_TEXT:,} characters: send only the part that matters")
+        raise InvalidInput(f"{where}it has more than {LONGEST_TEXT:,} characters: send only the part that matters")
 
 
-def _rectangle(flat: Array, lengths: Array, fill: int) -> Array:
-    filled = np.full((len(lengths), int(lengths.max()), *flat.shape[1:]), fill, dtype=flat.dtype)
-    filled[np.arange(filled.shape[1]) < lengths[:, None]] = flat
-    return filled
+def _end_to_end(arrays: Sequence[Array]) -> Array:
+    return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]

@@ -9,8 +9,10 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import ParamSpec
 
-from hplm.engine.lookup import Lookup, Reading, Resolved
+from hplm.engine.looked_up import LookedUp
+from hplm.engine.lookup import Lookup, Reading
 from hplm.engine.request import deadline_missed
 from hplm.engine.threads import repeat
 from hplm.errors import QueueFull, word_of
@@ -19,6 +21,7 @@ from hplm.metrics.meter import Meter
 from hplm.scheduling.turns import Bounds, Turns
 
 log = logging.getLogger(__name__)
+P = ParamSpec("P")
 PASSED_ON = "passed_on"
 A_TEXT = 256  # a text costs as much as so many characters more than it has
 PIECE = 16_384  # characters that are read before the next tenant's turn: some milliseconds
@@ -33,13 +36,12 @@ class LookupRequest:
         reading: Reading,
         arrival_ns: int,
         deadline_ns: int,
-        respond: Callable[[Resolved | Exception], None],
+        respond: Callable[[LookedUp | Exception], None],
     ) -> None:
         self.reading = reading
         self.arrival_ns = arrival_ns
         self.deadline_ns = deadline_ns  # 0: no deadline
         self.respond = respond
-        self.seconds = 0.0  # spent on it so far
 
     @property
     def tenant(self) -> int:
@@ -55,11 +57,11 @@ class LookupService:
         self,
         lookup: Lookup,
         meter: Meter,
-        looked_up: Callable[[LookupRequest, Resolved], None],
+        looked_up: Callable[[LookupRequest, LookedUp], None],
         allow: Callable[[LookupRequest], None] = lambda request: None,
     ) -> None:
         """Both are called by the thread that looks up: `looked_up` with each result before it is sent, and `allow` before a
-        request or its next piece is read, to refuse it by raising.
+        request or its next piece is read and before the result is taken, to refuse it by raising.
         """
         self._lookup = lookup
         self.meter = meter
@@ -78,10 +80,9 @@ class LookupService:
             )
             self._answer(refused, full)
 
-    def count(self, outcome: str, seconds: float = 0.0) -> None:
+    def count(self, outcome: str) -> None:
         """Counts a request that is answered."""
         self.meter.add(names.LOOKUPS, 1, outcome)
-        self.meter.add(names.LOOKUP_SECONDS, seconds)
 
     def look(self) -> None:
         """Updates the meter's levels."""
@@ -100,29 +101,51 @@ class LookupService:
         taken, expired = turn
         for request in expired:
             self._answer(request, deadline_missed(request.arrival_ns, request.deadline_ns))
-        for request in taken:
-            self._read(request)
+        started = time.perf_counter()
+        for request, answer in self._read(taken):
+            if answer is None:
+                self._line.give_back(request)
+            else:
+                self._answer(request, answer)
+        self.meter.add(names.LOOKUP_SECONDS, time.perf_counter() - started)
         return True
 
-    def _read(self, request: LookupRequest) -> None:
-        started = time.perf_counter()
+    def _read(self, taken: list[LookupRequest]) -> list[tuple[LookupRequest, LookedUp | Exception | None]]:
+        """Returns the requests with their answers, or None where texts are left."""
+        answers: list[tuple[LookupRequest, LookedUp | Exception | None]] = []
+        allowed: list[LookupRequest] = []
+        for request in taken:
+            refused = _raised(self._allow, request)
+            if refused is None:
+                allowed.append(request)
+            else:
+                answers.append((request, refused))
         try:
-            self._allow(request)
-            answer = self._lookup.read(request.reading, PIECE)
-            if answer is not None:
-                self._looked_up(request, answer)
+            found = self._lookup.read([request.reading for request in allowed], PIECE)
         except Exception as error:
-            answer = error
-        request.seconds += time.perf_counter() - started
-        if answer is None:
-            self._line.give_back(request)
-        else:
-            self._answer(request, answer)
+            found = [error] * len(allowed)
+        for request, answer in zip(allowed, found, strict=True):
+            refused = _raised(self._take, request, answer) if isinstance(answer, LookedUp) else None
+            answers.append((request, refused or answer))
+        return answers
 
-    def _answer(self, request: LookupRequest, answer: Resolved | Exception) -> None:
+    def _take(self, request: LookupRequest, found: LookedUp) -> None:
+        self._allow(request)  # again, because requests that were read with it are charged by now
+        self._looked_up(request, found)
+
+    def _answer(self, request: LookupRequest, answer: LookedUp | Exception) -> None:
         outcome = word_of(answer) if isinstance(answer, Exception) else PASSED_ON
-        for step in (partial(self.count, outcome, request.seconds), partial(request.respond, answer)):
+        for step in (partial(self.count, outcome), partial(request.respond, answer)):
             try:
                 step()
             except Exception:  # the others must still be answered
                 log.exception("cannot count or send the result of a lookup")
+
+
+def _raised(hook: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> Exception | None:
+    """Calls a hook and returns what it raises."""
+    try:
+        hook(*args, **kwargs)
+    except Exception as error:
+        return error
+    return None

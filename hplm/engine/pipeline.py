@@ -1,7 +1,7 @@
 """Select, stage, compute and answer batches. Batch k+1 is staged while batch k computes.
 
-There are four kinds of thread: one stages and owns the slots, one computes, one answers expired texts, a few send answers. An
-error in any of them becomes the answer to the texts that it held. Nothing ends a thread before the pipeline closes.
+There are four threads: one stages and owns the slots, one computes, one answers, one answers expired texts. An error in any of
+them becomes the answer to the texts that it held. Nothing ends a thread before the pipeline closes.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-
-import numpy as np
+from contextlib import AbstractContextManager, ExitStack
 
 from hplm.adapters.slots import Slots
 from hplm.arrays import Array
 from hplm.engine.engine import Engine
 from hplm.engine.instruments import Instruments
 from hplm.engine.niceness import lower_priority
-from hplm.engine.request import Request, Text, deadline_missed
+from hplm.engine.request import Text, deadline_missed
+from hplm.engine.results import read_answers
 from hplm.engine.staging import StagedBatch, Stager
 from hplm.engine.threads import repeat
 from hplm.errors import Broken, Draining, HplmError
@@ -30,22 +29,32 @@ from hplm.scheduling.scheduler import Batch
 from hplm.scheduling.waiting import Capacity
 
 log = logging.getLogger(__name__)
-ANSWERING_THREADS = 4  # each answer is a round trip to the server process, which is too slow for one thread
+
+Together = Callable[[], AbstractContextManager[None]]
 
 
 class Pipeline:
-    def __init__(self, line: Queue[Text], capacity: Capacity, stager: Stager, engine: Engine, instruments: Instruments) -> None:
+    def __init__(
+        self,
+        line: Queue[Text],
+        capacity: Capacity,
+        stager: Stager,
+        engine: Engine,
+        instruments: Instruments,
+        together: Together,
+    ) -> None:
         self._line = line
         self._capacity = capacity
         self._stager = stager
         self._engine = engine
         self._instruments = instruments
+        self._together = together
         self._overlap = stager.overlap
         # Two batches are in flight at most: a batch is not chosen before the batch before it starts to compute.
         self._may_choose = threading.Semaphore(1)
         self._staged: queue.SimpleQueue[tuple[Batch[Text], StagedBatch] | None] = queue.SimpleQueue()
         self._computed: queue.SimpleQueue[list[tuple[Slots, int]]] = queue.SimpleQueue()  # slots that a batch held
-        self._answering = ThreadPoolExecutor(ANSWERING_THREADS, thread_name_prefix="answer")
+        self._answering = ThreadPoolExecutor(1, thread_name_prefix="answer")
         self._computing_since: float | None = None
         self._lowered = engine.device.type != "cpu"  # whether computing has the priority that it should have
         self._threads = [
@@ -66,8 +75,7 @@ class Pipeline:
         deadline = time.monotonic() + timeout
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        for text in self._line.abandon():
-            _sending(text.request.fail, Draining("the server is shutting down: send the request again"))
+        self._fail(self._line.abandon(), Draining("the server is shutting down: send the request again"))
         self._answering.shutdown(wait=True)
 
     def _stage_next(self) -> bool:
@@ -97,7 +105,7 @@ class Pipeline:
             staged = self._stager.stage(texts, self._broken, places) if texts else None
         except Exception as error:
             staged = None
-            self._fail(batch.texts, "staging", error)
+            self._fail(batch.texts, _failure("staging", error))
         if staged is None:
             self._line.dropped(batch)
             return False
@@ -107,9 +115,12 @@ class Pipeline:
     def _expire_next(self) -> bool:
         """Answers expired texts at once, even while the engine is busy."""
         texts = self._line.expired()
-        for text in texts or ():
-            self._answer_with(text.request.fail, deadline_missed(text.arrival_ns, text.deadline_ns))
-        return texts is not None
+        if texts is None:
+            return False
+        with self._together():
+            for text in texts:
+                _sending(text.request.fail, deadline_missed(text.arrival_ns, text.deadline_ns))
+        return True
 
     def _compute_next(self) -> bool:
         if not self._lowered:
@@ -124,7 +135,7 @@ class Pipeline:
             self._line.finished(batch, staged.brought)
         except Exception as error:
             self._line.dropped(batch)
-            self._fail(staged.texts, "computing", error)
+            self._fail(staged.texts, _failure("computing", error))
         else:
             self._note(self._instruments.computed, staged)
             self._answer(staged.texts, logits)
@@ -163,54 +174,43 @@ class Pipeline:
                 return
 
     def _answer(self, texts: list[Text], logits: list[Array]) -> None:
-        """Answers a batch. All texts of a request are one task, because a batch may have a thousand texts."""
-        by_request: dict[Request, list[tuple[Text, Array]]] = {}
-        for pair in zip(texts, logits, strict=True):
-            by_request.setdefault(pair[0].request, []).append(pair)
-        if len(by_request) == 1 and self._staged.empty():
-            _sending(_answer_texts, next(iter(by_request.values())))  # the engine is idle, so this thread answers
+        if len({text.request for text in texts}) == 1 and self._staged.empty():
+            self._answer_now(texts, logits)  # the engine is idle, so this thread answers
             return
-        for pairs in by_request.values():
-            self._answer_with(_answer_texts, pairs)
-
-    def _answer_with(self, send: Callable[..., None], *args: object) -> None:
         try:
-            self._answering.submit(_sending, send, *args)
+            self._answering.submit(self._answer_now, texts, logits)
         except RuntimeError:  # the pipeline was closed during this batch, which still needs its answer
-            _sending(send, *args)
+            self._answer_now(texts, logits)
+
+    def _answer_now(self, texts: list[Text], logits: list[Array]) -> None:
+        try:
+            with self._together():
+                for text, answer in read_answers(texts, logits):
+                    if isinstance(answer, HplmError):
+                        _sending(text.request.fail, answer)
+                    else:
+                        _sending(text.request.done, text.index, answer)
+        except Exception as error:
+            self._fail(texts, _failure("answering", error))
 
     def _broken(self, text: Text, error: HplmError) -> None:
         log.error("tenant %s: %s", text.request.tenant.id, error)
-        self._answer_with(text.request.fail, Broken(f"tenant {text.request.tenant.id!r}: {error}"))
+        _sending(text.request.fail, Broken(f"tenant {text.request.tenant.id!r}: {error}"))
 
-    def _fail(self, texts: list[Text], what: str, error: Exception) -> None:
-        log.error("%s a batch of %d texts failed", what, len(texts), exc_info=error)
-        failure = error if isinstance(error, HplmError) else Broken(f"{what} the batch failed: {error}")
-        for request in {text.request for text in texts}:
-            self._answer_with(request.fail, failure)
+    def _fail(self, texts: list[Text], failure: HplmError) -> None:
+        with self._together():
+            for request in {text.request for text in texts}:
+                _sending(request.fail, failure)
+
+
+def _failure(what: str, error: Exception) -> HplmError:
+    log.error("%s a batch failed", what, exc_info=error)
+    return error if isinstance(error, HplmError) else Broken(f"{what} the batch failed: {error}")
 
 
 def _sending(send: Callable[..., None], *args: object) -> None:
-    """Calls `send` and logs an exception, so that the exception never ends the thread."""
+    """Calls `send` and logs an exception, so that the others are still answered."""
     try:
         send(*args)
     except Exception:
         log.exception("cannot send an answer")
-
-
-def _answer_texts(pairs: list[tuple[Text, Array]]) -> None:
-    for text, logits in pairs:
-        request = text.request
-        try:
-            labels = request.tenant.labels
-            own = np.zeros((len(text.spans), len(labels)), dtype=logits.dtype)  # zeros for rows without a token
-            own[text.read] = logits[:, : len(labels)]
-            if not np.isfinite(own).all():
-                raise Broken(f"tenant {request.tenant.id!r} has logits that are not finite: train it again, with a lower rate")
-            request.done(text.index, request.tenant.task_object.answer(own, text.spans, labels, request.top_k, text.passage))
-        except HplmError as error:
-            log.error("%s", error)
-            request.fail(error)
-        except Exception as error:
-            log.exception("answering failed")
-            request.fail(Broken(f"answering failed: {error}"))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
 
@@ -41,6 +40,7 @@ class Request:
         self.view = view  # keeps its tables and banks open until the request is answered
         self.tenant = tenant
         self.top_k = min(ticket.top_k, len(tenant.labels))
+        self.read_each = None if self.top_k else tenant.task_object.read_each
         self.priority = ticket.priority
         self.arrival_ns = ticket.arrival_ns
         self.deadline_ns = ticket.deadline_ns  # 0: no deadline
@@ -60,9 +60,21 @@ class Request:
     def answered(self) -> bool:
         return self._answered
 
-    def texts_from(self, looked_up: LookedUp, passages: Sequence[str] | None = None) -> list[Text]:
-        """Returns the looked-up texts one by one. `passages` are for tasks that answer from a pair."""
-        return [Text(self, i, *looked_up.text(i), passages[i] if passages is not None else "") for i in range(self.texts)]
+    def texts_from(self, looked_up: LookedUp) -> list[Text]:
+        """Returns the looked-up texts one by one."""
+        if self.texts == 1:
+            return [Text(self, 0, looked_up.addresses, looked_up.segments, looked_up.spans, *looked_up.passages)]
+        passages = looked_up.passages or [""] * self.texts
+        token = row = 0
+        texts: list[Text] = []
+        for index, (tokens, rows) in enumerate(zip(looked_up.lengths.tolist(), looked_up.counts.tolist(), strict=True)):
+            # Copies: a waiting text keeps only its own part of the request in memory.
+            addresses, segments = (
+                values[token : token + tokens].copy() for values in (looked_up.addresses, looked_up.segments)
+            )
+            texts.append(Text(self, index, addresses, segments, looked_up.spans[row : row + rows].copy(), passages[index]))
+            token, row = token + tokens, row + rows
+        return texts
 
     def done(self, index: int, rows: TextAnswer) -> None:
         with self._lock:
@@ -81,50 +93,41 @@ class Request:
         self._respond(self, error)
 
 
-@dataclass(frozen=True, eq=False)
+FIRST = np.zeros(1, dtype=np.int64)
+
+
 class Text:
     """One text of a request. It waits in the queue (`hplm.scheduling.waiting`), and the engine computes it."""
 
-    request: Request
-    index: int
-    addresses: Array  # int64, one for each token
-    segments: Array  # uint8
-    spans: Array  # rows x 3, int32: token to read (-1: none), and the first and last code point that the row is about
-    passage: str = ""  # the text with these code points, if the task answers from a pair
+    __slots__ = (
+        *("addresses", "arrival_ns", "bytes", "deadline_ns", "index", "is_one_row", "passage", "priority", "read"),
+        *("request", "segments", "slot_key", "spans", "tenant", "tokens"),
+    )
 
-    @property
-    def tokens(self) -> int:
-        return len(self.addresses)
+    def __init__(
+        self, request: Request, index: int, addresses: Array, segments: Array, spans: Array, passage: str = ""
+    ) -> None:
+        """`spans` are answer rows x 3: token to read (-1: none), and the first and last code point that the row is about.
 
-    @property
-    def bytes(self) -> int:
-        return self.addresses.nbytes + self.segments.nbytes + self.spans.nbytes + sys.getsizeof(self.passage)
-
-    @property
-    def arrival_ns(self) -> int:
-        return self.request.arrival_ns
-
-    @property
-    def deadline_ns(self) -> int:
-        return self.request.deadline_ns
-
-    @property
-    def priority(self) -> int:
-        return self.request.priority
-
-    @property
-    def slot_key(self) -> tuple[Record, Record | None]:
-        return self.request.tenant.head, self.request.tenant.adapter
-
-    @property
-    def tenant(self) -> int:
-        return self.request.tenant.uid
-
-    @property
-    def read(self) -> Array:
-        """The rows that have a token to read. A text without such rows reads its first token, for its first row."""
-        rows = np.flatnonzero(self.spans[:, 0] >= 0)
-        return rows if len(rows) else np.zeros(1, dtype=np.int64)
+        `passage` is the text with these code points, if the task answers from a pair.
+        """
+        self.request = request
+        self.index = index
+        self.addresses = addresses  # int64, one for each token
+        self.segments = segments  # uint8
+        self.spans = spans  # int32
+        self.passage = passage
+        self.tokens = len(addresses)
+        self.bytes = addresses.nbytes + segments.nbytes + spans.nbytes + sys.getsizeof(passage)
+        self.arrival_ns = request.arrival_ns
+        self.deadline_ns = request.deadline_ns
+        self.priority = request.priority
+        self.tenant: int = request.tenant.uid
+        self.slot_key: tuple[Record, Record | None] = request.tenant.head, request.tenant.adapter
+        # The rows that have a token to read. A text without such rows reads its first token, for its first row.
+        read = FIRST if len(spans) == 1 else np.flatnonzero(spans[:, 0] >= 0)
+        self.read: Array = read if len(read) else FIRST
+        self.is_one_row = len(spans) == 1 and bool(spans[0, 0] >= 0)
 
 
 def deadline_missed(arrival_ns: int, deadline_ns: int) -> DeadlineMissed:

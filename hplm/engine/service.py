@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -17,12 +18,11 @@ from hplm.engine.instruments import Instruments
 from hplm.engine.journal import Journal
 from hplm.engine.looked_up import LookedUp
 from hplm.engine.packing import read_packing
-from hplm.engine.pipeline import Pipeline
+from hplm.engine.pipeline import Pipeline, Together
 from hplm.engine.request import Answer, Request, Text
 from hplm.engine.settings import Settings
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.errors import DeadlineMissed, Draining, HplmError, InvalidInput
-from hplm.plot.forest import Chain
 from hplm.plot.rows import StoredRows
 from hplm.plot.table import Table
 from hplm.scheduling.policy import policy
@@ -36,13 +36,15 @@ from hplm.tenants.ticket import Ticket
 log = logging.getLogger(__name__)
 ANSWERING_NS = 2_000_000  # from the end of computing to the client, through the server
 DRAIN_SECONDS = 8.0  # less than the exit timeout that `hplm serve` gives Triton
-FOREIGN = "ROWS, SEGMENTS or SPANS are not what the lookup model made for this ticket: pass them on unchanged"
 MOST_NUMBERS = 1 << 24  # the most logits of an answer, over all rows
 TICKET_SECONDS = 30  # how long a ticket is valid: it must not outlive a revoked key for long
 
 
 class Service:
-    def __init__(self, folder: Path, settings: Settings, state: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, settings: Settings, state: Path | None = None, together: Together = nullcontext[None]
+    ) -> None:
+        """`together` surrounds the answers to a batch, so that they may leave as one message."""
         if settings.threads:
             torch.set_num_threads(settings.threads)
         self._settings = settings
@@ -70,7 +72,7 @@ class Service:
         line = Queue(scheduler, time.monotonic_ns)
         self._line, self._stager = line, Stager(self._backbone, staging)
         self.instruments = Instruments(Journal(settings.journal))
-        self._pipeline = Pipeline(line, capacity, self._stager, engine, self.instruments)
+        self._pipeline = Pipeline(line, capacity, self._stager, engine, self.instruments, together)
         self._quotas = Quotas()
         self._watch = Watch(self._backbone)
         log.info("serving %s on %s in %s", self._backbone.config.name, settings.device, settings.dtype)
@@ -80,7 +82,6 @@ class Service:
         ticket: Ticket,
         looked_up: LookedUp,
         respond: Callable[[Answer], None],
-        passages: Sequence[str] | None = None,
         id: str = "",
     ) -> None:
         """Takes a request with a valid ticket, or raises. A request that was taken is answered once, through `respond`."""
@@ -88,16 +89,16 @@ class Service:
             raise Draining("another export of this backbone is being loaded: send the request again")
         view = self._backbone.at(ticket.generation)
         tenant = view.snapshot.by_uid(ticket.uid)
-        count = len(looked_up.addresses)
+        count = looked_up.texts
         request = Request(ticket, view, tenant, count, partial(self._leave, respond), id, time.monotonic_ns())
         try:
             if request.taken_ns - ticket.arrival_ns > TICKET_SECONDS * 1_000_000_000:
                 raise DeadlineMissed(f"the request was on its way for more than {TICKET_SECONDS} s: send it again")
             self._quotas.take(tenant, count, looked_up.tokens)
             try:
-                texts = self._checked(request, looked_up, passages, ticket.top_k)
-                request.tokens = sum(text.tokens for text in texts)
-                self._line.offer(texts)
+                self._check(request, looked_up, ticket.top_k)
+                request.tokens = looked_up.tokens
+                self._line.offer(request.texts_from(looked_up))
             except BaseException:
                 self._quotas.give_back(tenant)  # the request was not taken, so no answer will give it back
                 raise
@@ -113,42 +114,21 @@ class Service:
         finally:
             respond(answer)
 
-    def _checked(self, request: Request, looked_up: LookedUp, passages: Sequence[str] | None, top_k: int) -> list[Text]:
-        """Returns the texts of the request. It checks all inputs but the ticket, because only the ticket is signed."""
+    @staticmethod
+    def _check(request: Request, looked_up: LookedUp, top_k: int) -> None:
         tenant = request.tenant
         if top_k and not tenant.task_object.allows_top_k:
             able = " or ".join(task.name for task in TASKS.values() if task.allows_top_k)
             raise InvalidInput(
                 f"top_k is for the task {able}, but tenant {tenant.id!r} has the task {tenant.task!r}: leave out top_k"
             )
-        if not tenant.task_object.needs_pair:
-            passages = None
-        elif passages is None or len(passages) != request.texts:
-            raise InvalidInput("TEXT_PAIR does not have one passage for each text: send the same TEXT_PAIR to lookup and upper")
-        texts, widest, _ = looked_up.spans.shape
-        if texts * widest * len(tenant.labels) > MOST_NUMBERS:
+        widest = int(looked_up.counts.max())
+        if looked_up.texts * widest * len(tenant.labels) > MOST_NUMBERS:
             raise InvalidInput(
-                f"the answer to {texts:,} texts with up to {widest:,} rows of {len(tenant.labels):,} labels would have more "
-                f"than {MOST_NUMBERS:,} numbers: send fewer or shorter texts"
+                f"the answer to {looked_up.texts:,} texts with up to {widest:,} rows of {len(tenant.labels):,} labels would "
+                f"have more than {MOST_NUMBERS:,} numbers: send fewer or shorter texts"
             )
-        if not len(looked_up.addresses) == len(looked_up.segments) == len(looked_up.spans):
-            raise InvalidInput(FOREIGN)
-        found = request.texts_from(looked_up, passages)
-        chain = request.view.forest.chain(tenant.domain, tenant.domain_version)
-        if not all(self._is_sound(text, chain) for text in found):
-            raise InvalidInput(FOREIGN)
-        return found
-
-    def _is_sound(self, text: Text, chain: Chain) -> bool:
-        return bool(
-            1 <= text.tokens <= self._positions
-            and len(text.segments) == text.tokens
-            and chain.holds(text.addresses)
-            and (text.segments < self._backbone.config.segments).all()
-            and len(text.spans)
-            and len(text.read) <= text.tokens
-            and (text.spans[:, 0] < text.tokens).all()
-        )
+        request.view.forest.chain(tenant.domain, tenant.domain_version)  # raises if a table is broken
 
     @property
     def computing_s(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -52,21 +53,41 @@ class Tokenizer:
         self._special_tokens = {pair: self._tokenizer.num_special_tokens_to_add(is_pair=pair) for pair in (False, True)}
 
     def encode(self, text: str, pair: str | None = None, truncate: bool = False) -> Encoded:
-        if not text.strip():
-            raise InvalidInput("the text is empty: send at least one word")
-        first, second = self._beginning(text), None if pair is None else self._beginning(pair)
-        encoding = self._tokenizer.encode(first, second)
-        if len(encoding.ids) == self._special_tokens[pair is not None]:
-            raise InvalidInput("the text contains no token that the model can read: send other text")
-        if len(encoding.ids) > self.positions:
-            if not truncate:
-                count = len(encoding.ids) if (first, second) == (text, pair) else f"more than {self.positions}"
-                raise InvalidInput(
-                    f"the text has {count} tokens, but the model takes {self.positions}: "
-                    "shorten it, or send the parameter truncate=true"
-                )
-            return Encoded(encoding, self._kept(encoding, len(text), None if pair is None else len(pair)))
-        return Encoded(encoding)
+        (encoded,) = self.encode_all([(text, pair, truncate)])
+        if isinstance(encoded, InvalidInput):
+            raise encoded
+        return encoded
+
+    def encode_all(self, given: Sequence[tuple[str, str | None, bool]]) -> list[Encoded | InvalidInput]:
+        """Encodes texts with their pairs; a third value says whether to cut what is too long. Returns for each what is wrong
+        with it, if it cannot be encoded.
+        """
+        right = [index for index, (text, _, _) in enumerate(given) if text and not text.isspace()]
+        inputs = [self._input(*given[index][:2]) for index in right]
+        results: list[Encoded | InvalidInput] = [InvalidInput("the text is empty: send at least one word") for _ in given]
+        for index, read, encoding in zip(right, inputs, self._tokenizer.encode_batch(inputs), strict=True):
+            results[index] = self._encoded(*given[index], read, encoding)
+        return results
+
+    def _input(self, text: str, pair: str | None) -> str | tuple[str, str]:
+        return self._beginning(text) if pair is None else (self._beginning(text), self._beginning(pair))
+
+    def _encoded(
+        self, text: str, pair: str | None, truncate: bool, read: str | tuple[str, str], encoding: Encoding
+    ) -> Encoded | InvalidInput:
+        """Returns a text and its pair with their tokens, or what is wrong with them. `read` is what was tokenised of them."""
+        length = len(encoding)
+        if length == self._special_tokens[pair is not None]:
+            return InvalidInput("the text contains no token that the model can read: send other text")
+        if length <= self.positions:
+            return Encoded(encoding)
+        if not truncate:
+            count = length if read == (text if pair is None else (text, pair)) else f"more than {self.positions}"
+            return InvalidInput(
+                f"the text has {count} tokens, but the model takes {self.positions}: "
+                "shorten it, or send the parameter truncate=true"
+            )
+        return Encoded(encoding, self._kept(encoding, len(text), None if pair is None else len(pair)))
 
     def _beginning(self, text: str) -> str:
         """Returns a beginning of the text that has the same first tokens, at least as many as the model takes; or the text."""

@@ -1,4 +1,4 @@
-"""The ticket: the signed result of a lookup. Upper trusts it, because no client can make one.
+"""The ticket: the signed result of a lookup. Upper trusts all of it, because no client can make one.
 
 The secret is a file in memory-backed storage, one for each server process. The first of the server's models makes it.
 """
@@ -19,7 +19,7 @@ from hplm.errors import NoTenant
 
 _BODY = struct.Struct("<QQQIqqiH")
 _SIGNATURE_BYTES = 16
-TICKET_BYTES = _BODY.size + _SIGNATURE_BYTES
+TICKET_BYTES = _BODY.size + _SIGNATURE_BYTES  # before what was found
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Ticket:
     priority: int
     top_k: int  # 0: not requested
 
-    def sign(self, secret: bytes) -> bytes:
+    def sign(self, secret: bytes, found: bytes) -> bytes:
+        """Returns the ticket for what the lookup has found."""
         body = _BODY.pack(
             self.export,
             self.generation,
@@ -44,18 +45,23 @@ class Ticket:
             self.priority,
             self.top_k,
         )
-        return body + _signature(secret, body)
+        return body + _signature(secret, body, found) + found
 
     @classmethod
-    def read(cls, signed: bytes, secret: bytes) -> Ticket:
-        body, signature = signed[: _BODY.size], signed[_BODY.size :]
-        if len(signed) != TICKET_BYTES or not hmac.compare_digest(signature, _signature(secret, body)):
+    def check(cls, signed: bytes, secret: bytes) -> None:
+        """Raises if the ticket was not signed with this secret."""
+        body, signature, found = signed[: _BODY.size], signed[_BODY.size : TICKET_BYTES], signed[TICKET_BYTES:]
+        if not hmac.compare_digest(signature, _signature(secret, body, found)):
             raise NoTenant
-        return cls(*_BODY.unpack(body))
+
+    @classmethod
+    def read(cls, signed: bytes) -> tuple[Ticket, bytes]:
+        """Returns a checked ticket and what the lookup has found."""
+        return cls(*_BODY.unpack_from(signed)), signed[TICKET_BYTES:]
 
 
-def _signature(secret: bytes, body: bytes) -> bytes:
-    return hmac.digest(secret, body, hashlib.sha256)[:_SIGNATURE_BYTES]
+def _signature(secret: bytes, body: bytes, found: bytes) -> bytes:
+    return hmac.digest(secret, body + found, hashlib.sha256)[:_SIGNATURE_BYTES]
 
 
 class SharedSecret:

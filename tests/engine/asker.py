@@ -42,7 +42,7 @@ class Asker:
         snapshot = view.snapshot
         found_in = snapshot.export_number, snapshot.generation, tenant.uid, tenant.version
         ticket = Ticket(*found_in, time.monotonic_ns(), deadline_ns, 0, top_k)
-        self.service.submit(ticket, resolved, respond, pairs, f"request {number}")
+        self.service.submit(ticket, resolved, respond, f"request {number}")
         return number
 
     def wait(self, number):

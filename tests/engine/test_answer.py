@@ -26,10 +26,10 @@ def test_one_long_string_does_not_pad_the_others():
     labels[3, 2] = long
     filled = Filled(labels, *(np.zeros((64, 4, width), dtype=np.float32) for width in (1, 2, 2)))
     tracemalloc.start()
-    outputs = filled.outputs({"LABEL", "VERSION"}, 7)
+    outputs = filled.outputs({"LABEL", "VERSION"}, [7] * 64)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2_000_000
     assert set(outputs) == {"LABEL", "VERSION"} and outputs["LABEL"][3, 2] == long.encode() and outputs["VERSION"][0, 0] == b"7"
     assert size_of(outputs) == 300_000 + 255 + 4 * 256 + 64 * 5
-    assert size_of(filled.outputs({"SCORE", "SPAN"}, 7)) == 4 * 64 * 4 * (1 + 2)
+    assert size_of(filled.outputs({"SCORE", "SPAN"}, [7] * 64)) == 4 * 64 * 4 * (1 + 2)

@@ -1,13 +1,11 @@
-"""The upper half refuses forged inputs and old tickets."""
+"""The upper half refuses tickets that are too old, or of another export."""
 
 import time
 
-import numpy as np
 import pytest
 
 from hplm.engine import service
-from hplm.engine.looked_up import LookedUp
-from hplm.errors import DeadlineMissed, Draining, InvalidInput, NoTenant
+from hplm.errors import DeadlineMissed, Draining, NoTenant
 from hplm.tenants.ticket import Ticket
 from testing.toy import WORDS
 from tests.engine.asker import Asker
@@ -21,29 +19,11 @@ def asker(toy):
     asker.close()
 
 
-def test_forged_rows_are_refused(asker):
+def test_a_ticket_for_an_unknown_tenant_is_refused(asker):
     view = asker.backbone.view
-    tenant = view.snapshot.find("beta")
-    good = asker.lookup.resolve(view, tenant, [f"{WORDS[0]} {WORDS[1]}"], None, False)
-    ticket = Ticket(view.snapshot.export_number, 0, tenant.uid, tenant.version, time.monotonic_ns(), 0, 0, 0)
-    beyond_root = (
-        next(branch.base for branch in view.snapshot.branches if branch.domain == "bio") + 5
-    )  # beta reads only the root
-    for addresses, segments, spans in [
-        (good.addresses + 10**9, good.segments, good.spans),
-        (np.full_like(good.addresses, beyond_root), good.segments, good.spans),
-        (np.full_like(good.addresses, -5), good.segments, good.spans),
-        (np.full_like(good.addresses, -1), good.segments, good.spans),
-        (good.addresses, good.segments + 2, good.spans),
-        (good.addresses, good.segments, good.spans + 100),
-        (np.tile(good.addresses, 20), np.tile(good.segments, 20), good.spans),
-        (good.addresses, good.segments[:, :2], good.spans),
-        (good.addresses, good.segments, np.tile(good.spans, (1, 9, 1))),
-    ]:
-        with pytest.raises(InvalidInput, match=naming("ROWS", "SEGMENTS", "SPANS")):
-            asker.service.submit(ticket, LookedUp(addresses, segments, spans), lambda answer: None)
+    good = asker.lookup.resolve(view, view.snapshot.find("beta"), [f"{WORDS[0]} {WORDS[1]}"], None, False)
+    stranger = Ticket(view.snapshot.export_number, 0, 999, 1, time.monotonic_ns(), 0, 0, 0)
     with pytest.raises(NoTenant):
-        stranger = Ticket(view.snapshot.export_number, 0, 999, 1, time.monotonic_ns(), 0, 0, 0)
         asker.service.submit(stranger, good, lambda answer: None)
 
 

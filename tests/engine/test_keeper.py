@@ -10,7 +10,7 @@ import pytest
 
 from hplm.engine import keeper
 from hplm.engine.backbone import Backbone
-from hplm.engine.keeper import Keeper
+from hplm.engine.keeper import Asked, Keeper
 from hplm.engine.lookup import Lookup
 from hplm.errors import Broken, Draining
 from hplm.metrics import names
@@ -47,7 +47,8 @@ class Client:
                 answers.append(answer)
                 self._arrived.notify_all()
 
-        self.keeper.submit(ticket, self.lookup.resolve(view, tenant, texts), respond, wanted=WANTED)
+        signed = ticket.sign(b"secret", self.lookup.resolve(view, tenant, texts).pack())
+        self.keeper.submit([Asked(signed, "", WANTED, respond)])
         self.answers.append(answers)
         return answers
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -101,7 +102,9 @@ def test_closing_with_a_stuck_engine_answers_every_request(toy, monkeypatch, tmp
 
 def test_a_passage_counts_for_the_memory_limit():
     numbers = np.zeros((1, 3), dtype=np.int32)
-    short, long = (Text(None, 0, numbers, numbers, numbers, "水" * length).bytes for length in (1, 100_000))
+    tenant = SimpleNamespace(uid=1, head=None, adapter=None)
+    request = SimpleNamespace(arrival_ns=0, deadline_ns=0, priority=0, tenant=tenant)
+    short, long = (Text(request, 0, numbers, numbers, numbers, "水" * length).bytes for length in (1, 100_000))
     assert long - short >= 199_000
 
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hplm.engine.backbone import Backbone
+from hplm.engine.looked_up import LookedUp
 from hplm.engine.lookup import Lookup, Reading
 from hplm.engine.lookup_service import PIECE, LookupRequest, LookupService
 from hplm.errors import DeadlineMissed, Draining, InvalidInput, Quota
@@ -25,6 +26,10 @@ def backbone(toy):
     return Backbone(toy.folder)
 
 
+NOTHING = np.empty(0, dtype=np.int64)
+FOUND = LookedUp(NOTHING, NOTHING, NOTHING, NOTHING, NOTHING)
+
+
 class Gated:
     """A lookup that waits for the test before it reads a text, and notes whose text it reads."""
 
@@ -33,14 +38,17 @@ class Gated:
         self.waits = threading.Event()
         self.read_of = []
 
-    def read(self, reading, characters):
+    def read(self, readings, characters):
+        return [self._read(reading, characters) for reading in readings]
+
+    def _read(self, reading, characters):
         self.waits.set()
         self.may_read.acquire()
         self.read_of.append(reading.tenant.id)
         if reading.fails:
-            raise reading.fails
+            return reading.fails
         reading.characters_left -= min(characters, reading.characters_left)
-        return "found" if not reading.characters_left else None
+        return FOUND if not reading.characters_left else None
 
 
 class Desk:
@@ -71,7 +79,7 @@ def test_a_quiet_tenant_is_not_behind_a_long_request():
         desk.submit("noisy", 10 * PIECE)
     desk.submit("quiet")
     lookup.may_read.release(40)
-    assert set(desk.close()) == {"found"}
+    assert all(answer is FOUND for answer in desk.close())
     assert "quiet" in lookup.read_of[:3]
     assert Counter(lookup.read_of) == {"noisy": 30, "quiet": 1}
 
@@ -84,12 +92,12 @@ def test_what_expires_while_it_waits_is_answered_and_not_read():
     desk.submit("acme", deadline_ns=time.monotonic_ns() + 1)
     lookup.may_read.release(2)
     first, late = desk.close()
-    assert first == "found"
+    assert first is FOUND
     assert isinstance(late, DeadlineMissed)
     assert len(lookup.read_of) == 1
 
 
-def test_what_waits_is_not_read_once_its_tenant_is_in_debt(backbone):
+def test_what_waits_is_not_answered_once_its_tenant_is_in_debt(backbone):
     tenant = replace(backbone.view.snapshot.find("acme"), tokens_rate=0.01)
     quotas, lookup = Quotas(), Gated()
     desk = Desk(
@@ -102,7 +110,7 @@ def test_what_waits_is_not_read_once_its_tenant_is_in_debt(backbone):
         desk.submit("acme")
     lookup.may_read.release(3)
     first, *others = desk.close()
-    assert first == "found" and len(lookup.read_of) == 1
+    assert first is FOUND
     assert all(isinstance(other, Quota) for other in others)
 
 
@@ -122,7 +130,7 @@ def test_a_failure_is_the_answer_and_ends_nothing(caplog):
     desk.submit("acme")
     bad, bug, _, good = desk.close()
     assert isinstance(bad, InvalidInput) and isinstance(bug, RuntimeError)
-    assert good == "found" and sent == ["found"]
+    assert good is FOUND and sent == [FOUND]
     counted = {labels[0]: count for (_, labels), count in desk.meter.take()[0].items() if labels}
     assert counted == {"invalid_input": 1, "broken": 1, "passed_on": 2}
 
@@ -133,7 +141,7 @@ def test_a_closed_service_answers_what_waits_and_refuses_the_rest():
     for _ in range(5):
         desk.submit("acme")
     lookup.may_read.release(5)
-    assert desk.close() == ["found"] * 5
+    assert [answer is FOUND for answer in desk.close()] == [True] * 5
     with pytest.raises(Draining):
         desk.submit("acme")
 
@@ -144,10 +152,10 @@ def test_pieces_give_what_the_whole_gives(backbone, texts, characters):
     texts = [" ".join(words) for words in texts]
     tenant = view.snapshot.find("acme")
     reading, pieces = Reading(view, tenant, texts), 0
-    while (found := lookup.read(reading, characters)) is None:
+    while (found := lookup.read([reading], characters)[0]) is None:
         pieces += 1
     whole = lookup.resolve(view, tenant, texts)
-    for name in ("addresses", "segments", "spans"):
+    for name in ("lengths", "counts", "addresses", "segments", "spans"):
         np.testing.assert_array_equal(getattr(found, name), getattr(whole, name))
     assert reading.characters_left == 0
     assert pieces <= max(0, len(texts) - 1)

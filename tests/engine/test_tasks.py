@@ -41,12 +41,12 @@ def service(tasks):
     service.close()
 
 
-def ask(service, reference, tenant_id, texts, pairs, respond, passages=None, truncate=False):
+def ask(service, reference, tenant_id, texts, pairs, respond, truncate=False):
     view = reference.backbone.view
     tenant = view.snapshot.find(tenant_id)
     resolved = Lookup(reference.backbone).resolve(view, tenant, texts, pairs, truncate)
     ticket = Ticket(reference.backbone.view.snapshot.export_number, 0, tenant.uid, tenant.version, time.monotonic_ns(), 0, 0, 0)
-    service.submit(ticket, resolved, respond, passages or pairs)
+    service.submit(ticket, resolved, respond)
 
 
 def test_every_task_in_mixed_batches_equals_the_reference(service, reference):
@@ -76,13 +76,6 @@ def test_a_missing_or_unreadable_passage_is_refused(service, reference):
         ask(service, reference, "find", [WORDS[0]], None, print)
     with pytest.raises(InvalidInput, match=naming(1)):
         ask(service, reference, "find", [WORDS[0]], ["\u200b"], print)
-    resolved = Lookup(reference.backbone).resolve(
-        reference.backbone.view, reference.backbone.view.snapshot.find("find"), [WORDS[0]], [WORDS[1]], False
-    )
-    tenant = reference.backbone.view.snapshot.find("find")
-    ticket = Ticket(reference.backbone.view.snapshot.export_number, 0, tenant.uid, tenant.version, time.monotonic_ns(), 0, 0, 0)
-    with pytest.raises(InvalidInput, match="TEXT_PAIR"):
-        service.submit(ticket, resolved, print)
 
 
 def test_a_passage_that_is_too_long_is_truncated_at_its_end(service, reference):

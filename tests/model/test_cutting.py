@@ -86,9 +86,13 @@ class Counting:
         self._library, self.characters = tokenizer._tokenizer, 0
         tokenizer._tokenizer = self
 
-    def encode(self, *texts, **options):
-        self.characters += sum(len(text) for text in texts if text is not None)
-        return self._library.encode(*texts, **options)
+    def encode(self, text, **options):
+        self.characters += len(text)
+        return self._library.encode(text, **options)
+
+    def encode_batch(self, given):
+        self.characters += sum(len(one) if isinstance(one, str) else sum(map(len, one)) for one in given)
+        return self._library.encode_batch(given)
 
 
 LONG = "the unthere, " * 8000

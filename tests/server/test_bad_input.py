@@ -150,38 +150,31 @@ def test_pairs_of_another_number_are_refused(stock):
         None,
         np.zeros((1, TICKET_BYTES), dtype=np.uint8),
         np.zeros((1, 1), dtype=np.uint8),
-        np.frombuffer(Ticket(0, 0, 1, 1, 0, 0, 0, 0).sign(b"guess"), dtype=np.uint8)[None],
+        np.frombuffer(Ticket(0, 0, 1, 1, 0, 0, 0, 0).sign(b"guess", b""), dtype=np.uint8)[None],
     ],
     ids=["none", "zeros", "short", "forged"],
 )
 def test_upper_refuses_requests_without_a_ticket_of_lookup(stock, ticket):
-    inputs = [
-        stock.tensor("ROWS", np.array([[1, 2, 3]], dtype=np.int64), "INT64"),
-        stock.tensor("SEGMENTS", np.zeros((1, 3), dtype=np.uint8), "UINT8"),
-        stock.tensor("SPANS", np.zeros((1, 1, 3), dtype=np.int32), "INT32"),
-    ]
-    if ticket is not None:
-        inputs.append(stock.tensor("TICKET", ticket, "UINT8"))
+    inputs = [] if ticket is None else [stock.tensor("TICKET", ticket, "UINT8")]
     with pytest.raises(InferenceServerException) as caught:
         stock.client.infer("toy-upper", inputs, parameters={"tenant": "city", "ticket": "please", "authorization": "Bearer x"})
     assert caught.value.status() == STATUS[stock.protocol][404] and "[no_tenant]" in caught.value.message()
 
 
-def test_a_ticket_does_not_open_other_rows(server):
-    """A ticket that lookup made for one tenant is valid only for that tenant's tables."""
+def test_a_ticket_is_valid_only_unchanged(server):
+    """It says which rows are read. A tenant's own ticket must not open the rows of another domain."""
     stock = Stock(server, "grpc")
     text = stock.tensor("TEXT", np.array([[WORDS[0].encode()]], dtype=object))
-    found = stock.client.infer("toy-lookup", [text], parameters={"tenant": "beta"})
-    rows, segments, spans, ticket = (found.as_numpy(name) for name in ("ROWS", "SEGMENTS", "SPANS", "TICKET"))
+    ticket = stock.client.infer("toy-lookup", [text], parameters={"tenant": "beta"}).as_numpy("TICKET")
 
-    def upper(rows):
-        values = {"ROWS": (rows, "INT64"), "SEGMENTS": (segments, "UINT8"), "SPANS": (spans, "INT32")}
-        inputs = [stock.tensor(name, *value) for name, value in {**values, "TICKET": (ticket, "UINT8")}.items()]
-        return stock.client.infer("toy-upper", inputs)
+    def upper(ticket):
+        return stock.client.infer("toy-upper", [stock.tensor("TICKET", ticket, "UINT8")])
 
-    assert upper(rows).as_numpy("LABEL").shape == (1, 1)
-    for forged in (rows + 10**7, rows - 10**7, np.full_like(rows, 2**62)):
-        with pytest.raises(InferenceServerException, match=naming("[invalid_input]", "ROWS", "SEGMENTS", "SPANS")):
+    assert upper(ticket).as_numpy("LABEL").shape == (1, 1)
+    for place in range(0, ticket.shape[1], 7):
+        forged = ticket.copy()
+        forged[0, place] ^= 1
+        with pytest.raises(InferenceServerException, match=naming("[no_tenant]")):
             upper(forged)
 
 

@@ -11,24 +11,28 @@ from tests.naming import naming
 TICKET = Ticket(export=2**63, generation=3, uid=9, version=2, arrival_ns=5, deadline_ns=7, priority=-1, top_k=4)
 
 
+FOUND = b"what was found"
+
+
 def test_a_signed_ticket_is_read_unchanged():
-    signed = TICKET.sign(b"secret")
-    assert len(signed) == TICKET_BYTES
-    assert Ticket.read(signed, b"secret") == TICKET
+    signed = TICKET.sign(b"secret", FOUND)
+    Ticket.check(signed, b"secret")
+    assert Ticket.read(signed) == (TICKET, FOUND)
 
 
 def test_a_ticket_with_any_changed_byte_is_refused():
-    signed = TICKET.sign(b"secret")
+    signed = TICKET.sign(b"secret", FOUND)
     for i in range(len(signed)):
-        forged = signed[:i] + bytes([signed[i] ^ 1]) + signed[i + 1 :]
         with pytest.raises(NoTenant):
-            Ticket.read(forged, b"secret")
+            Ticket.check(signed[:i] + bytes([signed[i] ^ 1]) + signed[i + 1 :], b"secret")
 
 
-@pytest.mark.parametrize("forged", [b"", b"\0" * TICKET_BYTES, TICKET.sign(b"other"), TICKET.sign(b"secret") + b"x"])
+@pytest.mark.parametrize(
+    "forged", [b"", b"\0" * TICKET_BYTES, TICKET.sign(b"other", FOUND), TICKET.sign(b"secret", FOUND) + b"x"]
+)
 def test_forged_tickets_are_refused(forged):
     with pytest.raises(NoTenant):
-        Ticket.read(forged, b"secret")
+        Ticket.check(forged, b"secret")
 
 
 def test_models_of_one_server_share_a_secret_that_other_users_cannot_read(tmp_path):

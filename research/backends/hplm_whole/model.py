@@ -61,7 +61,7 @@ def _respond(
     try:
         if isinstance(answer, Exception):
             raise answer
-        outputs = fill(answer).outputs(wanted, version)
+        outputs = fill(answer).outputs(wanted, [version] * len(answer))
     except Exception as error:
         replies.send(sender, replies.failure(error, "a whole model"))
         return
