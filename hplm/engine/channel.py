@@ -6,10 +6,12 @@ Both ends are ours and private, so messages are pickled.
 from __future__ import annotations
 
 import pickle
+import select
+import socket
+import struct
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +20,8 @@ from hplm.metrics.meter import Series
 
 Outputs = dict[str, Array]  # by name on the wire
 Failure = tuple[str, str]  # the status, and the message for the wire
+READ = 1 << 18  # bytes that are received at once
+_SIZE = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
@@ -86,26 +90,39 @@ class Channel:
     """One end. Any thread may send; one receives."""
 
     def __init__(self, descriptor: int) -> None:
-        self._connection: Connection[Any, Any] = Connection(descriptor)
+        self._socket = socket.socket(fileno=descriptor)
         self._sending = threading.Lock()
+        self._received = bytearray()
 
     def send(self, message: Begin | Ready | Asks | Replies | Beat | End) -> None:
         """Raises OSError if the other end has gone."""
         pickled = pickle.dumps(message, protocol=5)
         with self._sending:
-            self._connection.send_bytes(pickled)
+            self._socket.sendall(_SIZE.pack(len(pickled)) + pickled)
 
     def receive(self) -> Any | None:
         """Waits for a message. Returns None when the other end has gone."""
-        try:
-            return pickle.loads(self._connection.recv_bytes())
-        except (EOFError, OSError):
-            return None
+        while (end := self._end()) > len(self._received):
+            try:
+                more = self._socket.recv(READ)
+            except OSError:
+                return None
+            if not more:
+                return None
+            self._received += more
+        message = pickle.loads(memoryview(self._received)[_SIZE.size : end])
+        del self._received[:end]
+        return message
 
     @property
     def waits(self) -> bool:
-        """Whether another message has already arrived."""
-        return self._connection.poll(0)
+        """Whether another message has already arrived, or a part of it."""
+        return bool(self._received) or bool(select.select([self._socket], [], [], 0)[0])
 
     def close(self) -> None:
-        self._connection.close()
+        self._socket.close()
+
+    def _end(self) -> int:
+        """Returns where the first message ends in what was received."""
+        size = _SIZE.size
+        return size + _SIZE.unpack_from(self._received)[0] if len(self._received) >= size else size

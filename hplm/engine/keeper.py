@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import shutil
 import signal
 import socket
@@ -16,12 +17,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from hplm.engine.channel import Ask, Asks, Beat, Begin, Channel, End, Failure, Outputs, Ready, Replies, Reply
+from hplm.engine.threads import repeat
 from hplm.errors import Broken, Draining, HplmError
 from hplm.metrics import names
 from hplm.metrics.busiest import OTHERS
@@ -70,7 +71,8 @@ class Keeper:
         self._numbers = 0
         self._closing = threading.Event()
         meter.add(names.ENGINE_RESTARTS, 0)
-        self._answering = ThreadPoolExecutor(ANSWERING_THREADS, thread_name_prefix="answer")
+        self._answers: queue.SimpleQueue[tuple[Respond, Outputs | Failure] | None] = queue.SimpleQueue()
+        self._answering = [repeat(self._answer_next, "answer") for _ in range(ANSWERING_THREADS)]
         self._engine: _Engine | None = self._start()
         self._thread = threading.Thread(target=self._keep, args=(self._engine,), name="keep", daemon=True)
         self._thread.start()
@@ -98,7 +100,8 @@ class Keeper:
             engine.channel.send(Asks([Ask(number, *one[:3]) for number, one in zip(numbers, asked, strict=True)]))
         except OSError:  # the engine has just ended; whoever removes a request from `held` answers it
             for number in numbers:
-                self._answer_held(engine, number, GONE)
+                if (respond := self._taken(engine, number)) is not None:
+                    _answer(respond, GONE)
 
     def keeps(self, series: Series) -> bool:
         """Whether a series is still published."""
@@ -118,7 +121,10 @@ class Keeper:
             self._thread.join(CLOSE_SECONDS)
             engine.process.kill()
         self._thread.join()
-        self._answering.shutdown(wait=True)
+        for _ in self._answering:
+            self._answers.put(None)
+        for thread in self._answering:
+            thread.join()
 
     def _start(self) -> _Engine:
         ours, its = socket.socketpair()
@@ -176,10 +182,13 @@ class Keeper:
         start = 0
         for number, texts in zip(reply.numbers, reply.texts, strict=True):
             answer, start = _cut(reply.answer, start, start + texts), start + texts
+            respond = self._taken(engine, number)
+            if respond is None:
+                continue
             if alone:
-                self._answer_held(engine, number, answer)
+                _answer(respond, answer)
             else:
-                self._answering.submit(self._answer_held, engine, number, answer)
+                self._answers.put((respond, answer))
 
     def _end(self, engine: _Engine) -> None:
         """Makes sure that the process has ended, and answers what it still had."""
@@ -191,7 +200,7 @@ class Keeper:
         if not self._closing.is_set():
             log.error("the engine ended with %s while it had %d requests", _reason(code), len(left))
         for respond in left:
-            self._answering.submit(_answer, respond, ENDED)
+            self._answers.put((respond, ENDED))
 
     def _start_again(self) -> _Engine | None:
         """Returns a new engine, or None if the model is closed before there is one."""
@@ -214,12 +223,16 @@ class Keeper:
                 log.error("the engine has not moved for %g s: it is ended", BEATLESS_SECONDS)
                 engine.process.kill()
 
-    def _answer_held(self, engine: _Engine, number: int, answer: Outputs | Failure) -> None:
-        """Answers a request that is not yet answered."""
+    def _taken(self, engine: _Engine, number: int) -> Respond | None:
+        """Returns how to answer a request, to the first who asks."""
         with self._lock:
-            respond = engine.held.pop(number, None)
-        if respond is not None:
-            _answer(respond, answer)
+            return engine.held.pop(number, None)
+
+    def _answer_next(self) -> bool:
+        given = self._answers.get()
+        if given is not None:
+            _answer(*given)
+        return given is not None
 
 
 def _cut(answer: Outputs | Failure, start: int, stop: int) -> Outputs | Failure:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
 from hplm.arrays import Array
 
-_SIZES = struct.Struct("<QIIII")  # tokens, texts, answer rows, passages, bytes of the passages
+_SIZES = struct.Struct("<QIII4x")  # tokens, texts, answer rows, passages
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class LookedUp:
     """The texts of a request, end to end."""
 
@@ -34,27 +33,32 @@ class LookedUp:
 
     def pack(self) -> bytes:
         passages = [passage.encode() for passage in self.passages]
-        ends = np.cumsum([len(passage) for passage in passages], dtype=np.int32)
-        size = int(ends[-1]) if passages else 0
-        arrays = (self.addresses, self.lengths, self.counts, self.spans, ends, self.segments)
-        sizes = _SIZES.pack(self.tokens, self.texts, len(self.spans), len(passages), size)
+        arrays = [self.addresses, self.lengths, self.counts, self.spans, self.segments]
+        if passages:
+            arrays.append(np.array([len(passage) for passage in passages], dtype=np.int32))
+        sizes = _SIZES.pack(self.tokens, self.texts, len(self.spans), len(passages))
         return b"".join((sizes, *(array.tobytes() for array in arrays), *passages))
 
     @classmethod
     def unpack(cls, packed: bytes) -> LookedUp:
         """Reads what `pack` has written. Ignores bytes behind it."""
-        tokens, texts, rows, count, size = _SIZES.unpack_from(packed)
-        at = _SIZES.size
+        tokens, texts, rows, passages = _SIZES.unpack_from(packed)
+        lengths = _SIZES.size + 8 * tokens
+        counts = lengths + 4 * texts
+        spans = counts + 4 * texts
+        segments = spans + 12 * rows
+        return cls(
+            lengths=np.frombuffer(packed, np.int32, texts, lengths),
+            counts=np.frombuffer(packed, np.int32, texts, counts),
+            addresses=np.frombuffer(packed, np.int64, tokens, _SIZES.size),
+            segments=np.frombuffer(packed, np.uint8, tokens, segments),
+            spans=np.frombuffer(packed, np.int32, 3 * rows, spans).reshape(rows, 3),
+            passages=_passages(packed, segments + tokens, passages) if passages else (),
+        )
 
-        def take(dtype: type[np.generic], length: int) -> Array:
-            nonlocal at
-            found = np.frombuffer(packed, dtype, length, at)
-            at += found.nbytes
-            return found
 
-        addresses, lengths, counts = take(np.int64, tokens), take(np.int32, texts), take(np.int32, texts)
-        spans, ends, segments = take(np.int32, 3 * rows).reshape(rows, 3), take(np.int32, count), take(np.uint8, tokens)
-        joined = packed[at : at + size]
-        starts = [0, *ends.tolist()]
-        passages = tuple(joined[start:end].decode() for start, end in pairwise(starts))
-        return cls(lengths, counts, addresses, segments, spans, passages)
+def _passages(packed: bytes, at: int, count: int) -> tuple[str, ...]:
+    """Returns strings, whose lengths stand before them."""
+    sizes = np.frombuffer(packed, np.int32, count, at)
+    ends = (at + sizes.nbytes + np.cumsum(sizes)).tolist()
+    return tuple(packed[end - size : end].decode() for size, end in zip(sizes.tolist(), ends, strict=True))

