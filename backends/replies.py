@@ -67,17 +67,6 @@ def optional_texts(request: pb_utils.InferenceRequest, name: str) -> list[str] |
     return None if tensor is None else _texts(tensor, name)
 
 
-def array(request: pb_utils.InferenceRequest, name: str) -> Array:
-    """Returns a copy of an input of numbers, because Triton frees the memory when the request is answered."""
-    return _array(required(request, name))
-
-
-def optional_array(request: pb_utils.InferenceRequest, name: str) -> Array | None:
-    """Returns a copy of an input of numbers, or None if the request does not have it."""
-    tensor = pb_utils.get_input_tensor_by_name(request, name)
-    return None if tensor is None else _array(tensor)
-
-
 def _texts(tensor: pb_utils.Tensor, name: str) -> list[str]:
     decoded: list[str] = []
     for i, raw in enumerate(tensor.as_numpy().reshape(-1)):
@@ -86,10 +75,6 @@ def _texts(tensor: pb_utils.Tensor, name: str) -> list[str]:
         except UnicodeDecodeError as error:
             raise InvalidInput(f"{name} {i + 1} is not UTF-8 ({error.reason} at byte {error.start}): send UTF-8") from None
     return decoded
-
-
-def _array(tensor: pb_utils.Tensor) -> Array:
-    return tensor.as_numpy().copy()
 
 
 def tensor(name: str, values: Array) -> pb_utils.Tensor:

@@ -113,8 +113,7 @@ backend: "hplm_upper"
 max_batch_size: $max_texts
 
 input [
-  # Any shape, and optional: a request without lookup's ticket gets our 404, not Triton's own error.
-  { name: "TICKET"  data_type: TYPE_UINT8  dims: [ -1 ]  allow_ragged_batch: true  optional: true }
+  { name: "TICKET"  data_type: TYPE_UINT8  dims: [ -1 ]  allow_ragged_batch: true }
 ]
 output [
   { name: "LABEL"    data_type: TYPE_STRING  dims: [ -1 ] },

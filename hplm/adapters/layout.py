@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from functools import cached_property
 from math import prod
 
 import torch
@@ -53,6 +54,13 @@ class Layout:
         if len(set(self.places)) < len(self.places):
             raise InvalidInput(f"the projections {', '.join(self.places)} contain one twice: name each once")
         activation(self.function)  # raises if it is unknown
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:  # computed once: every text of a batch is sorted by its layout
+        return hash(astuple(self))
 
     @property
     def shapes(self) -> Shapes:

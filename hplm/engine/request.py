@@ -101,7 +101,7 @@ class Text:
 
     __slots__ = (
         *("addresses", "arrival_ns", "bytes", "deadline_ns", "index", "is_one_row", "passage", "priority", "read"),
-        *("request", "segments", "slot_key", "spans", "tenant", "tokens"),
+        *("reading", "request", "segments", "slot_key", "spans", "tenant", "tokens"),
     )
 
     def __init__(
@@ -124,10 +124,14 @@ class Text:
         self.priority = request.priority
         self.tenant: int = request.tenant.uid
         self.slot_key: tuple[Record, Record | None] = request.tenant.head, request.tenant.adapter
-        # The rows that have a token to read. A text without such rows reads its first token, for its first row.
-        read = FIRST if len(spans) == 1 else np.flatnonzero(spans[:, 0] >= 0)
-        self.read: Array = read if len(read) else FIRST
         self.is_one_row = len(spans) == 1 and bool(spans[0, 0] >= 0)
+        if self.is_one_row and not spans[0, 0]:
+            self.read, self.reading = FIRST, FIRST
+            return
+        rows = np.flatnonzero(spans[:, 0] >= 0)
+        # A text without a token that is read reads its first token, for its first row.
+        self.read = rows if len(rows) else FIRST  # the rows that read a token
+        self.reading = spans[rows, 0] if len(rows) else FIRST  # the token that each of them reads
 
 
 def deadline_missed(arrival_ns: int, deadline_ns: int) -> DeadlineMissed:

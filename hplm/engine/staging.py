@@ -294,44 +294,60 @@ class Stager:
     ) -> Sheet:
         lengths, starts, rooms = arrangement.lengths, arrangement.starts, arrangement.rooms
         offsets = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        home = np.repeat(starts, lengths) + offsets  # the place of each token
-        padded = arrangement.rows > len(home)
+        padded = arrangement.rows > len(offsets)
+        home = np.repeat(starts, lengths) + offsets if padded else None  # the place of each token
 
         def lay(numbers: Array) -> Tensor:
-            if not padded:
+            if home is None:
                 return self._index(numbers)
             whole = np.zeros(arrangement.rows, dtype=np.int64)
             whole[home] = numbers
             return self._index(whole)
 
-        read = [np.maximum(text.spans[text.read, 0], 0) + start for text, start in zip(texts, starts, strict=True)]
-        rows_of = np.array([len(rows) for rows in read], dtype=np.int64)
+        rows_of = np.array([len(text.reading) for text in texts], dtype=np.int64)
+        adapters, heads = self._parted(adapter_slots), self._parted(head_slots)
         return Sheet(
             indexes=arrangement.texts.tolist(),
             attend=arrangement.attention(self._backbone.config.heads, self._settings.device, self._settings.dtype),
             addresses=np.concatenate([text.addresses for text in texts]),
             lengths=lengths,
-            homes=self._index(home) if padded else None,
+            homes=self._index(home) if home is not None else None,
             positions=lay(offsets),
             segments=lay(np.concatenate([text.segments for text in texts])),
-            reading=self._index(np.concatenate(read)),
+            reading=self._index(np.concatenate([text.reading for text in texts]) + np.repeat(starts, rows_of)),
             rows_of=rows_of.tolist(),
-            adapters=self._parts(adapter_slots, rooms, arrived),
-            reading_adapters=self._parts(adapter_slots, rows_of, arrived),
-            heads=self._parts(head_slots, rows_of, arrived),
+            adapters=self._parts(adapters, rooms, arrived),
+            reading_adapters=self._parts(adapters, rows_of, arrived),
+            heads=self._parts(heads, rows_of, arrived),
         )
 
+    @staticmethod
+    def _parted(slots: Sequence[tuple[Layout, int] | None]) -> list[tuple[Layout, Array, Array | None]]:
+        """Returns the layouts with the slots of their texts, and which texts these are; None: all."""
+        of_layout: dict[Layout, list[tuple[int, int]]] = {}
+        for index, slot in enumerate(slots):
+            if slot is not None:
+                of_layout.setdefault(slot[0], []).append((index, slot[1]))
+        parted: list[tuple[Layout, Array, Array | None]] = []
+        for layout, texts in of_layout.items():
+            index, slot = np.array(texts).T
+            parted.append((layout, slot, None if len(texts) == len(slots) else index))
+        return parted
+
     def _parts(
-        self, slots: Sequence[tuple[Layout, int] | None], counts: Array, arrived: dict[Layout, list[Mark]]
+        self, parted: list[tuple[Layout, Array, Array | None]], counts: Array, arrived: dict[Layout, list[Mark]]
     ) -> list[Part]:
         """Divides the rows by layout. `counts` has the number of rows of each text."""
         parts: list[Part] = []
-        for layout in dict.fromkeys(slot[0] for slot in slots if slot is not None):
-            mine = np.array([slot is not None and slot[0] == layout for slot in slots])
-            slot_of_text = np.array([slot[1] for slot in slots if slot is not None and slot[0] == layout])
+        for layout, slots, texts in parted:
             dtype = layout.computed_in(self._settings.dtype)
-            groups = layout.group(np.repeat(slot_of_text, counts[mine]), self._settings.device, dtype)
-            rows = None if mine.all() else self._index(np.flatnonzero(np.repeat(mine, counts)))
+            own = counts if texts is None else counts[texts]
+            groups = layout.group(np.repeat(slots, own), self._settings.device, dtype)
+            rows = None
+            if texts is not None:
+                mine = np.zeros(len(counts), dtype=bool)
+                mine[texts] = True
+                rows = self._index(np.flatnonzero(np.repeat(mine, counts)))
             parts.append(Part(layout, groups, self._slots[layout].layers, arrived[layout], rows))
         return parts
 

@@ -147,15 +147,14 @@ def test_pairs_of_another_number_are_refused(stock):
 @pytest.mark.parametrize(
     "ticket",
     [
-        None,
         np.zeros((1, TICKET_BYTES), dtype=np.uint8),
         np.zeros((1, 1), dtype=np.uint8),
         np.frombuffer(Ticket(0, 0, 1, 1, 0, 0, 0, 0).sign(b"guess", b""), dtype=np.uint8)[None],
     ],
-    ids=["none", "zeros", "short", "forged"],
+    ids=["zeros", "short", "forged"],
 )
 def test_upper_refuses_requests_without_a_ticket_of_lookup(stock, ticket):
-    inputs = [] if ticket is None else [stock.tensor("TICKET", ticket, "UINT8")]
+    inputs = [stock.tensor("TICKET", ticket, "UINT8")]
     with pytest.raises(InferenceServerException) as caught:
         stock.client.infer("toy-upper", inputs, parameters={"tenant": "city", "ticket": "please", "authorization": "Bearer x"})
     assert caught.value.status() == STATUS[stock.protocol][404] and "[no_tenant]" in caught.value.message()
