@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 from bench.schedule import ScheduleBench
+from hplm.errors import DeadlineMissed
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policy import DEFAULT, policy
@@ -48,6 +50,7 @@ def bench_schedule(case: ScheduleBench) -> dict:
         "overhead_share": overheads["default"],
         "overheads": overheads,
         "overhead_share_of_1000": _overhead(DEFAULT, 1000),
+        "offer_us": {str(tenants): _offering(tenants) for tenants in (1, WAITING)},
         "packings": {f"var{variance}": _by_packing(case, variance) for variance in VARIANCES},
         "fairness": _fairness(case),
         "admission": _admission(case),
@@ -197,6 +200,47 @@ def _overhead(given: str, count: int = WAITING) -> float:
     return round(least / (BATCH_NS / 1e9), 4)
 
 
+def _offering(tenants: int) -> dict[str, float]:
+    """Returns the median microseconds of a request at a queue with admission that was offered `WAITING` texts.
+
+    The baseline `alone` finds the queue empty. `compared` fits only if it may displace others, so all that wait are looked at.
+    """
+    scheduler, generator, now = Scheduler(policy(DEFAULT), UNBOUNDED, admission=True), np.random.default_rng(0), int(BATCH_NS)
+    capacity = Capacity(4096, 4096, 4096)  # the default of `hplm export`
+    full = capacity.tokens // MEAN
+
+    def arrivals(count: int, allowed: tuple[float, float]) -> Arrivals:
+        allowed_ns = (generator.uniform(*allowed, count) * BATCH_NS).astype(np.int64)
+        lengths = Lengths(MEAN, 20).draw(count, generator)
+        return Arrivals(np.full(count, now), lengths, allowed_ns, np.arange(count) % tenants, np.zeros(count, np.int64))
+
+    def offer(load: Arrivals, ends: bool = False) -> float:
+        took = []
+        for i in range(len(load)):
+            text = load.text(i)
+            start = time.perf_counter()
+            with suppress(DeadlineMissed):
+                scheduler.offer([text], now)
+            took.append(time.perf_counter() - start)
+            if ends:
+                scheduler.abandon()
+        return round(float(np.median(took)) * 1e6, 1)
+
+    for _ in range(20):  # learns that a batch takes 30 ms
+        offer(arrivals(2 * full, (10**6, 10**6)))
+        batch = scheduler.choose(capacity, now)
+        assert batch
+        scheduler.started(batch, now)
+        now += int(BATCH_NS)
+        scheduler.finished(batch, now)
+        scheduler.abandon()
+    alone = offer(arrivals(200, (10**6, 10**6)), ends=True)
+    batches = 0.8 * WAITING / full  # fewer than the texts need
+    offer(arrivals(WAITING, (1, batches)))
+    compared = offer(arrivals(200, (3, batches)))
+    return {"alone": alone, "taken": offer(arrivals(200, (10**6, 10**6))), "compared": compared, "waiting": len(scheduler)}
+
+
 def table_of(figures: dict) -> str:
     lines = []
     for key, variance in (("rates_var20", 20), ("rates", 100)):
@@ -206,6 +250,9 @@ def table_of(figures: dict) -> str:
         for rate, by_policy in figures[key].items():
             lines.append(f"{rate:>6} " + "".join(f"{f['utility']:>8.3f}/{f['on_time']:.3f} " for f in by_policy.values()))
     lines.append(f"choosing among {WAITING:,} texts: {figures['overhead_share']:.1%} of a batch's time")
+    for tenants, took in figures["offer_us"].items():
+        shown = ", ".join(f"{name} {took[name]} us" for name in ("alone", "taken", "compared"))
+        lines.append(f"a request beside {took['waiting']:,} waiting texts of up to {int(tenants):,} tenants: {shown}")
     for title in ("fairness", "admission", "commit", "targets"):
         lines += [title, *(f"  {name}: {value}" for name, value in figures[title].items())]
     return "\n".join(lines)

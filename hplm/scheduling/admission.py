@@ -11,7 +11,7 @@ from hplm.arrays import Array
 from hplm.errors import DeadlineMissed
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
-from hplm.scheduling.sharing import fair_share
+from hplm.scheduling.sharing import beyond_share, fair_share
 from hplm.scheduling.waiting import Waiting
 
 BATCHES = 64  # how many batches the count looks ahead
@@ -39,7 +39,7 @@ class Admission:
         self._start_ns = 0
         self._batch_ns = 1.0
         self._waiting = 0  # tokens
-        self._due = np.zeros(BATCHES + 1)  # tokens due with a batch or one before it
+        self._free = np.zeros(BATCHES + 1)  # tokens that are promised by the end of each batch, less those due by then
         self._ran_ns = 0
 
     def chosen(self, tokens: int, texts: int, adapters: float, is_full: bool) -> None:
@@ -65,13 +65,14 @@ class Admission:
     def count(self, columns: Columns, start_ns: int) -> None:
         """Counts again, because a batch has left or another time is expected. The next batch starts at `start_ns`."""
         self._start_ns = start_ns + int(CAUTION * self._cost.deviation * self._batch_ns)
-        self._waiting = int(columns.tokens.sum())
+        self._waiting = int(columns.demand.sum())
         if self._full is None:
             return
         full: list[float] = self._full.tolist()
         self._batch_ns = max(1.0, float(self._cost.predict(*full)))
         due = np.clip((columns.deadline - start_ns) * (1 / self._batch_ns), 0, BATCHES).astype(np.int64)
-        self._due = np.cumsum(np.bincount(due, columns.tokens, minlength=BATCHES + 1))
+        due_by = np.cumsum(np.bincount(due, columns.tokens, minlength=BATCHES + 1))
+        self._free = self._promised * full[0] * np.arange(BATCHES + 1) - due_by
 
     def check(self, texts: Sequence[Waiting], columns: Columns, busy: bool, now_ns: int) -> None:
         """Raises if this request and all promised texts cannot be answered in time. Otherwise counts it."""
@@ -86,7 +87,7 @@ class Admission:
                 )
         self._waiting += tokens
         if deadline:
-            self._due[self._due_of(deadline) :] += tokens
+            self._free[self._due_of(deadline) :] -= tokens
 
     def _due_of(self, deadline: int) -> int:
         return int(min(max((deadline - self._start_ns) / self._batch_ns, 0), BATCHES))
@@ -97,32 +98,31 @@ class Admission:
         if self._waiting + tokens <= room:
             return start + float(self._cost.predict(self._waiting + tokens, len(columns) + texts))
         due = self._due_of(deadline)
-        by_then = room * np.arange(due, BATCHES + 1)
-        if due and (self._due[due:] + tokens <= by_then).all():
+        if due and tokens <= self._free[due:].min():
             return deadline
-        promised = self._promised_before(text, tokens, due, room, columns)[due:]
-        if due and (promised + tokens <= by_then).all():
+        promised = self._promised_before(text, tokens, due, room, columns)
+        if due and (promised + tokens <= room * np.arange(due, BATCHES + 1)).all():
             return deadline
         needed = ceil((promised[0] + tokens) / room)
         # The request is refused: earlier deadlines go first, and texts with later deadlines have a promise too.
         return start + max(needed, due + 1) * self._batch_ns
 
     def _promised_before(self, text: Waiting, tokens: int, due: int, room: float, columns: Columns) -> Array:
-        """Returns for each batch the tokens due with it or earlier that this request may not displace.
+        """Returns for the batch `due` and each later one the tokens due by then that this request may not displace.
 
         A request may displace lower priorities and longer texts. While its tenant is within its fair share, it may also
         displace what other tenants have beyond theirs.
         """
-        first = (columns.priority >= text.priority) & (columns.tokens <= text.tokens)
-        batch = np.clip((columns.deadline[first] - self._start_ns) * (1 / self._batch_ns), 0, BATCHES).astype(np.int64)
-        cells = columns.tenant[first] * (BATCHES + 1) + batch
-        counted = np.bincount(cells, columns.tokens[first], minlength=columns.tenants * (BATCHES + 1))
-        by_tenant = counted.reshape(columns.tenants, BATCHES + 1).cumsum(axis=1)
+        first = np.flatnonzero((columns.priority >= text.priority) & (columns.tokens <= text.tokens))
+        counted, tenant = columns.tokens[first], columns.tenant[first]
+        batch = np.clip((columns.deadline[first] - self._start_ns) * (1 / self._batch_ns), due, BATCHES).astype(np.int64) - due
+        promised = np.bincount(batch, counted, minlength=BATCHES + 1 - due).cumsum()
         mine = columns.number_of(text.tenant)
-        demand = np.bincount(columns.tenant, columns.tokens, minlength=columns.tenants + 1)
-        demand[len(demand) - 1 if mine is None else mine] += tokens
+        demand = np.append(columns.demand, 0)
+        demand[-1 if mine is None else mine] += tokens
         fair = fair_share(demand, room)
-        own = 0 if mine is None else by_tenant[mine, due]
+        own = 0 if mine is None else counted[(tenant == mine) & (batch == 0)].sum()
         if np.isfinite(fair) and (not own or own + tokens <= fair * due):  # a tenant's first text is always within its share
-            by_tenant = np.minimum(by_tenant, np.maximum(fair * np.arange(BATCHES + 1), tokens))  # also of other tenants
-        return by_tenant.sum(axis=0)
+            allowed = np.maximum(fair * np.arange(due, BATCHES + 1), tokens)  # also the first texts of other tenants
+            promised = promised - beyond_share(tenant, batch, counted, allowed)
+        return promised

@@ -78,6 +78,7 @@ class Columns(Generic[T]):
         self._texts: list[Any] = []
         self._free: list[int] = []
         self._slot_keys, self._tenants = Numbers(), Numbers()
+        self._demand = np.zeros(FIRST_ROOM, np.int64)
         self._requests = 0
         for text in texts:
             self.add([text])
@@ -126,6 +127,11 @@ class Columns(Generic[T]):
     def tenants(self) -> int:
         return len(self._tenants)
 
+    @property
+    def demand(self) -> Array:
+        """The waiting tokens of each tenant, by its number."""
+        return self._demand[: len(self._tenants)]
+
     def number_of(self, tenant: int) -> int | None:
         """Returns the number of a tenant that has waiting texts, else None."""
         return self._tenants.number_of(tenant)
@@ -140,18 +146,22 @@ class Columns(Generic[T]):
             self._columns = {name: np.concatenate([column, np.empty_like(column)]) for name, column in self._columns.items()}
         self._requests += 1
         for i, text in enumerate(texts, self._length):
+            tokens, tenant = text.tokens, self._tenants.take(text.tenant)
             row = (
-                text.tokens,
+                tokens,
                 text.arrival_ns,
                 text.deadline_ns or NEVER,
                 text.priority,
                 self._slot_keys.take(text.slot_key),
-                self._tenants.take(text.tenant),
+                tenant,
                 self._requests,
                 self._put(text),
             )
             for column, value in zip(self._columns.values(), row, strict=True):
                 column[i] = value
+            if tenant == len(self._demand):
+                self._demand = np.concatenate([self._demand, np.zeros_like(self._demand)])
+            self._demand[tenant] += tokens
         self._length = end
 
     def remove(self, indexes: Array) -> list[T]:
@@ -164,7 +174,9 @@ class Columns(Generic[T]):
             self._texts[position] = None
         self._free += positions
         self._slot_keys.give_back(self.slot_key[indexes].tolist())
-        self._tenants.give_back(self.tenant[indexes].tolist())
+        tenant = self.tenant[indexes]
+        np.subtract.at(self._demand, tenant, self.tokens[indexes].astype(np.int64))  # many times slower with mixed types
+        self._tenants.give_back(tenant.tolist())
         stays = np.ones(self._length, bool)
         stays[indexes] = False
         first = int(stays.argmin())  # texts before the first gap do not move

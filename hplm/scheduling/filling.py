@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 
 from hplm.arrays import Array
@@ -10,7 +12,7 @@ from hplm.scheduling.selection import OUTSIDE
 from hplm.scheduling.waiting import Capacity
 
 LONGEST = 0xFFFF  # numpy sorts 16-bit integers by counting, several times as fast as by comparing
-CHUNK = 1024  # texts that are looked at together: the first chunk nearly always fills a batch
+CHUNK = 1024  # texts that are looked at together
 
 
 class Room:
@@ -25,6 +27,7 @@ class Room:
         self.texts = capacity.texts
         self.tenants = capacity.tenants
         self._shortest = int(columns.tokens.min())
+        self._enough_slots = columns.slot_keys <= capacity.tenants  # for all waiting texts: nothing needs to be counted
         self._inside = np.zeros(columns.slot_keys, bool)  # by slot key: whether the batch has its slots
         self._taken: list[Array] = []
 
@@ -52,17 +55,19 @@ class Room:
             self._take(ordered[:count], int(sums[count - 1]))
         return ordered[:count]
 
-    def greedily(self, ordered: Array, limit: int | None = None, among: Array | None = None) -> Array:
+    def greedily(self, ordered: Array | Iterable[Array], limit: int | None = None, among: Array | None = None) -> Array:
         """Adds in this order every text that still fits, and skips the others. Returns the added texts.
 
-        `among` says for each waiting text whether it may be added.
+        The order may come in parts: later parts are not asked for when nothing fits any more. `among` says for each waiting
+        text whether it may be added.
         """
         left = self.tokens if limit is None else min(limit, self.tokens)
         may_be_larger, before = not self._taken and limit is None, len(self._taken)
-        for start in range(0, len(ordered), CHUNK):
-            if self.full or (left < self._shortest and not may_be_larger):
+        chunks = in_chunks([ordered] if isinstance(ordered, np.ndarray) else ordered)
+        while not self.full and (left >= self._shortest or may_be_larger):
+            chunk = next(chunks, None)
+            if chunk is None:
                 break
-            chunk = ordered[start : start + CHUNK]
             if among is not None:
                 chunk = chunk[among[chunk]]
             if not may_be_larger:
@@ -74,17 +79,17 @@ class Room:
                 left -= room - self.tokens
                 chunk = chunk[len(went_in) + 1 :]  # the text after the prefix does not fit, now or later
                 chunk = chunk[self._fits(chunk, left)]
-        return np.concatenate([ordered[:0], *self._taken[before:]])
+        return np.concatenate([np.empty(0, np.int64), *self._taken[before:]])
 
     def _fits(self, texts: Array, left: int) -> Array:
         fits = self._columns.tokens[texts] <= left
-        if self.tenants <= 0:
+        if self.tenants <= 0 and not self._enough_slots:
             fits &= self._inside[self._columns.slot_key[texts]]
         return fits
 
     def _with_slots(self, ordered: Array) -> int:
         """Returns how many of these texts the device slots allow."""
-        if self._columns.slot_keys <= self.tenants:
+        if self._enough_slots:
             return len(ordered)
         new = self._columns.slot_key[ordered]
         positions = np.flatnonzero(~self._inside[new])
@@ -96,15 +101,19 @@ class Room:
         return int(positions[np.sort(first)[self.tenants]])
 
     def _take(self, chosen: Array, tokens: int) -> None:
-        slot_key = self._columns.slot_key[chosen]
-        new = slot_key[~self._inside[slot_key]]
-        if len(new):
-            new = np.unique(new)
+        if not self._enough_slots:
+            slot_key = self._columns.slot_key[chosen]
+            new = np.unique(slot_key[~self._inside[slot_key]])
             self._inside[new] = True
             self.tenants -= len(new)
         self.tokens -= tokens
         self.texts -= len(chosen)
         self._taken.append(chosen)
+
+
+def in_chunks(parts: Iterable[Array]) -> Iterator[Array]:
+    """Cuts the parts of an order. The first chunk nearly always fills a batch."""
+    return (part[start : start + CHUNK] for part in parts for start in range(0, len(part), CHUNK))
 
 
 def first_come(columns: Columns) -> Array:

@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic
+from typing import Generic, overload
 
 import numpy as np
 
@@ -75,6 +75,8 @@ class Scheduler(Generic[T]):
         self._bytes = 0
         self._staging_ns = 0.0  # from choice to start, with an idle engine
         self._loaded = 0.0  # mean number of adapters copied to the device for each slot key of a batch
+        # The earliest time by which a waiting text must start, and whether that was predicted. None: not known any more.
+        self._earliest: tuple[int, bool] | None = None
         self._draining = False
 
     def __len__(self) -> int:
@@ -108,6 +110,8 @@ class Scheduler(Generic[T]):
             self._admission.check(texts, self.columns, bool(self._running), now_ns)
         self.columns.add(texts)
         self._bytes += size
+        if self._earliest:
+            self._earliest = min(self._earliest[0], self._earliest_of(texts, self._earliest[1])), self._earliest[1]
 
     def close(self) -> None:
         """Refuses new requests. Waiting texts are still served."""
@@ -158,6 +162,7 @@ class Scheduler(Generic[T]):
         self._running.remove(batch)
         self._loaded += LEARNING * (adapters / batch.slot_keys - self._loaded)
         self.cost.observe(batch.tokens, len(batch.texts), adapters, now_ns - batch.started_ns)
+        self._earliest = None
         if self._admission:
             with_deadline = [text.deadline_ns for text in batch.texts if text.deadline_ns]
             late = sum(deadline < now_ns + self._answering_ns for deadline in with_deadline)
@@ -181,8 +186,8 @@ class Scheduler(Generic[T]):
         """Returns when the next text expires if nothing changes until then, or NEVER if no text has a deadline."""
         if self._gone:
             return now_ns
-        last = int(self._last_start(now_ns).min()) if len(self.columns) else NEVER
-        return now_ns if self._predicts(now_ns) and last <= self._start_at(now_ns) else last
+        earliest, predicted = self._earliest_start(now_ns)
+        return now_ns if predicted and earliest <= self._start_at(now_ns) else earliest
 
     def abandon(self) -> list[T]:
         """Returns all texts without an answer, also those of running batches. Running batches are not stopped."""
@@ -191,14 +196,16 @@ class Scheduler(Generic[T]):
         return chosen + gone + self._remove(np.arange(len(self.columns)))
 
     def _put_aside(self, now_ns: int) -> None:
-        start_ns = self._start_at(now_ns) if self._predicts(now_ns) else now_ns
-        late = np.flatnonzero(self._last_start(now_ns) <= start_ns)
-        if len(late):
-            gone = self._remove(self.columns.whole_requests(late))
-            self._gone += gone
-            if self._admission:
-                self._admission.done(0, len(gone))
-                self._recount(now_ns)
+        earliest, predicted = self._earliest_start(now_ns)
+        start_ns = self._start_at(now_ns) if predicted else now_ns
+        if earliest > start_ns:
+            return
+        late = np.flatnonzero(self._last_start(predicted) <= start_ns)
+        gone = self._remove(self.columns.whole_requests(late))
+        self._gone += gone
+        if self._admission:
+            self._admission.done(0, len(gone))
+            self._recount(now_ns)
 
     def _checked(self, chosen: Selection) -> Selection:
         """Returns the choice of a policy. Raises if a policy may not choose so."""
@@ -218,16 +225,38 @@ class Scheduler(Generic[T]):
         """Whether a text may be dropped before its deadline has passed."""
         return self._admission is not None and self._admission.is_believed(bool(self._running), now_ns)
 
-    def _last_start(self, now_ns: int) -> Array:
-        """Returns for each text when it must start, in a batch of its own, to be in time.
+    def _earliest_start(self, now_ns: int) -> tuple[int, bool]:
+        """Returns when the first waiting text must start, or NEVER, and whether that is predicted.
+
+        Every request asks for it. So it is kept, and computed again only after texts have left or the prediction has changed.
+        """
+        predicts = self._predicts(now_ns)
+        if self._earliest is None or self._earliest[1] != predicts:
+            self._earliest = int(self._last_start(predicts).min(initial=NEVER)), predicts
+        return self._earliest
+
+    def _earliest_of(self, texts: Sequence[T], predicts: bool) -> int:
+        """Returns the least of the last starts of new texts, without arrays: most requests have one text."""
+        starts = (text.deadline_ns - int(predicts and self._needed_ns(text.tokens)) for text in texts if text.deadline_ns)
+        return min(starts, default=NEVER)
+
+    def _last_start(self, predicts: bool) -> Array:
+        """Returns for each waiting text when it must start, in a batch of its own, to be in time.
 
         This is its deadline where nothing is predicted, as without admission.
         """
         deadline = self.columns.deadline
-        if not self._predicts(now_ns):
+        if not predicts:
             return deadline
-        needed = self._answering_ns + self.cost.predict(self.columns.tokens, 1, self._loaded)
-        return np.where(deadline == NEVER, NEVER, deadline - needed.astype(np.int64))
+        return np.where(deadline == NEVER, NEVER, deadline - self._needed_ns(self.columns.tokens).astype(np.int64))
+
+    @overload
+    def _needed_ns(self, tokens: Array) -> Array: ...
+    @overload
+    def _needed_ns(self, tokens: int) -> float: ...
+    def _needed_ns(self, tokens: Array | int) -> Array | float:
+        """Returns the time from the start of a batch of one text until its client has the answer."""
+        return self._answering_ns + self.cost.predict(tokens, 1, self._loaded)
 
     def _recount(self, now_ns: int) -> None:
         if self._admission:
@@ -247,5 +276,6 @@ class Scheduler(Generic[T]):
 
     def _remove(self, indexes: Array) -> list[T]:
         texts = self.columns.remove(indexes)
+        self._earliest = None
         self._bytes -= sum(text.bytes for text in texts)
         return texts

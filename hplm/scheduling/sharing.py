@@ -2,46 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 
 from hplm.arrays import Array
 from hplm.scheduling.columns import Columns
-
-CHUNK = 1024  # texts per step: the first chunk nearly always fills a batch
+from hplm.scheduling.filling import in_chunks
 
 
 def fair_share(demand: Array, room: float) -> float:
     """Returns the most that one tenant may have of the room; infinite if every tenant can have all it wants."""
-    demand = np.sort(demand[demand > 0])
-    levels = (room - np.cumsum(demand) + demand) / (len(demand) - np.arange(len(demand)))
-    wants_more = demand > levels
-    return float(levels[np.argmax(wants_more)]) if wants_more.any() else np.inf
+    wants_more, room_left = demand[demand > 0], room
+    while len(wants_more):
+        level = room_left / len(wants_more)
+        satisfied = wants_more <= level
+        if not satisfied.any():
+            return level
+        room_left -= int(wants_more[satisfied].sum())
+        wants_more = wants_more[~satisfied]
+    return np.inf
 
 
-def fair_first(columns: Columns, ordered: Array, room: int) -> Array:
-    """Returns the same texts, with those within their tenant's fair share of the room first."""
-    if not len(ordered):
-        return ordered
-    demand = np.bincount(columns.tenant, columns.tokens, minlength=columns.tenants)
+def beyond_share(tenant: Array, batch: Array, tokens: Array, allowed: Array) -> Array:
+    """Returns for each batch the tokens due with it or earlier that tenants have beyond what each is allowed until then.
+
+    `allowed` never falls from batch to batch. So only tenants with more than its first value are counted batch by batch.
+    """
+    has_more = np.bincount(tenant, tokens) > allowed[0]
+    number = np.cumsum(has_more) - 1
+    theirs = has_more[tenant]
+    cells = number[tenant[theirs]] * len(allowed) + batch[theirs]
+    counted = np.bincount(cells, tokens[theirs], minlength=np.count_nonzero(has_more) * len(allowed))
+    return np.maximum(counted.reshape(-1, len(allowed)).cumsum(axis=1) - allowed, 0).sum(axis=0)
+
+
+def fair_first(columns: Columns, parts: Iterable[Array], room: int) -> Iterator[Array]:
+    """Yields the same texts, with those within their tenant's fair share of the room first.
+
+    The texts come in parts, and leave in parts: the caller stops when it has enough.
+    """
+    demand = columns.demand
     share = fair_share(demand, room)
+    wanted = np.minimum(demand, share)
     used = np.zeros(columns.tenants, np.int64)
-    within = np.zeros(len(ordered), bool)
-    end = 0
-    for start in range(0, len(ordered), CHUNK):
-        end = start + CHUNK
-        chunk = ordered[start:end]
+    beyond: list[Array] = []
+    chunks = in_chunks(parts)
+    for chunk in chunks:
         tenant, tokens = columns.tenant[chunk], columns.tokens[chunk]
         by_tenant = np.argsort(tenant.astype(np.uint16), kind="stable")
-        sums = np.cumsum(tokens[by_tenant])
-        first = np.flatnonzero(np.diff(tenant[by_tenant], prepend=-1))
-        whose = tenant[by_tenant][first]
+        tenant, tokens = tenant[by_tenant], tokens[by_tenant]
+        sums = np.cumsum(tokens)
+        first = np.flatnonzero(np.diff(tenant, prepend=-1))
+        whose = tenant[first]
         counts = np.diff(first, append=len(sums))
-        sums += np.repeat(used[whose] - sums[first] + tokens[by_tenant][first], counts)
+        already = used[whose]
+        sums += np.repeat(already - sums[first] + tokens[first], counts)
         fits = sums <= share
-        fits[first[used[whose] == 0]] = True  # always within the share, or long texts would wait for ever
-        within[start + by_tenant] = fits
+        fits[first[already == 0]] = True  # always within the share, or long texts would wait for ever
+        within = np.empty(len(chunk), bool)
+        within[by_tenant] = fits
+        yield chunk[within]
+        beyond.append(chunk[~within])
         used[whose] = sums[first + counts - 1]
-        if (used >= np.minimum(demand, share)).all():
+        if (used >= wanted).all():
             break
-    seen, within = ordered[:end], within[:end]
-    return np.concatenate([seen[within], seen[~within], ordered[end:]])
+    yield from beyond
+    yield from chunks

@@ -59,11 +59,7 @@ class Timely:
         self._credit -= capacity.tokens - room.tokens
         if len(room.taken):
             ordered, tail = ordered[~np.isin(ordered, room.taken)], tail[~np.isin(tail, room.taken)]
-        if columns.tenants > 1:
-            ordered, tail = fair_first(columns, np.concatenate([ordered, tail]), room.tokens), tail[:0]
-        room.greedily(ordered)
-        if not len(room.taken) or room.tokens >= tokens[head].max():
-            room.greedily(tail)
+        room.greedily(fair_first(columns, [ordered, tail], room.tokens) if columns.tenants > 1 else [ordered, tail])
         return room.taken
 
     def _due(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array:
@@ -71,7 +67,7 @@ class Timely:
 
         1 is the next batch, 0 means none, and the horizon means that batch or any later one.
         """
-        tokens = int(columns.tokens.sum())
+        tokens = int(columns.demand.sum())
         share = min(1.0, capacity.tokens / tokens, capacity.texts / len(columns))
         batch_ns = max(1.0, float(cost.predict(tokens * share, len(columns) * share)))
         return np.clip((columns.deadline - start_ns) * (1 / batch_ns), 0, self.horizon).astype(np.uint8)

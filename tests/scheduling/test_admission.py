@@ -1,9 +1,15 @@
+import random
+from contextlib import suppress
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hplm.errors import DeadlineMissed
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Limits, Scheduler
+from hplm.scheduling.sharing import beyond_share
 from hplm.scheduling.simulation.arrivals import Arrivals, SimulatedText
 from hplm.scheduling.simulation.server import REFUSED, Machine, Simulation
 from hplm.scheduling.waiting import Capacity
@@ -155,3 +161,41 @@ def test_a_batch_that_takes_long_counts_as_running():
     scheduler.started(batch, now)
     with pytest.raises(DeadlineMissed):
         scheduler.offer([_text(now + 1_500_000_000 + 10**7, now=now + 1_500_000_000)], now + 1_500_000_000)
+
+
+@pytest.mark.parametrize("admission", [True, False])
+def test_the_next_expiry_is_that_of_the_texts_that_wait(admission):
+    """It is kept between requests. Texts come and leave, and predictions begin, change and end."""
+    rng = random.Random(0)
+    scheduler, now, running = Scheduler(policy("timely"), Limits(1000, 10**6), admission, answering_ns=1000), 0, []
+    kept = 0
+    for _ in range(3000):
+        now += rng.choice([1, FULL // 10, FULL, 2 * 10**9])
+        if rng.random() < 0.6:
+            text = _text(rng.choice([0, now + rng.randrange(1, 200) * FULL]), tokens=rng.randrange(1, 30), now=now)
+            with suppress(DeadlineMissed):
+                scheduler.offer([text], now)
+        elif rng.random() < 0.3:
+            scheduler.expired(now)
+        elif running:
+            scheduler.finished(running.pop(), now, adapters=rng.randrange(3))
+        elif batch := scheduler.choose(ROOM, now):
+            scheduler.started(batch, now)
+            running.append(batch)
+        before = scheduler.next_expiry(now)
+        scheduler._earliest = None
+        kept += before == scheduler.next_expiry(now) < 2**62
+        assert before == scheduler.next_expiry(now)
+    assert kept > 500
+
+
+texts = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5), st.integers(1, 50)), max_size=60)  # tenant, batch, tokens
+
+
+@given(texts=texts, first=st.integers(0, 60), grows=st.lists(st.integers(0, 30), min_size=5, max_size=5))
+def test_what_tenants_have_beyond_their_share(texts, first, grows):
+    allowed = np.cumsum([first, *grows]).astype(float)
+    beyond = beyond_share(*np.array(texts, np.int64).reshape(-1, 3).T, allowed)
+    for batch, most in enumerate(allowed):
+        due = [sum(tokens for owner, at, tokens in texts if owner == tenant and at <= batch) for tenant in range(5)]
+        assert beyond[batch] == sum(max(0, has - most) for has in due)

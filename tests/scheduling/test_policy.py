@@ -75,3 +75,4 @@ def test_columns_grow_and_close_their_gaps():
         and len(columns) == 2997
     )
     assert columns.slot_keys == 7 and columns.tenants == 3
+    assert columns.demand.tolist() == [columns.tokens[columns.tenant == tenant].sum() for tenant in range(3)]
