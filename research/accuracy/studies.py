@@ -56,7 +56,8 @@ def studies_of(tier: Tier, layers: int) -> dict[str, Study]:
     unlearned = StudyCase("none", "hplm", replace(below, minutes=0))
     learned = (StudyCase(way, "hplm", replace(below, minutes=tier.learning_minutes, learn=way)) for way in ("masked", "distil"))
     dtypes = (StudyCase(dtype, "hplm", replace(below, dtype=dtype)) for dtype in ("fp16", "int8"))
-    keeps = (StudyCase(f"{keep:.1%}", "hplm", replace(below, keep=keep, root=root.cut_to(keep))) for keep in KEEPS)
+    shares = (below.keep, *(keep for keep in KEEPS if keep < below.keep))  # the whole table, and smaller ones made from it
+    keeps = (StudyCase(f"{keep:.1%}", "hplm", replace(below, keep=keep, root=root.cut_to(keep))) for keep in shares)
     adapted = (over(scheme, times) for scheme in ("plot", "hplm") for times in (1, 2))
     parts = [StudyCase(part, f"dedicated-{part}", None) for part in ("lower", "upper")]
     studies = [
