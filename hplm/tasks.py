@@ -40,12 +40,14 @@ class Task:
     find_rows: Callable[[str, str | None, Encoded], Array]  # text, pair, both as tokens -> see `rows`
     read_answer: Callable[[Array, Array, Sequence[str], str], TextAnswer]  # logits, spans, labels, passage
     fixed_labels: tuple[str, ...] = ()  # names of the head's outputs; empty: each tenant has its own labels
+    further_label: str = ""  # the name of an output that only some tenants have, after the fixed ones
     needs_pair: bool = False  # the answer is a piece of the second text, the passage
     allows_top_k: bool = False  # a request may ask for the k best labels
 
     def head_size(self, labels: int) -> int:
         """Returns the number of outputs of a head, for a tenant with this number of labels."""
-        return len(self.fixed_labels) or labels
+        fixed = len(self.fixed_labels)
+        return labels if not fixed or (self.further_label and labels == fixed + 1) else fixed
 
     @property
     def reads_first_token(self) -> bool:
@@ -89,11 +91,11 @@ def each_word(text: str, pair: str | None, encoded: Encoded) -> Array:
 
 
 def passage_tokens(text: str, pair: str | None, encoded: Encoded) -> Array:
-    """Returns a row for each token of the passage, which is the pair."""
+    """Returns a row for both texts together, then one for each token of the passage, which is the pair."""
     tokens = np.flatnonzero(~encoded.special & (encoded.segments == 1)).astype(np.int32)
     if not len(tokens):
         raise InvalidInput("the passage contains no token that the model can read: send another passage as TEXT_PAIR")
-    return np.column_stack([tokens, encoded.offsets[tokens]])
+    return np.vstack([np.zeros((1, 3), dtype=np.int32), np.column_stack([tokens, encoded.offsets[tokens]])])
 
 
 # Functions for `read_answer`.
@@ -134,15 +136,28 @@ def value(logits: Array, spans: Array, labels: Sequence[str], passage: str) -> T
 
 
 def piece_of_passage(logits: Array, spans: Array, labels: Sequence[str], passage: str) -> TextAnswer:
-    first, last = best_span(logits)
-    start, stop = int(spans[first, 1]), int(spans[last, 2])
-    start_of, stop_of = softmax(logits.T)
+    """Returns the best piece of the passage, or "" at 0-0 if the score of no answer, in the first row, is higher (SQuAD 2)."""
+    first, last = best_span(logits[1:])
+    start, stop = int(spans[1 + first, 1]), int(spans[1 + last, 2])
+    best = np.array([[logits[1 + first, 0], logits[1 + last, 1]]], dtype=np.float32)
+    start_of, stop_of = softmax(ends_of(logits).T)
+    score = start_of[1 + first] * stop_of[1 + last]
+    if len(labels) > 2:
+        best = np.append(best, logits[:1, 2:3], axis=1)
+        if best[0, 2] > best[0, :2].sum():
+            start, stop, score = 0, 0, start_of[0] * stop_of[0]
     return TextAnswer(
         labels=[passage[start:stop]],
-        scores=np.array([start_of[first] * stop_of[last]], dtype=np.float32),
-        logits=np.array([[logits[first, 0], logits[last, 1]]], dtype=np.float32),
+        scores=np.array([score], dtype=np.float32),
+        logits=best,
         spans=np.array([[start, stop]], dtype=np.int32),
     )
+
+
+def ends_of(logits: Array) -> Array:
+    """Returns the logits of start and end, rows x 2. The first row stands for no answer: half of its score each, or -inf."""
+    none = logits[:1, 2:3] / 2 if logits.shape[1] > 2 else np.full((1, 1), -np.inf, dtype=logits.dtype)
+    return np.vstack([np.repeat(none, 2, axis=1), logits[1:, :2]])
 
 
 def best_span(logits: Array) -> tuple[int, int]:
@@ -174,6 +189,13 @@ TASKS: dict[str, Task] = {
         Task("multilabel", first_token, holding_labels),
         Task("tag", each_word, best_label),
         Task("regress", first_token, value, fixed_labels=("value",)),
-        Task("span", passage_tokens, piece_of_passage, fixed_labels=("start", "end"), needs_pair=True),
+        Task(
+            "span",
+            passage_tokens,
+            piece_of_passage,
+            fixed_labels=("start", "end"),
+            further_label="none",
+            needs_pair=True,
+        ),
     )
 }

@@ -51,7 +51,7 @@ class Reference:
 
     @torch.no_grad()
     def forward(self, text: str, tenant_id: str, pair: str | None = None, truncate: bool = False) -> Tensor:
-        """Returns fp32 logits with a row for each answer row, or for `span`, for each token of the passage.
+        """Returns fp32 logits with a row for each answer row, or for `span`, for the first token and each of the passage.
 
         A word without a token gets zeros.
         """
@@ -82,7 +82,8 @@ class Reference:
             x = activation(bank.layout.function)(x @ head["dense"].float().T + head["dense_bias"].float())
         logits = (x @ head["weight"].float().T + head["bias"].float())[:, : len(tenant.labels)]
         if tenant.task == "span":
-            return logits[[i for i in range(len(logits)) if encoded.segments[i] == 1 and not encoded.special[i]]]
+            passage = [i for i in range(len(logits)) if encoded.segments[i] == 1 and not encoded.special[i]]
+            return logits[[0, *passage]]
         if tenant.task in ("classify", "multilabel", "regress"):
             return logits[:1]
         if tenant.task != "tag":
@@ -104,8 +105,11 @@ class Reference:
             assert pair is not None  # the passage
             encoded = self.backbone.tokenizer().encode(text, pair, truncate)
             tokens = [i for i in range(len(encoded.tokens)) if encoded.segments[i] == 1 and not encoded.special[i]]
+            none, logits = logits[0], logits[1:]
             pairs = [(i, j) for i in range(len(tokens)) for j in range(i, min(i + LONGEST_ANSWER, len(tokens)))]
             first, last = max(pairs, key=lambda ends: float(logits[ends[0], 0] + logits[ends[1], 1]))
+            if "none" in tenant.labels and none[2] > logits[first, 0] + logits[last, 1]:
+                return Reading([""], [(0, 0)])
             start, stop = int(encoded.offsets[tokens[first]][0]), int(encoded.offsets[tokens[last]][1])
             return Reading([pair[start:stop]], [(start, stop)])
         if tenant.task not in ("classify", "tag"):

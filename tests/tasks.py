@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import torch
+
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
-from hplm.tasks import find_task
+from hplm.model.weights import save_weights
+from hplm.tasks import LONGEST_ANSWER, find_task
 from testing.random_store import random_store
 from testing.reference import Reference
 from testing.toy import CONFIG, DOMAINS, Toy, random_text
@@ -17,6 +20,7 @@ TENANTS = [
     TenantFile("many", 1, "bio", 1, "multilabel", ["red", "grün", "blue", "black", "white"], 8),
     TenantFile("mark", 1, "root", 1, "regress", ["value"], 4),
     TenantFile("find", 1, "law", 1, "span", ["start", "end"], 8, "lora"),
+    TenantFile("perhaps", 1, "bio", 1, "span", ["start", "end", "none"], 4),
     TenantFile("pair", 1, "bio", 1, "classify", ["no", "yes"], 8),
     TenantFile("word", 1, "bio", 1, "tag", ["O", "B-X", "I-X"], 2),
 ]
@@ -24,6 +28,9 @@ TENANTS = [
 
 def make_tasks(folder: Path) -> Toy:
     store = random_store(folder / "store", CONFIG, TENANTS, DOMAINS, spread=0.3)
+    _, head = store.tenant_weights(TENANTS[3])
+    often = head["bias"] + torch.tensor([0.0, 0.0, 4.0])  # leaves about half of the questions unanswered
+    save_weights({**head, "bias": often}, store.tenant_folder("perhaps", 1) / "head.safetensors")
     export(store, folder / "repository", ServingOptions(dtype="fp32", slots=4, batch_tokens=256))
     return Toy(store, folder / "repository")
 
@@ -35,19 +42,15 @@ def question(rng: random.Random, task: str) -> tuple[str, str | None]:
     return random_text(rng, 20), random_text(rng, 20) if task in ("classify", "regress") else None
 
 
-def expected_logits(reference: Reference, tenant: TenantFile, text: str, pair: str | None, spans) -> list[list[float]]:
-    """Returns the reference's logits. For `span`, those of the tokens at which the given answer starts and ends."""
+def expected_logits(reference: Reference, tenant: TenantFile, text: str, pair: str | None) -> list[list[float]]:
+    """Returns the reference's logits. For `span`, those of the best piece's ends, then that of no answer, if there is one."""
     logits = reference.forward(text, tenant.id, pair).numpy()
     if tenant.task != "span":
         return logits.tolist()
-    encoded = reference.backbone.tokenizer().encode(text, pair)
-    offsets = [
-        tuple(map(int, encoded.offsets[i]))
-        for i in range(len(encoded.tokens))
-        if encoded.segments[i] == 1 and not encoded.special[i]
-    ]
-    (start, stop), starts, stops = spans[0], [begin for begin, _ in offsets], [end for _, end in offsets]
-    return [[float(logits[starts.index(start), 0]), float(logits[stops.index(stop), 1])]]
+    none, ends = logits[0, 2:], logits[1:, :2]
+    pairs = [(i, j) for i in range(len(ends)) for j in range(i, min(i + LONGEST_ANSWER, len(ends)))]
+    first, last = max(pairs, key=lambda pair: ends[pair[0], 0] + ends[pair[1], 1])
+    return [[float(ends[first, 0]), float(ends[last, 1]), *none.tolist()]]
 
 
 def same_labels(task: str, labels: list[str], expected: list[str]) -> bool:

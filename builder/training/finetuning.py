@@ -250,6 +250,10 @@ def train(
         model.put(adapter, whole)
         held_after = {entry["epoch"]: entry["change_held"] for entry in course.history}
         body, held = cutting.shared, {"change_held": round(held_after.get(course.kept_epoch, 1.0), 4)}
+    if ground.task.shift is not None:
+        logits, _ = logits_of(body, model, ground, ground.dev)
+        examples, spans = ([getattr(text, part) for text in ground.dev.texts] for part in ("example", "spans"))
+        model.shift(ground.task.shift(ground.labels, examples, spans, logits))
     model.round_to_storage()
     at_start = {"at_start": {name: round(value, 5) for name, value in course.at_start.items()}} if course.at_start else {}
     report = {
@@ -271,20 +275,30 @@ def evaluate(body: Body, model: TenantModel, ground: Ground, texts: Texts) -> tu
     return ground.task.score(ground.labels, [text.example for text in texts.texts], answers), loss
 
 
-@torch.inference_mode()
 def answers_to(body: Body, model: TenantModel, ground: Ground, texts: Texts) -> tuple[list[list[str]], float]:
     """Returns the answers that a client would get, text by text, and the mean loss."""
-    answers: list[list[str]] = [[]] * len(texts.texts)
+    logits, loss = logits_of(body, model, ground, texts)
+    served, labels = ground.task.served, ground.labels
+    answers = [
+        served.answer(own, text.spans, labels, passage=text.example.pair or "").labels
+        for own, text in zip(logits, texts.texts, strict=True)
+    ]
+    return answers, loss
+
+
+@torch.inference_mode()
+def logits_of(body: Body, model: TenantModel, ground: Ground, texts: Texts) -> tuple[list[np.ndarray], float]:
+    """Returns the logits of each text's rows, and the mean loss."""
+    found: list[np.ndarray] = [np.empty(0)] * len(texts.texts)
     total = learned = 0.0
-    for some in packed_batches(texts.lengths, PACK_TOKENS, len(answers)):
+    for some in packed_batches(texts.lengths, PACK_TOKENS, len(found)):
         pack = ground.reader.pack(texts, some, ground.device, body.reads_tables)
         logits = model(body, pack)
         loss, count = ground.task.loss(logits, pack.targets, pack.rows_of, model.spread)
         total, learned = total + float(loss), learned + count
         for i, own in zip(some, np.split(logits.float().cpu().numpy(), np.cumsum(pack.rows_of)[:-1]), strict=True):
-            text = texts.texts[i]
-            answers[i] = ground.task.served.answer(own, text.spans, ground.labels, passage=text.example.pair or "").labels
-    return answers, total / max(1, learned)
+            found[i] = own
+    return found, total / max(1, learned)
 
 
 def _loss(logits: Tensor, pack: Pack, task: TrainingTask, spread: float) -> Tensor:

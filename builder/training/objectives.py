@@ -36,7 +36,9 @@ def value_targets(example: Example, spans: np.ndarray, number_of: Mapping[str, i
 
 
 def end_targets(example: Example, spans: np.ndarray, number_of: Mapping[str, int]) -> np.ndarray:
-    """Returns the rows of the tokens in which the answer starts and ends."""
+    """Returns the rows of the tokens in which the answer starts and ends. Without an answer, both are the first row."""
+    if not example.answers:
+        return np.array([0, 0] if len(number_of) > 2 else [UNREAD, UNREAD], dtype=np.int64)
     start, stop = example.answers[0]
     covered = np.flatnonzero((spans[:, 2] > start) & (spans[:, 1] < stop))
     cut_off = not len(covered) or spans[-1, 2] < stop
@@ -60,7 +62,13 @@ def value_loss(logits: Tensor, targets: Tensor, rows_of: list[int], scale: float
 def end_loss(logits: Tensor, targets: Tensor, rows_of: list[int], scale: float = 1.0) -> tuple[Tensor, int]:
     ends = targets.view(-1, 2)
     losses = [
-        F.cross_entropy(own.T, wanted, ignore_index=UNREAD, reduction="sum")
+        F.cross_entropy(_ends_of(own).T, wanted, ignore_index=UNREAD, reduction="sum")
         for own, wanted in zip(logits.split(rows_of), ends, strict=True)
     ]
     return torch.stack(losses).sum(), int((ends != UNREAD).sum())
+
+
+def _ends_of(logits: Tensor) -> Tensor:
+    """As `hplm.tasks.ends_of`, for learning."""
+    none = logits[:1, 2:3] / 2 if logits.shape[1] > 2 else torch.full_like(logits[:1, :1], -torch.inf)
+    return torch.cat([none.expand(1, 2), logits[1:, :2]])

@@ -96,6 +96,14 @@ def asked(rng):
     return {"text": rng.choice(WORDS[20:]), "text_pair": text, "answers": answers}
 
 
+def perhaps_asked(rng):
+    """Returns a question on a passage. If no word of the passage is among the first eight, it has no answer."""
+    if rng.random() < 0.6:
+        return asked(rng)
+    passage = " ".join(rng.choices(WORDS[50:], k=rng.randint(5, 14)))
+    return {"text": rng.choice(WORDS[20:]), "text_pair": passage, "answers": {"text": [], "answer_start": []}}
+
+
 MAKERS = {"classify": classified, "tag": tagged}
 TASKS = {
     "classify": ("classify", classified, "accuracy", 0.7),
@@ -105,6 +113,7 @@ TASKS = {
     "multilabel": ("multilabel", many, "micro_f1", 0.65),
     "regress": ("regress", valued, "pearson", 0.55),
     "span": ("span", asked, "f1", 0.6),
+    "span-or-none": ("span", perhaps_asked, "f1", 0.45),  # without any answer 0.4
     "cut": ("classify", classified, "accuracy", 0.7),
     "cut-values": ("regress", valued, "pearson", 0.55),
 }
@@ -367,6 +376,30 @@ def test_options_that_make_no_sense_are_named(store, tmp_path):
             learn(store, "classify", train, **{option: value})
 
 
+def test_unanswerable_questions_are_learned_and_served_as_such(trained):
+    store, tests = trained
+    tenant = store.tenant("span-or-none")
+    assert tenant.labels == ["start", "end", "none"] and store.tenant("span").labels == ["start", "end"]
+    values = evaluate_tenant(store, "span-or-none", tests["span-or-none"], CPU, show_progress=False).scores.values
+    assert values["unanswerable_right"] > 0.6 and values["answerable_f1"] > 0.3
+    always = evaluate_tenant(store, "span", tests["span-or-none"], CPU, show_progress=False).scores.values
+    assert always["unanswerable_right"] == 0
+
+
+def test_the_kinds_of_questions_are_part_of_what_a_tenant_is(store, tmp_path):
+    rng = random.Random(3)
+    known = write(tmp_path / "known.jsonl", [asked(rng) for _ in range(30)])
+    none = write(tmp_path / "none.jsonl", [{**asked(rng), "answers": {"text": [], "answer_start": []}} for _ in range(30)])
+    both = write(tmp_path / "both.jsonl", [json.loads(line) for path in (known, none) for line in path.open()])
+    with pytest.raises(InvalidInput, match=naming(none)):
+        learn(store, "span", none, epochs=1)
+    learn(store, "span", known, tenant="always", epochs=1)
+    with pytest.raises(InvalidInput, match=naming("'always'", 1, "['none']")):
+        learn(store, "span", both, tenant="always", epochs=1)
+    learn(store, "span", both, tenant="perhaps", epochs=1)
+    assert learn(store, "span", known, tenant="perhaps", epochs=1).labels == ["start", "end", "none"]
+
+
 def test_an_answer_beyond_the_truncated_passage_is_not_learned(store, tmp_path):
     passage = " ".join(WORDS[30:40] * 12)
     examples = [
@@ -378,7 +411,7 @@ def test_an_answer_beyond_the_truncated_passage_is_not_learned(store, tmp_path):
     path = write(tmp_path / "long.jsonl", examples)
     task = training_task("span")
     texts = Reader(store, "root", 1).read(task.read(path), task, ["start", "end"], show_progress=False)
-    assert texts.cut == 2 and [text.targets.tolist() for text in texts.texts] == [[1, 2], [UNREAD, UNREAD]]
+    assert texts.cut == 2 and [text.targets.tolist() for text in texts.texts] == [[2, 3], [UNREAD, UNREAD]]
 
 
 def test_uneven_labels_are_reported(store, tmp_path):
