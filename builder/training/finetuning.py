@@ -20,6 +20,7 @@ from builder.packed_batches import packed_batches
 from builder.store.savepoint import Savepoint
 from builder.training.bodies import Body, learnable
 from builder.training.cutting import Cutting
+from builder.training.dropout import dropout
 from builder.training.examples import Pack, Reader, Texts
 from builder.training.model import Diverged, TenantModel, Weights
 from builder.training.scores import Scores
@@ -46,6 +47,7 @@ class TrainingOptions:
     body_rate: float = 0.0  # of the otherwise shared layers; with a rank above 0, the adapter becomes their change
     body_part: str = "all"  # or "lower", "upper": which layers of a whole BERT learn
     weight_decay: float = 0.01
+    dropout: float = 0.0  # share of the hidden states that a step leaves out
     warm_up: float = 0.1  # a share of the steps
     batch_texts: int = 8
     seed: int = 0
@@ -61,6 +63,8 @@ class TrainingOptions:
             raise InvalidInput(f"learning rate {self.learning_rate}: give a number above 0")
         if self.doubt < 0:
             raise InvalidInput(f"doubt {self.doubt}: give 0 standard errors or more")
+        if not 0 <= self.dropout < 1:
+            raise InvalidInput(f"dropout {self.dropout}: give 0 or more, below 1")
         if self.body_rate < 0:
             raise InvalidInput(f"upper rate {self.body_rate}: give a number above 0, or 0 for layers that do not learn")
         if self.cut and self.adapter != "lora":
@@ -208,7 +212,7 @@ def train(
                 for group in optimizer.param_groups:
                     group["lr"] = group["peak"] * _warm_up_then_decay(total, options.warm_up, course.step)
                 pack = ground.reader.pack(ground.texts, some, ground.device, body.reads_tables)
-                with in_half:
+                with in_half, dropout(body, options.dropout, (options.seed, course.step)):
                     logits = model(body, pack)
                 loss = _loss(logits, pack, ground.task, model.spread)
                 if further is not None:

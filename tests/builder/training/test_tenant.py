@@ -370,7 +370,7 @@ def test_values_that_cannot_be_stored_or_do_not_differ_are_refused(store, tmp_pa
 
 def test_options_that_make_no_sense_are_named(store, tmp_path):
     train = made(tmp_path, "classify", 20, 1)
-    counts, rates = ("epochs", "patience", "batch_texts"), {"doubt": -1, "learning_rate": 0.0, "body_rate": -1}
+    counts, rates = ("epochs", "patience", "batch_texts"), {"doubt": -1, "learning_rate": 0.0, "body_rate": -1, "dropout": 1.0}
     for option, value in [*((name, 0) for name in counts), *rates.items()]:
         with pytest.raises(InvalidInput, match=f"{option.split('_')[-1]} {value}"):
             learn(store, "classify", train, **{option: value})
