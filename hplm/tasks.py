@@ -5,7 +5,7 @@ A task is one object here and one in `builder/training/tasks.py`. docs/extending
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -91,11 +91,30 @@ def each_word(text: str, pair: str | None, encoded: Encoded) -> Array:
 
 
 def passage_tokens(text: str, pair: str | None, encoded: Encoded) -> Array:
-    """Returns a row for both texts together, then one for each token of the passage, which is the pair."""
+    """Returns for each window of the passage, which is the pair, a row for the window, then one for each token of the passage.
+
+    The row for a window reads the window's first token and is about code points 0 to 0.
+    """
     tokens = np.flatnonzero(~encoded.special & (encoded.segments == 1)).astype(np.int32)
     if not len(tokens):
         raise InvalidInput("the passage contains no token that the model can read: send another passage as TEXT_PAIR")
-    return np.vstack([np.zeros((1, 3), dtype=np.int32), np.column_stack([tokens, encoded.offsets[tokens]])])
+    heads = np.zeros((len(encoded.lengths), 3), dtype=np.int32)
+    heads[:, 0] = np.cumsum(encoded.lengths) - encoded.lengths
+    rows = np.vstack([heads, np.column_stack([tokens, encoded.offsets[tokens]])])
+    return rows[np.argsort(rows[:, 0], kind="stable")]
+
+
+def windows_of(spans: Array, tokens: int) -> Iterator[tuple[slice, Array]]:
+    """Yields the windows of a text that `passage_tokens` has read: the place of its tokens, and its spans in that place."""
+    heads = _heads(spans)
+    starts: list[int] = spans[heads, 0].tolist()
+    for start, end, own in zip(starts, [*starts[1:], tokens], np.split(spans, heads[1:]), strict=True):
+        yield slice(start, end), own - np.array([start, 0, 0], dtype=np.int32)
+
+
+def _heads(spans: Array) -> Array:
+    """Returns which rows are for a whole window. No token of a passage ends at code point 0."""
+    return np.flatnonzero(spans[:, 2] == 0)
 
 
 # Functions for `read_answer`.
@@ -136,16 +155,25 @@ def value(logits: Array, spans: Array, labels: Sequence[str], passage: str) -> T
 
 
 def piece_of_passage(logits: Array, spans: Array, labels: Sequence[str], passage: str) -> TextAnswer:
-    """Returns the best piece of the passage, or "" at 0-0 if the score of no answer, in the first row, is higher (SQuAD 2)."""
-    first, last = best_span(logits[1:])
-    start, stop = int(spans[1 + first, 1]), int(spans[1 + last, 2])
-    best = np.array([[logits[1 + first, 0], logits[1 + last, 1]]], dtype=np.float32)
-    start_of, stop_of = softmax(ends_of(logits).T)
-    score = start_of[1 + first] * stop_of[1 + last]
+    """Returns the best piece of the passage, or "" at 0-0 if the score of no answer is higher (SQuAD 2).
+
+    A piece lies in one window. The score of no answer is the lowest of all windows: in one of them, an answer is likely.
+    """
+    heads = _heads(spans)
+    pieces = [(head + 1, *best_span(own[1:])) for head, own in zip(heads.tolist(), np.split(logits, heads[1:]), strict=True)]
+    first, last = max(((at + start, at + end) for at, start, end in pieces), key=lambda ends: _sum_of(logits, *ends))
+    start, stop = int(spans[first, 1]), int(spans[last, 2])
+    chosen, best = [first, last], np.array([[logits[first, 0], logits[last, 1]]], dtype=np.float32)
+    ends = logits[:, :2].copy()
+    ends[heads] = -np.inf
     if len(labels) > 2:
-        best = np.append(best, logits[:1, 2:3], axis=1)
+        head = int(heads[logits[heads, 2].argmin()])
+        best = np.append(best, logits[head : head + 1, 2:3], axis=1)
+        ends[head] = best[0, 2] / 2
         if best[0, 2] > best[0, :2].sum():
-            start, stop, score = 0, 0, start_of[0] * stop_of[0]
+            start, stop, chosen = 0, 0, [head, head]
+    start_of, stop_of = softmax(ends.T)
+    score = start_of[chosen[0]] * stop_of[chosen[1]]
     return TextAnswer(
         labels=[passage[start:stop]],
         scores=np.array([score], dtype=np.float32),
@@ -154,10 +182,8 @@ def piece_of_passage(logits: Array, spans: Array, labels: Sequence[str], passage
     )
 
 
-def ends_of(logits: Array) -> Array:
-    """Returns the logits of start and end, rows x 2. The first row stands for no answer: half of its score each, or -inf."""
-    none = logits[:1, 2:3] / 2 if logits.shape[1] > 2 else np.full((1, 1), -np.inf, dtype=logits.dtype)
-    return np.vstack([np.repeat(none, 2, axis=1), logits[1:, :2]])
+def _sum_of(logits: Array, first: int, last: int) -> float:
+    return float(logits[first, 0] + logits[last, 1])
 
 
 def best_span(logits: Array) -> tuple[int, int]:

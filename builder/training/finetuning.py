@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -255,9 +256,8 @@ def train(
         held_after = {entry["epoch"]: entry["change_held"] for entry in course.history}
         body, held = cutting.shared, {"change_held": round(held_after.get(course.kept_epoch, 1.0), 4)}
     if ground.task.shift is not None:
-        logits, _ = logits_of(body, model, ground, ground.dev)
-        examples, spans = ([getattr(text, part) for text in ground.dev.texts] for part in ("example", "spans"))
-        model.shift(ground.task.shift(ground.labels, examples, spans, logits))
+        read, _ = rows_of(body, model, ground, ground.dev)
+        model.shift(ground.task.shift(ground.labels, ground.dev.examples, *zip(*read, strict=True)))
     model.round_to_storage()
     at_start = {"at_start": {name: round(value, 5) for name, value in course.at_start.items()}} if course.at_start else {}
     report = {
@@ -276,18 +276,26 @@ def train(
 def evaluate(body: Body, model: TenantModel, ground: Ground, texts: Texts) -> tuple[Scores, float]:
     """Returns the scores and the mean loss."""
     answers, loss = answers_to(body, model, ground, texts)
-    return ground.task.score(ground.labels, [text.example for text in texts.texts], answers), loss
+    return ground.task.score(ground.labels, texts.examples, answers), loss
 
 
 def answers_to(body: Body, model: TenantModel, ground: Ground, texts: Texts) -> tuple[list[list[str]], float]:
-    """Returns the answers that a client would get, text by text, and the mean loss."""
-    logits, loss = logits_of(body, model, ground, texts)
+    """Returns the answers that a client would get, example by example, and the mean loss."""
+    read, loss = rows_of(body, model, ground, texts)
     served, labels = ground.task.served, ground.labels
     answers = [
-        served.answer(own, text.spans, labels, passage=text.example.pair or "").labels
-        for own, text in zip(logits, texts.texts, strict=True)
+        served.answer(logits, spans, labels, passage=example.pair or "").labels
+        for (spans, logits), example in zip(read, texts.examples, strict=True)
     ]
     return answers, loss
+
+
+def rows_of(body: Body, model: TenantModel, ground: Ground, texts: Texts) -> tuple[list[tuple[np.ndarray, np.ndarray]], float]:
+    """Returns spans and logits of each example's rows, over all its windows, and the mean loss."""
+    logits, loss = logits_of(body, model, ground, texts)
+    starts = [number for number, text in enumerate(texts.texts) if text.window == 0]
+    parts = [slice(*ends) for ends in pairwise([*starts, len(logits)])]
+    return [(np.concatenate([text.spans for text in texts.texts[part]]), np.concatenate(logits[part])) for part in parts], loss
 
 
 @torch.inference_mode()

@@ -181,7 +181,7 @@ def _begin(folder: Path, tenant_id: str, plan: dict[str, Any]) -> None:
 
 def _described(labelled: Labelled, texts: Texts) -> dict[str, Any]:
     return {
-        "texts": len(texts.texts),
+        "texts": len(texts.examples),
         "texts_cut": texts.cut,
         "label_counts": dict(sorted(_counts(labelled).items())),
         "windows_found": texts.found,

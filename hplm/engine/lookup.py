@@ -83,7 +83,7 @@ class Lookup:
         lengths = np.array([len(text.tokens) for text in encoded])
         tokens = np.concatenate([text.tokens for text in encoded])
         chain = reading.view.forest.chain(reading.tenant.domain, reading.tenant.domain_version)
-        hits = chain.lookup(tokens, lengths)
+        hits = chain.lookup(tokens, np.concatenate([text.lengths for text in encoded]))
         segments = np.concatenate([text.segments for text in encoded])
         rows = np.array([len(s) for s in spans])
         if len(rows) * rows.max() > MOST_ROWS:
@@ -103,8 +103,9 @@ class Lookup:
         text, pair = reading.text(index)
         try:
             check_length(text, pair)
-            encoded = self._tokenizer.encode(text, pair, reading.truncate)
-            reading.spans.append(reading.tenant.task_object.rows(text, pair, encoded))
+            task = reading.tenant.task_object
+            encoded = self._tokenizer.encode(text, pair, reading.truncate, in_windows=task.needs_pair)
+            reading.spans.append(task.rows(text, pair, encoded))
             reading.encoded.append(encoded)
         except InvalidInput as error:
             raise InvalidInput(f"text {index + 1} of {len(reading.texts)}: {error}") from None

@@ -207,7 +207,8 @@ def _answer_texts(pairs: list[tuple[Text, Array]]) -> None:
             own[text.read] = logits[:, : len(labels)]
             if not np.isfinite(own).all():
                 raise Broken(f"tenant {request.tenant.id!r} has logits that are not finite: train it again, with a lower rate")
-            request.done(text.index, request.tenant.task_object.answer(own, text.spans, labels, request.top_k, text.passage))
+            if (joined := request.joined(text, own)) is not None:
+                request.done(text.index, request.tenant.task_object.answer(*joined, labels, request.top_k, text.passage))
         except HplmError as error:
             log.error("%s", error)
             request.fail(error)

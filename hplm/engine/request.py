@@ -14,7 +14,7 @@ from hplm.arrays import Array
 from hplm.engine.backbone import View
 from hplm.engine.looked_up import LookedUp
 from hplm.errors import DeadlineMissed
-from hplm.tasks import TextAnswer
+from hplm.tasks import TextAnswer, windows_of
 from hplm.tenants.snapshot import Tenant
 from hplm.tenants.ticket import Ticket
 
@@ -52,6 +52,7 @@ class Request:
         self.tokens = 0  # of all texts, after they were checked
         self._respond = respond
         self._rows: list[TextAnswer | None] = [None] * texts
+        self._computed: dict[int, dict[int, tuple[Array, Array]]] = {}  # logits and spans of windows, by text
         self._left = texts
         self._answered = False
         self._lock = threading.Lock()
@@ -61,8 +62,34 @@ class Request:
         return self._answered
 
     def texts_from(self, looked_up: LookedUp, passages: Sequence[str] | None = None) -> list[Text]:
-        """Returns the looked-up texts one by one. `passages` are for tasks that answer from a pair."""
-        return [Text(self, i, *looked_up.text(i), passages[i] if passages is not None else "") for i in range(self.texts)]
+        """Returns the looked-up texts one by one, a long one window by window.
+
+        `passages` are for tasks that answer from a pair. Only these have windows.
+        """
+        if passages is None:
+            return [Text(self, i, *looked_up.text(i)) for i in range(self.texts)]
+        found: list[Text] = []
+        for i, passage in enumerate(passages):
+            addresses, segments, spans = looked_up.text(i)
+            windows = list(windows_of(spans, len(addresses)))
+            found += [
+                Text(self, i, addresses[at], segments[at], own, passage, number, len(windows))
+                for number, (at, own) in enumerate(windows)
+            ]
+        return found
+
+    def joined(self, text: Text, logits: Array) -> tuple[Array, Array] | None:
+        """Returns the logits and spans of all windows of a text. None while others are still to be computed."""
+        if text.windows == 1:
+            return logits, text.spans
+        with self._lock:
+            computed = self._computed.setdefault(text.index, {})
+            computed[text.window] = logits, text.spans
+            if len(computed) < text.windows:
+                return None
+            del self._computed[text.index]
+        parts = [computed[number] for number in range(text.windows)]
+        return np.concatenate([own for own, _ in parts]), np.concatenate([spans for _, spans in parts])
 
     def done(self, index: int, rows: TextAnswer) -> None:
         with self._lock:
@@ -83,7 +110,7 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """One text of a request. It waits in the queue (`hplm.scheduling.waiting`), and the engine computes it."""
+    """One text of a request, or a window of it. It waits in the queue (`hplm.scheduling.waiting`); the engine computes it."""
 
     request: Request
     index: int
@@ -91,6 +118,8 @@ class Text:
     segments: Array  # uint8
     spans: Array  # rows x 3, int32: token to read (-1: none), and the first and last code point that the row is about
     passage: str = ""  # the text with these code points, if the task answers from a pair
+    window: int = 0  # which of the text's windows it is
+    windows: int = 1
 
     @property
     def tokens(self) -> int:
@@ -98,7 +127,7 @@ class Text:
 
     @property
     def bytes(self) -> int:
-        return self.addresses.nbytes + self.segments.nbytes + self.spans.nbytes + sys.getsizeof(self.passage)
+        return self.addresses.nbytes + self.segments.nbytes + self.spans.nbytes + sys.getsizeof(self.passage) // self.windows
 
     @property
     def arrival_ns(self) -> int:

@@ -133,6 +133,8 @@ class Service:
             )
         if not len(looked_up.addresses) == len(looked_up.segments) == len(looked_up.spans):
             raise InvalidInput(FOREIGN)
+        if passages is not None and looked_up.spans[:, :1, 2].any():  # no row for the first window
+            raise InvalidInput(FOREIGN)
         found = request.texts_from(looked_up, passages)
         chain = request.view.forest.chain(tenant.domain, tenant.domain_version)
         if not all(self._is_sound(text, chain) for text in found):

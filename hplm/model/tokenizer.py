@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -17,13 +18,14 @@ from hplm.errors import InvalidInput
 WORD = re.compile(r"\S+")
 CHARACTERS_A_TOKEN = 8  # more than nearly all texts have: a long text is first read as far as this reaches
 GROWTH = 4  # how much more is read if that was too little
+OVERLAP = 128  # tokens that a window of a passage shares with the next one, as in the usual recipe for SQuAD
 
 
 class Encoded:
     """One text as the model sees it. Fields that only some tasks need are computed on first use."""
 
-    def __init__(self, encoding: Encoding, kept: Array | None = None) -> None:
-        """`kept`: the indexes of the tokens to keep; None keeps all."""
+    def __init__(self, encoding: Encoding, kept: Array | None = None, lengths: Sequence[int] = ()) -> None:
+        """`kept`: the indexes of the tokens to keep; None keeps all. `lengths`: of windows; none: the tokens are one window."""
         self._encoding = encoding
         self.tokens = np.array(encoding.ids, dtype=np.int32)  # including special tokens
         self.segments = np.array(encoding.type_ids, dtype=np.uint8)
@@ -31,6 +33,7 @@ class Encoded:
             self.tokens, self.segments = self.tokens[kept], self.segments[kept]
             self.offsets, self.special = self.offsets[kept], self.special[kept]
             del self._encoding  # it still has the tokens that were cut off
+        self.lengths = np.array(lengths or [len(self.tokens)], dtype=np.int64)  # the model reads each window for itself
 
     @cached_property
     def offsets(self) -> Array:
@@ -51,7 +54,8 @@ class Tokenizer:
         self._added_length = _added_length(tokenizer_json)
         self._special_tokens = {pair: self._tokenizer.num_special_tokens_to_add(is_pair=pair) for pair in (False, True)}
 
-    def encode(self, text: str, pair: str | None = None, truncate: bool = False) -> Encoded:
+    def encode(self, text: str, pair: str | None = None, truncate: bool = False, in_windows: bool = False) -> Encoded:
+        """`in_windows`: a pair that is too long is neither refused nor cut, if the text leaves it half of the positions."""
         if not text.strip():
             raise InvalidInput("the text is empty: send at least one word")
         first, second = self._beginning(text), None if pair is None else self._beginning(pair)
@@ -59,6 +63,8 @@ class Tokenizer:
         if len(encoding.ids) == self._special_tokens[pair is not None]:
             raise InvalidInput("the text contains no token that the model can read: send other text")
         if len(encoding.ids) > self.positions:
+            if in_windows and (windows := self._windows(self._tokenizer.encode(text, pair))) is not None:
+                return windows
             if not truncate:
                 count = len(encoding.ids) if (first, second) == (text, pair) else f"more than {self.positions}"
                 raise InvalidInput(
@@ -67,6 +73,18 @@ class Tokenizer:
                 )
             return Encoded(encoding, self._kept(encoding, len(text), None if pair is None else len(pair)))
         return Encoded(encoding)
+
+    def _windows(self, encoding: Encoding) -> Encoded | None:
+        """Returns windows of the pair end to end, each with the whole text. None if the text is too long for that."""
+        part = np.array([-1 if of is None else of for of in encoding.sequence_ids])
+        around, pair = np.flatnonzero(part < 1), np.flatnonzero(part == 1)
+        room = self.positions - len(around)
+        if room < self.positions // 2:
+            return None
+        step = room - min(OVERLAP, room // 2)
+        starts = range(0, max(len(pair) - room, 0) + step, step)
+        windows = [np.sort(np.concatenate([around, pair[start : start + room]])) for start in starts]
+        return Encoded(encoding, np.concatenate(windows), [len(window) for window in windows])
 
     def _beginning(self, text: str) -> str:
         """Returns a beginning of the text that has the same first tokens, at least as many as the model takes; or the text."""

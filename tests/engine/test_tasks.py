@@ -86,13 +86,28 @@ def test_a_missing_or_unreadable_passage_is_refused(service, reference):
         service.submit(ticket, resolved, print)
 
 
-def test_a_passage_that_is_too_long_is_truncated_at_its_end(service, reference):
-    answers, passage = [], " ".join(WORDS[:150])
-    ask(service, reference, "find", [WORDS[3]], [passage], answers.append, truncate=True)
+@pytest.mark.parametrize("truncate", [False, True])
+def test_a_passage_that_is_too_long_is_answered_from_anywhere(service, reference, truncate):
+    rng, answers = random.Random(1), []
+    passages = [" ".join(rng.choices(WORDS, k=200)) for _ in range(12)]
+    ask(service, reference, "find", WORDS[:12], passages, answers.append, truncate=truncate)
+    service.close()
+    (rows,) = answers
+    for text, passage, own in zip(WORDS[:12], passages, rows, strict=True):
+        expected = reference.answer(text, "find", passage)
+        assert (own.labels, own.spans.tolist()) == (expected.labels, [list(span) for span in expected.spans])
+        assert passage.startswith(own.labels[0], own.spans[0, 0])
+    assert any(own.spans[0, 0] > len(passage) / 2 for own, passage in zip(rows, passages, strict=True))
+
+
+def test_a_question_that_leaves_no_room_for_the_passage_is_refused_or_cut(service, reference):
+    question, passage, answers = " ".join(WORDS[:40]), " ".join(WORDS[:150]), []
+    with pytest.raises(InvalidInput, match=naming(64, "truncate=true")):
+        ask(service, reference, "find", [question], [passage], answers.append)
+    ask(service, reference, "find", [question], [passage], answers.append, truncate=True)
     service.close()
     ((rows,),) = answers
-    assert rows.labels == reference.answer(WORDS[3], "find", passage, truncate=True).labels
-    assert rows.labels[0] and passage.startswith(rows.labels[0], rows.spans[0, 0])
+    assert rows.labels == reference.answer(question, "find", passage, truncate=True).labels
 
 
 def test_a_value_far_from_0_is_exact_in_16_bits(tmp_path):
