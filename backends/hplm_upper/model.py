@@ -16,6 +16,7 @@ from backends import replies
 from hplm.engine.channel import Failure, Outputs
 from hplm.engine.keeper import Keeper
 from hplm.engine.looked_up import LookedUp
+from hplm.errors import HplmError
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
 from hplm.tenants.ticket import SharedSecret, Ticket
@@ -55,8 +56,9 @@ class TritonPythonModel:
         self._publisher.close()
 
 
-def _respond(sender: pb_utils.InferenceResponseSender, answer: Outputs | Failure) -> None:
-    if isinstance(answer, tuple):
-        replies.send(sender, replies.failure_with(*answer))
-    else:
-        replies.send_outputs(sender, answer)
+def _respond(sender: pb_utils.InferenceResponseSender, answer: Outputs | Failure) -> HplmError | None:
+    """Sends an answer. Returns the error that was sent instead, if there was no shared memory for it."""
+    if not isinstance(answer, tuple):
+        return replies.send_outputs(sender, answer)
+    replies.send(sender, replies.failure_with(*answer))
+    return None

@@ -56,6 +56,7 @@ class Reply:
 
     number: int
     answer: Outputs | Failure
+    counted: tuple[Series, ...] = ()  # where it is counted already, if it may yet be refused: it needs shared memory
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,10 @@ import sys
 import threading
 import traceback
 
-from hplm.engine.answer import fill
+from hplm.engine.answer import fill, size_of
 from hplm.engine.channel import Ask, Beat, Begin, Channel, End, Ready, Reply
+from hplm.engine.instruments import Counted
+from hplm.engine.memory import LARGE
 from hplm.engine.request import Answer
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
@@ -51,8 +53,8 @@ class Child:
         beats.join()
 
     def _submit(self, service: Service, ask: Ask) -> None:
-        def respond(answer: Answer) -> None:
-            self._channel.send(_reply(ask, answer))
+        def respond(answer: Answer, counted: Counted = ()) -> None:
+            self._channel.send(_reply(ask, answer, counted))
 
         try:
             service.submit(ask.ticket, ask.looked_up, respond, ask.passages, ask.id)
@@ -73,10 +75,11 @@ class Child:
                 log.exception("cannot send what was counted")
 
 
-def _reply(ask: Ask, answer: Answer) -> Reply:
+def _reply(ask: Ask, answer: Answer, counted: Counted) -> Reply:
     try:
         if not isinstance(answer, Exception):
-            return Reply(ask.number, fill(answer).outputs(ask.wanted, ask.ticket.version))
+            outputs = fill(answer).outputs(ask.wanted, ask.ticket.version)
+            return Reply(ask.number, outputs, counted if size_of(outputs) >= LARGE else ())
     except Exception as error:
         answer = error
     if not isinstance(answer, HplmError):  # its message may hold what the client sent

@@ -36,7 +36,7 @@ STUCK_SECONDS = 60.0  # and one that computes a batch for so long
 LONGEST_PAUSE = 30.0  # seconds between attempts to start an engine
 ANSWERING_THREADS = 4  # each answer is a round trip to the server process
 
-Respond = Callable[[Outputs | Failure], None]
+Respond = Callable[[Outputs | Failure], HplmError | None]  # sends an answer; returns the error that was sent instead
 
 
 @dataclass
@@ -165,9 +165,9 @@ class Keeper:
                 if respond is None:
                     continue
                 if engine.channel.waits:
-                    self._answering.submit(_answer, respond, message.answer)
+                    self._answering.submit(self._answer, respond, message)
                 else:  # nothing else waits for this thread
-                    _answer(respond, message.answer)
+                    self._answer(respond, message)
 
     def _end(self, engine: _Engine) -> None:
         """Makes sure that the process has ended, and answers what it still had."""
@@ -203,16 +203,24 @@ class Keeper:
                 log.error("the engine has not moved for %g s: it is ended", BEATLESS_SECONDS)
                 engine.process.kill()
 
+    def _answer(self, respond: Respond, reply: Reply) -> None:
+        """Sends an answer. If an error was sent instead, counts that and no longer the answer."""
+        unsent = _answer(respond, reply.answer)
+        if unsent is not None:
+            self._meter.add_all(dict.fromkeys(reply.counted, -1))
+            self._meter.add_all({(metric, (of, unsent.word)): 1 for metric, (of, _) in reply.counted})
+
     def _take(self, engine: _Engine, number: int) -> Respond | None:
         with self._lock:
             return engine.held.pop(number, None)
 
 
-def _answer(respond: Respond, answer: Outputs | Failure) -> None:
+def _answer(respond: Respond, answer: Outputs | Failure) -> HplmError | None:
     try:
-        respond(answer)
+        return respond(answer)
     except Exception:
         log.exception("cannot send an answer")
+        return None
 
 
 def _reason(code: int) -> str:

@@ -41,10 +41,10 @@ def test_forged_rows_are_refused(asker):
         (good.addresses, good.segments, np.tile(good.spans, (1, 9, 1))),
     ]:
         with pytest.raises(InvalidInput, match=naming("ROWS", "SEGMENTS", "SPANS")):
-            asker.service.submit(ticket, LookedUp(addresses, segments, spans), lambda answer: None)
+            asker.service.submit(ticket, LookedUp(addresses, segments, spans), lambda answer, counted: None)
     with pytest.raises(NoTenant):
         stranger = Ticket(view.snapshot.export_number, 0, 999, 1, time.monotonic_ns(), 0, 0, 0)
-        asker.service.submit(stranger, good, lambda answer: None)
+        asker.service.submit(stranger, good, lambda answer, counted: None)
 
 
 def test_a_ticket_expires(asker):
@@ -57,9 +57,9 @@ def test_a_ticket_expires(asker):
         ticket = Ticket(view.snapshot.export_number, 0, tenant.uid, 1, arrival_ns, 0, 0, 0)
         if refused:
             with pytest.raises(DeadlineMissed, match=naming(service.TICKET_SECONDS)):
-                asker.service.submit(ticket, good, lambda answer: None)
+                asker.service.submit(ticket, good, lambda answer, counted: None)
         else:
-            asker.service.submit(ticket, good, lambda answer: None)
+            asker.service.submit(ticket, good, lambda answer, counted: None)
 
 
 def test_a_ticket_of_another_export_is_refused(asker):
@@ -69,4 +69,4 @@ def test_a_ticket_of_another_export_is_refused(asker):
     good = asker.lookup.resolve(view, tenant, [WORDS[0]], None, False)
     ticket = Ticket(view.snapshot.export_number ^ 1, 0, tenant.uid, 1, time.monotonic_ns(), 0, 0, 0)
     with pytest.raises(Draining):
-        asker.service.submit(ticket, good, lambda answer: None)
+        asker.service.submit(ticket, good, lambda answer, counted: None)
