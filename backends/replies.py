@@ -105,16 +105,18 @@ def send(sender: pb_utils.InferenceResponseSender, response: pb_utils.InferenceR
     sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
-def send_outputs(sender: pb_utils.InferenceResponseSender, outputs: Mapping[str, Array]) -> None:
-    """Sends the answer to a request, or the error that kept it from being sent."""
+def send_outputs(sender: pb_utils.InferenceResponseSender, outputs: Mapping[str, Array]) -> HplmError | None:
+    """Sends the answer to a request, or returns the error that was sent instead."""
     try:
         response = pb_utils.InferenceResponse([tensor(name, values) for name, values in outputs.items()])
     except Exception as error:
         send(sender, failure(error, "making the answer"))
-        return
+        return error if isinstance(error, HplmError) else Broken(kind_of(error))
     try:
         with SHARED_MEMORY.taken(size_of(outputs)):
             send(sender, response)
     except Broken as error:  # nothing was sent
         log.error("%s", error)
         send(sender, failure(error))
+        return error
+    return None

@@ -5,7 +5,7 @@ A task is one object here and one in `builder/training/tasks.py`. docs/extending
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -46,12 +46,14 @@ class Task:
     read_answer: Callable[[Array, Array, Sequence[str], str], TextAnswer]  # logits, spans, labels, passage
     fixed_labels: tuple[str, ...] = ()  # names of the head's outputs; empty: each tenant has its own labels
     read_each: Callable[[Array, Array, Sequence[Sequence[str]]], list[TextAnswer]] | None = None  # `read_answer`, many at once
+    further_label: str = ""  # the name of an output that only some tenants have, after the fixed ones
     needs_pair: bool = False  # the answer is a piece of the second text, the passage
     allows_top_k: bool = False  # a request may ask for the k best labels
 
     def head_size(self, labels: int) -> int:
         """Returns the number of outputs of a head, for a tenant with this number of labels."""
-        return len(self.fixed_labels) or labels
+        fixed = len(self.fixed_labels)
+        return labels if not fixed or (self.further_label and labels == fixed + 1) else fixed
 
     @property
     def reads_first_token(self) -> bool:
@@ -95,11 +97,30 @@ def each_word(text: str, pair: str | None, encoded: Encoded) -> Array:
 
 
 def passage_tokens(text: str, pair: str | None, encoded: Encoded) -> Array:
-    """Returns a row for each token of the passage, which is the pair."""
+    """Returns for each window of the passage, which is the pair, a row for the window, then one for each token of the passage.
+
+    The row for a window reads the window's first token and is about code points 0 to 0.
+    """
     tokens = np.flatnonzero(~encoded.special & (encoded.segments == 1)).astype(np.int32)
     if not len(tokens):
         raise InvalidInput("the passage contains no token that the model can read: send another passage as TEXT_PAIR")
-    return np.column_stack([tokens, encoded.offsets[tokens]])
+    heads = np.zeros((len(encoded.lengths), 3), dtype=np.int32)
+    heads[:, 0] = np.cumsum(encoded.lengths) - encoded.lengths
+    rows = np.vstack([heads, np.column_stack([tokens, encoded.offsets[tokens]])])
+    return rows[np.argsort(rows[:, 0], kind="stable")]
+
+
+def windows_of(spans: Array, tokens: int) -> Iterator[tuple[slice, Array]]:
+    """Yields the windows of a text that `passage_tokens` has read: the place of its tokens, and its spans in that place."""
+    heads = _heads(spans)
+    starts: list[int] = spans[heads, 0].tolist()
+    for start, end, own in zip(starts, [*starts[1:], tokens], np.split(spans, heads[1:]), strict=True):
+        yield slice(start, end), own - np.array([start, 0, 0], dtype=np.int32)
+
+
+def _heads(spans: Array) -> Array:
+    """Returns which rows are for a whole window. No token of a passage ends at code point 0."""
+    return np.flatnonzero(spans[:, 2] == 0)
 
 
 # Functions for `read_answer`.
@@ -155,15 +176,35 @@ def value(logits: Array, spans: Array, labels: Sequence[str], passage: str) -> T
 
 
 def piece_of_passage(logits: Array, spans: Array, labels: Sequence[str], passage: str) -> TextAnswer:
-    first, last = best_span(logits)
+    """Returns the best piece of the passage, or "" at 0-0 if the score of no answer is higher (SQuAD 2).
+
+    A piece lies in one window. The score of no answer is the lowest of all windows: in one of them, an answer is likely.
+    """
+    heads = _heads(spans)
+    pieces = [(head + 1, *best_span(own[1:])) for head, own in zip(heads.tolist(), np.split(logits, heads[1:]), strict=True)]
+    first, last = max(((at + start, at + end) for at, start, end in pieces), key=lambda ends: _sum_of(logits, *ends))
     start, stop = int(spans[first, 1]), int(spans[last, 2])
-    start_of, stop_of = softmax(logits.T)
+    chosen, best = [first, last], np.array([[logits[first, 0], logits[last, 1]]], dtype=np.float32)
+    ends = logits[:, :2].copy()
+    ends[heads] = -np.inf
+    if len(labels) > 2:
+        head = int(heads[logits[heads, 2].argmin()])
+        best = np.append(best, logits[head : head + 1, 2:3], axis=1)
+        ends[head] = best[0, 2] / 2
+        if best[0, 2] > best[0, :2].sum():
+            start, stop, chosen = 0, 0, [head, head]
+    start_of, stop_of = softmax(ends.T)
+    score = start_of[chosen[0]] * stop_of[chosen[1]]
     return TextAnswer(
         labels=[passage[start:stop]],
-        scores=np.array([start_of[first] * stop_of[last]], dtype=np.float32),
-        logits=np.array([[logits[first, 0], logits[last, 1]]], dtype=np.float32),
+        scores=np.array([score], dtype=np.float32),
+        logits=best,
         spans=np.array([[start, stop]], dtype=np.int32),
     )
+
+
+def _sum_of(logits: Array, first: int, last: int) -> float:
+    return float(logits[first, 0] + logits[last, 1])
 
 
 def best_span(logits: Array) -> tuple[int, int]:
@@ -195,6 +236,13 @@ TASKS: dict[str, Task] = {
         Task("multilabel", first_token, holding_labels),
         Task("tag", each_word, best_label),
         Task("regress", first_token, value, fixed_labels=("value",)),
-        Task("span", passage_tokens, piece_of_passage, fixed_labels=("start", "end"), needs_pair=True),
+        Task(
+            "span",
+            passage_tokens,
+            piece_of_passage,
+            fixed_labels=("start", "end"),
+            further_label="none",
+            needs_pair=True,
+        ),
     )
 }

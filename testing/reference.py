@@ -33,6 +33,34 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class Piece:
+    """A piece of a passage: its code points, and the logits of its start and its end."""
+
+    start: int
+    stop: int
+    logits: tuple[float, float]
+
+    @property
+    def sum(self) -> float:
+        return sum(self.logits)
+
+
+@dataclass(frozen=True)
+class PassageWindow:
+    """A part of a passage that the model reads at a time, with the question."""
+
+    logits: Tensor  # of the window's first token, then of each token of the passage
+    offsets: list[list[int]]  # of each token of the passage
+
+    @property
+    def best(self) -> Piece:
+        tokens, ends = len(self.offsets), self.logits[1:].tolist()
+        pairs = [(i, j) for i in range(tokens) for j in range(i, min(i + LONGEST_ANSWER, tokens))]
+        pieces = [Piece(self.offsets[i][0], self.offsets[j][1], (ends[i][0], ends[j][1])) for i, j in pairs]
+        return max(pieces, key=lambda piece: piece.sum)
+
+
+@dataclass(frozen=True)
 class Reference:
     backbone: Backbone
     _known: dict[Table, np.ndarray] = field(default_factory=dict)
@@ -51,21 +79,45 @@ class Reference:
 
     @torch.no_grad()
     def forward(self, text: str, tenant_id: str, pair: str | None = None, truncate: bool = False) -> Tensor:
-        """Returns fp32 logits with a row for each answer row, or for `span`, for each token of the passage.
+        """Returns fp32 logits with a row for each answer row, or for `span`, for the first token and each of the passage.
 
         A word without a token gets zeros.
         """
-        config = self.backbone.config
         tenant = self.backbone.view.snapshot.find(tenant_id)
+        if tenant.task == "span":
+            return torch.cat([window.logits for window in self.windows(text, tenant_id, pair, truncate)])
         encoded = self._tokenizer.encode(text, pair, truncate)
-        upper = self._upper
+        logits = self._logits(encoded.tokens, encoded.segments, tenant)
+        if tenant.task in ("classify", "multilabel", "regress"):
+            return logits[:1]
+        if tenant.task != "tag":
+            raise NotImplementedError(f"task {tenant.task!r}: define in {__name__} which rows its head reads")
+        read = _tokens_of_words(text, encoded)
+        return torch.stack([torch.zeros(len(tenant.labels)) if i is None else logits[i] for i in read])
+
+    @torch.no_grad()
+    def windows(self, text: str, tenant_id: str, pair: str | None, truncate: bool = False) -> list[PassageWindow]:
+        """Returns what the head of a tenant with the task `span` says of each window of the passage."""
+        tenant = self.backbone.view.snapshot.find(tenant_id)
+        encoded, found, start = self._tokenizer.encode(text, pair, truncate, in_windows=True), [], 0
+        for length in encoded.lengths.tolist():
+            window = range(start, start + length)
+            logits = self._logits(encoded.tokens[start : start + length], encoded.segments[start : start + length], tenant)
+            passage = [i for i in window if encoded.segments[i] == 1 and not encoded.special[i]]
+            found.append(PassageWindow(logits[[0, *(i - start for i in passage)]], encoded.offsets[passage].tolist()))
+            start += length
+        return found
+
+    def _logits(self, tokens: np.ndarray, segments: np.ndarray, tenant: Tenant) -> Tensor:
+        """Returns what the head says of each token."""
+        config, upper = self.backbone.config, self._upper
         adapter = adapter_layout = None
         if tenant.adapter is not None:
             bank = self.backbone.bank(tenant.adapter.bank)
             adapter_layout, adapter = bank.layout, bank.weights(tenant.adapter)
 
-        x = self.lower_half([int(token) for token in encoded.tokens], tenant)
-        x = x + upper.positions.weight[: len(x)] + upper.segments.weight[encoded.segments.astype(np.int64)]
+        x = self.lower_half([int(token) for token in tokens], tenant)
+        x = x + upper.positions.weight[: len(x)] + upper.segments.weight[segments.astype(np.int64)]
         x = _norm(x, upper.norm)
         for i, layer in enumerate(upper.layers):
             own = Own(adapter_layout, adapter[i] if adapter is not None else {})
@@ -80,34 +132,25 @@ class Reference:
         (head,) = bank.weights(tenant.head)
         if bank.layout.kind == "head2":
             x = activation(bank.layout.function)(x @ head["dense"].float().T + head["dense_bias"].float())
-        logits = (x @ head["weight"].float().T + head["bias"].float())[:, : len(tenant.labels)]
-        if tenant.task == "span":
-            return logits[[i for i in range(len(logits)) if encoded.segments[i] == 1 and not encoded.special[i]]]
-        if tenant.task in ("classify", "multilabel", "regress"):
-            return logits[:1]
-        if tenant.task != "tag":
-            raise NotImplementedError(f"task {tenant.task!r}: define in {__name__} which rows its head reads")
-        read = _tokens_of_words(text, encoded)
-        return torch.stack([torch.zeros(len(tenant.labels)) if i is None else logits[i] for i in read])
+        return (x @ head["weight"].float().T + head["bias"].float())[:, : len(tenant.labels)]
 
     @torch.no_grad()
     def answer(self, text: str, tenant_id: str, pair: str | None = None, truncate: bool = False) -> Reading:
         """Returns the answer that a client must get, computed from the definitions of the tasks."""
         tenant = self.backbone.view.snapshot.find(tenant_id)
+        if tenant.task == "span":
+            assert pair is not None  # the passage
+            windows = self.windows(text, tenant_id, pair, truncate)
+            found = max((window.best for window in windows), key=lambda piece: piece.sum)
+            if "none" in tenant.labels and min(float(window.logits[0, 2]) for window in windows) > found.sum:
+                return Reading([""], [(0, 0)])
+            return Reading([pair[found.start : found.stop]], [(found.start, found.stop)])
         logits = self.forward(text, tenant_id, pair, truncate)
         if tenant.task == "regress":
             return Reading([f"{float(logits[0, 0]):.6g}"], [(0, len(text))])
         if tenant.task == "multilabel":
             held = [i for i in logits[0].argsort(descending=True).tolist() if torch.sigmoid(logits[0, i]) >= HOLDS]
             return Reading([tenant.labels[i] for i in held], [(0, len(text))] * len(held))
-        if tenant.task == "span":
-            assert pair is not None  # the passage
-            encoded = self.backbone.tokenizer().encode(text, pair, truncate)
-            tokens = [i for i in range(len(encoded.tokens)) if encoded.segments[i] == 1 and not encoded.special[i]]
-            pairs = [(i, j) for i in range(len(tokens)) for j in range(i, min(i + LONGEST_ANSWER, len(tokens)))]
-            first, last = max(pairs, key=lambda ends: float(logits[ends[0], 0] + logits[ends[1], 1]))
-            start, stop = int(encoded.offsets[tokens[first]][0]), int(encoded.offsets[tokens[last]][1])
-            return Reading([pair[start:stop]], [(start, stop)])
         if tenant.task not in ("classify", "tag"):
             raise NotImplementedError(f"task {tenant.task!r}: define in {__name__} how an answer is read from its logits")
         best = [tenant.labels[int(row.argmax())] for row in logits]

@@ -100,7 +100,8 @@ def assert_answers(reference, versions):
             assert same_labels(task, reading.labels, answer["labels"])
             assert [list(span) for span in reading.spans] == answer["spans"]
             logits = np.nan_to_num(np.array(answer["logits"], dtype=float))  # None: a word without a token
-            comparison.add(tenant_id, reference.forward(*asked).numpy(), logits)
+            found = reference.forward(*asked).numpy()
+            comparison.add(tenant_id, found[1:] if task == "span" else found, logits)  # that commit read the passage alone
     comparison.assert_equal("fp32")
 
 
@@ -156,7 +157,7 @@ def test_the_upper_half_serves_an_old_export_with_its_parameters(before, place):
         tenant = reference.backbone.view.snapshot.find(tenant_id)
         spans = rows.spans.tolist()
         assert same_labels(tenant.task, rows.labels, answer["labels"]) and spans == answer["spans"]
-        logits = expected_logits(reference, tenant, answer["text"], answer["pair"], spans)
+        logits = expected_logits(reference, tenant, answer["text"], answer["pair"])
         comparison.add(tenant_id, rows.logits, np.array(logits))
     comparison.assert_equal("fp32")
     asker.close()

@@ -9,10 +9,11 @@ from builder.importing.heads import IMPORTED
 from builder.training.tasks import TRAINING_TASKS, training_task
 from hplm.engine.lookup import Lookup
 from hplm.errors import Broken, InvalidInput
-from hplm.tasks import LONGEST_ANSWER, TASKS, best_span, find_task
+from hplm.tasks import LONGEST_ANSWER, TASKS, best_span, find_task, windows_of
 from testing.toy import WORDS
 
 WHOLE = np.array([[0, 0, 9]], dtype=np.int32)
+PIECES = np.array([[0, 0, 0], [4, 0, 2], [5, 3, 6], [6, 7, 9], [7, 9, 13]], dtype=np.int32)  # of a passage, after the first row
 
 
 def test_every_task_is_served_and_trained():
@@ -25,6 +26,7 @@ def test_a_head_has_an_output_for_each_label_or_those_of_its_task():
     assert {name: task.head_size(7) for name, task in TASKS.items()} == {
         "classify": 7, "multilabel": 7, "tag": 7, "regress": 1, "span": 2
     }  # fmt: skip
+    assert [TASKS["span"].head_size(labels) for labels in (1, 2, 3, 4)] == [2, 2, 3, 2]
 
 
 def test_an_unknown_task_is_named():
@@ -67,11 +69,35 @@ def test_regress_returns_the_value_as_logits_and_as_label():
 
 
 def test_span_returns_the_most_probable_piece_of_the_passage():
-    logits = np.array([[0, 9], [6, 0], [0, 0], [0, 4]], dtype=np.float32)  # the best end is before the best start
-    spans = np.array([[4, 0, 2], [5, 3, 6], [6, 7, 9], [7, 9, 13]], dtype=np.int32)
-    rows = TASKS["span"].answer(logits, spans, ["start", "end"], passage="ab cde fghijk")
+    logits = np.array([[99, 99], [0, 9], [6, 0], [0, 0], [0, 4]], dtype=np.float32)  # the best end is before the best start
+    rows = TASKS["span"].answer(logits, PIECES, ["start", "end"], passage="ab cde fghijk")
     assert rows.labels == ["cde fghijk"] and rows.spans.tolist() == [[3, 13]]
     assert rows.logits.tolist() == [[6, 4]] and 0 < rows.scores[0] < 1
+
+
+@pytest.mark.parametrize(("none", "label", "span"), [(9.5, "cde fghijk", [3, 13]), (10.5, "", [0, 0])])
+def test_span_leaves_a_question_unanswered_if_that_scores_higher(none, label, span):
+    logits = np.array([[99, 99, none], [0, 9, 50], [6, 0, 50], [0, 0, 50], [0, 4, 50]], dtype=np.float32)
+    rows = TASKS["span"].answer(logits, PIECES, ["start", "end", "none"], passage="ab cde fghijk")
+    assert (rows.labels, rows.spans.tolist(), rows.logits.tolist()) == ([label], [span], [[6, 4, none]])
+    start, end = (np.exp([none / 2, *logits[1:, side]]) / np.exp([none / 2, *logits[1:, side]]).sum() for side in (0, 1))
+    assert rows.scores[0] == pytest.approx(start[0] * end[0] if not label else start[2] * end[4])
+
+
+def test_span_answers_from_the_best_window_and_is_silent_only_if_all_are():
+    windows = [np.array([[0, 0, 0], [1, 0, 2], [2, 3, 6]]), np.array([[0, 0, 0], [1, 3, 6], [2, 7, 9]])]
+    spans = np.concatenate([windows[0], windows[1] + [3, 0, 0]]).astype(np.int32)
+    logits = np.array([[9, 9, 8], [1, 0, 0], [0, 5, 0], [9, 9, 4], [3, 0, 0], [0, 2, 0]], dtype=np.float32)
+    for none, label, span in ((5.9, "ab cde", [0, 6]), (6.1, "", [0, 0])):
+        logits[3, 2] = none  # 8 of the other window does not count
+        rows = TASKS["span"].answer(logits, spans, ["start", "end", "none"], passage="ab cde fg")
+        assert (rows.labels, rows.spans.tolist()) == ([label], [span])
+        assert rows.logits.tolist() == [[1, 5, pytest.approx(none)]] and 0 < rows.scores[0] < 1
+    rows = TASKS["span"].answer(logits[3:], spans[3:], ["start", "end", "none"], passage="ab cde fg")
+    assert rows.labels == [""]
+    cut = list(windows_of(spans, 6))
+    assert [(at.start, at.stop) for at, _ in cut] == [(0, 3), (3, 6)]
+    assert all(np.array_equal(own, window) for (_, own), window in zip(cut, windows, strict=True))
 
 
 def test_the_best_span_is_the_best_of_all_pairs():

@@ -15,6 +15,7 @@ import triton_python_backend_utils as pb_utils
 from backends import replies
 from hplm.engine.channel import Failure, Outputs
 from hplm.engine.keeper import Asked, Keeper
+from hplm.errors import HplmError
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
 from hplm.tenants.ticket import SharedSecret, Ticket
@@ -53,8 +54,9 @@ class TritonPythonModel:
         self._publisher.close()
 
 
-def _respond(sender: pb_utils.InferenceResponseSender, answer: Outputs | Failure) -> None:
-    if isinstance(answer, tuple):
-        replies.send(sender, replies.failure_with(*answer))
-    else:
-        replies.send_outputs(sender, answer)
+def _respond(sender: pb_utils.InferenceResponseSender, answer: Outputs | Failure) -> HplmError | None:
+    """Sends an answer. Returns the error that was sent instead, if there was no shared memory for it."""
+    if not isinstance(answer, tuple):
+        return replies.send_outputs(sender, answer)
+    replies.send(sender, replies.failure_with(*answer))
+    return None

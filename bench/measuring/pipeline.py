@@ -74,7 +74,7 @@ class Traffic:
             tenant, looked_up = self._asked[next(numbers) % len(self._asked)]
             service.submit(self._ticket(tenant), looked_up, answered)
 
-        def answered(answer: list | Exception) -> None:
+        def answered(answer: list | Exception, counted: tuple) -> None:
             if isinstance(answer, Exception):
                 failures.append(answer)
             elif time.perf_counter() < end and not failures:

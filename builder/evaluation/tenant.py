@@ -39,7 +39,7 @@ class Evaluation:
             "version": tenant.version,
             "task": tenant.task,
             "file": str(self.labelled.path),
-            "texts": len(self.texts.texts),
+            "texts": len(self.texts.examples),
             "texts_cut": self.texts.cut,
             "windows_found": self.texts.found,
             **self.scores.described(),

@@ -320,6 +320,17 @@ class Store:
         found = self.folder.glob(f"tenants/{tenant_id}/*/tenant.json")
         return sorted(int(path.parent.name) for path in found if path.parent.name.isdecimal())
 
+    def remove_tenant(self, tenant_id: str) -> None:
+        """Removes all versions of a tenant. They leave `tenants` together, so an interrupted removal leaves none there."""
+        going = self.folder / "removed" / tenant_id
+        if going.exists():  # an earlier removal was interrupted
+            shutil.rmtree(going)
+        going.parent.mkdir(exist_ok=True)
+        (self.folder / "tenants" / tenant_id).rename(going)
+        shutil.rmtree(going)
+        with suppress(OSError):  # another removal was interrupted
+            going.parent.rmdir()
+
     def tenant_version(self, tenant_id: str, version: int) -> TenantFile:
         return TenantFile.read(self.tenant_folder(tenant_id, version) / "tenant.json")
 

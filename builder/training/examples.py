@@ -21,15 +21,17 @@ from hplm.engine.lookup import check_length
 from hplm.errors import Broken, InvalidInput
 from hplm.model.tokenizer import Encoded
 from hplm.plot.gathering import Gatherer
+from hplm.tasks import windows_of
 
 FEW_ALIKE = 10  # examples that share a text or passage go to dev together, if there are more such texts than this
 
 
 @dataclass(frozen=True)
 class Text:
-    """One labelled text, looked up."""
+    """One labelled text, looked up, or a window of it."""
 
     example: Example
+    window: int
     tokens: np.ndarray
     addresses: np.ndarray  # one a token
     segments: np.ndarray
@@ -43,10 +45,14 @@ class Text:
 
 @dataclass(frozen=True)
 class Texts:
-    texts: list[Text]
+    texts: list[Text]  # the windows of an example side by side
     lengths: np.ndarray
     cut: int  # texts longer than the model takes, whose end is dropped
     found: list[float]  # share of windows by how often they were shortened, whole ones first
+
+    @property
+    def examples(self) -> list[Example]:
+        return [text.example for text in self.texts if text.window == 0]
 
 
 @dataclass(frozen=True)
@@ -79,11 +85,13 @@ class Reader:
         bar = tqdm(labelled.examples, desc=f"looking up {labelled.path.name}", unit="text", disable=not show_progress)
         for example in bar:
             encoded, spans, shortened = self._encode(task, example, f"{labelled.path}:{example.line}")
-            hits = self._chain.lookup(encoded.tokens, np.array([len(encoded.tokens)]))
+            hits = self._chain.lookup(encoded.tokens, encoded.lengths)
             levels += np.bincount(hits.levels, minlength=len(levels))
             cut += shortened
-            targets = task.targets(example, spans, number_of)
-            texts.append(Text(example, encoded.tokens, hits.addresses, encoded.segments, spans, targets))
+            windows = windows_of(spans, len(encoded.tokens)) if task.served.needs_pair else [(slice(None), spans)]
+            for number, (at, own) in enumerate(windows):
+                targets = task.targets(example, own, number_of)
+                texts.append(Text(example, number, encoded.tokens[at], hits.addresses[at], encoded.segments[at], own, targets))
         lengths = np.array([len(text.addresses) for text in texts], dtype=np.int64)
         return Texts(texts, lengths, cut, [round(share, 4) for share in (levels / levels.sum()).tolist()])
 
@@ -118,14 +126,15 @@ class Reader:
     def _encode(self, task: TrainingTask, example: Example, where: str) -> tuple[Encoded, np.ndarray, bool]:
         try:
             check_length(example.text, example.pair)
-            encoded = self._tokenizer.encode(example.text, example.pair, truncate=True)
+            in_windows = task.served.needs_pair
+            encoded = self._tokenizer.encode(example.text, example.pair, truncate=True, in_windows=in_windows)
             spans = task.served.rows(example.text, example.pair, encoded)
         except InvalidInput as error:
             raise InvalidInput(f"{where}: {error}") from None
         if len(encoded.tokens) < self._tokenizer.positions:
             return encoded, spans, False
         try:
-            self._tokenizer.encode(example.text, example.pair)
+            self._tokenizer.encode(example.text, example.pair, in_windows=in_windows)
         except InvalidInput:
             return encoded, spans, True
         return encoded, spans, False

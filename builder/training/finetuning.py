@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from builder.packed_batches import packed_batches
 from builder.store.savepoint import Savepoint
 from builder.training.bodies import Body, learnable
 from builder.training.cutting import Cutting
+from builder.training.dropout import dropout
 from builder.training.examples import Pack, Reader, Texts
 from builder.training.model import Diverged, TenantModel, Weights
 from builder.training.scores import Scores
@@ -46,6 +48,7 @@ class TrainingOptions:
     body_rate: float = 0.0  # of the otherwise shared layers; with a rank above 0, the adapter becomes their change
     body_part: str = "all"  # or "lower", "upper": which layers of a whole BERT learn
     weight_decay: float = 0.01
+    dropout: float = 0.0  # share of the hidden states that a step leaves out
     warm_up: float = 0.1  # a share of the steps
     batch_texts: int = 8
     seed: int = 0
@@ -61,6 +64,8 @@ class TrainingOptions:
             raise InvalidInput(f"learning rate {self.learning_rate}: give a number above 0")
         if self.doubt < 0:
             raise InvalidInput(f"doubt {self.doubt}: give 0 standard errors or more")
+        if not 0 <= self.dropout < 1:
+            raise InvalidInput(f"dropout {self.dropout}: give 0 or more, below 1")
         if self.body_rate < 0:
             raise InvalidInput(f"upper rate {self.body_rate}: give a number above 0, or 0 for layers that do not learn")
         if self.cut and self.adapter != "lora":
@@ -208,7 +213,7 @@ def train(
                 for group in optimizer.param_groups:
                     group["lr"] = group["peak"] * _warm_up_then_decay(total, options.warm_up, course.step)
                 pack = ground.reader.pack(ground.texts, some, ground.device, body.reads_tables)
-                with in_half:
+                with in_half, dropout(body, options.dropout, (options.seed, course.step)):
                     logits = model(body, pack)
                 loss = _loss(logits, pack, ground.task, model.spread)
                 if further is not None:
@@ -250,6 +255,9 @@ def train(
         model.put(adapter, whole)
         held_after = {entry["epoch"]: entry["change_held"] for entry in course.history}
         body, held = cutting.shared, {"change_held": round(held_after.get(course.kept_epoch, 1.0), 4)}
+    if ground.task.shift is not None:
+        read, _ = rows_of(body, model, ground, ground.dev)
+        model.shift(ground.task.shift(ground.labels, ground.dev.examples, *zip(*read, strict=True)))
     model.round_to_storage()
     at_start = {"at_start": {name: round(value, 5) for name, value in course.at_start.items()}} if course.at_start else {}
     report = {
@@ -268,23 +276,41 @@ def train(
 def evaluate(body: Body, model: TenantModel, ground: Ground, texts: Texts) -> tuple[Scores, float]:
     """Returns the scores and the mean loss."""
     answers, loss = answers_to(body, model, ground, texts)
-    return ground.task.score(ground.labels, [text.example for text in texts.texts], answers), loss
+    return ground.task.score(ground.labels, texts.examples, answers), loss
+
+
+def answers_to(body: Body, model: TenantModel, ground: Ground, texts: Texts) -> tuple[list[list[str]], float]:
+    """Returns the answers that a client would get, example by example, and the mean loss."""
+    read, loss = rows_of(body, model, ground, texts)
+    served, labels = ground.task.served, ground.labels
+    answers = [
+        served.answer(logits, spans, labels, passage=example.pair or "").labels
+        for (spans, logits), example in zip(read, texts.examples, strict=True)
+    ]
+    return answers, loss
+
+
+def rows_of(body: Body, model: TenantModel, ground: Ground, texts: Texts) -> tuple[list[tuple[np.ndarray, np.ndarray]], float]:
+    """Returns spans and logits of each example's rows, over all its windows, and the mean loss."""
+    logits, loss = logits_of(body, model, ground, texts)
+    starts = [number for number, text in enumerate(texts.texts) if text.window == 0]
+    parts = [slice(*ends) for ends in pairwise([*starts, len(logits)])]
+    return [(np.concatenate([text.spans for text in texts.texts[part]]), np.concatenate(logits[part])) for part in parts], loss
 
 
 @torch.inference_mode()
-def answers_to(body: Body, model: TenantModel, ground: Ground, texts: Texts) -> tuple[list[list[str]], float]:
-    """Returns the answers that a client would get, text by text, and the mean loss."""
-    answers: list[list[str]] = [[]] * len(texts.texts)
+def logits_of(body: Body, model: TenantModel, ground: Ground, texts: Texts) -> tuple[list[np.ndarray], float]:
+    """Returns the logits of each text's rows, and the mean loss."""
+    found: list[np.ndarray] = [np.empty(0)] * len(texts.texts)
     total = learned = 0.0
-    for some in packed_batches(texts.lengths, PACK_TOKENS, len(answers)):
+    for some in packed_batches(texts.lengths, PACK_TOKENS, len(found)):
         pack = ground.reader.pack(texts, some, ground.device, body.reads_tables)
         logits = model(body, pack)
         loss, count = ground.task.loss(logits, pack.targets, pack.rows_of, model.spread)
         total, learned = total + float(loss), learned + count
         for i, own in zip(some, np.split(logits.float().cpu().numpy(), np.cumsum(pack.rows_of)[:-1]), strict=True):
-            text = texts.texts[i]
-            answers[i] = ground.task.served.answer(own, text.spans, ground.labels, passage=text.example.pair or "").labels
-    return answers, total / max(1, learned)
+            found[i] = own
+    return found, total / max(1, learned)
 
 
 def _loss(logits: Tensor, pack: Pack, task: TrainingTask, spread: float) -> Tensor:

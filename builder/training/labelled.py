@@ -23,7 +23,7 @@ class Example:
     pair: str | None = None
     labels: tuple[str, ...] = ()  # one for `classify`, all true ones for `multilabel`, one a word for `tag`
     value: float = 0.0  # for `regress`
-    answers: tuple[tuple[int, int], ...] = ()  # for `span`: code points of the pair; all are right, training uses one
+    answers: tuple[tuple[int, int], ...] = ()  # for `span`: code points of the pair, all right; empty: unanswerable
 
 
 @dataclass(frozen=True)
@@ -155,15 +155,13 @@ def read_value(entry: dict, where: str, line: int) -> Example:
 
 
 def read_answers(entry: dict, where: str, line: int) -> Example:
-    """Reads answers as in SQuAD: each with its text and its start in the passage."""
+    """Reads answers as in SQuAD 2: each with its text and its start in the passage, or none."""
     passage, given = _text(entry, "text_pair", where), _field(entry, "answers", where)
     if not isinstance(given, dict):
         raise InvalidInput(f"{where}: 'answers' is not an object with 'text' and 'answer_start' but a {type(given).__name__}")
     texts, starts = _list(given, "text", where), _list(given, "answer_start", where)
     if len(texts) != len(starts):
         raise InvalidInput(f"{where}: {len(texts)} answers but {len(starts)} starts")
-    if not texts:
-        raise InvalidInput(f"{where}: no answer: a question that the passage does not answer cannot be learned from")
     spans = []
     for answer, start in zip(texts, starts, strict=True):
         if not isinstance(answer, str) or not answer.strip():

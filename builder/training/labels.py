@@ -51,6 +51,12 @@ def check_values(labelled: Labelled, dtype: str) -> None:
         )
 
 
+def check_answerable(labelled: Labelled, dtype: str) -> None:
+    """Refuses questions that are all without an answer."""
+    if not any(example.answers for example in labelled.examples):
+        raise InvalidInput(f"{labelled.path}: no question has an answer: add some that have one")
+
+
 def check_labels(labelled: Labelled, labels: Sequence[str], source: str) -> None:
     """Refuses labels that do not occur in the training data."""
     known = set(labels)

@@ -73,6 +73,11 @@ class TenantModel(nn.Module):
         return [partial(adapt, i == len(self.adapters) - 1, weights) for i, weights in enumerate(self.adapters)]
 
     @torch.no_grad()
+    def shift(self, outputs: np.ndarray) -> None:
+        """Adds a number to each of the head's outputs."""
+        self.head["bias"].add_(torch.from_numpy(outputs).to(self.head["bias"].device) / self.spread)
+
+    @torch.no_grad()
     def round_to_storage(self) -> None:
         """Rounds to the precision of banks, so that the scored weights are the served ones."""
         self.head["weight"].mul_(self.spread)

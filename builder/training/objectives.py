@@ -36,11 +36,15 @@ def value_targets(example: Example, spans: np.ndarray, number_of: Mapping[str, i
 
 
 def end_targets(example: Example, spans: np.ndarray, number_of: Mapping[str, int]) -> np.ndarray:
-    """Returns the rows of the tokens in which the answer starts and ends."""
-    start, stop = example.answers[0]
+    """Returns the rows of the tokens in which the answer starts and ends.
+
+    Both are the first row if the window does not have the whole answer; a head without an output for that learns nothing there.
+    """
+    none = 0 if len(number_of) > 2 else UNREAD
+    start, stop = example.answers[0] if example.answers else (0, 0)
     covered = np.flatnonzero((spans[:, 2] > start) & (spans[:, 1] < stop))
-    cut_off = not len(covered) or spans[-1, 2] < stop
-    return np.array([UNREAD, UNREAD] if cut_off else [covered[0], covered[-1]], dtype=np.int64)
+    is_whole = len(covered) and spans[-1, 2] >= stop and (covered[0] > 1 or spans[1, 1] <= start)
+    return np.array([covered[0], covered[-1]] if is_whole else [none, none], dtype=np.int64)
 
 
 def label_loss(logits: Tensor, targets: Tensor, rows_of: list[int], scale: float = 1.0) -> tuple[Tensor, int]:
@@ -60,7 +64,13 @@ def value_loss(logits: Tensor, targets: Tensor, rows_of: list[int], scale: float
 def end_loss(logits: Tensor, targets: Tensor, rows_of: list[int], scale: float = 1.0) -> tuple[Tensor, int]:
     ends = targets.view(-1, 2)
     losses = [
-        F.cross_entropy(own.T, wanted, ignore_index=UNREAD, reduction="sum")
+        F.cross_entropy(_ends_of(own).T, wanted, ignore_index=UNREAD, reduction="sum")
         for own, wanted in zip(logits.split(rows_of), ends, strict=True)
     ]
     return torch.stack(losses).sum(), int((ends != UNREAD).sum())
+
+
+def _ends_of(logits: Tensor) -> Tensor:
+    """Returns the logits of start and end, rows x 2. The first row stands for no answer: half of its score each, or -inf."""
+    none = logits[:1, 2:3] / 2 if logits.shape[1] > 2 else torch.full_like(logits[:1, :1], -torch.inf)
+    return torch.cat([none.expand(1, 2), logits[1:, :2]])

@@ -132,14 +132,29 @@ def _entity_f1(wanted: Sequence[Labels], answered: Sequence[Labels]) -> float:
 
 
 def span_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> Scores:
-    """Returns SQuAD's exact match and F1 against the best fitting right answer, without articles and punctuation."""
-    exact, f1 = [], []
-    for example, answer in zip(examples, answers, strict=True):
-        passage = example.pair or ""
-        right, answered = [_words(passage[start:stop]) for start, stop in example.answers], _words(answer[0])
-        exact.append(max(float(words == answered) for words in right))
-        f1.append(max(_overlap(words, answered) for words in right))
-    return Scores(len(examples), "f1", {"exact_match": float(np.mean(exact)), "f1": float(np.mean(f1))})
+    """Returns SQuAD 2's exact match and F1 against the best fitting right answer, without articles and punctuation.
+
+    A question without an answer is right if it is left unanswered. With some of these, both kinds are also scored apart.
+    """
+    exact, f1 = (np.array(scores) for scores in zip(*map(_fit, examples, answers), strict=True))
+    values = {"exact_match": float(exact.mean()), "f1": float(f1.mean())}
+    answerable = np.array([bool(example.answers) for example in examples])
+    if not answerable.all():
+        values["unanswerable_right"] = float(f1[~answerable].mean())
+        if answerable.any():
+            values["answerable_f1"] = float(f1[answerable].mean())
+    return Scores(len(examples), "f1", values)
+
+
+def overlap_of(example: Example, answer: str) -> float:
+    """Returns SQuAD's F1 of one answer."""
+    return _fit(example, [answer])[1]
+
+
+def _fit(example: Example, answer: Labels) -> tuple[float, float]:
+    passage, answered = example.pair or "", _words(answer[0])
+    right = [words for start, stop in example.answers if (words := _words(passage[start:stop]))] or [[]]
+    return max(float(words == answered) for words in right), max(_overlap(words, answered) for words in right)
 
 
 def _words(text: str) -> list[str]:

@@ -20,7 +20,7 @@ from builder.training.labelled import (
     read_tags,
     read_value,
 )
-from builder.training.labels import check_values, labels_in, mean_and_spread
+from builder.training.labels import check_answerable, check_values, labels_in, mean_and_spread
 from builder.training.objectives import (
     end_loss,
     end_targets,
@@ -32,6 +32,7 @@ from builder.training.objectives import (
     value_targets,
 )
 from builder.training.scores import Labels, Scores, holding_scores, label_scores, span_scores, tag_scores, value_scores
+from builder.training.threshold import none_shift
 from hplm.errors import InvalidInput
 from hplm.tasks import TASKS, Task, find_task
 
@@ -40,8 +41,20 @@ def _any_labels(labelled: Labelled, dtype: str) -> None:
     """Accepts all data: labels are checked when they are collected."""
 
 
+def _never(examples: Sequence[Example]) -> bool:
+    return False
+
+
+def _some_unanswerable(examples: Sequence[Example]) -> bool:
+    return not all(example.answers for example in examples)
+
+
 def _unscaled(examples: Sequence[Example]) -> tuple[float, float]:
     return 0.0, 1.0
+
+
+# Takes labels, examples, and the spans and logits of each; returns a number for each output.
+Shift = Callable[[Sequence[str], Sequence[Example], Sequence[np.ndarray], Sequence[np.ndarray]], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -55,13 +68,18 @@ class TrainingTask:
     one_label_a_row: bool = False  # every row has one right label, so a confusion table makes sense
     check: Callable[[Labelled, str], None] = _any_labels  # checks the training part for the dtype of the stored head
     scale: Callable[[Sequence[Example]], tuple[float, float]] = _unscaled  # mean and spread of the values
+    further: Callable[[Sequence[Example]], bool] = _never  # whether these examples need the further label
+    shift: Shift | None = None  # what to add to a trained head's outputs
 
     def read(self, path: Path) -> Labelled:
         return read_labelled(path, self.read_line)
 
     def labels(self, labelled: Labelled) -> list[str]:
         """Returns the labels of the head's outputs."""
-        return list(self.served.fixed_labels) or labels_in(labelled, self.fewest_labels)
+        fixed = list(self.served.fixed_labels)
+        if not fixed:
+            return labels_in(labelled, self.fewest_labels)
+        return [*fixed, self.served.further_label] if self.further(labelled.examples) else fixed
 
 
 def training_task(name: str) -> TrainingTask:
@@ -80,6 +98,15 @@ TRAINING_TASKS: dict[str, TrainingTask] = {
         TrainingTask(
             TASKS["regress"], read_value, value_targets, value_loss, value_scores, check=check_values, scale=mean_and_spread
         ),
-        TrainingTask(TASKS["span"], read_answers, end_targets, end_loss, span_scores),
+        TrainingTask(
+            TASKS["span"],
+            read_answers,
+            end_targets,
+            end_loss,
+            span_scores,
+            check=check_answerable,
+            further=_some_unanswerable,
+            shift=none_shift,
+        ),
     )
 }

@@ -101,6 +101,23 @@ def build_tenant(
         return tenant
 
 
+def delete_tenant(store: Store, tenant_id: str) -> list[int]:
+    """Deletes all versions of a tenant, and returns them. Refuses while a training of it is running or was interrupted."""
+    check_name("tenant", tenant_id)
+    versions = store.tenant_versions(tenant_id)
+    if not versions:
+        known = ", ".join(tenant.id for tenant in store.tenants()[:10]) or "none yet"
+        raise InvalidInput(f"tenant {tenant_id!r} is not in {store.folder}: known are {known}")
+    working = store.tenant_work_folder(tenant_id)
+    with held(working, f"tenant {tenant_id!r}"):
+        if _begun(working) is not None:
+            raise InvalidInput(
+                f"a training of tenant {tenant_id!r} was interrupted in {working}: finish it by its command, or remove it"
+            )
+        store.remove_tenant(tenant_id)
+    return versions
+
+
 def _report(asked: dict[str, Any], material: Material, parts: Parts, ground: Ground, trained: Trained) -> dict[str, Any]:
     counts = _counts(parts.training)
     training = {"file": str(material.train.resolve()), "digest": asked["training"]}
@@ -164,7 +181,7 @@ def _begin(folder: Path, tenant_id: str, plan: dict[str, Any]) -> None:
 
 def _described(labelled: Labelled, texts: Texts) -> dict[str, Any]:
     return {
-        "texts": len(texts.texts),
+        "texts": len(texts.examples),
         "texts_cut": texts.cut,
         "label_counts": dict(sorted(_counts(labelled).items())),
         "windows_found": texts.found,

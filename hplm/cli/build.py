@@ -147,6 +147,13 @@ def register(commands: argparse._SubParsersAction) -> None:
         help="texts in a training step, with 8,192 tokens at most (default: %(default)s)",
     )
     tenant.add_argument(
+        "--dropout",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="share of the hidden states that each training step leaves out; BERT's is 0.1 (default: %(default)s)",
+    )
+    tenant.add_argument(
         "--grid",
         action="store_true",
         help="train with half, once and twice the learning rate, each with 8 and with 32 texts a step; keep the best",
@@ -213,6 +220,7 @@ def run_tenant(args: argparse.Namespace) -> dict:
         learning_rate=args.learning_rate,
         body_rate=args.upper_rate,
         batch_texts=args.batch_texts,
+        dropout=args.dropout,
         seed=args.seed,
     )
     report = store.report(tenant)

@@ -28,7 +28,10 @@ def register(commands: argparse._SubParsersAction) -> None:
     ):
         _action(actions, name, run, text).add_argument("--store", type=Path, required=True, help="folder of the tenant's store")
     _action(actions, "rollback", run_rollback, "return a tenant to the version that it had before")
-    _action(actions, "delete", run_delete, "delete a tenant; its requests are refused from now on")
+    delete = _action(actions, "delete", run_delete, "delete a tenant; its requests are refused from now on")
+    delete.add_argument(
+        "--store", type=Path, help="delete all versions of the tenant from this store instead; served ones stay as they are"
+    )
     _register_keys(actions)
     limit = _action(actions, "limit", run_limit, "set a tenant's quotas and its default deadline")
     limit.epilog = (
@@ -114,7 +117,17 @@ def run_rollback(args: argparse.Namespace) -> dict:
 
 
 def run_delete(args: argparse.Namespace) -> dict:
-    return _said(args, open_manager(args).delete(args.id))
+    if args.store is None:
+        return _said(args, open_manager(args).delete(args.id))
+    if args.state is not None or args.backbone is not None:
+        raise InvalidInput("give either --store, to delete from a store, or --state, to delete from what is served")
+    from builder.store.store import Store
+    from builder.training.tenant import delete_tenant
+
+    versions = delete_tenant(Store(args.store), args.id)
+    if not args.json:
+        print(f"tenant {args.id}: removed version {', '.join(map(str, versions))}")
+    return {"tenant": args.id, "removed": versions}
 
 
 def run_key_add(args: argparse.Namespace) -> dict:

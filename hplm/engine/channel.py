@@ -62,6 +62,7 @@ class Reply(NamedTuple):
     numbers: list[int]  # of the requests
     texts: list[int]  # of each request
     answer: Outputs | Failure  # outputs: of all texts, end to end
+    counted: list[tuple[Series, ...]]  # of each request, where it is counted; empty if it cannot be refused any more
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
-from hplm.engine.answer import fill
+from hplm.engine.answer import fill, size_of
 from hplm.engine.channel import Ask, Asks, Beat, Begin, Channel, End, Ready, Replies, Reply
+from hplm.engine.instruments import Counted
 from hplm.engine.looked_up import LookedUp
+from hplm.engine.memory import LARGE
 from hplm.engine.request import Answer
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
@@ -48,8 +50,8 @@ class Outbox:
             if answers:
                 self._send(answers)
 
-    def put(self, ask: Ask, version: int, answer: Answer) -> None:
-        answered = Answered(ask, version, answer)
+    def put(self, ask: Ask, version: int, answer: Answer, counted: Counted = ()) -> None:
+        answered = Answered(ask, version, answer, counted)
         gathered: list[Answered] | None = getattr(self._gathered, "answers", None)
         if gathered is None:
             self._send([answered])
@@ -67,6 +69,7 @@ class Answered(NamedTuple):
     ask: Ask
     version: int  # of the tenant
     answer: Answer
+    counted: Counted  # where it is counted
 
     @property
     def shape(self) -> Hashable:
@@ -84,20 +87,22 @@ def _reply(answers: list[Answered]) -> Reply:
         texts: list[TextAnswer] = []
         versions: list[int] = []
         counts: list[int] = []
-        for _, version, answer in answers:
+        for _, version, answer, _ in answers:
             if isinstance(answer, Exception):
                 raise answer
             texts += answer
             versions += [version] * len(answer)
             counts.append(len(answer))
-        return Reply(numbers, counts, fill(texts).outputs(answers[0].ask.wanted, versions))
+        outputs = fill(texts).outputs(answers[0].ask.wanted, versions)
+        may_be_refused = size_of(outputs) >= LARGE  # for want of shared memory
+        return Reply(numbers, counts, outputs, [answered.counted for answered in answers] if may_be_refused else [])
     except HplmError as error:
         failure = error.failure()
     except Exception as error:  # its message may hold what the client sent
         raised = "".join(traceback.format_tb(error.__traceback__))
         log.error("the engine failed: %s, raised in\n%s", kind_of(error), raised)
         failure = Broken(f"the engine failed ({kind_of(error)}): the server's log says where").failure()
-    return Reply(numbers, [1] * len(numbers), failure)
+    return Reply(numbers, [1] * len(numbers), failure, [])
 
 
 class Child:

@@ -11,12 +11,14 @@ from hplm.engine.staging import StagedBatch, Stager
 from hplm.errors import word_of
 from hplm.metrics import names
 from hplm.metrics.busiest import Busiest
-from hplm.metrics.meter import Meter
+from hplm.metrics.meter import Meter, Series
 from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Batch
 
 BUSIEST = 20  # tenants with a series of their own
 SECONDS_BETWEEN_CHOICES = 30.0
+
+Counted = tuple[Series, ...]  # the series in which a request was counted
 
 
 class Instruments:
@@ -28,8 +30,8 @@ class Instruments:
         self._chosen_at = time.monotonic()
         self._seen: dict[Layout, tuple[int, int]] = {}  # hits and misses that are already counted
 
-    def left(self, request: Request, answer: Answer) -> None:
-        """Counts a request that was answered or refused. Called once for each request."""
+    def left(self, request: Request, answer: Answer) -> Counted:
+        """Counts a request that was answered or refused, and returns where. Called once for each request."""
         now, tenant = time.monotonic_ns(), request.tenant
         if isinstance(answer, Exception):
             outcome = word_of(answer)
@@ -37,9 +39,10 @@ class Instruments:
             outcome = "answered"
         else:
             outcome = "on_time" if now <= request.deadline_ns else "late"
-        self.meter.add(names.REQUESTS, 1, tenant.domain, outcome)
-        self.meter.add(names.TENANT_REQUESTS, 1, self._busiest.name(tenant.id), outcome)
+        counted = (names.REQUESTS, (tenant.domain, outcome)), (names.TENANT_REQUESTS, (self._busiest.name(tenant.id), outcome))
+        self.meter.add_all(dict.fromkeys(counted, 1))
         self._journal.request(request, outcome, now)
+        return counted
 
     def started(self, batch: Batch[Text], staged: StagedBatch) -> None:
         now = time.monotonic_ns()

@@ -39,7 +39,8 @@ ANSWERING_THREADS = 4  # each answer is a round trip to the server process
 GONE = Draining("the engine is being started again: send the request again").failure()
 ENDED = Draining("the engine ended while it had the request, and is being started again: send the request again").failure()
 
-Respond = Callable[[Outputs | Failure], None]
+Counted = tuple[Series, ...]
+Respond = Callable[[Outputs | Failure], HplmError | None]  # sends an answer; returns the error that was sent instead
 
 
 class Asked(NamedTuple):
@@ -71,7 +72,7 @@ class Keeper:
         self._numbers = 0
         self._closing = threading.Event()
         meter.add(names.ENGINE_RESTARTS, 0)
-        self._answers: queue.SimpleQueue[tuple[Respond, Outputs | Failure] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[Respond, Outputs | Failure, Counted] | None] = queue.SimpleQueue()
         self._answering = [repeat(self._answer_next, "answer") for _ in range(ANSWERING_THREADS)]
         self._engine: _Engine | None = self._start()
         self._thread = threading.Thread(target=self._keep, args=(self._engine,), name="keep", daemon=True)
@@ -180,15 +181,16 @@ class Keeper:
         """Answers requests. Each answer is a round trip to the server process, so several threads share them."""
         alone = len(reply.numbers) == 1 and not engine.channel.waits  # nothing else waits for this thread
         start = 0
-        for number, texts in zip(reply.numbers, reply.texts, strict=True):
+        for index, (number, texts) in enumerate(zip(reply.numbers, reply.texts, strict=True)):
             answer, start = _cut(reply.answer, start, start + texts), start + texts
             respond = self._taken(engine, number)
             if respond is None:
                 continue
+            counted = reply.counted[index] if reply.counted else ()
             if alone:
-                _answer(respond, answer)
+                self._answer(respond, answer, counted)
             else:
-                self._answers.put((respond, answer))
+                self._answers.put((respond, answer, counted))
 
     def _end(self, engine: _Engine) -> None:
         """Makes sure that the process has ended, and answers what it still had."""
@@ -200,7 +202,7 @@ class Keeper:
         if not self._closing.is_set():
             log.error("the engine ended with %s while it had %d requests", _reason(code), len(left))
         for respond in left:
-            self._answers.put((respond, ENDED))
+            self._answers.put((respond, ENDED, ()))
 
     def _start_again(self) -> _Engine | None:
         """Returns a new engine, or None if the model is closed before there is one."""
@@ -228,10 +230,17 @@ class Keeper:
         with self._lock:
             return engine.held.pop(number, None)
 
+    def _answer(self, respond: Respond, answer: Outputs | Failure, counted: Counted) -> None:
+        """Sends an answer. If an error was sent instead, counts that and no longer the answer."""
+        unsent = _answer(respond, answer)
+        if unsent is not None:
+            self._meter.add_all(dict.fromkeys(counted, -1))
+            self._meter.add_all({(metric, (of, unsent.word)): 1 for metric, (of, _) in counted})
+
     def _answer_next(self) -> bool:
         given = self._answers.get()
         if given is not None:
-            _answer(*given)
+            self._answer(*given)
         return given is not None
 
 
@@ -240,11 +249,12 @@ def _cut(answer: Outputs | Failure, start: int, stop: int) -> Outputs | Failure:
     return answer if isinstance(answer, tuple) else {name: values[start:stop] for name, values in answer.items()}
 
 
-def _answer(respond: Respond, answer: Outputs | Failure) -> None:
+def _answer(respond: Respond, answer: Outputs | Failure) -> HplmError | None:
     try:
-        respond(answer)
+        return respond(answer)
     except Exception:
         log.exception("cannot send an answer")
+        return None
 
 
 def _reason(code: int) -> str:

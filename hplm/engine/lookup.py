@@ -10,7 +10,7 @@ from hplm.arrays import Array
 from hplm.engine.backbone import Backbone, View
 from hplm.engine.looked_up import LookedUp
 from hplm.errors import InvalidInput
-from hplm.model.tokenizer import Encoded
+from hplm.model.tokenizer import Encoded, Given
 from hplm.plot.forest import Chain
 from hplm.plot.levels import Tally
 from hplm.tenants.snapshot import Tenant
@@ -35,6 +35,7 @@ class Reading:
         self.texts = texts
         self.pairs = pairs
         self.truncate = truncate
+        self.in_windows = tenant.task_object.needs_pair
         self.encoded: list[Encoded] = []
         self.spans: list[Array] = []
         self.characters_left = sum(map(len, texts)) + sum(map(len, pairs or ()))
@@ -115,7 +116,9 @@ class Lookup:
         """
         failed: dict[int, Exception] = {}
         given = [(number, *text) for number, reading in enumerate(readings) for text in reading.next_texts(characters)]
-        encoded = self._tokenizer.encode_all([(text, pair, readings[number].truncate) for number, text, pair in given])
+        encoded = self._tokenizer.encode_all(
+            [Given(text, pair, readings[number].truncate, readings[number].in_windows) for number, text, pair in given]
+        )
         for (number, text, pair), tokens in zip(given, encoded, strict=True):
             if number not in failed:
                 try:
@@ -148,7 +151,7 @@ class Lookup:
 
     def _find_in(self, chain: Chain, readings: list[Reading]) -> list[LookedUp]:
         encoded = [text for reading in readings for text in reading.encoded]
-        lengths = np.array([len(text.tokens) for text in encoded])
+        lengths = _end_to_end([text.lengths for text in encoded])
         hits = chain.lookup(_end_to_end([text.tokens for text in encoded]), lengths)
         sizes = [sum(len(text.tokens) for text in reading.encoded) for reading in readings]
         ends = np.cumsum(sizes).tolist()

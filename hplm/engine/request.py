@@ -13,7 +13,7 @@ from hplm.arrays import Array
 from hplm.engine.backbone import View
 from hplm.engine.looked_up import LookedUp
 from hplm.errors import DeadlineMissed
-from hplm.tasks import TextAnswer
+from hplm.tasks import TextAnswer, windows_of
 from hplm.tenants.snapshot import Tenant
 from hplm.tenants.ticket import Ticket
 
@@ -52,6 +52,7 @@ class Request:
         self.tokens = 0  # of all texts, after they were checked
         self._respond = respond
         self._rows: list[TextAnswer | None] = [None] * texts
+        self._computed: dict[int, dict[int, tuple[Array, Array]]] = {}  # logits and spans of windows, by text
         self._left = texts
         self._answered = False
         self._lock = threading.Lock()
@@ -61,20 +62,39 @@ class Request:
         return self._answered
 
     def texts_from(self, looked_up: LookedUp) -> list[Text]:
-        """Returns the looked-up texts one by one."""
-        if self.texts == 1:
-            return [Text(self, 0, looked_up.addresses, looked_up.segments, looked_up.spans, *looked_up.passages)]
-        passages = looked_up.passages or [""] * self.texts
+        """Returns the looked-up texts one by one, a long one window by window. Only texts with passages have windows."""
+        if self.texts == 1 and not looked_up.passages:
+            return [Text(self, 0, looked_up.addresses, looked_up.segments, looked_up.spans)]
         token = row = 0
         texts: list[Text] = []
         for index, (tokens, rows) in enumerate(zip(looked_up.lengths.tolist(), looked_up.counts.tolist(), strict=True)):
             # Copies: a waiting text keeps only its own part of the request in memory.
-            addresses, segments = (
-                values[token : token + tokens].copy() for values in (looked_up.addresses, looked_up.segments)
-            )
-            texts.append(Text(self, index, addresses, segments, looked_up.spans[row : row + rows].copy(), passages[index]))
+            addresses = looked_up.addresses[token : token + tokens].copy()
+            segments = looked_up.segments[token : token + tokens].copy()
+            spans = looked_up.spans[row : row + rows].copy()
             token, row = token + tokens, row + rows
+            if not looked_up.passages:
+                texts.append(Text(self, index, addresses, segments, spans))
+                continue
+            windows = list(windows_of(spans, tokens))
+            texts += [
+                Text(self, index, addresses[at], segments[at], own, looked_up.passages[index], number, len(windows))
+                for number, (at, own) in enumerate(windows)
+            ]
         return texts
+
+    def joined(self, text: Text, logits: Array) -> tuple[Array, Array] | None:
+        """Returns the logits and spans of all windows of a text. None while others are still to be computed."""
+        if text.windows == 1:
+            return logits, text.spans
+        with self._lock:
+            computed = self._computed.setdefault(text.index, {})
+            computed[text.window] = logits, text.spans
+            if len(computed) < text.windows:
+                return None
+            del self._computed[text.index]
+        parts = [computed[number] for number in range(text.windows)]
+        return np.concatenate([own for own, _ in parts]), np.concatenate([spans for _, spans in parts])
 
     def done(self, index: int, rows: TextAnswer) -> None:
         with self._lock:
@@ -97,15 +117,23 @@ FIRST = np.zeros(1, dtype=np.int64)
 
 
 class Text:
-    """One text of a request. It waits in the queue (`hplm.scheduling.waiting`), and the engine computes it."""
+    """One text of a request, or a window of it. It waits in the queue (`hplm.scheduling.waiting`); the engine computes it."""
 
     __slots__ = (
         *("addresses", "arrival_ns", "bytes", "deadline_ns", "index", "is_one_row", "passage", "priority", "read"),
-        *("reading", "request", "segments", "slot_key", "spans", "tenant", "tokens"),
+        *("reading", "request", "segments", "slot_key", "spans", "tenant", "tokens", "window", "windows"),
     )
 
     def __init__(
-        self, request: Request, index: int, addresses: Array, segments: Array, spans: Array, passage: str = ""
+        self,
+        request: Request,
+        index: int,
+        addresses: Array,
+        segments: Array,
+        spans: Array,
+        passage: str = "",
+        window: int = 0,
+        windows: int = 1,
     ) -> None:
         """`spans` are answer rows x 3: token to read (-1: none), and the first and last code point that the row is about.
 
@@ -117,8 +145,10 @@ class Text:
         self.segments = segments  # uint8
         self.spans = spans  # int32
         self.passage = passage
+        self.window = window  # which of the text's windows it is
+        self.windows = windows
         self.tokens = len(addresses)
-        self.bytes = addresses.nbytes + segments.nbytes + spans.nbytes + sys.getsizeof(passage)
+        self.bytes = addresses.nbytes + segments.nbytes + spans.nbytes + sys.getsizeof(passage) // windows
         self.arrival_ns = request.arrival_ns
         self.deadline_ns = request.deadline_ns
         self.priority = request.priority

@@ -17,25 +17,32 @@ ReadEach = Callable[[Array, Array, Sequence[Sequence[str]]], list[TextAnswer]]
 
 
 def read_answers(texts: Sequence[Text], logits: Sequence[Array]) -> Iterator[tuple[Text, TextAnswer | HplmError]]:
-    """Yields the texts with their answers, in any order. `logits` of a text are rows x the size of the batch's largest head."""
+    """Yields the texts with their answers, in any order; of a text in windows, the last one that is computed.
+
+    `logits` of a text are rows x the size of the batch's largest head.
+    """
     alike: dict[tuple[ReadEach, int], list[int]] = {}
     for index, text in enumerate(texts):
         read_each = text.request.read_each
         if read_each is not None and text.is_one_row:
             alike.setdefault((read_each, len(text.request.tenant.labels)), []).append(index)
         else:
-            yield text, _answer(text, logits[index])
+            answer = _answer(text, logits[index])
+            if answer is not None:
+                yield text, answer
     for (read_each, labels), indexes in alike.items():
         own = np.concatenate([logits[index][:, :labels] for index in indexes])
         if not np.isfinite(own).all():
-            yield from ((texts[index], _answer(texts[index], logits[index])) for index in indexes)
+            answers = ((texts[index], _answer(texts[index], logits[index])) for index in indexes)
+            yield from ((text, answer) for text, answer in answers if answer is not None)
             continue
         some = [texts[index] for index in indexes]
         spans = np.concatenate([text.spans for text in some])
         yield from zip(some, read_each(own, spans, [text.request.tenant.labels for text in some]), strict=True)
 
 
-def _answer(text: Text, logits: Array) -> TextAnswer | HplmError:
+def _answer(text: Text, logits: Array) -> TextAnswer | HplmError | None:
+    """Returns the answer to a text, or None while other windows of it are to be computed."""
     request = text.request
     try:
         labels = request.tenant.labels
@@ -43,7 +50,8 @@ def _answer(text: Text, logits: Array) -> TextAnswer | HplmError:
         own[text.read] = logits[:, : len(labels)]
         if not np.isfinite(own).all():
             raise Broken(f"tenant {request.tenant.id!r} has logits that are not finite: train it again, with a lower rate")
-        return request.tenant.task_object.answer(own, text.spans, labels, request.top_k, text.passage)
+        joined = request.joined(text, own)
+        return joined and request.tenant.task_object.answer(*joined, labels, request.top_k, text.passage)
     except HplmError as error:
         log.error("%s", error)
         return error

@@ -14,7 +14,7 @@ import torch
 
 from hplm.engine.backbone import Backbone, Watch
 from hplm.engine.engine import Engine
-from hplm.engine.instruments import Instruments
+from hplm.engine.instruments import Counted, Instruments
 from hplm.engine.journal import Journal
 from hplm.engine.looked_up import LookedUp
 from hplm.engine.packing import read_packing
@@ -81,10 +81,13 @@ class Service:
         self,
         ticket: Ticket,
         looked_up: LookedUp,
-        respond: Callable[[Answer], None],
+        respond: Callable[[Answer, Counted], None],
         id: str = "",
     ) -> None:
-        """Takes a request with a valid ticket, or raises. A request that was taken is answered once, through `respond`."""
+        """Takes a request with a valid ticket, or raises. A request that was taken is answered once, through `respond`.
+
+        `respond` takes the answer, and the series in which it is counted.
+        """
         if ticket.export != self._backbone.view.snapshot.export_number:
             raise Draining("another export of this backbone is being loaded: send the request again")
         view = self._backbone.at(ticket.generation)
@@ -106,13 +109,14 @@ class Service:
             self.instruments.left(request, error)
             raise
 
-    def _leave(self, respond: Callable[[Answer], None], request: Request, answer: Answer) -> None:
+    def _leave(self, respond: Callable[[Answer, Counted], None], request: Request, answer: Answer) -> None:
         # The quota is given back before the answer is sent, so that the client's next request is not refused.
         self._quotas.give_back(request.tenant)
+        counted: Counted = ()
         try:
-            self.instruments.left(request, answer)
+            counted = self.instruments.left(request, answer)
         finally:
-            respond(answer)
+            respond(answer, counted)
 
     @staticmethod
     def _check(request: Request, looked_up: LookedUp, top_k: int) -> None:

@@ -57,11 +57,14 @@ class Publisher:
     def _publish(self) -> None:
         self._before()
         counts, levels = self._meter.take()
-        failed = {series: count for series, count in counts.items() if not self._send(series, count)}
-        self._meter.add_all(failed)
+        self._meter.add_all({series: count for series, count in counts.items() if not self._add(series, count)})
         for series, level in levels.items():
             self._send(series, level)
         self._metrics = {series: metric for series, metric in self._metrics.items() if self._keeps(series)}
+
+    def _add(self, series: Series, count: float) -> bool:
+        """Whether the count was published. One below 0 corrects a count that arrives later, and waits for it."""
+        return count >= 0 and self._send(series, count)
 
     def _send(self, series: Series, value: float) -> bool:
         """Whether the series was published. One that Triton refuses must not keep the others from being published."""

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Encoding
@@ -18,13 +18,21 @@ from hplm.errors import InvalidInput
 WORD = re.compile(r"\S+")
 CHARACTERS_A_TOKEN = 8  # more than nearly all texts have: a long text is first read as far as this reaches
 GROWTH = 4  # how much more is read if that was too little
+OVERLAP = 128  # tokens that a window of a passage shares with the next one, as in the usual recipe for SQuAD
+
+
+class Given(NamedTuple):
+    text: str
+    pair: str | None = None
+    truncate: bool = False  # cut what the model does not take
+    in_windows: bool = False  # a pair that is too long is neither refused nor cut, if the text leaves it half of the positions
 
 
 class Encoded:
     """One text as the model sees it. Fields that only some tasks need are computed on first use."""
 
-    def __init__(self, encoding: Encoding, kept: Array | None = None) -> None:
-        """`kept`: the indexes of the tokens to keep; None keeps all."""
+    def __init__(self, encoding: Encoding, kept: Array | None = None, lengths: Sequence[int] = ()) -> None:
+        """`kept`: the indexes of the tokens to keep; None keeps all. `lengths`: of windows; none: the tokens are one window."""
         self._encoding = encoding
         self.tokens = np.array(encoding.ids, dtype=np.int32)  # including special tokens
         self.segments = np.array(encoding.type_ids, dtype=np.uint8)
@@ -32,6 +40,7 @@ class Encoded:
             self.tokens, self.segments = self.tokens[kept], self.segments[kept]
             self.offsets, self.special = self.offsets[kept], self.special[kept]
             del self._encoding  # it still has the tokens that were cut off
+        self.lengths = np.array(lengths or [len(self.tokens)], dtype=np.int64)  # the model reads each window for itself
 
     @cached_property
     def offsets(self) -> Array:
@@ -52,35 +61,35 @@ class Tokenizer:
         self._added_length = _added_length(tokenizer_json)
         self._special_tokens = {pair: self._tokenizer.num_special_tokens_to_add(is_pair=pair) for pair in (False, True)}
 
-    def encode(self, text: str, pair: str | None = None, truncate: bool = False) -> Encoded:
-        (encoded,) = self.encode_all([(text, pair, truncate)])
+    def encode(self, text: str, pair: str | None = None, truncate: bool = False, in_windows: bool = False) -> Encoded:
+        (encoded,) = self.encode_all([Given(text, pair, truncate, in_windows)])
         if isinstance(encoded, InvalidInput):
             raise encoded
         return encoded
 
-    def encode_all(self, given: Sequence[tuple[str, str | None, bool]]) -> list[Encoded | InvalidInput]:
-        """Encodes texts with their pairs; a third value says whether to cut what is too long. Returns for each what is wrong
-        with it, if it cannot be encoded.
-        """
-        right = [index for index, (text, _, _) in enumerate(given) if text and not text.isspace()]
-        inputs = [self._input(*given[index][:2]) for index in right]
+    def encode_all(self, given: Sequence[Given]) -> list[Encoded | InvalidInput]:
+        """Encodes texts. Returns for each what is wrong with it, if it cannot be encoded."""
+        right = [index for index, one in enumerate(given) if one.text and not one.text.isspace()]
+        inputs = [self._input(given[index]) for index in right]
         results: list[Encoded | InvalidInput] = [InvalidInput("the text is empty: send at least one word") for _ in given]
         for index, read, encoding in zip(right, inputs, self._tokenizer.encode_batch(inputs), strict=True):
-            results[index] = self._encoded(*given[index], read, encoding)
+            results[index] = self._encoded(given[index], read, encoding)
         return results
 
-    def _input(self, text: str, pair: str | None) -> str | tuple[str, str]:
-        return self._beginning(text) if pair is None else (self._beginning(text), self._beginning(pair))
+    def _input(self, given: Given) -> str | tuple[str, str]:
+        first = self._beginning(given.text)
+        return first if given.pair is None else (first, self._beginning(given.pair))
 
-    def _encoded(
-        self, text: str, pair: str | None, truncate: bool, read: str | tuple[str, str], encoding: Encoding
-    ) -> Encoded | InvalidInput:
-        """Returns a text and its pair with their tokens, or what is wrong with them. `read` is what was tokenised of them."""
+    def _encoded(self, given: Given, read: str | tuple[str, str], encoding: Encoding) -> Encoded | InvalidInput:
+        """Returns a text with its tokens, or what is wrong with it. `read` is what was tokenised of the text and its pair."""
+        text, pair, truncate, in_windows = given
         length = len(encoding)
         if length == self._special_tokens[pair is not None]:
             return InvalidInput("the text contains no token that the model can read: send other text")
         if length <= self.positions:
             return Encoded(encoding)
+        if in_windows and (windows := self._windows(self._tokenizer.encode(text, pair))) is not None:
+            return windows
         if not truncate:
             count = length if read == (text if pair is None else (text, pair)) else f"more than {self.positions}"
             return InvalidInput(
@@ -88,6 +97,18 @@ class Tokenizer:
                 "shorten it, or send the parameter truncate=true"
             )
         return Encoded(encoding, self._kept(encoding, len(text), None if pair is None else len(pair)))
+
+    def _windows(self, encoding: Encoding) -> Encoded | None:
+        """Returns windows of the pair end to end, each with the whole text. None if the text is too long for that."""
+        part = np.array([-1 if of is None else of for of in encoding.sequence_ids])
+        around, pair = np.flatnonzero(part < 1), np.flatnonzero(part == 1)
+        room = self.positions - len(around)
+        if room < self.positions // 2:
+            return None
+        step = room - min(OVERLAP, room // 2)
+        starts = range(0, max(len(pair) - room, 0) + step, step)
+        windows = [np.sort(np.concatenate([around, pair[start : start + room]])) for start in starts]
+        return Encoded(encoding, np.concatenate(windows), [len(window) for window in windows])
 
     def _beginning(self, text: str) -> str:
         """Returns a beginning of the text that has the same first tokens, at least as many as the model takes; or the text."""

@@ -49,7 +49,7 @@ BARE = 0.001  # share of the n-grams in a root whose table is not read
 # Raise these if the same options train differently, the same recipe makes other lower layers, or the same share keeps other
 # n-grams: earlier results are void then.
 TRAINING, BELOW, RANKING = 1, 1, 2
-LATER = ("function", "head_function")  # options of training that are younger than results: named if they are not the defaults
+LATER = ("function", "head_function", "dropout")  # options of training younger than results: named if not at their defaults
 FEW = ("maths-area", "learning-names")  # the tasks of most studies: the largest one, and one that tags
 
 
@@ -171,7 +171,8 @@ class Report:
 
     def _training(self, run: Run) -> TrainingOptions:
         root = self._recipe(run.case.below).root
-        return self.tier.training(run.case.scheme, self.layers, root.upper, run.seed)
+        options = self.tier.training(run.case.scheme, self.layers, root.upper, run.seed)
+        return replace(options, dropout=run.case.dropout)
 
     @property
     def _root(self) -> RootRecipe:

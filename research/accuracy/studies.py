@@ -10,6 +10,7 @@ from research.accuracy.recipes import Below, DomainRecipe, LargeDomainRecipe, Pr
 from research.accuracy.tiers import Tier
 
 KEEPS = (1.0, 0.4, 0.1, 0.04, 0.004)
+DROPOUT = 0.1  # BERT's own
 WINDOWS = (2, 3, 5)
 
 
@@ -18,6 +19,7 @@ class StudyCase:
     label: str
     scheme: str
     below: Below
+    dropout: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,15 @@ def studies_of(tier: Tier, layers: int) -> dict[str, Study]:
     unlearned = StudyCase("none", "hplm", replace(below, minutes=0))
     learned = (StudyCase(way, "hplm", replace(below, minutes=tier.learning_minutes, learn=way)) for way in ("masked", "distil"))
     dtypes = (StudyCase(dtype, "hplm", replace(below, dtype=dtype)) for dtype in ("fp16", "int8"))
-    keeps = (StudyCase(f"{keep:.1%}", "hplm", replace(below, keep=keep, root=root.cut_to(keep))) for keep in KEEPS)
+    shares = (below.keep, *(keep for keep in KEEPS if keep < below.keep))  # the whole table, and smaller ones made from it
+    keeps = (StudyCase(f"{keep:.1%}", "hplm", replace(below, keep=keep, root=root.cut_to(keep))) for keep in shares)
     adapted = (over(scheme, times) for scheme in ("plot", "hplm") for times in (1, 2))
+    dropped = [StudyCase(f"{case.label}, dropout {DROPOUT:g}", case.scheme, case.below, DROPOUT) for case in (whole[0], hplm)]
     parts = [StudyCase(part, f"dedicated-{part}", None) for part in ("lower", "upper")]
     studies = [
         Study("schemes", "ways of making a model for a task", (whole[0], plot, hplm, *whole[1:]), False),
         Study("compressed", "fewer layers, taught by the task's dedicated BERT", (whole[0], hplm, *compressed)),
+        Study("dropout", "hidden states left out in training", (whole[0], dropped[0], hplm, dropped[1])),
         Study("root", "minutes that the root is adapted", tuple(adapted), False),
         Study(
             "domains", "what a domain adds to the root",

@@ -70,7 +70,7 @@ TIERS = {
 PUBLIC_WORDS = {1: 64, 2: 100, 3: 100}
 PUBLIC = {
     1: replace(
-        TIERS[1], train=400, test=1000, root_minutes=4, learning_minutes=1.5, root_keep=0.03, domain_keep=0.03, shape_minutes=1
+        TIERS[1], train=400, test=1000, root_minutes=4, learning_minutes=1.5, root_keep=0.03, domain_keep=0.03, shape_minutes=4
     ),
     2: replace(TIERS[2], train=6000, test=8000, root_keep=0.1, domain_keep=0.1),  # with a root of an hour
     3: replace(TIERS[3], train=12000, test=8000),

@@ -88,7 +88,7 @@ def score_schemes(
     if ground.labels != tenant.labels:
         raise InvalidInput(f"{train_file} has other labels than tenant {tenant.id!r}: name its training data with --train")
     learned_from = report["training"]["texts"], report["dev"]["texts"]
-    if (len(ground.texts.texts), len(ground.dev.texts)) != learned_from:
+    if (len(ground.texts.examples), len(ground.dev.examples)) != learned_from:
         raise InvalidInput(
             f"tenant {tenant.id!r} was trained on {learned_from[0]:,} texts and had {learned_from[1]:,} for dev, but "
             f"{train_file} is now divided differently: name its dev data with --dev, or build the tenant again"

@@ -159,7 +159,7 @@ def test_every_command_has_a_help_text_and_is_tested_here():
 def test_commands_that_need_the_builder_say_how_to_install_it(tmp_path):
     commands = [[*name.split(), *arguments] for name, arguments in NEED_A_STORE.items()]
     commands += [["domain", "list", "--store", "x"], ["domain", "delete", "--name", "x", "--store", "x"]]
-    commands.append(["verify", "--store", "x"])
+    commands += [["verify", "--store", "x"], ["tenant", "delete", "x", "--store", "x"]]
     for command, code, out, err in run(commands):
         assert (code, out) == (1, ""), command
         assert err.startswith(f"hplm {command[0]}: ") and err.count("\n") == 1, command

@@ -34,7 +34,7 @@ class Asker:
         number = len(self.answers)
         self.answers.append([])
 
-        def respond(answer):
+        def respond(answer, counted):
             with self._arrived:
                 self.answers[number].append(answer)
                 self._arrived.notify_all()

@@ -24,7 +24,7 @@ def test_a_ticket_for_an_unknown_tenant_is_refused(asker):
     good = asker.lookup.resolve(view, view.snapshot.find("beta"), [f"{WORDS[0]} {WORDS[1]}"], None, False)
     stranger = Ticket(view.snapshot.export_number, 0, 999, 1, time.monotonic_ns(), 0, 0, 0)
     with pytest.raises(NoTenant):
-        asker.service.submit(stranger, good, lambda answer: None)
+        asker.service.submit(stranger, good, lambda answer, counted: None)
 
 
 def test_a_ticket_expires(asker):
@@ -37,9 +37,9 @@ def test_a_ticket_expires(asker):
         ticket = Ticket(view.snapshot.export_number, 0, tenant.uid, 1, arrival_ns, 0, 0, 0)
         if refused:
             with pytest.raises(DeadlineMissed, match=naming(service.TICKET_SECONDS)):
-                asker.service.submit(ticket, good, lambda answer: None)
+                asker.service.submit(ticket, good, lambda answer, counted: None)
         else:
-            asker.service.submit(ticket, good, lambda answer: None)
+            asker.service.submit(ticket, good, lambda answer, counted: None)
 
 
 def test_a_ticket_of_another_export_is_refused(asker):
@@ -49,4 +49,4 @@ def test_a_ticket_of_another_export_is_refused(asker):
     good = asker.lookup.resolve(view, tenant, [WORDS[0]], None, False)
     ticket = Ticket(view.snapshot.export_number ^ 1, 0, tenant.uid, 1, time.monotonic_ns(), 0, 0, 0)
     with pytest.raises(Draining):
-        asker.service.submit(ticket, good, lambda answer: None)
+        asker.service.submit(ticket, good, lambda answer, counted: None)

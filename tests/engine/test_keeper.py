@@ -4,14 +4,17 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from hplm.engine import keeper
+from hplm.engine.answer import size_of
 from hplm.engine.backbone import Backbone
 from hplm.engine.keeper import Asked, Keeper
 from hplm.engine.lookup import Lookup
+from hplm.engine.memory import LARGE
 from hplm.errors import Broken, Draining
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
@@ -35,7 +38,8 @@ class Client:
         self.answers = []
         self._arrived = threading.Condition()
 
-    def ask(self, tenant_id, texts):
+    def ask(self, tenant_id, texts, unsent=None):
+        """`unsent`: the error that is sent instead of the answer."""
         view = self.backbone.view
         tenant = view.snapshot.find(tenant_id)
         found_in = view.snapshot.export_number, view.snapshot.generation, tenant.uid, tenant.version
@@ -46,6 +50,7 @@ class Client:
             with self._arrived:
                 answers.append(answer)
                 self._arrived.notify_all()
+            return unsent
 
         signed = ticket.sign(b"secret", self.lookup.resolve(view, tenant, texts).pack())
         self.keeper.submit([Asked(signed, "", WANTED, respond)])
@@ -132,6 +137,28 @@ def test_what_the_engine_counts_arrives(client):
     assert client.keeper.keeps((names.TENANT_REQUESTS, ("acme", "answered")))
     assert client.keeper.keeps((names.TENANT_REQUESTS, ("", "answered")))
     assert not client.keeper.keeps((names.TENANT_REQUESTS, ("nobody", "answered")))
+
+
+def test_a_large_answer_that_could_not_be_sent_is_counted_as_refused(client):
+    large = [" ".join(WORDS[:60])] * 1300
+    unsent = client.wait(client.ask("beta", large, Broken("no shared memory")))
+    client.wait(client.ask("beta", large))
+    assert size_of(unsent) >= LARGE
+    counts, until = Counter(), time.monotonic() + 30
+    while sum(counts.values()) < 2 * 2 and time.monotonic() < until:  # by domain and by tenant
+        counts.update(
+            {
+                (metric.name, *labels): count
+                for (metric, labels), count in client.meter.take()[0].items()
+                if metric in (names.REQUESTS, names.TENANT_REQUESTS)
+            }
+        )
+        time.sleep(0.1)
+    domain = client.backbone.view.snapshot.find("beta").domain
+    assert {series: count for series, count in counts.items() if count} == {
+        (names.REQUESTS.name, domain, "answered"): 1, (names.REQUESTS.name, domain, "broken"): 1,
+        (names.TENANT_REQUESTS.name, "beta", "answered"): 1, (names.TENANT_REQUESTS.name, "beta", "broken"): 1,
+    }  # fmt: skip
 
 
 def test_closing_answers_what_waits(toy):

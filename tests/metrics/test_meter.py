@@ -30,7 +30,7 @@ class Family:
 
 class Series:
     def __init__(self, family, labels):
-        self.family, self.value = family, 0
+        self.family, self.value, self.labels = family, 0, labels
         family.series[tuple(labels.items())] = self
 
     def increment(self, value):
@@ -87,9 +87,15 @@ def test_the_sum_of_signed_times_is_a_gauge(family):
     assert values["seen_total"] == [1]
 
 
-def test_a_series_that_fails_loses_nothing_and_keeps_the_others(family, caplog):
+def test_a_series_that_fails_loses_nothing_and_keeps_the_others(family, caplog, monkeypatch):
+    def increment(self, value):
+        if self.labels["kind"] == "refused":
+            raise RuntimeError("this series is refused")
+        self.value += value
+
+    monkeypatch.setattr(Series, "increment", increment)
     meter = Meter()
-    meter.add(SEEN, -1, "refused")
+    meter.add(SEEN, 2, "refused")
     meter.add(SEEN, 1, "taken")
     meter.set(LEVEL, 7)
     Publisher(family, meter, "toy").close()
@@ -98,7 +104,18 @@ def test_a_series_that_fails_loses_nothing_and_keeps_the_others(family, caplog):
     assert values[(("backbone", "toy"),)] == 7
     assert "seen_total" in caplog.text and "refused" in caplog.text
     meter.add(SEEN, 3, "refused")
-    assert meter.take()[0] == {(SEEN, ("refused",)): 2}, "the refused count is still there"
+    assert meter.take()[0] == {(SEEN, ("refused",)): 5}, "the refused count is still there"
+
+
+def test_a_correction_waits_for_the_count_that_it_corrects(family, caplog):
+    meter = Meter()
+    meter.add(SEEN, -1, "a")
+    meter.add(SEEN, 1, "b")
+    Publisher(family, meter, "toy").close()
+    meter.add(SEEN, 3, "a")
+    Publisher(type("Next", (Family,), {"all": {}}), meter, "toy").close()
+    assert meter.take()[0] == {} and not caplog.text
+    assert family.all["seen_total"].series.keys() == {(("backbone", "toy"), ("kind", "b"))}
 
 
 def test_closing_publishes_the_last_counts_and_unused_series_end(family):

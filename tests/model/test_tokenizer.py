@@ -80,6 +80,29 @@ def test_truncation_is_that_of_the_library(tokenizer, lengths):
     assert encoded.special.tolist() == list(map(bool, theirs.special_tokens_mask))
 
 
+@pytest.mark.parametrize("words", [10, 58, 59, 87, 88, 89, 150, 400])
+def test_windows_are_those_of_the_library(tokenizer, words):
+    first, second = " ".join(WORDS[:4]), " ".join(WORDS[i % 150] for i in range(words))
+    encoded = tokenizer.encode(first, second, in_windows=True)
+    library = tokenizer._tokenizer
+    library.enable_truncation(tokenizer.positions, stride=28, strategy="only_second")  # 57 are left, half of them overlap
+    theirs = library.encode(first, second)
+    library.no_truncation()
+    windows = [theirs, *theirs.overflowing]
+    assert encoded.lengths.tolist() == [len(window.ids) for window in windows] and len(encoded.tokens) == sum(encoded.lengths)
+    assert encoded.tokens.tolist() == [token for window in windows for token in window.ids]
+    assert encoded.segments.tolist() == [segment for window in windows for segment in window.type_ids]
+    assert encoded.offsets.tolist() == [list(span) for window in windows for span in window.offsets]
+
+
+def test_a_text_that_leaves_no_room_for_windows_is_refused_or_cut(tokenizer):
+    first, second = " ".join(WORDS[:30]), " ".join(WORDS[:100])
+    assert len(tokenizer.encode(" ".join(WORDS[:29]), second, in_windows=True).lengths) > 1
+    with pytest.raises(InvalidInput, match=naming(64, "truncate=true")):
+        tokenizer.encode(first, second, in_windows=True)
+    assert tokenizer.encode(first, second, truncate=True, in_windows=True).lengths.tolist() == [64]
+
+
 def test_a_long_text_with_a_long_pair_costs_the_sum_of_both(tokenizer):
     """The library also encodes pieces that it cuts off, and for a pair all their combinations: here some hundred thousand."""
     long = " ".join(WORDS * 200)

@@ -295,7 +295,7 @@ def test_a_request_whose_answer_cannot_be_sent_is_given_back(limited):
     view, tried = asker.backbone.view, threading.Event()
     resolved = asker.lookup.resolve(view, view.snapshot.find("acme"), [WORDS[0]], None, False)
 
-    def nobody_listens(answer):
+    def nobody_listens(answer, counted):
         tried.set()
         raise OSError("nobody listens")
 

@@ -65,7 +65,7 @@ def dies(work):
     assert child.exitcode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("options, saves", [({}, (1, 4, 9, 18)), (CUT, (1, 18))])
+@pytest.mark.parametrize("options, saves", [({}, (1, 4, 9, 18)), (CUT, (1, 18)), ({"dropout": 0.1}, (1, 18))])
 def test_a_killed_training_ends_with_the_same_bytes(store, tmp_path, monkeypatch, options, saves):
     train = made(tmp_path, "classify", 60, 1)
     undisturbed, report = trained(store, train, "whole", **options)

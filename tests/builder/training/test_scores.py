@@ -67,3 +67,14 @@ def test_spans_are_compared_without_articles_and_punctuation():
     partly = training_task("span").score([], [example], [["man of course"]])
     assert partly.values == {"exact_match": 0.0, "f1": pytest.approx(2 * 1 / (2 + 3))}
     assert training_task("span").score([], [example], [["It"]]).main == 0
+
+
+def test_unanswerable_questions_are_right_if_they_are_left_unanswered():
+    known, unknown = Example(1, "who?", "It was the man.", answers=((7, 14),)), Example(2, "when?", "It was the man.")
+    score = training_task("span").score
+    both = score([], [known, unknown, unknown], [["the man"], [""], ["It"]])
+    assert both.values == {
+        "exact_match": pytest.approx(2 / 3), "f1": pytest.approx(2 / 3), "unanswerable_right": 0.5, "answerable_f1": 1.0
+    }  # fmt: skip
+    assert score([], [known], [[""]]).main == 0
+    assert score([], [unknown], [["the"]]).values == {"exact_match": 1.0, "f1": 1.0, "unanswerable_right": 1.0}  # as SQuAD 2

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from builder.training import finetuning, grid
 from builder.training.material import Material
 from builder.training.scores import Scores
 from builder.training.start import ANEW
-from builder.training.tenant import build_tenant, warnings_of
+from builder.training.tenant import build_tenant, delete_tenant, warnings_of
 from hplm.cli.main import main
 from hplm.errors import InvalidInput
 from testing.random_store import random_tenant
@@ -246,6 +247,37 @@ def test_a_fresh_command_interrupted_after_its_tenant_is_stored_makes_one_versio
     dies(work)
     assert learn(store, "classify", train, epochs=1, from_version=ANEW).version == 2
     assert learn(store, "classify", train, epochs=1, from_version=ANEW).version == 3
+
+
+def test_a_deleted_tenant_leaves_nothing_behind(store, tmp_path, capsys):
+    for seed in (1, 2):
+        learn(store, "classify", made(tmp_path, "classify", 60, seed), epochs=1)
+    learn(store, "classify", made(tmp_path, "classify", 60, 1), tenant="other", epochs=1)
+    command = ["tenant", "delete", "acme", "--store", str(store.folder)]
+    assert main([*command, "--state", str(tmp_path)]) == 1 and names(capsys.readouterr().err, "--store", "--state")
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"tenant": "acme", "removed": [1, 2]}
+    assert [tenant.id for tenant in store.tenants()] == ["other"] and not list(store.folder.rglob("*acme*"))
+    assert main(command) == 1 and names(capsys.readouterr().err, "'acme'", "other")
+    assert learn(store, "classify", made(tmp_path, "classify", 60, 1), epochs=1).version == 1
+
+
+def test_a_tenant_whose_training_was_interrupted_is_not_deleted(store, tmp_path):
+    learn(store, "classify", made(tmp_path, "classify", 60, 1), epochs=1)
+    killed(store, made(tmp_path, "classify", 60, 2), "acme", 3)
+    with pytest.raises(InvalidInput, match=naming("'acme'", store.tenant_work_folder("acme"))):
+        delete_tenant(store, "acme")
+    assert store.tenant_versions("acme") == [1]
+
+
+def test_an_interrupted_deletion_can_be_repeated(store, tmp_path, monkeypatch):
+    learn(store, "classify", made(tmp_path, "classify", 60, 1), epochs=1)
+    with monkeypatch.context() as cut, pytest.raises(KeyboardInterrupt):
+        cut.setattr(shutil, "rmtree", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        delete_tenant(store, "acme")
+    assert store.tenants() == []
+    learn(store, "classify", made(tmp_path, "classify", 60, 1), epochs=1)
+    assert delete_tenant(store, "acme") == [1] and not (store.folder / "removed").exists()
 
 
 def test_texts_keep_their_side_when_a_file_grows(store, tmp_path):

@@ -96,6 +96,14 @@ def asked(rng):
     return {"text": rng.choice(WORDS[20:]), "text_pair": text, "answers": answers}
 
 
+def perhaps_asked(rng):
+    """Returns a question on a passage. If no word of the passage is among the first eight, it has no answer."""
+    if rng.random() < 0.6:
+        return asked(rng)
+    passage = " ".join(rng.choices(WORDS[50:], k=rng.randint(5, 14)))
+    return {"text": rng.choice(WORDS[20:]), "text_pair": passage, "answers": {"text": [], "answer_start": []}}
+
+
 MAKERS = {"classify": classified, "tag": tagged}
 TASKS = {
     "classify": ("classify", classified, "accuracy", 0.7),
@@ -105,6 +113,7 @@ TASKS = {
     "multilabel": ("multilabel", many, "micro_f1", 0.65),
     "regress": ("regress", valued, "pearson", 0.55),
     "span": ("span", asked, "f1", 0.6),
+    "span-or-none": ("span", perhaps_asked, "f1", 0.45),  # without any answer 0.4
     "cut": ("classify", classified, "accuracy", 0.7),
     "cut-values": ("regress", valued, "pearson", 0.55),
 }
@@ -361,24 +370,79 @@ def test_values_that_cannot_be_stored_or_do_not_differ_are_refused(store, tmp_pa
 
 def test_options_that_make_no_sense_are_named(store, tmp_path):
     train = made(tmp_path, "classify", 20, 1)
-    counts, rates = ("epochs", "patience", "batch_texts"), {"doubt": -1, "learning_rate": 0.0, "body_rate": -1}
+    counts, rates = ("epochs", "patience", "batch_texts"), {"doubt": -1, "learning_rate": 0.0, "body_rate": -1, "dropout": 1.0}
     for option, value in [*((name, 0) for name in counts), *rates.items()]:
         with pytest.raises(InvalidInput, match=f"{option.split('_')[-1]} {value}"):
             learn(store, "classify", train, **{option: value})
 
 
-def test_an_answer_beyond_the_truncated_passage_is_not_learned(store, tmp_path):
-    passage = " ".join(WORDS[30:40] * 12)
-    examples = [
-        {"text": WORDS[0], "text_pair": passage, "answers": {"text": [answer], "answer_start": [passage.index(answer)]}}
-        for answer in (" ".join(WORDS[31:33]), WORDS[39])
-    ]
-    last = len(passage) - len(WORDS[39])
-    examples[1]["answers"]["answer_start"] = [last]
-    path = write(tmp_path / "long.jsonl", examples)
+def test_unanswerable_questions_are_learned_and_served_as_such(trained):
+    store, tests = trained
+    tenant = store.tenant("span-or-none")
+    assert tenant.labels == ["start", "end", "none"] and store.tenant("span").labels == ["start", "end"]
+    values = evaluate_tenant(store, "span-or-none", tests["span-or-none"], CPU, show_progress=False).scores.values
+    assert values["unanswerable_right"] > 0.6 and values["answerable_f1"] > 0.3
+    always = evaluate_tenant(store, "span", tests["span-or-none"], CPU, show_progress=False).scores.values
+    assert always["unanswerable_right"] == 0
+
+
+def test_the_kinds_of_questions_are_part_of_what_a_tenant_is(store, tmp_path):
+    rng = random.Random(3)
+    known = write(tmp_path / "known.jsonl", [asked(rng) for _ in range(30)])
+    none = write(tmp_path / "none.jsonl", [{**asked(rng), "answers": {"text": [], "answer_start": []}} for _ in range(30)])
+    both = write(tmp_path / "both.jsonl", [json.loads(line) for path in (known, none) for line in path.open()])
+    with pytest.raises(InvalidInput, match=naming(none)):
+        learn(store, "span", none, epochs=1)
+    learn(store, "span", known, tenant="always", epochs=1)
+    with pytest.raises(InvalidInput, match=naming("'always'", 1, "['none']")):
+        learn(store, "span", both, tenant="always", epochs=1)
+    learn(store, "span", both, tenant="perhaps", epochs=1)
+    assert learn(store, "span", known, tenant="perhaps", epochs=1).labels == ["start", "end", "none"]
+
+
+def test_an_answer_is_learned_in_the_windows_that_have_all_of_it(store, tmp_path):
+    """A passage of 120 words has windows of words 0 to 59, 30 to 89 and 60 to 119."""
+    words = [WORDS[30 + i] for i in range(120)]
+    passage = " ".join(words)
+
+    def asks(first, last):
+        answer = " ".join(words[first : last + 1])
+        return {"text": WORDS[0], "text_pair": passage, "answers": {"text": [answer], "answer_start": [passage.index(answer)]}}
+
+    path = write(tmp_path / "long.jsonl", [asks(1, 2), asks(40, 41), asks(59, 60), asks(29, 30), asks(119, 119)])
     task = training_task("span")
-    texts = Reader(store, "root", 1).read(task.read(path), task, ["start", "end"], show_progress=False)
-    assert texts.cut == 2 and [text.targets.tolist() for text in texts.texts] == [[1, 2], [UNREAD, UNREAD]]
+    for labels, no in ((["start", "end"], [UNREAD, UNREAD]), (["start", "end", "none"], [0, 0])):
+        texts = Reader(store, "root", 1).read(task.read(path), task, labels, show_progress=False)
+        assert texts.cut == 0 and [example.line for example in texts.examples] == [1, 2, 3, 4, 5]
+        assert texts.lengths.tolist() == [64] * 15
+        targets = [text.targets.tolist() for text in texts.texts]
+        assert [targets[i : i + 3] for i in range(0, 15, 3)] == [
+            [[2, 3], no, no],
+            [[41, 42], [11, 12], no],
+            [no, [30, 31], no],
+            [[30, 31], no, no],
+            [no, no, [60, 60]],
+        ]
+
+
+def test_long_passages_are_learned(store, tmp_path):
+    rng = random.Random(5)
+
+    def long(rng):
+        example = asked(rng)
+        before, after = (" ".join(rng.choices(WORDS[50:], k=rng.randint(20, 60))) for _ in range(2))
+        answers = {**example["answers"], "answer_start": [example["answers"]["answer_start"][0] + len(before) + 1]}
+        return {**example, "text_pair": f"{before} {example['text_pair']} {after}", "answers": answers}
+
+    train, dev, test = (
+        write(tmp_path / f"{part}.jsonl", [long(rng) for _ in range(count)])
+        for part, count in (("train", 360), ("dev", 60), ("test", 60))
+    )
+    tenant = learn(store, "span", train, dev, epochs=6)
+    found = evaluate_tenant(store, "acme", test, CPU, show_progress=False)
+    assert found.scores.main > 0.35 and len(found.answers) == 60
+    report = store.report(tenant)
+    assert (report["training"]["texts"], report["dev"]["texts"], report["training"]["texts_cut"]) == (360, 60, 0)
 
 
 def test_uneven_labels_are_reported(store, tmp_path):
