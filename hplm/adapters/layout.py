@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
-from functools import cached_property
+from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -55,12 +54,8 @@ class Layout:
             raise InvalidInput(f"the projections {', '.join(self.places)} contain one twice: name each once")
         activation(self.function)  # raises if it is unknown
 
-    def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:  # computed once: every text of a batch is sorted by its layout
-        return hash(astuple(self))
+    def __hash__(self) -> int:  # of few fields: every text of a batch is sorted by its layout
+        return hash((self.kind, self.size, self.places))
 
     @property
     def shapes(self) -> Shapes:

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-
-import numpy as np
+from math import inf
 
 from hplm.metrics.names import COUNTER, GAUGE, Histogram, Metric
 
 Series = tuple[Metric, tuple[str, ...]]  # a metric and the values of its labels, in their order
+
+
+class _Observed:
+    """The values of a histogram, by the lowest bound that is not below them."""
+
+    def __init__(self, histogram: Histogram) -> None:
+        self.histogram = histogram
+        self.counts = [0] * (len(histogram.bounds) + 1)
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self.histogram.bounds, value)] += 1
+        self.total += value
 
 
 class Meter:
@@ -18,6 +31,7 @@ class Meter:
         self._lock = threading.Lock()
         self._counts: defaultdict[Series, float] = defaultdict(float)
         self._levels: dict[Series, float] = {}
+        self._observed: dict[str, _Observed] = {}  # by the histogram's name, since the last `take`
 
     def add(self, metric: Metric, amount: float = 1, *labels: str) -> None:
         series = _series(metric, COUNTER, labels)
@@ -30,25 +44,33 @@ class Meter:
             self._levels[series] = value
 
     def observe(self, histogram: Histogram, values: Iterable[float]) -> None:
-        """Counts each value in all buckets whose bound is not below it, as Prometheus requires."""
-        observed = np.fromiter(values, dtype=float)
-        if not len(observed):
-            return
-        bucket, total, number = histogram.parts
-        below = np.searchsorted(np.sort(observed), histogram.bounds, side="right")
+        """Counts values."""
         with self._lock:
-            for bound, count in zip(histogram.bounds, below.tolist(), strict=True):
-                self._counts[bucket, (f"{bound:g}",)] += count
-            self._counts[bucket, ("+Inf",)] += len(observed)
-            sums = self._levels if total.kind == GAUGE else self._counts
-            sums[total, ()] = sums.get((total, ()), 0.0) + float(observed.sum())
-            self._counts[number, ()] += len(observed)
+            observed = self._observed.get(histogram.name)
+            if observed is None:
+                observed = self._observed[histogram.name] = _Observed(histogram)
+            for value in values:
+                observed.add(value)
 
     def take(self) -> tuple[dict[Series, float], dict[Series, float]]:
         """Returns the counts since the last call, and the current levels."""
         with self._lock:
+            for observed in self._observed.values():
+                self._publish(observed)
+            self._observed.clear()
             counts, self._counts = self._counts, defaultdict(float)
             return counts, dict(self._levels)
+
+    def _publish(self, observed: _Observed) -> None:
+        """Adds what was observed to its series. Each value counts in all buckets whose bound is not below it."""
+        bucket, total, number = observed.histogram.parts
+        count = 0
+        for bound, own in zip((*observed.histogram.bounds, inf), observed.counts, strict=True):
+            count += own
+            self._counts[bucket, ("+Inf" if bound == inf else f"{bound:g}",)] += count
+        sums = self._levels if total.kind == GAUGE else self._counts
+        sums[total, ()] = sums.get((total, ()), 0.0) + observed.total
+        self._counts[number, ()] += count
 
     def set_all(self, levels: Mapping[Series, float]) -> None:
         with self._lock:

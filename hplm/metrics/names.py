@@ -14,6 +14,9 @@ class Metric:
     description: str
     labels: tuple[str, ...] = ()
 
+    def __hash__(self) -> int:  # of one field: a metric is looked up whenever something is counted
+        return hash(self.name)
+
 
 @dataclass(frozen=True)
 class Histogram:

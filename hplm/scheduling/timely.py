@@ -38,6 +38,8 @@ class Timely:
             raise InvalidInput("policy options newcomers and reserve are shares: give numbers from 0 to 1")
 
     def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array:
+        if _fits(columns, capacity):
+            return np.arange(len(columns))
         tokens, due = columns.tokens, self._due(columns, start_ns, capacity, cost)
         weight = np.where(due > 0, tokens, self.late * tokens)
         best_first = by_priority(columns, np.argsort(np.minimum(weight, LONGEST).astype(np.uint16), kind="stable"))
@@ -89,3 +91,12 @@ class Timely:
                 tokens, due, left = tokens[kept], due[kept], left[kept]
         planned[left] = True
         return planned
+
+
+def _fits(columns: Columns, capacity: Capacity) -> bool:
+    """Whether one batch holds all that waits, as it mostly does: then there is nothing to choose."""
+    return (
+        len(columns) <= capacity.texts
+        and columns.slot_keys <= capacity.tenants
+        and int(columns.demand.sum()) <= capacity.tokens
+    )
