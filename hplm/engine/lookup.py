@@ -13,6 +13,7 @@ from hplm.engine.looked_up import PAD, LookedUp
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Encoded
 from hplm.plot.forest import Hits
+from hplm.plot.kernel import kernel
 from hplm.tenants.snapshot import Tenant
 
 MOST_ROWS = 1 << 20  # of an answer, with all texts padded to the widest
@@ -60,6 +61,7 @@ class Reading:
 class Lookup:
     def __init__(self, backbone: Backbone) -> None:
         self._tokenizer = backbone.tokenizer()
+        kernel()  # now, so that the log says at start whether it is there
 
     def resolve(
         self, view: View, tenant: Tenant, texts: Sequence[str], pairs: Sequence[str] | None = None, truncate: bool = False
