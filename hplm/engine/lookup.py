@@ -12,6 +12,7 @@ from hplm.engine.looked_up import LookedUp
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Encoded, Given
 from hplm.plot.forest import Chain
+from hplm.plot.kernel import kernel
 from hplm.plot.levels import Tally
 from hplm.tenants.snapshot import Tenant
 
@@ -96,6 +97,7 @@ class Reading:
 class Lookup:
     def __init__(self, backbone: Backbone) -> None:
         self._tokenizer = backbone.tokenizer()
+        kernel()  # now, so that the log says at start whether it is there
         self.tally = Tally()
 
     def resolve(

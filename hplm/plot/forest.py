@@ -9,12 +9,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from hplm.arrays import Array
 from hplm.errors import Broken, HplmError, InvalidInput
+from hplm.plot.kernel import Search, kernel
 from hplm.plot.table import Table
 
 NULL = 0
@@ -64,6 +66,19 @@ class Chain:
 
         The whole window is searched in every table of the chain, then the shorter one, down to the token alone.
         """
+        if self._search is None:
+            return self.lookup_by_arrays(tokens, lengths)
+        addresses, tries = self._search.find(tokens, lengths)
+        self._expect_all(tokens, addresses)
+        return Hits(addresses, tries, len(self.links))
+
+    @cached_property
+    def _search(self) -> Search | None:
+        compiled = kernel()
+        return compiled and Search(compiled, self.space, [(table.index, base) for table, base in self.links])
+
+    def lookup_by_arrays(self, tokens: Array, lengths: Array) -> Hits:
+        """Does the same without the compiled kernel."""
         whole, masks = self.space.of(tokens, lengths), self.space.masks
         # All levels are searched at once: a search costs more per call than per key.
         keys = (whole & masks[:, None]).reshape(-1, self.space.words)
@@ -75,9 +90,12 @@ class Chain:
         tries = found.reshape(-1, len(whole))  # in order of preference
         first = (tries > 0).argmax(0)
         addresses = tries[first, np.arange(len(whole))]
+        self._expect_all(tokens, addresses)
+        return Hits(addresses, first, len(self.links))
+
+    def _expect_all(self, tokens: Array, addresses: Array) -> None:
         if not addresses.all():
             raise InvalidInput(f"token {int(tokens[np.flatnonzero(addresses == 0)[0]])} is in no table of this chain")
-        return Hits(addresses, first, len(self.links))
 
     def holds(self, addresses: Array) -> bool:
         """Whether every address is a row of this chain's tables. Checked before addresses of a client are used."""

@@ -16,6 +16,8 @@ from hplm.model.sending import sent
 from hplm.model.tensors import tensor_of
 from hplm.model.windows import Window
 from hplm.plot.forest import NULL, Forest
+from hplm.plot.kernel import can_gather, gather, kernel
+from hplm.plot.rows import disk_faults
 from hplm.plot.table import Table
 
 log = logging.getLogger(__name__)
@@ -32,10 +34,12 @@ class Gatherer:
     The first `resident` rows of each table, those of frequent n-grams, are on the device, and are gathered there.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, resident: int = 0) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, resident: int = 0, compiled: bool = True) -> None:
+        """`compiled`: use the compiled kernel where it can gather."""
         self._device = device
         self._dtype = dtype
         self._resident = resident
+        self._compiled = compiled and device.type == "cpu" and not resident and kernel() is not None
         self._on_device: weakref.WeakKeyDictionary[Table, Tensor] = weakref.WeakKeyDictionary()
 
     def broken(self, forest: Forest, addresses: Array) -> Array:
@@ -50,6 +54,13 @@ class Gatherer:
         """Returns the sums of packed texts: tokens x hidden. In each table, rows of other tables count as the null row."""
         total: Tensor | None = None
         tables = forest.tables_of(addresses)
+        if self._compiled and can_gather(tables, self._dtype):
+            faults = disk_faults()
+            total = gather(tables, addresses, lengths, self._dtype)
+            if disk_faults() != faults:
+                for table, _ in tables:
+                    table.rows.count_as_cold()
+            return total
         for table, base in tables:
             rows = addresses - base
             if len(tables) > 1:

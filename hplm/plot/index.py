@@ -83,6 +83,10 @@ class Index:
         found[which] = self._rows.take(places)
         return found
 
+    def pointers(self) -> tuple[int, int, int, int]:
+        """Returns where `starts`, `keys` and `rows` are in memory, and the bits of a bucket's number."""
+        return self._starts.ctypes.data, self._flat_keys.ctypes.data, self._rows.ctypes.data, self._bits
+
     def by_row(self) -> Array:
         """Returns all keys in order of their rows, beginning with row 1."""
         keys = np.empty((self._count, self._words), dtype=np.uint64)

@@ -33,7 +33,7 @@ class KeySpace:
         return -(-self.window.n // (WORD // self.bits))
 
     @cached_property
-    def _places(self) -> list[tuple[int, np.uint64]]:
+    def places(self) -> list[tuple[int, np.uint64]]:
         """The word and the shift of each position of the window."""
         a_word = WORD // self.bits
         first = self.window.n - a_word * (self.words - 1)  # the first word may hold fewer tokens than the others
@@ -46,13 +46,13 @@ class KeySpace:
 
     def pack(self, windows: Array) -> Array:
         keys = np.zeros((len(windows), self.words), dtype=np.uint64)
-        for position, (word, shift) in enumerate(self._places):
+        for position, (word, shift) in enumerate(self.places):
             keys[:, word] |= windows[:, position].astype(np.uint64) << shift
         return keys
 
     def unpack(self, keys: Array) -> Array:
         token = np.uint64((1 << self.bits) - 1)
-        columns = [(keys[:, word] >> shift) & token for word, shift in self._places]
+        columns = [(keys[:, word] >> shift) & token for word, shift in self.places]
         return np.stack(columns, axis=1).astype(np.int64)
 
     def of(self, tokens: Array, lengths: Array) -> Array:
@@ -67,7 +67,7 @@ class KeySpace:
         padded[at] = tokens
         padded[at] += np.uint64(1)
         keys = np.zeros((len(padded) - gap, self.words), dtype=np.uint64)
-        for position, (word, shift) in enumerate(self._places):
+        for position, (word, shift) in enumerate(self.places):
             keys[:, word] |= padded[position : position + len(keys)] << shift
         return keys.take(at - centre, axis=0)
 
@@ -78,14 +78,14 @@ class KeySpace:
         levels = self.window.levels()
         masks = np.zeros((len(levels), self.words), dtype=np.uint64)
         for level, keep in enumerate(levels):
-            for position, (word, shift) in enumerate(self._places):
+            for position, (word, shift) in enumerate(self.places):
                 if keep[position]:
                     masks[level, word] |= np.uint64(token << int(shift))
         return masks
 
     def unigrams(self) -> Array:
         """Returns the keys of all single tokens, in order of id."""
-        word, shift = self._places[self.window.centre]
+        word, shift = self.places[self.window.centre]
         keys = np.zeros((self.vocabulary, self.words), dtype=np.uint64)
         keys[:, word] = np.arange(1, self.vocabulary + 1, dtype=np.uint64) << shift
         return keys

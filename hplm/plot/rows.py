@@ -69,11 +69,15 @@ class StoredRows:
 
     def bags(self, index: Tensor, dtype: torch.dtype) -> Tensor:
         """Returns the sums of the vectors that each row of `index` names. Their rows must have been touched."""
-        faults = _disk_faults()
+        faults = disk_faults()
         sums = self._coding.bags(self.typed, index, dtype)
-        if _disk_faults() != faults:
-            self._warm[self._locked :] = False  # memory is short and rows were evicted: any row may be gone
+        if disk_faults() != faults:
+            self.count_as_cold()
         return sums
+
+    def count_as_cold(self) -> None:
+        """Reads all rows but locked ones ahead again. If touched rows were on disk, memory is short, and any may be gone."""
+        self._warm[self._locked :] = False
 
     def raw(self, rows: Array) -> Array:
         """Returns the bytes of rows, which must have been touched."""
@@ -132,6 +136,6 @@ class StoredRows:
         return zlib.crc32(self._bytes[row * self._stride : (row + 1) * self._stride])
 
 
-def _disk_faults() -> int:
+def disk_faults() -> int:
     """Returns how often this process had to wait for a page from the disk."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_majflt

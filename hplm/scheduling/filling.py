@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import cast
 
 import numpy as np
 
@@ -63,8 +64,7 @@ class Room:
         """
         left = self.tokens if limit is None else min(limit, self.tokens)
         may_be_larger, before = not self._taken and limit is None, len(self._taken)
-        parts: Iterable[Array] = [ordered] if isinstance(ordered, np.ndarray) else ordered
-        chunks = in_chunks(parts)
+        chunks = in_chunks(cast("Iterable[Array]", [ordered] if isinstance(ordered, np.ndarray) else ordered))
         while not self.full and (left >= self._shortest or may_be_larger):
             chunk = next(chunks, None)
             if chunk is None:

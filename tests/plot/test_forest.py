@@ -1,5 +1,7 @@
 """Lookup and gathering against plain dictionaries; chains, broken tables, addresses."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -72,8 +74,12 @@ def test_lookup_and_gathering_equal_dictionaries(tmp_path_factory, window, vocab
     )
     assert list(zip(hits.levels, hits.links, strict=True)) == [place for of_text in places for place in of_text]
     expected = torch.cat(sums)
-    for numbers, close in ((torch.float32, {"atol": 1e-5}), (torch.bfloat16, {"atol": 0.05, "rtol": 0.02})):
-        gatherer = Gatherer(CPU, numbers, resident)
+    by_arrays = chain.lookup_by_arrays(tokens, lengths)
+    assert (by_arrays.addresses == hits.addresses).all() and (by_arrays.tries == hits.tries).all()
+    for compiled, (numbers, close) in product(
+        (True, False), ((torch.float32, {"atol": 1e-5}), (torch.bfloat16, {"atol": 0.05, "rtol": 0.02}))
+    ):
+        gatherer = Gatherer(CPU, numbers, resident, compiled)
         assert not len(gatherer.broken(forest, hits.addresses))
         got = gatherer.sums(forest, hits.addresses, lengths)
         assert got.dtype == numbers and torch.allclose(got.float(), expected, **close)

@@ -65,14 +65,14 @@ def test_rows_are_read_ahead_once_and_again_after_memory_was_short(table, monkey
     table.rows.touch(np.array([3, 5, 9]))
     assert len(advised) == 3
     usage = iter([0, 1])  # the second call reports a page fault that had to wait for the disk
-    monkeypatch.setattr(rows_module, "_disk_faults", lambda: next(usage))
+    monkeypatch.setattr(rows_module, "disk_faults", lambda: next(usage))
     table.rows.bags(index, torch.float32)
     table.rows.touch(np.array([3, 9]))
     assert advised[3:] == [3 * stride, 9 * stride]
 
 
 def test_the_error_of_locking_too_much_says_how_much_is_needed(table, monkeypatch):
-    table.rows.lock(10)  # 480 bytes: every machine allows it
+    table.rows.lock(10)  # some kilobytes: every machine allows it
     monkeypatch.setattr(rows_module, "_libc", type("Libc", (), {"mlock": staticmethod(lambda *_: -1)}))
     with pytest.raises(InvalidInput, match=naming(51, "ulimit -l")):
         table.rows.lock(1_000_000)
