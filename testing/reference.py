@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hplm.adapters.layout import Layout
 from hplm.engine.backbone import Backbone
+from hplm.model.eightbit import weight_levels
 from hplm.model.layer import activation
 from hplm.model.stacks import UpperStack
 from hplm.model.tokenizer import Encoded, Tokenizer, words_of
@@ -63,11 +64,12 @@ class PassageWindow:
 @dataclass(frozen=True)
 class Reference:
     backbone: Backbone
+    eight_bits: bool = False  # multiplies the shared matrices in 8 bits
     _known: dict[Table, np.ndarray] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, folder: Path, state: Path | None = None) -> Reference:
-        return cls(Backbone(folder, state))
+    def open(cls, folder: Path, state: Path | None = None, eight_bits: bool = False) -> Reference:
+        return cls(Backbone(folder, state), eight_bits)
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
@@ -121,12 +123,12 @@ class Reference:
         x = _norm(x, upper.norm)
         for i, layer in enumerate(upper.layers):
             own = Own(adapter_layout, adapter[i] if adapter is not None else {})
-            query, key, value = layer.qkv(x).split(config.hidden, dim=1)
+            query, key, value = self._product(x, layer.qkv).split(config.hidden, dim=1)
             query, key, value = own("query", x, query), own("key", x, key), own("value", x, value)
             seen = _attention(query, key, value, config.heads)
-            x = _norm(x + own("attention_out", seen, layer.attention_out(seen)), layer.attention_norm)
-            inner = activation(config.activation)(own("ffn_in", x, layer.ffn_in(x)))
-            x = _norm(x + own("ffn_out", inner, layer.ffn_out(inner)), layer.ffn_norm)
+            x = _norm(x + own("attention_out", seen, self._product(seen, layer.attention_out)), layer.attention_norm)
+            inner = activation(config.activation)(own("ffn_in", x, self._product(x, layer.ffn_in)))
+            x = _norm(x + own("ffn_out", inner, self._product(inner, layer.ffn_out)), layer.ffn_norm)
 
         bank = self.backbone.bank(tenant.head.bank)
         (head,) = bank.weights(tenant.head)
@@ -158,6 +160,13 @@ class Reference:
             return Reading(best, [(0, len(text))])
         read = _tokens_of_words(text, self._tokenizer.encode(text, pair, truncate))
         return Reading(["" if i is None else label for i, label in zip(read, best, strict=True)], words_of(text))
+
+    def _product(self, x: Tensor, linear: nn.Linear) -> Tensor:
+        if not self.eight_bits:
+            return linear(x)
+        inputs, input_scales = _in_eight_bits(x, 127)
+        weight, weight_scales = _in_eight_bits(linear.weight, weight_levels())
+        return (inputs @ weight.T * input_scales * weight_scales.T).float() + linear.bias
 
     def lower_half(self, tokens: list[int], tenant: Tenant) -> Tensor:
         """Sums the stored vectors of each token, over all windows that cover it. A causal window stores only its last token."""
@@ -231,5 +240,11 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
     return (torch.softmax(scores, dim=-1) @ value).transpose(0, 1).reshape(tokens, width)
 
 
-def _norm(x: Tensor, norm: torch.nn.LayerNorm) -> Tensor:
+def _in_eight_bits(rows: Tensor, levels: int) -> tuple[Tensor, Tensor]:
+    """Returns whole numbers and a scale for each row, in 64 bits, in which their products are exact."""
+    scales = (rows.abs().max(dim=1, keepdim=True).values / levels).clamp(min=1e-30).double()
+    return (rows / scales).round(), scales
+
+
+def _norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
     return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)

@@ -135,8 +135,9 @@ def _parameters(config: Path) -> dict[str, str]:
 def _staging_share(folder: Path, traffic: Traffic, settings: Settings, case: PipelineBench) -> float:
     """Returns the share of staging in the time of staging and computing one after the other. At most this can be hidden."""
     backbone = Backbone(folder)
-    engine = Engine(backbone.upper(), settings.device, settings.dtype)
-    stager = Stager(backbone, StagingSettings(settings.slots, settings.device, settings.dtype))
+    precision = settings.precision
+    engine = Engine(backbone.upper(), settings.device, precision.dtype, precision.eight_bits)
+    stager = Stager(backbone, StagingSettings(settings.slots, settings.device, precision.dtype))
     texts, staging, whole = traffic.texts(), [], []
     for number in range(STAGED):
         start = time.perf_counter()

@@ -20,6 +20,7 @@ from builder.training.scores import Scores
 from builder.training.tasks import training_task
 from hplm.engine.engine import resolve_device
 from hplm.errors import InvalidInput
+from hplm.model.eightbit import to_eight_bits
 
 Weights = tuple[list[dict[str, Tensor]] | None, dict[str, Tensor]]  # of the adapter, layer by layer, and the head
 
@@ -47,17 +48,29 @@ class Evaluation:
 
 
 def evaluate_tenant(
-    store: Store, tenant_id: str, file: Path, device: torch.device | None = None, show_progress: bool = True
+    store: Store,
+    tenant_id: str,
+    file: Path,
+    device: torch.device | None = None,
+    show_progress: bool = True,
+    eight_bits: bool = False,
 ) -> Evaluation:
+    """`eight_bits`: computes the shared products in 8 bits, on the CPU."""
     device = device or resolve_device("auto")
     tenant = find_tenant(store, tenant_id)
     labelled = training_task(tenant.task).read(file)
     check_labels(labelled, tenant.labels, f"the training data of tenant {tenant_id!r}")
-    return evaluate_weights(store, tenant, store.tenant_weights(tenant), labelled, device, show_progress)
+    return evaluate_weights(store, tenant, store.tenant_weights(tenant), labelled, device, show_progress, eight_bits)
 
 
 def evaluate_weights(
-    store: Store, tenant: TenantFile, weights: Weights, labelled: Labelled, device: torch.device, show_progress: bool = True
+    store: Store,
+    tenant: TenantFile,
+    weights: Weights,
+    labelled: Labelled,
+    device: torch.device,
+    show_progress: bool = True,
+    eight_bits: bool = False,
 ) -> Evaluation:
     """Evaluates a tenant that need not be stored yet."""
     reader, task = Reader(store, tenant.domain, tenant.domain_version), training_task(tenant.task)
@@ -65,7 +78,10 @@ def evaluate_weights(
     model = TenantModel(tenant.adapter_layout(store.config), tenant.head_layout(store.config), seed=0)
     model.load(*weights)
     ground = Ground(store.config, reader, texts, texts, task, tenant.labels, device)
-    body = PlotBody(store.upper().to(device).eval(), store.config.heads)
+    upper = store.upper()
+    if eight_bits:
+        to_eight_bits(upper.layers)
+    body = PlotBody(upper.to(device).eval(), store.config.heads)
     answers, _ = answers_to(body, model.to(device), ground, texts)
     return Evaluation(tenant, labelled, texts, answers, task.score(tenant.labels, labelled.examples, answers))
 

@@ -37,10 +37,8 @@ def export(store: Store, repository: Path, options: ServingOptions, replace: boo
     The version folder is written completely beside the old one and then takes its name. A running server keeps the old one
     until it is restarted or told to load. Tenants that only the repository has are dropped only with `replace`.
     """
+    check_export(store, options)
     tenants = store.tenants()
-    if not tenants:
-        raise InvalidInput(f"{store.folder} has no tenants to export: build one with `hplm build tenant`")
-    check_options(store.config, options)
     name = store.config.name
     version_folder = repository / name / "1"
     if version_folder.exists() and not replace:
@@ -57,6 +55,13 @@ def export(store: Store, repository: Path, options: ServingOptions, replace: boo
         Snapshot(0, branches, exported, _digest(folder, branches, exported)).save(folder / Backbone.TENANTS)
     write_configs(repository, store.config, options)
     return Exported(name, len(tenants), len(branches), repository / name)
+
+
+def check_export(store: Store, options: ServingOptions) -> None:
+    """Refuses what cannot be exported, before anything is measured or written."""
+    if not store.tenants():
+        raise InvalidInput(f"{store.folder} has no tenants to export: build one with `hplm build tenant`")
+    check_options(store.config, options)
 
 
 def _needed(store: Store, tenants: list[TenantFile]) -> list[tuple[str, int]]:

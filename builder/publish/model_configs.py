@@ -21,6 +21,8 @@ class ServingOptions:
     """The options of `hplm export`. All others are edited in the exported `config.pbtxt`."""
 
     dtype: str = "auto"
+    auto_on_cpu: str = "auto"  # what `dtype` auto means on a CPU: int8, or auto for the best of the others
+    auto_because: str = "not measured"
     device: str = "auto"
     policy: str = policy.DEFAULT
     admission: bool = True
@@ -129,7 +131,10 @@ dynamic_batching { }
 
 parameters { key: "backbone"      value { string_value: "$name" } }
 parameters { key: "device"        value { string_value: "$device" } }        # auto, cpu, cuda, cuda:1, ...
-parameters { key: "dtype"         value { string_value: "$dtype" } }         # auto: bf16 where the hardware has it, else fp32
+parameters { key: "dtype"         value { string_value: "$dtype" } }         # fp32, bf16, int8 (on a CPU), or auto: on a CPU
+# what the next line says, and where that is auto too, bf16 if the hardware has it, else fp32.
+# At the export: $auto_because.
+parameters { key: "auto_on_cpu"   value { string_value: "$auto_on_cpu" } }
 parameters { key: "threads"       value { string_value: "$threads" } }       # 0: all cores (CPU only)
 parameters { key: "policy"        value { string_value: "$policy" } }        # which texts make the next batch
 parameters { key: "admission"     value { string_value: "$admission" } }     # refuse at once what cannot be answered in time

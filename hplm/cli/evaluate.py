@@ -20,6 +20,11 @@ def register(commands: argparse._SubParsersAction) -> None:
     command.add_argument("--store", type=Path, required=True, help="folder of the store")
     command.add_argument("--id", required=True, help="name of the tenant")
     command.add_argument("--test", type=Path, required=True, help="test data, JSONL in the form of the tenant's training data")
+    command.add_argument(
+        "--int8",
+        action="store_true",
+        help="also score with the shared products in 8 bits, as `hplm export --dtype int8` serves",
+    )
     command.add_argument("--url", metavar="HOST:PORT", help="also score the answers of the server at this address")
     command.add_argument("--protocol", choices=("http", "grpc"), default="http", help="for --url (default: %(default)s)")
     command.add_argument("--backbone", metavar="NAME", help="for --url: name of the served backbone (default: the store's)")
@@ -45,6 +50,8 @@ def register(commands: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
+    import torch
+
     from builder.evaluation.tenant import evaluate_tenant
     from builder.store.store import Store
     from hplm.cli.options import device_of
@@ -61,7 +68,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
         draw_confusion(evaluation, args.picture)
     others = dict.fromkeys([*rivals, *registered(RIVALS), "served"])
-    scores: dict[str, Scores | None] = {"hplm": evaluation.scores, **others}
+    scores: dict[str, Scores | None] = {"hplm": evaluation.scores, "int8": None, **others}
+    if args.int8:
+        scores["int8"] = evaluate_tenant(store, args.id, args.test, torch.device("cpu"), eight_bits=True).scores
     if args.url is not None:
         from builder.evaluation.served import score_served
 

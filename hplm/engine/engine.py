@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -13,6 +14,7 @@ from hplm.engine.memory import keep_freed_memory
 from hplm.engine.staging import Part, Sheet, StagedBatch
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
+from hplm.model.eightbit import to_eight_bits
 from hplm.model.layer import QKV
 from hplm.model.stacks import UpperStack
 from hplm.model.tensors import array_of
@@ -20,7 +22,18 @@ from hplm.options import ENGINE_DTYPES
 
 MEASURED = 3  # measurements; the fastest counts, without other work on the machine
 CACHE_LINE = 16  # numbers of 32 bits
-TORCH_DTYPES: dict[str, torch.dtype] = dict(zip(ENGINE_DTYPES, (torch.float32, torch.bfloat16), strict=True))
+TORCH_DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+INT8 = "int8"
+
+
+@dataclass(frozen=True)
+class Precision:
+    dtype: torch.dtype  # of everything but the shared products
+    eight_bits: bool = False  # whether the shared products are computed in 8 bits
+
+    @property
+    def name(self) -> str:
+        return INT8 if self.eight_bits else next(name for name, dtype in TORCH_DTYPES.items() if dtype is self.dtype)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -48,12 +61,27 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if has_bf16 else torch.float32
 
 
+def resolve_precision(name: str, device: torch.device, auto_on_cpu: str = "auto") -> Precision:
+    """Returns the precision of an engine. `auto_on_cpu` is what `auto` means on a CPU."""
+    if name == "auto" and device.type == "cpu":
+        name = auto_on_cpu
+    if name not in ("auto", *ENGINE_DTYPES):
+        raise InvalidInput(f"unknown dtype {name!r}: choose auto, {' or '.join(ENGINE_DTYPES)}")
+    if name != INT8:
+        return Precision(resolve_dtype(name, device))
+    if device.type != "cpu":
+        raise InvalidInput(f"dtype int8 is for CPUs, but the device is {device}: choose auto, fp32 or bf16, or --device cpu")
+    return Precision(torch.float32, eight_bits=True)
+
+
 class Engine:
-    def __init__(self, upper: UpperStack, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, upper: UpperStack, device: torch.device, dtype: torch.dtype, eight_bits: bool = False) -> None:
+        if eight_bits:
+            to_eight_bits(upper.layers)
         self._upper = upper.to(device=device, dtype=dtype).eval().requires_grad_(False)
         if device.type == "cpu":
             keep_freed_memory()
-            if dtype is torch.float32:  # 16-bit kernels choose their own weight layout
+            if dtype is torch.float32 and not eight_bits:  # 16-bit kernels choose their own weight layout
                 for layer in self._upper.layers:
                     for linear in (layer.attention_out, layer.ffn_out):  # it would slow down large products of wider ones
                         linear.weight.data = _transposed(linear.weight.data)

@@ -54,11 +54,12 @@ class Service:
         self._lock(self._backbone.view.forest.tables())
         self._serving = True
         self._positions = self._backbone.config.positions
-        engine = Engine(self._backbone.upper(), settings.device, settings.dtype)
+        precision = settings.precision
+        engine = Engine(self._backbone.upper(), settings.device, precision.dtype, precision.eight_bits)
         staging = StagingSettings(
             settings.slots,
             settings.device,
-            settings.dtype,
+            precision.dtype,
             resident_rows=settings.plot_hot if self._on_accelerator else 0,
             packing=read_packing(settings.packing, engine.seconds),
             overlap=settings.overlap,
@@ -75,7 +76,7 @@ class Service:
         self._pipeline = Pipeline(line, capacity, self._stager, engine, self.instruments, together)
         self._quotas = Quotas()
         self._watch = Watch(self._backbone)
-        log.info("serving %s on %s in %s", self._backbone.config.name, settings.device, settings.dtype)
+        log.info("serving %s on %s in %s", self._backbone.config.name, settings.device, precision.name)
 
     def submit(
         self,

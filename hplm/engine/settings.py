@@ -8,19 +8,20 @@ from pathlib import Path
 
 import torch
 
-from hplm.engine.engine import resolve_device, resolve_dtype
+from hplm.engine.engine import Precision, resolve_device, resolve_precision
 from hplm.engine.journal import LOG, NONE
 from hplm.engine.overlap import Overlap, read_overlap
 from hplm.engine.packing import read_packing
 from hplm.errors import InvalidInput
 
 EARLIEST = "earliest"
+AUTO_ON_CPU = "auto_on_cpu"  # a parameter that exports of earlier versions do not have
 
 
 @dataclass(frozen=True)
 class Settings:
     device: torch.device
-    dtype: torch.dtype
+    precision: Precision
     threads: int
     policy: str
     admission: bool
@@ -42,7 +43,7 @@ class Settings:
         device = resolve_device(parameters["device"])
         return cls(
             device=device,
-            dtype=resolve_dtype(parameters["dtype"], device),
+            precision=resolve_precision(parameters["dtype"], device, parameters.get(AUTO_ON_CPU, "auto")),
             threads=_positive(parameters, "threads", least=0),
             policy=parameters["policy"],
             admission=_yes_or_no(parameters, "admission"),

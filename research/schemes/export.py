@@ -21,6 +21,7 @@ from pathlib import Path
 from builder.publish.export import SCHEME, Exported, export, refuse_loss, refuse_mixture
 from builder.publish.model_configs import ServingOptions, check_options
 from builder.store.store import Store
+from hplm.engine.engine import INT8
 from hplm.errors import InvalidInput
 from research.baselines.models import WholeConfig
 from research.schemes.flat import flat_store
@@ -104,6 +105,8 @@ def _refuse_others(options: ServingOptions, scheme: str) -> None:
     given = [name for name, value in asdict(options).items() if value != getattr(ServingOptions, name) and name not in OF_WHOLE]
     if given:
         raise InvalidInput(f"scheme {scheme!r} has no {', '.join(given)}: leave out these options")
+    if options.dtype == INT8:
+        raise InvalidInput(f"scheme {scheme!r} has no dtype int8, which is for layers that tenants share: choose fp32 or bf16")
 
 
 def _served(repository: Path, name: str) -> dict[str, Path]:

@@ -40,10 +40,11 @@ def test_tenant_show_gives_labels_in_the_order_of_the_logits(toy, capsys):
 
 
 def test_export_prints_what_it_wrote(toy, tmp_path, capsys):
-    exported = _json(capsys, "export", "--store", toy.store.folder, "--repository", tmp_path / "r", "--slots", 6)
+    options = "--slots", 6, "--dtype", "fp32"
+    exported = _json(capsys, "export", "--store", toy.store.folder, "--repository", tmp_path / "r", *options)
     repository = str(tmp_path / "r")
     assert exported == {
-        "scheme": "hplm", "backbone": "toy", "tenants": len(TENANTS), "tables": 3, "repository": repository
+        "scheme": "hplm", "backbone": "toy", "tenants": len(TENANTS), "tables": 3, "repository": repository, "int8": None
     }  # fmt: skip
     assert '"6"' in (tmp_path / "r/toy-upper/config.pbtxt").read_text()
 

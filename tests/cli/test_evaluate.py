@@ -16,7 +16,7 @@ RIVALS = {
     *("dedicated", "dedicated-lower", "dedicated-upper", "shared", "adapter", "plot"),
     *("distil", "tiny-half", "tiny-third"),
 }
-KEYS = {"tenant", "metric", "hplm", "served"} | RIVALS
+KEYS = {"tenant", "metric", "hplm", "int8", "served"} | RIVALS
 
 
 def run(capsys, *arguments):
@@ -52,6 +52,14 @@ def test_baselines_learn_from_the_same_data(built, material, capsys, tmp_path): 
     assert (tmp_path / "confusion.png").read_bytes().startswith(b"\x89PNG")
     alone = run(capsys, *arguments)
     assert alone["hplm"] == found["hplm"] and alone["dedicated"] is None
+
+
+def test_eight_bits_score_beside_32(built, material, capsys):  # noqa: F811
+    arguments = ["evaluate", "--store", built / "store", "--id", "tag", "--test", material / "tag.dev.jsonl"]
+    assert run(capsys, *arguments)["int8"] is None
+    found = run(capsys, *arguments, "--int8")
+    assert found["scores"]["int8"]["rows"] == found["scores"]["hplm"]["rows"]
+    assert found["int8"] == pytest.approx(found["hplm"], abs=0.05)
 
 
 def test_served_answers_have_the_same_score(built, material, capsys):  # noqa: F811

@@ -44,6 +44,12 @@ def expected(reference):
     return cache(lambda tenant, text: reference.forward(text, tenant).numpy())
 
 
+@pytest.fixture(scope="module")
+def expected_in_eight_bits(toy):
+    reference = Reference.open(toy.folder, eight_bits=True)
+    return cache(lambda tenant, text: reference.forward(text, tenant).numpy())
+
+
 @pytest.mark.parametrize(
     "chosen",
     [
@@ -70,6 +76,21 @@ def test_mixed_traffic_equals_the_reference(toy, expected, chosen):
         for text, rows in zip(texts, asker.wait(number), strict=True):
             comparison.add(tenant, rows.logits, expected(tenant, text))
     comparison.assert_equal(chosen.get("dtype", "fp32"))
+    asker.close()
+
+
+def test_mixed_traffic_in_eight_bits_equals_the_reference_in_eight_bits(toy, expected, expected_in_eight_bits):
+    asker, rng, comparison = Asker(toy.folder, dtype="int8"), random.Random(1), Comparison()
+    asked = [(rng.choice(TENANTS).id, random_text(rng)) for _ in range(80)]
+    numbers = [asker.ask(tenant, [text]) for tenant, text in asked]
+    nearer = 0
+    for (tenant, text), number in zip(asked, numbers, strict=True):
+        (rows,) = asker.wait(number)
+        comparison.add(tenant, rows.logits, expected_in_eight_bits(tenant, text))
+        off = [np.abs(rows.logits - answers(tenant, text)).max() for answers in (expected_in_eight_bits, expected)]
+        nearer += off[0] < off[1]
+    comparison.assert_equal("int8")
+    assert nearer > 0.9 * len(asked), "the answers are those of 32 bits"
     asker.close()
 
 

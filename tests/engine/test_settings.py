@@ -1,8 +1,10 @@
 """Settings of operators are checked, and errors name the parameter."""
 
 import pytest
+import torch
 
-from hplm.engine.settings import Settings, deadline_us
+from hplm.engine.engine import resolve_precision
+from hplm.engine.settings import AUTO_ON_CPU, Settings, deadline_us
 from hplm.errors import InvalidInput
 from tests.engine.asker import PARAMETERS
 from tests.naming import naming
@@ -34,3 +36,19 @@ def test_a_deadline_is_read_in_microseconds():
 def test_a_repository_without_a_parameter_must_be_exported_again():
     with pytest.raises(InvalidInput, match=naming("'packing'", "config.pbtxt")):
         Settings.read({name: value for name, value in PARAMETERS.items() if name != "packing"})
+
+
+def test_auto_is_on_a_cpu_what_was_measured_at_the_export():
+    assert Settings.read({**PARAMETERS, "dtype": "auto", AUTO_ON_CPU: "int8"}).precision.name == "int8"
+    assert Settings.read({**PARAMETERS, "dtype": "fp32", AUTO_ON_CPU: "int8"}).precision.name == "fp32"
+
+
+def test_auto_without_a_measurement_is_16_or_32_bits():
+    """Repositories of earlier versions do not have the parameter."""
+    assert Settings.read({**PARAMETERS, "dtype": "auto"}).precision.name in ("fp32", "bf16")
+
+
+def test_eight_bits_are_refused_on_a_gpu():
+    with pytest.raises(InvalidInput, match=naming("int8", "cuda")):
+        resolve_precision("int8", torch.device("cuda"))
+    assert not resolve_precision("bf16", torch.device("cuda"), auto_on_cpu="int8").eight_bits

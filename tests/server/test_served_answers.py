@@ -1,4 +1,4 @@
-"""Answers of a real Triton equal the reference: every tenant, alone and mixed, fp32 and bf16, HTTP and gRPC."""
+"""Answers of a real Triton equal the reference: every tenant, alone and mixed, fp32, bf16 and int8, HTTP and gRPC."""
 
 import json
 import random
@@ -10,6 +10,7 @@ import pytest
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
+from testing.reference import Reference
 from testing.toy import TENANTS, WORDS, random_text
 from tests.equality import Comparison
 from tests.server.stock import LIBRARIES, Stock
@@ -18,7 +19,7 @@ from tests.serving import serving
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=["fp32", "bf16"])
+@pytest.fixture(scope="module", params=["fp32", "bf16", "int8"])
 def served(request, toy, tmp_path_factory):
     repository = tmp_path_factory.mktemp(f"served-{request.param}")
     export(toy.store, repository, ServingOptions(dtype=request.param, slots=4, batch_tokens=256))
@@ -27,8 +28,9 @@ def served(request, toy, tmp_path_factory):
 
 
 @pytest.mark.parametrize("protocol", LIBRARIES)
-def test_every_tenant_alone_and_in_mixed_batches_equals_the_reference(served, reference, protocol):
+def test_every_tenant_alone_and_in_mixed_batches_equals_the_reference(served, toy, protocol):
     server, dtype = served
+    reference = Reference.open(toy.folder, eight_bits=dtype == "int8")
     stock, rng, comparison = Stock(server, protocol), random.Random(protocol), Comparison()
     requests = [(tenant.id, [random_text(rng)]) for tenant in TENANTS]
     requests += [(rng.choice(TENANTS).id, [random_text(rng) for _ in range(rng.randint(1, 5))]) for _ in range(80)]

@@ -1,0 +1,90 @@
+"""Measures at an export whether products in 8 bits are faster on this machine's CPU, and close enough, for `--dtype auto`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from builder.packed_batches import positions_of
+from builder.store.store import Store
+from hplm.engine.engine import INT8, Engine, Precision, resolve_precision
+from hplm.model.attention import PackedAttention
+from hplm.model.eightbit import to_eight_bits
+from hplm.model.stacks import UpperStack
+from hplm.plot.gathering import Gatherer
+
+CPU = torch.device("cpu")
+LEAST_SPEED = 1.1  # below this the difference is not worth the rounding
+MOST_CHANGE = 0.1
+TOKENS = 128
+BATCHES = (1, 4)  # texts
+ROUNDS = 2
+COMMON = 1000  # rows of a table, which are those of its most frequent n-grams
+TEXTS, TEXT = 32, 32  # texts whose vectors are compared, and their tokens
+
+
+@dataclass(frozen=True)
+class EightBits:
+    """Products in 8 bits beside `other`, which `auto` takes otherwise."""
+
+    other: str
+    speed: float  # times that of `other`: the smaller one of a single text and a batch
+    change: float  # of the vectors that heads read, as a share of what they differ between tokens
+
+    @property
+    def auto(self) -> str:
+        """Returns what `auto` means on a CPU."""
+        return INT8 if self.speed >= LEAST_SPEED and self.change <= MOST_CHANGE else "auto"
+
+    def __str__(self) -> str:
+        return (
+            f"int8 is {self.speed:.2f} x as fast as {self.other} (needed: {LEAST_SPEED}), "
+            f"and changes vectors by {self.change:.1%} (allowed: {MOST_CHANGE:.0%})"
+        )
+
+
+def measure_eight_bits(store: Store, threads: int = 0) -> EightBits:
+    """`threads`: those of the engine; 0: all cores."""
+    before = torch.get_num_threads()
+    if threads:
+        torch.set_num_threads(threads)
+    try:
+        other = resolve_precision("auto", CPU)
+        return EightBits(other.name, _speed(store, other), _change(store))
+    finally:
+        torch.set_num_threads(before)
+
+
+def _speed(store: Store, other: Precision) -> float:
+    theirs, ours = Engine(store.upper(), CPU, other.dtype), Engine(store.upper(), CPU, torch.float32, eight_bits=True)
+    tokens = min(TOKENS, store.config.positions)
+    ratios: list[float] = []
+    for texts in BATCHES:
+        rounds = [(theirs.seconds(texts, tokens), ours.seconds(texts, tokens)) for _ in range(ROUNDS)]  # in turn
+        ratios.append(min(their for their, _ in rounds) / min(our for _, our in rounds))
+    return min(ratios)
+
+
+@torch.inference_mode()
+def _change(store: Store) -> float:
+    """Compares vectors of made-up texts, whose rows are common ones of a tenant's tables."""
+    tenant = store.tenants()[0]
+    forest = store.forest(tenant.domain, tenant.domain_version)
+    generator = np.random.default_rng(0)
+    tables = forest.chain(tenant.domain, tenant.domain_version).links
+    rows = [base + generator.integers(1, min(COMMON, table.size), TEXTS * TEXT) for table, base in tables]
+    lengths = np.full(TEXTS, min(TEXT, store.config.positions))
+    addresses = generator.permutation(np.concatenate(rows))[: int(lengths.sum())]
+    sums = Gatherer(CPU, torch.float32).sums(forest, addresses, lengths)
+    positions = torch.from_numpy(positions_of(lengths))
+
+    def vectors(upper: UpperStack) -> torch.Tensor:
+        attend = PackedAttention(lengths.tolist(), store.config.heads)
+        return upper.eval()(sums, positions, torch.zeros_like(positions), attend)
+
+    in_eight_bits = store.upper()
+    to_eight_bits(in_eight_bits.layers)
+    exact = vectors(store.upper())
+    return float((vectors(in_eight_bits) - exact).norm() / (exact - exact.mean(0)).norm())

@@ -1,0 +1,90 @@
+"""Matrix products in 8 bits, on CPUs: a scale for each output of a weight, and one for each token.
+
+A token's scale depends on the token alone, so its neighbours in a batch do not change its numbers.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hplm.errors import InvalidInput
+from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV, Layers
+
+onednn: Any = torch.ops.onednn  # the library has no types
+
+LEVELS = 127  # numbers from -127 to 127
+EXACT_LEVELS = 63  # of weights: with these the sum of two products fits into 16 bits
+UNSIGNED = 128  # added to a token's numbers: CPUs multiply unsigned by signed bytes
+LEAST = 1e-30  # the largest number of a token or weight that is not rounded to zero
+MOST_ROWS = 1024  # of one product
+LEAST_STEP = 16
+
+
+class EightBit(nn.Module):
+    """A linear layer in 8 bits. It returns 32 bits."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        weight = linear.weight.detach().float()
+        self._scales = weight.abs().amax(1).clamp_(min=LEAST).div_(weight_levels())
+        numbers = (weight / self._scales[:, None]).round_()
+        self._packed: Tensor = onednn.qlinear_prepack(numbers.to(torch.int8).contiguous(), None)
+        self._unsigned = numbers.sum(1).mul_(self._scales).mul_(-UNSIGNED)  # removes from an output what UNSIGNED added
+        self._zeros = torch.zeros(len(weight), dtype=torch.int64)
+        self._bias = linear.bias.detach().float()
+        self._outputs, self._inputs = weight.shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) <= MOST_ROWS:
+            numbers, scales = self._product(x)
+            return numbers.mul_(scales).add_(self._bias)
+        y = x.new_empty(len(x), self._outputs)
+        for start in range(0, len(x), MOST_ROWS):
+            rows = slice(start, start + MOST_ROWS)
+            numbers, scales = self._product(x[rows])
+            torch.mul(numbers, scales, out=y[rows]).add_(self._bias)
+        return y
+
+    def _product(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the product in units of each row's scale, and the scales."""
+        largest = torch.maximum(x.amax(1, keepdim=True), x.amin(1, keepdim=True).neg_()).clamp_(min=LEAST)
+        numbers = torch.empty(padded(len(x)), self._inputs, dtype=torch.int8)
+        numbers[: len(x)].copy_((x * (LEVELS / largest)).round_())
+        unsigned = numbers.view(torch.uint8).bitwise_xor_(UNSIGNED)
+        y: Tensor = onednn.qlinear_pointwise(
+            unsigned, 1.0, 0, self._packed, self._scales, self._zeros, self._unsigned, 1.0, 0, torch.float32, "none", [], ""
+        )
+        return y[: len(x)], largest.div_(LEVELS)
+
+
+def to_eight_bits(layers: Layers) -> None:
+    """Replaces the matrices of the layers, in place. Norms stay as they are."""
+    if not torch.backends.mkldnn.is_available():
+        raise InvalidInput("dtype int8 needs oneDNN, which this build of torch does not have: use fp32")
+    for layer in layers:
+        for name in (QKV, ATTENTION_OUT, FFN_IN, FFN_OUT):
+            setattr(layer, name, EightBit(getattr(layer, name)))
+
+
+def padded(rows: int) -> int:
+    """Returns the number of rows to compute: at most an eighth more, so that there are few different numbers.
+
+    oneDNN takes milliseconds to prepare a product for a number of rows that is new.
+    """
+    step = max(LEAST_STEP, 1 << max(0, (rows - 1).bit_length() - 4))
+    return -(-rows // step) * step
+
+
+@cache
+def weight_levels() -> int:
+    """Returns the levels of weights. CPUs without VNNI add two products in 16 bits, which overflow if weights have 8 bits."""
+    inputs = 64
+    numbers = torch.full((LEAST_STEP, inputs), UNSIGNED + LEVELS, dtype=torch.uint8)
+    packed = onednn.qlinear_prepack(torch.full((inputs, inputs), LEVELS, dtype=torch.int8), None)
+    ones, zeros = torch.ones(inputs), torch.zeros(inputs, dtype=torch.int64)
+    y: Tensor = onednn.qlinear_pointwise(numbers, 1.0, 0, packed, ones, zeros, None, 1.0, 0, torch.float32, "none", [], "")
+    return LEVELS if bool((y == inputs * LEVELS * (UNSIGNED + LEVELS)).all()) else EXACT_LEVELS
