@@ -60,12 +60,15 @@ class Instruments:
         for text in staged.texts:
             text.request.computed_ns = now
         tokens = sum(text.tokens for text in staged.texts)
-        self.meter.add(names.BATCHES)
-        self.meter.add(names.BATCH_TEXTS, len(staged.texts))
-        self.meter.add(names.BATCH_TOKENS, tokens)
-        self.meter.add(names.BATCH_PADDING, sum(len(sheet.positions) for sheet in staged.sheets) - tokens)
+        counts: dict[Series, float] = {
+            (names.BATCHES, ()): 1,
+            (names.BATCH_TEXTS, ()): len(staged.texts),
+            (names.BATCH_TOKENS, ()): tokens,
+            (names.BATCH_PADDING, ()): sum(len(sheet.positions) for sheet in staged.sheets) - tokens,
+        }
         for stage, (start, end) in staged.stages.items():
-            self.meter.add(names.STAGE_SECONDS, (end - start) / 1e9, stage)
+            counts[names.STAGE_SECONDS, (stage,)] = (end - start) / 1e9
+        self.meter.add_all(counts)
         self._journal.batch(self._batches, staged)
 
     def look(self, line: Queue[Text], stager: Stager) -> None:

@@ -15,6 +15,7 @@ from hplm.scheduling.sharing import beyond_share, fair_share
 from hplm.scheduling.waiting import Waiting
 
 BATCHES = 64  # how many batches the count looks ahead
+BY_THEN = np.arange(BATCHES + 1)
 LEARNING = 0.1  # rate of the running mean of what a full batch holds
 FIRST = 8  # batches before predictions are used: a process starts slowly
 STALE_NS = 10**9  # after so long without a batch, predictions are not used: only another batch can correct a wrong one
@@ -70,9 +71,11 @@ class Admission:
             return
         full: list[float] = self._full.tolist()
         self._batch_ns = max(1.0, float(self._cost.predict(*full)))
+        self._free = self._promised * full[0] * BY_THEN
+        if not len(columns):
+            return
         due = np.clip((columns.deadline - start_ns) * (1 / self._batch_ns), 0, BATCHES).astype(np.int64)
-        due_by = np.cumsum(np.bincount(due, columns.tokens, minlength=BATCHES + 1))
-        self._free = self._promised * full[0] * np.arange(BATCHES + 1) - due_by
+        self._free -= np.cumsum(np.bincount(due, columns.tokens, minlength=BATCHES + 1))
 
     def check(self, texts: Sequence[Waiting], columns: Columns, busy: bool, now_ns: int) -> None:
         """Raises if this request and all promised texts cannot be answered in time. Otherwise counts it."""

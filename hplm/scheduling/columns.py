@@ -177,6 +177,9 @@ class Columns(Generic[T]):
         tenant = self.tenant[indexes]
         np.subtract.at(self._demand, tenant, self.tokens[indexes].astype(np.int64))  # many times slower with mixed types
         self._tenants.give_back(tenant.tolist())
+        if len(indexes) == self._length:  # nothing stays
+            self._length = 0
+            return out
         stays = np.ones(self._length, bool)
         stays[indexes] = False
         first = int(stays.argmin())  # texts before the first gap do not move

@@ -65,7 +65,7 @@ class CostModel:
         self.observed += 1
         forget = min(FORGETTING, 1 - 1 / (1 + self.observed))
         scaled = features / took_ns
-        self._squares = forget * self._squares + weight * np.outer(scaled, scaled)
+        self._squares = forget * self._squares + weight * (scaled[:, None] * scaled)
         self._products = forget * self._products + weight * scaled
         self._took = forget * self._took + weight
         self._believed = forget * self._believed + weight * float(features @ SHAPE) / took_ns
@@ -73,13 +73,12 @@ class CostModel:
 
     def _solve(self) -> None:
         shape = SHAPE * (self._took / self._believed)
-        squares = self._squares + np.diag(BELIEF / shape**2)
+        squares = self._squares.copy()
+        squares.ravel()[::5] += BELIEF / shape**2  # the diagonal
         products = self._products + BELIEF / shape
-        kept = np.arange(4)
-        while True:  # negative terms are dropped; at least one term remains
-            terms = np.linalg.solve(squares[np.ix_(kept, kept)], products[kept])
-            if (terms >= 0).all():
-                break
+        terms, kept = np.linalg.solve(squares, products), np.arange(4)
+        while terms.min() < 0:  # negative terms are dropped; at least one term remains
             kept = kept[terms > 0]
+            terms = np.linalg.solve(squares[np.ix_(kept, kept)], products[kept])
         self.terms = np.zeros(4)
         self.terms[kept] = terms

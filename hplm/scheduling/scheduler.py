@@ -139,7 +139,7 @@ class Scheduler(Generic[T]):
         if not len(indexes):
             return None
         tokens = int(self.columns.tokens[indexes].sum())
-        slot_keys = len(np.unique(self.columns.slot_key[indexes]))
+        slot_keys = len(set(self.columns.slot_key[indexes].tolist()))
         expected = float(self.cost.predict(tokens, len(indexes), slot_keys * self._loaded))
         alone = not self._running
         batch = Batch(self._remove(indexes), tokens, slot_keys, now_ns, expected, alone, chosen.places)

@@ -10,7 +10,7 @@ from hplm.arrays import Array
 from hplm.errors import InvalidInput
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import Cost
-from hplm.scheduling.filling import LONGEST, Room, by_priority
+from hplm.scheduling.filling import LONGEST, Room, by_priority, first_come
 from hplm.scheduling.policy import positive
 from hplm.scheduling.sharing import fair_first
 from hplm.scheduling.waiting import Capacity
@@ -39,7 +39,7 @@ class Timely:
 
     def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array:
         if _fits(columns, capacity):
-            return np.arange(len(columns))
+            return first_come(columns)
         tokens, due = columns.tokens, self._due(columns, start_ns, capacity, cost)
         weight = np.where(due > 0, tokens, self.late * tokens)
         best_first = by_priority(columns, np.argsort(np.minimum(weight, LONGEST).astype(np.uint16), kind="stable"))
