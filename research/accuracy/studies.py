@@ -42,7 +42,7 @@ def studies_of(tier: Tier, layers: int) -> dict[str, Study]:
 
     def shaped(label: str, **shape: int) -> StudyCase:
         """Returns a case on the root's table alone, which is enough to compare splits and windows."""
-        return StudyCase(label, "hplm", replace(below, keep=0.0, root=replace(root, minutes=tier.shape_minutes, **shape)))
+        return StudyCase(label, "hplm", replace(below, keep=0.0, root=replace(root, **shape)))
 
     def over(scheme: str, times: int) -> StudyCase:
         minutes = times * tier.root_minutes

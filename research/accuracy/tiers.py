@@ -36,7 +36,6 @@ class Tier:
     domain_minutes: float  # 0, because a domain learns nothing in a few minutes that its root did not learn from the same texts
     learn: str  # how domains learn
     learning_minutes: float  # of a domain, in the study of what it learns
-    shape_minutes: float  # of each root with another split or window
     whole_minutes: float  # of further pretraining a whole BERT
     tenants: tuple[int, ...]  # numbers of tenants that resample the tasks
     tenant_texts: int = 300
@@ -60,18 +59,16 @@ class Tier:
 
 TENANTS = (10, 100, 1000, 10_000)  # as in HMI's Fig. 14
 TIERS = {
-    1: Tier(3000, 300, 1000, (0,), 1, 30, 0, "masked", 4, shape_minutes=3, whole_minutes=4, tenants=TENANTS[:1]),
-    2: Tier(3000, 500, 1000, (0, 1, 2), 2, 60, 15, "masked", 15, shape_minutes=30, whole_minutes=15, tenants=TENANTS[:2]),
-    3: Tier(6000, 500, 1000, (0, 1, 2), 2, 120, 30, "masked", 30, shape_minutes=120, whole_minutes=30, tenants=TENANTS),
+    1: Tier(3000, 300, 1000, (0,), 1, 30, 0, "masked", 4, whole_minutes=4, tenants=TENANTS[:1]),
+    2: Tier(3000, 500, 1000, (0, 1, 2), 2, 60, 15, "masked", 15, whole_minutes=15, tenants=TENANTS[:2]),
+    3: Tier(6000, 500, 1000, (0, 1, 2), 2, 120, 30, "masked", 30, whole_minutes=30, tenants=TENANTS),
 }
 
 # Public texts are longer and their corpora larger. Tier 1 is a first look, in some 20 minutes of one core: few and short texts,
 # and a root that has learned little.
 PUBLIC_WORDS = {1: 64, 2: 100, 3: 100}
 PUBLIC = {
-    1: replace(
-        TIERS[1], train=400, test=1000, root_minutes=4, learning_minutes=1.5, root_keep=0.03, domain_keep=0.03, shape_minutes=4
-    ),
+    1: replace(TIERS[1], train=400, test=1000, root_minutes=4, learning_minutes=1.5, root_keep=0.03, domain_keep=0.03),
     2: replace(TIERS[2], train=6000, test=8000, root_keep=0.1, domain_keep=0.1),  # with a root of an hour
     3: replace(TIERS[3], train=12000, test=8000),
 }

@@ -27,7 +27,7 @@ from tests.naming import names, naming
 pytestmark = pytest.mark.slow
 
 MINUTES = 0.005
-TINY = Tier(30, 10, 10, (0, 1), 1, MINUTES, MINUTES, "distil", MINUTES, MINUTES, MINUTES, tenants=(3,), tenant_texts=8)
+TINY = Tier(30, 10, 10, (0, 1), 1, MINUTES, MINUTES, "distil", MINUTES, MINUTES, tenants=(3,), tenant_texts=8)
 LAYERS = 4
 FEW = ("toy-classify", "toy-tag")
 SCHEMES = ["dedicated", "plot", "hplm", "adapter", "shared"]
