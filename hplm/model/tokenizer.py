@@ -18,6 +18,7 @@ from hplm.errors import InvalidInput
 WORD = re.compile(r"\S+")
 CHARACTERS_A_TOKEN = 8  # more than nearly all texts have: a long text is first read as far as this reaches
 GROWTH = 4  # how much more is read if that was too little
+MOST_IN_WINDOWS = 32_768  # characters of a pair that is read in windows: while they are tokenised, other requests wait
 OVERLAP = 128  # tokens that a window of a passage shares with the next one, as in the usual recipe for SQuAD
 
 
@@ -25,7 +26,9 @@ class Given(NamedTuple):
     text: str
     pair: str | None = None
     truncate: bool = False  # cut what the model does not take
-    in_windows: bool = False  # a pair that is too long is neither refused nor cut, if the text leaves it half of the positions
+    # Neither refuse nor cut a pair that is too long, if it has MOST_IN_WINDOWS characters or fewer and the text leaves it half
+    # of the positions.
+    in_windows: bool = False
 
 
 class Encoded:
@@ -88,8 +91,10 @@ class Tokenizer:
             return InvalidInput("the text contains no token that the model can read: send other text")
         if length <= self.positions:
             return Encoded(encoding)
-        if in_windows and (windows := self._windows(self._tokenizer.encode(text, pair))) is not None:
-            return windows
+        if in_windows and pair is not None and len(pair) <= MOST_IN_WINDOWS:
+            windows = self._windows(self._tokenizer.encode(text, pair))
+            if windows is not None:
+                return windows
         if not truncate:
             count = length if read == (text if pair is None else (text, pair)) else f"more than {self.positions}"
             return InvalidInput(

@@ -3,7 +3,7 @@ import pytest
 from tokenizers import Encoding
 
 from hplm.errors import InvalidInput
-from hplm.model.tokenizer import Tokenizer, first_tokens, words_of
+from hplm.model.tokenizer import MOST_IN_WINDOWS, Tokenizer, first_tokens, words_of
 from testing.random_store import tokenizer_json, word
 from testing.toy import CONFIG, WORDS
 from tests.naming import naming
@@ -101,6 +101,15 @@ def test_a_text_that_leaves_no_room_for_windows_is_refused_or_cut(tokenizer):
     with pytest.raises(InvalidInput, match=naming(64, "truncate=true")):
         tokenizer.encode(first, second, in_windows=True)
     assert tokenizer.encode(first, second, truncate=True, in_windows=True).lengths.tolist() == [64]
+
+
+def test_a_pair_of_too_many_characters_is_not_read_in_windows(tokenizer):
+    longest = f"{WORDS[0]} " * 1000
+    longest += "x" * (MOST_IN_WINDOWS - len(longest))
+    assert len(tokenizer.encode(WORDS[1], longest, in_windows=True).lengths) > 1
+    with pytest.raises(InvalidInput, match=naming(64, "truncate=true")):
+        tokenizer.encode(WORDS[1], longest + "x", in_windows=True)
+    assert tokenizer.encode(WORDS[1], longest + "x", truncate=True, in_windows=True).lengths.tolist() == [64]
 
 
 def test_a_long_text_with_a_long_pair_costs_the_sum_of_both(tokenizer):
