@@ -26,10 +26,10 @@ class OnnxWhole:
     """All layers of a model with random weights: fused by ONNX Runtime's optimiser for BERT, then quantised by it."""
 
     def __init__(self, config: BackboneConfig, threads: int) -> None:
-        import onnx
-        import onnxruntime
-        from onnxruntime.quantization import QuantType, quantize_dynamic
-        from onnxruntime.transformers.optimizer import optimize_model
+        import onnx  # pyright: ignore[reportMissingImports]
+        import onnxruntime  # pyright: ignore[reportMissingImports]
+        from onnxruntime.quantization import QuantType, quantize_dynamic  # pyright: ignore[reportMissingImports]
+        from onnxruntime.transformers.optimizer import optimize_model  # pyright: ignore[reportMissingImports]
 
         self.layers = config.lower_layers + config.upper_layers
         self._vocabulary = config.vocabulary
