@@ -6,6 +6,7 @@ import argparse
 from dataclasses import dataclass
 
 from bench.options import benchmark, dtype_option, expect_above_zero, seconds_option, size_option
+from hplm.options import LAYER_DTYPES
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ def register(kinds: argparse._SubParsersAction) -> None:
     ))  # fmt: skip
     size_option(parser, AdaptationBench.size)
     seconds_option(parser, AdaptationBench.seconds, "of all steps together")
-    dtype_option(parser, "of the products")
+    dtype_option(parser, "of the products", LAYER_DTYPES)
 
 
 def run(args: argparse.Namespace) -> dict:

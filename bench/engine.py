@@ -6,6 +6,7 @@ import argparse
 from dataclasses import dataclass
 
 from bench.options import SIZE_NAMES, benchmark, dtype_option, seconds_option
+from hplm.options import LAYER_DTYPES
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ def register(kinds: argparse._SubParsersAction) -> None:
         "--size", choices=(*SIZE_NAMES, "both"), default="both", help="size of the model (default: %(default)s)"
     )
     seconds_option(parser, EngineBench.seconds, "for each figure")
-    dtype_option(parser)
+    dtype_option(parser, "of the layers; int8 is measured beside fp32 in any case", LAYER_DTYPES)
 
 
 def run(args: argparse.Namespace) -> dict:

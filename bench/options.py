@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hplm.errors import InvalidInput
 from hplm.options import ENGINE_DTYPES
@@ -36,8 +36,8 @@ def seconds_option(parser: argparse.ArgumentParser, default: float, of: str) -> 
     parser.add_argument("--seconds", type=float, default=default, help=f"seconds {of} (default: %(default)s)")
 
 
-def dtype_option(parser: argparse.ArgumentParser, of: str = "of the engine") -> None:
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help=f"precision {of} (default: %(default)s)")
+def dtype_option(parser: argparse.ArgumentParser, of: str = "of the engine", known: Sequence[str] = ENGINE_DTYPES) -> None:
+    parser.add_argument("--dtype", choices=("auto", *known), default="auto", help=f"precision {of} (default: %(default)s)")
 
 
 def whole_numbers(given: str) -> list[int]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bench.options import benchmark, dtype_option, seconds_option, tokens_option
 from hplm.errors import InvalidInput
+from hplm.options import LAYER_DTYPES
 
 
 def _two_batches() -> int:
@@ -53,7 +54,7 @@ def register(kinds: argparse._SubParsersAction) -> None:
         "--count-tokens", type=int, default=PlotBench.count_tokens, help="tokens of the corpus to count (default: %(default)s)"
     )
     parser.add_argument("--folder", type=Path, help="folder on a disk, in which the tables are kept for the next run")
-    dtype_option(parser, "of the layers that the table replaces")
+    dtype_option(parser, "of the layers that the table replaces", LAYER_DTYPES)
 
 
 def run(args: argparse.Namespace) -> dict:

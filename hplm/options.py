@@ -5,5 +5,6 @@ It imports nothing, so that `hplm --help` answers at once.
 
 TABLE_DTYPES = ("fp16", "bf16", "int8")  # of the vectors in a table
 BANK_DTYPES = ("fp16", "bf16")  # of adapters and heads
-ENGINE_DTYPES = ("fp32", "bf16", "int8")  # precisions of the upper layers; int8: of their shared products, on CPUs
+LAYER_DTYPES = ("fp32", "bf16")  # precisions of layers
+ENGINE_DTYPES = (*LAYER_DTYPES, "int8")  # precisions of the upper layers; int8: of their shared products, on CPUs
 MIN_TOKENS = 50_000  # of a corpus: look-ups would rarely hit the table of a smaller one

@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from bench.engine import EngineBench
+from bench.measuring.onnx_whole import OnnxWhole, missing_packages
 from bench.tools.timing import Timing, alternate_timed
 from hplm.adapters.layout import adapter_layout
-from hplm.engine.engine import Engine, resolve_device, resolve_dtype
+from hplm.engine.engine import INT8, Engine, resolve_device, resolve_precision
 from hplm.engine.packing import Concat, Naive, Packed, Packing, Slotted, Turbo
 from hplm.engine.turbo import GroupCost
+from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import random_backbone
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Adapt
@@ -36,6 +38,8 @@ TENANTS, RANK = 16, 32
 SLOT_COUNTS, SLOT_ROWS = (1, 2, 4, 7, 10, 16), (10, 32)  # TCB's Figs. 13 and 14
 SWEPT = "minilm"  # the size that is measured with all slot counts and batch sizes
 BATCH_SIZES = (8, 16, 32, 128)  # in addition to the 64 of the main figures
+IN_EIGHT_BITS = {"one": 1, "batch": 10}  # texts of EIGHT_BITS_TOKENS
+EIGHT_BITS_TOKENS = 128
 
 
 class MeasuredLayers:
@@ -91,6 +95,35 @@ class MeasuredLayers:
             "to_plain": round(timings["transformers"].median / timings["engine"].median, 3),
             "to_plain_least": round(timings["transformers"].least / timings["engine"].least, 3),
         }
+
+    def eight_bits(self, whole: OnnxWhole | None) -> dict:
+        """Measures products in 8 bits beside fp32, and beside the `whole` model of ONNX Runtime in 8 bits."""
+        engines = {
+            name: Engine(random_backbone(self.config)[1], self.device, torch.float32, eight_bits=name == INT8)
+            for name in ("fp32", INT8)
+        }
+        return {name: self._in_eight_bits(engines, whole, texts) for name, texts in IN_EIGHT_BITS.items()}
+
+    def _in_eight_bits(self, engines: dict[str, Engine], whole: OnnxWhole | None, texts: int) -> dict:
+        tokens = texts * EIGHT_BITS_TOKENS
+        attend = PackedAttention([EIGHT_BITS_TOKENS] * texts, self.config.heads)
+        x = torch.randn(tokens, self.config.hidden, generator=torch.Generator().manual_seed(1))
+
+        def layers_of(engine: Engine) -> Callable[[int], float]:
+            return lambda _: self._timed(lambda: engine.through(x, attend), tokens)
+
+        runs = {name: layers_of(engine) for name, engine in engines.items()}
+        if whole is not None:
+            inputs = whole.inputs(texts, EIGHT_BITS_TOKENS)
+            runs["onnx"] = lambda _: self._timed(lambda: whole.run(inputs), tokens)
+        timings = self._time(runs)
+        figures = {f"{name}_ms": round(timing.median * tokens / 1e3, 3) for name, timing in timings.items()}
+        figures["int8_over_fp32"] = round(timings["fp32"].median / timings[INT8].median, 3)
+        if whole is not None:
+            figures["onnx_over_int8"] = round(timings["onnx"].median / timings[INT8].median, 3)
+            layers = whole.layers / self.config.upper_layers
+            figures["of_ratio_of_layers"] = round(timings["onnx"].median / timings[INT8].median / layers, 3)
+        return figures
 
     def slots(self, rows: int) -> dict:
         """Measures full rows that are cut into more and more slots. Returns the speed-up over one slot a row."""
@@ -200,7 +233,7 @@ class MeasuredLayers:
 
 def bench_engine(case: EngineBench) -> dict:
     device = resolve_device("auto")
-    dtype = resolve_dtype(case.dtype, device)
+    dtype = resolve_precision(case.dtype, device).dtype
     figures: dict = {}
     for size in case.sizes:
         print(f"measuring {size} on {device} in {dtype}", file=sys.stderr, flush=True)
@@ -210,12 +243,20 @@ def bench_engine(case: EngineBench) -> dict:
             "equal": {str(tokens): layers.equal(tokens) for tokens in EQUAL},
             "one": {str(tokens): layers.one(tokens) for tokens in ONE},
         }
+        if device.type == "cpu":
+            whole = OnnxWhole(SIZES[size], torch.get_num_threads()) if size == SWEPT and not missing_packages() else None
+            figures[size.replace("-", "_")][INT8] = layers.eight_bits(whole)
         if size == SWEPT:
             figures["slots"] = {str(rows): layers.slots(rows) for rows in SLOT_ROWS}
             figures["batch"] = {str(texts): layers.batch(texts) for texts in BATCH_SIZES}
+    in_eight_bits = [
+        one["int8_over_fp32"] for size in case.sizes for one in figures[size.replace("-", "_")].get(INT8, {}).values()
+    ]
     return figures | {
+        "int8_over_fp32": min(in_eight_bits, default=None),  # the least of all sizes, for one text and a batch
+        "without_onnx": missing_packages(),
         "dtype": str(dtype).removeprefix("torch."),
-        "bf16": "native" if resolve_dtype("auto", device) is torch.bfloat16 else "emulated",
+        "bf16": "native" if resolve_precision("auto", device).dtype is torch.bfloat16 else "emulated",
         "device": device.type,
         "threads": torch.get_num_threads(),
         "clock": clock(device).__name__,
@@ -277,6 +318,10 @@ def table_of(figures: dict) -> str:
             lines.append(f"{size} equal {tokens:>4}: of bare products {one['share_of_bare']}")
         for tokens, one in figures[size]["one"].items():
             lines.append(f"{size} alone {tokens:>4}: {one}")
+        for name, one in figures[size].get(INT8, {}).items():
+            lines.append(f"{size} {name} of {EIGHT_BITS_TOKENS} in 8 bits: {one}")
     lines += [f"slots of {rows} rows, speed-up over one: {one}" for rows, one in figures.get("slots", {}).items()]
     lines += [f"batch of {texts}: {one}" for texts, one in figures.get("batch", {}).items()]
+    if figures["without_onnx"]:
+        lines.append(f"not compared with ONNX Runtime: {', '.join(figures['without_onnx'])} are not installed")
     return "\n".join(lines)

@@ -23,7 +23,7 @@ from bench.serve import ServeBench
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.backbone import Backbone
-from hplm.engine.engine import Engine, resolve_device, resolve_dtype
+from hplm.engine.engine import INT8, Engine, resolve_device, resolve_precision
 from hplm.engine.lookup import Lookup
 from hplm.engine.request import Request, Text
 from hplm.engine.staging import Stager, StagingSettings
@@ -115,9 +115,9 @@ def measure_engine(folder: Path, case: ServeBench) -> dict:
     """Measures only staging and computing, without threads, queue or server: one text, and the best batch size."""
     backbone = Backbone(folder)
     device = resolve_device("auto")
-    dtype = resolve_dtype(case.dtype, device)
-    engine = Engine(backbone.upper(), device, dtype)
-    stager = Stager(backbone, StagingSettings(max(2, 2 * case.tenants), device, dtype))
+    precision = resolve_precision(case.dtype, device)
+    engine = Engine(backbone.upper(), device, precision.dtype, precision.eight_bits)
+    stager = Stager(backbone, StagingSettings(max(2, 2 * case.tenants), device, precision.dtype))
     lookup = Lookup(backbone)
     snapshot, texts = backbone.view.snapshot, []
     for i, text in enumerate(texts_of(case)):
@@ -146,7 +146,7 @@ def measure_engine(folder: Path, case: ServeBench) -> dict:
     return {
         "p50_ms": alone * 1e3,
         "texts_per_s": max(*rates.values(), 1 / alone),
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": INT8 if precision.eight_bits else str(precision.dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
     }
 

@@ -27,7 +27,7 @@ from builder.publish.model_configs import ServingOptions
 from hplm.adapters.bank import Bank, Record, record_bytes, write_bank
 from hplm.adapters.layout import Layout
 from hplm.engine.backbone import Backbone
-from hplm.engine.engine import resolve_device, resolve_dtype
+from hplm.engine.engine import resolve_device, resolve_precision
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import random_backbone
@@ -138,5 +138,5 @@ def _requests(backbone: str, case: ServeBench, count: int, seed: int) -> list[by
 
 def _device_bytes(folder: Path, case: ServeBench, slots: int) -> int:
     device = resolve_device("auto")
-    settings = StagingSettings(slots, device, resolve_dtype(case.dtype, device))
+    settings = StagingSettings(slots, device, resolve_precision(case.dtype, device).dtype)
     return Stager(Backbone(folder), settings).device_bytes

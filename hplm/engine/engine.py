@@ -15,14 +15,14 @@ from hplm.engine.staging import Part, Sheet, StagedBatch
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.eightbit import to_eight_bits
-from hplm.model.layer import QKV
+from hplm.model.layer import QKV, Attend
 from hplm.model.stacks import UpperStack
 from hplm.model.tensors import array_of
-from hplm.options import ENGINE_DTYPES
+from hplm.options import ENGINE_DTYPES, LAYER_DTYPES
 
 MEASURED = 3  # measurements; the fastest counts, without other work on the machine
 CACHE_LINE = 16  # numbers of 32 bits
-TORCH_DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+TORCH_DTYPES: dict[str, torch.dtype] = dict(zip(LAYER_DTYPES, (torch.float32, torch.bfloat16), strict=True))
 INT8 = "int8"
 
 
@@ -120,10 +120,14 @@ class Engine:
         for _ in range(MEASURED + 1):
             self._wait()
             begin = time.perf_counter()
-            self._upper.through(x, attend)
+            self.through(x, attend)
             self._wait()
             taken.append(time.perf_counter() - begin)
         return min(taken[1:])  # the first run warms up
+
+    def through(self, x: Tensor, attend: Attend) -> Tensor:
+        """Computes the shared layers alone."""
+        return self._upper.through(x, attend)
 
     def _wait(self) -> None:
         if self.device.type == "cuda":

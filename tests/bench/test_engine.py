@@ -4,6 +4,7 @@ import torch
 
 from bench.engine import EngineBench
 from bench.measuring.engine import TEXTS, MeasuredLayers, batches_of, bench_engine, filling, padding, table_of
+from bench.measuring.onnx_whole import OnnxWhole, missing_packages
 from hplm.engine.packing import Concat, Naive, Packed
 from testing.toy import CONFIG
 
@@ -35,6 +36,8 @@ def test_every_figure_is_there(monkeypatch):
         assert figures["minilm"]["var20"][name] > 0 and figures["minilm"]["var100"][name] > 0
     assert set(figures["minilm"]["one"]) == {"128", "512"}
     assert figures["dtype"] == "float32"
+    in_eight_bits = figures["minilm"]["int8"]
+    assert figures["int8_over_fp32"] == min(in_eight_bits[name]["int8_over_fp32"] for name in ("one", "batch"))
     assert "packed / uniform" in table_of(figures)
 
 
@@ -46,3 +49,11 @@ def test_the_adapters_of_the_benchmark_change_the_answers():
     with torch.inference_mode():
         assert not torch.equal(adapters[0]("attention_out", before, after.clone()), after)
         assert torch.equal(adapters[0]("qkv", before, after), after)
+
+
+@pytest.mark.skipif(bool(missing_packages()), reason=f"{' and '.join(missing_packages())} are not installed")
+def test_the_whole_model_of_onnx_runtime_is_quantised_and_has_every_layer():
+    whole = OnnxWhole(CONFIG, threads=1)
+    assert whole.layers == CONFIG.lower_layers + CONFIG.upper_layers
+    assert whole.products == 4 * whole.layers
+    assert whole.run(whole.inputs(2, 5)).shape == (2, 5, CONFIG.hidden)
