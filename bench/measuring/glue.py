@@ -8,12 +8,14 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from string import Template
 
 import bench.noop
 from bench.glue import GlueBench
+from bench.measuring.grpc_load import grpc_rate
+from bench.measuring.processor_time import processor_seconds
 from bench.measuring.serve import texts_of
 from bench.serve import ServeBench
 from builder.publish.export import export
@@ -104,6 +106,7 @@ def bench_glue(case: GlueBench) -> dict:
             measured = {
                 (model, *shape): _measure(server, model, *shape, case) for shape in SHAPES for model in (backbone, NOOP)
             }
+            over_grpc = {model: _over_grpc(server, model, case) for model in (backbone, NOOP)}
     figures: dict[str, object] = {}
     for model, prefix in ((backbone, ""), (NOOP, "noop_")):
         figures[f"{prefix}c1_p50_ms"] = round(measured[model, 1, 1].percentile_ms(50), 3)
@@ -111,10 +114,13 @@ def bench_glue(case: GlueBench) -> dict:
             figures[f"{prefix}c{clients}_req_per_s"] = round(measured[model, clients, 1].req_per_s, 1)
         for texts in (16, 64):
             figures[f"{prefix}batch{texts}_texts_per_s"] = round(texts * measured[model, 64, texts].req_per_s, 1)
+        figures[f"{prefix}c64_grpc_req_per_s"] = round(over_grpc[model], 1)
+        figures[f"{prefix}c64_processor_us"] = measured[model, 64, 1].processor_us
     ours, noop = measured[backbone, 64, 1].req_per_s, measured[NOOP, 64, 1].req_per_s
     return figures | {
         "c1_added_ms": round(measured[backbone, 1, 1].percentile_ms(50) - measured[NOOP, 1, 1].percentile_ms(50), 3),
         "c64_share_of_noop": round(ours / noop, 3),
+        "c64_grpc_share_of_noop": round(over_grpc[backbone] / over_grpc[NOOP], 3),
         "batch16_texts_over_noop_req": round(16 * measured[backbone, 64, 16].req_per_s / noop, 3),
         "case": asdict(case),
     }
@@ -140,16 +146,44 @@ def _raise_count(config: Path, count: int) -> None:
     config.write_text(config.read_text("utf-8").replace("count: 1", f"count: {count}"), "utf-8")
 
 
-def _measure(server: TritonServer, model: str, clients: int, texts: int, case: GlueBench) -> Report:
-    drawn = texts_of(ServeBench("minilm", case.tokens, case.tenants, connections=REQUESTS))
-    width = len(str(case.tenants - 1))
+@dataclass(frozen=True)
+class Measured:
+    report: Report
+    processor_us: dict[str, int]  # that each of the server's processes used for a request
+
+    @property
+    def req_per_s(self) -> float:
+        return self.report.req_per_s
+
+    def percentile_ms(self, percent: float) -> float:
+        return self.report.percentile_ms(percent)
+
+
+def _measure(server: TritonServer, model: str, clients: int, texts: int, case: GlueBench) -> Measured:
+    drawn = _texts(case)
     requests = [
-        infer_request(model, [drawn[(i + j) % len(drawn)] for j in range(texts)], f"tenant-{i % case.tenants:0{width}d}")
-        for i in range(REQUESTS)
+        infer_request(model, [drawn[(i + j) % len(drawn)] for j in range(texts)], _tenant(i, case)) for i in range(REQUESTS)
     ]
     host, port = server.http_url.split(":")
     run_apart(Load(host, int(port), requests, seconds=case.seconds / 4, connections=clients))  # warms up
     print(f"{model}: {clients} clients, requests of {texts}", file=sys.stderr, flush=True)
+    assert server.pid is not None
+    before = processor_seconds(server.pid)
     report = run_apart(Load(host, int(port), requests, seconds=case.seconds, connections=clients))
+    used = processor_seconds(server.pid) - before
     report.expect_success(f"{clients} clients with requests of {texts} texts to {model}")
-    return report
+    answered = report.req_per_s * case.seconds
+    return Measured(report, {name: round(1e6 * seconds / answered) for name, seconds in used.items() if seconds})
+
+
+def _over_grpc(server: TritonServer, model: str, case: GlueBench) -> float:
+    print(f"{model}: 64 clients over gRPC", file=sys.stderr, flush=True)
+    return grpc_rate(server.grpc_url, model, _tenant(0, case), _texts(case), 64, case.seconds)
+
+
+def _texts(case: GlueBench) -> list[str]:
+    return texts_of(ServeBench("minilm", case.tokens, case.tenants, connections=REQUESTS))
+
+
+def _tenant(number: int, case: GlueBench) -> str:
+    return f"tenant-{number % case.tenants:0{len(str(case.tenants - 1))}d}"

@@ -1,4 +1,4 @@
-"""A model that does nothing: takes what our lookup sends, and answers with a label and a score, from four threads."""
+"""A model that does nothing: takes the four tensors, and answers with a label and a score, from four threads."""
 
 import queue
 import threading
