@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from hplm.arrays import Array
 from hplm.errors import InvalidInput
+from hplm.model.words import Words
 
 WORD = re.compile(r"\S+")
 CHARACTERS_A_TOKEN = 8  # more than nearly all texts have: a long text is first read as far as this reaches
@@ -34,25 +35,33 @@ class Given(NamedTuple):
 class Encoded:
     """One text as the model sees it. Fields that only some tasks need are computed on first use."""
 
-    def __init__(self, encoding: Encoding, kept: Array | None = None, lengths: Sequence[int] = ()) -> None:
-        """`kept`: the indexes of the tokens to keep; None keeps all. `lengths`: of windows; none: the tokens are one window."""
+    def __init__(self, tokens: Array, segments: Array, encoding: Callable[[], Encoding], lengths: Sequence[int] = ()) -> None:
+        """`lengths`: of windows; none: the tokens are one window."""
+        self.tokens = tokens  # including special tokens
+        self.segments = segments
+        self.lengths = np.array(lengths or [len(tokens)], dtype=np.int64)  # the model reads each window for itself
         self._encoding = encoding
-        self.tokens = np.array(encoding.ids, dtype=np.int32)  # including special tokens
-        self.segments = np.array(encoding.type_ids, dtype=np.uint8)
-        if kept is not None:
-            self.tokens, self.segments = self.tokens[kept], self.segments[kept]
-            self.offsets, self.special = self.offsets[kept], self.special[kept]
-            del self._encoding  # it still has the tokens that were cut off
-        self.lengths = np.array(lengths or [len(self.tokens)], dtype=np.int64)  # the model reads each window for itself
+
+    @classmethod
+    def of(cls, encoding: Encoding) -> Encoded:
+        tokens, segments = np.array(encoding.ids, dtype=np.int32), np.array(encoding.type_ids, dtype=np.uint8)
+        return cls(tokens, segments, lambda: encoding)
+
+    def cut(self, kept: Array, lengths: Sequence[int] = ()) -> Encoded:
+        """Returns the same text with these tokens only, without what was cut off."""
+        left = Encoded(self.tokens[kept], self.segments[kept], self._encoding, lengths)
+        left.offsets, left.special = self.offsets[kept], self.special[kept]
+        del left._encoding
+        return left
 
     @cached_property
     def offsets(self) -> Array:
         """tokens x 2, int32: the first and the last code point of each token, in the text or its pair."""
-        return np.array(self._encoding.offsets, dtype=np.int32).reshape(-1, 2)
+        return np.array(self._encoding().offsets, dtype=np.int32).reshape(-1, 2)
 
     @cached_property
     def special(self) -> Array:
-        return np.array(self._encoding.special_tokens_mask, dtype=bool)
+        return np.array(self._encoding().special_tokens_mask, dtype=bool)
 
 
 class Tokenizer:
@@ -62,6 +71,7 @@ class Tokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._added_length = _added_length(tokenizer_json)
+        self._words = Words(self._tokenizer) if self._added_length is not None and _reads_words(tokenizer_json) else None
         self._special_tokens = {pair: self._tokenizer.num_special_tokens_to_add(is_pair=pair) for pair in (False, True)}
 
     def encode(self, text: str, pair: str | None = None, truncate: bool = False, in_windows: bool = False) -> Encoded:
@@ -73,11 +83,27 @@ class Tokenizer:
     def encode_all(self, given: Sequence[Given]) -> list[Encoded | InvalidInput]:
         """Encodes texts. Returns for each what is wrong with it, if it cannot be encoded."""
         right = [index for index, one in enumerate(given) if one.text and not one.text.isspace()]
-        inputs = [self._input(given[index]) for index in right]
         results: list[Encoded | InvalidInput] = [InvalidInput("the text is empty: send at least one word") for _ in given]
-        for index, read, encoding in zip(right, inputs, self._tokenizer.encode_batch(inputs), strict=True):
+        by_words = self._by_words({index: given[index].text for index in right if given[index].pair is None})
+        others = [index for index in right if index not in by_words]
+        inputs = [self._input(given[index]) for index in others]
+        for index, read, encoding in zip(others, inputs, self._tokenizer.encode_batch(inputs), strict=True):
             results[index] = self._encoded(given[index], read, encoding)
+        for index, encoded in by_words.items():
+            results[index] = encoded
         return results
+
+    def _by_words(self, texts: dict[int, str]) -> dict[int, Encoded]:
+        """Returns those texts with their tokens that can be read word by word, and are neither too long nor without a token."""
+        if self._words is None:
+            return {}
+        short = {index: text for index, text in texts.items() if len(text) <= CHARACTERS_A_TOKEN * self.positions}
+        tokens = dict(zip(short, self._words.tokens(list(short.values())), strict=True))
+        return {
+            index: Encoded(own, np.zeros(len(own), dtype=np.uint8), partial(self._tokenizer.encode, texts[index]))
+            for index, own in tokens.items()
+            if self._special_tokens[False] < len(own) <= self.positions
+        }
 
     def _input(self, given: Given) -> str | tuple[str, str]:
         first = self._beginning(given.text)
@@ -90,7 +116,7 @@ class Tokenizer:
         if length == self._special_tokens[pair is not None]:
             return InvalidInput("the text contains no token that the model can read: send other text")
         if length <= self.positions:
-            return Encoded(encoding)
+            return Encoded.of(encoding)
         if in_windows and pair is not None and len(pair) <= MOST_IN_WINDOWS:
             windows = self._windows(self._tokenizer.encode(text, pair))
             if windows is not None:
@@ -101,7 +127,7 @@ class Tokenizer:
                 f"the text has {count} tokens, but the model takes {self.positions}: "
                 "shorten it, or send the parameter truncate=true"
             )
-        return Encoded(encoding, self._kept(encoding, len(text), None if pair is None else len(pair)))
+        return Encoded.of(encoding).cut(self._kept(encoding, len(text), None if pair is None else len(pair)))
 
     def _windows(self, encoding: Encoding) -> Encoded | None:
         """Returns windows of the pair end to end, each with the whole text. None if the text is too long for that."""
@@ -113,7 +139,7 @@ class Tokenizer:
         step = room - min(OVERLAP, room // 2)
         starts = range(0, max(len(pair) - room, 0) + step, step)
         windows = [np.sort(np.concatenate([around, pair[start : start + room]])) for start in starts]
-        return Encoded(encoding, np.concatenate(windows), [len(window) for window in windows])
+        return Encoded.of(encoding).cut(np.concatenate(windows), [len(window) for window in windows])
 
     def _beginning(self, text: str) -> str:
         """Returns a beginning of the text that has the same first tokens, at least as many as the model takes; or the text."""
@@ -178,6 +204,12 @@ def _added_length(tokenizer_json: str) -> int | None:
     if kinds != ["BertNormalizer", "BertPreTokenizer"] or any(token["normalized"] for token in added):
         return None
     return max((len(token["content"]) for token in added), default=0)
+
+
+def _reads_words(tokenizer_json: str) -> bool:
+    """Whether no token that is found before words are takes spaces."""
+    added: list[dict[str, Any]] = json.loads(tokenizer_json).get("added_tokens") or []
+    return not any(" " in token["content"] or token["lstrip"] or token["rstrip"] for token in added)
 
 
 def words_of(text: str) -> list[tuple[int, int]]:
