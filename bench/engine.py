@@ -14,6 +14,7 @@ class EngineBench:
     sizes: tuple[str, ...] = SIZE_NAMES
     seconds: float = 3.0  # for each figure
     dtype: str = "auto"
+    only_int8: bool = False
 
 
 def register(kinds: argparse._SubParsersAction) -> None:
@@ -26,12 +27,14 @@ def register(kinds: argparse._SubParsersAction) -> None:
     )
     seconds_option(parser, EngineBench.seconds, "for each figure")
     dtype_option(parser, "of the layers; int8 is measured beside fp32 in any case", LAYER_DTYPES)
+    parser.add_argument("--only-int8", action="store_true", help="only products in 8 bits, beside fp32 and ONNX Runtime")
 
 
 def run(args: argparse.Namespace) -> dict:
     from bench.measuring.engine import bench_engine, table_of
 
-    figures = bench_engine(EngineBench(SIZE_NAMES if args.size == "both" else (args.size,), args.seconds, args.dtype))
+    sizes = SIZE_NAMES if args.size == "both" else (args.size,)
+    figures = bench_engine(EngineBench(sizes, args.seconds, args.dtype, args.only_int8))
     if not args.json:
         print(table_of(figures))
     return figures

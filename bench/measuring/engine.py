@@ -238,20 +238,19 @@ def bench_engine(case: EngineBench) -> dict:
     for size in case.sizes:
         print(f"measuring {size} on {device} in {dtype}", file=sys.stderr, flush=True)
         layers = MeasuredLayers(SIZES[size], device, dtype, case.seconds)
-        figures[size.replace("-", "_")] = {
-            **{f"var{variance}": layers.packed(variance) for variance in VARIANCES},
-            "equal": {str(tokens): layers.equal(tokens) for tokens in EQUAL},
-            "one": {str(tokens): layers.one(tokens) for tokens in ONE},
-        }
+        figures[size.replace("-", "_")] = of_size = {}
         if device.type == "cpu":
             whole = OnnxWhole(SIZES[size], torch.get_num_threads()) if size == SWEPT and not missing_packages() else None
-            figures[size.replace("-", "_")][INT8] = layers.eight_bits(whole)
+            of_size[INT8] = layers.eight_bits(whole)
+        if case.only_int8:
+            continue
+        of_size |= {f"var{variance}": layers.packed(variance) for variance in VARIANCES}
+        of_size["equal"] = {str(tokens): layers.equal(tokens) for tokens in EQUAL}
+        of_size["one"] = {str(tokens): layers.one(tokens) for tokens in ONE}
         if size == SWEPT:
             figures["slots"] = {str(rows): layers.slots(rows) for rows in SLOT_ROWS}
             figures["batch"] = {str(texts): layers.batch(texts) for texts in BATCH_SIZES}
-    in_eight_bits = [
-        one["int8_over_fp32"] for size in case.sizes for one in figures[size.replace("-", "_")].get(INT8, {}).values()
-    ]
+    in_eight_bits = [one["int8_over_fp32"] for of_size in figures.values() for one in of_size.get(INT8, {}).values()]
     return figures | {
         "int8_over_fp32": min(in_eight_bits, default=None),  # the least of all sizes, for one text and a batch
         "without_onnx": missing_packages(),
@@ -307,16 +306,16 @@ def ratios(timings: dict[str, Timing], base: str) -> dict:
 def table_of(figures: dict) -> str:
     lines = [", ".join(str(figures[name]) for name in ("device", "dtype", "threads", "clock", "torch")) + "; tokens a second"]
     for size in (size.replace("-", "_") for size in figures["case"]["sizes"]):
-        for variance in VARIANCES:
+        for variance in VARIANCES if f"var{VARIANCES[0]}" in figures[size] else ():
             one = figures[size][f"var{variance}"]
             names = (*one["padding"], "uniform", "packed_adapters", "packed_first")
             lines.append(f"{size} var{variance:<4} " + "  ".join(f"{name} {one[name]}" for name in names))
             lines.append(f"{'':12} packed / uniform {one['to_uniform']['packed']}, " + ", ".join(
                 f"/ {name} {ratio}" for name, ratio in one["packed_to"].items()
             ) + ", padding " + ", ".join(f"{name} {share}" for name, share in one["padding"].items()))  # fmt: skip
-        for tokens, one in figures[size]["equal"].items():
+        for tokens, one in figures[size].get("equal", {}).items():
             lines.append(f"{size} equal {tokens:>4}: of bare products {one['share_of_bare']}")
-        for tokens, one in figures[size]["one"].items():
+        for tokens, one in figures[size].get("one", {}).items():
             lines.append(f"{size} alone {tokens:>4}: {one}")
         for name, one in figures[size].get(INT8, {}).items():
             lines.append(f"{size} {name} of {EIGHT_BITS_TOKENS} in 8 bits: {one}")

@@ -19,8 +19,9 @@ onednn: Any = torch.ops.onednn  # the library has no types
 LEVELS = 127  # numbers from -127 to 127
 EXACT_LEVELS = 63  # of weights: with these the sum of two products fits into 16 bits
 UNSIGNED = 128  # added to a token's numbers: CPUs multiply unsigned by signed bytes
+ROUNDING = 1.5 * 2**23 + UNSIGNED  # added to a number, it leaves the rounded number in the last byte
 LEAST = 1e-30  # the largest number of a token or weight that is not rounded to zero
-MOST_ROWS = 1024  # of one product
+MOST_ROWS = 4096  # of one product
 LEAST_STEP = 16
 
 
@@ -37,26 +38,38 @@ class EightBit(nn.Module):
         self._zeros = torch.zeros(len(weight), dtype=torch.int64)
         self._bias = linear.bias.detach().float()
         self._outputs, self._inputs = weight.shape
+        self._rounding = torch.full((self._inputs,), ROUNDING)
 
     def forward(self, x: Tensor) -> Tensor:
         if len(x) <= MOST_ROWS:
             numbers, scales = self._product(x)
-            return numbers.mul_(scales).add_(self._bias)
+            return torch.addcmul(self._bias, numbers, scales, out=numbers)
         y = x.new_empty(len(x), self._outputs)
         for start in range(0, len(x), MOST_ROWS):
             rows = slice(start, start + MOST_ROWS)
             numbers, scales = self._product(x[rows])
-            torch.mul(numbers, scales, out=y[rows]).add_(self._bias)
+            torch.addcmul(self._bias, numbers, scales, out=y[rows])
         return y
 
     def _product(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the product in units of each row's scale, and the scales."""
         largest = torch.maximum(x.amax(1, keepdim=True), x.amin(1, keepdim=True).neg_()).clamp_(min=LEAST)
         numbers = torch.empty(padded(len(x)), self._inputs, dtype=torch.int8)
-        numbers[: len(x)].copy_((x * (LEVELS / largest)).round_())
-        unsigned = numbers.view(torch.uint8).bitwise_xor_(UNSIGNED)
+        numbers[: len(x)].copy_(torch.addcmul(self._rounding, x, LEVELS / largest).view(torch.int32))  # keeps the last bytes
         y: Tensor = onednn.qlinear_pointwise(
-            unsigned, 1.0, 0, self._packed, self._scales, self._zeros, self._unsigned, 1.0, 0, torch.float32, "none", [], ""
+            numbers.view(torch.uint8),
+            1.0,
+            0,
+            self._packed,
+            self._scales,
+            self._zeros,
+            self._unsigned,
+            1.0,
+            0,
+            torch.float32,
+            "none",
+            [],
+            "",
         )
         return y[: len(x)], largest.div_(LEVELS)
 

@@ -7,6 +7,7 @@ from bench.measuring.engine import TEXTS, MeasuredLayers, batches_of, bench_engi
 from bench.measuring.onnx_whole import OnnxWhole, missing_packages
 from hplm.engine.packing import Concat, Naive, Packed
 from testing.toy import CONFIG
+from tests.naming import names
 
 pytestmark = pytest.mark.slow
 
@@ -39,6 +40,14 @@ def test_every_figure_is_there(monkeypatch):
     in_eight_bits = figures["minilm"]["int8"]
     assert figures["int8_over_fp32"] == min(in_eight_bits[name]["int8_over_fp32"] for name in ("one", "batch"))
     assert "packed / uniform" in table_of(figures)
+
+
+def test_products_in_eight_bits_are_measured_alone(monkeypatch):
+    monkeypatch.setattr("bench.measuring.engine.SIZES", {"minilm": CONFIG})
+    monkeypatch.setattr("bench.measuring.engine.missing_packages", lambda: ["onnx"])
+    figures = bench_engine(EngineBench(("minilm",), 0.01, "fp32", only_int8=True))
+    assert figures["minilm"].keys() == {"int8"} and figures["int8_over_fp32"] > 0
+    assert names(table_of(figures), "int8_over_fp32", "onnx")
 
 
 def test_the_adapters_of_the_benchmark_change_the_answers():
