@@ -170,9 +170,10 @@ def _measure(server: TritonServer, model: str, clients: int, texts: int, case: G
     assert server.pid is not None
     before = processor_seconds(server.pid)
     report = run_apart(Load(host, int(port), requests, seconds=case.seconds, connections=clients))
-    used = processor_seconds(server.pid) - before
+    after = processor_seconds(server.pid)
     report.expect_success(f"{clients} clients with requests of {texts} texts to {model}")
     answered = report.req_per_s * case.seconds
+    used = {name: seconds - before.get(name, 0.0) for name, seconds in after.items()}
     return Measured(report, {name: round(1e6 * seconds / answered) for name, seconds in used.items() if seconds})
 
 

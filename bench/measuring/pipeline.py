@@ -98,7 +98,7 @@ def bench_pipeline(case: PipelineBench) -> dict:
     with tempfile.TemporaryDirectory(prefix="hplm-bench-") as scratch:
         repository = Path(scratch) / "repository"
         store = random_store(Path(scratch) / "store", SIZES[case.size], random_tenants(case.tenants, case.rank, 4))
-        options = ServingOptions(dtype=case.dtype, slots=case.slots, batch_tokens=case.batch_texts * case.tokens)
+        options = ServingOptions(dtype=case.dtype, slots=case.slots, batch_tokens=case.batch_texts * case.tokens, batch_ms="0")
         folder = repository / export(store, repository, options).backbone / "1"
         given = _parameters(folder.parent.with_name(f"{folder.parent.name}-upper") / "config.pbtxt")
         traffic = Traffic(folder, case)

@@ -134,6 +134,7 @@ def _export(store: Store, repository: Path, case: PoliciesBench, policy: str, pa
         admission=False,
         slots=max(2, 2 * case.tenants),
         batch_tokens=case.batch_tokens,
+        batch_ms="0",
         journal=str(journal),
     )
     return export(store, repository, options).backbone

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 
 TICKS = os.sysconf("SC_CLK_TCK")  # a second
 
 
-def processor_seconds(server: int) -> Counter[str]:
+def processor_seconds(server: int) -> dict[str, float]:
     """Returns the seconds by process, of a server and of all that it has started."""
     children: defaultdict[int, list[int]] = defaultdict(list)
     seconds: dict[int, float] = {}
@@ -22,7 +22,7 @@ def processor_seconds(server: int) -> Counter[str]:
                 continue
             children[int(fields[1])].append(int(folder.name))
             seconds[int(folder.name)] = (int(fields[11]) + int(fields[12])) / TICKS
-    used: Counter[str] = Counter()
+    used: defaultdict[str, float] = defaultdict(float)
     waiting = [server]
     while waiting:
         process = waiting.pop()

@@ -29,6 +29,7 @@ class ServingOptions:
     packing: str = "packed"
     overlap: str = "pipelined"
     commit_ms: str = "5"
+    batch_ms: str = "50"
     slots: int = 256
     batch_tokens: int = 4096
     queue_texts: int = 8192
@@ -140,6 +141,7 @@ parameters { key: "policy"        value { string_value: "$policy" } }        # w
 parameters { key: "admission"     value { string_value: "$admission" } }     # refuse at once what cannot be answered in time
 parameters { key: "packing"       value { string_value: "$packing" } }       # or naive, turbo, concat, slotted
 parameters { key: "commit_ms"     value { string_value: "$commit_ms" } }     # choose a batch so long ahead, or earliest
+parameters { key: "batch_ms"      value { string_value: "$batch_ms" } }      # no more tokens than it takes so long for; 0: any
 parameters { key: "overlap"       value { string_value: "$overlap" } }       # what is made ready while a batch computes: all
 parameters { key: "batch_tokens"  value { string_value: "$batch_tokens" } }  # at most this many tokens a batch
 parameters { key: "queue_texts"   value { string_value: "$queue_texts" } }   # more than these are refused: [queue_full]

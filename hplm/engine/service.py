@@ -68,7 +68,7 @@ class Service:
         capacity = Capacity(settings.batch_tokens, settings.batch_tokens, settings.slots // 2)
         limits = Limits(settings.queue_texts, settings.queue_bytes)
         scheduler: Scheduler[Text] = Scheduler(
-            policy(settings.policy), limits, settings.admission, commit_ns=settings.commit_ns, answering_ns=ANSWERING_NS
+            policy(settings.policy), limits, settings.admission, settings.commit_ns, settings.batch_ns, ANSWERING_NS
         )
         line = Queue(scheduler, time.monotonic_ns)
         self._line, self._stager = line, Stager(self._backbone, staging)

@@ -30,6 +30,7 @@ class Settings:
     queue_texts: int
     queue_bytes: int
     commit_ns: int | None  # how long before the engine is free a batch is chosen; None: when the batch before it starts
+    batch_ns: int  # how long a batch may take by prediction; 0: as long as it has room for tokens
     overlap: Overlap
     slots: int
     plot_hot: int
@@ -52,6 +53,7 @@ class Settings:
             queue_texts=_positive(parameters, "queue_texts"),
             queue_bytes=_positive(parameters, "queue_mb") * 10**6,
             commit_ns=_commit_ns(parameters),
+            batch_ns=round(1e6 * _milliseconds(parameters, "batch_ms", "0 for no bound")),
             overlap=read_overlap(parameters["overlap"]),
             slots=_positive(parameters, "slots", least=2),
             plot_hot=_positive(parameters, "plot_hot", least=0),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, overload
 
 import numpy as np
@@ -24,6 +24,8 @@ from hplm.scheduling.selection import Places, Selection
 from hplm.scheduling.waiting import Capacity, T
 
 log = logging.getLogger(__name__)
+KNOWN = 8  # batches before the length of a batch is bounded by prediction: a process starts slowly
+LEAST_TOKENS = 512  # of a batch that is bounded: with fewer, CPUs lose much of their throughput
 LEARNING = 0.1  # rate of the running means of staging time and of copied adapters
 
 
@@ -56,9 +58,11 @@ class Scheduler(Generic[T]):
         limits: Limits,
         admission: bool = False,
         commit_ns: int | None = None,
+        batch_ns: int = 0,
         answering_ns: int = 0,
     ) -> None:
         """`commit_ns`: how long before the engine is free the next batch is chosen. None: at once.
+        `batch_ns`: how long a batch may take by prediction, if it has more than LEAST_TOKENS; 0: no bound.
 
         `answering_ns`: the time from the end of computing until the client has the answer.
         `admission`: refuse requests that cannot be answered in time, and drop waiting ones that no longer can.
@@ -69,6 +73,7 @@ class Scheduler(Generic[T]):
         self._policy = policy
         self._admission = Admission(self.cost) if admission else None
         self._commit_ns = commit_ns
+        self._batch_ns = batch_ns
         self._answering_ns = answering_ns
         self._running: deque[Batch[T]] = deque()  # chosen and not finished, in order
         self._gone: list[T] = []  # expired texts that still have to be answered
@@ -128,6 +133,7 @@ class Scheduler(Generic[T]):
         self._put_aside(now_ns)
         if not len(self.columns):
             return None
+        capacity = self._bounded(capacity)
         # Policies compare deadlines with the end of computing, so the time after it is added to the start.
         start_ns = self._start_at(now_ns) + self._answering_ns
         try:
@@ -148,6 +154,14 @@ class Scheduler(Generic[T]):
             self._admission.chosen(tokens, len(batch.texts), slot_keys * self._loaded, is_full=len(self.columns) > 0)
             self._recount(now_ns)
         return batch
+
+    def _bounded(self, capacity: Capacity) -> Capacity:
+        """Returns the capacity of a batch that takes no longer than it may. What comes next waits for all of a batch."""
+        if not self._batch_ns or self.cost.observed < KNOWN:
+            return capacity
+        mean = int(self.columns.demand.sum()) / len(self.columns)
+        tokens = self.cost.tokens_within(self._batch_ns, mean, self._loaded)
+        return replace(capacity, tokens=min(capacity.tokens, max(tokens, LEAST_TOKENS)))
 
     def started(self, batch: Batch[T], now_ns: int) -> None:
         """Records that the engine has started the batch."""

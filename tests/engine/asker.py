@@ -12,8 +12,8 @@ from hplm.tenants.ticket import Ticket
 
 PARAMETERS = {
     "device": "cpu", "dtype": "fp32", "threads": "0", "policy": "timely", "admission": "true", "packing": "packed",
-    "commit_ms": "earliest", "overlap": "pipelined", "batch_tokens": "256", "queue_texts": "4000", "queue_mb": "100",
-    "journal": "", "slots": "4", "plot_hot": "0", "plot_preload": "false",
+    "commit_ms": "earliest", "batch_ms": "0", "overlap": "pipelined", "batch_tokens": "256", "queue_texts": "4000",
+    "queue_mb": "100", "journal": "", "slots": "4", "plot_hot": "0", "plot_preload": "false",
 }  # fmt: skip
 
 

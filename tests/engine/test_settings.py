@@ -14,7 +14,8 @@ from tests.naming import naming
     "name, value",
     [
         ("device", "tpu9"), ("dtype", "fp8"), ("slots", "1"), ("batch_tokens", "many"), ("queue_mb", "0"),
-        ("commit_ms", "soon"), ("commit_ms", "-1"), ("commit_ms", "nan"), ("overlap", "none"), ("admission", "perhaps"),
+        ("commit_ms", "soon"), ("commit_ms", "-1"), ("commit_ms", "nan"), ("batch_ms", "-5"),
+        ("overlap", "none"), ("admission", "perhaps"),
         ("journal", "journal.jsonl"),
     ],
 )  # fmt: skip
