@@ -118,11 +118,12 @@ class MeasuredLayers:
             runs["onnx"] = lambda _: self._timed(lambda: whole.run(inputs), tokens)
         timings = self._time(runs)
         figures = {f"{name}_ms": round(timing.median * tokens / 1e3, 3) for name, timing in timings.items()}
-        figures["int8_over_fp32"] = round(timings["fp32"].median / timings[INT8].median, 3)
+        eight_bits = speeds_of(timings, INT8)
+        figures |= {"int8_over_fp32": eight_bits["fp32"], "int8_over_fp32_least": eight_bits["fp32_least"]}
         if whole is not None:
-            figures["onnx_over_int8"] = round(timings["onnx"].median / timings[INT8].median, 3)
             layers = whole.layers / self.config.upper_layers
-            figures["of_ratio_of_layers"] = round(timings["onnx"].median / timings[INT8].median / layers, 3)
+            figures |= {"onnx_over_int8": eight_bits["onnx"], "onnx_over_int8_least": eight_bits["onnx_least"]}
+            figures["of_ratio_of_layers"] = round(eight_bits["onnx"] / layers, 3)
         return figures
 
     def slots(self, rows: int) -> dict:
@@ -300,6 +301,14 @@ def ratios(timings: dict[str, Timing], base: str) -> dict:
     others = [name for name in timings if name != base]
     return {name: round(timings[base].median / timings[name].median, 3) for name in others} | {
         f"{name}_least": round(timings[base].least / timings[name].least, 3) for name in others
+    }
+
+
+def speeds_of(timings: dict[str, Timing], fast: str) -> dict:
+    """Returns how many times as fast one is as each of the others, as `ratios`."""
+    others = [name for name in timings if name != fast]
+    return {name: round(timings[name].median / timings[fast].median, 3) for name in others} | {
+        f"{name}_least": round(timings[name].least / timings[fast].least, 3) for name in others
     }
 
 
