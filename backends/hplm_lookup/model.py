@@ -1,4 +1,4 @@
-"""Triton's side of the lookup: takes texts, and returns row addresses, spans and a signed ticket."""
+"""Triton's side of the lookup: takes texts, and returns a signed ticket with all that was found."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ class TritonPythonModel:
         parameters = replies.model_parameters(args)
         name = parameters["backbone"]
         torch.set_num_threads(1)  # nothing is computed here
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the other cores are the engine's
         folder = Path(args["model_repository"]).parent / name / "1"
         self._backbone = Backbone(folder, replies.state_folder(), lambda table: table.index)
         self._watch = Watch(self._backbone)
@@ -90,9 +91,13 @@ class TritonPythonModel:
         if isinstance(found, Exception):
             replies.send(sender, replies.failure(found, "lookup"))
             return
-        packed = found.pack()
-        packed += bytes(-(TICKET_BYTES + len(packed)) % found.texts)  # Triton takes tensors with a row for each text
-        signed = ticket.sign(self._secret, packed)
+        try:
+            packed = found.pack()
+            packed += bytes(-(TICKET_BYTES + len(packed)) % found.texts)  # Triton takes tensors with a row for each text
+            signed = ticket.sign(self._secret, packed)
+        except Exception as error:
+            replies.send(sender, replies.failure(error, "lookup"))
+            return
         replies.send_outputs(sender, {"TICKET": np.frombuffer(signed, dtype=np.uint8).reshape(found.texts, -1)})
 
     def finalize(self) -> None:

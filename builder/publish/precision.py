@@ -75,7 +75,11 @@ def _change(store: Store) -> float:
     forest = store.forest(tenant.domain, tenant.domain_version)
     tables, tokens = forest.chain(tenant.domain, tenant.domain_version).links, min(TEXT, store.config.positions)
     generator = torch.Generator().manual_seed(0)
-    rows = [base + torch.randint(1, min(COMMON, table.size), (TEXTS * tokens,), generator=generator) for table, base in tables]
+    rows = [
+        base + torch.randint(1, min(COMMON, table.size), (TEXTS * tokens,), generator=generator)
+        for table, base in tables
+        if table.size > 1  # row 0 is of no n-gram
+    ]
     mixed = torch.cat(rows)[torch.randperm(len(rows) * TEXTS * tokens, generator=generator)[: TEXTS * tokens]]
     lengths = [tokens] * TEXTS
     sums = Gatherer(CPU, torch.float32).sums(forest, array_of(mixed), np.array(lengths))

@@ -71,6 +71,7 @@ def run(args: argparse.Namespace) -> dict:
     from builder.publish.precision import measure_eight_bits
     from builder.store.store import Store
     from hplm.engine.engine import resolve_device
+    from hplm.model.eightbit import available
 
     options = ServingOptions(
         dtype=args.dtype,
@@ -92,7 +93,8 @@ def run(args: argparse.Namespace) -> dict:
         store = Store(args.store)
         refuse_mixture(args.repository, store.config.name)
         check_export(store, options)
-        if args.dtype == "auto" and args.device in ("auto", "cpu") and resolve_device(args.device).type == "cpu":
+        on_cpu = args.device in ("auto", "cpu") and resolve_device(args.device).type == "cpu"
+        if args.dtype == "auto" and on_cpu and available():
             eight_bits = measure_eight_bits(store, args.threads)
             options = replace(options, auto_on_cpu=eight_bits.auto, auto_because=str(eight_bits))
         exported = export(store, args.repository, options, args.replace)

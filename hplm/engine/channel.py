@@ -57,7 +57,7 @@ class Asks:
 
 
 class Reply(NamedTuple):
-    """The answers to requests that have the same outputs in the same shape, or that fail in the same way."""
+    """The answers to requests that have the same outputs in the same shape, or the failure of one."""
 
     numbers: list[int]  # of the requests
     texts: list[int]  # of each request
@@ -94,6 +94,8 @@ class Channel:
         self._socket = socket.socket(fileno=descriptor)
         self._sending = threading.Lock()
         self._received = bytearray()
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
 
     def send(self, message: Begin | Ready | Asks | Replies | Beat | End) -> None:
         """Raises OSError if the other end has gone."""
@@ -118,7 +120,7 @@ class Channel:
     @property
     def waits(self) -> bool:
         """Whether another message has already arrived, or a part of it."""
-        return bool(self._received) or bool(select.select([self._socket], [], [], 0)[0])
+        return bool(self._received) or bool(self._poll.poll(0))
 
     def close(self) -> None:
         self._socket.close()

@@ -62,7 +62,7 @@ class Outbox:
         alike: dict[Hashable, list[Answered]] = {}
         for answered in answers:
             alike.setdefault(answered.shape, []).append(answered)
-        self._channel.send(Replies([_reply(some) for some in alike.values()]))
+        self._channel.send(Replies([reply for some in alike.values() for reply in _replies(some)]))
 
 
 class Answered(NamedTuple):
@@ -80,29 +80,43 @@ class Answered(NamedTuple):
         return self.ask.number
 
 
-def _reply(answers: list[Answered]) -> Reply:
-    """Returns the reply with answers of one shape."""
-    numbers = [answered.ask.number for answered in answers]
+def _replies(answers: list[Answered]) -> list[Reply]:
+    """Returns one reply with answers of one shape, or one for each if they cannot be put together."""
+    if len(answers) == 1:
+        return [_reply_or_failure(answers[0])]
     try:
-        texts: list[TextAnswer] = []
-        versions: list[int] = []
-        counts: list[int] = []
-        for _, version, answer, _ in answers:
-            if isinstance(answer, Exception):
-                raise answer
-            texts += answer
-            versions += [version] * len(answer)
-            counts.append(len(answer))
-        outputs = fill(texts).outputs(answers[0].ask.wanted, versions)
-        may_be_refused = size_of(outputs) >= LARGE  # for want of shared memory
-        return Reply(numbers, counts, outputs, [answered.counted for answered in answers] if may_be_refused else [])
+        return [_reply(answers)]
+    except Exception:  # of one of them, which must not fail the others
+        return [_reply_or_failure(answered) for answered in answers]
+
+
+def _reply_or_failure(answered: Answered) -> Reply:
+    try:
+        if isinstance(answered.answer, Exception):
+            raise answered.answer
+        return _reply([answered])
     except HplmError as error:
         failure = error.failure()
     except Exception as error:  # its message may hold what the client sent
         raised = "".join(traceback.format_tb(error.__traceback__))
         log.error("the engine failed: %s, raised in\n%s", kind_of(error), raised)
         failure = Broken(f"the engine failed ({kind_of(error)}): the server's log says where").failure()
-    return Reply(numbers, [1] * len(numbers), failure, [])
+    return Reply([answered.ask.number], [1], failure, [])
+
+
+def _reply(answers: list[Answered]) -> Reply:
+    texts: list[TextAnswer] = []
+    versions: list[int] = []
+    counts: list[int] = []
+    for answered in answers:
+        assert not isinstance(answered.answer, Exception)
+        texts += answered.answer
+        versions += [answered.version] * len(answered.answer)
+        counts.append(len(answered.answer))
+    outputs = fill(texts).outputs(answers[0].ask.wanted, versions)
+    may_be_refused = size_of(outputs) >= LARGE  # for want of shared memory
+    counted = [answered.counted for answered in answers] if may_be_refused else []
+    return Reply([answered.ask.number for answered in answers], counts, outputs, counted)
 
 
 class Child:
@@ -137,7 +151,7 @@ class Child:
 
     def _submit(self, service: Service, ask: Ask) -> None:
         ticket, found = Ticket.read(ask.signed)
-        respond = partial(self._outbox.put, ask, ticket.version)
+        respond = partial(self._outbox.put, ask._replace(signed=b""), ticket.version)  # a waiting request keeps only its texts
         try:
             service.submit(ticket, LookedUp.unpack(found), respond, ask.id)
         except Exception as error:

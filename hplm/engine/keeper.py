@@ -151,7 +151,10 @@ class Keeper:
     def _keep(self, engine: _Engine) -> None:
         """Answers what the engine answers. When it ends, answers the rest, and starts another, until closed."""
         while True:
-            self._receive(engine)
+            try:
+                self._receive(engine)
+            except Exception:  # its requests must still be answered
+                log.exception("what the engine said cannot be read")
             with self._lock:
                 self._engine = None
             self._end(engine)

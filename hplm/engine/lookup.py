@@ -18,6 +18,7 @@ from hplm.tenants.snapshot import Tenant
 
 MOST_ROWS = 1 << 20  # of an answer, with all texts padded to the widest
 LONGEST_TEXT = 100_000  # characters, before truncation
+MOST_TOKENS = 1 << 19  # of a request: 1,024 texts of 512 tokens
 MOST_CHARACTERS = 40 * LONGEST_TEXT  # of a request: while it is tokenised, other requests wait
 
 
@@ -37,6 +38,7 @@ class Reading:
         self.pairs = pairs
         self.truncate = truncate
         self.in_windows = tenant.task_object.needs_pair
+        self.tokens = 0  # of the texts that were read
         self.encoded: list[Encoded] = []
         self.spans: list[Array] = []
         self.characters_left = sum(map(len, texts)) + sum(map(len, pairs or ()))
@@ -74,12 +76,18 @@ class Reading:
         except InvalidInput as error:
             raise InvalidInput(f"text {len(self.encoded) + 1} of {len(self.texts)}: {error}") from None
         self.encoded.append(encoded)
+        self.tokens += len(encoded.tokens)
+        if self.tokens > MOST_TOKENS:
+            raise InvalidInput(
+                f"the first {len(self.encoded)} of {len(self.texts)} texts have {self.tokens:,} tokens in all their windows, "
+                f"but at most {MOST_TOKENS:,} are allowed: send several requests"
+            )
         self.characters_left -= len(text) + len(pair or "")
 
     def found(self, addresses: Array) -> LookedUp:
         """Returns the result, with the addresses of all tokens."""
         counts = np.array([len(spans) for spans in self.spans], dtype=np.int32)
-        if len(counts) * int(counts.max()) > MOST_ROWS:
+        if not self.in_windows and len(counts) * int(counts.max()) > MOST_ROWS:  # else the answer has one row a text
             raise InvalidInput(
                 f"the answer to {len(counts)} texts, the longest with {counts.max():,} words, would have more than "
                 f"{MOST_ROWS:,} rows: send long texts in separate requests"
@@ -118,9 +126,14 @@ class Lookup:
         """
         failed: dict[int, Exception] = {}
         given = [(number, *text) for number, reading in enumerate(readings) for text in reading.next_texts(characters)]
-        encoded = self._tokenizer.encode_all(
-            [Given(text, pair, readings[number].truncate, readings[number].in_windows) for number, text, pair in given]
-        )
+        try:
+            encoded = self._tokenizer.encode_all(
+                [Given(text, pair, readings[number].truncate, readings[number].in_windows) for number, text, pair in given]
+            )
+        except Exception as error:
+            if len(readings) == 1:
+                return [error]
+            return [self.read([reading], characters)[0] for reading in readings]  # only those at fault fail
         for (number, text, pair), tokens in zip(given, encoded, strict=True):
             if number not in failed:
                 try:

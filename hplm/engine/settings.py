@@ -15,7 +15,7 @@ from hplm.engine.packing import read_packing
 from hplm.errors import InvalidInput
 
 EARLIEST = "earliest"
-AUTO_ON_CPU = "auto_on_cpu"  # a parameter that exports of earlier versions do not have
+AUTO_ON_CPU = "auto_on_cpu"  # a parameter that is only there where 8 bits were measured
 
 
 @dataclass(frozen=True)

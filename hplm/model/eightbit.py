@@ -74,9 +74,13 @@ class EightBit(nn.Module):
         return y[: len(x)], largest.div_(LEVELS)
 
 
+def available() -> bool:
+    return torch.backends.mkldnn.is_available()
+
+
 def to_eight_bits(layers: Layers) -> None:
     """Replaces the matrices of the layers, in place. Norms stay as they are."""
-    if not torch.backends.mkldnn.is_available():
+    if not available():
         raise InvalidInput("dtype int8 needs oneDNN, which this build of torch does not have: use fp32")
     for layer in layers:
         for name in (QKV, ATTENTION_OUT, FFN_IN, FFN_OUT):

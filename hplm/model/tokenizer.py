@@ -40,7 +40,7 @@ class Encoded:
         self.tokens = tokens  # including special tokens
         self.segments = segments
         self.lengths = np.array(lengths or [len(tokens)], dtype=np.int64)  # the model reads each window for itself
-        self._encoding = encoding
+        self._encode = encoding
 
     @classmethod
     def of(cls, encoding: Encoding) -> Encoded:
@@ -49,19 +49,23 @@ class Encoded:
 
     def cut(self, kept: Array, lengths: Sequence[int] = ()) -> Encoded:
         """Returns the same text with these tokens only, without what was cut off."""
-        left = Encoded(self.tokens[kept], self.segments[kept], self._encoding, lengths)
+        left = Encoded(self.tokens[kept], self.segments[kept], self._encode, lengths)
         left.offsets, left.special = self.offsets[kept], self.special[kept]
-        del left._encoding
+        del left._encode
         return left
+
+    @cached_property
+    def _encoding(self) -> Encoding:
+        return self._encode()
 
     @cached_property
     def offsets(self) -> Array:
         """tokens x 2, int32: the first and the last code point of each token, in the text or its pair."""
-        return np.array(self._encoding().offsets, dtype=np.int32).reshape(-1, 2)
+        return np.array(self._encoding.offsets, dtype=np.int32).reshape(-1, 2)
 
     @cached_property
     def special(self) -> Array:
-        return np.array(self._encoding().special_tokens_mask, dtype=bool)
+        return np.array(self._encoding.special_tokens_mask, dtype=bool)
 
 
 class Tokenizer:

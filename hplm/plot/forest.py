@@ -97,13 +97,6 @@ class Chain:
         if not addresses.all():
             raise InvalidInput(f"token {int(tokens[np.flatnonzero(addresses == 0)[0]])} is in no table of this chain")
 
-    def holds(self, addresses: Array) -> bool:
-        """Whether every address is a row of this chain's tables. Checked before addresses of a client are used."""
-        inside = np.zeros(len(addresses), dtype=bool)
-        for table, base in self.links:
-            inside |= (addresses >= base) & (addresses < base + table.size)
-        return bool(inside.all())
-
 
 class Forest:
     """The tables of one snapshot. It shares the open tables of the forest before it."""

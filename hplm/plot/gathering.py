@@ -40,6 +40,7 @@ class Gatherer:
         self._dtype = dtype
         self._resident = resident
         self._compiled = compiled and device.type == "cpu" and not resident and kernel() is not None
+        self._said = False
         self._on_device: weakref.WeakKeyDictionary[Table, Tensor] = weakref.WeakKeyDictionary()
 
     def broken(self, forest: Forest, addresses: Array) -> Array:
@@ -54,7 +55,11 @@ class Gatherer:
         """Returns the sums of packed texts: tokens x hidden. In each table, rows of other tables count as the null row."""
         total: Tensor | None = None
         tables = forest.tables_of(addresses)
-        if self._compiled and can_gather(tables, self._dtype):
+        compiled = self._compiled and can_gather(tables, self._dtype)
+        if not self._said:
+            log.info("the first rows are gathered by %s", "the compiled kernel" if compiled else "torch")
+            self._said = True
+        if compiled:
             faults = disk_faults()
             total = gather(tables, addresses, lengths, self._dtype)
             if disk_faults() != faults:

@@ -1,4 +1,4 @@
-/* Lookup and gathering of one text without arrays in between. kernel.py calls it, and says what it computes.
+/* Lookup and gathering of texts without arrays in between. kernel.py calls it, and says what it computes.
  *
  * Compiled for any machine of its architecture. Faster instructions are in functions of their own, and used where the
  * processor has them.
@@ -288,5 +288,7 @@ API int64_t hplm_gather(
 #else
 
 API int64_t hplm_instructions(void) { return 0; }
+
+API int64_t hplm_gather(void) { return -1; }
 
 #endif

@@ -33,6 +33,7 @@ VERSION = 1  # of its functions
 MOST_WORDS = 5
 HIDDEN_STEP = 16
 INSTRUCTIONS = ("", "AVX2", "AVX-512")
+SHORT = 4096  # tokens of a lookup that takes microseconds
 PIECE = 1024  # tokens that are gathered by one thread at least
 SUM_TYPES = {torch.float32: 0, torch.bfloat16: 1}
 
@@ -59,14 +60,19 @@ class Kernel:
         others.hplm_version.restype = others.hplm_instructions.restype = c_int64
         if others.hplm_version() != VERSION:
             raise OSError(f"{library} has version {others.hplm_version()} instead of {VERSION}")
-        # A lookup takes microseconds, so it keeps the interpreter's lock: to get that back can take milliseconds.
-        self.lookup = ctypes.PyDLL(str(library)).hplm_lookup
-        self.lookup.argtypes = (c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_void_p)
-        self.lookup.restype = c_int64
+        self._lookup, self._long_lookup = ctypes.PyDLL(str(library)).hplm_lookup, others.hplm_lookup
+        for lookup in (self._lookup, self._long_lookup):
+            lookup.argtypes = (c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_void_p)
+            lookup.restype = c_int64
         self.instructions = int(others.hplm_instructions())
         self.gather = others.hplm_gather
         self.gather.argtypes = (c_void_p, c_int64, c_void_p, c_int64, c_void_p, *(c_int64,) * 5, c_void_p, c_int64, c_int64)
         self.gather.restype = c_int64
+
+    def lookup(self, space: int, links: ctypes.Array[_Link], tokens: Array, lengths: Array, found: Array) -> int:
+        # A short lookup takes microseconds and keeps the interpreter's lock: to get that back can take milliseconds.
+        call = self._lookup if len(tokens) <= SHORT else self._long_lookup
+        return call(space, links, len(links), _at(tokens), len(tokens), _at(lengths), len(lengths), _at(found))
 
 
 @cache
@@ -74,15 +80,14 @@ def kernel() -> Kernel | None:
     """Returns the kernel, or None if it was not compiled. Says once which of both."""
     try:
         found = Kernel(LIBRARY)
-    except OSError as error:
+    except (OSError, AttributeError) as error:
         log.warning(
             "the compiled kernel cannot be loaded: %s. numpy and torch look up and gather instead, which takes several times "
             "as long. Install hplm again where a C compiler is found",
             error,
         )
         return None
-    gathering = f"it gathers with {INSTRUCTIONS[found.instructions]}" if found.instructions else "torch gathers"
-    log.info("lookups use the compiled kernel; %s", gathering)
+    log.info("the compiled kernel is there")
     return found
 
 
@@ -104,9 +109,7 @@ class Search:
         """Returns the address of each token, 0 if no table has it, and the places that were tried before."""
         tokens, lengths = _whole(tokens), _whole(lengths)
         found = np.empty((2, len(tokens)), dtype=np.int64)
-        if self._kernel.lookup(
-            self._space_at, self._links, len(self._links), _at(tokens), len(tokens), _at(lengths), len(lengths), _at(found)
-        ):
+        if self._kernel.lookup(self._space_at, self._links, tokens, lengths, found):
             raise ValueError(f"{len(tokens)} tokens are not those of texts of {lengths} tokens")
         return found[0], found[1]
 

@@ -19,6 +19,7 @@ from hplm.errors import DeadlineMissed, Draining, InvalidInput, Quota
 from hplm.metrics.meter import Meter
 from hplm.tenants.quotas import Quotas
 from testing.toy import WORDS
+from tests.naming import naming
 
 
 @pytest.fixture(scope="module")
@@ -167,3 +168,26 @@ def test_a_bad_text_is_named_by_its_number(backbone):
     view = backbone.view
     with pytest.raises(InvalidInput, match="text 2 of 3"):
         Lookup(backbone).resolve(view, view.snapshot.find("acme"), [WORDS[0], " ", WORDS[1]])
+
+
+def test_a_text_that_breaks_the_tokenizer_fails_only_its_own_request(backbone, monkeypatch):
+    lookup, view = Lookup(backbone), backbone.view
+    tenant, encode_all = view.snapshot.find("acme"), lookup._tokenizer.encode_all
+
+    def breaks(given):
+        if any(one.text == WORDS[1] for one in given):
+            raise RuntimeError("a bug")
+        return encode_all(given)
+
+    monkeypatch.setattr(lookup._tokenizer, "encode_all", breaks)
+    good, bad, other = lookup.read([Reading(view, tenant, [WORDS[number]]) for number in range(3)], PIECE)
+    assert isinstance(bad, RuntimeError)
+    for found, word in ((good, WORDS[0]), (other, WORDS[2])):
+        np.testing.assert_array_equal(found.addresses, lookup.resolve(view, tenant, [word]).addresses)
+
+
+def test_a_request_of_too_many_tokens_is_refused_before_it_is_looked_up(backbone, monkeypatch):
+    monkeypatch.setattr("hplm.engine.lookup.MOST_TOKENS", 20)
+    view = backbone.view
+    with pytest.raises(InvalidInput, match=naming(6, 9, 20)):
+        Lookup(backbone).resolve(view, view.snapshot.find("acme"), [f"{WORDS[0]} {WORDS[1]}"] * 9)

@@ -133,16 +133,6 @@ def test_hot_rows_that_do_not_fit_on_the_device_are_read_from_the_host(tmp_path,
     assert caplog.text.count(str(root.folder)) == 1
 
 
-def test_addresses_outside_the_chain_are_detected(tmp_path):
-    root = make_table(tmp_path, "root", None, SPACE, UNIGRAMS)
-    leaf = make_table(tmp_path, "leaf", "root", SPACE, [(1, 2, 3)])
-    forest = Forest([tmp_path], assign_addresses([root, leaf]))
-    assert forest.chain("leaf", 1).holds(np.array([1, 5, 6, 7]))
-    assert not forest.chain("root", 1).holds(np.array([1, 7]))
-    assert not forest.chain("leaf", 1).holds(np.array([8]))
-    assert not forest.chain("leaf", 1).holds(np.array([-1]))
-
-
 def test_a_missing_parent_is_named(tmp_path):
     leaf = make_table(tmp_path, "leaf", "root", SPACE, [(1, 2, 3)])
     with pytest.raises(InvalidInput, match=naming("'leaf'", "'root'", 1)):
