@@ -19,6 +19,7 @@ from hplm.errors import Broken, InvalidInput
 from hplm.plot.gathering import Gatherer, bags
 from hplm.plot.table import Table
 
+ATTEMPTS, PAUSE = 20, 0.01  # seconds
 THREADS = (1, 2, 4, 8, 16, 32)
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -28,12 +29,16 @@ def drop(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        resident = _resident_pages(descriptor)
+        resident = 0
+        for _ in range(ATTEMPTS):  # a page that the system has just read is still in use for a moment
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            resident = _resident_pages(descriptor)
+            if not resident:
+                return
+            time.sleep(PAUSE)
     finally:
         os.close(descriptor)
-    if resident:
-        raise InvalidInput(f"{resident} pages of {path} cannot be dropped from memory: choose a --folder on a disk")
+    raise InvalidInput(f"{resident} pages of {path} cannot be dropped from memory: choose a --folder on a disk")
 
 
 def can_drop(folder: Path) -> bool:
