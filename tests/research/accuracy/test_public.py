@@ -116,7 +116,8 @@ def test_a_large_domain_is_built_with_its_largest_share():
 def test_new_options_of_training_do_not_void_the_results():
     stored = {frozenset(finished.run["training"]) for finished in ResultFile(RESULTS)}
     options = TIERS[1].training("hplm", 6, 4, seed=0)
-    assert stored == {frozenset(named_options(options))}
+    usual = frozenset(named_options(options))
+    assert stored == {usual, usual | {"dropout"}}  # an option is named only where it is not as usual
     assert "function" in named_options(replace(options, function="gelu"))
 
 
