@@ -97,7 +97,7 @@ input [
   { name: "TEXT_PAIR"  data_type: TYPE_STRING  dims: [ 1 ]  allow_ragged_batch: true  optional: true }
 ]
 output [
-  # What was found, signed: addresses of rows, answer rows, and the passage where the task needs it. A part for each text.
+  # The ticket holds all that was found, signed. Its bytes are in docs/formats.md.
   { name: "TICKET"  data_type: TYPE_UINT8  dims: [ -1 ] }
 ]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hplm.arrays import Array
-from hplm.metrics.meter import Series
+from hplm.metrics.meter import Counted, Series
 
 Outputs = dict[str, Array]  # by name on the wire
 Failure = tuple[str, str]  # the status, and the message for the wire
@@ -62,7 +62,7 @@ class Reply(NamedTuple):
     numbers: list[int]  # of the requests
     texts: list[int]  # of each request
     answer: Outputs | Failure  # outputs: of all texts, end to end
-    counted: list[tuple[Series, ...]]  # of each request, where it is counted; empty if it cannot be refused any more
+    counted: list[Counted]  # of each request, where it is counted; empty if it cannot be refused any more
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 from hplm.engine.answer import fill, size_of
 from hplm.engine.channel import Ask, Asks, Beat, Begin, Channel, End, Ready, Replies, Reply
-from hplm.engine.instruments import Counted
 from hplm.engine.looked_up import LookedUp
 from hplm.engine.memory import LARGE
 from hplm.engine.request import Answer
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.errors import Broken, HplmError, kind_of
+from hplm.metrics.meter import Counted
 from hplm.tasks import TextAnswer
 from hplm.tenants.ticket import Ticket
 

@@ -11,14 +11,12 @@ from hplm.engine.staging import StagedBatch, Stager
 from hplm.errors import word_of
 from hplm.metrics import names
 from hplm.metrics.busiest import Busiest
-from hplm.metrics.meter import Meter, Series
+from hplm.metrics.meter import Counted, Meter, Series
 from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Batch
 
 BUSIEST = 20  # tenants with a series of their own
 SECONDS_BETWEEN_CHOICES = 30.0
-
-Counted = tuple[Series, ...]  # the series in which a request was counted
 
 
 class Instruments:

@@ -26,7 +26,7 @@ from hplm.engine.threads import repeat
 from hplm.errors import Broken, Draining, HplmError
 from hplm.metrics import names
 from hplm.metrics.busiest import OTHERS
-from hplm.metrics.meter import Meter, Series
+from hplm.metrics.meter import Counted, Meter, Series
 
 log = logging.getLogger(__name__)
 START_SECONDS = 600.0
@@ -39,7 +39,6 @@ ANSWERING_THREADS = 4  # each answer is a round trip to the server process
 GONE = Draining("the engine is being started again: send the request again").failure()
 ENDED = Draining("the engine ended while it had the request, and is being started again: send the request again").failure()
 
-Counted = tuple[Series, ...]
 Respond = Callable[[Outputs | Failure], HplmError | None]  # sends an answer; returns the error that was sent instead
 
 

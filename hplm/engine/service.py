@@ -14,7 +14,7 @@ import torch
 
 from hplm.engine.backbone import Backbone, Watch
 from hplm.engine.engine import Engine
-from hplm.engine.instruments import Counted, Instruments
+from hplm.engine.instruments import Instruments
 from hplm.engine.journal import Journal
 from hplm.engine.looked_up import LookedUp
 from hplm.engine.packing import read_packing
@@ -23,6 +23,7 @@ from hplm.engine.request import Answer, Request, Text
 from hplm.engine.settings import Settings
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.errors import DeadlineMissed, Draining, HplmError, InvalidInput
+from hplm.metrics.meter import Counted
 from hplm.plot.rows import StoredRows
 from hplm.plot.table import Table
 from hplm.scheduling.policy import policy
