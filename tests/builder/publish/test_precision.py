@@ -1,4 +1,4 @@
-"""What `hplm export --dtype auto` measures and records."""
+"""`hplm export --dtype auto` measures whether 8 bits are worth it, and records why."""
 
 import re
 
