@@ -6,19 +6,46 @@ import json
 import logging
 import os
 import traceback
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from hplm.arrays import Array
-from hplm.engine.answer import size_of
+from hplm.engine.answer import fill, size_of
 from hplm.engine.memory import SharedMemory
-from hplm.errors import Broken, HplmError, InvalidInput, kind_of
+from hplm.errors import Broken, Draining, HplmError, InvalidInput, kind_of
+from hplm.server.held import Held
+from hplm.server.inherited import draining, restore_umask
+from hplm.server.probing import PROBE
+from hplm.tasks import TextAnswer
 
 log = logging.getLogger(__name__)
 SHARED_MEMORY = SharedMemory()
+WELL = TextAnswer(["ok"], np.zeros(1, np.float32), np.zeros((1, 1), np.float32), np.zeros((1, 2), np.int32))
+
+
+class Sender:
+    """Sends the only response to a request that the model holds."""
+
+    def __init__(self, request: pb_utils.InferenceRequest, held: Held) -> None:
+        self._sender = request.get_response_sender()
+        self._held = held
+        held.add(1)
+
+    def send(self, response: pb_utils.InferenceResponse) -> None:
+        try:
+            self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        finally:
+            self._held.add(-1)
+
+
+def set_up() -> None:
+    """Sets up the model's process."""
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    restore_umask()
 
 
 def model_parameters(args: dict[str, str]) -> dict[str, str]:
@@ -38,6 +65,21 @@ def request_parameters(request: pb_utils.InferenceRequest) -> dict[str, Any]:
         return json.loads(request.parameters() or "{}")
     except UnicodeDecodeError:  # it holds all parameters, API keys too
         raise InvalidInput("a parameter or header of the request is not UTF-8: send UTF-8") from None
+
+
+def is_probe(parameters: Mapping[str, Any]) -> bool:
+    """Whether a request only asks whether the model works."""
+    return parameters.get(PROBE) is True
+
+
+def refuse_while_draining() -> None:
+    if draining():
+        raise Draining("the server is being stopped: send the request to another one, or again in a few seconds")
+
+
+def answer_to_probe(wanted: Collection[str]) -> dict[str, Array]:
+    """Returns the outputs that a model sends instead of those of a tenant."""
+    return fill([WELL]).outputs(wanted, [0])
 
 
 def request_id(request: pb_utils.InferenceRequest) -> str:
@@ -100,23 +142,18 @@ def failure_with(status: str, message: str) -> pb_utils.InferenceResponse:
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, getattr(pb_utils.TritonError, status)))
 
 
-def send(sender: pb_utils.InferenceResponseSender, response: pb_utils.InferenceResponse) -> None:
-    """Sends the only response to a request."""
-    sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-
-
-def send_outputs(sender: pb_utils.InferenceResponseSender, outputs: Mapping[str, Array]) -> HplmError | None:
+def send_outputs(sender: Sender, outputs: Mapping[str, Array]) -> HplmError | None:
     """Sends the answer to a request, or returns the error that was sent instead."""
     try:
         response = pb_utils.InferenceResponse([tensor(name, values) for name, values in outputs.items()])
     except Exception as error:
-        send(sender, failure(error, "making the answer"))
+        sender.send(failure(error, "making the answer"))
         return error if isinstance(error, HplmError) else Broken(kind_of(error))
     try:
         with SHARED_MEMORY.taken(size_of(outputs)):
-            send(sender, response)
+            sender.send(response)
     except Broken as error:  # nothing was sent
         log.error("%s", error)
-        send(sender, failure(error))
+        sender.send(failure(error))
         return error
     return None

@@ -19,6 +19,7 @@ from hplm.tenants.manager import Manager
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
+        replies.set_up()
         folder = Path(args["model_repository"]).parent / replies.model_parameters(args)["backbone"] / "1"
         state, secret = replies.state_folder(), os.environ.get("HPLM_ADMIN_KEY", "").strip()
         if state is None or not secret:
@@ -34,12 +35,19 @@ class TritonPythonModel:
 
     def _answer(self, request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
         try:
-            if not allows(self._keys, presented_key(replies.request_parameters(request)), time.time()):
+            replies.refuse_while_draining()
+            parameters = replies.request_parameters(request)
+            if replies.is_probe(parameters):
+                return _answer("{}")
+            if not allows(self._keys, presented_key(parameters), time.time()):
                 raise NoTenant
             commands = replies.required(request, "COMMAND").as_numpy().reshape(-1)
             if len(commands) != 1:
                 raise InvalidInput(f"the request has {len(commands)} commands: send one at a time")
-            answer = self._commands.run(commands[0].decode("utf-8", "replace"))
-            return pb_utils.InferenceResponse([replies.tensor("ANSWER", np.array([answer.encode()], dtype=object))])
+            return _answer(self._commands.run(commands[0].decode("utf-8", "replace")))
         except Exception as error:
             return replies.failure(error, "the command")
+
+
+def _answer(answer: str) -> pb_utils.InferenceResponse:
+    return pb_utils.InferenceResponse([replies.tensor("ANSWER", np.array([answer.encode()], dtype=object))])

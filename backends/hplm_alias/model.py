@@ -5,7 +5,6 @@ Triton has turned forwarded headers into parameters. They go on as parameters: a
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from hplm.engine.request import deadline_missed
 from hplm.engine.threads import repeat
 from hplm.errors import Broken, Draining, QueueFull, error_in
 from hplm.scheduling.turns import Bounds, Turns
+from hplm.server.held import Held
 from hplm.tenants.directory import Directory
 
 AT_ONCE = 32  # as many threads as Triton's own pool for such requests
@@ -30,7 +30,7 @@ class Forwarded:
     """A request on its way to a backbone. Times are nanoseconds of the monotonic clock."""
 
     request: pb_utils.InferenceRequest
-    sender: pb_utils.InferenceResponseSender
+    sender: replies.Sender
     parameters: dict[str, Any]
     backbone: str
     tenant: tuple[str, int]  # the backbone and the tenant's uid in it
@@ -41,8 +41,9 @@ class Forwarded:
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+        replies.set_up()
         self._directory = Directory(Path(args["model_repository"]).parent, replies.state_folder())
+        self._held = Held(args["model_name"])
         self._line: Turns[Forwarded] = Turns(WAITING, 1, time.monotonic_ns)
         self._threads = [repeat(self._forward_next, f"forward {number}") for number in range(AT_ONCE)]
 
@@ -50,15 +51,19 @@ class TritonPythonModel:
         """Takes the requests and returns at once. Each is answered once, later, through its own sender."""
         arrival = time.monotonic_ns()
         for request in requests:
-            sender = request.get_response_sender()
+            sender = replies.Sender(request, self._held)
             try:
                 self._take(request, sender, arrival)
             except Exception as error:
-                replies.send(sender, replies.failure(error, "forwarding the request"))
+                sender.send(replies.failure(error, "forwarding the request"))
         return [None] * len(requests)
 
-    def _take(self, request: pb_utils.InferenceRequest, sender: pb_utils.InferenceResponseSender, arrival_ns: int) -> None:
+    def _take(self, request: pb_utils.InferenceRequest, sender: replies.Sender, arrival_ns: int) -> None:
+        replies.refuse_while_draining()
         parameters = replies.request_parameters(request)
+        if replies.is_probe(parameters):
+            replies.send_outputs(sender, replies.answer_to_probe(request.requested_output_names()))
+            return
         backbone, tenant = self._directory.find(parameters, time.time())
         deadline_ns = arrival_ns + 1000 * request.timeout() if request.timeout() else 0
         for refused in self._line.offer(
@@ -68,7 +73,7 @@ class TritonPythonModel:
                 f"{len(self._line)} requests wait to be forwarded, most of them of your tenant: retry after 0.1 s, or ask the "
                 "backbone itself"
             )
-            replies.send(refused.sender, replies.failure(full))
+            refused.sender.send(replies.failure(full))
 
     def _forward_next(self) -> bool:
         """Returns False when the model is unloaded."""
@@ -77,7 +82,7 @@ class TritonPythonModel:
             return False
         taken, expired = turn
         for late in expired:
-            replies.send(late.sender, replies.failure(deadline_missed(late.arrival_ns, late.deadline_ns)))
+            late.sender.send(replies.failure(deadline_missed(late.arrival_ns, late.deadline_ns)))
         for forwarded in taken:
             try:
                 waited = time.monotonic_ns() - forwarded.arrival_ns
@@ -85,13 +90,14 @@ class TritonPythonModel:
                 response = _cancelled() if cancelled else _forward(forwarded)
             except Exception as error:
                 response = replies.failure(error, "forwarding the request")
-            replies.send(forwarded.sender, response)
+            forwarded.sender.send(response)
         return True
 
     def finalize(self) -> None:
         self._line.close()
         for thread in self._threads:
             thread.join()
+        self._held.close()
 
 
 def _forward(forwarded: Forwarded) -> pb_utils.InferenceResponse:

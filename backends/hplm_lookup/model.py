@@ -23,9 +23,11 @@ from hplm.errors import InvalidInput, word_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
+from hplm.server.control import REVIVED
+from hplm.server.held import Held
 from hplm.tenants.authorize import admit
 from hplm.tenants.quotas import Quotas
-from hplm.tenants.ticket import TICKET_BYTES, SharedSecret, Ticket
+from hplm.tenants.ticket import PROBE_TICKET, TICKET_BYTES, SharedSecret, Ticket
 
 log = logging.getLogger(__name__)
 LONGEST_TIMEOUT_US = 10**12  # longer ones would overflow a deadline in nanoseconds
@@ -33,7 +35,7 @@ LONGEST_TIMEOUT_US = 10**12  # longer ones would overflow a deadline in nanoseco
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+        replies.set_up()
         parameters = replies.model_parameters(args)
         name = parameters["backbone"]
         torch.set_num_threads(1)  # nothing is computed here
@@ -44,10 +46,12 @@ class TritonPythonModel:
         self._quotas = Quotas()
         self._lookup = Lookup(self._backbone)
         meter = Meter()
+        meter.add(names.MODEL_RESTARTS, int(parameters.get(REVIVED, "0")), args["model_name"])
         self._service = LookupService(self._lookup, meter, self._charge, allow=self._allow)
         self._publisher = Publisher(pb_utils.MetricFamily, meter, name, before=self._look)
         self._secret = SharedSecret(name, os.getppid()).value
         self._deadline_us = deadline_us(parameters)
+        self._held = Held(args["model_name"])
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[None]:
         """Takes the requests and returns at once, so that Triton keeps none back and their arrival is known.
@@ -56,16 +60,21 @@ class TritonPythonModel:
         """
         arrival = time.monotonic_ns()
         for request in requests:
-            sender = request.get_response_sender()
+            sender = replies.Sender(request, self._held)
             try:
                 self._take(request, sender, arrival)
             except Exception as error:
                 self._service.count(word_of(error))
-                replies.send(sender, replies.failure(error, "lookup"))
+                sender.send(replies.failure(error, "lookup"))
         return [None] * len(requests)
 
-    def _take(self, request: pb_utils.InferenceRequest, sender: pb_utils.InferenceResponseSender, arrival_ns: int) -> None:
+    def _take(self, request: pb_utils.InferenceRequest, sender: replies.Sender, arrival_ns: int) -> None:
+        replies.refuse_while_draining()
         parameters = replies.request_parameters(request)
+        if replies.is_probe(parameters):
+            self._service.check()
+            replies.send_outputs(sender, {"TICKET": np.frombuffer(PROBE_TICKET, dtype=np.uint8).reshape(1, -1)})
+            return
         view = self._backbone.view
         tenant = admit(view.snapshot, parameters, time.time())
         self._quotas.spend(tenant)  # upper counts again, over all lookups; a refusal here saves the look-up
@@ -86,17 +95,17 @@ class TritonPythonModel:
         respond = partial(self._send, sender, ticket)
         self._service.submit(LookupRequest(reading, arrival_ns, ticket.deadline_ns, respond))
 
-    def _send(self, sender: pb_utils.InferenceResponseSender, ticket: Ticket, found: LookedUp | Exception) -> None:
+    def _send(self, sender: replies.Sender, ticket: Ticket, found: LookedUp | Exception) -> None:
         """Sends the ticket for the result of a lookup, or the error."""
         if isinstance(found, Exception):
-            replies.send(sender, replies.failure(found, "lookup"))
+            sender.send(replies.failure(found, "lookup"))
             return
         try:
             packed = found.pack()
             packed += bytes(-(TICKET_BYTES + len(packed)) % found.texts)  # Triton takes tensors with a row for each text
             signed = ticket.sign(self._secret, packed)
         except Exception as error:
-            replies.send(sender, replies.failure(error, "lookup"))
+            sender.send(replies.failure(error, "lookup"))
             return
         replies.send_outputs(sender, {"TICKET": np.frombuffer(signed, dtype=np.uint8).reshape(found.texts, -1)})
 
@@ -104,6 +113,7 @@ class TritonPythonModel:
         self._service.close()
         self._publisher.close()
         self._watch.close()
+        self._held.close()
 
     def _allow(self, request: LookupRequest) -> None:
         """Refuses a request if the tenant's requests before it in the line have used up its texts or tokens."""

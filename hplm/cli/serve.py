@@ -1,14 +1,13 @@
-"""`hplm serve`: runs a tritonserver in the foreground."""
+"""`hplm serve`: runs a tritonserver in the foreground, and starts again what has ended."""
 
 from __future__ import annotations
 
 import argparse
+import resource
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-from hplm.errors import HplmError
 
 NAMED = 5
 
@@ -18,7 +17,8 @@ def register(commands) -> None:
         "serve",
         help="serve a model repository with Triton",
         description="Serve every model of a repository until Ctrl-C or SIGTERM, with the container's tritonserver or the "
-        "embedded one.",
+        "embedded one. Every second each model is asked for an answer, and what has ended is started again. HPLM_ADMIN in the "
+        "environment sets the secret of Triton's restricted APIs.",
     )
     serve.add_argument(
         "--repository",
@@ -55,8 +55,10 @@ def register(commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from hplm.server import TritonServer
+    from hplm.server import Supervisor, TritonServer
 
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes a file
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # from here on SIGTERM and Ctrl-C are the same
     server = TritonServer(
         repository=args.repository,
@@ -77,8 +79,7 @@ def run(args: argparse.Namespace) -> None:
     try:
         with server:
             announce(server, reading.result())
-            code = server.wait()
-            raise HplmError(f"tritonserver ended unexpectedly with code {code}; its log says:\n{server.last_words()}")
+            Supervisor(server, say).run()
     except KeyboardInterrupt:
         say("stopped")
 

@@ -36,7 +36,8 @@ STUCK_SECONDS = 60.0  # and one that computes a batch for so long
 LONGEST_PAUSE = 30.0  # seconds between attempts to start an engine
 ANSWERING_THREADS = 4  # each answer is a round trip to the server process
 
-GONE = Draining("the engine is being started again: send the request again").failure()
+RESTARTING = Draining("the engine is being started again: send the request again")
+GONE = RESTARTING.failure()
 ENDED = Draining("the engine ended while it had the request, and is being started again: send the request again").failure()
 
 Respond = Callable[[Outputs | Failure], HplmError | None]  # sends an answer; returns the error that was sent instead
@@ -83,6 +84,12 @@ class Keeper:
         """The engine's process."""
         engine = self._engine
         return engine.process.pid if engine is not None else None
+
+    def check(self) -> None:
+        """Raises if there is no engine that works."""
+        engine = self._engine
+        if engine is None or time.monotonic() - engine.beat > BEATLESS_SECONDS:
+            raise RESTARTING
 
     def submit(self, asked: Sequence[Asked]) -> None:
         """Takes requests. Each is answered once, through its `respond`."""

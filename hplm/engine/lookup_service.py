@@ -15,7 +15,7 @@ from hplm.engine.looked_up import LookedUp
 from hplm.engine.lookup import Lookup, Reading
 from hplm.engine.request import deadline_missed
 from hplm.engine.threads import repeat
-from hplm.errors import QueueFull, word_of
+from hplm.errors import Broken, QueueFull, word_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.scheduling.turns import Bounds, Turns
@@ -25,6 +25,7 @@ P = ParamSpec("P")
 PASSED_ON = "passed_on"
 A_TEXT = 256  # a text costs as much as so many characters more than it has
 PIECE = 16_384  # characters that are read before the next tenant's turn: some milliseconds
+STUCK_SECONDS = 5.0  # a turn takes milliseconds
 WAITING = Bounds(items=8192, work=1 << 27)  # the most requests and characters that wait
 
 
@@ -68,6 +69,7 @@ class LookupService:
         self._allow = allow
         self._looked_up = looked_up
         self._line: Turns[LookupRequest] = Turns(WAITING, PIECE, time.monotonic_ns)
+        self._working_since: float | None = None
         self._thread = repeat(self._take_turn, "lookup")
 
     def submit(self, request: LookupRequest) -> None:
@@ -88,6 +90,12 @@ class LookupService:
         """Updates the meter's levels."""
         self.meter.set(names.WAITING_LOOKUPS, len(self._line))
 
+    def check(self) -> None:
+        """Raises if the thread that looks up does not move."""
+        since = self._working_since
+        if since is not None and time.perf_counter() - since > STUCK_SECONDS:
+            raise Broken(f"lookup has worked at its turn for more than {STUCK_SECONDS:g} s: read the server's log")
+
     def close(self) -> None:
         """Refuses new requests, and returns when the waiting ones are answered."""
         self._line.close()
@@ -101,12 +109,15 @@ class LookupService:
         taken, expired = turn
         for request in expired:
             self._answer(request, deadline_missed(request.arrival_ns, request.deadline_ns))
-        started = time.perf_counter()
-        for request, answer in self._read(taken):
-            if answer is None:
-                self._line.give_back(request)
-            else:
-                self._answer(request, answer)
+        started = self._working_since = time.perf_counter()
+        try:
+            for request, answer in self._read(taken):
+                if answer is None:
+                    self._line.give_back(request)
+                else:
+                    self._answer(request, answer)
+        finally:
+            self._working_since = None
         self.meter.add(names.LOOKUP_SECONDS, time.perf_counter() - started)
         return True
 

@@ -55,6 +55,12 @@ WINDOWS = Metric(
     ("domain", "level"),
 )
 
+# What was started again
+SERVER_RESTARTS = Metric("hplm_server_restarts_total", COUNTER, "Times that `hplm serve` started the server again")
+MODEL_RESTARTS = Metric(
+    "hplm_model_restarts_total", COUNTER, "Times that a dead model process was started again without the server", ("model",)
+)
+
 # Upper: requests
 ENGINE_RESTARTS = Metric("hplm_engine_restarts_total", COUNTER, "Engines that were started because the one before ended")
 REQUESTS = Metric(

@@ -1,5 +1,9 @@
-"""Finds, prepares, starts and watches a tritonserver. It knows nothing of hPLMs, and serves a repository of any models."""
+"""Finds, prepares, starts, supervises and stops a tritonserver.
 
+It knows nothing of hPLMs, and serves a repository of any models.
+"""
+
+from hplm.server.supervisor import Supervisor
 from hplm.server.triton import TritonServer
 
-__all__ = ["TritonServer"]
+__all__ = ["Supervisor", "TritonServer"]

@@ -1,48 +1,95 @@
-"""HTTP calls to our own running server: whether it is ready, and unloading its models."""
+"""HTTP calls to a running server: whether it is ready, what its models say to a probe, and loading and unloading them."""
 
 from __future__ import annotations
 
 import http.client
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from hplm.errors import HplmError
+from hplm.server import probing
+from hplm.server.probing import Health
 
 _LIVE = {"READY", "LOADING", "UNLOADING"}
+_ENSEMBLE = "ensemble"
+REVIVED = "hplm_revived"  # parameter of a model's configuration: how often its process was started again
+_LOADING_SECONDS = 120.0
 
 
 class Control:
-    def __init__(self, host: str, http_port: int, metrics_port: int, server_id: str, admin: Mapping[str, str]) -> None:
-        self._host, self._http_port, self._metrics_port = host, http_port, metrics_port
-        self._server_id = server_id
+    """`admin` is the header that opens the restricted APIs."""
+
+    def __init__(self, host: str, http_port: int, admin: Mapping[str, str]) -> None:
+        self._host, self._port = host, http_port
         self._headers = {**admin, "Connection": "close"}
 
-    def ready(self) -> bool:
-        """Whether every model is loaded and the answering server is ours. Another server may still have the port.
+    def ready(self, server_id: str, metrics_port: int) -> bool:
+        """Whether every model is loaded and the answering server is the one with this id. Another may still have the port.
 
         Metrics are asked last: once they answer, none of the three services can fail to start.
         """
         try:
             return (
-                self._ask(self._http_port, "GET", "/v2/health/ready") is not None
-                and self._name() == self._server_id
-                and self._ask(self._metrics_port, "GET", "/metrics") is not None
+                self._get("/v2/health/ready") is not None
+                and self._name() == server_id
+                and self._ask(metrics_port, "GET", "/metrics")[0] == 200
             )
         except (OSError, http.client.HTTPException):  # it does not listen yet
             return False
 
-    def drain(self, timeout: float) -> None:
-        """Unloads every model. Each finishes its requests, ensembles with all steps, and takes no new ones.
+    def models(self) -> list[str]:
+        """Returns the models that the server has loaded, or should have."""
+        status, index = self._ask(self._port, "POST", "/v2/repository/index", b"{}")
+        if status != 200:
+            raise HplmError("the server does not say which models it has: set HPLM_ADMIN to its secret, or name the models")
+        return [model["name"] for model in json.loads(index)]
 
-        SIGTERM alone is not enough: Triton first waits for idle keep-alive connections, then drops requests in flight.
+    def probes(self, models: Collection[str]) -> dict[str, bytes]:
+        """Returns the probe of each model. Ensembles have none: they are what their models are."""
+        found: dict[str, bytes] = {}
+        for model in models:
+            config = self.config(model)
+            if config.get("platform") != _ENSEMBLE:
+                found[model] = probing.body_of(config)
+        return found
+
+    def probe(self, model: str, body: bytes, timeout: float) -> Health:
+        try:
+            return probing.health(*self._ask(self._port, "POST", f"/v2/models/{model}/infer", body, timeout))
+        except (OSError, http.client.HTTPException) as error:
+            return probing.silent(error)
+
+    def config(self, model: str) -> dict[str, Any]:
+        return json.loads(self._get(f"/v2/models/{model}/config") or "{}")
+
+    def revive(self, model: str, config: Mapping[str, Any], times: int) -> bool:
+        """Loads a model whose process is dead. Other models and ensembles stay as they are. Returns whether it is loaded.
+
+        Triton loads a model again only if its configuration differs.
         """
-        deadline = time.monotonic() + timeout
+        parameters = {**config.get("parameters", {}), REVIVED: {"string_value": str(times)}}
+        body = json.dumps({"parameters": {"config": json.dumps({**config, "parameters": parameters})}})
+        try:
+            status, _ = self._ask(self._port, "POST", f"/v2/repository/models/{model}/load", body.encode(), _LOADING_SECONDS)
+        except (OSError, http.client.HTTPException):
+            return False
+        return status == 200
+
+    def drain(self, deadline: float, keep: Collection[str] = ()) -> None:
+        """Unloads the models, except `keep` and the ensembles over them. Each finishes its requests and takes no new ones."""
         left: set[str] | None = None
         while left != set() and time.monotonic() < deadline:
             try:
                 if left is None:
-                    for model in self._live_models():
-                        self._ask(self._http_port, "POST", f"/v2/repository/models/{model}/unload", "{}")
-                left = self._live_models()
+                    unloaded = self._live_models() - set(keep)
+                    if keep:
+                        unloaded = {model for model in unloaded if self.config(model).get("platform") != _ENSEMBLE}
+                    for model in unloaded:
+                        self._ask(self._port, "POST", f"/v2/repository/models/{model}/unload", b"{}")
+                    left = unloaded
+                left = self._live_models() & left
             except TimeoutError:  # the machine is busy
                 continue
             except (OSError, http.client.HTTPException):  # the server died; the caller kills what is left
@@ -50,20 +97,23 @@ class Control:
             time.sleep(0.05)
 
     def _name(self) -> str | None:
-        answer = self._ask(self._http_port, "GET", "/v2")
+        answer = self._get("/v2")
         return json.loads(answer)["name"] if answer else None
 
     def _live_models(self) -> set[str]:
-        index = json.loads(self._ask(self._http_port, "POST", "/v2/repository/index", "{}") or "[]")
-        return {model["name"] for model in index if model.get("state") in _LIVE}
+        _, index = self._ask(self._port, "POST", "/v2/repository/index", b"{}")
+        return {model["name"] for model in json.loads(index) if model.get("state") in _LIVE}
 
-    def _ask(self, port: int, method: str, path: str, body: str | None = None) -> bytes | None:
+    def _get(self, path: str) -> bytes | None:
         """Returns the body of an answer with status 200, else None."""
-        connection = http.client.HTTPConnection(self._host, port, timeout=5)
+        status, content = self._ask(self._port, "GET", path)
+        return content if status == 200 else None
+
+    def _ask(self, port: int, method: str, path: str, body: bytes | None = None, timeout: float = 5.0) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(self._host, port, timeout=timeout)
         try:
             connection.request(method, path, body, self._headers)
             response = connection.getresponse()
-            content = response.read()
-            return content if response.status == 200 else None
+            return response.status, response.read()
         finally:
             connection.close()

@@ -1,7 +1,8 @@
-"""Extracts the errors from a tritonserver's log."""
+"""A tritonserver's log: its errors, and how large it may grow."""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -16,12 +17,28 @@ _NOISE = (
     "which has no loaded version",
 )
 _MOST_LINES = 30
+LARGEST = 64_000_000  # bytes of a log; it may grow within seconds when somebody floods the server
+_KEPT = 1_000_000  # bytes of its end that are kept in a second file
 
 
 def read(path: Path, offset: int = 0) -> str:
     with path.open("rb") as log:
         log.seek(offset)
         return log.read().decode(errors="replace")
+
+
+def rotate(path: Path) -> bool:
+    """Keeps the end of a log that is too large in FILE.1, and empties it. Returns whether it did.
+
+    The server goes on writing to the same file: it was opened to append.
+    """
+    if path.stat().st_size <= LARGEST:
+        return False
+    with path.open("rb") as log:
+        log.seek(-_KEPT, os.SEEK_END)
+        path.with_name(f"{path.name}.1").write_bytes(log.read())
+    os.truncate(path, 0)
+    return True
 
 
 def complaints(text: str) -> list[str]:

@@ -22,14 +22,16 @@ _ORPHANED_GRACE_S = 5.0
 def members(group: int) -> list[int]:
     """Returns the living processes of the group, without zombies."""
     found: list[int] = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, process_group = stat.read_text(errors="replace").rpartition(")")[2].split()[:3]
-        except (OSError, ValueError):  # the process has ended meanwhile
-            continue
-        if int(process_group) == group and state not in "ZX":
-            found.append(int(stat.parent.name))
+    for folder in Path("/proc").glob("[0-9]*"):
+        state, _, process_group = _status(int(folder.name))
+        if process_group == str(group) and state not in "ZX":
+            found.append(int(folder.name))
     return found
+
+
+def state(pid: int) -> str:
+    """Returns the letter that /proc has for the process's state, such as T: stopped by a signal. X: it has ended."""
+    return _status(pid)[0]
 
 
 def stop(group: int, grace: float) -> None:
@@ -38,6 +40,13 @@ def stop(group: int, grace: float) -> None:
         _signal(os.kill, group, signal.SIGTERM)
     wait_until_gone(group, grace)
     kill(group)
+
+
+def kill_one(pid: int) -> None:
+    """Kills a process of a group, and returns when it has ended."""
+    _signal(os.kill, pid, signal.SIGKILL)
+    while state(pid) not in "ZX":
+        time.sleep(0.02)
 
 
 def kill(group: int) -> None:
@@ -56,6 +65,15 @@ def sweep(prefix: str) -> None:
     """Removes the shared-memory regions that killed stubs leave behind."""
     for region in SHARED_MEMORY.glob(f"{prefix}*"):
         region.unlink(missing_ok=True)
+
+
+def _status(pid: int) -> tuple[str, str, str]:
+    """Returns the process's state, parent and group."""
+    try:
+        state, parent, group = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:3]
+    except (OSError, ValueError):  # it has ended meanwhile
+        return "X", "", ""
+    return state, parent, group
 
 
 def _signal(send: Callable[[int, int], None], target: int, number: signal.Signals) -> None:

@@ -1,8 +1,9 @@
-"""Starts, watches and stops one tritonserver process with all its resources."""
+"""Starts, drains and stops one tritonserver process with all its resources."""
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -15,16 +16,22 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hplm.errors import HplmError
-from hplm.server import log, process_group
+from hplm.server import inherited, log, process_group
 from hplm.server.control import Control
 from hplm.server.discovery import find_backends, find_installation
 from hplm.server.flags import SECRET_HEADER, contract_flags
+from hplm.server.held import Holder, holders
 from hplm.server.ports import Ports, in_use, reachable, resolve
 from hplm.server.repository import model_names
+from hplm.server.secrecy import hide
+from hplm.server.stubs import region_prefix
 
 _EXIT_TIMEOUT_S = 10  # how long Triton itself waits after a SIGTERM from somebody else
 _EMPTY_SERVER_GRACE_S = 2.0
 _ATTEMPTS = 3  # a chosen port may be taken before Triton listens on it
+_QUIET_S = 0.2  # a request between two models of an ensemble is held by neither, but for a shorter time than this
+_STARTED = re.compile(r"^[IWE]\d{4} ", re.MULTILINE)  # a line of Triton's log: its arguments are read
+_PRIVATE = 0o077  # umask: its regions of shared memory hold what clients send
 
 
 class TritonServer:
@@ -60,8 +67,9 @@ class TritonServer:
         self._start_timeout = start_timeout
         self._wanted = self._ports = Ports(http_port, grpc_port, metrics_port)
         # The id is in the server's name in /v2 and in its regions in /dev/shm, so that both are known to be ours.
-        self._id = f"hplm-{secrets.token_hex(6)}"
-        self._secret = secrets.token_hex(16)
+        self.id = f"hplm-{secrets.token_hex(6)}"
+        self._secret = os.environ.get("HPLM_ADMIN") or secrets.token_hex(16)
+        self.restarts = 0
         self._log_start = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._leftovers = ExitStack()
@@ -112,31 +120,78 @@ class TritonServer:
             self.stop(drain=0)
             raise
 
-    def wait(self) -> int:
-        """Waits until tritonserver ends by itself. Returns its exit code."""
+    def start_again(self) -> None:
+        """Ends the server, which closes every connection, and starts it at the same addresses."""
+        self.stop(drain=0)
+        self._wanted = self._ports
+        self.restarts += 1
+        self.start()
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """Waits until tritonserver ends by itself. Returns its exit code, or None if it does not end in so many seconds."""
         assert self._process is not None, "start the server first"
-        return self._process.wait()
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
 
     def last_words(self) -> str:
         """Returns the errors in the log."""
         return "\n".join(f"  {line}" for line in log.complaints(self._logged()))
 
+    def limit_log(self) -> None:
+        """Keeps the log's last lines in a second file when it has grown too large, and empties it."""
+        if self.log_file is not None and log.rotate(self.log_file):
+            self._log_start = 0
+
+    def control(self) -> Control:
+        """Returns what calls this server's restricted APIs."""
+        host = reachable(self.address)
+        return Control(host, self._ports.http, dict([self.admin_header]))
+
     def stop(self, drain: float = 10.0) -> None:
         """Waits up to `drain` seconds for requests in flight, then stops all processes and removes temporary files."""
         try:
             if self._process and self._process.poll() is None:
-                if drain:
-                    self._control().drain(drain)
+                if drain and self._drain(time.monotonic() + drain) and not self._traces:
+                    process_group.kill(self._process.pid)
                 process_group.stop(self._process.pid, _EMPTY_SERVER_GRACE_S)
         finally:  # also when a second Ctrl-C comes while the models drain
             self._leftovers.close()
             self._process = None
 
+    @property
+    def _traces(self) -> bool:
+        """Whether tritonserver writes a trace, which is complete only if it ends by itself."""
+        return any(flag.startswith("--trace") for flag in self._extra_args)
+
+    def _drain(self, deadline: float) -> bool:
+        """Lets models that count what they hold refuse new requests and answer the rest, and unloads the others.
+
+        Returns whether any of them count, and may be killed now. SIGTERM would be worse: Triton waits for idle connections, and
+        unloads the models while it still takes requests, so that clients are told that there is no such model (404).
+        """
+        inherited.start_to_drain(self.id)
+        holding = {holder.model for holder in holders(self.id)}
+        self.control().drain(deadline, keep=holding)
+        quiet_since = time.monotonic()
+        while time.monotonic() < min(deadline, quiet_since + _QUIET_S):
+            if any(holder.held for holder in self._living_holders()):
+                quiet_since = time.monotonic()
+            time.sleep(0.02)
+        return bool(holding)
+
+    def _living_holders(self) -> list[Holder]:
+        assert self._process is not None, "start the server first"
+        alive = process_group.members(self._process.pid)
+        return [holder for holder in holders(self.id) if holder.pid in alive]
+
     def _launch(self) -> subprocess.Popen[bytes]:
-        folder = Path(tempfile.mkdtemp(prefix=f"{self._id}-"))
+        folder = Path(tempfile.mkdtemp(prefix=f"{self.id}-"))
         self._leftovers.callback(shutil.rmtree, folder, ignore_errors=True)
         self.installation.lay_out(folder, *self._backends)
         environment = self.installation.environment(folder, os.environ)
+        environment |= inherited.environment(self.id, self.restarts)
         environment.pop("HPLM_STATE", None)
         if self._state:
             environment["HPLM_STATE"] = str(self._state)
@@ -144,12 +199,12 @@ class TritonServer:
             self.log_file = folder / "tritonserver.log"
         with _open_to_append(self.log_file) as output:
             self._log_start = output.tell()
-            self._leftovers.callback(process_group.sweep, self._id)
+            self._leftovers.callback(process_group.sweep, self.id)
             process = self._process = self._spawn(folder, environment, output)
         self._leftovers.callback(process.wait)
         self._leftovers.callback(process_group.kill, process.pid)
         watchdog = subprocess.Popen(
-            [sys.executable, "-I", "-S", process_group.__file__, str(os.getpid()), str(process.pid), self._id, str(folder)],
+            [sys.executable, "-I", "-S", process_group.__file__, str(os.getpid()), str(process.pid), self.id, str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -169,6 +224,7 @@ class TritonServer:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C in the terminal must not reach the server: we stop it
+                umask=_PRIVATE,
             )
         except OSError as error:
             raise HplmError(f"{self.installation.binary} does not start ({error.strerror}): install it again") from error
@@ -176,10 +232,10 @@ class TritonServer:
     def _command(self, folder: Path) -> list[str]:
         return [
             str(self.installation.binary),
-            f"--id={self._id}",
+            f"--id={self.id}",
             f"--model-repository={self.repository}",
             f"--backend-directory={self.installation.backend_directory(folder)}",
-            f"--backend-config=python,shm-region-prefix-name={self._id}-",
+            f"--backend-config=python,shm-region-prefix-name={region_prefix(self.id)}",
             f"--exit-timeout-secs={_EXIT_TIMEOUT_S}",
             f"--http-address={self.address}",
             f"--grpc-address={self.address}",
@@ -190,9 +246,12 @@ class TritonServer:
         ]
 
     def _becomes_ready(self, process: subprocess.Popen[bytes], deadline: float) -> bool:
-        control = self._control()
+        control, hidden = self.control(), False
         while process.poll() is None and time.monotonic() < deadline:
-            if control.ready():
+            if not hidden and _STARTED.search(self._logged()):
+                hide(process.pid, self._secret)
+                hidden = True
+            if control.ready(self.id, self._ports.metrics):
                 return True
             time.sleep(0.05)
         return False
@@ -218,10 +277,6 @@ class TritonServer:
     def _logged(self) -> str:
         """Returns the log since this start of the server. The log file may also have older lines."""
         return log.read(self.log_file, self._log_start) if self.log_file is not None else ""
-
-    def _control(self) -> Control:
-        host = reachable(self.address)
-        return Control(host, self._ports.http, self._ports.metrics, self._id, dict([self.admin_header]))
 
     def _url(self, port: int) -> str:
         return f"{reachable(self.address)}:{port}"

@@ -20,6 +20,7 @@ from hplm.errors import NoTenant
 _BODY = struct.Struct("<QQQIqqiH")
 _SIGNATURE_BYTES = 16
 TICKET_BYTES = _BODY.size + _SIGNATURE_BYTES  # before what was found
+PROBE_TICKET = b"\0"  # of a request that only asks whether the engine works
 
 
 class Ticket(NamedTuple):

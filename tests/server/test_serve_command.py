@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.request
 
 import pytest
 
@@ -60,13 +61,17 @@ def test_it_prints_its_addresses_and_a_signal_stops_it_cleanly(serving, tmp_path
     assert process_group.members(group) == []
 
 
-def test_if_tritonserver_dies_the_command_ends_with_the_last_lines_of_the_log(serving):
-    process, group, _ = serving
+def test_if_tritonserver_dies_it_serves_again_at_the_same_address(serving):
+    process, group, said = serving
     os.kill(group, signal.SIGKILL)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert err.startswith("hplm serve: ") and names(err.splitlines()[0], "tritonserver", -9)
-    assert "Started Metrics Service" in err
+    lines = iter(process.stdout.readline, "")
+    assert names(next(lines), "restarting", "SIGKILL")
+    assert next(lines).startswith("Ready again")
+    url = re.search(r"^HTTP +(\S+)", said, re.MULTILINE)[1]
+    with urllib.request.urlopen(f"http://{url}/v2/health/ready", timeout=60) as answer:
+        assert answer.status == 200
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 0
     assert process_group.members(group) == []
 
 

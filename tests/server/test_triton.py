@@ -61,8 +61,8 @@ def ask(client, protocol: str, model: str = "echo", **options) -> str:
 
 
 def leftovers(server: TritonServer, group: int) -> list[str]:
-    regions = [path.name for path in process_group.SHARED_MEMORY.glob(f"{server._id}*")]
-    folders = [path.name for path in Path(tempfile.gettempdir()).glob(f"{server._id}*")]
+    regions = [path.name for path in process_group.SHARED_MEMORY.glob(f"{server.id}*")]
+    folders = [path.name for path in Path(tempfile.gettempdir()).glob(f"{server.id}*")]
     return [*(f"process {pid}" for pid in process_group.members(group)), *regions, *folders]
 
 
@@ -235,7 +235,7 @@ def test_nothing_outlives_a_parent_that_is_killed(tmp_path, no_backends):
             from pathlib import Path
             from hplm.server import TritonServer
             server = TritonServer(Path({str(tmp_path / "repository")!r}), backends=Path({str(no_backends)!r})).start()
-            print(server.pid, server._id, flush=True)
+            print(server.pid, server.id, flush=True)
             time.sleep(600)
         """),
         ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import triton_python_backend_utils as pb_utils
 from backends import replies
 from hplm.engine.answer import fill
 from hplm.engine.engine import resolve_device, resolve_dtype
+from hplm.server.held import Held
 from hplm.tasks import TextAnswer
 from research.baselines.models import Question, WholeModels
 from research.baselines.worker import Worker
@@ -19,7 +19,8 @@ from research.baselines.worker import Worker
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+        replies.set_up()
+        self._held = Held(args["model_name"])
         parameters = replies.model_parameters(args)
         if int(parameters["threads"]):
             torch.set_num_threads(int(parameters["threads"]))
@@ -37,17 +38,19 @@ class TritonPythonModel:
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[None]:
         """Takes the requests and returns at once. Each request is answered later, once, through its own sender."""
         for request in requests:
-            sender = request.get_response_sender()
+            sender = replies.Sender(request, self._held)
             try:
+                replies.refuse_while_draining()
                 question = self._read(request)
                 respond = partial(_respond, sender, set(request.requested_output_names()), question.tenant.version)
                 self._worker.submit(question, respond)
             except Exception as error:
-                replies.send(sender, replies.failure(error, "taking the request"))
+                sender.send(replies.failure(error, "taking the request"))
         return [None] * len(requests)
 
     def finalize(self) -> None:
         self._worker.close()
+        self._held.close()
 
     def _read(self, request: pb_utils.InferenceRequest) -> Question:
         parameters = replies.request_parameters(request)
@@ -55,14 +58,12 @@ class TritonPythonModel:
         return self._models.question(parameters, texts, pairs, request.timeout() / 1e6)
 
 
-def _respond(
-    sender: pb_utils.InferenceResponseSender, wanted: set[str], version: int, answer: list[TextAnswer] | Exception
-) -> None:
+def _respond(sender: replies.Sender, wanted: set[str], version: int, answer: list[TextAnswer] | Exception) -> None:
     try:
         if isinstance(answer, Exception):
             raise answer
         outputs = fill(answer).outputs(wanted, [version] * len(answer))
     except Exception as error:
-        replies.send(sender, replies.failure(error, "a whole model"))
+        sender.send(replies.failure(error, "a whole model"))
         return
     replies.send_outputs(sender, outputs)

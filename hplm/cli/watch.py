@@ -1,0 +1,61 @@
+"""`hplm watch`: asks the models of a running server whether they work, and loads dead ones again."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+
+from hplm.errors import HplmError
+
+
+def register(commands) -> None:
+    watch = commands.add_parser(
+        "watch",
+        help="ask the models of a server that somebody else has started whether they work",
+        description="Ask every model of a running server for an answer, each second, because Triton calls a model ready whose "
+        "process is dead. Such a model is loaded again, which needs the secret of Triton's restricted APIs in HPLM_ADMIN. The "
+        "command ends with an error when that fails, and when the server does not answer. `hplm serve` does all this itself, "
+        "and restarts the server where requests were lost.",
+    )
+    watch.add_argument("--url", default="127.0.0.1:8000", metavar="HOST:PORT", help="HTTP address (default: %(default)s)")
+    watch.add_argument("--models", nargs="+", metavar="MODEL", help="the models to ask (default: all; that needs HPLM_ADMIN)")
+    watch.add_argument(
+        "--once", action="store_true", help="ask once and change nothing: a liveness probe for Docker and Kubernetes"
+    )
+    watch.add_argument("--timeout", type=float, default=15.0, metavar="SECONDS", help="for an answer (default: %(default)g)")
+    watch.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    from hplm.server.control import Control
+    from hplm.server.flags import SECRET_HEADER
+    from hplm.server.probing import State
+
+    host, _, port = args.url.rpartition(":")
+    if not host or not port.isdigit():
+        raise HplmError(f"--url {args.url} is not an address: give HOST:PORT, such as 127.0.0.1:8000")
+    secret = os.environ.get("HPLM_ADMIN")
+    control = Control(host, int(port), admin={SECRET_HEADER: secret} if secret else {})
+    models = args.models or control.models()
+    configs = {model: control.config(model) for model in models}
+    probes = control.probes(models)
+    revived = dict.fromkeys(probes, 0)
+    while True:
+        for model, body in probes.items():
+            health = control.probe(model, body, args.timeout)
+            if health.state is State.SILENT:
+                raise HplmError(f"model {model!r} gives {health.said} within {args.timeout:g} s: restart the server")
+            if health.state is not State.DEAD:
+                continue
+            if args.once:
+                raise HplmError(f"model {model!r} does not work ({health.said}): restart the server")
+            revived[model] += 1
+            if not control.revive(model, configs[model], revived[model]):
+                raise HplmError(f"model {model!r} is dead ({health.said}) and cannot be loaded again: restart the server")
+            print(f"loaded {model} again, because its process had ended ({health.said})", file=sys.stdout, flush=True)
+        if args.once:
+            print(f"{len(probes)} models work", file=sys.stdout)
+            return
+        time.sleep(1)

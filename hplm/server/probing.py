@@ -1,0 +1,71 @@
+"""Asks every model for an answer, because Triton calls a model ready whose process is dead.
+
+A probe is the smallest request that a model's configuration allows, with the parameter `hplm_probe`. Our models say by it
+whether they work, without a tenant and without counting it. Of other models, any answer of their own is good.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+PROBE = "hplm_probe"
+_TYPES = {"TYPE_STRING": "BYTES", "TYPE_BOOL": "BOOL"}  # the names of others differ from those on the wire only in the prefix
+_ZEROS: dict[str, object] = {"BYTES": "", "BOOL": False}
+_UNHEALTHY = ("Stub process", "stub process", "is not healthy")  # as Triton says that a model's process is dead
+_UNLOADED = ("no available versions", "unknown model", "is not ready", "not found")
+
+
+class State(enum.Enum):
+    WORKS = "works"
+    BUSY = "busy"  # its own answer is an error that passes
+    DEAD = "dead"  # its process has ended, or it is not loaded
+    SILENT = "silent"  # no answer
+
+
+@dataclass(frozen=True)
+class Health:
+    state: State
+    said: str = ""
+
+
+def body_of(config: Mapping[str, Any]) -> bytes:
+    """Returns the probe of a model with this configuration."""
+    batched = config.get("max_batch_size", 0) > 0
+    inputs: list[dict[str, Any]] = []
+    for tensor in config.get("input", []):
+        if tensor.get("optional"):
+            continue
+        shape = [1] * batched + [max(1, int(size)) for size in tensor["dims"]]
+        count = 1
+        for size in shape:
+            count *= size
+        wanted: str = tensor["data_type"]
+        datatype = _TYPES.get(wanted, wanted.removeprefix("TYPE_"))
+        zero = _ZEROS.get(datatype, 0)
+        inputs.append({"name": tensor["name"], "shape": shape, "datatype": datatype, "data": [zero] * count})
+    return json.dumps({"parameters": {PROBE: True}, "inputs": inputs}).encode()
+
+
+def health(status: int, answer: bytes) -> Health:
+    """Returns what the answer to a probe means."""
+    if status == 200:
+        return Health(State.WORKS)
+    said = _error(answer)
+    if not said or any(words in said for words in (*_UNHEALTHY, *_UNLOADED)):
+        return Health(State.DEAD, said or f"status {status} without a word")
+    return Health(State.BUSY if status == 503 else State.WORKS, said)
+
+
+def silent(error: Exception) -> Health:
+    return Health(State.SILENT, f"no answer ({type(error).__name__})")
+
+
+def _error(answer: bytes) -> str:
+    try:
+        return str(json.loads(answer)["error"])
+    except (ValueError, KeyError, TypeError):
+        return ""

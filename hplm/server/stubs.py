@@ -1,0 +1,59 @@
+"""Triton's Python model processes ("stubs") and their regions of shared memory, as /proc and /dev/shm show them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from hplm.server import process_group
+from hplm.server.installation import STUB
+
+_REGION = "-region-"
+_INSTANCE = re.compile(r"(?P<model>.+)_\d+_\d+")  # how a stub's arguments name the model's instance
+
+
+class Stub(NamedTuple):
+    pid: int
+    model: str
+    region: Path
+
+    @property
+    def is_stopped(self) -> bool:
+        return process_group.state(self.pid) == "T"
+
+
+def region_prefix(server: str) -> str:
+    """Returns how the names of a server's regions begin."""
+    return f"{server}{_REGION}"
+
+
+def regions(server: str) -> list[Path]:
+    return list(process_group.SHARED_MEMORY.glob(f"{region_prefix(server)}*"))
+
+
+def stubs(group: int) -> list[Stub]:
+    """Returns the living stubs of a server's process group."""
+    found: list[Stub] = []
+    for pid in process_group.members(group):
+        arguments = _arguments(pid)
+        names = [argument for argument in arguments if _REGION in argument]
+        instances = [match["model"] for argument in arguments if (match := _INSTANCE.fullmatch(argument))]
+        if arguments and arguments[0].endswith(STUB) and names and instances:
+            found.append(Stub(pid, instances[-1], process_group.SHARED_MEMORY / names[0]))
+    return found
+
+
+def size_of(region: Path) -> int:
+    """Returns the memory that a region takes, or 0 if it has just gone."""
+    try:
+        return region.stat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
+
+
+def _arguments(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
+    except OSError:  # the process has ended meanwhile
+        return []

@@ -1,0 +1,148 @@
+"""Keeps a server serving: asks its models once a second, and starts again what has ended.
+
+A model whose process is dead is loaded again while the others serve. But Triton never answers what the dead process held. If it
+held any requests, the whole server is started again: closed connections are an answer too.
+"""
+
+from __future__ import annotations
+
+import http.client
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from hplm.errors import HplmError
+from hplm.server import process_group
+from hplm.server.held import holders
+from hplm.server.probing import State
+from hplm.server.stubs import regions, size_of, stubs
+from hplm.server.triton import TritonServer
+
+LOOK_SECONDS = 1.0
+PROBE_SECONDS = 5.0  # a busy machine may take long
+SILENT_SECONDS = 15.0  # a model that says nothing for so long stands still
+LONGEST_PAUSE = 30.0  # seconds between attempts to start the server
+SOON_SECONDS = 60.0  # a server that ends so soon is started after a longer pause
+REGIONS_SHARE = 0.5  # of /dev/shm; a region grows with the largest request and never shrinks
+RECYCLE_SECONDS = 60.0  # the least between two processes that are replaced for their memory
+
+
+class Supervisor:
+    """Supervises a server that has started."""
+
+    def __init__(self, server: TritonServer, say: Callable[[str], None]) -> None:
+        self._server = server
+        self._say = say
+        self._pause = 0.0
+        self._revived: dict[str, int] = {}
+        self._recycled = 0.0  # when
+        self._begin()
+
+    def run(self) -> None:
+        """Supervises until it is interrupted."""
+        while True:
+            self.look()
+
+    def look(self) -> None:
+        """Looks at the server once, and mends what it finds. Takes a second if the server is well."""
+        code = self._server.wait(LOOK_SECONDS)
+        if code is not None:
+            self._restart(f"tritonserver ended with {reason(code)}")
+            return
+        self._server.limit_log()
+        for model, probe in self._probes.items():
+            health = self._control.probe(model, probe, PROBE_SECONDS)
+            if health.state is not State.SILENT:
+                self._heard[model] = time.monotonic()
+            if health.state is State.DEAD:
+                self._revive(model, health.said)
+            elif time.monotonic() - self._heard[model] > SILENT_SECONDS:
+                self._restart(f"model {model!r} has not answered for {SILENT_SECONDS:g} s")
+            if self._server.wait(0) is not None:
+                return
+        self._recycle()
+
+    def _begin(self) -> None:
+        """Takes the models of a server that has just started."""
+        self._since = time.monotonic()
+        self._control = self._server.control()
+        self._configs: dict[str, dict[str, Any]] = {model: self._control.config(model) for model in self._server.models}
+        self._probes = self._control.probes(self._server.models)
+        self._heard = dict.fromkeys(self._probes, self._since)
+
+    def _revive(self, model: str, why: str) -> None:
+        self._kill_stopped(model)
+        lost = self._lost(model)
+        self._sweep()
+        if lost:
+            self._restart(f"model {model!r} ended while it held {lost} requests")
+        elif self._load(model):
+            self._say(f"loaded        {model} again, because its process had ended ({why})")
+        else:
+            self._restart(f"model {model!r} ended and cannot be loaded again ({why})")
+
+    def _load(self, model: str) -> bool:
+        """Replaces the process of a model. Returns whether it works."""
+        times = self._revived[model] = self._revived.get(model, 0) + 1
+        loaded = self._control.revive(model, self._configs[model], times)
+        self._heard[model] = time.monotonic()
+        return loaded
+
+    def _kill_stopped(self, model: str) -> None:
+        """Ends processes of the model that were stopped by a signal, which Triton calls not healthy and forgets."""
+        for stub in stubs(self._server.pid) if self._server.pid is not None else []:
+            if stub.model == model and stub.is_stopped:
+                process_group.kill_one(stub.pid)
+
+    def _lost(self, model: str) -> int:
+        """Returns how many requests the model's dead processes held, and forgets these processes."""
+        alive = process_group.members(self._server.pid) if self._server.pid is not None else []
+        lost = 0
+        for holder in holders(self._server.id):
+            if holder.model == model and holder.pid not in alive:
+                lost += holder.held
+                holder.path.unlink(missing_ok=True)
+        return lost
+
+    def _sweep(self) -> None:
+        """Removes the regions of dead processes."""
+        if self._server.pid is not None:
+            used = {stub.region for stub in stubs(self._server.pid)}
+            for region in set(regions(self._server.id)) - used:
+                region.unlink(missing_ok=True)
+
+    def _recycle(self) -> None:
+        """Replaces the process with the largest region when regions take too much of /dev/shm."""
+        taken = sum(map(size_of, regions(self._server.id)))
+        bound = REGIONS_SHARE * shutil.disk_usage(process_group.SHARED_MEMORY).total
+        if taken < bound or self._server.pid is None or time.monotonic() - self._recycled < RECYCLE_SECONDS:
+            return
+        largest = max(stubs(self._server.pid), key=lambda stub: size_of(stub.region), default=None)
+        self._recycled = time.monotonic()
+        if largest is not None:
+            size = size_of(largest.region)
+            if self._load(largest.model):
+                self._say(f"loaded        {largest.model} again, because its shared memory had grown to {size / 1e6:,.0f} MB")
+
+    def _restart(self, why: str) -> None:
+        """Starts the server again, as often as it takes."""
+        began = time.monotonic()
+        if began - self._since > SOON_SECONDS:
+            self._pause = 0.0
+        while True:
+            self._say(f"restarting    {why}" + (f"; in {self._pause:g} s" if self._pause else ""))
+            time.sleep(self._pause)
+            self._pause = min(LONGEST_PAUSE, max(1.0, 2 * self._pause))
+            try:
+                self._server.start_again()
+                self._begin()
+                break
+            except (HplmError, OSError, http.client.HTTPException) as error:
+                why = str(error)
+        self._say(f"Ready again after {time.monotonic() - began:.1f} s (restart {self._server.restarts}).")
+
+
+def reason(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
