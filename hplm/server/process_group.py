@@ -29,11 +29,6 @@ def members(group: int) -> list[int]:
     return found
 
 
-def state(pid: int) -> str:
-    """Returns the letter that /proc has for the process's state, such as T: stopped by a signal. X: it has ended."""
-    return _status(pid)[0]
-
-
 def stop(group: int, grace: float) -> None:
     """Sends SIGTERM to the leader, waits `grace` seconds, then sends SIGKILL to all processes that are left."""
     if group in members(group):
@@ -45,7 +40,7 @@ def stop(group: int, grace: float) -> None:
 def kill_one(pid: int) -> None:
     """Kills a process of a group, and returns when it has ended."""
     _signal(os.kill, pid, signal.SIGKILL)
-    while state(pid) not in "ZX":
+    while _status(pid)[0] not in "ZX":
         time.sleep(0.02)
 
 

@@ -18,10 +18,6 @@ class Stub(NamedTuple):
     model: str
     region: Path
 
-    @property
-    def is_stopped(self) -> bool:
-        return process_group.state(self.pid) == "T"
-
 
 def region_prefix(server: str) -> str:
     """Returns how the names of a server's regions begin."""

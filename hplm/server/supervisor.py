@@ -73,7 +73,7 @@ class Supervisor:
         self._heard = dict.fromkeys(self._probes, self._since)
 
     def _revive(self, model: str, why: str) -> None:
-        self._kill_stopped(model)
+        self._end(model)
         lost = self._lost(model)
         self._sweep()
         if lost:
@@ -90,10 +90,10 @@ class Supervisor:
         self._heard[model] = time.monotonic()
         return loaded
 
-    def _kill_stopped(self, model: str) -> None:
-        """Ends processes of the model that were stopped by a signal, which Triton calls not healthy and forgets."""
+    def _end(self, model: str) -> None:
+        """Ends the model's processes, so that none holds requests which Triton has given up: it may only have been stopped."""
         for stub in stubs(self._server.pid) if self._server.pid is not None else []:
-            if stub.model == model and stub.is_stopped:
+            if stub.model == model:
                 process_group.kill_one(stub.pid)
 
     def _lost(self, model: str) -> int:

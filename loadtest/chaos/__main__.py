@@ -1,0 +1,176 @@
+"""Harms a server under load, and counts what its clients see.
+
+    python -m loadtest.chaos --repository model_repository --minutes 10 --json
+
+A copy of the repository is served by `hplm serve`, clients ask without a pause, and faults come in random order, one at a time:
+processes killed and stopped, files broken, disks filled, floods. Every answer is compared with the one before the first fault.
+As root, the run has a small /dev/shm and state of its own (`unshare`), so that they can be filled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from hplm.errors import HplmError
+from loadtest.chaos.faults import Fault, Unable, faults
+from loadtest.chaos.history import OK, OUTCOMES, Answer, Asker, History, Question, expected_answers
+from loadtest.chaos.victim import Victim
+
+TENANTS = 8
+TEXTS = ("a small change that everybody expected", "where does it go from here, and why", "nothing else was said about it")
+WITHIN = 120.0  # seconds in which the server must answer all tenants again, or the run ends
+CALM = 3.0  # seconds of load between two faults
+INSIDE = "HPLM_CHAOS_INSIDE"
+SHARED_MEMORY_MB, STATE_MB = 256, 32
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="loadtest.chaos", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--repository", type=Path, required=True, metavar="DIR", help="model repository to copy and serve")
+    parser.add_argument("--backbone", help="name of the backbone (default: the repository's only one)")
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long (default: 10); each fault comes at least once")
+    parser.add_argument("--clients", type=int, default=128, help="clients, each with a request in flight (default: 128)")
+    parser.add_argument("--faults", nargs="+", metavar="WORD", help="only faults whose names begin so, such as kill")
+    parser.add_argument("--seed", type=int, default=0, help="for the order of the faults (default: 0)")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON at the end")
+    args = parser.parse_args(arguments)
+    if os.geteuid() == 0 and INSIDE not in os.environ and (code := _in_a_place_of_its_own()) is not None:
+        return code
+    try:
+        found = run(args)
+    except HplmError as error:
+        print(f"chaos: {error}", file=sys.stderr)
+        return 1
+    if args.json:
+        print(json.dumps(found))
+    return int(bool(found["unanswered"] or found["wrong"]))
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    place = Path(os.environ.get(INSIDE) or tempfile.mkdtemp(prefix="hplm-chaos-"))
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hplm-chaos-")))
+        if INSIDE not in os.environ:
+            stack.callback(shutil.rmtree, place, ignore_errors=True)
+        shutil.copytree(args.repository, folder / "repository")
+        backbone = args.backbone or _only_backbone(folder / "repository")
+        victim = Victim(folder / "repository", place, backbone, folder / "serve.log")
+        stack.callback(victim.stop)
+        open_tenants = [tenant.id for tenant in victim.manager().current().tenants if not tenant.keys][:TENANTS]
+        if not open_tenants:
+            raise HplmError("every tenant of the repository has a key: export tenants without keys for this test")
+        questions = [Question(tenant, text) for text in TEXTS for tenant in open_tenants]
+        expected = expected_answers(victim.address, backbone, questions)
+        models = [backbone, "hplm"] if (victim.folder.parents[1] / "hplm").is_dir() else [backbone]
+        history = History(victim.address, models, expected, args.clients)
+        try:
+            each = _harm(args, victim, history, list(expected))
+        finally:
+            history.stop()
+        counts = history.counts()
+        return {
+            "sent": counts.total(),
+            **{outcome: counts[outcome] for outcome in OUTCOMES},
+            "recovery_s_max": max((one["recovery_s"] for one in each if "recovery_s" in one), default=0.0),
+            "recovered": all("recovery_s" in one or "unable" in one for one in each),
+            "faults": each,
+            "reasons": history.reasons(),
+            "serve_said": victim.said().splitlines(),
+        }
+
+
+def _harm(args: argparse.Namespace, victim: Victim, history: History, questions: list[Question]) -> list[dict[str, Any]]:
+    """Makes one fault after another, each at least once."""
+    chance = random.Random(args.seed)
+    chosen = [one for one in faults(victim) if not args.faults or one.name.startswith(tuple(args.faults))]
+    if not chosen:
+        raise HplmError(
+            f"no fault begins with {' or '.join(args.faults)}: known are {', '.join(f.name for f in faults(victim))}"
+        )
+    until = time.monotonic() + 60 * args.minutes
+    done: list[dict[str, Any]] = []
+    while len(done) < len(chosen) or time.monotonic() < until:
+        if len(done) % len(chosen) == 0:
+            chance.shuffle(chosen)
+        time.sleep(CALM)
+        done.append(_one(chosen[len(done) % len(chosen)], victim, history, questions, chance))
+        print(", ".join(f"{name} {value}" for name, value in done[-1].items()), file=sys.stderr, flush=True)
+        if "not_recovered" in done[-1]:
+            break
+    return done
+
+
+def _one(fault: Fault, victim: Victim, history: History, questions: list[Question], chance: random.Random) -> dict[str, Any]:
+    """Makes a fault. Returns what clients saw until all tenants were answered again, and how long after it that was."""
+    before, in_flight = history.counts(), history.in_flight
+    seconds = chance.uniform(*fault.seconds)
+    found: dict[str, Any] = {"fault": fault.name, "in_flight": in_flight}
+    if seconds:
+        found["lasted_s"] = round(seconds, 1)
+    try:
+        with fault.begin(victim, chance):
+            began = time.monotonic()
+            time.sleep(seconds)
+    except Unable as error:
+        return {"fault": fault.name, "unable": str(error)}
+    if seconds:
+        began = time.monotonic()  # of its end
+    last = _answered_again(victim, questions)
+    found |= {"not_recovered": last.said} if last.outcome != OK else {"recovery_s": round(time.monotonic() - began, 1)}
+    counts = history.counts()
+    counts.subtract(before)
+    return found | {outcome: counts[outcome] for outcome in OUTCOMES}
+
+
+def _answered_again(victim: Victim, questions: list[Question]) -> Answer:
+    """Waits until every tenant is answered. Returns the last answer."""
+    asker = Asker(victim.address, victim.backbone)
+    until = time.monotonic() + WITHIN
+    left = {question.tenant: question for question in questions}
+    answer = Answer(OK)
+    while left and time.monotonic() < until:
+        tenant, question = next(iter(left.items()))
+        answer = asker.ask(question)
+        if answer.outcome == OK:
+            del left[tenant]
+        else:
+            time.sleep(0.1)
+    asker.close()
+    return answer
+
+
+def _only_backbone(repository: Path) -> str:
+    found = sorted(path.parent.parent.name for path in repository.glob("*/1/tenants.json"))
+    if len(found) != 1:
+        raise HplmError(f"{repository} has {len(found)} backbones ({', '.join(found)}): name one with --backbone")
+    return found[0]
+
+
+def _in_a_place_of_its_own() -> int | None:
+    """Runs this program again where /dev/shm and the state are small and its own. Returns None if the system refuses that."""
+    with tempfile.TemporaryDirectory(prefix="hplm-chaos-") as state:
+        mounts = f"mount -t tmpfs -o size={SHARED_MEMORY_MB}m none /dev/shm && mount -t tmpfs -o size={STATE_MB}m none {state}"
+        apart = ["unshare", "--mount", "--propagation", "private", "sh", "-c"]
+        try:
+            if subprocess.run([*apart, mounts], capture_output=True).returncode:
+                return None
+        except FileNotFoundError:  # no `unshare` on this system
+            return None
+        environment = {**os.environ, INSIDE: state}
+        command = [*apart, f'{mounts} && exec "$@"', "sh", sys.executable, "-m", "loadtest.chaos", *sys.argv[1:]]
+        return subprocess.run(command, env=environment).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,246 @@
+"""What is done to a server. A fault begins, may last some seconds, and is undone if it does not undo itself.
+
+A process that was killed stays dead: the server must mend that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import random
+import shutil
+import signal
+import socket
+import sqlite3
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from hplm.adapters.bank import Bank
+from hplm.errors import HplmError
+from hplm.server.process_group import SHARED_MEMORY
+from hplm.tenants.knowledge import Knowledge
+from hplm.tenants.state import EXPORTED_BANKS, EXPORTED_TABLES
+from loadtest.chaos.history import OK, REFUSED, Asker, Question
+from loadtest.chaos.victim import ENGINE, SERVER, Victim
+
+BROKEN_SECONDS = 5.0  # how long a file stays broken and a disk full
+FLOOD = 300  # connections
+GUEST = "chaos-guest"
+SPARE = 1 << 20  # bytes that a full disk still has
+FULL_AT_MOST = 1 << 30  # larger disks are not filled
+
+
+class Fault(NamedTuple):
+    name: str
+    begin: Callable[[Victim, random.Random], AbstractContextManager[None]]
+    seconds: tuple[float, float] = (0.0, 0.0)  # how long it lasts before it is undone
+
+
+class Unable(Exception):
+    """The fault cannot be made now or on this machine."""
+
+
+def faults(victim: Victim) -> list[Fault]:
+    models = [f"{victim.backbone}-lookup", f"{victim.backbone}-upper"]
+    models += ["hplm"] if (victim.repository / "hplm").is_dir() else []
+    parts = [*models, ENGINE, SERVER]
+    kill = [Fault(f"kill {part}", _signalled(part, signal.SIGKILL)) for part in parts]
+    stop = [Fault(f"stop {part}", _signalled(part, signal.SIGSTOP, signal.SIGCONT), (0.5, 5.0)) for part in parts]
+    lasting = (BROKEN_SECONDS, BROKEN_SECONDS)
+    return [
+        *kill,
+        *stop,
+        Fault("registry locked", _registry_locked, lasting),
+        Fault("table replaced by garbage", _table_replaced, lasting),
+        Fault("table truncated", _table_truncated, lasting),
+        Fault("record flipped", _record_flipped, lasting),
+        Fault("state's disk full", _disk_full, lasting),
+        Fault("/dev/shm full", _shared_memory_full, lasting),
+        Fault("flood of half requests", _flood, (2.0, 2.0)),
+        Fault("clients that leave", _leavers),
+        Fault("tenant added and deleted", _tenant_comes_and_goes),
+    ]
+
+
+def _signalled(part: str, begin: signal.Signals, end: signal.Signals | None = None):
+    @contextmanager
+    def fault(victim: Victim, chance: random.Random) -> Generator[None]:
+        pid = victim.pid(part)
+        if pid is None:
+            raise Unable(f"{part} does not run at the moment")
+        os.kill(pid, begin)
+        yield
+        if end is not None:
+            with contextlib.suppress(ProcessLookupError):  # the server has already ended it
+                os.kill(pid, end)
+
+    return fault
+
+
+@contextmanager
+def _registry_locked(victim: Victim, chance: random.Random) -> Generator[None]:
+    state = victim.manager().state
+    if not state.registry.exists():
+        raise Unable("nothing was changed yet, so there is no registry")
+    database = sqlite3.connect(state.registry, timeout=10, isolation_level=None)
+    try:
+        database.execute("BEGIN EXCLUSIVE")
+        yield
+    finally:
+        database.close()
+
+
+def _table_file(victim: Victim, chance: random.Random) -> Path:
+    return chance.choice(sorted(victim.folder.glob(f"{EXPORTED_TABLES}/*/*/values")))
+
+
+@contextmanager
+def _table_replaced(victim: Victim, chance: random.Random) -> Generator[None]:
+    """The file gets another one's place, as by a failed copy. Processes that have it open keep the old one."""
+    path = _table_file(victim, chance)
+    with _restored(path):
+        garbage = path.with_name(f"{path.name}.garbage")
+        garbage.write_bytes(chance.randbytes(min(path.stat().st_size, 1 << 20)))
+        garbage.replace(path)
+        yield
+
+
+@contextmanager
+def _table_truncated(victim: Victim, chance: random.Random) -> Generator[None]:
+    path = _table_file(victim, chance)
+    with _restored(path):
+        os.truncate(path, path.stat().st_size // 3)
+        yield
+
+
+@contextmanager
+def _restored(path: Path) -> Generator[None]:
+    """Puts a copy of the file in its place afterwards."""
+    copy = path.with_name(f"{path.name}.copy")
+    shutil.copyfile(path, copy)
+    try:
+        yield
+    finally:
+        copy.replace(path)
+
+
+@contextmanager
+def _record_flipped(victim: Victim, chance: random.Random) -> Generator[None]:
+    path = chance.choice(sorted(victim.folder.glob(f"{EXPORTED_BANKS}/*")))
+    at = chance.randrange(path.stat().st_size // 2, path.stat().st_size)
+    _flip(path, at)
+    try:
+        yield
+    finally:
+        _flip(path, at)
+
+
+def _flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 0xFF]))
+
+
+@contextmanager
+def _disk_full(victim: Victim, chance: random.Random) -> Generator[None]:
+    with _full(victim.state):
+        with contextlib.suppress(HplmError, OSError):  # a change must be refused, and nothing lost
+            _add_guest(victim)
+        yield
+    with contextlib.suppress(HplmError):
+        victim.manager().delete(GUEST)
+
+
+@contextmanager
+def _shared_memory_full(victim: Victim, chance: random.Random) -> Generator[None]:
+    with _full(SHARED_MEMORY):
+        yield
+
+
+@contextmanager
+def _full(folder: Path) -> Generator[None]:
+    system = os.statvfs(folder)
+    free = system.f_bavail * system.f_frsize
+    if free > FULL_AT_MOST:
+        raise Unable(f"{folder} has {free / 1e9:,.0f} GB free: only small disks are filled (run as root, with `unshare`)")
+    filler = folder / "chaos-filler"
+    try:
+        with filler.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, max(1, free - SPARE))
+        yield
+    finally:
+        filler.unlink(missing_ok=True)
+
+
+@contextmanager
+def _flood(victim: Victim, chance: random.Random) -> Generator[None]:
+    """Connections that begin a request and never end it."""
+    host, _, port = victim.address.rpartition(":")
+    with contextlib.ExitStack() as open_connections:
+        for _ in range(FLOOD):
+            with contextlib.suppress(OSError):
+                connection = socket.create_connection((host, int(port)), timeout=5)
+                open_connections.enter_context(connection)
+                connection.sendall(b"POST /v2/models/x/infer HTTP/1.1\r\nContent-Length: 1000\r\n\r\n{")
+        yield
+
+
+@contextmanager
+def _leavers(victim: Victim, chance: random.Random) -> Generator[None]:
+    """Clients that send a request and close their connection at once."""
+    tenant = victim.manager().current().tenants[0].id
+    for _ in range(FLOOD):
+        connection = http.client.HTTPConnection(victim.address, timeout=5)
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            connection.request("POST", f"/v2/models/{victim.backbone}/infer", Question(tenant, "left " * 9).body())
+        connection.close()
+    yield
+
+
+@contextmanager
+def _tenant_comes_and_goes(victim: Victim, chance: random.Random) -> Generator[None]:
+    asker = Asker(victim.address, victim.backbone)
+    source = _add_guest(victim)
+    manager = victim.manager()
+    manager.settle_now()
+    asked = [asker.ask(Question(tenant, "the same text for both")) for tenant in (source, GUEST)]
+    if asked[0].outcome == asked[1].outcome == OK and not asked[1].agrees_with(asked[0].logits):
+        raise AssertionError(f"{GUEST} is a copy of {source} and answers otherwise")
+    manager.delete(GUEST)
+    manager.settle_now()
+    gone = asker.ask(Question(GUEST, "nobody"))
+    asker.close()
+    if gone.outcome not in (REFUSED, "failed"):
+        raise AssertionError(f"{GUEST} was deleted and is answered")
+    yield
+
+
+def _add_guest(victim: Victim) -> str:
+    """Adds a copy of a tenant. Returns that tenant's name."""
+    manager = victim.manager()
+    tenant = manager.current().tenants[0]
+    folder = victim.folder / EXPORTED_BANKS
+    head = Bank(folder / tenant.head.bank)
+    adapter = None
+    if tenant.adapter is not None:
+        bank = Bank(folder / tenant.adapter.bank)
+        adapter = bank.layout, bank.weights(tenant.adapter)
+    # The record has room for more labels than the tenant has.
+    layout = replace(head.layout, size=len(tenant.labels))
+    tensors = {name: tensor[: len(tenant.labels)] for name, tensor in head.weights(tenant.head)[0].items()}
+    knowledge = Knowledge(
+        domain=tenant.domain,
+        domain_version=tenant.domain_version,
+        task=tenant.task,
+        labels=tuple(tenant.labels),
+        head=(layout, tensors),
+        adapter=adapter,
+    )
+    manager.add(GUEST, knowledge)
+    return tenant.id
