@@ -25,7 +25,7 @@ from typing import Any
 from hplm.errors import HplmError
 from loadtest.chaos.faults import Fault, Unable, faults
 from loadtest.chaos.history import OK, OUTCOMES, Answer, Asker, History, Question, expected_answers
-from loadtest.chaos.victim import Victim
+from loadtest.served_copy import ServedCopy
 
 TENANTS = 8
 TEXTS = ("a small change that everybody expected", "where does it go from here, and why", "nothing else was said about it")
@@ -63,17 +63,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hplm-chaos-")))
         if INSIDE not in os.environ:
             stack.callback(shutil.rmtree, place, ignore_errors=True)
-        shutil.copytree(args.repository, folder / "repository")
-        backbone = args.backbone or _only_backbone(folder / "repository")
-        victim = Victim(folder / "repository", place, backbone, folder / "serve.log")
+        victim = ServedCopy(args.repository, folder, place, args.backbone)
         stack.callback(victim.stop)
-        open_tenants = [tenant.id for tenant in victim.manager().current().tenants if not tenant.keys][:TENANTS]
-        if not open_tenants:
-            raise HplmError("every tenant of the repository has a key: export tenants without keys for this test")
-        questions = [Question(tenant, text) for text in TEXTS for tenant in open_tenants]
-        expected = expected_answers(victim.address, backbone, questions)
-        models = [backbone, "hplm"] if (victim.folder.parents[1] / "hplm").is_dir() else [backbone]
-        history = History(victim.address, models, expected, args.clients)
+        questions = [Question(tenant, text) for text in TEXTS for tenant in victim.open_tenants()[:TENANTS]]
+        expected = expected_answers(victim.address, victim.backbone, questions)
+        history = History(victim.address, victim.models, expected, args.clients)
         try:
             each = _harm(args, victim, history, list(expected))
         finally:
@@ -90,7 +84,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         }
 
 
-def _harm(args: argparse.Namespace, victim: Victim, history: History, questions: list[Question]) -> list[dict[str, Any]]:
+def _harm(args: argparse.Namespace, victim: ServedCopy, history: History, questions: list[Question]) -> list[dict[str, Any]]:
     """Makes one fault after another, each at least once."""
     chance = random.Random(args.seed)
     chosen = [one for one in faults(victim) if not args.faults or one.name.startswith(tuple(args.faults))]
@@ -111,7 +105,9 @@ def _harm(args: argparse.Namespace, victim: Victim, history: History, questions:
     return done
 
 
-def _one(fault: Fault, victim: Victim, history: History, questions: list[Question], chance: random.Random) -> dict[str, Any]:
+def _one(
+    fault: Fault, victim: ServedCopy, history: History, questions: list[Question], chance: random.Random
+) -> dict[str, Any]:
     """Makes a fault. Returns what clients saw until all tenants were answered again, and how long after it that was."""
     before, in_flight = history.counts(), history.in_flight
     seconds = chance.uniform(*fault.seconds)
@@ -133,7 +129,7 @@ def _one(fault: Fault, victim: Victim, history: History, questions: list[Questio
     return found | {outcome: counts[outcome] for outcome in OUTCOMES}
 
 
-def _answered_again(victim: Victim, questions: list[Question]) -> Answer:
+def _answered_again(victim: ServedCopy, questions: list[Question]) -> Answer:
     """Waits until every tenant is answered. Returns the last answer."""
     asker = Asker(victim.address, victim.backbone)
     until = time.monotonic() + WITHIN
@@ -148,13 +144,6 @@ def _answered_again(victim: Victim, questions: list[Question]) -> Answer:
             time.sleep(0.1)
     asker.close()
     return answer
-
-
-def _only_backbone(repository: Path) -> str:
-    found = sorted(path.parent.parent.name for path in repository.glob("*/1/tenants.json"))
-    if len(found) != 1:
-        raise HplmError(f"{repository} has {len(found)} backbones ({', '.join(found)}): name one with --backbone")
-    return found[0]
 
 
 def _in_a_place_of_its_own() -> int | None:

@@ -15,28 +15,25 @@ import socket
 import sqlite3
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from hplm.adapters.bank import Bank
 from hplm.errors import HplmError
 from hplm.server.process_group import SHARED_MEMORY
-from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.state import EXPORTED_BANKS, EXPORTED_TABLES
 from loadtest.chaos.history import OK, REFUSED, Asker, Question
-from loadtest.chaos.victim import ENGINE, SERVER, Victim
+from loadtest.served_copy import ENGINE, GUEST, SERVER, ServedCopy
 
 BROKEN_SECONDS = 5.0  # how long a file stays broken and a disk full
 FLOOD = 300  # connections
-GUEST = "chaos-guest"
+LEAVERS = 50
 SPARE = 1 << 20  # bytes that a full disk still has
 FULL_AT_MOST = 1 << 30  # larger disks are not filled
 
 
 class Fault(NamedTuple):
     name: str
-    begin: Callable[[Victim, random.Random], AbstractContextManager[None]]
+    begin: Callable[[ServedCopy, random.Random], AbstractContextManager[None]]
     seconds: tuple[float, float] = (0.0, 0.0)  # how long it lasts before it is undone
 
 
@@ -44,10 +41,9 @@ class Unable(Exception):
     """The fault cannot be made now or on this machine."""
 
 
-def faults(victim: Victim) -> list[Fault]:
+def faults(victim: ServedCopy) -> list[Fault]:
     models = [f"{victim.backbone}-lookup", f"{victim.backbone}-upper"]
-    models += ["hplm"] if (victim.repository / "hplm").is_dir() else []
-    parts = [*models, ENGINE, SERVER]
+    parts = [*models, *victim.models[1:], ENGINE, SERVER]
     kill = [Fault(f"kill {part}", _signalled(part, signal.SIGKILL)) for part in parts]
     stop = [Fault(f"stop {part}", _signalled(part, signal.SIGSTOP, signal.SIGCONT), (0.5, 5.0)) for part in parts]
     lasting = (BROKEN_SECONDS, BROKEN_SECONDS)
@@ -68,7 +64,7 @@ def faults(victim: Victim) -> list[Fault]:
 
 def _signalled(part: str, begin: signal.Signals, end: signal.Signals | None = None):
     @contextmanager
-    def fault(victim: Victim, chance: random.Random) -> Generator[None]:
+    def fault(victim: ServedCopy, chance: random.Random) -> Generator[None]:
         pid = victim.pid(part)
         if pid is None:
             raise Unable(f"{part} does not run at the moment")
@@ -82,7 +78,7 @@ def _signalled(part: str, begin: signal.Signals, end: signal.Signals | None = No
 
 
 @contextmanager
-def _registry_locked(victim: Victim, chance: random.Random) -> Generator[None]:
+def _registry_locked(victim: ServedCopy, chance: random.Random) -> Generator[None]:
     state = victim.manager().state
     if not state.registry.exists():
         raise Unable("nothing was changed yet, so there is no registry")
@@ -94,12 +90,12 @@ def _registry_locked(victim: Victim, chance: random.Random) -> Generator[None]:
         database.close()
 
 
-def _table_file(victim: Victim, chance: random.Random) -> Path:
+def _table_file(victim: ServedCopy, chance: random.Random) -> Path:
     return chance.choice(sorted(victim.folder.glob(f"{EXPORTED_TABLES}/*/*/values")))
 
 
 @contextmanager
-def _table_replaced(victim: Victim, chance: random.Random) -> Generator[None]:
+def _table_replaced(victim: ServedCopy, chance: random.Random) -> Generator[None]:
     """The file gets another one's place, as by a failed copy. Processes that have it open keep the old one."""
     path = _table_file(victim, chance)
     with _restored(path):
@@ -110,7 +106,7 @@ def _table_replaced(victim: Victim, chance: random.Random) -> Generator[None]:
 
 
 @contextmanager
-def _table_truncated(victim: Victim, chance: random.Random) -> Generator[None]:
+def _table_truncated(victim: ServedCopy, chance: random.Random) -> Generator[None]:
     path = _table_file(victim, chance)
     with _restored(path):
         os.truncate(path, path.stat().st_size // 3)
@@ -129,7 +125,7 @@ def _restored(path: Path) -> Generator[None]:
 
 
 @contextmanager
-def _record_flipped(victim: Victim, chance: random.Random) -> Generator[None]:
+def _record_flipped(victim: ServedCopy, chance: random.Random) -> Generator[None]:
     path = chance.choice(sorted(victim.folder.glob(f"{EXPORTED_BANKS}/*")))
     at = chance.randrange(path.stat().st_size // 2, path.stat().st_size)
     _flip(path, at)
@@ -148,17 +144,17 @@ def _flip(path: Path, at: int) -> None:
 
 
 @contextmanager
-def _disk_full(victim: Victim, chance: random.Random) -> Generator[None]:
+def _disk_full(victim: ServedCopy, chance: random.Random) -> Generator[None]:
     with _full(victim.state):
         with contextlib.suppress(HplmError, OSError):  # a change must be refused, and nothing lost
-            _add_guest(victim)
+            victim.add_guest()
         yield
     with contextlib.suppress(HplmError):
-        victim.manager().delete(GUEST)
+        victim.delete_guest()
 
 
 @contextmanager
-def _shared_memory_full(victim: Victim, chance: random.Random) -> Generator[None]:
+def _shared_memory_full(victim: ServedCopy, chance: random.Random) -> Generator[None]:
     with _full(SHARED_MEMORY):
         yield
 
@@ -179,7 +175,7 @@ def _full(folder: Path) -> Generator[None]:
 
 
 @contextmanager
-def _flood(victim: Victim, chance: random.Random) -> Generator[None]:
+def _flood(victim: ServedCopy, chance: random.Random) -> Generator[None]:
     """Connections that begin a request and never end it."""
     host, _, port = victim.address.rpartition(":")
     with contextlib.ExitStack() as open_connections:
@@ -192,10 +188,10 @@ def _flood(victim: Victim, chance: random.Random) -> Generator[None]:
 
 
 @contextmanager
-def _leavers(victim: Victim, chance: random.Random) -> Generator[None]:
+def _leavers(victim: ServedCopy, chance: random.Random) -> Generator[None]:
     """Clients that send a request and close their connection at once."""
     tenant = victim.manager().current().tenants[0].id
-    for _ in range(FLOOD):
+    for _ in range(LEAVERS):
         connection = http.client.HTTPConnection(victim.address, timeout=5)
         with contextlib.suppress(OSError, http.client.HTTPException):
             connection.request("POST", f"/v2/models/{victim.backbone}/infer", Question(tenant, "left " * 9).body())
@@ -204,43 +200,15 @@ def _leavers(victim: Victim, chance: random.Random) -> Generator[None]:
 
 
 @contextmanager
-def _tenant_comes_and_goes(victim: Victim, chance: random.Random) -> Generator[None]:
+def _tenant_comes_and_goes(victim: ServedCopy, chance: random.Random) -> Generator[None]:
     asker = Asker(victim.address, victim.backbone)
-    source = _add_guest(victim)
-    manager = victim.manager()
-    manager.settle_now()
+    source = victim.add_guest()
     asked = [asker.ask(Question(tenant, "the same text for both")) for tenant in (source, GUEST)]
     if asked[0].outcome == asked[1].outcome == OK and not asked[1].agrees_with(asked[0].logits):
         raise AssertionError(f"{GUEST} is a copy of {source} and answers otherwise")
-    manager.delete(GUEST)
-    manager.settle_now()
+    victim.delete_guest()
     gone = asker.ask(Question(GUEST, "nobody"))
     asker.close()
     if gone.outcome not in (REFUSED, "failed"):
         raise AssertionError(f"{GUEST} was deleted and is answered")
     yield
-
-
-def _add_guest(victim: Victim) -> str:
-    """Adds a copy of a tenant. Returns that tenant's name."""
-    manager = victim.manager()
-    tenant = manager.current().tenants[0]
-    folder = victim.folder / EXPORTED_BANKS
-    head = Bank(folder / tenant.head.bank)
-    adapter = None
-    if tenant.adapter is not None:
-        bank = Bank(folder / tenant.adapter.bank)
-        adapter = bank.layout, bank.weights(tenant.adapter)
-    # The record has room for more labels than the tenant has.
-    layout = replace(head.layout, size=len(tenant.labels))
-    tensors = {name: tensor[: len(tenant.labels)] for name, tensor in head.weights(tenant.head)[0].items()}
-    knowledge = Knowledge(
-        domain=tenant.domain,
-        domain_version=tenant.domain_version,
-        task=tenant.task,
-        labels=tuple(tenant.labels),
-        head=(layout, tensors),
-        adapter=adapter,
-    )
-    manager.add(GUEST, knowledge)
-    return tenant.id
