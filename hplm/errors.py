@@ -54,6 +54,14 @@ class DeadlineMissed(HplmError):
     word = "deadline"
     status = "UNAVAILABLE"
 
+    @classmethod
+    def after(cls, arrival_ns: int, deadline_ns: int) -> DeadlineMissed:
+        """Returns the error for a request that will not be answered in time."""
+        allowed = (deadline_ns - arrival_ns) / 1e6
+        return cls(
+            f"the request cannot be answered within the {allowed:g} ms that it allowed: allow more time, or send fewer texts"
+        )
+
 
 class Draining(HplmError):
     word = "draining"

@@ -13,9 +13,8 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from backends import replies
-from hplm.engine.request import deadline_missed
 from hplm.engine.threads import repeat
-from hplm.errors import Broken, Draining, QueueFull, error_in
+from hplm.errors import Broken, DeadlineMissed, Draining, QueueFull, error_in
 from hplm.scheduling.turns import Bounds, Turns
 from hplm.server.held import Held
 from hplm.tenants.directory import Directory
@@ -82,7 +81,7 @@ class TritonPythonModel:
             return False
         taken, expired = turn
         for late in expired:
-            late.sender.send(replies.failure(deadline_missed(late.arrival_ns, late.deadline_ns)))
+            late.sender.send(replies.failure(DeadlineMissed.after(late.arrival_ns, late.deadline_ns)))
         for forwarded in taken:
             try:
                 waited = time.monotonic_ns() - forwarded.arrival_ns
@@ -126,7 +125,7 @@ def _left_us(forwarded: Forwarded) -> int:
         return 0
     left = (forwarded.deadline_ns - time.monotonic_ns()) // 1000
     if left <= 0:
-        raise deadline_missed(forwarded.arrival_ns, forwarded.deadline_ns)
+        raise DeadlineMissed.after(forwarded.arrival_ns, forwarded.deadline_ns)
     return left
 
 

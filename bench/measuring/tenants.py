@@ -24,8 +24,9 @@ from bench.serve import ServeBench
 from bench.tools.processes import memory_of_server
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
-from hplm.adapters.bank import Bank, Record, record_bytes, write_bank
+from hplm.adapters.bank import Bank, record_bytes, write_bank
 from hplm.adapters.layout import Layout
+from hplm.adapters.record import Record
 from hplm.engine.backbone import Backbone
 from hplm.engine.engine import resolve_device, resolve_precision
 from hplm.engine.staging import Stager, StagingSettings

@@ -17,7 +17,8 @@ from builder.store.store import Store, TenantFile, written_folder
 from hplm.adapters.bank import Bank
 from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
-from hplm.plot.forest import Branch, assign_addresses
+from hplm.plot.branch import Branch
+from hplm.plot.forest import assign_addresses
 from hplm.tenants.snapshot import Snapshot, Tenant
 
 SCHEME = "hplm"  # the scheme of `export`; other packages export other schemes

@@ -9,9 +9,10 @@ from pathlib import Path
 from torch import Tensor
 
 from builder.store.store import Store, TenantFile
-from hplm.adapters.bank import Record, write_bank
+from hplm.adapters.bank import write_bank
 from hplm.adapters.heads import grown, size_for
 from hplm.adapters.layout import Layout
+from hplm.adapters.record import Record
 from hplm.tenants.snapshot import Tenant
 
 

@@ -32,7 +32,8 @@ from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack
 from hplm.model.tokenizer import Tokenizer
 from hplm.model.weights import load_weights, save_weights
-from hplm.plot.forest import Branch, Forest, assign_addresses
+from hplm.plot.branch import Branch
+from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.keys import KeySpace
 from hplm.plot.table import Table, TableMeta, TableSpec
 from hplm.tenants.snapshot import NAME

@@ -16,13 +16,14 @@ import struct
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from hplm.adapters.layout import Layout
+from hplm.adapters.record import Record
 from hplm.errors import Broken, InvalidInput
 from hplm.model.tensors import array_of
 
@@ -31,16 +32,6 @@ PAGE = 4096
 HEADER = struct.Struct("<QII")  # uid, version, crc32 of the weights
 HEADER_BYTES = 64  # keeps the weights on cache lines
 WAY_OUT = "export the repository again"
-
-
-@dataclass(frozen=True)
-class Record:
-    """The place of a record, and the uid and version that it must have."""
-
-    bank: str  # file name
-    index: int
-    uid: int
-    version: int
 
 
 class Bank:

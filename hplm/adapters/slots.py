@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hplm.adapters.bank import Bank, Record
+from hplm.adapters.bank import Bank
 from hplm.adapters.copying import Copies, Mark
 from hplm.adapters.layout import Layout
+from hplm.adapters.record import Record
 from hplm.errors import HplmError
 
 

@@ -24,6 +24,7 @@ from hplm.model.tokenizer import Tokenizer
 from hplm.model.weights import load_weights
 from hplm.plot.forest import Forest
 from hplm.plot.table import Table
+from hplm.tenants.banks import open_bank
 from hplm.tenants.snapshot import LIVE, Snapshot
 from hplm.tenants.state import (
     EXPORTED_BANKS,
@@ -117,7 +118,7 @@ class Backbone:
         if name.startswith(LIVE):
             if self.state is None:
                 raise Broken(f"bank {name} is in a live state, but no state was given: start with --state")
-            return self.state.open_bank(name)
+            return open_bank(self.state, name)
         return Bank(self.folder / self.BANKS / name)
 
     def _newest(self) -> Snapshot:

@@ -13,9 +13,8 @@ from typing import ParamSpec
 
 from hplm.engine.looked_up import LookedUp
 from hplm.engine.lookup import Lookup, Reading
-from hplm.engine.request import deadline_missed
 from hplm.engine.threads import repeat
-from hplm.errors import Broken, QueueFull, word_of
+from hplm.errors import Broken, DeadlineMissed, QueueFull, word_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.scheduling.turns import Bounds, Turns
@@ -108,7 +107,7 @@ class LookupService:
             return False
         taken, expired = turn
         for request in expired:
-            self._answer(request, deadline_missed(request.arrival_ns, request.deadline_ns))
+            self._answer(request, DeadlineMissed.after(request.arrival_ns, request.deadline_ns))
         started = self._working_since = time.perf_counter()
         try:
             for request, answer in self._read(taken):

@@ -19,11 +19,11 @@ from hplm.arrays import Array
 from hplm.engine.engine import Engine
 from hplm.engine.instruments import Instruments
 from hplm.engine.niceness import lower_priority
-from hplm.engine.request import Text, deadline_missed
+from hplm.engine.request import Text
 from hplm.engine.results import read_answers
 from hplm.engine.staging import StagedBatch, Stager
 from hplm.engine.threads import repeat
-from hplm.errors import Broken, Draining, HplmError
+from hplm.errors import Broken, DeadlineMissed, Draining, HplmError
 from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Batch
 from hplm.scheduling.waiting import Capacity
@@ -119,7 +119,7 @@ class Pipeline:
             return False
         with self._together():
             for text in texts:
-                _sending(text.request.fail, deadline_missed(text.arrival_ns, text.deadline_ns))
+                _sending(text.request.fail, DeadlineMissed.after(text.arrival_ns, text.deadline_ns))
         return True
 
     def _compute_next(self) -> bool:

@@ -8,11 +8,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hplm.adapters.bank import Record
+from hplm.adapters.record import Record
 from hplm.arrays import Array
 from hplm.engine.backbone import View
 from hplm.engine.looked_up import LookedUp
-from hplm.errors import DeadlineMissed
 from hplm.tasks import TextAnswer, windows_of
 from hplm.tenants.snapshot import Tenant
 from hplm.tenants.ticket import Ticket
@@ -162,11 +161,3 @@ class Text:
         # A text without a token that is read reads its first token, for its first row.
         self.read = rows if len(rows) else FIRST  # the rows that read a token
         self.reading = spans[rows, 0] if len(rows) else FIRST  # the token that each of them reads
-
-
-def deadline_missed(arrival_ns: int, deadline_ns: int) -> DeadlineMissed:
-    """Returns the error for a request that will not be answered in time."""
-    allowed = (deadline_ns - arrival_ns) / 1e6
-    return DeadlineMissed(
-        f"the request cannot be answered within the {allowed:g} ms that it allowed: allow more time, or send fewer texts"
-    )

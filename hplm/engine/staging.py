@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hplm.adapters.bank import Record
 from hplm.adapters.copying import Copies, Mark
 from hplm.adapters.groups import Groups
 from hplm.adapters.layout import Layout
+from hplm.adapters.record import Record
 from hplm.adapters.slots import Slots
 from hplm.arrays import Array
 from hplm.engine.backbone import Backbone, View

@@ -16,23 +16,11 @@ import numpy as np
 
 from hplm.arrays import Array
 from hplm.errors import Broken, HplmError, InvalidInput
+from hplm.plot.branch import Branch
 from hplm.plot.kernel import Search, kernel
 from hplm.plot.table import Table
 
 NULL = 0
-
-
-@dataclass(frozen=True)
-class Branch:
-    """A table's domain and version, which name its folder under `plot/`, and its first address."""
-
-    domain: str
-    version: int
-    base: int
-
-    @property
-    def folder(self) -> str:
-        return f"{self.domain}/{self.version}"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Writes and compacts the banks of a live state, for managers."""
+"""Opens, writes and compacts the banks of a live state."""
 
 from __future__ import annotations
 
@@ -9,14 +9,21 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from hplm.adapters.bank import Record, write_bank, write_record
+from hplm.adapters.bank import Bank, write_bank, write_record
 from hplm.adapters.layout import Layout
+from hplm.adapters.record import Record
 from hplm.errors import Broken, HplmError
 from hplm.tenants.registry import Change
 from hplm.tenants.snapshot import LIVE
 from hplm.tenants.state import State
 
 log = logging.getLogger(__name__)
+WAY_OUT = "restore the state with `hplm restore`, or its tenants with `hplm tenant update`"
+
+
+def open_bank(state: State, name: str) -> Bank:
+    """Opens a bank of a live state, by its name in records."""
+    return Bank(state.bank(name), WAY_OUT)
 
 
 class Banks:
@@ -29,7 +36,7 @@ class Banks:
         flat = layout.pack(layers)
         for path in sorted(self._state.banks.glob("*.bank")):
             try:
-                bank = self._state.open_bank(path.name)
+                bank = open_bank(self._state, path.name)
             except HplmError as error:  # a broken bank is neither served nor changed
                 log.warning("skipping a broken bank: %s", error)
                 continue
@@ -51,7 +58,7 @@ class Banks:
         """Copies the records in use into new banks without holes. Returns the number of moved records."""
         tenants = (*change.tenants.values(), *change.before.values())
         used = {record for tenant in tenants for record in tenant.records() if record.bank.startswith(LIVE)}
-        banks = {name: self._state.open_bank(name) for name in {record.bank for record in used}}
+        banks = {name: open_bank(self._state, name) for name in {record.bank for record in used}}
         by_layout: dict[Layout, list[Record]] = defaultdict(list)
         for record in sorted(used, key=lambda record: (record.bank, record.index)):
             by_layout[banks[record.bank].layout].append(record)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hplm.adapters.layout import Layout
 from hplm.errors import InvalidInput
-from hplm.plot.forest import Branch
+from hplm.plot.branch import Branch
 from hplm.tasks import TASKS
 
 

@@ -21,9 +21,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from hplm.adapters.bank import Record
+from hplm.adapters.record import Record
 from hplm.errors import Broken, HplmError, InvalidInput
-from hplm.plot.forest import Branch
+from hplm.plot.branch import Branch
 from hplm.tenants.snapshot import LIMITS, LIVE, Snapshot, Tenant, read_tenant
 from hplm.tenants.state import State
 

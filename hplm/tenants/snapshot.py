@@ -16,9 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hplm.adapters.bank import Record
+from hplm.adapters.record import Record
 from hplm.errors import Broken, InvalidInput, NoTenant
-from hplm.plot.forest import Branch
+from hplm.plot.branch import Branch
 from hplm.tasks import TASKS, Task
 from hplm.tenants.keys import Key
 

@@ -20,7 +20,6 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hplm.adapters.bank import Bank
 from hplm.errors import Broken
 from hplm.tenants.snapshot import LIVE, Snapshot
 
@@ -34,7 +33,6 @@ SILENT_SECONDS = 1.5  # how long to wait for silent readers: longer than the int
 STILL_SECONDS = 0.25  # the most time that counts between two checks: if more has passed, the whole machine was stopped
 PATIENCE = 10.0  # how long to wait for readers that are not silent
 NEW_SECONDS = 10.0  # the most time between making a folder and locking it
-WAY_OUT = "restore the state with `hplm restore`, or its tenants with `hplm tenant update`"
 
 
 class Reader:
@@ -85,9 +83,6 @@ class State:
     def bank(self, name: str) -> Path:
         """Returns the file of a bank, by its name in records."""
         return self.banks / name.removeprefix(LIVE)
-
-    def open_bank(self, name: str) -> Bank:
-        return Bank(self.bank(name), WAY_OUT)
 
     @contextmanager
     def aside(self) -> Generator[Path, None, None]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hplm.errors import InvalidInput
-from hplm.plot.forest import Branch
+from hplm.plot.branch import Branch
 from hplm.plot.table import Table
 from hplm.tenants.registry import Change, sync
 from hplm.tenants.snapshot import Snapshot

@@ -17,6 +17,8 @@ from hplm.errors import Broken, HplmError, InvalidInput
 from hplm.model.weights import load_weights
 from hplm.plot.table import Table
 from hplm.registered import VERIFICATION, load, registered
+from hplm.tenants.banks import WAY_OUT as RESTORE
+from hplm.tenants.banks import open_bank
 from hplm.tenants.snapshot import LIVE, Snapshot
 from hplm.tenants.state import (
     EXPORTED_BANKS,
@@ -27,7 +29,6 @@ from hplm.tenants.state import (
     EXPORTED_UPPER,
     State,
 )
-from hplm.tenants.state import WAY_OUT as RESTORE
 
 PUBLISHING_SECONDS = 0.5  # the time between deciding and publishing a change
 NAMED = 5  # how many broken rows of a table, or records of a bank, are listed
@@ -191,7 +192,7 @@ def _check_snapshot(folder: Path, live: State | None) -> Callable[[Path, Progres
         banks: dict[str, Bank | None] = {}
         for name in snapshot.banks():
             try:
-                banks[name] = live.open_bank(name) if live and name.startswith(LIVE) else Bank(folder / EXPORTED_BANKS / name)
+                banks[name] = open_bank(live, name) if live and name.startswith(LIVE) else Bank(folder / EXPORTED_BANKS / name)
             except (HplmError, OSError, KeyError, TypeError) as error:
                 banks[name] = None
                 yield f"snapshot {path}: {error}"

@@ -25,7 +25,8 @@ from hplm.engine.memory import keep_freed_memory
 from hplm.errors import Broken, DeadlineMissed, HplmError, InvalidInput, NoTenant
 from hplm.model.config import BackboneConfig
 from hplm.model.tokenizer import Encoded, Tokenizer
-from hplm.plot.forest import Branch, Forest
+from hplm.plot.branch import Branch
+from hplm.plot.forest import Forest
 from hplm.plot.gathering import Gatherer
 from hplm.tasks import TextAnswer, find_task
 from research.baselines.body import BodyFile, Slot

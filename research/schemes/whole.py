@@ -14,7 +14,7 @@ from builder.store.store import Store, TenantFile, written_folder
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import UpperStack
 from hplm.model.weights import save_weights
-from hplm.plot.forest import Branch
+from hplm.plot.branch import Branch
 from research.baselines.body import Body, weights_of_linear
 from research.baselines.models import WholeConfig, WholeTenant
 

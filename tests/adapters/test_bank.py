@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from hplm.adapters.bank import Bank, Record, record_bytes, write_bank, write_record
+from hplm.adapters.bank import Bank, record_bytes, write_bank, write_record
 from hplm.adapters.layout import Layout
+from hplm.adapters.record import Record
 from hplm.errors import Broken, InvalidInput
 from tests.naming import naming
 

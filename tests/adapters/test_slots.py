@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from hplm.adapters.bank import Bank, Record, write_bank
+from hplm.adapters.bank import Bank, write_bank
 from hplm.adapters.layout import Layout
+from hplm.adapters.record import Record
 from hplm.adapters.slots import Slots, SlotsTaken
 from hplm.errors import Broken
 

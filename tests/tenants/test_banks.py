@@ -8,6 +8,7 @@ import torch
 from hplm.adapters.bank import Bank
 from hplm.adapters.layout import adapter_layout
 from hplm.errors import Broken
+from hplm.tenants import banks
 from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import LIVE
 from testing.toy import CONFIG
@@ -96,6 +97,6 @@ def test_a_bank_that_a_change_has_started_and_cannot_read_is_not_started_again(p
     with pytest.raises(Broken, match=naming(live.state.banks)), live.registry.change("test") as change:
         first = live.banks.put(change, layout, 1001, 1, layers)
         before = live.state.bank(first.bank).read_bytes()
-        monkeypatch.setattr(type(live.state), "open_bank", lambda *_: (_ for _ in ()).throw(Broken("too many open files")))
+        monkeypatch.setattr(banks, "open_bank", lambda *_: (_ for _ in ()).throw(Broken("too many open files")))
         live.banks.put(change, layout, 1002, 1, layers)
     assert live.state.bank(first.bank).read_bytes() == before
