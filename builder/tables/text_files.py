@@ -36,7 +36,7 @@ def raw_lines(path: Path, progress: Progress | None = None) -> Iterator[bytes]:
             raise InvalidInput(f"{path} is truncated or corrupt ({error}): download or compress it again") from None
 
 
-def _lines(path: Path, content: BinaryIO) -> Iterator[bytes]:
+def _lines(path: Path, content: BinaryIO | io.BufferedIOBase) -> Iterator[bytes]:
     """Refuses what would fill memory or disk: a file may unpack to thousands of times its size."""
     most = max(ALWAYS_UNPACKED, MOST_UNPACKED * path.stat().st_size) if path.suffix in COMPRESSED else None
     unpacked = 0
@@ -69,7 +69,7 @@ def content_suffix(path: Path) -> str:
     return path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix
 
 
-def _content(path: Path, kept: BinaryIO) -> BinaryIO:
+def _content(path: Path, kept: BinaryIO) -> BinaryIO | io.BufferedIOBase:
     if path.suffix == ".gz":
         return gzip.GzipFile(fileobj=kept)
     if path.suffix == ".zst":
