@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,6 +16,12 @@ from hplm.errors import InvalidInput
 
 READ_AT_ONCE = 1 << 16
 COMPRESSED = (".gz", ".zst")
+LONGEST_LINE = 1 << 24  # bytes: a document that is tokenised takes some forty times as much memory
+
+# Compressed text is a tenth of its size, the same line again and again some hundredth.
+MOST_UNPACKED = 1000  # times the file's size
+ALWAYS_UNPACKED = 1 << 26  # bytes
+_ZSTD_AT_ONCE = 512  # compressed bytes, which unpack to 16 MB at most: four bytes may stand for 128 KB
 
 Progress = Callable[[int], object]  # called with the number of stored bytes that were read
 
@@ -24,9 +31,30 @@ def raw_lines(path: Path, progress: Progress | None = None) -> Iterator[bytes]:
     with open(path, "rb", buffering=0) as file:
         kept = io.BufferedReader(_Told(file, progress) if progress else file, READ_AT_ONCE)
         try:
-            yield from _content(path, kept)
+            yield from _lines(path, _content(path, kept))
         except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
             raise InvalidInput(f"{path} is truncated or corrupt ({error}): download or compress it again") from None
+
+
+def _lines(path: Path, content: BinaryIO | io.BufferedIOBase) -> Iterator[bytes]:
+    """Refuses what would fill memory or disk: a file may unpack to thousands of times its size."""
+    most = max(ALWAYS_UNPACKED, MOST_UNPACKED * path.stat().st_size) if path.suffix in COMPRESSED else None
+    unpacked = 0
+    for number in count(1):
+        line = content.readline(LONGEST_LINE + 1)
+        if not line:
+            return
+        if len(line) > LONGEST_LINE:
+            raise InvalidInput(
+                f"{path}:{number}: a line of more than {LONGEST_LINE >> 20} MB: put each document into a line of its own"
+            )
+        unpacked += len(line)
+        if most is not None and unpacked > most:
+            raise InvalidInput(
+                f"{path} unpacks to more than {most >> 20} MB, over {MOST_UNPACKED} times its size: this is no usual text. "
+                "If you want to read it all the same, unpack it first"
+            )
+        yield line
 
 
 def check_file(path: Path) -> None:
@@ -41,7 +69,7 @@ def content_suffix(path: Path) -> str:
     return path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix
 
 
-def _content(path: Path, kept: BinaryIO) -> Iterable[bytes]:
+def _content(path: Path, kept: BinaryIO) -> BinaryIO | io.BufferedIOBase:
     if path.suffix == ".gz":
         return gzip.GzipFile(fileobj=kept)
     if path.suffix == ".zst":
@@ -85,7 +113,7 @@ class _Zstd(io.RawIOBase):
     @staticmethod
     def _decompressed(kept: BinaryIO) -> Iterator[bytes]:
         frame = None
-        while compressed := kept.read(READ_AT_ONCE):
+        while compressed := kept.read(_ZSTD_AT_ONCE):
             while compressed:
                 frame = frame or zstandard.ZstdDecompressor().decompressobj()
                 yield frame.decompress(compressed)

@@ -12,6 +12,7 @@ from pathlib import Path
 from hplm.errors import HplmError
 from hplm.server.installation import STUB, Installation
 
+TRITON_VERSION = "2.51.0"  # of the wheel that pyproject.toml names
 INSTALL = "pip install -c constraints.txt 'hplm[embedded]'"
 
 

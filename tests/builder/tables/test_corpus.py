@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import tracemalloc
 from itertools import chain, pairwise
 
 import numpy as np
@@ -12,6 +13,7 @@ from tokenizers import models, pre_tokenizers, processors
 
 import builder.tables.corpus
 from builder.tables.corpus import Corpus, tokenize_corpus
+from builder.tables.text_files import LONGEST_LINE
 from builder.training.labelled import read_corpus
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Tokenizer
@@ -76,6 +78,35 @@ def test_a_broken_archive_is_named(tmp_path, name, damage):
         }[damage]
     )
     with pytest.raises(InvalidInput, match=naming(path)):
+        list(read_corpus([path]))
+
+
+@pytest.mark.parametrize("pattern", [b"a", b"word " * 4095 + b"word\n"], ids=["one line", "many lines"])
+def test_what_unpacks_to_thousands_of_times_its_size_is_refused(tmp_path, pattern):
+    piece = 1 << 27
+    frame = zstandard.ZstdCompressor(level=19).compress(pattern * (piece // len(pattern)))
+    path = tmp_path / "bomb.txt.zst"
+    path.write_bytes(frame * 16)  # some ten KB that unpack to 2 GB
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInput, match=naming(path)):
+            for _ in read_corpus([path]):
+                pass
+        assert tracemalloc.get_traced_memory()[1] < piece
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_text_that_repeats_itself_is_read(tmp_path):
+    path = tmp_path / "repeats.txt.zst"
+    path.write_bytes(zstandard.ZstdCompressor().compress(b"the same\n" * 1_000_000))
+    assert sum(1 for _ in read_corpus([path])) == 1_000_000
+
+
+def test_a_line_that_no_document_needs_is_refused(tmp_path):
+    path = tmp_path / "one_line.txt"
+    path.write_bytes(b"short\n" + b"word " * (LONGEST_LINE // 5 + 1))
+    with pytest.raises(InvalidInput, match=naming(path, 2)):
         list(read_corpus([path]))
 
 

@@ -1,0 +1,1 @@
+"""Checks an installation: what may stop a server, or let somebody in."""

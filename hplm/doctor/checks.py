@@ -1,0 +1,243 @@
+"""The checks of `hplm doctor`. Each returns a finding: what it saw, and what to do if that is not well."""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import json
+import os
+import re
+import resource
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hplm.doctor.advisories import ALL_FIXED_IN, NEWEST_BULLETIN, name_of, open_in, release_of
+from hplm.plot.table import Table
+from hplm.tenants.directory import Directory
+from hplm.tenants.state import EXPORTED_TABLES, State
+from hplm.tenants.verification import versions
+
+OK, WARNING, PROBLEM, UNKNOWN = "ok", "warning", "problem", "unknown"
+
+OPEN_FILES = 8192  # two for each connection, and some for tables and banks
+SHARED_MEMORY = 1 << 30
+FREE_SHARED_MEMORY = 1 << 28
+SHORTEST_KEY = 20  # characters
+ADMIN_KEYS = ("HPLM_ADMIN", "HPLM_ADMIN_KEY")
+NAMED = 5  # how many files, tenants or CVEs are listed
+_IPC_LOCK = 1 << 14  # the capability that lifts the limit of locked memory
+_REGIONS = ("hplm-*", "triton_python_backend_shm_region*")
+_SECRET_FLAG = re.compile(r"--(?:http-restricted-api|grpc-restricted-protocol)=")
+
+
+@dataclass(frozen=True)
+class Finding:
+    check: str
+    status: str
+    says: str
+    do: str = ""
+
+
+def triton(version: str | None, is_open: bool) -> Finding:
+    """`version`: of Triton, or the name of its release; None if it was not found."""
+    release = release_of(version) if version else None
+    if release is None:
+        seen = f"{version!r} is no version of Triton that is known here" if version else "no version of Triton was found"
+        return Finding("triton", UNKNOWN, seen, "name a running server with --server, or the release with --triton 26.06")
+    known = open_in(release)
+    if not known:
+        return Finding("triton", OK, f"release {name_of(release)} fixes all known CVEs, to {NEWEST_BULLETIN}")
+    worst = [advisory.cve for advisory in known if advisory.severity == "critical"] or [advisory.cve for advisory in known]
+    return Finding(
+        "triton",
+        PROBLEM if is_open else WARNING,
+        f"release {name_of(release)} has {len(known)} known CVEs, such as {_some(worst)}",
+        f"run release {name_of(ALL_FIXED_IN)} or later, behind the front door (docs/security.md)",
+    )
+
+
+def open_files(limits: tuple[int, int]) -> Finding:
+    soft, hard = (float("inf") if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    if soft >= OPEN_FILES:
+        return Finding("open files", OK, f"this process may open {soft:,} files")
+    return Finding(
+        "open files",
+        WARNING if hard >= OPEN_FILES else PROBLEM,
+        f"this process may open {soft:,} files, at most {hard:,}: more connections than that, and nobody is served",
+        "start the server after `ulimit -n 65536`, or with `docker run --ulimit nofile=65536` or LimitNOFILE=65536 of systemd",
+    )
+
+
+def shared_memory(folder: Path) -> Finding:
+    space = os.statvfs(folder)
+    size, free = space.f_frsize * space.f_blocks, space.f_frsize * space.f_bavail
+    seen = f"{folder} has {_mb(size)}, of which {_mb(free)} are free"
+    if size < SHARED_MEMORY:
+        way_out = "make it larger: `docker run --shm-size 1g`, or `mount -o remount,size=1g` as root"
+        return Finding("shared memory", PROBLEM, f"{seen}; large requests and answers need {_mb(SHARED_MEMORY)}", way_out)
+    if free < FREE_SHARED_MEMORY:
+        return Finding("shared memory", PROBLEM, seen, f"stop what fills it; `ls -l {folder}` shows the files of ended servers")
+    return Finding("shared memory", OK, seen)
+
+
+def locked_memory(repository: Path, state: Path | None, limit: int, capabilities: int) -> Finding:
+    needed = {folder.name: _hot_bytes(repository, folder, state) for folder in _backbones(repository)}
+    largest = max(needed.values(), default=0)
+    if not largest:
+        return Finding("locked memory", OK, "no rows of tables are to be locked in memory")
+    seen = f"`--hot` locks {_mb(largest)} on a CPU"
+    if capabilities & _IPC_LOCK or limit == resource.RLIM_INFINITY:
+        return Finding("locked memory", OK, f"{seen}, and this process may lock all memory")
+    if limit >= largest:
+        return Finding("locked memory", OK, f"{seen}, and this process may lock {_mb(limit)}")
+    way_out = (
+        f"start the server after `ulimit -l {largest // 1024 + 1}`, with `docker run --ulimit memlock=-1`, or export with less"
+    )
+    return Finding(
+        "locked memory", PROBLEM, f"{seen}, but this process may lock {_mb(limit)}: the model is not loaded", way_out
+    )
+
+
+def secret_files(files: Sequence[Path]) -> Finding:
+    seen = [f"{file} ({_mode(file):04o})" for file in files if _mode(file) & 0o077]
+    if seen:
+        return Finding(
+            "secret files", PROBLEM, f"other users may read {_some(seen)}", "`chmod 600` them, and change the secrets"
+        )
+    return Finding("secret files", OK, f"{len(files)} files of secrets are their owner's alone" if files else "none was named")
+
+
+def regions(folder: Path) -> Finding:
+    found = [path for pattern in _REGIONS for path in sorted(folder.glob(pattern))]
+    seen = [str(path) for path in found if _mode(path) & 0o066]
+    if seen:
+        way_out = "let no other users onto the machine, or give the server a /dev/shm of its own, as a container has"
+        return Finding("regions", PROBLEM, f"other users may read texts of requests in {_some(seen)}", way_out)
+    return Finding("regions", OK, f"{len(found)} regions of servers in {folder}, none readable by others")
+
+
+def command_lines(processes: Path) -> Finding:
+    seen: list[str] = []
+    for path in sorted(processes.glob("[0-9]*/cmdline")):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:  # it has ended, or is another user's where /proc is closed
+            continue
+        if any(_SECRET_FLAG.match(word.decode(errors="replace")) for word in words):
+            seen.append(path.parent.name)
+    if seen:
+        return Finding(
+            "command lines",
+            WARNING,
+            f"every user of this machine may read the administrator's secret of process {_some(seen)}",
+            "let no other users onto the machine, or mount /proc with hidepid=2",
+        )
+    return Finding("command lines", OK, "no secret of a server is on a command line")
+
+
+def tenants(repository: Path, state: Path | None, is_open: bool) -> Finding:
+    snapshots = Directory(repository, state).snapshots()
+    everybody = [tenant.id for snapshot in snapshots for tenant in snapshot.tenants if not tenant.keys]
+    total = sum(len(snapshot.tenants) for snapshot in snapshots)
+    if not everybody:
+        return Finding("tenants", OK, f"{total:,} tenants, all with keys")
+    return Finding(
+        "tenants",
+        PROBLEM if is_open else WARNING,
+        f"{len(everybody):,} of {total:,} tenants have no key and answer everybody: {_some(sorted(everybody))}",
+        "`hplm tenant key add TENANT` for each; it prints the key once",
+    )
+
+
+def admin_keys(environment: Mapping[str, str], files: Iterable[Path]) -> Finding:
+    """Looks at the keys of the environment, and at the lines `NAME=KEY` of files."""
+    given = [(name, environment[name].strip()) for name in ADMIN_KEYS if environment.get(name)]
+    for file in files:
+        given += re.findall(
+            rf"^\s*(?:export\s+)?({'|'.join(ADMIN_KEYS)})=[\"']?([^\s\"']*)", file.read_text("utf-8"), re.MULTILINE
+        )
+    weak = sorted({name for name, key in given if len(key) < SHORTEST_KEY or len(set(key)) < SHORTEST_KEY // 3})
+    if weak:
+        says = f"{_some(weak)} can be guessed: it has less than {SHORTEST_KEY} characters, or nearly the same ones"
+        return Finding("admin keys", PROBLEM, says, "take one of `openssl rand -hex 24`")
+    if not given:
+        return Finding("admin keys", UNKNOWN, f"neither the environment nor a named file has {' or '.join(ADMIN_KEYS)}")
+    return Finding("admin keys", OK, f"{_some(sorted({name for name, _ in given}))} cannot be guessed")
+
+
+def restricted(server: str) -> Finding:
+    """Asks a running server for what only its administrator may do."""
+    open_paths = [path for method, path in _RESTRICTED if _ask(server, method, path)[0] == 200]
+    if open_paths:
+        way_out = "start it with the restricted APIs of deploy/README.md: whoever reaches them may run code"
+        return Finding("restricted", PROBLEM, f"{server} answers {_some(open_paths)} without a secret", way_out)
+    return Finding("restricted", OK, f"{server} refuses model control, shared memory, logging and trace without its secret")
+
+
+_RESTRICTED = (
+    ("POST", "/v2/repository/index"),
+    ("GET", "/v2/systemsharedmemory/status"),
+    ("GET", "/v2/logging"),
+    ("GET", "/v2/trace/setting"),
+)
+
+
+def version_at(server: str) -> str:
+    """Returns the version that a running server tells."""
+    return json.loads(_ask(server, "GET", "/v2")[1])["version"]
+
+
+def is_open_address(address: str) -> bool:
+    try:
+        return not ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address != "localhost"
+
+
+def capabilities() -> int:
+    """Returns the effective capabilities of this process, as a set of bits."""
+    found = re.search(r"^CapEff:\s*(\w+)", Path("/proc/self/status").read_text("utf-8"), re.MULTILINE)
+    return int(found[1], 16) if found else 0
+
+
+def _ask(server: str, method: str, path: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(server, timeout=10)
+    try:
+        connection.request(method, path, "{}" if method == "POST" else None)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def _backbones(repository: Path) -> list[Path]:
+    return [path.parents[1] for path in sorted(repository.glob(f"*/1/{EXPORTED_TABLES}"))]
+
+
+def _hot_bytes(repository: Path, backbone: Path, state: Path | None) -> int:
+    config = repository / f"{backbone.name}-upper" / "config.pbtxt"
+    parameters = dict(re.findall(r'key:\s*"(\w+)"\s*value\s*{\s*string_value:\s*"([^"]*)"', config.read_text("utf-8")))
+    rows = int(parameters.get("plot_hot") or 0)
+    if not rows or parameters.get("device", "auto").startswith("cuda"):  # then the rows are on the device
+        return 0
+    folders = versions(backbone / "1" / EXPORTED_TABLES)
+    if state is not None:
+        folders += versions(State(state / backbone.name).tables)
+    return sum(Table(folder).rows.first_bytes(rows) for folder in folders if (folder / "meta.json").exists())
+
+
+def _mode(path: Path) -> int:
+    try:
+        return stat.S_IMODE(path.stat().st_mode)
+    except FileNotFoundError:  # removed meanwhile
+        return 0
+
+
+def _mb(size: float) -> str:
+    return f"{size / (1 << 20):,.0f} MB"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")

@@ -1,0 +1,188 @@
+"""Each check of `hplm doctor` sees what is wrong, and is content with what is not."""
+
+import http.server
+import os
+import re
+import resource
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
+from hplm.doctor import checks
+from hplm.doctor.advisories import ADVISORIES, ALL_FIXED_IN, name_of, open_in, release_of
+from hplm.doctor.checks import OK, PROBLEM, UNKNOWN, WARNING
+from hplm.server.embedded import TRITON_VERSION
+from hplm.tenants.keys import new_key
+from hplm.tenants.snapshot import Snapshot
+from tests.naming import names
+from tests.serving import serving
+
+SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
+
+
+@pytest.mark.parametrize(
+    ("version", "release"),
+    [
+        ("2.51.0", (24, 10)),
+        ("2.59.0", (25, 6)),
+        ("2.59.1", (25, 7)),
+        ("2.59.7", (25, 7)),
+        ("2.71.0", (26, 7)),
+        ("2.99.0", (26, 7)),
+        ("2.10.0", (24, 10)),
+        ("25.07", (25, 7)),
+        ("26.06-py3", (26, 6)),
+        ("nightly", None),
+        ("", None),
+        ("2", (24, 10)),
+        ("25", None),
+    ],
+)
+def test_a_release_is_known_by_its_version(version, release):
+    assert release_of(version) == release
+
+
+def test_a_release_has_the_advisories_that_later_ones_fix():
+    assert {advisory.cve for advisory in open_in((25, 6))} >= {"CVE-2025-23310", "CVE-2025-23319", "CVE-2026-24207"}
+    assert "CVE-2025-23310" not in {advisory.cve for advisory in open_in((25, 7))}
+    assert len(open_in((24, 10))) == len(ADVISORIES) > len(open_in((25, 7))) > 0 == len(open_in(ALL_FIXED_IN))
+
+
+def test_the_list_has_each_advisory_once_and_docs_explain_all():
+    assert len({advisory.cve for advisory in ADVISORIES}) == len(ADVISORIES)
+    told = dict(re.findall(r"^\| (CVE-\d+-\d+) \| (\d\d\.\d\d) \|", SECURITY.read_text("utf-8"), re.MULTILINE))
+    assert told == {advisory.cve: name_of(advisory.fixed_in) for advisory in ADVISORIES}
+
+
+def test_an_old_release_is_a_problem_on_an_open_address():
+    assert checks.triton("2.51.0", is_open=True).status == PROBLEM
+    finding = checks.triton("2.51.0", is_open=False)
+    assert finding.status == WARNING and names(finding.says, "24.10", len(ADVISORIES)) and names(finding.do, "26.06")
+    assert checks.triton("26.06", is_open=True).status == OK
+    assert checks.triton(None, is_open=True).status == checks.triton("x", is_open=True).status == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "status"),
+    [(1024, 1024, PROBLEM), (1024, 65536, WARNING), (65536, 65536, OK), (resource.RLIM_INFINITY, resource.RLIM_INFINITY, OK)],
+)
+def test_few_open_files_are_a_problem(soft, hard, status):
+    assert checks.open_files((soft, hard)).status == status
+
+
+@pytest.mark.parametrize(("mb", "free_mb", "status"), [(64, 64, PROBLEM), (2048, 100, PROBLEM), (2048, 2000, OK)])
+def test_little_shared_memory_is_a_problem(monkeypatch, tmp_path, mb, free_mb, status):
+    space = os.statvfs_result((4096, 4096, mb * 256, free_mb * 256, free_mb * 256, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda folder: space)
+    finding = checks.shared_memory(tmp_path)
+    assert finding.status == status and names(finding.says, tmp_path)
+
+
+def test_locked_memory_must_suffice_for_hot_rows(toy, tmp_path):
+    export(toy.store, tmp_path, ServingOptions(dtype="fp32", plot_hot=10))
+    assert checks.locked_memory(toy.repository, None, 0, 0).status == OK, "nothing is locked"
+    few = checks.locked_memory(tmp_path, None, 0, 0)
+    assert few.status == PROBLEM and "--hot" in few.says
+    needed = 3 * 10 * (3 * 32 * 2)  # tables, rows, bytes of a row: vectors of 32 values in fp16
+    assert checks.locked_memory(tmp_path, None, needed - 1, 0).status == PROBLEM
+    assert checks.locked_memory(tmp_path, None, needed, 0).status == OK
+    assert checks.locked_memory(tmp_path, None, 0, 1 << 14).status == OK, "root"
+    assert checks.locked_memory(tmp_path, None, resource.RLIM_INFINITY, 0).status == OK
+
+
+@pytest.mark.parametrize(("mode", "status"), [(0o600, OK), (0o400, OK), (0o640, PROBLEM), (0o644, PROBLEM)])
+def test_files_of_secrets_are_their_owners_alone(tmp_path, mode, status):
+    file = tmp_path / "hplm.env"
+    file.touch()
+    file.chmod(mode)
+    finding = checks.secret_files([file])
+    assert finding.status == status and names(finding.says, file) == (status == PROBLEM)
+
+
+@pytest.mark.parametrize("name", ["hplm-00ff-1", "triton_python_backend_shm_region_1"])
+@pytest.mark.parametrize(("mode", "status"), [(0o600, OK), (0o644, PROBLEM)])
+def test_regions_that_others_may_read_are_a_problem(tmp_path, name, mode, status):
+    (tmp_path / "other").touch(0o644)
+    (tmp_path / name).touch()
+    (tmp_path / name).chmod(mode)
+    assert checks.regions(tmp_path).status == status
+
+
+def test_a_secret_on_a_command_line_is_told(tmp_path):
+    for pid, line in ((1, b"init\0"), (7, b"tritonserver\0--http-restricted-api=logging:hplm-admin=hidden\0")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "cmdline").write_bytes(line)
+    finding = checks.command_lines(tmp_path)
+    assert finding.status == WARNING and names(finding.says, 7) and "hidden" not in finding.says + finding.do
+    (tmp_path / "7" / "cmdline").write_bytes(b"")
+    assert checks.command_lines(tmp_path).status == OK
+
+
+def test_tenants_without_keys_are_a_problem_on_an_open_address(toy, tmp_path):
+    finding = checks.tenants(toy.repository, None, is_open=True)
+    assert finding.status == PROBLEM and names(finding.says, "acme", 8)
+    assert checks.tenants(toy.repository, None, is_open=False).status == WARNING
+    export(toy.store, tmp_path, ServingOptions(dtype="fp32"))
+    path = tmp_path / "toy/1/tenants.json"
+    stored = Snapshot.load(path)
+    tenants = [replace(tenant, keys=(new_key()[1],)) for tenant in stored.tenants]
+    Snapshot(0, stored.branches, tenants, stored.export).save(path)
+    assert checks.tenants(tmp_path, None, is_open=True).status == OK
+
+
+@pytest.mark.parametrize(
+    ("key", "status"), [("short", PROBLEM), ("a" * 40, PROBLEM), ("0b6c1d0e7f2a4b58a9d3c4e5f6071829", OK), ("", UNKNOWN)]
+)
+def test_admin_keys_that_can_be_guessed_are_a_problem(tmp_path, key, status):
+    file = tmp_path / "hplm.env"
+    file.write_text(f"OTHER=1\nHPLM_ADMIN={key}\n" if key else "")
+    for finding in (checks.admin_keys({"HPLM_ADMIN_KEY": key}, []), checks.admin_keys({}, [file])):
+        assert finding.status == status
+        assert not key or key not in finding.says + finding.do
+
+
+@pytest.mark.parametrize(
+    ("address", "is_open"),
+    [
+        ("127.0.0.1", False),
+        ("127.1.2.3", False),
+        ("localhost", False),
+        ("::1", False),
+        ("0.0.0.0", True),
+        ("10.0.0.1", True),
+        ("serving.example", True),
+    ],
+)
+def test_every_address_but_loopback_is_open(address, is_open):
+    assert checks.is_open_address(address) == is_open
+
+
+@pytest.mark.slow
+def test_a_running_server_tells_its_version_and_what_it_restricts(toy):
+    with serving(toy.repository) as server:
+        assert checks.version_at(server.http_url) == TRITON_VERSION
+        assert checks.restricted(server.http_url).status == OK
+
+
+class AnswersAll(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.rfile.read(int(self.headers.get("content-length") or 0))
+        self.send_response(200)
+        self.end_headers()
+
+    do_POST = do_GET
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_server_that_restricts_nothing_is_a_problem():
+    with http.server.HTTPServer(("127.0.0.1", 0), AnswersAll) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        finding = checks.restricted(f"127.0.0.1:{server.server_port}")
+        server.shutdown()
+    assert finding.status == PROBLEM and "/v2/repository/index" in finding.says
