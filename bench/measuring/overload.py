@@ -25,8 +25,9 @@ from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.service import ANSWERING_NS
 from hplm.scheduling.admission import REFUSED
+from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import DEFAULT, policy
-from hplm.scheduling.scheduler import Limits, Scheduler
+from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.simulation.arrivals import Arrivals
 from hplm.scheduling.simulation.server import Machine, Simulation
 from hplm.scheduling.waiting import Capacity

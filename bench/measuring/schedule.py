@@ -13,8 +13,9 @@ from bench.schedule import ScheduleBench
 from hplm.errors import DeadlineMissed
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
+from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import DEFAULT, policy
-from hplm.scheduling.scheduler import Limits, Scheduler
+from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import Selection
 from hplm.scheduling.simulation.arrivals import Arrivals, Lengths, Stream, read_trace
 from hplm.scheduling.simulation.engines import PACKINGS, EngineCost

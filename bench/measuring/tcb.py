@@ -16,8 +16,9 @@ import numpy as np
 from bench.tcb import TcbBench
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import Cost
+from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import Policy, policy
-from hplm.scheduling.scheduler import Limits, Scheduler
+from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import Selection
 from hplm.scheduling.simulation.arrivals import Lengths, Stream
 from hplm.scheduling.simulation.engines import PACKINGS, EngineCost

@@ -23,7 +23,7 @@ from hplm.engine.request import Text
 from hplm.engine.results import read_answers
 from hplm.engine.staging import StagedBatch, Stager
 from hplm.engine.threads import repeat
-from hplm.errors import Broken, DeadlineMissed, Draining, HplmError
+from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, QueueFull
 from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Batch
 from hplm.scheduling.waiting import Capacity
@@ -77,6 +77,15 @@ class Pipeline:
             thread.join(max(0.0, deadline - time.monotonic()))
         self._fail(self._line.abandon(), Draining("the server is shutting down: send the request again"))
         self._answering.shutdown(wait=True)
+
+    def refuse(self, texts: list[Text]) -> None:
+        """Answers texts that lost their places in a full queue."""
+        for text in texts:
+            full = QueueFull(
+                f"the queue is full, and tenant {text.request.tenant.id!r} holds the largest part of it: retry after 0.1 s, or "
+                "send fewer texts in a request"
+            )
+            _sending(text.request.fail, full)
 
     def _stage_next(self) -> bool:
         """Stages one batch. Returns False when the pipeline closes.

@@ -26,9 +26,10 @@ from hplm.errors import DeadlineMissed, Draining, HplmError, InvalidInput
 from hplm.metrics.meter import Counted
 from hplm.plot.rows import StoredRows
 from hplm.plot.table import Table
+from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.queue import Queue
-from hplm.scheduling.scheduler import Limits, Scheduler
+from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.waiting import Capacity
 from hplm.tasks import TASKS
 from hplm.tenants.quotas import Quotas
@@ -103,13 +104,14 @@ class Service:
             try:
                 self._check(request, looked_up, ticket.top_k)
                 request.tokens = looked_up.tokens
-                self._line.offer(request.texts_from(looked_up))
+                displaced = self._line.offer(request.texts_from(looked_up))
             except BaseException:
                 self._quotas.give_back(tenant)  # the request was not taken, so no answer will give it back
                 raise
         except Exception as error:
             self.instruments.left(request, error)
             raise
+        self._pipeline.refuse(displaced)
 
     def _leave(self, respond: Callable[[Answer, Counted], None], request: Request, answer: Answer) -> None:
         # The quota is given back before the answer is sent, so that the client's next request is not refused.

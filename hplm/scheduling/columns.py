@@ -78,7 +78,9 @@ class Columns(Generic[T]):
         self._texts: list[Any] = []
         self._free: list[int] = []
         self._slot_keys, self._tenants = Numbers(), Numbers()
-        self._demand = np.zeros(FIRST_ROOM, np.int64)
+        # By a tenant's number: its waiting tokens, texts and bytes.
+        self._demand, self._counts, self._sizes = (np.zeros(FIRST_ROOM, np.int64) for _ in range(3))
+        self._bytes = 0
         self._requests = 0
         for text in texts:
             self.add([text])
@@ -132,6 +134,21 @@ class Columns(Generic[T]):
         """The waiting tokens of each tenant, by its number."""
         return self._demand[: len(self._tenants)]
 
+    @property
+    def counts(self) -> Array:
+        """The waiting texts of each tenant, by its number."""
+        return self._counts[: len(self._tenants)]
+
+    @property
+    def sizes(self) -> Array:
+        """The bytes that each tenant's waiting texts keep, by its number."""
+        return self._sizes[: len(self._tenants)]
+
+    @property
+    def bytes(self) -> int:
+        """The memory that all waiting texts keep."""
+        return self._bytes
+
     def number_of(self, tenant: int) -> int | None:
         """Returns the number of a tenant that has waiting texts, else None."""
         return self._tenants.number_of(tenant)
@@ -146,7 +163,7 @@ class Columns(Generic[T]):
             self._columns = {name: np.concatenate([column, np.empty_like(column)]) for name, column in self._columns.items()}
         self._requests += 1
         for i, text in enumerate(texts, self._length):
-            tokens, tenant = text.tokens, self._tenants.take(text.tenant)
+            tokens, size, tenant = text.tokens, text.bytes, self._tenants.take(text.tenant)
             row = (
                 tokens,
                 text.arrival_ns,
@@ -160,8 +177,13 @@ class Columns(Generic[T]):
             for column, value in zip(self._columns.values(), row, strict=True):
                 column[i] = value
             if tenant == len(self._demand):
-                self._demand = np.concatenate([self._demand, np.zeros_like(self._demand)])
+                self._demand, self._counts, self._sizes = (
+                    np.concatenate([counted, np.zeros_like(counted)]) for counted in (self._demand, self._counts, self._sizes)
+                )
             self._demand[tenant] += tokens
+            self._counts[tenant] += 1
+            self._sizes[tenant] += size
+            self._bytes += size
         self._length = end
 
     def remove(self, indexes: Array) -> list[T]:
@@ -175,7 +197,11 @@ class Columns(Generic[T]):
         self._free += positions
         self._slot_keys.give_back(self.slot_key[indexes].tolist())
         tenant = self.tenant[indexes]
+        sizes = [text.bytes for text in out]
+        self._bytes -= sum(sizes)
         np.subtract.at(self._demand, tenant, self.tokens[indexes].astype(np.int64))  # many times slower with mixed types
+        np.subtract.at(self._counts, tenant, 1)
+        np.subtract.at(self._sizes, tenant, np.array(sizes, np.int64))
         self._tenants.give_back(tenant.tolist())
         if len(indexes) == self._length:  # nothing stays
             self._length = 0

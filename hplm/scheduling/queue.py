@@ -39,12 +39,16 @@ class Queue(Generic[T]):
             cost = dict(zip(TERMS, self._scheduler.cost.terms.tolist(), strict=True))
             return Levels(len(self._scheduler), self._scheduler.bytes, cost)
 
-    def offer(self, texts: Sequence[T]) -> None:
-        """Adds all texts of one request, or raises and adds none."""
+    def offer(self, texts: Sequence[T]) -> list[T]:
+        """Adds all texts of one request, or raises and adds none.
+
+        Returns texts of other tenants that lost their places to them, all of a request: the caller answers these.
+        """
         with self._to_do:
-            self._scheduler.offer(texts, self._now_ns())
+            displaced = self._scheduler.offer(texts, self._now_ns())
             self._to_do.notify()
             self._look_at_expiry()
+            return displaced
 
     def take(self, capacity: Capacity) -> Batch[T] | None:
         """Waits for a batch and returns it. Returns None once the queue is closed and empty."""

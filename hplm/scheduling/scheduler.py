@@ -14,10 +14,11 @@ from typing import Generic, overload
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.errors import Draining, QueueFull
+from hplm.errors import Draining
 from hplm.scheduling.admission import Admission
 from hplm.scheduling.columns import NEVER, Columns
 from hplm.scheduling.cost import CostModel
+from hplm.scheduling.limits import Limits
 from hplm.scheduling.orders import FirstComeFirstServed
 from hplm.scheduling.policy import Policy
 from hplm.scheduling.selection import Places, Selection
@@ -27,14 +28,6 @@ log = logging.getLogger(__name__)
 KNOWN = 8  # batches before the length of a batch is bounded by prediction: a process starts slowly
 LEAST_TOKENS = 512  # of a batch that is bounded: with fewer, CPUs lose much of their throughput
 LEARNING = 0.1  # rate of the running means of staging time and of copied adapters
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How much may wait."""
-
-    texts: int
-    bytes: int
 
 
 @dataclass(eq=False)
@@ -77,7 +70,6 @@ class Scheduler(Generic[T]):
         self._answering_ns = answering_ns
         self._running: deque[Batch[T]] = deque()  # chosen and not finished, in order
         self._gone: list[T] = []  # expired texts that still have to be answered
-        self._bytes = 0
         self._staging_ns = 0.0  # from choice to start, with an idle engine
         self._loaded = 0.0  # mean number of adapters copied to the device for each slot key of a batch
         # The earliest time by which a waiting text must start, and whether that was predicted. None: not known any more.
@@ -90,33 +82,29 @@ class Scheduler(Generic[T]):
     @property
     def bytes(self) -> int:
         """The memory that waiting texts keep."""
-        return self._bytes
+        return self.columns.bytes
 
     @property
     def draining(self) -> bool:
         return self._draining
 
-    def offer(self, texts: Sequence[T], now_ns: int) -> None:
-        """Adds all texts of one request, or raises and adds none."""
+    def offer(self, texts: Sequence[T], now_ns: int) -> list[T]:
+        """Adds all texts of one request, or raises and adds none.
+
+        Returns texts of other tenants that lost their places to them, all of a request: the caller answers these.
+        """
         if self._draining:
             raise Draining("the server is shutting down: send the request to another replica, or retry later")
-        size = sum(text.bytes for text in texts)
-        if len(self.columns) + len(texts) > self.limits.texts:
-            raise QueueFull(
-                f"{len(self.columns)} texts are waiting and {len(texts)} more would exceed the limit of {self.limits.texts}: "
-                "retry after 0.1 s, or send fewer texts in a request"
-            )
-        if self._bytes + size > self.limits.bytes:
-            raise QueueFull(
-                f"{self._bytes} bytes are waiting and {size} more would exceed the limit of {self.limits.bytes}: "
-                "retry after 0.1 s, or send fewer or shorter texts in a request"
-            )
+        leaving = self.limits.displaced(texts, self.columns)
         if self._admission:
             self._admission.check(texts, self.columns, bool(self._running), now_ns)
+        displaced = self._remove(leaving) if len(leaving) else []
         self.columns.add(texts)
-        self._bytes += size
+        if displaced:
+            self._recount(now_ns)
         if self._earliest:
             self._earliest = min(self._earliest[0], self._earliest_of(texts, self._earliest[1])), self._earliest[1]
+        return displaced
 
     def close(self) -> None:
         """Refuses new requests. Waiting texts are still served."""
@@ -291,5 +279,4 @@ class Scheduler(Generic[T]):
     def _remove(self, indexes: Array) -> list[T]:
         texts = self.columns.remove(indexes)
         self._earliest = None
-        self._bytes -= sum(text.bytes for text in texts)
         return texts

@@ -64,6 +64,23 @@ def test_a_full_queue_refuses_new_requests_and_keeps_waiting_ones(toy, monkeypat
     asker.close()
 
 
+def test_a_full_queue_takes_a_place_from_the_tenant_that_holds_most(toy, monkeypatch):
+    gate, asker = Gate(monkeypatch), Asker(toy.folder, queue_texts="4")
+    first = asker.ask("acme", [WORDS[0]])
+    gate.reached.wait(60)
+    second = asker.ask("acme", [WORDS[0]])
+    while len(asker.service._pipeline._line):
+        time.sleep(0.001)
+    third, fourth = asker.ask("acme", [WORDS[0]] * 2), asker.ask("acme", [WORDS[0]] * 2)
+    other = asker.ask("city", [WORDS[0]])
+    assert isinstance(asker.wait(fourth), QueueFull)
+    gate.opened.set()
+    for number in (first, second, third, other):
+        assert not isinstance(asker.wait(number), Exception)
+    asker.close()
+    assert all(len(answers) == 1 for answers in asker.answers)
+
+
 def test_an_engine_that_fails_answers_all_requests_and_continues(toy, monkeypatch):
     with monkeypatch.context() as patched:
         gate = Gate(patched, failure=RuntimeError("device lost"))

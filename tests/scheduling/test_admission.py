@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hplm.errors import DeadlineMissed
+from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
-from hplm.scheduling.scheduler import Limits, Scheduler
+from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.sharing import beyond_share
 from hplm.scheduling.simulation.arrivals import Arrivals, SimulatedText
 from hplm.scheduling.simulation.server import REFUSED, Machine, Simulation

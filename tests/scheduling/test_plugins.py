@@ -8,8 +8,9 @@ import pytest
 from hplm.errors import InvalidInput
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
+from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
-from hplm.scheduling.scheduler import Limits, Scheduler
+from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import OUTSIDE, Places, Selection
 from hplm.scheduling.simulation.arrivals import SimulatedText
 from hplm.scheduling.waiting import Capacity

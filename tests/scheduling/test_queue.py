@@ -3,9 +3,10 @@ import threading
 import pytest
 
 from hplm.errors import Draining, QueueFull
+from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.queue import Queue
-from hplm.scheduling.scheduler import Limits, Scheduler
+from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.simulation.arrivals import SimulatedText
 from hplm.scheduling.waiting import Capacity
 from tests.naming import naming

@@ -115,9 +115,10 @@ class Simulation:
 
     def _arrive(self, i: int, now: int) -> None:
         try:
-            self._scheduler.offer([self._arrivals.text(i)], now)
+            displaced = [text.number for text in self._scheduler.offer([self._arrivals.text(i)], now)]
         except (QueueFull, DeadlineMissed):
-            self._outcome.fate[i] = REFUSED
+            displaced = [i]
+        self._outcome.fate[displaced] = REFUSED
 
     def _choose(self, now: int) -> None:
         """Chooses a batch, as the pipeline does: not before the last chosen batch has started."""

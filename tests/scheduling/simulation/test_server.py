@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from hplm.errors import InvalidInput
 from hplm.scheduling.columns import NEVER
+from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import OURS, policy
-from hplm.scheduling.scheduler import KNOWN, LEAST_TOKENS, Limits, Scheduler
+from hplm.scheduling.scheduler import KNOWN, LEAST_TOKENS, Scheduler
 from hplm.scheduling.simulation.arrivals import Arrivals, Lengths, Stream, read_trace
 from hplm.scheduling.simulation.engines import PACKINGS, EngineCost
 from hplm.scheduling.simulation.server import ANSWERED, EXPIRED, REFUSED, Machine, Simulation
