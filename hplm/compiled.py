@@ -35,3 +35,12 @@ def opened(path: Path, version: int, kernel: Callable[[Path], K], instead: str) 
             "a compiled kernel cannot be loaded: %s. %s. Install hplm again where a C compiler is found", error, instead
         )
         return None
+
+
+def parallel() -> int | None:
+    """Returns the address of OpenMP's function that starts threads, or None if there is none in this process.
+
+    Its threads are those of torch. Others would compete with them for the cores. Import torch first.
+    """
+    found = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
+    return None if found is None else ctypes.cast(found, ctypes.c_void_p).value
