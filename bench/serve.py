@@ -28,6 +28,7 @@ class ServeBench:
     connections: int = 64  # at saturation
     dtype: str = "auto"
     rank: int = 32
+    wrk: bool = False  # whether wrk drives the server, too
 
     def __post_init__(self) -> None:
         expect_above_zero(tenants=self.tenants, seconds=self.seconds, connections=self.connections)
@@ -36,7 +37,8 @@ class ServeBench:
 
 def register(kinds: argparse._SubParsersAction) -> None:
     parser = benchmark(kinds, "serve", run, "a real server beside the bare engine", (
-        "Export a repository of random weights and serve it. Measure one client, then saturation, beside the bare engine."
+        "Export a repository of random weights and serve it. Measure one client, then saturation, beside the bare engine and "
+        "beside an ensemble of two models that do nothing."
     ))  # fmt: skip
     size_option(parser, ServeBench.size)
     tokens_option(parser, ServeBench.tokens)
@@ -50,12 +52,21 @@ def register(kinds: argparse._SubParsersAction) -> None:
         "--connections", type=int, default=ServeBench.connections, help="connections at saturation (default: %(default)s)"
     )
     dtype_option(parser)
+    parser.add_argument(
+        "--wrk", action="store_true", help="saturate the server with wrk as well (a Debian package), beside our generator"
+    )
 
 
 def run(args: argparse.Namespace) -> dict:
     from bench.measuring.serve import bench_serve
 
-    case = ServeBench(args.size, args.tokens, seconds=args.seconds, connections=args.connections, dtype=args.dtype)
+    if args.wrk:
+        from bench.tools.wrk import expect_wrk
+
+        expect_wrk()
+    case = ServeBench(
+        args.size, args.tokens, seconds=args.seconds, connections=args.connections, dtype=args.dtype, wrk=args.wrk
+    )
     if len(args.tenants) == 1:
         figures = bench_serve(replace(case, tenants=args.tenants[0]))
     else:

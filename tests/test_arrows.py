@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 CLIENTS = ROOT / "clients"
 
-BASE = {"hplm.errors", "hplm.options", "hplm.arrays"}  # every room may import these
+BASE = {"hplm.errors", "hplm.options", "hplm.arrays", "hplm.compiled"}  # every room may import these
 ROOM = re.compile(r"`(\w[\w/]*)`")
 
 

@@ -17,6 +17,8 @@ from torch.nn import functional as F
 
 from bench.adapters import AdaptersBench
 from bench.tools.timing import Timing, alternate_timed
+from hplm.adapters.groups import Groups
+from hplm.adapters.kernel import kernel
 from hplm.adapters.layout import PROJECTIONS, Layout
 from hplm.adapters.tiles import Tiles
 from hplm.model.attention import PackedAttention
@@ -52,8 +54,8 @@ class Projected:
         return cls(before, after, np.random.default_rng(tenants).permutation(SLOTS)[:tenants])
 
     @property
-    def groups(self) -> Tiles:
-        return Tiles(np.repeat(self.slots, len(self.before) // len(self.slots)), CPU)
+    def slot_of_row(self) -> np.ndarray:
+        return np.repeat(self.slots, len(self.before) // len(self.slots))
 
     def of_tenants(self) -> list[tuple[int, slice]]:
         tokens = len(self.before) // len(self.slots)
@@ -80,6 +82,7 @@ def bench_adapters(case: AdaptersBench) -> dict:
         "spread_us": spread,
         "case": asdict(case),
         "threads": torch.get_num_threads(),
+        "compiled_kernel": kernel() is not None,
         "torch": torch.__version__,
         **({} if with_peft else {"peft": WITHOUT_PEFT}),
     }
@@ -94,6 +97,7 @@ def _figures(timings: dict[str, Timing]) -> dict:
     peft = median.get("peft")
     return {
         "grouped_us": median["grouped"],
+        "tiles_us": median["tiles"],  # by torch, as where the compiled kernel is missing
         "loop_us": median["loop"],
         "floor_us": median["floor"],
         "peft_us": peft,
@@ -128,10 +132,13 @@ def variants(case: AdaptersBench, tenants: int, tokens: int, with_peft: bool) ->
     bottleneck = Layout("bottleneck", case.rank, case.hidden, 1, ("attention_out",))
     lora = Layout("lora", case.rank, case.hidden, 1, ("query", "value"))
     out, qkv = Projected.drawn(tenants, tokens, case.hidden, 1), Projected.drawn(tenants, tokens, case.hidden, 3)
-    out_groups, qkv_groups = out.groups, qkv.groups
+    out_groups = bottleneck.group(out.slot_of_row, CPU, torch.float32)
+    qkv_groups = lora.group(qkv.slot_of_row, CPU, torch.float32)
+    tiles = Tiles(out.slot_of_row, CPU)
     adapters, loras = _slots(bottleneck), _slots(lora)
     found: dict[str, Variant] = {
         "grouped": Variant(out, lambda after: bottleneck.adapt(ATTENTION_OUT, out.before, after, out_groups, adapters)),
+        "tiles": Variant(out, lambda after: bottleneck.adapt(ATTENTION_OUT, out.before, after, tiles, adapters)),
         "loop": Variant(out, _bottleneck_loop(out, adapters)),
         "floor": Variant(out, _products(out, adapters)),
         "grouped_lora": Variant(qkv, lambda after: lora.adapt(QKV, qkv.before, after, qkv_groups, loras)),
@@ -142,7 +149,7 @@ def variants(case: AdaptersBench, tenants: int, tokens: int, with_peft: bool) ->
     whole = Layout("lora", case.rank, case.hidden, 1, tuple(PROJECTIONS), 4 * case.hidden)
     widest = _slots(whole)
 
-    def adapted(layout: Layout, weights: dict[str, Tensor], groups: Tiles) -> Adapt:
+    def adapted(layout: Layout, weights: dict[str, Tensor], groups: Groups) -> Adapt:
         return lambda at, before, after: layout.adapt(at, before, after, groups, weights)
 
     for name, adapt in (
@@ -203,7 +210,7 @@ def _lora_loop(rows: Projected, weights: dict[str, Tensor]) -> Callable[[Tensor]
 
 
 def _products(rows: Projected, weights: dict[str, Tensor]) -> Callable[[Tensor], object]:
-    """Computes only the two batched products, on weights that lie together. Batching cannot be faster than this."""
+    """Computes only the two batched products, on weights that lie together. Batching by torch cannot be faster than this."""
     slots = torch.from_numpy(rows.slots)
     down, up = (weights[f"attention_out/{name}"].mT[slots].contiguous() for name in ("down", "up"))
     inner = torch.empty(len(slots), len(rows.after) // len(slots), down.shape[2])
@@ -257,7 +264,7 @@ def _peft(rows: Projected, weights: dict[str, Tensor], rank: int) -> Callable[[T
 
 
 def table_of(figures: dict) -> str:
-    bottleneck = ("grouped_us", "floor_us", "loop_us", "to_loop", "floor_to_loop")
+    bottleneck = ("grouped_us", "tiles_us", "floor_us", "loop_us", "to_loop", "floor_to_loop")
     names = (*bottleneck, "grouped_lora_us", "loop_lora_us", "lora_to_loop", "peft_us", "lora_to_peft")
     names += ("layer_us", "layer_bottleneck", "layer_lora")
     lines = [f"one layer, {figures['threads']} threads, torch {figures['torch']}; medians in microseconds, and ratios"]

@@ -2,6 +2,9 @@
 
 The engine is measured in a process of its own, before the server starts and after it has stopped. So neither takes the other's
 cores, and `engine_drift` shows whether the machine has changed its speed.
+
+The same server has an ensemble of two models that do nothing. Processor time that both need, the engine's and the noop
+ensemble's, bounds what a server could answer: `bound_req_per_s` is 1 / (1 / engine + 1 / noop).
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from bench.measuring.noop import NOOP, add_noop
 from bench.serve import ServeBench
+from bench.tools.wrk import Wrk, load_by_wrk
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.backbone import Backbone
@@ -45,25 +50,45 @@ def bench_serve(case: ServeBench) -> dict:
         options = ServingOptions(dtype=case.dtype, slots=max(2, 2 * case.tenants), batch_tokens=BATCH_TOKENS)
         backbone = export(store, repository, options).backbone
         requests = tenant_requests(backbone, texts_of(case), case)
+        noops = tenant_requests(NOOP, texts_of(case), case)
         before = _engine_apart(repository, backbone, case)
+        add_noop(repository, case.tokens)
         with TritonServer(repository) as server:
             alone, saturated = load_server(server.http_url, requests, requests, case)
+            noop_alone, noop_saturated = load_server(server.http_url, noops, noops, case)
+            by_wrk = load_by_wrk(server.http_url, requests, case.connections, case.seconds) if case.wrk else None
         after = _engine_apart(repository, backbone, case)
     engine_p50 = (before["p50_ms"] + after["p50_ms"]) / 2
     engine_rate = (before["texts_per_s"] + after["texts_per_s"]) / 2
+    bound = 1 / (1 / engine_rate + 1 / noop_saturated.req_per_s)
+    added, noop_p50 = alone.percentile_ms(50) - engine_p50, noop_alone.percentile_ms(50)
     return {
         "p50_ms": round(alone.percentile_ms(50), 3),
         "p99_ms": round(alone.percentile_ms(99), 3),
         "engine_p50_ms": round(engine_p50, 3),
         "req_per_s": round(saturated.req_per_s, 2),
         "engine_req_per_s": round(engine_rate, 2),
-        "added_ms": round(alone.percentile_ms(50) - engine_p50, 3),
+        "added_ms": round(added, 3),
         "share_of_engine": round(saturated.req_per_s / engine_rate, 3),
+        "noop_p50_ms": round(noop_p50, 3),
+        "added_over_noop_ms": round(added - noop_p50, 3),
+        "noop_req_per_s": round(noop_saturated.req_per_s, 2),
+        "bound_req_per_s": round(bound, 2),
+        "share_of_bound": round(saturated.req_per_s / bound, 3),
+        **(_beside_wrk(by_wrk, saturated) if by_wrk else {}),
         "engine_drift": round(after["texts_per_s"] / before["texts_per_s"], 3),
         "generator_cpu_share": round(saturated.cpu_s / saturated.wall_s, 4),
         "case": asdict(case),
         "dtype": before["dtype"],
         "threads": before["threads"],
+    }
+
+
+def _beside_wrk(by_wrk: Wrk, ours: Report) -> dict:
+    return {
+        "wrk_req_per_s": by_wrk.req_per_s,
+        "wrk_p50_ms": by_wrk.p50_ms,
+        "generator_over_wrk": round(ours.req_per_s / by_wrk.req_per_s, 3),
     }
 
 

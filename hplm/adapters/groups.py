@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
+from hplm.model.layer import activation
+
 
 class Groups(ABC):
     """Made once for a batch from the slot of every row, and used in every layer. Weights are slots x outputs x inputs."""
@@ -24,3 +26,17 @@ class Groups(ABC):
     @abstractmethod
     def add(self, base: Tensor, spread: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
         """Adds the linear map of spread rows to `base`, in place: large new tensors cost more than small products."""
+
+    def add_low_rank(
+        self,
+        base: Tensor,
+        spread: Tensor,
+        down: Tensor,
+        up: Tensor,
+        down_bias: Tensor | None = None,
+        up_bias: Tensor | None = None,
+        function: str | None = None,
+    ) -> None:
+        """Adds two linear maps of spread rows to `base`, in place, with a function between them."""
+        inner = self.linear(spread, down, down_bias)
+        self.add(base, inner if function is None else activation(function)(inner), up, up_bias)

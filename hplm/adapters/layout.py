@@ -10,7 +10,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from hplm.adapters import runs
+from hplm.adapters import kernel, runs
 from hplm.adapters.groups import Groups
 from hplm.adapters.tiles import Tiles
 from hplm.arrays import Array
@@ -144,7 +144,10 @@ class Layout:
 
     def group(self, slots: Array, device: torch.device, dtype: torch.dtype) -> Groups:
         """Groups rows by their slots, in the form that the device multiplies fastest."""
-        widths = [width for shape in self.shapes.values() if len(shape) > 1 for width in shape]
+        shapes = list(self.shapes.values())
+        if kernel.fits(device, dtype, shapes):
+            return kernel.InPlace(slots)
+        widths = [width for shape in shapes if len(shape) > 1 for width in shape]
         return runs.Runs(slots, device) if runs.fits(device, dtype, widths) else Tiles(slots, device)
 
     def adapt(self, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
@@ -200,11 +203,10 @@ class Bottleneck(Kind):
         for place in layout.places:
             if PROJECTIONS[place] == at:
                 spread = groups.spread(_part(layout, at, place, after))
-                inner = groups.linear(spread, weights[f"{place}/down"], weights[f"{place}/down_bias"])
-                inner = activation(layout.function)(inner)
                 if torch.is_grad_enabled():
                     after = after.clone()  # the backward pass needs the input of the map
-                groups.add(_part(layout, at, place, after), inner, weights[f"{place}/up"], weights[f"{place}/up_bias"])
+                base, names = _part(layout, at, place, after), ("down", "up", "down_bias", "up_bias")
+                groups.add_low_rank(base, spread, *(weights[f"{place}/{name}"] for name in names), function=layout.function)
         return after
 
 
@@ -228,8 +230,7 @@ class LowRank(Kind):
             return after
         spread = groups.spread(before)
         for place in here:
-            inner = groups.linear(spread, weights[f"{place}/a"])
-            groups.add(_part(layout, at, place, after), inner, weights[f"{place}/b"])
+            groups.add_low_rank(_part(layout, at, place, after), spread, weights[f"{place}/a"], weights[f"{place}/b"])
         return after
 
 

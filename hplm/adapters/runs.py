@@ -32,26 +32,35 @@ def fits(device: torch.device, dtype: torch.dtype, widths: list[int]) -> bool:
     )
 
 
-class Runs(Groups):
+class InRuns(Groups):
+    """Rows in runs of one slot each. Where slots alternate often, rows are sorted."""
+
     def __init__(self, slots: Array, device: torch.device) -> None:
         self._take: Tensor | None = None  # sorts rows by slot, `_back` undoes it; None: rows stay in place
         self._back: Tensor | None = None
-        starts = _starts(slots)
-        if len(starts) > min(MANY * len(np.unique(slots)), MOST):
+        self._slots, self._starts = slots, _starts(slots)
+        if len(self._starts) > min(MANY * len(np.unique(slots)), MOST):
             order = np.argsort(slots, kind="stable")
             self._take = sent(tensor_of(order), device)
             self._back = sent(tensor_of(np.argsort(order)), device)
-            slots = slots[order]
-            starts = _starts(slots)
-        bounds = np.append(starts, len(slots))
-        self._calls = [_call(slots, bounds[i : i + MOST + 1], device) for i in range(0, len(starts), MOST)]
-        self._slot_of_row = sent(tensor_of(slots.astype(np.int64)), device)
+            self._slots = slots[order]
+            self._starts = _starts(self._slots)
 
     def spread(self, x: Tensor) -> Tensor:
         return x if self._take is None else x.index_select(0, self._take)
 
     def collect(self, spread: Tensor) -> Tensor:
         return spread if self._back is None else spread.index_select(0, self._back)
+
+
+class Runs(InRuns):
+    """Runs for the grouped kernel."""
+
+    def __init__(self, slots: Array, device: torch.device) -> None:
+        super().__init__(slots, device)
+        slots, bounds = self._slots, np.append(self._starts, len(slots))
+        self._calls = [_call(slots, bounds[i : i + MOST + 1], device) for i in range(0, len(self._starts), MOST)]
+        self._slot_of_row = sent(tensor_of(slots.astype(np.int64)), device)
 
     def linear(self, spread: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         parts = [grouped_mm(spread[rows], weight.mT.index_select(0, slots), offs=ends) for rows, slots, ends in self._calls]

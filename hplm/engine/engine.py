@@ -11,7 +11,8 @@ from torch import Tensor
 
 from hplm.arrays import Array
 from hplm.engine.memory import keep_freed_memory
-from hplm.engine.staging import Part, Sheet, StagedBatch
+from hplm.engine.sheets import Part, Sheet
+from hplm.engine.staging import StagedBatch
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.eightbit import to_eight_bits

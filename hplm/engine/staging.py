@@ -1,7 +1,7 @@
 """Staging: makes a chosen batch ready, so that the engine only computes.
 
-It gathers vectors in the order of the packing, gives slots to adapters and heads, and copies index tensors to the device. It
-runs for batch k+1 while batch k computes, in the one thread that owns the slots.
+It gives slots to adapters and heads, has the texts laid into sheets, and gathers their vectors. It runs for batch k+1 while
+batch k computes, in the one thread that owns the slots.
 """
 
 from __future__ import annotations
@@ -15,57 +15,20 @@ from weakref import ref
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from hplm.adapters.copying import Copies, Mark
-from hplm.adapters.groups import Groups
 from hplm.adapters.layout import Layout
 from hplm.adapters.record import Record
 from hplm.adapters.slots import Slots
-from hplm.arrays import Array
 from hplm.engine.backbone import Backbone, View
 from hplm.engine.overlap import Overlap
-from hplm.engine.packing import Arrangement, Packed, Packing
+from hplm.engine.packing import Packed, Packing
 from hplm.engine.request import Text
+from hplm.engine.sheets import Placed, Sheet, Sheets
 from hplm.errors import Broken, HplmError
-from hplm.model.layer import Attend
-from hplm.model.sending import sent
-from hplm.model.tensors import tensor_of
 from hplm.plot.forest import Forest
 from hplm.plot.gathering import Gatherer
 from hplm.scheduling.selection import Places
-
-Weights = list[dict[str, Tensor]]  # tensors of each layer
-
-
-@dataclass(frozen=True)
-class Part:
-    """The rows of a batch whose adapters or heads have one layout."""
-
-    layout: Layout
-    groups: Groups
-    layers: Weights
-    arrived: list[Mark]  # one for each layer: after it the layer's weights are on the device
-    rows: Tensor | None  # None: all rows
-
-
-@dataclass
-class Sheet:
-    """The texts of a batch that are computed in one tensor."""
-
-    indexes: list[int]  # of the texts in the batch
-    addresses: Array  # of all these texts, end to end
-    lengths: Array
-    homes: Tensor | None  # the place of each token in the tensor; None: in order
-    attend: Attend
-    positions: Tensor
-    segments: Tensor
-    reading: Tensor  # the index of the token that each answer row reads
-    rows_of: list[int]  # answer rows of each text
-    adapters: list[Part]
-    reading_adapters: list[Part]  # the same, for answer rows only
-    heads: list[Part]
-    sums: Tensor | None = None  # None: not yet gathered
 
 
 @dataclass
@@ -100,6 +63,7 @@ class Stager:
     def __init__(self, backbone: Backbone, settings: StagingSettings) -> None:
         self._backbone = backbone
         self._settings = settings
+        self._sheets = Sheets(settings.packing, backbone.config.heads, settings.device, settings.dtype)
         self._gatherer = Gatherer(settings.device, settings.dtype, settings.resident_rows)
         self._copies = Copies(settings.device)  # in a stream of its own, or staging would wait for the batch that computes
         self._slots: dict[Layout, Slots] = {}  # of all layouts ever served, so that their counts continue
@@ -164,8 +128,8 @@ class Stager:
     ) -> StagedBatch | None:
         """Assigns slots, places and indexes. Adapters and vectors follow later."""
         held: list[tuple[Slots, int]] = []
-        adapter_slots: list[tuple[Layout, int] | None] = []
-        head_slots: list[tuple[Layout, int]] = []
+        adapter_slots: list[Placed | None] = []
+        head_slots: list[Placed] = []
         kept: list[int] = []
         try:
             forest = self._backbone.view.forest
@@ -190,7 +154,7 @@ class Stager:
             layouts = dict.fromkeys(slot[0] for slot in (*adapter_slots, *head_slots) if slot is not None)
             arrived: dict[Layout, list[Mark]] = {layout: [] for layout in layouts}
             staged = [texts[number] for number in kept]
-            sheets = self._sheets(staged, adapter_slots, head_slots, arrived, places and places.of(kept))
+            sheets = self._sheets.lay(staged, adapter_slots, head_slots, self._slots, arrived, places and places.of(kept))
             return StagedBatch(staged, forest, sheets, arrived, held)
         except BaseException:
             self.release(held)
@@ -229,7 +193,7 @@ class Stager:
                 kept.append(number)
         return kept
 
-    def _hold(self, view: View, record: Record, held: list[tuple[Slots, int]]) -> tuple[Layout, int]:
+    def _hold(self, view: View, record: Record, held: list[tuple[Slots, int]]) -> Placed:
         bank = view.banks.get(record.bank) or self._backbone.bank(record.bank)  # raises, with the reason if it cannot be opened
         slots = self._slots_for(bank.layout)
         slot = slots.hold(record, bank)
@@ -263,93 +227,3 @@ class Stager:
         if before is not None:
             slots.hits, slots.misses = before.hits, before.misses
         self._slots[layout] = slots
-
-    def _sheets(
-        self,
-        texts: list[Text],
-        adapter_slots: list[tuple[Layout, int] | None],
-        head_slots: list[tuple[Layout, int]],
-        arrived: dict[Layout, list[Mark]],
-        places: Places | None,
-    ) -> list[Sheet]:
-        lengths = np.array([text.tokens for text in texts], dtype=np.int64)
-        return [
-            self._sheet(
-                arrangement,
-                [texts[i] for i in arrangement.texts],
-                [adapter_slots[i] for i in arrangement.texts],
-                [head_slots[i] for i in arrangement.texts],
-                arrived,
-            )
-            for arrangement in self._settings.packing.arrange(lengths, places)
-        ]
-
-    def _sheet(
-        self,
-        arrangement: Arrangement,
-        texts: list[Text],
-        adapter_slots: list[tuple[Layout, int] | None],
-        head_slots: list[tuple[Layout, int]],
-        arrived: dict[Layout, list[Mark]],
-    ) -> Sheet:
-        lengths, starts, rooms = arrangement.lengths, arrangement.starts, arrangement.rooms
-        offsets = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        padded = arrangement.rows > len(offsets)
-        home = np.repeat(starts, lengths) + offsets if padded else None  # the place of each token
-
-        def lay(numbers: Array) -> Tensor:
-            if home is None:
-                return self._index(numbers)
-            whole = np.zeros(arrangement.rows, dtype=np.int64)
-            whole[home] = numbers
-            return self._index(whole)
-
-        rows_of = np.array([len(text.reading) for text in texts], dtype=np.int64)
-        adapters, heads = self._parted(adapter_slots), self._parted(head_slots)
-        return Sheet(
-            indexes=arrangement.texts.tolist(),
-            attend=arrangement.attention(self._backbone.config.heads, self._settings.device, self._settings.dtype),
-            addresses=np.concatenate([text.addresses for text in texts]),
-            lengths=lengths,
-            homes=self._index(home) if home is not None else None,
-            positions=lay(offsets),
-            segments=lay(np.concatenate([text.segments for text in texts])),
-            reading=self._index(np.concatenate([text.reading for text in texts]) + np.repeat(starts, rows_of)),
-            rows_of=rows_of.tolist(),
-            adapters=self._parts(adapters, rooms, arrived),
-            reading_adapters=self._parts(adapters, rows_of, arrived),
-            heads=self._parts(heads, rows_of, arrived),
-        )
-
-    @staticmethod
-    def _parted(slots: Sequence[tuple[Layout, int] | None]) -> list[tuple[Layout, Array, Array | None]]:
-        """Returns the layouts with the slots of their texts, and which texts these are; None: all."""
-        of_layout: dict[Layout, list[tuple[int, int]]] = {}
-        for index, slot in enumerate(slots):
-            if slot is not None:
-                of_layout.setdefault(slot[0], []).append((index, slot[1]))
-        parted: list[tuple[Layout, Array, Array | None]] = []
-        for layout, texts in of_layout.items():
-            index, slot = np.array(texts).T
-            parted.append((layout, slot, None if len(texts) == len(slots) else index))
-        return parted
-
-    def _parts(
-        self, parted: list[tuple[Layout, Array, Array | None]], counts: Array, arrived: dict[Layout, list[Mark]]
-    ) -> list[Part]:
-        """Divides the rows by layout. `counts` has the number of rows of each text."""
-        parts: list[Part] = []
-        for layout, slots, texts in parted:
-            dtype = layout.computed_in(self._settings.dtype)
-            own = counts if texts is None else counts[texts]
-            groups = layout.group(np.repeat(slots, own), self._settings.device, dtype)
-            rows = None
-            if texts is not None:
-                mine = np.zeros(len(counts), dtype=bool)
-                mine[texts] = True
-                rows = self._index(np.flatnonzero(np.repeat(mine, counts)))
-            parts.append(Part(layout, groups, self._slots[layout].layers, arrived[layout], rows))
-        return parts
-
-    def _index(self, numbers: Array) -> Tensor:
-        return sent(tensor_of(numbers.astype(np.int64)), self._settings.device)

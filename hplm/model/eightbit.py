@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hplm.errors import InvalidInput
+from hplm.model.kernel import kernel
 from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV, Layers
 
 onednn: Any = torch.ops.onednn  # the library has no types
@@ -53,11 +54,10 @@ class EightBit(nn.Module):
 
     def _product(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the product in units of each row's scale, and the scales."""
-        largest = torch.maximum(x.amax(1, keepdim=True), x.amin(1, keepdim=True).neg_()).clamp_(min=LEAST)
-        numbers = torch.empty(padded(len(x)), self._inputs, dtype=torch.int8)
-        numbers[: len(x)].copy_(torch.addcmul(self._rounding, x, LEVELS / largest).view(torch.int32))  # keeps the last bytes
+        numbers = torch.empty(padded(len(x)), self._inputs, dtype=torch.uint8)
+        scales = self._round(x, numbers[: len(x)])
         y: Tensor = onednn.qlinear_pointwise(
-            numbers.view(torch.uint8),
+            numbers,
             1.0,
             0,
             self._packed,
@@ -71,7 +71,18 @@ class EightBit(nn.Module):
             [],
             "",
         )
-        return y[: len(x)], largest.div_(LEVELS)
+        return y[: len(x)], scales
+
+    def _round(self, x: Tensor, numbers: Tensor) -> Tensor:
+        """Writes the rounded rows into `numbers`. Returns their scales: rows x 1."""
+        compiled = kernel()
+        if compiled is not None:
+            scales = x.new_empty(len(x), 1)
+            compiled.round(x, numbers, scales)
+            return scales
+        largest = torch.maximum(x.amax(1, keepdim=True), x.amin(1, keepdim=True).neg_()).clamp_(min=LEAST)
+        numbers.view(torch.int8).copy_(torch.addcmul(self._rounding, x, LEVELS / largest).view(torch.int32))  # the last bytes
+        return largest.div_(LEVELS)
 
 
 def available() -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import sysconfig
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_int64, c_uint64, c_void_p
@@ -21,13 +20,14 @@ import torch
 from torch import Tensor
 
 from hplm.arrays import Array
+from hplm.compiled import library, opened
 from hplm.options import TABLE_DTYPES
 from hplm.plot.index import Index
 from hplm.plot.keys import KeySpace
 from hplm.plot.table import Table
 
 log = logging.getLogger(__name__)
-LIBRARY = Path(__file__).with_name("_kernel" + (sysconfig.get_config_var("EXT_SUFFIX") or ".so"))
+LIBRARY = library(__file__)
 # As in kernel.c:
 VERSION = 1  # of its functions
 MOST_WORDS = 5
@@ -55,12 +55,10 @@ class _Rows(ctypes.Structure):
 
 
 class Kernel:
-    def __init__(self, library: Path) -> None:
-        others = ctypes.CDLL(str(library))
-        others.hplm_version.restype = others.hplm_instructions.restype = c_int64
-        if others.hplm_version() != VERSION:
-            raise OSError(f"{library} has version {others.hplm_version()} instead of {VERSION}")
-        self._lookup, self._long_lookup = ctypes.PyDLL(str(library)).hplm_lookup, others.hplm_lookup
+    def __init__(self, path: Path) -> None:
+        others = ctypes.CDLL(str(path))
+        others.hplm_instructions.restype = c_int64
+        self._lookup, self._long_lookup = ctypes.PyDLL(str(path)).hplm_lookup, others.hplm_lookup
         for lookup in (self._lookup, self._long_lookup):
             lookup.argtypes = (c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_void_p)
             lookup.restype = c_int64
@@ -78,16 +76,9 @@ class Kernel:
 @cache
 def kernel() -> Kernel | None:
     """Returns the kernel, or None if it was not compiled. Says once which of both."""
-    try:
-        found = Kernel(LIBRARY)
-    except (OSError, AttributeError) as error:
-        log.warning(
-            "the compiled kernel cannot be loaded: %s. numpy and torch look up and gather instead, which takes several times "
-            "as long. Install hplm again where a C compiler is found",
-            error,
-        )
-        return None
-    log.info("the compiled kernel is there")
+    found = opened(LIBRARY, VERSION, Kernel, "numpy and torch look up and gather instead, which takes several times as long")
+    if found is not None:
+        log.info("the compiled kernel is there")
     return found
 
 

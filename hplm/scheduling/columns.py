@@ -9,21 +9,11 @@ from typing import Any, Generic
 import numpy as np
 
 from hplm.arrays import Array
+from hplm.scheduling.kernel import WIDTHS, Table, kernel
 from hplm.scheduling.waiting import T
 
 NEVER = np.iinfo(np.int64).max  # the deadline of a text without one
 FIRST_ROOM = 1024
-# Narrow columns are faster: whenever a batch leaves, all texts behind it move up.
-WIDTHS = {
-    "tokens": np.int32,
-    "arrival": np.int64,
-    "deadline": np.int64,
-    "priority": np.int32,
-    "slot_key": np.int32,
-    "tenant": np.int32,
-    "request": np.int64,
-    "position": np.int32,
-}
 
 
 class Numbers:
@@ -81,6 +71,7 @@ class Columns(Generic[T]):
         # By a tenant's number: its waiting tokens, texts and bytes.
         self._demand, self._counts, self._sizes = (np.zeros(FIRST_ROOM, np.int64) for _ in range(3))
         self._bytes = 0
+        self._table = self._place()
         self._requests = 0
         for text in texts:
             self.add([text])
@@ -149,6 +140,12 @@ class Columns(Generic[T]):
         """The memory that all waiting texts keep."""
         return self._bytes
 
+    @property
+    def table(self) -> Table:
+        """The same for the compiled kernel."""
+        self._table.count, self._table.slot_keys, self._table.tenants = self._length, self.slot_keys, self.tenants
+        return self._table
+
     def number_of(self, tenant: int) -> int | None:
         """Returns the number of a tenant that has waiting texts, else None."""
         return self._tenants.number_of(tenant)
@@ -161,6 +158,7 @@ class Columns(Generic[T]):
         end = self._length + len(texts)
         while end > len(self._columns["tokens"]):
             self._columns = {name: np.concatenate([column, np.empty_like(column)]) for name, column in self._columns.items()}
+            self._table = self._place()
         self._requests += 1
         for i, text in enumerate(texts, self._length):
             tokens, size, tenant = text.tokens, text.bytes, self._tenants.take(text.tenant)
@@ -180,6 +178,7 @@ class Columns(Generic[T]):
                 self._demand, self._counts, self._sizes = (
                     np.concatenate([counted, np.zeros_like(counted)]) for counted in (self._demand, self._counts, self._sizes)
                 )
+                self._table = self._place()
             self._demand[tenant] += tokens
             self._counts[tenant] += 1
             self._sizes[tenant] += size
@@ -206,14 +205,12 @@ class Columns(Generic[T]):
         if len(indexes) == self._length:  # nothing stays
             self._length = 0
             return out
-        stays = np.ones(self._length, bool)
-        stays[indexes] = False
-        first = int(stays.argmin())  # texts before the first gap do not move
-        kept = np.flatnonzero(stays[first:])
-        end = first + len(kept)
-        for column in self._columns.values():
-            column[first:end] = column[first : self._length].take(kept)
-        self._length = end
+        compiled = kernel()
+        if compiled is not None:
+            compiled.remove(self.table, indexes.astype(np.int64))
+        else:
+            self._close_gaps(indexes)
+        self._length -= len(indexes)
         return out
 
     def whole_requests(self, indexes: Array) -> Array:
@@ -232,3 +229,15 @@ class Columns(Generic[T]):
             return position
         self._texts.append(text)
         return len(self._texts) - 1
+
+    def _close_gaps(self, indexes: Array) -> None:
+        """Does the same as the compiled kernel."""
+        stays = np.ones(self._length, bool)
+        stays[indexes] = False
+        first = int(stays.argmin())  # texts before the first gap do not move
+        kept = np.flatnonzero(stays[first:])
+        for column in self._columns.values():
+            column[first : first + len(kept)] = column[first : self._length].take(kept)
+
+    def _place(self) -> Table:
+        return Table.of(self._columns.values(), self._demand)

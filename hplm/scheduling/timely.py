@@ -11,6 +11,7 @@ from hplm.errors import InvalidInput
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import Cost
 from hplm.scheduling.filling import LONGEST, Room, by_priority, first_come
+from hplm.scheduling.kernel import Rules, kernel
 from hplm.scheduling.policy import positive
 from hplm.scheduling.sharing import fair_first
 from hplm.scheduling.waiting import Capacity
@@ -29,6 +30,7 @@ class Timely:
     late: float = 2.0  # a text that can be started, but not answered, in time counts as so many times as long
     reserve: float = 0.01  # share of the tokens for the text that has waited longest and can be in time
     _credit: float = field(default=0.0, repr=False)  # tokens of the reserve not yet used
+    _batches: Array = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         positive(horizon=self.horizon, late=self.late)
@@ -36,14 +38,35 @@ class Timely:
             raise InvalidInput(f"policy option horizon={self.horizon:g} is invalid: give whole batches, 255 at most")
         if not (0 <= self.newcomers <= 1 and 0 <= self.reserve <= 1):
             raise InvalidInput("policy options newcomers and reserve are shares: give numbers from 0 to 1")
+        self._batches = 1 + np.arange(self.horizon) * (1.0 - self.newcomers)  # how many the plan may fill until each ends
 
     def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array:
         if _fits(columns, capacity):
             return first_come(columns)
-        tokens, due = columns.tokens, self._due(columns, start_ns, capacity, cost)
+        self._credit += self.reserve * capacity.tokens
+        if self._credit > capacity.tokens:
+            self._credit = min(self._credit, max(capacity.tokens, int(columns.tokens.max())))
+        batch_ns = self._batch_ns(columns, capacity, cost)
+        rules = Rules(start_ns, batch_ns, self.limits(capacity), self.late, int(self._credit))
+        taken, reserved = self.by_kernel(columns, capacity, rules) or self.by_arrays(columns, capacity, rules)
+        self._credit -= reserved
+        return taken
+
+    def limits(self, capacity: Capacity) -> Array:
+        """Returns for each batch of the plan the most tokens that it and those before it may have together."""
+        return capacity.tokens * self._batches
+
+    @staticmethod
+    def by_kernel(columns: Columns, capacity: Capacity, rules: Rules) -> tuple[Array, int] | None:
+        """Does the same as `by_arrays`. Returns None where it cannot."""
+        compiled = kernel()
+        return None if compiled is None else compiled.choose(columns.table, capacity, rules)
+
+    def by_arrays(self, columns: Columns, capacity: Capacity, rules: Rules) -> tuple[Array, int]:
+        """Returns the texts of the next batch, and the tokens that were taken from the reserve."""
+        tokens, due, limits = columns.tokens, self._due(columns, rules), rules.limits
         weight = np.where(due > 0, tokens, self.late * tokens)
         best_first = by_priority(columns, np.argsort(np.minimum(weight, LONGEST).astype(np.uint16), kind="stable"))
-        limits = capacity.tokens * (1 + np.arange(self.horizon) * (1 - self.newcomers))
         if self._all_in_time(tokens, due, capacity.tokens):
             head, tail, planned = best_first, best_first[:0], due[best_first] > 0
         else:
@@ -53,26 +76,30 @@ class Timely:
             planned = self._plan(tokens[head], np.maximum(due[head], 1), limits)
         plan = head[planned]
         plan = by_priority(columns, plan[np.argsort(due[plan], kind="stable")])
-        ordered = np.concatenate([plan, head[~planned]])
+        ordered = np.concatenate([plan, head[~planned], tail])
 
         room = Room(columns, capacity)
-        self._credit = min(self._credit + self.reserve * capacity.tokens, max(capacity.tokens, tokens.max()))
-        room.prefix(np.flatnonzero(due), int(self._credit))
-        self._credit -= capacity.tokens - room.tokens
-        if len(room.taken):
-            ordered, tail = ordered[~np.isin(ordered, room.taken)], tail[~np.isin(tail, room.taken)]
-        room.greedily(fair_first(columns, [ordered, tail], room.tokens) if columns.tenants > 1 else [ordered, tail])
-        return room.taken
+        room.prefix(np.flatnonzero(due), rules.reserved)
+        reserved = capacity.tokens - room.tokens
+        if reserved:
+            waits = np.ones(len(columns), bool)
+            waits[room.taken] = False
+            ordered = ordered[waits[ordered]]
+        room.greedily(fair_first(columns, [ordered], room.tokens) if columns.tenants > 1 else ordered)
+        return room.taken, reserved
 
-    def _due(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array:
+    @staticmethod
+    def _batch_ns(columns: Columns, capacity: Capacity, cost: Cost) -> float:
+        tokens = int(columns.demand.sum())
+        share = min(1.0, capacity.tokens / tokens, capacity.texts / len(columns))
+        return max(1.0, float(cost.predict(tokens * share, len(columns) * share)))
+
+    def _due(self, columns: Columns, rules: Rules) -> Array:
         """Returns for each text the last batch that answers it in time.
 
         1 is the next batch, 0 means none, and the horizon means that batch or any later one.
         """
-        tokens = int(columns.demand.sum())
-        share = min(1.0, capacity.tokens / tokens, capacity.texts / len(columns))
-        batch_ns = max(1.0, float(cost.predict(tokens * share, len(columns) * share)))
-        return np.clip((columns.deadline - start_ns) * (1 / batch_ns), 0, self.horizon).astype(np.uint8)
+        return np.clip((columns.deadline - rules.start_ns) * (1 / rules.batch_ns), 0, self.horizon).astype(np.uint8)
 
     def _all_in_time(self, tokens: Array, due: Array, room: int) -> bool:
         """Whether all texts that can be in time fit, as is usual with admission."""

@@ -1,13 +1,22 @@
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from hplm.adapters import kernel as kernels
 from hplm.adapters import runs
+from hplm.adapters.kernel import MOST_ROWS, InPlace
 from hplm.adapters.layout import Layout
 from hplm.adapters.runs import Runs
 from hplm.adapters.tiles import Tiles
 
 CPU = torch.device("cpu")
+needs_kernel = pytest.mark.skipif(
+    not kernels.fits(CPU, torch.float32, []), reason="no C compiler at installation, or no processor of its kind"
+)
 
 
 @pytest.mark.parametrize("kind", [Tiles, Runs])
@@ -86,4 +95,80 @@ def test_a_grouped_kernel_is_used_only_for_fitting_devices_and_widths(monkeypatc
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     assert not runs.fits(cuda, torch.bfloat16, [768, 32])  # an older GPU runs a loop that waits for the device
     layout = Layout("bottleneck", 32, 768, 1, ("attention_out",))
-    assert isinstance(layout.group(np.zeros(3, dtype=np.int64), CPU, torch.float32), Tiles)
+    assert isinstance(layout.group(np.zeros(3, dtype=np.int64), CPU, torch.bfloat16), Tiles)
+
+
+def _lying(slots, outputs, inputs, generator):
+    """Returns weights as slots have them: stored as inputs x outputs."""
+    return torch.randn(slots, inputs, outputs, generator=generator).mT
+
+
+@needs_kernel
+@settings(deadline=None, max_examples=60)
+@given(
+    lengths=st.lists(st.integers(1, 2 * MOST_ROWS + 3), min_size=1, max_size=6),
+    slots=st.integers(1, 4),
+    widths=st.tuples(st.integers(1, 70), st.sampled_from([16, 48, 256, 272]), st.sampled_from([16, 32, 80])),
+    biased=st.booleans(),
+    function=st.sampled_from([None, "relu", "gelu"]),
+    rows=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_the_kernel_maps_as_tiles_do(lengths, slots, widths, biased, function, rows, seed):
+    generator, (inputs, rank, outputs) = torch.Generator().manual_seed(seed), widths
+    of_text = np.random.default_rng(seed).integers(0, slots, len(lengths))
+    of_row = np.repeat(of_text, 1 if rows else lengths)
+    x = torch.randn(len(of_row), 2 * inputs, generator=generator)[:, inputs:]
+    down, up = _lying(slots, rank, inputs, generator), _lying(slots, outputs, rank, generator)
+    biases = [torch.randn(slots, width, generator=generator) if biased else None for width in (rank, outputs)]
+    base, tiles, found = torch.randn(len(x), 3 * outputs, generator=generator), Tiles(of_row, CPU), {}
+    for instructions in range(1, kernels.kernel().instructions + 1):
+        with patch.object(kernels.kernel(), "instructions", instructions), patch.object(kernels, "WORTH", seed % 2 * 10**9):
+            for groups in (tiles, InPlace(of_row)):
+                spread, changed = groups.spread(x), base.clone()
+                groups.add_low_rank(changed[:, outputs : 2 * outputs], spread, down, up, *biases, function)
+                groups.add(changed[:, :outputs], groups.linear(spread, down, biases[0]), up)
+                found[type(groups)] = [changed, groups.collect(groups.linear(spread, down, biases[0]))]
+        for mine, expected in zip(found[InPlace], found[Tiles], strict=True):
+            assert torch.allclose(mine, expected, atol=1e-3, rtol=1e-4)
+
+
+@needs_kernel
+def test_the_kernel_gives_a_row_the_same_bits_beside_any_neighbours():
+    generator = torch.Generator().manual_seed(0)
+    down, up = _lying(3, 32, 64, generator), _lying(3, 64, 32, generator)
+    x = torch.randn(130, 64, generator=generator)
+    together, alone = x.clone(), x.clone()
+    InPlace(np.repeat([2, 0, 1], [7, 100, 23])).add_low_rank(together, x, down, up)
+    for row, slot in enumerate(np.repeat([2, 0, 1], [7, 100, 23])):
+        InPlace(np.array([slot])).add_low_rank(alone[row : row + 1], x[row : row + 1], down, up)
+    assert torch.equal(together, alone)
+
+
+@needs_kernel
+def test_what_is_no_number_does_not_become_one():
+    down, up = torch.full((1, 4, 16), torch.nan).mT, torch.ones(1, 16, 16).mT
+    out = torch.zeros(1, 16)
+    InPlace(np.array([0])).add_low_rank(out, torch.ones(1, 4), down, up, function="relu")
+    assert out.isnan().all()
+
+
+@needs_kernel
+def test_the_kernel_is_used_where_it_fits():
+    def grouped(size, dtype=torch.float32):
+        return type(Layout("bottleneck", size, 768, 1, ("attention_out",)).group(np.zeros(3, dtype=np.int64), CPU, dtype))
+
+    assert grouped(32) is InPlace
+    assert grouped(24) is Tiles  # not a multiple of its registers
+    assert grouped(32, torch.bfloat16) is Tiles
+
+
+def test_without_the_kernel_torch_applies_adapters_and_the_log_says_so(tmp_path, monkeypatch, caplog):
+    kernels.kernel.cache_clear()
+    monkeypatch.setattr(kernels, "LIBRARY", tmp_path / "_kernel.so")
+    try:
+        layout = Layout("bottleneck", 32, 768, 1, ("attention_out",))
+        assert isinstance(layout.group(np.zeros(3, dtype=np.int64), CPU, torch.float32), Tiles)
+    finally:
+        kernels.kernel.cache_clear()
+    assert str(tmp_path) in caplog.text

@@ -12,7 +12,7 @@ from hplm.cli.main import main
 
 pytestmark = pytest.mark.slow
 
-TINY = AdaptersBench(hidden=32, rank=4, seconds=0.005, tenants=(1, 16))
+TINY = AdaptersBench(hidden=32, rank=16, seconds=0.005, tenants=(1, 16))
 
 
 @pytest.mark.parametrize("tenants", [1, 5])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hplm.engine import staging
+from hplm.engine import sheets, staging
 from hplm.engine.engine import Engine
 from hplm.engine.lookup import Lookup
 from hplm.engine.overlap import OVERLAPS
@@ -19,13 +19,13 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def events(monkeypatch):
-    found, sent, sums, compute = [], staging.sent, Gatherer.sums, Engine._compute
+    found, sent, sums, compute = [], sheets.sent, Gatherer.sums, Engine._compute
 
     def noted(name, call):
         return lambda *given: found.append(name) or call(*given)
 
     monkeypatch.setattr(staging, "Copies", lambda device: Watched(found))
-    monkeypatch.setattr(staging, "sent", noted("send", sent))
+    monkeypatch.setattr(sheets, "sent", noted("send", sent))
     monkeypatch.setattr(Gatherer, "sums", noted("gather", sums))
     monkeypatch.setattr(Engine, "_compute", noted("compute", compute))
     return found

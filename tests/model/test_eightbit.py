@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,12 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from hplm.model import eightbit
+from hplm.model import kernel as kernels
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import random_backbone
 from hplm.model.eightbit import MOST_ROWS, EightBit, padded, to_eight_bits, weight_levels
 from testing.toy import CONFIG
 
 INPUTS, OUTPUTS = 48, 80
+needs_kernel = pytest.mark.skipif(kernels.kernel() is None, reason="hplm was installed without a C compiler")
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +117,38 @@ def test_layers_in_eight_bits_are_near_those_in_32_bits_and_independent_of_the_b
     assert 0 < float((mixed - expected).norm() / expected.norm()) < 0.02
     for own, alone in zip(mixed.split(lengths), x.split(lengths), strict=True):
         assert torch.equal(own, upper.through(alone, PackedAttention([len(alone)], CONFIG.heads)))
+
+
+@needs_kernel
+@given(rows=st.integers(1, 40), inputs=st.integers(1, 200), seed=st.integers(0, 99), threads=st.booleans())
+@torch.inference_mode()
+def test_the_kernel_rounds_as_torch_does(rows, inputs, seed, threads):
+    generator = torch.Generator().manual_seed(seed)
+    x = (torch.randn(rows, 2 * inputs, generator=generator) * 10 ** (8 * torch.rand(rows, 1, generator=generator) - 4))[:, ::2]
+    x = x if seed % 2 else x.contiguous()[:, : max(1, inputs - 1)]
+    in_eight_bits, found = EightBit(nn.Linear(x.shape[1], OUTPUTS)), []
+    for compiled in (kernels.kernel(), None):
+        numbers = torch.zeros(x.shape, dtype=torch.uint8)
+        with (
+            patch.object(eightbit, "kernel", lambda compiled=compiled: compiled),
+            patch.object(kernels, "WORTH", 10**9 * threads),
+        ):
+            scales = in_eight_bits._round(x, numbers)
+        found.append(scales)
+        assert ((numbers.double() - 128) - x.double() / scales.double()).abs().max() <= 0.5 + 1e-4
+    assert torch.equal(*found)
+
+
+def test_without_the_kernel_torch_rounds_and_the_log_says_so(linear, tmp_path, monkeypatch, caplog):
+    kernels.kernel.cache_clear()
+    monkeypatch.setattr(kernels, "LIBRARY", tmp_path / "_kernel.so")
+    try:
+        with torch.inference_mode():
+            off = (EightBit(linear)(tokens(20)) - exact(linear, tokens(20))).abs()
+        assert (off <= 1e-5 * tokens(20).abs().amax(1, keepdim=True)).all()
+    finally:
+        kernels.kernel.cache_clear()
+    assert str(tmp_path) in caplog.text
 
 
 WITHOUT_VNNI = """

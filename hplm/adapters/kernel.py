@@ -1,0 +1,143 @@
+"""Linear maps by the compiled kernel, `kernel.c`: in 32 bits, on CPUs of x86-64 with AVX2.
+
+It reads the weights of a slot where they lie. So it needs no copies of them, no tiles and no padding. A low-rank map with its
+biases is one call: what lies between its two products stays in the caches.
+
+Where the kernel is missing, `Tiles` does the same. A test holds both together.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hplm.adapters.runs import InRuns
+from hplm.arrays import Array
+from hplm.compiled import library, opened, parallel
+
+LIBRARY = library(__file__)
+# As in kernel.c:
+VERSION = 1  # of its functions
+MOST_RANK = 256
+MOST_ROWS = 60  # of a run
+STEP = 16  # numbers of outputs are multiples of it
+WORTH = 1 << 18  # multiplications that are worth another thread
+
+
+class _Maps(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("down", "down_bias", "up", "up_bias")),
+        *((name, c_int64) for name in ("inputs", "rank", "outputs", "relu", "adds")),
+    )
+
+
+class _Rows(ctypes.Structure):
+    _fields_ = (
+        ("starts", c_void_p), ("slots", c_void_p), ("count", c_int64),
+        ("x", c_void_p), ("x_stride", c_int64), ("out", c_void_p), ("out_stride", c_int64),
+    )  # fmt: skip
+
+
+class Kernel:
+    def __init__(self, path: Path) -> None:
+        compiled = ctypes.CDLL(str(path))
+        compiled.hplm_instructions.restype = c_int64
+        self.instructions = int(compiled.hplm_instructions())
+        self._map = compiled.hplm_map
+        self._map.argtypes = (c_void_p, c_void_p, c_int64, c_void_p, c_int64)
+        self._map.restype = None
+        self._parallel = parallel()
+
+    def map(self, maps: _Maps, rows: _Rows, threads: int) -> None:
+        self._map(ctypes.byref(maps), ctypes.byref(rows), self.instructions, self._parallel, threads)
+
+
+@cache
+def kernel() -> Kernel | None:
+    """Returns the kernel, or None if it was not compiled. Says so once."""
+    return opened(LIBRARY, VERSION, Kernel, "torch applies adapters instead, which takes up to twice as long")
+
+
+def fits(device: torch.device, dtype: torch.dtype, shapes: Sequence[tuple[int, ...]]) -> bool:
+    """Whether the kernel takes weights (outputs x inputs) and biases of these shapes."""
+    return (
+        device.type == "cpu"
+        and dtype is torch.float32
+        and all(shape[0] % STEP == 0 for shape in shapes)
+        and (compiled := kernel()) is not None
+        and compiled.instructions > 0
+    )
+
+
+class InPlace(InRuns):
+    def __init__(self, slots: Array) -> None:
+        super().__init__(slots, torch.device("cpu"))
+        slots, starts = self._slots, self._starts
+        counts = np.diff(starts, append=len(slots))
+        pieces = -(-counts // MOST_ROWS)  # of each run
+        number = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        cuts = np.repeat(starts, pieces) + np.repeat(counts, pieces) * number // np.repeat(pieces, pieces)
+        self._bounds, self._slot_of = np.append(cuts, len(slots)), slots[cuts].astype(np.int64)
+
+    def linear(self, spread: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        out = spread.new_empty(len(spread), weight.shape[1])
+        self._map(spread, out, _maps(weight, bias))
+        return out
+
+    def add(self, base: Tensor, spread: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._add(base, spread, _maps(weight, bias))
+
+    def add_low_rank(
+        self,
+        base: Tensor,
+        spread: Tensor,
+        down: Tensor,
+        up: Tensor,
+        down_bias: Tensor | None = None,
+        up_bias: Tensor | None = None,
+        function: str | None = None,
+    ) -> None:
+        if function not in (None, "relu") or down.shape[1] > MOST_RANK:
+            super().add_low_rank(base, spread, down, up, down_bias, up_bias, function)
+            return
+        maps = _maps(up, up_bias)
+        maps.down, maps.down_bias, maps.inputs, maps.relu = _at(down.mT), _at(down_bias), down.shape[2], function is not None
+        self._add(base, spread, maps)
+
+    def _add(self, base: Tensor, spread: Tensor, maps: _Maps) -> None:
+        if self._back is not None:  # the rows of `base` have another order
+            out = spread.new_empty(len(spread), maps.outputs)
+            self._map(spread, out, maps)
+            base.add_(self.collect(out))
+        else:
+            maps.adds = True
+            self._map(spread, base, maps)
+
+    def _map(self, x: Tensor, out: Tensor, maps: _Maps) -> None:
+        compiled = kernel()
+        assert compiled is not None and out.stride(1) == 1
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        rows = _Rows(
+            self._bounds.ctypes.data, self._slot_of.ctypes.data, len(self._slot_of),
+            x.data_ptr(), x.stride(0), out.data_ptr(), out.stride(0),
+        )  # fmt: skip
+        work = len(x) * maps.rank * (maps.inputs + maps.outputs)
+        compiled.map(maps, rows, min(torch.get_num_threads(), len(self._slot_of)) if work >= WORTH else 1)
+
+
+def _maps(weight: Tensor, bias: Tensor | None) -> _Maps:
+    """Returns one map: slots x outputs x inputs."""
+    return _Maps(up=_at(weight.mT), up_bias=_at(bias), rank=weight.shape[2], outputs=weight.shape[1])
+
+
+def _at(tensor: Tensor | None) -> int | None:
+    assert tensor is None or tensor.is_contiguous()
+    return None if tensor is None else tensor.data_ptr()
