@@ -18,7 +18,7 @@ from hplm.engine.answer import fill, size_of
 from hplm.engine.memory import SharedMemory
 from hplm.errors import Broken, Draining, HplmError, InvalidInput, kind_of
 from hplm.server.held import Held
-from hplm.server.inherited import draining, restore_umask
+from hplm.server.inherited import draining
 from hplm.server.probing import PROBE
 from hplm.tasks import TextAnswer
 
@@ -40,12 +40,6 @@ class Sender:
             self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
         finally:
             self._held.add(-1)
-
-
-def set_up() -> None:
-    """Sets up the model's process."""
-    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
-    restore_umask()
 
 
 def model_parameters(args: dict[str, str]) -> dict[str, str]:

@@ -19,7 +19,6 @@ from hplm.tenants.manager import Manager
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        replies.set_up()
         folder = Path(args["model_repository"]).parent / replies.model_parameters(args)["backbone"] / "1"
         state, secret = replies.state_folder(), os.environ.get("HPLM_ADMIN_KEY", "").strip()
         if state is None or not secret:

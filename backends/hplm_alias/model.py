@@ -5,6 +5,7 @@ Triton has turned forwarded headers into parameters. They go on as parameters: a
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,7 @@ class Forwarded:
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        replies.set_up()
+        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
         self._directory = Directory(Path(args["model_repository"]).parent, replies.state_folder())
         self._held = Held(args["model_name"])
         self._line: Turns[Forwarded] = Turns(WAITING, 1, time.monotonic_ns)

@@ -35,7 +35,7 @@ LONGEST_TIMEOUT_US = 10**12  # longer ones would overflow a deadline in nanoseco
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        replies.set_up()
+        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
         parameters = replies.model_parameters(args)
         name = parameters["backbone"]
         torch.set_num_threads(1)  # nothing is computed here

@@ -5,6 +5,7 @@ The engine is a process of its own. This one keeps the senders, so that every re
 
 from __future__ import annotations
 
+import logging
 import os
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from hplm.tenants.ticket import PROBE_TICKET, SharedSecret, Ticket
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        replies.set_up()
+        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
         parameters = replies.model_parameters(args)
         name = parameters["backbone"]
         meter = Meter()

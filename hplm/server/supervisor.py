@@ -17,7 +17,7 @@ from hplm.errors import HplmError
 from hplm.server import process_group
 from hplm.server.held import holders
 from hplm.server.probing import State
-from hplm.server.stubs import regions, size_of, stubs
+from hplm.server.stubs import make_private, regions, size_of, stubs
 from hplm.server.triton import TritonServer
 
 LOOK_SECONDS = 1.0
@@ -52,6 +52,7 @@ class Supervisor:
             self._restart(f"tritonserver ended with {reason(code)}")
             return
         self._server.limit_log()
+        make_private(self._server.id)  # also those of models that were loaded meanwhile
         for model, probe in self._probes.items():
             health = self._control.probe(model, probe, PROBE_SECONDS)
             if health.state is not State.SILENT:

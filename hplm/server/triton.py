@@ -24,14 +24,13 @@ from hplm.server.held import Holder, holders
 from hplm.server.ports import Ports, in_use, reachable, resolve
 from hplm.server.repository import model_names
 from hplm.server.secrecy import hide
-from hplm.server.stubs import region_prefix
+from hplm.server.stubs import make_private, region_prefix
 
 _EXIT_TIMEOUT_S = 10  # how long Triton itself waits after a SIGTERM from somebody else
 _EMPTY_SERVER_GRACE_S = 2.0
 _ATTEMPTS = 3  # a chosen port may be taken before Triton listens on it
 _QUIET_S = 0.2  # a request between two models of an ensemble is held by neither, but for a shorter time than this
 _STARTED = re.compile(r"^[IWE]\d{4} ", re.MULTILINE)  # a line of Triton's log: its arguments are read
-_PRIVATE = 0o077  # umask: its regions of shared memory hold what clients send
 
 
 class TritonServer:
@@ -224,7 +223,6 @@ class TritonServer:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C in the terminal must not reach the server: we stop it
-                umask=_PRIVATE,
             )
         except OSError as error:
             raise HplmError(f"{self.installation.binary} does not start ({error.strerror}): install it again") from error
@@ -252,6 +250,7 @@ class TritonServer:
                 hide(process.pid, self._secret)
                 hidden = True
             if control.ready(self.id, self._ports.metrics):
+                make_private(self.id)
                 return True
             time.sleep(0.05)
         return False

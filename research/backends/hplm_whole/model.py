@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from research.baselines.worker import Worker
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        replies.set_up()
+        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
         self._held = Held(args["model_name"])
         parameters = replies.model_parameters(args)
         if int(parameters["threads"]):
