@@ -25,8 +25,12 @@ PATIENCE = 30.0  # seconds, of a socket
 
 def require_haproxy() -> None:
     for program in ("haproxy", "openssl"):
-        if shutil.which(program) is None:
+        if _found(program) is None:
             pytest.skip(f"no {program} on PATH (Debian, Ubuntu: apt-get install {program})")
+
+
+def _found(program: str) -> str | None:
+    return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin")  # Debian's users do not have it
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,9 @@ def haproxy(folder: Path, http_url: str, grpc_url: str, backbones: str, **settin
     }
     log = folder / "log"
     with log.open("wb") as output:
-        process = subprocess.Popen(["haproxy", "-db", "-f", str(CONFIG)], env=environment, stdout=output, stderr=output)
+        process = subprocess.Popen(
+            [str(_found("haproxy")), "-db", "-f", str(CONFIG)], env=environment, stdout=output, stderr=output
+        )
     door = Door(port, certificate, log)
     try:
         eventually(lambda: _is_open(door, process))
