@@ -39,7 +39,7 @@ LONGEST = 100_000  # characters of a text that a server takes
 # What should hold for the quiet tenant.
 LEAST_IN_TIME, MOST_TIMES_ALONE, MOST_DIFFERENCE = 0.99, 5.0, 0.01
 WAITING = re.compile(r"^hplm_waiting_(?:texts|lookups)\{[^}]*\} (\S+)$", re.MULTILINE)
-IDLE_S = 60.0  # the most time to wait for a server to finish what one way has left
+IDLE_S = 600.0  # the most time to wait for a server to finish what one way has left
 
 Noise = Callable[[float], dict[str, object]]  # misbehaves for so many seconds, and returns what became of it
 
