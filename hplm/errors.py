@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import re
 
+# What code raises that reads a file of ours, if its JSON has another form.
+MISFITS = (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
+LONGEST_QUOTING = 900  # bytes of a message that quotes what was given
+
 
 class HplmError(Exception):
     """An error that the user can act on. The command line prints it without a traceback."""
@@ -16,7 +20,7 @@ class HplmError(Exception):
 
     def wire(self) -> str:
         """Returns the message as clients of the server see it: the word in brackets, then the sentence."""
-        return f"[{self.word}] {self}"
+        return f"[{self.word}] {shortened(str(self))}"
 
     def failure(self) -> tuple[str, str]:
         """Returns the status and the message for the wire."""
@@ -26,6 +30,9 @@ class HplmError(Exception):
 class InvalidInput(HplmError):
     word = "invalid_input"
     status = "INVALID_ARG"
+
+    def __str__(self) -> str:
+        return shortened(super().__str__())
 
 
 class NoTenant(HplmError):
@@ -73,10 +80,22 @@ class Broken(HplmError):
 
     word = "broken"
 
+    def __str__(self) -> str:
+        return shortened(super().__str__())
+
 
 BY_WORD: dict[str, type[HplmError]] = {
     error.word: error for error in (InvalidInput, NoTenant, QueueFull, Quota, DeadlineMissed, Draining, Broken)
 }
+
+
+def shortened(message: str) -> str:
+    """Leaves out the middle of a long message. Its beginning names the thing, and its end says what to do."""
+    encoded = message.encode("utf-8", "backslashreplace")
+    if len(encoded) <= LONGEST_QUOTING:
+        return message
+    half = LONGEST_QUOTING // 2
+    return f"{encoded[:half].decode('utf-8', 'ignore')} ... {encoded[-half:].decode('utf-8', 'ignore')}"
 
 
 def error_in(message: str) -> type[HplmError] | None:

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from hplm.errors import InvalidInput
-from hplm.scheduling.simulation.arrivals import MILLISECOND, SECOND, Arrivals
+from hplm.scheduling.simulation.arrivals import MILLISECOND, SECOND, Arrivals, in_order
 
 
 @dataclass(frozen=True)
@@ -27,7 +25,7 @@ def read_recorded(path: Path, tenants: Sequence[str]) -> Recorded:
     known = {name: number for number, name in enumerate(tenants)}
     strangers: dict[str, int] = {}
     rows, texts = [], []
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
             row = json.loads(line)
             name, text = str(row.get("tenant", "")), row.get("text")
@@ -36,11 +34,9 @@ def read_recorded(path: Path, tenants: Sequence[str]) -> Recorded:
             allowed = int(row.get("deadline_ms", 0) * MILLISECOND)
             rows.append((int(row["arrival"] * SECOND), tokens, allowed, tenant, int(row.get("priority", 0))))
             texts.append(text)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise InvalidInput(f"{path}, line {number} is not a recorded request ({error!r}): see docs/loadtest.md") from None
     if not rows:
         raise InvalidInput(f"{path} contains no requests: see docs/loadtest.md")
-    columns = np.array(rows, dtype=np.int64)
-    columns[:, 0] -= columns[:, 0].min()
-    order = np.argsort(columns[:, 0], kind="stable")
-    return Recorded(Arrivals(*columns[order].T), [texts[i] for i in order.tolist()])
+    columns, order = in_order(rows, path)
+    return Recorded(Arrivals(*columns.T), [texts[i] for i in order.tolist()])

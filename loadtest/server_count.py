@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import time
 import urllib.request
+from collections.abc import Sequence
 
 from hplm.metrics.publisher import SECONDS
 
-IN_TIME = re.compile(r'^hplm_requests_total\{[^}]*outcome="(?:on_time|answered)"[^}]*\} (\S+)$', re.MULTILINE)
+IN_TIME = ("on_time", "answered")  # outcomes; the second is that of requests without a deadline
 PUBLISHED_AFTER = 2 * SECONDS + 0.5  # seconds; then the last answers are in the metrics
 
 
@@ -18,9 +19,11 @@ class ServerCount:
     The client's count is what a user sees. The server's clock starts later, when lookup receives the request.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, outcomes: Sequence[str] = IN_TIME) -> None:
         """`address`: HOST:PORT of the server's metrics. Raises OSError if nobody answers there."""
         self._address = address
+        pattern = rf'^hplm_requests_total\{{[^}}]*outcome="(?:{"|".join(outcomes)})"[^}}]*\}} (\S+)$'
+        self._counts = re.compile(pattern, re.MULTILINE)
         self._before = self._read()
 
     def in_time(self) -> int:
@@ -30,7 +33,7 @@ class ServerCount:
 
     def _read(self) -> int:
         with urllib.request.urlopen(f"http://{self._address}/metrics", timeout=5) as response:
-            return round(sum(float(count) for count in IN_TIME.findall(response.read().decode())))
+            return round(sum(float(count) for count in self._counts.findall(response.read().decode())))
 
 
 def difference(by_client: int, by_server: int) -> float:

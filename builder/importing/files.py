@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -55,10 +53,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         read = load_file if path.suffix == ".safetensors" else _load_pickled
         tensors = read(path)
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        first_line = str(error).strip().splitlines()[0]
+    except Exception as error:  # the libraries raise anything at a damaged file
+        first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise InvalidInput(f"{path} cannot be read ({first_line}): copy or save it again") from error
-    return {name: tensor.float() for name, tensor in tensors.items()}
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+        raise InvalidInput(f"{path} holds something else than tensors with names: save the adapter again")
+    return {str(name): tensor.float() for name, tensor in tensors.items()}
 
 
 def _load_pickled(path: Path) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from builder.tables.build_folder import held
 from builder.training.labelled import Labelled
 from builder.training.labels import check_labels
 from builder.training.tasks import training_task
-from hplm.errors import InvalidInput
+from hplm.errors import MISFITS, InvalidInput
 
 APPROXIMATE = (
     "the adapter was trained on the original layers; here its lower part, if any, is merged into a lower half that was adapted "
@@ -42,10 +42,15 @@ def read_folder(folder: Path, model: str, task: str | None) -> tuple[FoundAdapte
     """Reads a folder that `peft` or `adapters` wrote."""
     path = folder / "adapter_config.json"
     config = read_json(path)
-    if is_peft(config):
-        return read_peft(folder, model, task)
-    if is_adapterhub(config):
-        return read_adapterhub(folder, model, task)
+    for known, read in ((is_peft, read_peft), (is_adapterhub, read_adapterhub)):
+        if known(config):
+            try:
+                return read(folder, model, task)
+            except MISFITS as error:
+                raise InvalidInput(
+                    f"a configuration in {folder} has an option of another kind than its library writes ({error}): save the "
+                    "adapter again"
+                ) from error
     raise InvalidInput(f"{path} is neither of `peft` nor of `adapters`: save the adapter with one of them")
 
 

@@ -93,9 +93,14 @@ def _manifest(archive: tarfile.TarFile, file: Path) -> dict[str, Any]:
         manifest = json.loads(source.read())
     except ValueError as error:
         raise Broken(f"{MANIFEST} in {file} is not JSON ({error}): copy it again") from None
+    if not isinstance(manifest, dict):
+        raise Broken(f"{MANIFEST} in {file} holds no JSON object: copy it again")
     if manifest.get("format") != FORMAT:
         raise InvalidInput(f"{file} has format {manifest.get('format')!r}, this version of hplm reads {FORMAT}: pack it again")
-    for name in manifest["files"]:
+    files = manifest.get("files")
+    if not isinstance(files, dict) or not all(isinstance(one, dict) and "sha256" in one for one in files.values()):
+        raise Broken(f"{MANIFEST} in {file} does not describe its files: copy it again")
+    for name in files:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise Broken(f"{file} holds {name!r}, which lies outside of a store: do not use it")
     return manifest

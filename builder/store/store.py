@@ -141,7 +141,7 @@ class Store:
         return cls(folder)
 
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer((self.folder / "tokenizer.json").read_text("utf-8"), self.config.positions)
+        return Tokenizer.load(self.folder / "tokenizer.json", self.config.positions)
 
     def upper(self) -> UpperStack:
         upper = UpperStack(self.config)

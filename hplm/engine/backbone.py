@@ -107,7 +107,7 @@ class Backbone:
         return next((view for view in reversed(self._remembered) if view.snapshot.generation == generation), None)
 
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer((self.folder / self.TOKENIZER).read_text("utf-8"), self.config.positions)
+        return Tokenizer.load(self.folder / self.TOKENIZER, self.config.positions)
 
     def upper(self) -> UpperStack:
         upper = UpperStack(self.config)

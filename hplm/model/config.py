@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from hplm.errors import InvalidInput
+from hplm.errors import MISFITS, InvalidInput
 from hplm.model.windows import TRIGRAMS, Window
 
 FORMAT = 2
@@ -40,17 +40,26 @@ class BackboneConfig:
     @classmethod
     def load(cls, path: Path) -> BackboneConfig:
         try:
-            stored = json.loads(path.read_text("utf-8"))
+            stored: dict[str, Any] | list[Any] | None = json.loads(path.read_text("utf-8"))
         except FileNotFoundError:
             raise InvalidInput(f"{path.parent} contains no backbone: {path.name} is missing") from None
         except ValueError as error:
             raise InvalidInput(f"{path} is not JSON: {error}") from None
+        if not isinstance(stored, dict):
+            raise InvalidInput(f"{path} holds no JSON object: export the repository again")
         if stored.get("format") != FORMAT:
             raise InvalidInput(
                 f"{path} has format {stored.get('format')!r}, but this version of hplm reads {FORMAT}: "
                 "export the repository again with this version, or install the version that wrote it"
             )
-        known = {field.name for field in fields(cls)}
+        known = {field.name: field.type for field in fields(cls)}
         values: dict[str, Any] = {key: value for key, value in stored.items() if key in known}
-        values["window"] = Window(**stored["window"])
-        return cls(**values)
+        kinds: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,)}
+        try:
+            for name, kind in known.items():
+                if name in values and not isinstance(values[name], kinds.get(str(kind), (object,))):
+                    raise TypeError(f"{name!r} is {values[name]!r}")
+            values["window"] = Window(**stored["window"])
+            return cls(**values)
+        except MISFITS as error:
+            raise InvalidInput(f"{path} does not describe a backbone ({error}): export the repository again") from None

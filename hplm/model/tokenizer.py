@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from hplm.arrays import Array
-from hplm.errors import InvalidInput
+from hplm.errors import Broken, InvalidInput
 from hplm.model.words import Words
 
 WORD = re.compile(r"\S+")
@@ -77,6 +78,15 @@ class Tokenizer:
         self._added_length = _added_length(tokenizer_json)
         self._words = Words(self._tokenizer) if self._added_length is not None and _reads_words(tokenizer_json) else None
         self._special_tokens = {pair: self._tokenizer.num_special_tokens_to_add(is_pair=pair) for pair in (False, True)}
+
+    @classmethod
+    def load(cls, path: Path, positions: int) -> Tokenizer:
+        try:
+            return cls(path.read_text("utf-8"), positions)
+        except FileNotFoundError:
+            raise Broken(f"{path} is missing: build or copy it again") from None
+        except Exception as error:  # the library raises no narrower type
+            raise Broken(f"{path} does not describe a tokenizer ({error}): build or copy it again") from None
 
     def encode(self, text: str, pair: str | None = None, truncate: bool = False, in_windows: bool = False) -> Encoded:
         (encoded,) = self.encode_all([Given(text, pair, truncate, in_windows)])

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from hplm.arrays import Array
-from hplm.errors import Broken, InvalidInput
+from hplm.errors import MISFITS, Broken, InvalidInput
 from hplm.model.windows import Window
 from hplm.plot.index import Index, IndexMeta
 from hplm.plot.keys import KeySpace
@@ -95,7 +95,9 @@ class TableMeta(TableSpec):
         try:
             found = stored["format"]
             meta = cls(**(stored | {"index": IndexMeta(**stored["index"])})) if found == FORMAT else None
-        except (TypeError, KeyError) as error:
+            if meta is not None:  # raises if a field has another type
+                _ = meta.sizes(), meta.space, {meta.parent_branch, (meta.domain, meta.version)}
+        except MISFITS as error:
             raise Broken(f"{path} does not describe a table ({error}): build or copy the table again") from None
         if meta is None:
             raise InvalidInput(f"{path} has format {found!r}, but this version of hplm reads {FORMAT}: build the table again")

@@ -64,11 +64,13 @@ def back_up(manager: Manager, target: Path) -> dict[str, Any]:
 def restore(source: Path, exported: Snapshot, state: State) -> dict[str, Any]:
     """Writes a backup into a state that does not exist yet, because readers may follow an existing state."""
     try:
-        manifest = json.loads((source / MANIFEST).read_text("utf-8"))
+        manifest: dict[str, Any] | list[Any] | None = json.loads((source / MANIFEST).read_text("utf-8"))
     except FileNotFoundError:
         raise InvalidInput(f"{source} is not a backup, because {MANIFEST} is missing: name a folder of `hplm backup`") from None
     except ValueError as error:
         raise Broken(f"{source / MANIFEST} is not JSON ({error}): use another backup") from None
+    if not isinstance(manifest, dict) or "export" not in manifest:
+        raise Broken(f"{source / MANIFEST} does not describe a backup: use another one")
     if manifest.get("format") != FORMAT:
         raise InvalidInput(
             f"{source} has format {manifest.get('format')!r}, but this version of hplm reads {FORMAT}: "

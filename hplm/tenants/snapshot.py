@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hplm.adapters.record import Record
-from hplm.errors import Broken, InvalidInput, NoTenant
+from hplm.errors import MISFITS, Broken, InvalidInput, NoTenant
 from hplm.plot.branch import Branch
 from hplm.tasks import TASKS, Task
 from hplm.tenants.keys import Key
@@ -109,18 +109,26 @@ class Snapshot:
     @classmethod
     def load(cls, path: Path) -> Snapshot:
         try:
-            stored = json.loads(path.read_text("utf-8"))
+            stored: dict[str, Any] | list[Any] | None = json.loads(path.read_text("utf-8"))
         except FileNotFoundError:
             raise InvalidInput(f"{path} is missing: export the repository again") from None
         except ValueError as error:
             raise Broken(f"{path} is not JSON ({error}): export the repository again") from None
+        if not isinstance(stored, dict):
+            raise Broken(f"{path} holds no JSON object: export the repository again")
         if stored.get("format") not in READABLE:
             raise InvalidInput(
                 f"{path} has format {stored.get('format')!r}, but this version of hplm reads {READABLE[0]} and {FORMAT}: "
                 "export the repository again"
             )
-        tenants = [read_tenant(entry) for entry in stored["tenants"]]
-        return cls(stored["generation"], [Branch(**entry) for entry in stored["tables"]], tenants, stored["export"])
+        try:
+            tenants = [read_tenant(entry) for entry in stored["tenants"]]
+            branches = [Branch(**entry) for entry in stored["tables"]]
+            if not (all(map(_is_branch, branches)) and type(stored["generation"]) is int and type(stored["export"]) is str):
+                raise TypeError("a table, its generation or its export has another type")
+        except MISFITS as error:
+            raise Broken(f"{path} does not describe tenants and tables ({error}): export the repository again") from None
+        return cls(stored["generation"], branches, tenants, stored["export"])
 
 
 def read_tenant(entry: dict[str, Any]) -> Tenant:
@@ -129,4 +137,29 @@ def read_tenant(entry: dict[str, Any]) -> Tenant:
     fields["head"] = Record(**entry["head"])
     fields["adapter"] = Record(**entry["adapter"]) if entry["adapter"] is not None else None
     fields["keys"] = tuple(Key(**key) for key in entry.get("keys", ()))
-    return Tenant(**fields)
+    tenant = Tenant(**fields)
+    if not _is_tenant(tenant):
+        raise TypeError(f"tenant {tenant.id!r} has a field of another type")
+    return tenant
+
+
+def _is_branch(branch: Branch) -> bool:
+    return type(branch.domain) is str and type(branch.version) is type(branch.base) is int
+
+
+def _is_tenant(tenant: Tenant) -> bool:
+    """Whether all fields have their types. They are checked here, once, because a wrong one fails far from its file."""
+    words: list[object] = [tenant.id, tenant.domain, tenant.task, *tenant.labels]
+    numbers: list[object] = [tenant.uid, tenant.version, tenant.domain_version, tenant.deadline_us, tenant.in_flight]
+    for record in tenant.records():
+        words.append(record.bank)
+        numbers += (record.index, record.uid, record.version)
+    for key in tenant.keys:
+        words += (key.id, key.digest)
+        numbers.append(key.expires)
+    rates = (tenant.rate, tenant.burst, tenant.texts_rate, tenant.tokens_rate)
+    return (
+        all(type(word) is str for word in words)
+        and all(type(number) is int for number in numbers)
+        and all(type(rate) in (int, float) for rate in rates)
+    )

@@ -109,6 +109,7 @@ def haproxy(folder: Path, http_url: str, grpc_url: str, backbones: str, **settin
         "HPLM_HTTP": http_url,
         "HPLM_GRPC": grpc_url,
         "HPLM_BACKBONES": backbones,
+        "HPLM_PROBED": backbones.split()[0],
         "HPLM_DOOR_LUA": str(CONFIG.parent / "door.lua"),
         **{name: str(value) for name, value in settings.items()},
     }

@@ -109,18 +109,27 @@ def read_trace(path: Path) -> Arrivals:
     """Reads JSONL with `arrival` (seconds), `tokens`, and optionally `deadline_ms` (from arrival), `tenant`, `priority`."""
     tenants: dict[str, int] = {}
     rows: list[tuple[int, ...]] = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
             row = json.loads(line)
             tenant = tenants.setdefault(str(row.get("tenant", "")), len(tenants))
             allowed = int(row.get("deadline_ms", 0) * MILLISECOND)
             rows.append((int(row["arrival"] * SECOND), int(row["tokens"]), allowed, tenant, int(row.get("priority", 0))))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise InvalidInput(
                 f"{path}, line {number} is not a recorded arrival ({error!r}): see docs/scheduling.md"
             ) from error
     if not rows:
         raise InvalidInput(f"{path} contains no arrivals: see docs/scheduling.md")
-    columns = np.array(rows, dtype=np.int64)
+    return Arrivals(*in_order(rows, path)[0].T)
+
+
+def in_order(rows: Sequence[Sequence[int]], path: Path) -> tuple[Array, Array]:
+    """Returns a trace's rows in order of time, beginning at 0, and the index that each had before."""
+    try:
+        columns = np.array(rows, dtype=np.int64)
+    except OverflowError:
+        raise InvalidInput(f"{path} has a number of more than 64 bits: correct it") from None
     columns[:, 0] -= columns[:, 0].min()
-    return Arrivals(*columns[np.argsort(columns[:, 0], kind="stable")].T)
+    order = np.argsort(columns[:, 0], kind="stable")
+    return columns[order], order

@@ -1,0 +1,77 @@
+"""Holds many gRPC requests in flight, from a process of its own: each that is answered is followed by another.
+
+    python -m loadtest.streams HOST:PORT MODEL TENANT IN_FLIGHT SECONDS < text
+
+prints what became of them as JSON. After a refusal the next request waits as long as the server asks for, a tenth of a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import struct
+import subprocess
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+import grpc.aio
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+MESSAGES: Any = service_pb2  # generated code, without types
+A_CHANNEL = 100  # requests at once: as many streams as servers usually allow on a connection
+REFUSED_S = 0.1
+POLITE = 10  # niceness: what is measured is the server
+
+
+def run_streams(address: str, model: str, tenant: str, text: str, in_flight: int, seconds: float) -> dict[str, int]:
+    """Returns how many requests were answered, refused, failed, or still in flight at the end."""
+    command = [sys.executable, "-m", __name__, address, model, tenant, str(in_flight), str(seconds)]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=120 + 2 * seconds)
+    if done.returncode:
+        raise RuntimeError(f"the requests to {model} could not be sent: {done.stderr.strip().splitlines()[-1:]}")
+    return json.loads(done.stdout)
+
+
+async def _hold(address: str, request: Any, in_flight: int, seconds: float) -> Counter[str]:
+    counts: Counter[str] = Counter(answered=0, refused=0, failed=0)
+    end = time.monotonic() + seconds
+
+    async def ask(stub: service_pb2_grpc.GRPCInferenceServiceStub) -> None:
+        while time.monotonic() < end:
+            try:
+                await stub.ModelInfer(request)
+                counts["answered"] += 1
+            except grpc.aio.AioRpcError as error:
+                counts["refused" if error.code() == grpc.StatusCode.UNAVAILABLE else "failed"] += 1
+                await asyncio.sleep(REFUSED_S)
+
+    options = [("grpc.use_local_subchannel_pool", 1)]  # otherwise all channels share one connection
+    channels = [grpc.aio.insecure_channel(address, options) for _ in range(-(-in_flight // A_CHANNEL))]
+    stubs = [service_pb2_grpc.GRPCInferenceServiceStub(channel) for channel in channels]
+    tasks = [asyncio.create_task(ask(stubs[number % len(stubs)])) for number in range(in_flight)]
+    _, unanswered = await asyncio.wait(tasks, timeout=seconds)
+    for task in unanswered:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for channel in channels:
+        await channel.close()
+    counts["in_flight_at_the_end"] = len(unanswered)
+    return counts
+
+
+def main() -> None:
+    address, model, tenant, in_flight, seconds = sys.argv[1:]
+    os.nice(POLITE)
+    text = sys.stdin.read().encode()
+    request = MESSAGES.ModelInferRequest(model_name=model)
+    request.inputs.add(name="TEXT", datatype="BYTES", shape=[1, 1])
+    request.raw_input_contents.append(struct.pack("<I", len(text)) + text)
+    request.parameters["tenant"].string_param = tenant
+    print(json.dumps(asyncio.run(_hold(address, request, int(in_flight), float(seconds)))))
+
+
+if __name__ == "__main__":
+    main()

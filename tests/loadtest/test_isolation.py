@@ -1,0 +1,52 @@
+"""The bookkeeping of the isolation measurement, on a real server and with small numbers. It asserts no times."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from loadtest.isolation import WAYS, judged, main
+from tests.serving import serving
+
+SENT = 10
+
+
+def _quiet(in_time: int, p99_ms: float | None = 10.0) -> dict:
+    return {"in_time": in_time, "in_time_share": in_time / 100, "p99_ms": p99_ms}
+
+
+@pytest.mark.parametrize(
+    ("beside", "by_server", "holds"),
+    [
+        (_quiet(100, 50.0), 100, True),
+        (_quiet(98, 50.0), 98, False),  # too few in time
+        (_quiet(100, 51.0), 100, False),  # too slow beside the other
+        (_quiet(100, 50.0), 102, False),  # the server counts too many
+        (_quiet(0, None), 0, False),
+    ],
+)
+def test_it_holds_only_if_all_three_hold(beside, by_server, holds) -> None:
+    assert judged(_quiet(100), beside, by_server)["holds"] is holds
+
+
+@pytest.mark.slow
+def test_every_request_of_both_tenants_is_accounted_for(toy, capsys) -> None:
+    with serving(toy.repository) as server:
+        addresses = ["--url", server.http_url, "--grpc", server.grpc_url, "--metrics", server.metrics_url]
+        numbers = ["--seconds", "1", "--rate", str(SENT), "--streams", "120", "--long", "2", "--characters", "150000"]
+        numbers += ["--flood", "4", "--texts", "2", "--words", "500", "--text", "ba be"]
+        try:
+            main([*addresses, *numbers, "--backbone", "toy", "--quiet", "acme", "--noisy", "beta", "--json"])
+        except SystemExit as ended:  # whether it holds is a matter of time
+            assert ended.code == 1
+    measured = json.loads(capsys.readouterr().out)
+    assert set(measured) == set(WAYS)
+    for way in measured.values():
+        for quiet in (way["alone"], way["beside"]):
+            assert quiet["sent"] == SENT
+            assert quiet["in_time"] <= SENT - sum(quiet["not_answered"].values())
+        assert 0 <= way["in_time_by_server"] <= SENT
+        assert way["noisy"]["answered"] > 0
+    streams = measured["streams"]["noisy"]
+    assert streams["failed"] == 0 and streams["in_flight_at_the_end"] <= 120
