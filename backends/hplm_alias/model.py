@@ -60,6 +60,7 @@ class TritonPythonModel:
     def _take(self, request: pb_utils.InferenceRequest, sender: pb_utils.InferenceResponseSender, arrival_ns: int) -> None:
         parameters = replies.request_parameters(request)
         backbone, tenant = self._directory.find(parameters, time.time())
+        replies.required(request, "TEXT")  # Triton only counts inputs, and the pair may be one
         deadline_ns = arrival_ns + 1000 * request.timeout() if request.timeout() else 0
         for refused in self._line.offer(
             Forwarded(request, sender, parameters, backbone, (backbone, tenant.uid), arrival_ns, deadline_ns)
