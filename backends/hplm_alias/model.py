@@ -65,6 +65,7 @@ class TritonPythonModel:
             replies.send_outputs(sender, replies.answer_to_probe(request.requested_output_names()))
             return
         backbone, tenant = self._directory.find(parameters, time.time())
+        replies.required(request, "TEXT")  # Triton only counts inputs, and the pair may be one
         deadline_ns = arrival_ns + 1000 * request.timeout() if request.timeout() else 0
         for refused in self._line.offer(
             Forwarded(request, sender, parameters, backbone, (backbone, tenant.uid), arrival_ns, deadline_ns)
