@@ -31,8 +31,8 @@ def read_recorded(path: Path, tenants: Sequence[str]) -> Recorded:
             name, text = str(row.get("tenant", "")), row.get("text")
             tenant = known[name] if name in known else strangers.setdefault(name, len(strangers) % len(tenants))
             tokens = int(row["tokens"]) if text is None else int(row.get("tokens", len(text.split()) + 2))
-            allowed = int(row.get("deadline_ms", 0) * MILLISECOND)
-            rows.append((int(row["arrival"] * SECOND), tokens, allowed, tenant, int(row.get("priority", 0))))
+            allowed = int(float(row.get("deadline_ms", 0)) * MILLISECOND)
+            rows.append((int(float(row["arrival"]) * SECOND), tokens, allowed, tenant, int(row.get("priority", 0))))
             texts.append(text)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise InvalidInput(f"{path}, line {number} is not a recorded request ({error!r}): see docs/loadtest.md") from None

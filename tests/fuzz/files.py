@@ -355,7 +355,11 @@ class Corpora(Labelled):
 class Traces(Labelled):
     """Recorded loads."""
 
-    kept = (("trace.jsonl", b"\x82"), ("trace.jsonl", b'{"arrival": 1, "tokens": 10000000000000000000000}'))
+    kept = (
+        ("trace.jsonl", b'{"arrival": [0], "tokens": 3}'),
+        ("trace.jsonl", b"\x82"),
+        ("trace.jsonl", b'{"arrival": 1, "tokens": 10000000000000000000000}'),
+    )
 
     def make(self, folder):
         (folder / "data").mkdir()

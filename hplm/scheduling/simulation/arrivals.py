@@ -113,8 +113,8 @@ def read_trace(path: Path) -> Arrivals:
         try:
             row = json.loads(line)
             tenant = tenants.setdefault(str(row.get("tenant", "")), len(tenants))
-            allowed = int(row.get("deadline_ms", 0) * MILLISECOND)
-            rows.append((int(row["arrival"] * SECOND), int(row["tokens"]), allowed, tenant, int(row.get("priority", 0))))
+            allowed = int(float(row.get("deadline_ms", 0)) * MILLISECOND)
+            rows.append((int(float(row["arrival"]) * SECOND), int(row["tokens"]), allowed, tenant, int(row.get("priority", 0))))
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise InvalidInput(
                 f"{path}, line {number} is not a recorded arrival ({error!r}): see docs/scheduling.md"
