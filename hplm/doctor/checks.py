@@ -29,7 +29,7 @@ ADMIN_KEYS = ("HPLM_ADMIN", "HPLM_ADMIN_KEY")
 NAMED = 5  # how many files, tenants or CVEs are listed
 _IPC_LOCK = 1 << 14  # the capability that lifts the limit of locked memory
 _REGIONS = ("hplm-*", "triton_python_backend_shm_region*")
-_SECRET_FLAG = re.compile(r"--(?:http-restricted-api|grpc-restricted-protocol)=")
+_SECRET_FLAG = re.compile(r"--(?:http-restricted-api|grpc-restricted-protocol)=.*=(?!\*+$)")  # `hplm serve` leaves asterisks
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def command_lines(processes: Path) -> Finding:
             "command lines",
             WARNING,
             f"every user of this machine may read the administrator's secret of process {_some(seen)}",
-            "let no other users onto the machine, or mount /proc with hidepid=2",
+            "start the server with `hplm serve`, which overwrites it, or mount /proc with hidepid=2",
         )
     return Finding("command lines", OK, "no secret of a server is on a command line")
 

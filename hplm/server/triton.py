@@ -67,7 +67,7 @@ class TritonServer:
         self._wanted = self._ports = Ports(http_port, grpc_port, metrics_port)
         # The id is in the server's name in /v2 and in its regions in /dev/shm, so that both are known to be ours.
         self.id = f"hplm-{secrets.token_hex(6)}"
-        self._secret = os.environ.get("HPLM_ADMIN") or secrets.token_hex(16)
+        self._secret = _admin_secret()
         self.restarts = 0
         self._log_start = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -279,6 +279,13 @@ class TritonServer:
 
     def _url(self, port: int) -> str:
         return f"{reachable(self.address)}:{port}"
+
+
+def _admin_secret() -> str:
+    given = os.environ.get("HPLM_ADMIN")
+    if given and not re.fullmatch(r"[\w.-]+", given, re.ASCII):
+        raise HplmError("HPLM_ADMIN may have letters, digits, '.', '_' and '-' only: choose another secret")
+    return given or secrets.token_hex(16)
 
 
 def _open_to_append(path: Path) -> BinaryIO:

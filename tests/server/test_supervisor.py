@@ -12,9 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tritonclient.utils import InferenceServerException
 
+from hplm.errors import HplmError
 from hplm.server import Supervisor, TritonServer, supervisor
 from hplm.server.stubs import regions, size_of, stubs
 from testing.toy import WORDS
+from tests.naming import naming
 from tests.server.stock import Stock
 from tests.server.test_engine_ends import engine_of
 
@@ -169,3 +171,11 @@ def test_what_clients_send_is_private_and_so_is_the_secret(watched, expected):
         shown = arguments.read()
     assert name in shown and secret not in shown
     assert watched.server.control().models()
+
+
+def test_the_secret_may_be_given_but_not_with_characters_that_triton_reads_otherwise(toy, monkeypatch):
+    monkeypatch.setenv("HPLM_ADMIN", "given-by_the.operator")
+    assert TritonServer(toy.repository).admin_header[1] == "given-by_the.operator"
+    monkeypatch.setenv("HPLM_ADMIN", "a=b")
+    with pytest.raises(HplmError, match=naming("HPLM_ADMIN")):
+        TritonServer(toy.repository)
