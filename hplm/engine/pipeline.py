@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, ExitStack
 
 from hplm.adapters.slots import Slots
 from hplm.arrays import Array
-from hplm.engine.engine import Engine
+from hplm.engine.engine import Engine, is_out_of_memory
 from hplm.engine.instruments import Instruments
 from hplm.engine.niceness import lower_priority
 from hplm.engine.request import Text
@@ -113,8 +113,8 @@ class Pipeline:
             texts, places = [batch.texts[number] for number in waiting], batch.places and batch.places.of(waiting)
             staged = self._stager.stage(texts, self._broken, places) if texts else None
         except Exception as error:
-            staged = None
-            self._fail(batch.texts, _failure("staging", error))
+            self._give_up("staging", batch, batch.texts, error)
+            return False
         if staged is None:
             self._line.dropped(batch)
             return False
@@ -143,8 +143,7 @@ class Pipeline:
             logits = self._run(batch, staged)
             self._line.finished(batch, staged.brought)
         except Exception as error:
-            self._line.dropped(batch)
-            self._fail(staged.texts, _failure("computing", error))
+            self._give_up("computing", batch, staged.texts, error)
         else:
             self._note(self._instruments.computed, staged)
             self._answer(staged.texts, logits)
@@ -205,6 +204,19 @@ class Pipeline:
     def _broken(self, text: Text, error: HplmError) -> None:
         log.error("tenant %s: %s", text.request.tenant.id, error)
         _sending(text.request.fail, Broken(f"tenant {text.request.tenant.id!r}: {error}"))
+
+    def _give_up(self, what: str, batch: Batch[Text], texts: list[Text], error: Exception) -> None:
+        """Answers the texts of a batch that failed. If the device has no memory for it, its halves are tried first."""
+        if is_out_of_memory(error):
+            if self._line.halve(batch):
+                log.warning("the device has no memory for a batch of %d tokens: its halves are next", batch.tokens)
+                return
+            error = Broken(
+                f"the device has no memory for a batch of {batch.tokens} tokens: give it fewer with the parameter "
+                "batch_tokens, or fewer slots"
+            )
+        self._line.dropped(batch)
+        self._fail(texts, _failure(what, error))
 
     def _fail(self, texts: list[Text], failure: HplmError) -> None:
         with self._together():

@@ -92,6 +92,13 @@ class Queue(Generic[T]):
             self._to_do.notify()
             self._look_at_expiry()
 
+    def halve(self, batch: Batch[T]) -> bool:
+        """Replaces a batch for which the device had no memory by two. Returns False if that was done before, or cannot be."""
+        with self._to_do:
+            halved = self._scheduler.halve(batch, self._now_ns())
+            self._to_do.notify()
+            return halved
+
     def dropped(self, batch: Batch[T]) -> None:
         with self._to_do:
             self._scheduler.dropped(batch, self._now_ns())

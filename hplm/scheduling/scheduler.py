@@ -41,6 +41,7 @@ class Batch(Generic[T]):
     expected_ns: float  # how long it will compute
     alone: bool  # chosen while no other batch ran: its staging overlapped with nothing
     places: Places | None = None  # of the texts, if the policy has chosen them
+    is_half: bool = False  # of a batch for which the device had no memory
     started_ns: int | None = None
 
 
@@ -70,6 +71,7 @@ class Scheduler(Generic[T]):
         self._answering_ns = answering_ns
         self._running: deque[Batch[T]] = deque()  # chosen and not finished, in order
         self._gone: list[T] = []  # expired texts that still have to be answered
+        self._halves: deque[Batch[T]] = deque()  # to be run next
         self._staging_ns = 0.0  # from choice to start, with an idle engine
         self._loaded = 0.0  # mean number of adapters copied to the device for each slot key of a batch
         # The earliest time by which a waiting text must start, and whether that was predicted. None: not known any more.
@@ -77,7 +79,7 @@ class Scheduler(Generic[T]):
         self._draining = False
 
     def __len__(self) -> int:
-        return len(self.columns) + len(self._gone)
+        return len(self.columns) + len(self._gone) + sum(len(half.texts) for half in self._halves)
 
     @property
     def bytes(self) -> int:
@@ -118,6 +120,10 @@ class Scheduler(Generic[T]):
 
     def choose(self, capacity: Capacity, now_ns: int) -> Batch[T] | None:
         """Returns the next batch, or None if nothing should run now."""
+        if self._halves:
+            half = self._halves.popleft()
+            self._running.append(half)
+            return half
         self._put_aside(now_ns)
         if not len(self.columns):
             return None
@@ -178,6 +184,18 @@ class Scheduler(Generic[T]):
             self._running.remove(batch)
         self._recount(now_ns)
 
+    def halve(self, batch: Batch[T], now_ns: int) -> bool:
+        """Replaces a batch for which the device had no memory by two. Returns False if that was done before, or cannot be."""
+        if batch.is_half or len(batch.texts) < 2:
+            return False
+        middle = len(batch.texts) // 2
+        for texts in (batch.texts[:middle], batch.texts[middle:]):
+            tokens, slot_keys = sum(text.tokens for text in texts), len({text.slot_key for text in texts})
+            expected = float(self.cost.predict(tokens, len(texts), slot_keys * self._loaded))
+            self._halves.append(Batch(texts, tokens, slot_keys, now_ns, expected, alone=False, is_half=True))
+        self.dropped(batch, now_ns)
+        return True
+
     def expired(self, now_ns: int) -> list[T]:
         """Returns the texts that can no longer be answered in time, and the other texts of their requests."""
         self._put_aside(now_ns)
@@ -194,7 +212,7 @@ class Scheduler(Generic[T]):
     def abandon(self) -> list[T]:
         """Returns all texts without an answer, also those of running batches. Running batches are not stopped."""
         gone, self._gone = self._gone, []
-        chosen = [text for batch in self._running for text in batch.texts]
+        chosen = [text for batch in (*self._running, *self._halves) for text in batch.texts]
         return chosen + gone + self._remove(np.arange(len(self.columns)))
 
     def _put_aside(self, now_ns: int) -> None:
