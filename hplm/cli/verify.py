@@ -30,7 +30,7 @@ def register(commands: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> dict:
     from tqdm import tqdm
 
-    from hplm.errors import Broken, InvalidInput
+    from hplm.errors import HplmError, InvalidInput
 
     if args.state is not None and args.repository is None:
         raise InvalidInput("--state needs --repository: give both")
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> dict:
             broken += part.check(part.path, bar.update)
             bar.update(part.size - (bar.n - before))
     if broken:
-        raise Broken("\n".join([f"{len(broken)} broken:", *(f"  {message}" for message in broken)]))
+        raise HplmError("\n".join([f"{len(broken)} broken:", *(f"  {message}" for message in broken)]))
     kinds = [part.kind for part in parts]
     result = {"tables": kinds.count("table"), "banks": kinds.count("bank"), "files": kinds.count("file"), "gb": size / 1e9}
     if not args.json:
