@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 import urllib.error
 import urllib.request
 
@@ -148,7 +149,7 @@ def test_pairs_of_another_number_are_refused(stock):
     "ticket",
     [
         np.zeros((1, TICKET_BYTES), dtype=np.uint8),
-        np.zeros((1, 1), dtype=np.uint8),
+        np.ones((1, 1), dtype=np.uint8),
         np.frombuffer(Ticket(0, 0, 1, 1, 0, 0, 0, 0).sign(b"guess", b""), dtype=np.uint8)[None],
     ],
     ids=["zeros", "short", "forged"],
@@ -158,6 +159,21 @@ def test_upper_refuses_requests_without_a_ticket_of_lookup(stock, ticket):
     with pytest.raises(InferenceServerException) as caught:
         stock.client.infer("toy-upper", inputs, parameters={"tenant": "city", "ticket": "please", "authorization": "Bearer x"})
     assert caught.value.status() == STATUS[stock.protocol][404] and "[no_tenant]" in caught.value.message()
+
+
+def test_a_probe_is_answered_without_a_tenant_and_not_counted(stock, server):
+    def counted():
+        time.sleep(2.5)  # longer than between two publications
+        with urllib.request.urlopen(f"http://{server.metrics_url}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return {line for line in lines if line.startswith(("hplm_requests_total", "hplm_lookup_requests_total"))}
+
+    before = counted()
+    text = stock.tensor("TEXT", np.array([[b""]], dtype=object))
+    for model in ("toy", "hplm"):
+        answer = stock.client.infer(model, [text], parameters={"hplm_probe": True})
+        assert answer.as_numpy("LABEL").tolist() == [[b"ok"]]
+    assert counted() == before
 
 
 def test_a_ticket_is_valid_only_unchanged(server):
