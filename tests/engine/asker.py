@@ -47,7 +47,7 @@ class Asker:
 
     def wait(self, number):
         with self._arrived:
-            assert self._arrived.wait_for(lambda: self.answers[number], 60)
+            assert self._arrived.wait_for(lambda: self.answers[number], 300)
         return self.answers[number][0]
 
     def close(self):

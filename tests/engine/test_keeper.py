@@ -59,7 +59,7 @@ class Client:
 
     def wait(self, answers):
         with self._arrived:
-            assert self._arrived.wait_for(lambda: answers, 60)
+            assert self._arrived.wait_for(lambda: answers, 300)
         return answers[0]
 
     def ask_until_served(self, tenant_id, texts):
