@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-# What code raises that reads a file of ours, if its JSON has another form.
+# Code that reads a file of ours raises these if the file's JSON has another form.
 MISFITS = (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
 LONGEST_QUOTING = 900  # bytes of a message that quotes what was given
 

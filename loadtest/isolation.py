@@ -36,7 +36,7 @@ BEFORE_S = 2.0  # how long the noisy tenant sends before anything is measured
 AFTER_S = 3.0  # and after it: a process takes a while to start
 QUIET_CONNECTIONS = 64  # enough for answers that take seconds
 LONGEST = 100_000  # characters of a text that a server takes
-# What should hold for the quiet tenant.
+# Targets for the quiet tenant.
 LEAST_IN_TIME, MOST_TIMES_ALONE, MOST_DIFFERENCE = 0.99, 5.0, 0.01
 WAITING = re.compile(r"^hplm_waiting_(?:texts|lookups)\{[^}]*\} (\S+)$", re.MULTILINE)
 IDLE_S = 600.0  # the most time to wait for a server to finish what one way has left

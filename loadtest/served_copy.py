@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 import signal
@@ -22,6 +23,12 @@ from hplm.tenants.state import EXPORTED_BANKS, EXPORTED_TENANTS
 SERVER, ENGINE = "tritonserver", "engine"
 GUEST = "guest-of-a-test"
 _END_SECONDS = 60.0
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--repository", type=Path, required=True, metavar="DIR", help="model repository to copy and serve")
+    parser.add_argument("--backbone", help="name of the backbone (default: the repository's only one)")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON at the end")
 
 
 class ServedCopy:

@@ -24,7 +24,7 @@ from hplm.errors import HplmError
 from loadtest.encode import infer_request
 from loadtest.generator import run_apart
 from loadtest.report import Load, Report
-from loadtest.served_copy import ServedCopy
+from loadtest.served_copy import ServedCopy, add_options
 from loadtest.texts import standard_library
 
 CONNECTIONS = 64
@@ -42,11 +42,9 @@ class Sample(NamedTuple):
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="loadtest.soak", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--repository", type=Path, required=True, metavar="DIR", help="model repository to copy and serve")
-    parser.add_argument("--backbone", help="name of the backbone (default: the repository's only one)")
     parser.add_argument("--minutes", type=float, default=30.0, help="how long (default: 30)")
     parser.add_argument("--share", type=float, default=0.8, help="share of the capacity (default: 0.8)")
-    parser.add_argument("--json", action="store_true", help="print one line of JSON at the end")
+    add_options(parser)
     args = parser.parse_args(arguments)
     try:
         found = run(args)

@@ -29,6 +29,8 @@ def register(commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from http.client import HTTPException
+
     from hplm.server.control import Control
     from hplm.server.flags import SECRET_HEADER
     from hplm.server.probing import State
@@ -38,23 +40,23 @@ def run(args: argparse.Namespace) -> None:
         raise HplmError(f"--url {args.url} is not an address: give HOST:PORT, such as 127.0.0.1:8000")
     secret = os.environ.get("HPLM_ADMIN")
     control = Control(host, int(port), admin={SECRET_HEADER: secret} if secret else {})
-    models = args.models or control.models()
-    configs = {model: control.config(model) for model in models}
-    probes = control.probes(models)
-    revived = dict.fromkeys(probes, 0)
+    try:
+        probes = control.probes(args.models or control.models())
+    except (OSError, HTTPException) as error:
+        raise HplmError(
+            f"no server answers at {args.url} ({type(error).__name__}): start it, or name another with --url"
+        ) from None
     while True:
         for model, body in probes.items():
             health = control.probe(model, body, args.timeout)
             if health.state is State.SILENT:
                 raise HplmError(f"model {model!r} gives {health.said} within {args.timeout:g} s: restart the server")
-            if health.state is not State.DEAD:
-                continue
-            if args.once:
+            if health.state is State.UNLOADED or (health.state is State.DEAD and args.once):
                 raise HplmError(f"model {model!r} does not work ({health.said}): restart the server")
-            revived[model] += 1
-            if not control.revive(model, configs[model], revived[model]):
-                raise HplmError(f"model {model!r} is dead ({health.said}) and cannot be loaded again: restart the server")
-            print(f"loaded {model} again, because its process had ended ({health.said})", file=sys.stdout, flush=True)
+            if health.state is State.DEAD:
+                if not control.revive(model):
+                    raise HplmError(f"model {model!r} is dead ({health.said}) and cannot be loaded again: restart the server")
+                print(f"loaded {model} again, because its process had ended ({health.said})", file=sys.stdout, flush=True)
         if args.once:
             print(f"{len(probes)} models work", file=sys.stdout)
             return

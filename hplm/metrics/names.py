@@ -55,7 +55,7 @@ WINDOWS = Metric(
     ("domain", "level"),
 )
 
-# What was started again
+# Restarts
 SERVER_RESTARTS = Metric("hplm_server_restarts_total", COUNTER, "Times that `hplm serve` started the server again")
 MODEL_RESTARTS = Metric(
     "hplm_model_restarts_total", COUNTER, "Times that a dead model process was started again without the server", ("model",)

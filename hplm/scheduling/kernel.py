@@ -35,7 +35,7 @@ WIDTHS = {
 
 @dataclass(frozen=True)
 class Rules:
-    """What the default policy knows before it looks at single texts."""
+    """The default policy's facts that are the same for all texts."""
 
     start_ns: int
     batch_ns: float

@@ -64,18 +64,21 @@ class Control:
     def config(self, model: str) -> dict[str, Any]:
         return json.loads(self._get(f"/v2/models/{model}/config") or "{}")
 
-    def revive(self, model: str, config: Mapping[str, Any], times: int) -> bool:
+    def revive(self, model: str) -> bool:
         """Loads a model whose process is dead. Other models and ensembles stay as they are. Returns whether it is loaded.
 
-        Triton loads a model again only if its configuration differs.
+        Triton loads a model again only if its configuration differs from the one that it has, so that counts the revivals.
         """
-        parameters = {**config.get("parameters", {}), REVIVED: {"string_value": str(times)}}
-        body = json.dumps({"parameters": {"config": json.dumps({**config, "parameters": parameters})}})
         try:
-            status, _ = self._ask(self._port, "POST", f"/v2/repository/models/{model}/load", body.encode(), _LOADING_SECONDS)
+            config = self.config(model)
+            parameters = dict(config.get("parameters", {}))
+            before = int(parameters.get(REVIVED, {}).get("string_value", "0"))
+            parameters[REVIVED] = {"string_value": str(before + 1)}
+            body = json.dumps({"parameters": {"config": json.dumps({**config, "parameters": parameters})}})
+            path = f"/v2/repository/models/{model}/load"
+            return self._ask(self._port, "POST", path, body.encode(), _LOADING_SECONDS)[0] == 200
         except (OSError, http.client.HTTPException):
             return False
-        return status == 200
 
     def drain(self, deadline: float, keep: Collection[str] = ()) -> None:
         """Unloads the models, except `keep` and the ensembles over them. Each finishes its requests and takes no new ones."""

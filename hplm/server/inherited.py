@@ -1,4 +1,4 @@
-"""What a server tells its model processes, through their environment and /dev/shm.
+"""Facts that a server tells its model processes, through their environment and /dev/shm.
 
 Where another program than `TritonServer` has started the server, nothing is told.
 """

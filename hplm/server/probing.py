@@ -22,7 +22,8 @@ _UNLOADED = ("no available versions", "unknown model", "is not ready", "not foun
 class State(enum.Enum):
     WORKS = "works"
     BUSY = "busy"  # its own answer is an error that passes
-    DEAD = "dead"  # its process has ended, or it is not loaded
+    DEAD = "dead"  # its process has ended
+    UNLOADED = "unloaded"
     SILENT = "silent"  # no answer
 
 
@@ -55,7 +56,9 @@ def health(status: int, answer: bytes) -> Health:
     if status == 200:
         return Health(State.WORKS)
     said = _error(answer)
-    if not said or any(words in said for words in (*_UNHEALTHY, *_UNLOADED)):
+    if any(words in said for words in _UNLOADED):
+        return Health(State.UNLOADED, said)
+    if not said or any(words in said for words in _UNHEALTHY):
         return Health(State.DEAD, said or f"status {status} without a word")
     return Health(State.BUSY if status == 503 else State.WORKS, said)
 

@@ -11,7 +11,6 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
-from typing import Any
 
 from hplm.errors import HplmError
 from hplm.server import process_group
@@ -36,7 +35,6 @@ class Supervisor:
         self._server = server
         self._say = say
         self._pause = 0.0
-        self._revived: dict[str, int] = {}
         self._recycled = 0.0  # when
         self._begin()
 
@@ -69,7 +67,6 @@ class Supervisor:
         """Takes the models of a server that has just started."""
         self._since = time.monotonic()
         self._control = self._server.control()
-        self._configs: dict[str, dict[str, Any]] = {model: self._control.config(model) for model in self._server.models}
         self._probes = self._control.probes(self._server.models)
         self._heard = dict.fromkeys(self._probes, self._since)
 
@@ -86,8 +83,7 @@ class Supervisor:
 
     def _load(self, model: str) -> bool:
         """Replaces the process of a model. Returns whether it works."""
-        times = self._revived[model] = self._revived.get(model, 0) + 1
-        loaded = self._control.revive(model, self._configs[model], times)
+        loaded = self._control.revive(model)
         self._heard[model] = time.monotonic()
         return loaded
 

@@ -25,7 +25,7 @@ from typing import Any
 from hplm.errors import HplmError
 from loadtest.chaos.faults import Fault, Unable, faults
 from loadtest.chaos.history import OK, OUTCOMES, Answer, Asker, History, Question, expected_answers
-from loadtest.served_copy import ServedCopy
+from loadtest.served_copy import ServedCopy, add_options
 
 TENANTS = 8
 TEXTS = ("a small change that everybody expected", "where does it go from here, and why", "nothing else was said about it")
@@ -37,13 +37,11 @@ SHARED_MEMORY_MB, STATE_MB = 256, 32
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="loadtest.chaos", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--repository", type=Path, required=True, metavar="DIR", help="model repository to copy and serve")
-    parser.add_argument("--backbone", help="name of the backbone (default: the repository's only one)")
     parser.add_argument("--minutes", type=float, default=10.0, help="how long (default: 10); each fault comes at least once")
     parser.add_argument("--clients", type=int, default=128, help="clients, each with a request in flight (default: 128)")
     parser.add_argument("--faults", nargs="+", metavar="WORD", help="only faults whose names begin so, such as kill")
     parser.add_argument("--seed", type=int, default=0, help="for the order of the faults (default: 0)")
-    parser.add_argument("--json", action="store_true", help="print one line of JSON at the end")
+    add_options(parser)
     args = parser.parse_args(arguments)
     if os.geteuid() == 0 and INSIDE not in os.environ and (code := _in_a_place_of_its_own()) is not None:
         return code

@@ -1,4 +1,4 @@
-"""What is done to a server. A fault begins, may last some seconds, and is undone if it does not undo itself.
+"""The faults that are made in a server. A fault begins, may last some seconds, and is undone if it does not undo itself.
 
 A process that was killed stays dead: the server must mend that.
 """

@@ -6,12 +6,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from hplm.engine.engine import Engine
 from hplm.engine.request import Text
 from hplm.errors import Broken, DeadlineMissed, Draining, QueueFull
 from testing.toy import WORDS
 from tests.engine.asker import Asker
+from tests.equality import Comparison
+from tests.naming import names
 
 
 class Gate:
@@ -158,4 +161,40 @@ def test_a_failure_of_the_scheduler_ends_no_thread(toy, monkeypatch, step):
         answer = asker.wait(number)
         assert not isinstance(answer, Exception) or isinstance(answer, Broken)
     assert not isinstance(asker.wait(asker.ask("acme", [WORDS[4]])), Exception)
+    asker.close()
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory")])
+def test_a_batch_for_which_there_is_no_memory_is_computed_in_halves(toy, reference, monkeypatch, error):
+    asker, run, refused = Asker(toy.folder), Engine.run, []
+
+    def short(self, batch):
+        if not refused and len(batch.texts) > 1:
+            refused.append(len(batch.texts))
+            raise error
+        return run(self, batch)
+
+    monkeypatch.setattr(Engine, "run", short)
+    number = asker.ask("acme", WORDS[:5])
+    comparison = Comparison()
+    for text, rows in zip(WORDS[:5], asker.wait(number), strict=True):
+        comparison.add("acme", rows.logits, reference.forward(text, "acme").numpy())
+    comparison.assert_equal("fp32")
+    assert refused
+    asker.close()
+
+
+def test_without_memory_for_halves_the_texts_are_refused_and_the_engine_continues(toy, monkeypatch):
+    asker, run, sizes = Asker(toy.folder), Engine.run, []
+
+    def short(self, batch):
+        sizes.append(len(batch.texts))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Engine, "run", short)
+    failed = asker.wait(asker.ask("acme", WORDS[:4]))
+    assert isinstance(failed, Broken) and names(str(failed), "batch_tokens")
+    assert sizes[0] == 4 and set(sizes[1:]) <= {2}
+    monkeypatch.setattr(Engine, "run", run)
+    assert len(asker.wait(asker.ask("acme", WORDS[:4]))) == 4
     asker.close()

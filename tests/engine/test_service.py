@@ -10,7 +10,6 @@ from functools import cache
 
 import numpy as np
 import pytest
-import torch
 
 from hplm.engine.engine import Engine
 from hplm.engine.overlap import OVERLAPS
@@ -352,39 +351,3 @@ def test_a_bank_that_cannot_be_opened_fails_only_its_tenants(toy, tmp_path, dama
 
 def test_the_reference_is_deterministic(toy, reference):
     assert (reference.forward(WORDS[4], "acme") == Reference.open(toy.folder).forward(WORDS[4], "acme")).all()
-
-
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory")])
-def test_a_batch_for_which_there_is_no_memory_is_computed_in_halves(toy, expected, monkeypatch, error):
-    asker, run, refused = Asker(toy.folder), Engine.run, []
-
-    def short(self, batch):
-        if not refused and len(batch.texts) > 1:
-            refused.append(len(batch.texts))
-            raise error
-        return run(self, batch)
-
-    monkeypatch.setattr(Engine, "run", short)
-    number = asker.ask("acme", WORDS[:5])
-    comparison = Comparison()
-    for text, rows in zip(WORDS[:5], asker.wait(number), strict=True):
-        comparison.add("acme", rows.logits, expected("acme", text))
-    comparison.assert_equal("fp32")
-    assert refused
-    asker.close()
-
-
-def test_without_memory_for_halves_the_texts_are_refused_and_the_engine_continues(toy, monkeypatch):
-    asker, run, sizes = Asker(toy.folder), Engine.run, []
-
-    def short(self, batch):
-        sizes.append(len(batch.texts))
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(Engine, "run", short)
-    failed = asker.wait(asker.ask("acme", WORDS[:4]))
-    assert isinstance(failed, Broken) and names(str(failed), "batch_tokens")
-    assert sizes[0] == 4 and set(sizes[1:]) <= {2}
-    monkeypatch.setattr(Engine, "run", run)
-    assert len(asker.wait(asker.ask("acme", WORDS[:4]))) == 4
-    asker.close()

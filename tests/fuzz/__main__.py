@@ -18,10 +18,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz import files, wire
+from tests.fuzz import formats, over_grpc, user_files, wire
 from tests.fuzz.target import Target, run
 
-ROOMS: dict[str, dict[str, type[Target]]] = {"wire": wire.TARGETS, "files": files.TARGETS}
+ROOMS: dict[str, dict[str, type[Target]]] = {
+    "wire": wire.TARGETS | over_grpc.TARGETS,
+    "files": formats.TARGETS | user_files.TARGETS,
+}
 TARGETS = {name: target for room in ROOMS.values() for name, target in room.items()}
 LONGEST = 4000  # characters of a failure that are shown
 

@@ -38,7 +38,7 @@ def test_a_probe_has_every_required_input_with_the_least_values():
         (503, "[draining] the engine is being started again", State.BUSY),
         (500, "Stub process 'toy-lookup_0_0' is not healthy.", State.DEAD),
         (500, "", State.DEAD),
-        (400, "Request for unknown model: 'toy' has no available versions", State.DEAD),
+        (400, "Request for unknown model: 'toy' has no available versions", State.UNLOADED),
     ],
 )
 def test_what_an_answer_means(status, said, state):

@@ -43,6 +43,16 @@ def test_once_it_says_whether_all_models_work_and_then_revives_the_dead_one(serv
         assert names(watching.stdout.readline(), "loaded", "toy-lookup")
         watching.kill()
     assert watch(server, "--once").returncode == 0
+    kill(server, "toy-lookup")  # another watcher does not know how often it was loaded again
+    with subprocess.Popen([*WATCH, "--url", server.http_url], env=environment, stdout=subprocess.PIPE, text=True) as watching:
+        assert names(watching.stdout.readline(), "loaded", "toy-lookup")
+        watching.kill()
+    assert watch(server, "--once").returncode == 0
+
+
+def test_a_model_that_the_server_does_not_have_is_an_error(server):
+    absent = watch(server, "--once", "--models", "nobody")
+    assert absent.returncode == 1 and names(absent.stderr, "nobody")
 
 
 def test_without_the_secret_it_asks_for_it_or_for_names(server):
@@ -52,4 +62,4 @@ def test_without_the_secret_it_asks_for_it_or_for_names(server):
 
 def test_a_server_that_does_not_answer_is_an_error(server):
     absent = subprocess.run([*WATCH, "--url", "127.0.0.1:1", "--once"], capture_output=True, text=True, timeout=60)
-    assert absent.returncode == 1 and absent.stderr.count("\n") == 1
+    assert absent.returncode == 1 and absent.stderr.count("\n") == 1 and names(absent.stderr, "127.0.0.1:1", "--url")
