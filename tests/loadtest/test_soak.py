@@ -1,0 +1,27 @@
+"""The soak compares what processes take at the beginning and at the end, and a short run on a real server ends well."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from loadtest.soak import Sample, _growth
+
+
+def test_growth_compares_the_time_after_the_warm_up_with_the_end():
+    memory = [50, 90, 100, 100, 100, 100, 100, 100, 100, 100, 120, 120]
+    samples = [Sample(float(at), {"engine": taken * 10**6}, {"engine": 10 + at}) for at, taken in enumerate(memory)]
+    found = _growth(samples)
+    assert found["memory_growth"] == {"engine": 0.2} and found["memory_mb"] == {"engine": 120.0}
+    assert found["files_growth"] == {"engine": 8}  # medians of the samples 2 and 3, and 10 and 11
+
+
+@pytest.mark.slow
+def test_a_short_run_on_a_real_server_answers_everything_while_tenants_come_and_go(toy):
+    command = [sys.executable, "-m", "loadtest.soak", "--repository", str(toy.repository), "--minutes", "0.2", "--share", "0.3"]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["failed"] == 0 and found["sent"] > 0 and found["guests"] > 0
+    assert {"tritonserver", "engine", "toy-lookup", "toy-upper", "hplm"} <= found["memory_mb"].keys()
