@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from tokenizers import Tokenizer as HuggingFaceTokenizer
-from tokenizers import models, normalizers, pre_tokenizers, processors
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from builder.store.store import Store, TenantFile
 from builder.tables.ranking import SHORTER_IN_ROOT
@@ -53,13 +53,26 @@ def tokenizer_json(vocabulary: int) -> str:
     return tokenizer.to_str()
 
 
+def byte_tokenizer_json(vocabulary: int) -> str:
+    """Returns a tokenizer with one token for each byte. The rest of the vocabulary are special tokens."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = HuggingFaceTokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([f"<|{number}|>" for number in range(len(letters), vocabulary)])
+    return tokenizer.to_str()
+
+
 def random_documents(config: BackboneConfig, tokens: int, length: int, seed: int) -> list[np.ndarray]:
     """Returns documents whose words follow Zipf's law, with the special tokens."""
     generator = np.random.default_rng(seed)
     ranks = np.arange(1, config.vocabulary - len(SPECIAL) + 1)
     weights = 1 / ranks
     ids = generator.choice(len(ranks), size=(max(1, tokens // length), length), p=weights / weights.sum()) + len(SPECIAL)
-    ids[:, 0], ids[:, -1] = config.cls_id, config.sep_id
+    if config.start_id is not None:
+        ids[:, 0] = config.start_id
+    else:
+        ids[:, 0], ids[:, -1] = config.cls_id, config.sep_id
     return list(ids.astype(np.int32))
 
 
@@ -72,13 +85,16 @@ def random_store(
     spread: float = 0.02,
     seed: int = 0,
     dtype: str = "fp16",
+    tokenizer: Callable[[int], str] | None = None,
 ) -> Store:
     """Makes a store with a root and its children `domains`, whose keys come from Zipf corpora.
 
-    Every tenant gets an adapter and a head of its own. `spread` is the standard deviation of their weights.
+    Every tenant gets an adapter and a head of its own. `spread` is the standard deviation of their weights. `tokenizer`: of a
+    vocabulary; by default bytes for decoders and words for encoders.
     """
     lower, upper = random_backbone(config, seed)
-    store = Store.create(folder, RANDOM, config, tokenizer_json(config.vocabulary), lower, upper)
+    tokenizer = tokenizer or (byte_tokenizer_json if config.is_decoder else tokenizer_json)
+    store = Store.create(folder, RANDOM, config, tokenizer(config.vocabulary), lower, upper)
     for number, domain in enumerate(["root", *domains]):
         random_table(store, domain, 1, ("root", 1) if number else None, corpus_tokens, seed + number, dtype)
     for number, tenant in enumerate(tenants):
@@ -88,7 +104,7 @@ def random_store(
 
 def random_tenant(store: Store, tenant: TenantFile, spread: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    adapter, head = tenant.adapter_layout(store.config), tenant.head_layout(store.config)
+    adapter, head = tenant.adapter_layout(store.config), tenant.head_layout(store.config) if tenant.has_head else None
 
     def layers(layout: Layout) -> list[dict[str, torch.Tensor]]:
         return [
@@ -96,7 +112,7 @@ def random_tenant(store: Store, tenant: TenantFile, spread: float, seed: int) ->
             for _ in range(layout.layers)
         ]
 
-    store.save_tenant(tenant, layers(adapter) if adapter is not None else None, layers(head)[0], {})
+    store.save_tenant(tenant, layers(adapter) if adapter is not None else None, layers(head)[0] if head is not None else {}, {})
 
 
 def random_table(

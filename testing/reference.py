@@ -130,8 +130,8 @@ class Reference:
             inner = activation(config.activation)(own("ffn_in", x, self._product(x, layer.ffn_in)))
             x = _norm(x + own("ffn_out", inner, self._product(inner, layer.ffn_out)), layer.ffn_norm)
 
-        bank = self.backbone.bank(tenant.head.bank)
-        (head,) = bank.weights(tenant.head)
+        bank = self.backbone.bank(tenant.head_record.bank)
+        (head,) = bank.weights(tenant.head_record)
         if bank.layout.kind == "head2":
             x = activation(bank.layout.function)(x @ head["dense"].float().T + head["dense_bias"].float())
         return (x @ head["weight"].float().T + head["bias"].float())[:, : len(tenant.labels)]
@@ -246,5 +246,6 @@ def _in_eight_bits(rows: Tensor, levels: int) -> tuple[Tensor, Tensor]:
     return (rows / scales).round(), scales
 
 
-def _norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+def _norm(x: Tensor, norm: nn.LayerNorm | nn.RMSNorm) -> Tensor:
+    assert isinstance(norm, nn.LayerNorm)  # as an encoder's are
     return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)

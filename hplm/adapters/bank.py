@@ -27,7 +27,8 @@ from hplm.adapters.record import Record
 from hplm.errors import Broken, InvalidInput
 from hplm.model.tensors import array_of
 
-FORMAT = 3
+FORMAT = 4
+READABLE = (3, FORMAT)  # 3 has no widths of queries and keys, and no gate
 PAGE = 4096
 HEADER = struct.Struct("<QII")  # uid, version, crc32 of the weights
 HEADER_BYTES = 64  # keeps the weights on cache lines
@@ -54,11 +55,15 @@ class Bank:
         try:
             stored = json.loads(self._map[:PAGE].rstrip(b"\0"))
             found = stored["format"]
-            layout = Layout(**(stored["layout"] | {"places": tuple(stored["layout"]["places"])})) if found == FORMAT else None
-        except (ValueError, TypeError, KeyError):
+            layout = None
+            if found in READABLE:
+                layout = Layout(**(stored["layout"] | {"places": tuple(stored["layout"]["places"])}))
+        except (InvalidInput, ValueError, TypeError, KeyError):
             raise Broken(f"bank {path} has no readable header: {way_out}") from None
         if layout is None:
-            raise InvalidInput(f"bank {path} has format {found!r}, but this version of hplm reads {FORMAT}: {way_out}")
+            raise InvalidInput(
+                f"bank {path} has format {found!r}, but this version of hplm reads {READABLE[0]} and {FORMAT}: {way_out}"
+            )
         self.layout = layout
 
     @property

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import numpy as np
 from torch import Tensor
 
+from hplm.arrays import Array
 from hplm.model.layer import activation
 
 
@@ -40,3 +42,8 @@ class Groups(ABC):
         """Adds two linear maps of spread rows to `base`, in place, with a function between them."""
         inner = self.linear(spread, down, down_bias)
         self.add(base, inner if function is None else activation(function)(inner), up, up_bias)
+
+
+def starts_of_runs(slots: Array) -> Array:
+    """Returns the first row of each run of rows with one slot."""
+    return np.concatenate(([0], np.flatnonzero(slots[1:] != slots[:-1]) + 1))

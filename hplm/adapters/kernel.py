@@ -80,6 +80,9 @@ class InPlace(InRuns):
     def __init__(self, slots: Array) -> None:
         super().__init__(slots, torch.device("cpu"))
         slots, starts = self._slots, self._starts
+        if len(starts) == 1 and len(slots) <= MOST_ROWS:
+            self._bounds, self._slot_of = np.array([0, len(slots)]), slots[:1].astype(np.int64)
+            return
         counts = np.diff(starts, append=len(slots))
         pieces = -(-counts // MOST_ROWS)  # of each run
         number = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)

@@ -21,6 +21,7 @@ from hplm.options import BANK_DTYPES
 
 TORCH_DTYPES: dict[str, torch.dtype] = dict(zip(BANK_DTYPES, (torch.float16, torch.bfloat16), strict=True))
 PROJECTIONS = {"query": QKV, "key": QKV, "value": QKV, "attention_out": ATTENTION_OUT, "ffn_in": FFN_IN, "ffn_out": FFN_OUT}
+GATED_PROJECTIONS = {**PROJECTIONS, "ffn_gate": FFN_IN}  # of layers with a gate
 
 Weights = Mapping[str, Tensor]  # tensors of one layer, slots x ...
 Shapes = dict[str, tuple[int, ...]]
@@ -41,21 +42,32 @@ class Layout:
     intermediate: int = 0
     function: str = "relu"  # inside a bottleneck, or between the two layers of a head
     dtype: str = "fp16"
+    query_width: int = 0  # of the layers; 0: hidden
+    key_width: int = 0  # of keys and of values; 0: hidden
+    gated: bool = False
 
     def __post_init__(self) -> None:
+        numbers = self.size, self.hidden, self.layers, self.intermediate, self.query_width, self.key_width
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise InvalidInput(f"a layout of these sizes is impossible: {numbers}. Give whole numbers")
         if self.kind not in KINDS:
             raise InvalidInput(f"unknown bank kind {self.kind!r}: choose {', '.join(KINDS)}")
         if self.dtype not in TORCH_DTYPES:
             raise InvalidInput(f"unknown bank dtype {self.dtype!r}: choose {', '.join(TORCH_DTYPES)}")
         for place in self.places:
-            if place not in PROJECTIONS:
-                raise InvalidInput(f"a layer has no projection {place!r}: choose {', '.join(PROJECTIONS)}")
+            if place not in self.projections:
+                raise InvalidInput(f"a layer has no projection {place!r}: choose {', '.join(self.projections)}")
         if len(set(self.places)) < len(self.places):
             raise InvalidInput(f"the projections {', '.join(self.places)} contain one twice: name each once")
         activation(self.function)  # raises if it is unknown
 
     def __hash__(self) -> int:  # of few fields: every text of a batch is sorted by its layout
         return hash((self.kind, self.size, self.places))
+
+    @property
+    def projections(self) -> dict[str, str]:
+        """The places of a layer, each with the product that computes it."""
+        return GATED_PROJECTIONS if self.gated else PROJECTIONS
 
     @property
     def shapes(self) -> Shapes:
@@ -136,11 +148,20 @@ class Layout:
 
     def width(self, place: str) -> tuple[int, int]:
         """Returns the input and output widths of a projection."""
-        wide = self.intermediate
-        return {"ffn_in": (self.hidden, wide), "ffn_out": (wide, self.hidden)}.get(place, (self.hidden, self.hidden))
+        narrow, wide = self.hidden, self.intermediate
+        query, key = self.query_width or narrow, self.key_width or narrow
+        outputs = {"query": query, "key": key, "value": key, "ffn_in": wide, "ffn_gate": wide}
+        inputs = {"attention_out": query, "ffn_out": wide}
+        return inputs.get(place, narrow), outputs.get(place, narrow)
+
+    def outputs(self, place: str) -> slice:
+        """Returns where the outputs of a projection lie in those of its product, which may compute several projections."""
+        query, key = self.width("query")[1], self.width("key")[1]
+        before = {"key": query, "value": query + key, "ffn_in": self.intermediate if self.gated else 0}.get(place, 0)
+        return slice(before, before + self.width(place)[1])
 
     def touches(self, at: str) -> bool:
-        return any(PROJECTIONS[place] == at for place in self.places)
+        return any(self.projections[place] == at for place in self.places)
 
     def group(self, slots: Array, device: torch.device, dtype: torch.dtype) -> Groups:
         """Groups rows by their slots, in the form that the device multiplies fastest."""
@@ -201,7 +222,7 @@ class Bottleneck(Kind):
 
     def adapt(self, layout: Layout, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
         for place in layout.places:
-            if PROJECTIONS[place] == at:
+            if layout.projections[place] == at:
                 spread = groups.spread(_part(layout, at, place, after))
                 if torch.is_grad_enabled():
                     after = after.clone()  # the backward pass needs the input of the map
@@ -225,7 +246,7 @@ class LowRank(Kind):
         return shapes
 
     def adapt(self, layout: Layout, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
-        here = [place for place in layout.places if PROJECTIONS[place] == at]
+        here = [place for place in layout.places if layout.projections[place] == at]
         if not here:
             return after
         spread = groups.spread(before)
@@ -235,11 +256,8 @@ class LowRank(Kind):
 
 
 def _part(layout: Layout, at: str, place: str, after: Tensor) -> Tensor:
-    """Returns the output of one projection: query, key and value are computed together."""
-    if at != QKV:
-        return after
-    start = ("query", "key", "value").index(place) * layout.hidden
-    return after[:, start : start + layout.hidden]
+    """Returns the output of one projection."""
+    return after[:, layout.outputs(place)] if at == QKV or layout.gated else after
 
 
 class Head(Kind):
@@ -287,7 +305,10 @@ def adapter_layout(
     if not rank:
         return None
     places = places or KINDS[kind].usual_places
-    return Layout(kind, rank, config.hidden, config.upper_layers, places, config.intermediate, function, dtype)
+    query, key = (0 if width == config.hidden else width for width in (config.query_width, config.key_width))
+    return Layout(
+        kind, rank, config.hidden, config.upper_layers, places, config.intermediate, function, dtype, query, key, config.gated
+    )
 
 
 def head_layout(config: BackboneConfig, labels: int, function: str | None = None, dtype: str = "fp16") -> Layout:

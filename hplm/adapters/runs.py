@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grouped_mm
 
-from hplm.adapters.groups import Groups
+from hplm.adapters.groups import Groups, starts_of_runs
 from hplm.arrays import Array
 from hplm.model.sending import sent
 from hplm.model.tensors import tensor_of
@@ -38,13 +38,13 @@ class InRuns(Groups):
     def __init__(self, slots: Array, device: torch.device) -> None:
         self._take: Tensor | None = None  # sorts rows by slot, `_back` undoes it; None: rows stay in place
         self._back: Tensor | None = None
-        self._slots, self._starts = slots, _starts(slots)
-        if len(self._starts) > min(MANY * len(np.unique(slots)), MOST):
+        self._slots, self._starts = slots, starts_of_runs(slots)
+        if len(self._starts) > MANY and len(self._starts) > min(MANY * len(np.unique(slots)), MOST):
             order = np.argsort(slots, kind="stable")
             self._take = sent(tensor_of(order), device)
             self._back = sent(tensor_of(np.argsort(order)), device)
             self._slots = slots[order]
-            self._starts = _starts(self._slots)
+            self._starts = starts_of_runs(self._slots)
 
     def spread(self, x: Tensor) -> Tensor:
         return x if self._take is None else x.index_select(0, self._take)
@@ -75,7 +75,3 @@ def _call(slots: Array, bounds: Array, device: torch.device) -> tuple[slice, Ten
     """Returns the rows between the first and the last bound, and for each run between two bounds its slot and its end."""
     own, ends = slots[bounds[:-1]].astype(np.int64), (bounds[1:] - bounds[0]).astype(np.int32)
     return slice(int(bounds[0]), int(bounds[-1])), sent(tensor_of(own), device), sent(tensor_of(ends), device)
-
-
-def _starts(slots: Array) -> Array:
-    return np.concatenate(([0], np.flatnonzero(np.diff(slots)) + 1))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hplm.adapters.groups import Groups
+from hplm.adapters.groups import Groups, starts_of_runs
 from hplm.arrays import Array
 from hplm.model.sending import sent
 from hplm.model.tensors import tensor_of
@@ -20,7 +20,10 @@ class Tiles(Groups):
     def __init__(self, slots: Array, device: torch.device) -> None:
         self._take: Tensor | None = None  # gathers rows into tiles, `_back` undoes it; None: tiles are views
         self._back: Tensor | None = None
-        starts = np.concatenate(([0], np.flatnonzero(np.diff(slots)) + 1))
+        starts = starts_of_runs(slots)
+        if len(starts) == 1:
+            self._tiles, self._first, self._slots = 1, int(slots[0]), None
+            return
         tile = int(np.gcd.reduce(np.diff(starts, append=len(slots))))
         distinct, counts = np.unique(slots, return_counts=True)
         mean = -(-len(slots) // len(distinct))  # short groups are padded to it, long groups take several tiles

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,74 +23,190 @@ class PackedAttention:
 
     Neighbouring sequences of equal length are computed together. CUDA has a kernel for sequences of any length in 16 bits,
     which takes one call. Elsewhere there is one call for each length.
+
+    `causal`: a token attends to itself and to those before it. Keys and values may have fewer heads than queries.
     """
 
-    def __init__(self, lengths: Sequence[int], heads: int, device: torch.device = CPU) -> None:
+    def __init__(self, lengths: Sequence[int], heads: int, device: torch.device = CPU, causal: bool = False) -> None:
         self.heads = heads
+        self.causal = causal
         self.runs = [(length, sum(1 for _ in run)) for length, run in groupby(lengths)]
         self._ends: Tensor | None = None
         if device.type == "cuda" and len(self.runs) > 1:
             self._ends = sent(torch.tensor([0, *np.cumsum(lengths).tolist()], dtype=torch.int32), device)
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         if len(self.runs) == 1:
-            length, count = self.runs[0]
-            return rows_attend(query, key, value, count, length, self.heads)
+            ((_, count),) = self.runs
+            return rows_attend(query, key, value, count, self.heads, causal=self.causal)
         if self._ends is not None and query.dtype in (torch.bfloat16, torch.float16):
             return self._any_length(query, key, value, self._ends)
         # Splitting and joining costs one copy in the backward pass. Slicing would cost a whole copy for every run.
         sizes = [length * count for length, count in self.runs]
         queries, keys, values = (x.split_with_sizes(sizes) for x in (query, key, value))
         parts = zip(queries, keys, values, self.runs, strict=True)
-        return torch.cat([rows_attend(q, k, v, count, length, self.heads) for q, k, v, (length, count) in parts])
+        return torch.cat([rows_attend(q, k, v, count, self.heads, causal=self.causal) for q, k, v, (_, count) in parts])
 
     def _any_length(self, query: Tensor, key: Tensor, value: Tensor, ends: Tensor) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn  # initialises CUDA's kernels
 
-        longest = max(length for length, _ in self.runs)
-        query, key, value = (x.view(len(x), self.heads, -1) for x in (query, key, value))
-        attended = varlen_attn(query, key, value, ends, ends, longest, longest)
+        longest, head = max(length for length, _ in self.runs), query.shape[1] // self.heads
+        options: dict[str, Any] = {"window_size": (-1, 0)} if self.causal else {}
+        if key.shape[1] < query.shape[1]:
+            options["enable_gqa"] = True
+        query, key, value = (x.view(len(x), -1, head) for x in (query, key, value))
+        attended = varlen_attn(query, key, value, ends, ends, longest, longest, **options)
         return cast(Tensor, attended).flatten(1)  # it returns a pair only with `return_aux`
+
+
+class SinkAttention:
+    """A decoder's attention inside packed windows. The first token is seen by all of them, as if each began with it.
+
+    Deep layers pile up attention on a text's first token. A window without one would take its own first token for it.
+    """
+
+    def __init__(self, lengths: Sequence[int], heads: int) -> None:
+        self.heads = heads
+        self.runs = [(length, sum(1 for _ in run)) for length, run in groupby(lengths)]
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        head = query.shape[1] // self.heads
+
+        def heads_of(x: Tensor, count: int) -> Tensor:  # tokens x heads * head -> sequences x heads x tokens x head
+            return x.view(count, len(x) // count, -1, head).transpose(1, 2)
+
+        sizes = [1, *(length * count for length, count in self.runs)]
+        queries, keys, values = (x.split_with_sizes(sizes) for x in (query, key, value))
+        first_key, first_value = heads_of(keys[0], 1), heads_of(values[0], 1)
+        parts = [end_to_end(attend(heads_of(queries[0], 1), first_key, first_value))]
+        for (length, count), *own in zip(self.runs, queries[1:], keys[1:], values[1:], strict=True):
+            query, key, value = (heads_of(x, count) for x in own)
+            key, value = (
+                torch.cat([first.expand(count, -1, -1, -1), x], 2) for first, x in ((first_key, key), (first_value, value))
+            )
+            sees = torch.ones(length, length + 1, dtype=torch.bool, device=query.device).tril(1)
+            parts.append(end_to_end(attend(query, key, value, sees)))
+        return torch.cat(parts)
 
 
 class RowAttention:
     """Self-attention over rows of equal width, each with some texts and their padding. Scores between texts are masked.
 
     `rooms` are the lengths of the texts with the padding behind them. Padding attends to its text, so that no row of scores
-    is masked completely and becomes NaN.
+    is masked completely and becomes NaN. `causal`: a token attends to itself and to those before it.
     """
 
-    def __init__(self, lengths: Array, rooms: Array, width: int, heads: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        lengths: Array,
+        rooms: Array,
+        width: int,
+        heads: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        causal: bool = False,
+    ) -> None:
         self.heads = heads
-        self.width = width
         self.rows = int(rooms.sum()) // width
         self.mask: Tensor | None = None
-        within = np.arange(self.rows * width) - np.repeat(np.cumsum(rooms) - rooms, rooms)
-        sees = (within < np.repeat(lengths, rooms)).reshape(self.rows, 1, width)  # rows x from x to
-        if len(lengths) > self.rows:
-            owner = np.repeat(np.arange(len(rooms)), rooms).reshape(self.rows, width)
-            sees = sees & (owner[:, :, None] == owner[:, None, :])
-        if not sees.all():
-            hidden = sent(tensor_of(~sees[:, None]), device)
-            self.mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
+        self.causal = causal and len(lengths) == self.rows  # padding lies behind a row's only text: no mask is needed
+        if not self.causal:
+            sees = _sees(rooms, lengths, rooms, self.rows)
+            self.mask = _mask(np.tril(sees) if causal else sees, device, dtype)
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return rows_attend(query, key, value, self.rows, self.width, self.heads, self.mask)
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return rows_attend(query, key, value, self.rows, self.heads, self.mask, self.causal)
+
+
+class CrossAttention:
+    """Attention of each packed target to its source, in models that turn one text into another.
+
+    `lengths` are the tokens of targets, `sources` those of their sources. There is no padding and no score between texts.
+    """
+
+    def __init__(self, lengths: Sequence[int], sources: Sequence[int], heads: int) -> None:
+        self.heads = heads
+        self.runs = [(*both, sum(1 for _ in run)) for both, run in groupby(zip(lengths, sources, strict=True))]
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        queries = query.split_with_sizes([length * count for length, _, count in self.runs])
+        keys, values = (x.split_with_sizes([source * count for _, source, count in self.runs]) for x in (key, value))
+        parts = zip(queries, keys, values, self.runs, strict=True)
+        return torch.cat([rows_attend(q, k, v, count, self.heads) for q, k, v, (_, _, count) in parts])
+
+
+class RowCrossAttention:
+    """The same over rows of targets and rows of sources, each with padding. A row has the same texts in both.
+
+    A target's padding attends to its source, so that no row of scores is masked completely.
+    """
+
+    def __init__(
+        self,
+        rooms: Array,
+        sources: Array,
+        source_rooms: Array,
+        rows: int,
+        heads: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        """`rooms` are the lengths of targets with their padding, `source_rooms` those of `sources`."""
+        self.heads = heads
+        self.rows = rows
+        self.mask = _mask(_sees(rooms, sources, source_rooms, rows), device, dtype)
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return rows_attend(query, key, value, self.rows, self.heads, self.mask)
+
+
+def _sees(reading: Array, lengths: Array, rooms: Array, rows: int) -> Array:
+    """Returns which tokens of texts in `rooms` are seen by tokens of the same texts, in rooms `reading`: rows x from x to."""
+    within = np.arange(int(rooms.sum())) - np.repeat(np.cumsum(rooms) - rooms, rooms)
+    sees = (within < np.repeat(lengths, rooms)).reshape(rows, 1, -1)
+    if len(lengths) == rows:
+        return sees
+    owner, read = (np.repeat(np.arange(len(its)), its).reshape(rows, -1) for its in (reading, rooms))
+    return sees & (owner[:, :, None] == read[:, None, :])
+
+
+def _mask(sees: Array, device: torch.device, dtype: torch.dtype) -> Tensor | None:
+    """Returns what is added to scores: -inf where nothing is seen. None: all is seen."""
+    if sees.all():
+        return None
+    hidden = sent(tensor_of(~sees[:, None]), device)
+    return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
 
 
 def rows_attend(
-    query: Tensor, key: Tensor, value: Tensor, count: int, length: int, heads: int, mask: Tensor | None = None
+    query: Tensor, key: Tensor, value: Tensor, count: int, heads: int, mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
-    """Computes attention inside each of `count` sequences of equal length."""
+    """Computes attention inside each of `count` sequences of equal length. `heads` are those of queries.
 
-    def split(x: Tensor) -> Tensor:  # tokens x hidden -> sequences x heads x tokens x head
-        return x.view(count, length, heads, -1).transpose(1, 2)
+    Keys and values may belong to other sequences, of another length.
+    """
+    head = query.shape[1] // heads
+
+    def split(x: Tensor) -> Tensor:  # tokens x heads * head -> sequences x heads x tokens x head
+        return x.view(count, len(x) // count, -1, head).transpose(1, 2)
 
     query, key, value = split(query), split(key), split(value)
+    return end_to_end(attend(query, key, value, mask, causal))
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    """Computes attention over sequences x heads x tokens x head."""
+    grouped = key.shape[1] < query.shape[1]
     if query.requires_grad and query.dtype is torch.bfloat16 and query.device.type == "cpu":
         # In the backward pass, torch's CPU kernel takes five times as long in 16 bits as in 32.
         with torch.autocast("cpu", enabled=False):
-            attended = scaled_dot_product_attention(query.float(), key.float(), value.float(), mask).to(query.dtype)
-    else:
-        attended = scaled_dot_product_attention(query, key, value, mask)
-    return attended.transpose(1, 2).reshape(count * length, -1)
+            return scaled_dot_product_attention(
+                query.float(), key.float(), value.float(), mask, is_causal=causal, enable_gqa=grouped
+            ).to(query.dtype)
+    return scaled_dot_product_attention(query, key, value, mask, is_causal=causal, enable_gqa=grouped)
+
+
+def end_to_end(attended: Tensor) -> Tensor:
+    """Turns sequences x heads x tokens x head into tokens x heads * head."""
+    sequences, _, length, _ = attended.shape
+    return attended.transpose(1, 2).reshape(sequences * length, -1)

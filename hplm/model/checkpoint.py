@@ -1,8 +1,8 @@
-"""Loads any BERT that Hugging Face can load, and splits it into a lower and an upper stack."""
+"""Loads a model that Hugging Face can load, or a decoder in a `.gguf` file, and splits it into a lower and an upper stack."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,41 +11,51 @@ from torch import Tensor, nn
 
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
+from hplm.model.decoders import load_decoder, load_gguf, split_decoder
+from hplm.model.families import FAMILIES
+from hplm.model.gguf_files import is_gguf
 from hplm.model.layer import Layer, Layers
+from hplm.model.original import Checkpoint, halves, silent_transformers
 from hplm.model.stacks import LowerStack, UpperStack
 from hplm.model.windows import TRIGRAMS, Window
-
-
-@dataclass
-class Checkpoint:
-    config: BackboneConfig  # with the requested lower_layers and upper_layers
-    total_layers: int
-    weights: dict[str, Tensor]  # transformers' BertModel names, without prefix
-    tokenizer_json: str
-    skipbert: bool = False  # its halves were trained apart: no adaptation is needed, and there is no whole BERT to learn from
 
 
 def load_checkpoint(
     model: str, name: str | None = None, lower: int | None = None, upper: int | None = None, window: Window = TRIGRAMS
 ) -> Checkpoint:
-    """Loads a folder or a hub name: safetensors or bin, with or without a head or a `bert.` prefix."""
-    import transformers
-    from transformers.utils import logging
+    """Loads a folder or a hub name (safetensors or bin, with or without a head or prefix), or a `.gguf` file.
 
-    from hplm.model.skipbert import ENTRY_EPS, SkipBertWeights, is_skipbert, own_split, refuse_disguised, refuse_incomplete
-
-    library: Any = transformers  # its types describe no model in particular
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    A decoder's windows are always causal.
+    """
+    if is_gguf(model):
+        return load_gguf(model, name, lower, upper, window)
+    library = silent_transformers()
     try:
         source = library.AutoConfig.from_pretrained(model)
     except (OSError, ValueError) as error:
         first_line = str(error).strip().splitlines()[0]
         raise InvalidInput(f"cannot read a model from {model!r}: {first_line}") from error
+    if source.model_type in FAMILIES:
+        return load_decoder(model, name, lower, upper, window, source)
     if source.model_type != "bert":
-        raise InvalidInput(f"{model!r} is a {source.model_type!r} model, but hPLMs are built from 'bert' models")
+        raise InvalidInput(
+            f"{model!r} is a {source.model_type!r} model, but hPLMs are built from 'bert' encoders and from decoders: "
+            f"{', '.join(FAMILIES)}"
+        )
+    return _load_encoder(model, name, lower, upper, window, source)
+
+
+def _load_encoder(
+    model: str, name: str | None, lower: int | None, upper: int | None, window: Window, source: Any
+) -> Checkpoint:
+    from hplm.model.skipbert import ENTRY_EPS, SkipBertWeights, is_skipbert, own_split, refuse_disguised, refuse_incomplete
+
+    library = silent_transformers()
     if getattr(source, "is_decoder", False):
-        raise InvalidInput(f"{model!r} is a decoder, but hPLMs are built from encoders: take an encoder checkpoint")
+        raise InvalidInput(
+            f"{model!r} is a BERT that is configured as a decoder: take an encoder checkpoint, or a decoder of "
+            f"{', '.join(FAMILIES)}"
+        )
     positions = getattr(source, "position_embedding_type", "absolute")
     if positions != "absolute":
         raise InvalidInput(f"{model!r} has {positions!r} position embeddings: take a checkpoint with 'absolute' ones")
@@ -69,10 +79,7 @@ def load_checkpoint(
         )
 
     total: int = source.num_hidden_layers
-    lower = total // 2 if lower is None else lower
-    upper = total - lower if upper is None else upper
-    if lower < 1 or upper < 1 or lower + upper > total:
-        raise InvalidInput(f"cannot split {total} layers into {lower} lower and {upper} upper: set other --lower and --upper")
+    lower, upper = halves(total, lower, upper, least=1)
     config = BackboneConfig(
         name=name or Path(model).name.lower(),
         vocabulary=source.vocab_size,
@@ -100,6 +107,8 @@ def split(checkpoint: Checkpoint) -> tuple[LowerStack, UpperStack]:
 
     The lower stack was never trained on windows of a few tokens, so it needs adaptation afterwards.
     """
+    if checkpoint.config.is_decoder:
+        return split_decoder(checkpoint)
     config, weights = checkpoint.config, checkpoint.weights
     lower, upper = LowerStack(config), UpperStack(config)
     with torch.no_grad():
@@ -140,21 +149,26 @@ def random_backbone(config: BackboneConfig, seed: int = 0) -> tuple[LowerStack, 
 
 def full_stack(checkpoint: Checkpoint) -> Layers:
     """Returns all layers of the original model as our `Layer`s: the teacher of the adaptation."""
+    if checkpoint.config.is_decoder:
+        raise InvalidInput(
+            f"{checkpoint.config.name!r} is a decoder, whose lower layers do not learn yet. Build with --minutes 0: the domain "
+            "then has its own n-grams and the root's lower layers"
+        )
     if checkpoint.skipbert:
         raise InvalidInput(
             f"{checkpoint.config.name!r} is a SkipBERT: its lower layers never saw whole texts, so they cannot teach a domain. "
             "Build with --minutes 0: the domain then has its own n-grams and the root's lower layers"
         )
     config = replace(checkpoint.config, lower_layers=checkpoint.total_layers)
-    layers = Layers(Layer(config) for _ in range(checkpoint.total_layers))
+    layers = Layers(Layer(config, number) for number in range(checkpoint.total_layers))
     for i, layer in enumerate(layers):
         _copy_layer(layer, checkpoint.weights, i)
     return layers
 
 
-def _copy_norm(norm: nn.LayerNorm, weights: dict[str, Tensor], name: str) -> None:
-    norm.weight.copy_(weights[f"{name}.weight"])
-    norm.bias.copy_(weights[f"{name}.bias"])
+def _copy_norm(norm: nn.LayerNorm | nn.RMSNorm, weights: dict[str, Tensor], name: str) -> None:
+    for kind in ("weight", "bias"):
+        getattr(norm, kind).copy_(weights[f"{name}.{kind}"])
 
 
 @torch.no_grad()

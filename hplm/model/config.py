@@ -10,11 +10,16 @@ from typing import Any
 from hplm.errors import MISFITS, InvalidInput
 from hplm.model.windows import TRIGRAMS, Window
 
-FORMAT = 2
+LAYER_NORM, RMS = "layer", "rms"  # kinds of norms
+UNUSED = -1  # in place of the id of a token that decoders do not have
+FORMAT = 3
+READABLE = (2, FORMAT)  # 2 describes encoders only
 
 
 @dataclass(frozen=True)
 class BackboneConfig:
+    """An encoder (BERT), or a decoder, which has a `start_id`."""
+
     name: str
     vocabulary: int
     hidden: int
@@ -26,13 +31,45 @@ class BackboneConfig:
     segments: int
     activation: str
     norm_eps: float
-    cls_id: int
+    cls_id: int  # these four: of encoders only; decoders have UNUSED
     sep_id: int
     unk_id: int
     mask_id: int
     window: Window = TRIGRAMS  # tokens that the lower stack sees at once
     entry_eps: float | None = None  # epsilon of the norm before the upper layers (default: norm_eps)
+    kv_heads: int | None = None  # heads of keys and values (default: heads)
+    head: int | None = None  # numbers of one head (default: hidden // heads)
+    norm: str = LAYER_NORM  # or RMS
+    pre_norm: bool = False  # the norms are before attention and feed-forward part, not behind them
+    biases: bool = True  # whether projections have biases
+    gated: bool = False  # the feed-forward part multiplies two projections
+    rotary_base: float | None = None  # of rotary positions; None: learned positions
+    start_id: int | None = None  # the token that every sequence of a decoder begins with
+    end_ids: tuple[int, ...] = ()  # tokens that end a text, the first one for chat templates
+    chat_template: str | None = None
     format: int = FORMAT
+
+    @property
+    def is_decoder(self) -> bool:
+        return self.start_id is not None
+
+    @property
+    def has_places(self) -> bool:
+        """Whether positions are learned."""
+        return self.rotary_base is None
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden // self.heads if self.head is None else self.head
+
+    @property
+    def query_width(self) -> int:
+        return self.heads * self.head_size
+
+    @property
+    def key_width(self) -> int:
+        """The numbers of a key, and of a value."""
+        return (self.heads if self.kv_heads is None else self.kv_heads) * self.head_size
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=2) + "\n", "utf-8")
@@ -47,19 +84,30 @@ class BackboneConfig:
             raise InvalidInput(f"{path} is not JSON: {error}") from None
         if not isinstance(stored, dict):
             raise InvalidInput(f"{path} holds no JSON object: export the repository again")
-        if stored.get("format") != FORMAT:
+        if stored.get("format") not in READABLE:
             raise InvalidInput(
-                f"{path} has format {stored.get('format')!r}, but this version of hplm reads {FORMAT}: "
+                f"{path} has format {stored.get('format')!r}, but this version of hplm reads {READABLE[0]} and {FORMAT}: "
                 "export the repository again with this version, or install the version that wrote it"
             )
         known = {field.name: field.type for field in fields(cls)}
         values: dict[str, Any] = {key: value for key, value in stored.items() if key in known}
-        kinds: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,)}
+        values["format"] = FORMAT
+        nothing = type(None)
+        kinds: dict[str, tuple[type, ...]] = {
+            "int": (int,),
+            "int | None": (int, nothing),
+            "float": (int, float),
+            "float | None": (int, float, nothing),
+            "str": (str,),
+            "str | None": (str, nothing),
+            "bool": (bool,),
+        }
         try:
             for name, kind in known.items():
                 if name in values and not isinstance(values[name], kinds.get(str(kind), (object,))):
                     raise TypeError(f"{name!r} is {values[name]!r}")
             values["window"] = Window(**stored["window"])
+            values["end_ids"] = tuple(values.get("end_ids", ()))
             return cls(**values)
         except MISFITS as error:
             raise InvalidInput(f"{path} does not describe a backbone ({error}): export the repository again") from None

@@ -6,7 +6,7 @@ A token's scale depends on the token alone, so its neighbours in a batch do not 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,8 +37,9 @@ class EightBit(nn.Module):
         self._packed: Tensor = onednn.qlinear_prepack(numbers.to(torch.int8).contiguous(), None)
         self._unsigned = numbers.sum(1).mul_(self._scales).mul_(-UNSIGNED)  # removes from an output what UNSIGNED added
         self._zeros = torch.zeros(len(weight), dtype=torch.int64)
-        self._bias = linear.bias.detach().float()
         self._outputs, self._inputs = weight.shape
+        biases = cast("Tensor | None", linear.bias)  # its stub knows no layer without
+        self._bias = torch.zeros(self._outputs) if biases is None else biases.detach().float()
         self._rounding = torch.full((self._inputs,), ROUNDING)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hplm.errors import InvalidInput
-from hplm.model.config import BackboneConfig
+from hplm.model.config import RMS, BackboneConfig
+from hplm.model.rotary import Turn
 
 QKV, ATTENTION_OUT, FFN_IN, FFN_OUT = "qkv", "attention_out", "ffn_in", "ffn_out"  # the projections of a layer
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # the layer's number in its stack, query, key, value
 Adapt = Callable[[str, Tensor, Tensor], Tensor]  # a projection, its input, its output -> the changed output
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -37,28 +38,58 @@ def unchanged(at: str, before: Tensor, after: Tensor) -> Tensor:
     return after
 
 
-class Layer(nn.Module):
-    """BERT's post-norm layer over tokens x hidden. The caller passes attention, and a function that adapts projections."""
+def norm_of(config: BackboneConfig) -> nn.LayerNorm | nn.RMSNorm:
+    kind = nn.RMSNorm if config.norm == RMS else nn.LayerNorm
+    return kind(config.hidden, config.norm_eps)
 
-    def __init__(self, config: BackboneConfig) -> None:
+
+class Layer(nn.Module):
+    """A layer over tokens x hidden: BERT's, with norms behind its two parts, or a decoder's, with norms before them.
+
+    The caller passes attention, and a function that adapts projections.
+    """
+
+    def __init__(self, config: BackboneConfig, number: int = 0) -> None:
         super().__init__()
-        self.qkv = nn.Linear(config.hidden, 3 * config.hidden)
-        self.attention_out = nn.Linear(config.hidden, config.hidden)
-        self.attention_norm = nn.LayerNorm(config.hidden, config.norm_eps)
-        self.ffn_in = nn.Linear(config.hidden, config.intermediate)
-        self.ffn_out = nn.Linear(config.intermediate, config.hidden)
-        self.ffn_norm = nn.LayerNorm(config.hidden, config.norm_eps)
+        self.number = number  # in its stack
+        self._widths = [config.query_width, config.key_width, config.key_width]
+        self._pre_norm, self._gated = config.pre_norm, config.gated
+        self.qkv = nn.Linear(config.hidden, sum(self._widths), config.biases)
+        self.attention_out = nn.Linear(config.query_width, config.hidden, config.biases)
+        self.attention_norm = norm_of(config)
+        # If gated, it has two parts, the gate first.
+        self.ffn_in = nn.Linear(config.hidden, config.intermediate * (2 if config.gated else 1), config.biases)
+        self.ffn_out = nn.Linear(config.intermediate, config.hidden, config.biases)
+        self.ffn_norm = norm_of(config)
         self.activation = activation(config.activation)
 
-    def forward(self, x: Tensor, attend: Attend, adapt: Adapt = unchanged, rows: Tensor | None = None) -> Tensor:
-        """Returns all tokens, or only `rows`. Attention still reads all tokens; the rest of the layer computes only `rows`."""
-        attended = attend(*adapt(QKV, x, self.qkv(x)).chunk(3, dim=-1))
+    def forward(
+        self, x: Tensor, attend: Attend, adapt: Adapt = unchanged, rows: Tensor | None = None, turn: Turn | None = None
+    ) -> Tensor:
+        """Returns all tokens, or only `rows`. Attention still reads all tokens; the rest of the layer computes only `rows`.
+
+        `turn` rotates queries and keys.
+        """
+        read = self.attention_norm(x) if self._pre_norm else x
+        projected = adapt(QKV, read, self.qkv(read))
+        if turn is None:
+            query, key, value = projected.split_with_sizes(self._widths, dim=-1)
+        else:
+            query, key, value = turn.split(projected, self._widths)
+        attended = attend(self.number, query, key, value)
         if rows is not None:
             x, attended = x.index_select(0, rows), attended.index_select(0, rows)
         # Added in place: no other step needs the projection's output, not even the backward pass. A new tensor costs more.
-        x = self.attention_norm(adapt(ATTENTION_OUT, attended, self.attention_out(attended)).add_(x))
-        inner = self.activation(adapt(FFN_IN, x, self.ffn_in(x)))
-        return self.ffn_norm(adapt(FFN_OUT, inner, self.ffn_out(inner)).add_(x))
+        x = adapt(ATTENTION_OUT, attended, self.attention_out(attended)).add_(x)
+        read = self.ffn_norm(x) if self._pre_norm else self.attention_norm(x)
+        inner = adapt(FFN_IN, read, self.ffn_in(read))
+        inner = self._gate(inner) if self._gated else self.activation(inner)
+        out = adapt(FFN_OUT, inner, self.ffn_out(inner))
+        return out.add_(x) if self._pre_norm else self.ffn_norm(out.add_(read))
+
+    def _gate(self, both: Tensor) -> Tensor:
+        gate, inner = both.chunk(2, dim=-1)
+        return self.activation(gate) * inner
 
 
 class Layers(nn.ModuleList):

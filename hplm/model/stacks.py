@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from hplm.model.attention import PackedAttention
+from hplm.model.attention import PackedAttention, SinkAttention
 from hplm.model.config import BackboneConfig
-from hplm.model.layer import Adapt, Attend, Layer, Layers, unchanged
+from hplm.model.layer import Adapt, Attend, Layer, Layers, norm_of, unchanged
+from hplm.model.rotary import Turn
 from hplm.model.tensors import array_of
 from hplm.model.windows import ABSENT
 
@@ -19,20 +20,26 @@ class LowerStack(nn.Module):
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
+        self.config = config
         self.heads = config.heads
         self.window = config.window
         self.words = nn.Embedding(config.vocabulary, config.hidden)
-        self.places = nn.Parameter(torch.zeros(config.window.n, config.hidden))  # position inside the window only
-        self.norm = nn.LayerNorm(config.hidden, config.norm_eps)
-        self.layers = Layers(Layer(config) for _ in range(config.lower_layers))
-        self.gate = nn.Parameter(torch.zeros(config.window.n, config.hidden))
-        self.gate_bias = nn.Parameter(torch.zeros(config.window.n))
+        if config.has_places:  # position inside the window only; a decoder's windows begin with the start id
+            self.places = nn.Parameter(torch.zeros(config.window.n + config.is_decoder, config.hidden))
+        if not config.is_decoder:
+            self.norm = nn.LayerNorm(config.hidden, config.norm_eps)
+        self.layers = Layers(Layer(config, number) for number in range(config.lower_layers))
+        if not config.is_decoder:
+            self.gate = nn.Parameter(torch.zeros(config.window.n, config.hidden))
+            self.gate_bias = nn.Parameter(torch.zeros(config.window.n))
 
     def forward(self, windows: Tensor, attention: type[PackedAttention] = PackedAttention) -> Tensor:
         """Turns windows x n of id + 1 into windows x vectors x hidden: gated, with zeros for absent tokens.
 
         The layers compute only tokens that are present. `attention` is the kind of attention inside the windows.
         """
+        if self.config.is_decoder:
+            return self._last_tokens(windows)
         tokens, lengths = self.packed(windows)
         places = tokens % self.window.n
         x = self.norm(self.words(windows.flatten()[tokens] - 1) + self.places[places])
@@ -41,6 +48,29 @@ class LowerStack(nn.Module):
             x = layer(x, attend)
         gate = torch.sigmoid((x * self.gate[places]).sum(-1) + self.gate_bias[places])
         return self.spread(x * gate.unsqueeze(-1), tokens, windows)[:, self.window.stored]
+
+    def _last_tokens(self, windows: Tensor) -> Tensor:
+        """Returns what a decoder computes for the last token of each window, read as a text behind the start id.
+
+        The start id sees nothing but itself, so that it is computed once for all windows. A window that begins with it is not
+        given another one. Learned positions are taken out again: the upper stack adds those of the text.
+        """
+        config = self.config
+        assert config.start_id is not None
+        windows = _without(config.start_id, windows)
+        tokens, lengths = self.packed(windows)
+        lengths = [length for length in lengths if length]  # of others only the start id is left
+        behind = (windows != ABSENT).cumsum(1).flatten()[tokens]  # the position behind the start id
+        positions = torch.cat([behind.new_zeros(1), behind])
+        x = self.words(torch.cat([tokens.new_full((1,), config.start_id), windows.flatten()[tokens] - 1]))
+        if config.has_places:
+            x = x + self.places[positions]
+        last = (tokens % self.window.n == self.window.n - 1).nonzero()[:, 0]
+        rows = tokens.new_zeros(len(windows)).index_copy(0, tokens[last] // self.window.n, last + 1)
+        turn = turn_of(config, positions, x.dtype)
+        attend = SinkAttention(lengths, self.heads)
+        x = through(self.layers, x, attend, rows=rows, turn=turn) if len(self.layers) else x.index_select(0, rows)
+        return (x - self.places[positions[rows]] if config.has_places else x).unsqueeze(1)
 
     def packed(self, windows: Tensor) -> tuple[Tensor, list[int]]:
         """Returns the present tokens of all windows, windows of one length together, and the length of each window.
@@ -59,39 +89,77 @@ class LowerStack(nn.Module):
 
 
 class UpperStack(nn.Module):
-    """The part that runs for each request: gathered sums get position, segment and a norm, then pass the shared layers."""
+    """The part that runs for each request: gathered sums enter it, with the positions of their tokens, and pass its layers.
+
+    An encoder's sums get position, segment and a norm. A decoder's get learned positions, where its family has them, and what
+    leaves its layers is turned into logits of the next token.
+    """
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
+        self.config = config
         self.heads = config.heads
-        self.positions = nn.Embedding(config.positions, config.hidden)
-        self.segments = nn.Embedding(config.segments, config.hidden)
-        self.norm = nn.LayerNorm(config.hidden, config.norm_eps if config.entry_eps is None else config.entry_eps)
-        self.layers = Layers(Layer(config) for _ in range(config.upper_layers))
+        if config.has_places:
+            self.positions = nn.Embedding(config.positions, config.hidden)
+        if not config.is_decoder:
+            self.segments = nn.Embedding(config.segments, config.hidden)
+            self.norm = nn.LayerNorm(config.hidden, config.norm_eps if config.entry_eps is None else config.entry_eps)
+        self.layers = Layers(Layer(config, number) for number in range(config.upper_layers))
+        if config.is_decoder:
+            self.final_norm = norm_of(config)
+            self.next_token = nn.Linear(config.hidden, config.vocabulary, bias=False)
 
-    def enter(self, sums: Tensor, positions: Tensor, segments: Tensor) -> Tensor:
-        return self.norm(sums + self.positions(positions) + self.segments(segments))
+    def enter(self, sums: Tensor, positions: Tensor, segments: Tensor | None = None) -> Tensor:
+        if segments is not None:
+            return self.norm(sums + self.positions(positions) + self.segments(segments))
+        return sums + self.positions(positions) if self.config.has_places else sums
 
     def forward(
         self,
         sums: Tensor,
         positions: Tensor,
-        segments: Tensor,
+        segments: Tensor | None,
         attend: Attend,
         adapters: Sequence[Adapt] | None = None,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Takes and returns packed tokens x hidden. `adapters`: one function for each layer. `rows`: the tokens to return."""
-        return self.through(self.enter(sums, positions, segments), attend, adapters, rows)
+        """Takes and returns packed tokens x hidden. `adapters`: one function for each layer. `rows`: the tokens to return.
+
+        A decoder has no segments, and its positions are those in the whole sequences.
+        """
+        turn = turn_of(self.config, positions, sums.dtype)
+        return through(self.layers, self.enter(sums, positions, segments), attend, adapters, rows, turn)
 
     def through(self, x: Tensor, attend: Attend, adapters: Sequence[Adapt] | None = None, rows: Tensor | None = None) -> Tensor:
+        """Computes an encoder's layers alone."""
         return through(self.layers, x, attend, adapters, rows)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Returns a decoder's logits of the token behind each row: rows x vocabulary, fp32."""
+        return self.next_token(self.final_norm(x)).float()
 
 
 def through(
-    layers: Layers, x: Tensor, attend: Attend, adapters: Sequence[Adapt] | None = None, rows: Tensor | None = None
+    layers: Layers,
+    x: Tensor,
+    attend: Attend,
+    adapters: Sequence[Adapt] | None = None,
+    rows: Tensor | None = None,
+    turn: Turn | None = None,
 ) -> Tensor:
     for i, layer in enumerate(layers):
         adapt = adapters[i] if adapters is not None else unchanged
-        x = layer(x, attend, adapt, rows if i == len(layers) - 1 else None)
+        x = layer(x, attend, adapt, rows if i == len(layers) - 1 else None, turn)
     return x
+
+
+def turn_of(config: BackboneConfig, positions: Tensor, dtype: torch.dtype) -> Turn | None:
+    """Returns the rotation of tokens at these positions; None if the model does not rotate."""
+    return None if config.rotary_base is None else Turn(positions, config.head_size, config.rotary_base, dtype)
+
+
+def _without(start_id: int, windows: Tensor) -> Tensor:
+    """Returns the windows without the start id where it is a window's first token."""
+    first = (windows != ABSENT).long().argmax(1, keepdim=True)
+    tokens = windows.gather(1, first)
+    return windows.scatter(1, first, tokens.masked_fill(tokens == start_id + 1, ABSENT))

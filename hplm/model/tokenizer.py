@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from hplm.arrays import Array
 from hplm.errors import Broken, InvalidInput
+from hplm.model.prompts import started
 from hplm.model.words import Words
 
 WORD = re.compile(r"\S+")
@@ -70,8 +71,10 @@ class Encoded:
 
 
 class Tokenizer:
-    def __init__(self, tokenizer_json: str, positions: int) -> None:
+    def __init__(self, tokenizer_json: str, positions: int, start_id: int | None = None) -> None:
+        """`start_id`: of a decoder, whose documents begin with it and have no other special tokens."""
         self.positions = positions
+        self._start_id = start_id
         self._tokenizer = HuggingFaceTokenizer.from_str(tokenizer_json)
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
@@ -80,9 +83,9 @@ class Tokenizer:
         self._special_tokens = {pair: self._tokenizer.num_special_tokens_to_add(is_pair=pair) for pair in (False, True)}
 
     @classmethod
-    def load(cls, path: Path, positions: int) -> Tokenizer:
+    def load(cls, path: Path, positions: int, start_id: int | None = None) -> Tokenizer:
         try:
-            return cls(path.read_text("utf-8"), positions)
+            return cls(path.read_text("utf-8"), positions, start_id)
         except FileNotFoundError:
             raise Broken(f"{path} is missing: build or copy it again") from None
         except Exception as error:  # the library raises no narrower type
@@ -193,11 +196,14 @@ class Tokenizer:
 
     def encode_documents(self, texts: list[str]) -> list[Array]:
         """Returns the token ids of documents of a corpus. A document that is too long for the model is cut into pieces."""
-        encodings = self._tokenizer.encode_batch_fast(texts)
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=self._start_id is None)
         return [piece for encoding in encodings for piece in self._pieces(np.array(encoding.ids, dtype=np.int32))]
 
     def _pieces(self, ids: Array) -> list[Array]:
         """Cuts a document into pieces. Each begins and ends with the special tokens of the whole."""
+        if self._start_id is not None:
+            limit = self.positions - 1
+            return [started(ids[start : start + limit], self._start_id) for start in range(0, max(len(ids), 1), limit)]
         if len(ids) <= self.positions:
             return [ids]
         limit = self.positions - 2

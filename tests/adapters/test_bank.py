@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from hplm.adapters.bank import Bank, record_bytes, write_bank, write_record
+from hplm.adapters.bank import FORMAT, Bank, record_bytes, write_bank, write_record
 from hplm.adapters.layout import Layout
 from hplm.adapters.record import Record
 from hplm.errors import Broken, InvalidInput
@@ -68,6 +68,14 @@ def test_a_bank_grows_and_its_readers_see_it(bank):
 
 
 def test_a_bank_of_another_format_is_refused(bank):
-    bank.path.write_bytes(bank.path.read_bytes().replace(b'"format": 3', b'"format": 9'))
+    bank.path.write_bytes(bank.path.read_bytes().replace(b'"format": %d' % FORMAT, b'"format": 9'))
     with pytest.raises(InvalidInput, match=naming(bank.path, 9)):
+        Bank(bank.path)
+
+
+@pytest.mark.parametrize("broken", [b'"size": null', b'"size": 3.0', b'"size": true', b'"size": -3'])
+def test_a_bank_whose_header_has_no_whole_numbers_is_broken(bank, broken):
+    head, rest = bank.path.read_bytes()[:4096], bank.path.read_bytes()[4096:]
+    bank.path.write_bytes(head.replace(b'"size": 3', broken).rstrip(b"\0").ljust(4096, b"\0") + rest)
+    with pytest.raises(Broken, match=naming(bank.path)):
         Bank(bank.path)

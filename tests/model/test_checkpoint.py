@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModel, BertConfig, BertForMaskedLM, BertModel, GPT2Config, PreTrainedTokenizerFast
+from transformers import AutoModel, BertConfig, BertForMaskedLM, BertModel, DistilBertConfig, PreTrainedTokenizerFast
 
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
@@ -61,9 +61,9 @@ def test_layers_between_the_halves_are_taken_from_below(tmp_path, tokenizer):
 
 
 def test_models_other_than_bert_are_refused(tmp_path, tokenizer):
-    GPT2Config(n_layer=1, n_head=2, n_embd=8).save_pretrained(tmp_path / "gpt")
-    with pytest.raises(InvalidInput, match="gpt2"):
-        load_checkpoint(str(tmp_path / "gpt"))
+    DistilBertConfig().save_pretrained(tmp_path / "m")
+    with pytest.raises(InvalidInput, match="'distilbert'"):
+        load_checkpoint(str(tmp_path / "m"))
     with pytest.raises(InvalidInput, match=naming(tmp_path / "nothing")):
         load_checkpoint(str(tmp_path / "nothing"))
 

@@ -1,0 +1,94 @@
+"""Turns prompts into tokens of a decoder, and tokens into text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jinja2 import TemplateError
+from tokenizers import Encoding
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+from hplm.arrays import Array
+from hplm.errors import Broken, InvalidInput
+from hplm.model.chat import Chat, read_messages
+
+if TYPE_CHECKING:  # processes that only follow snapshots do without torch
+    from hplm.model.config import BackboneConfig
+
+
+READ_CHARACTERS = 16  # of a prompt, for each token that the model takes: others wait while a prompt is tokenised
+
+
+@dataclass(frozen=True)
+class Messages:
+    """A chat, instead of a prompt."""
+
+    json: str
+
+
+class Prompts:
+    """The tokenizer of a decoder. A prompt begins with the start id, has no other token around it, and may be empty."""
+
+    def __init__(self, tokenizer_json: str, config: BackboneConfig) -> None:
+        if config.start_id is None:
+            raise ValueError(f"{config.name} is an encoder, which reads no prompts")
+        self.vocabulary = config.vocabulary
+        self.most_characters = READ_CHARACTERS * config.positions  # of a prompt
+        self._name = config.name
+        self._start_id = config.start_id
+        self._end_id = config.end_ids[0] if config.end_ids else None
+        self._template = config.chat_template
+        self._tokenizer = HuggingFaceTokenizer.from_str(tokenizer_json)
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+
+    @classmethod
+    def load(cls, path: Path, config: BackboneConfig) -> Prompts:
+        try:
+            return cls(path.read_text("utf-8"), config)
+        except FileNotFoundError:
+            raise Broken(f"{path} is missing: build or copy it again") from None
+        except Exception as error:  # the library raises no narrower type
+            raise Broken(f"{path} does not describe a tokenizer ({error}): build or copy it again") from None
+
+    def encode(self, text: str) -> Array:
+        """Returns the tokens of a prompt, the start id first, int64."""
+        return self._started(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def encode_all(self, texts: Sequence[str]) -> list[Array]:
+        return [self._started(one) for one in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def of_messages(self, messages: str) -> list[int]:
+        """Returns the tokens of a chat, whose messages are JSON."""
+        return self._chat.tokens(read_messages(messages, self.most_characters))
+
+    def decode(self, tokens: Sequence[int], special: bool = False) -> str:
+        """Returns the text of tokens. `special`: with that of special tokens."""
+        return self._tokenizer.decode(list(tokens), skip_special_tokens=not special)
+
+    @cached_property
+    def _chat(self) -> Chat:
+        if self._template is None:
+            raise InvalidInput(f"{self._name} has no chat template: send 'text_input' instead of 'messages'")
+        try:
+            return Chat(self._template, self._tokenizer, self._start_id, self._end_id)
+        except TemplateError as error:
+            raise Broken(f"the chat template of {self._name} cannot be read ({error}): build the backbone again") from None
+
+    def _started(self, encoding: Encoding) -> Array:
+        return started(np.array(encoding.ids, dtype=np.int64), self._start_id)
+
+
+def started(tokens: Array, start_id: int) -> Array:
+    """Returns the tokens with the start id first. Chat templates begin with it."""
+    return tokens if len(tokens) and tokens[0] == start_id else np.concatenate([[start_id], tokens]).astype(tokens.dtype)
+
+
+def cut_prompt(tokens: Array, most: int) -> Array:
+    """Returns the start id and the end of a prompt that is too long: what is generated follows the end."""
+    return tokens if len(tokens) <= most else np.concatenate([tokens[:1], tokens[len(tokens) - most + 1 :]])

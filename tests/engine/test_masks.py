@@ -1,0 +1,122 @@
+"""Causal attention and attention to sources (TCB, Eq. 5 to 8): every packing gives what each text gives alone."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hplm.engine.packing import Concat, Naive, Packed, Slotted, Turbo
+from hplm.engine.turbo import GroupCost
+from hplm.model.layer import Layer, Layers
+from hplm.model.stacks import through
+from testing.toy import CHAT
+
+CPU = torch.device("cpu")
+HEADS, WIDTH = CHAT.heads, CHAT.query_width
+TOLERANCE = 1e-3  # outputs are 15 at most, and rounding moves them by 2e-4; a wrong mask by tenths
+whole = st.integers
+
+packings = st.one_of(
+    st.just(Packed()),
+    st.just(Naive()),
+    st.builds(lambda call: Turbo(GroupCost.measured(lambda count, width: call + count * width)), whole(0, 100)),
+    st.builds(Concat, rows=whole(1, 4), length=whole(1, 60)),
+    st.builds(Slotted, rows=whole(1, 4), length=whole(1, 60), slot=whole(0, 60)),
+)
+lengths_of_texts = st.lists(whole(1, 40), min_size=1, max_size=16)
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    """Two layers with random weights, and matrices for the attention to sources between them."""
+    torch.manual_seed(3)
+    layers = Layers(Layer(CHAT, number) for number in range(2)).eval().requires_grad_(False)
+    for layer in layers:
+        layer.qkv.weight.mul_(8)
+    return layers, torch.randn(3, CHAT.hidden, WIDTH) / CHAT.hidden**0.5
+
+
+def plain(query, key, value, causal):
+    """Attention of one text, head by head, with the formula of the papers."""
+    query, key, value = (x.view(len(x), -1, CHAT.head_size).transpose(0, 1) for x in (query, key, value))
+    parts = []
+    for head in range(HEADS):
+        own = head * len(key) // HEADS  # several heads of queries may share one of keys
+        scores = query[head] @ key[own].T / CHAT.head_size**0.5
+        if causal:
+            scores += torch.full_like(scores, -torch.inf).triu(1)
+        parts.append(scores.softmax(1) @ value[own])
+    return torch.cat(parts, 1)
+
+
+def laid(arrangement, texts):
+    """Returns the texts as they lie in the tensor. Padding is random: it must change nothing."""
+    x = torch.randn(arrangement.rows, CHAT.hidden) * 10
+    for text, start in zip(arrangement.texts, arrangement.starts.tolist(), strict=True):
+        x[start : start + len(texts[text])] = texts[text]
+    return x
+
+
+def taken(arrangement, x):
+    """Returns each text of the tensor, by its index."""
+    starts, lengths = arrangement.starts.tolist(), arrangement.lengths.tolist()
+    return {
+        text: x[start : start + length] for text, start, length in zip(arrangement.texts.tolist(), starts, lengths, strict=True)
+    }
+
+
+@given(packing=packings, lengths=lengths_of_texts)
+@settings(deadline=None, max_examples=150)
+def test_every_packing_hides_what_comes_later(decoder, packing, lengths):
+    layers, _ = decoder
+    torch.manual_seed(0)  # for each example
+    texts = [torch.randn(length, CHAT.hidden) for length in lengths]
+    found = {}
+    for arrangement in packing.arrange(np.array(lengths)):
+        attend = arrangement.attention(HEADS, CPU, torch.float32, causal=True)
+        found |= taken(arrangement, through(layers, laid(arrangement, texts), attend))
+    for index, text in enumerate(texts):
+        alone = through(layers, text, lambda layer, query, key, value: plain(query, key, value, causal=True))
+        assert torch.allclose(found[index], alone, atol=TOLERANCE)
+
+
+@given(packing=packings, texts=st.lists(st.tuples(whole(1, 40), whole(1, 40)), min_size=1, max_size=16))
+@settings(deadline=None, max_examples=150)
+def test_in_every_packing_a_target_sees_its_own_source_only(decoder, packing, texts):
+    """A layer with a causal mask, attention to the sources, another layer: as in a sequence-to-sequence model."""
+    (before, behind), (for_query, for_key, for_value) = ([layers] for layers in decoder[0]), decoder[1]
+    torch.manual_seed(0)  # for each example
+    sources, targets = ([torch.randn(length, CHAT.hidden) for length in lengths] for lengths in zip(*texts, strict=True))
+    of_sources, of_targets = np.array(texts).T
+
+    def both(x, source, attend, cross):
+        x = through(before, x, attend)
+        x = x + cross(0, x @ for_query, source @ for_key, source @ for_value) @ for_query.T
+        return through(behind, x, attend)
+
+    found = {}
+    for arrangement in packing.arrange(of_sources):
+        beside = arrangement.beside(of_targets)
+        assert (beside.texts == arrangement.texts).all() and (beside.lengths == of_targets[beside.texts]).all()
+        attend = beside.attention(HEADS, CPU, torch.float32, causal=True)
+        cross = beside.cross_attention(arrangement, HEADS, CPU, torch.float32)
+        found |= taken(beside, both(laid(beside, targets), laid(arrangement, sources), attend, cross))
+    for index, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        alone = both(
+            target,
+            source,
+            lambda layer, query, key, value: plain(query, key, value, causal=True),
+            lambda layer, query, key, value: plain(query, key, value, causal=False),
+        )
+        assert torch.allclose(found[index], alone, atol=TOLERANCE)
+
+
+def test_a_mask_is_made_only_where_texts_share_a_row():
+    lengths = np.array([3, 4, 4, 2])
+    (naive,), (concat,), (packed,) = Naive().arrange(lengths), Concat(4, 8).arrange(lengths), Packed().arrange(lengths)
+    assert naive.attention(HEADS, CPU, torch.float32, causal=True).mask is None
+    assert naive.attention(HEADS, CPU, torch.float32).mask is not None  # it hides padding
+    assert concat.attention(HEADS, CPU, torch.float32, causal=True).mask is not None
+    targets = packed.beside(np.array([5, 1, 1, 1]))
+    assert targets.rows == 8 and targets.width is None

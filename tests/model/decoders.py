@@ -1,0 +1,73 @@
+"""Tiny decoders of each family with random weights, saved as Hugging Face saves them."""
+
+from __future__ import annotations
+
+import torch
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from testing.random_store import byte_tokenizer_json
+
+VOCABULARY = 264
+START, END, UNREAD = 256, 257, 258  # ids of special tokens
+LAYERS, HIDDEN, POSITIONS = 4, 32, 128
+IDS = {"bos_token_id": START, "eos_token_id": END, "pad_token_id": UNREAD, "vocab_size": VOCABULARY}
+
+
+def llama(**changes):
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12, "intermediate_size": 48}
+    config = LlamaConfig(
+        hidden_size=HIDDEN, num_hidden_layers=LAYERS, max_position_embeddings=POSITIONS, **sizes, **IDS, **changes
+    )
+    return LlamaForCausalLM(config)
+
+
+def gpt2(**changes):
+    return GPT2LMHeadModel(GPT2Config(n_embd=HIDDEN, n_layer=LAYERS, n_head=4, n_positions=POSITIONS, **IDS, **changes))
+
+
+def opt(**changes):
+    sizes = {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": 4, "ffn_dim": 48}
+    sizes |= {"word_embed_proj_dim": HIDDEN}
+    return OPTForCausalLM(OPTConfig(max_position_embeddings=POSITIONS, **(sizes | changes), **IDS))
+
+
+def tied_llama():
+    return llama(tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 100_000.0})
+
+
+MADE = {"llama": llama, "tied llama": tied_llama, "gpt2": gpt2, "opt": opt}
+
+
+@torch.no_grad()
+def drawn(model, seed=0):
+    """Draws weights so large that every part of a layer matters, and that a table of 16 bits holds the words exactly."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in dict.fromkeys(model.parameters()):
+        if parameter.ndim > 1:
+            parameter.normal_(0.0, 0.3, generator=generator)
+        else:
+            parameter.add_(torch.empty_like(parameter).normal_(0.0, 0.2, generator=generator))
+        parameter.copy_(parameter.half())
+    return model.eval()
+
+
+def saved(model, folder):
+    model.save_pretrained(folder)
+    (folder / "made.json").write_text(byte_tokenizer_json(VOCABULARY), "utf-8")
+    names = {"bos_token": f"<|{START}|>", "eos_token": f"<|{END}|>", "pad_token": f"<|{UNREAD}|>"}
+    PreTrainedTokenizerFast(tokenizer_file=str(folder / "made.json"), **names).save_pretrained(folder)
+    return str(folder)
+
+
+def tokens(count, seed=0):
+    """Returns a start id and `count` tokens of text."""
+    generator = torch.Generator().manual_seed(seed)
+    return [START, *torch.randint(0, 256, (count,), generator=generator).tolist()]
