@@ -8,3 +8,5 @@ BANK_DTYPES = ("fp16", "bf16")  # of adapters and heads
 LAYER_DTYPES = ("fp32", "bf16")  # precisions of layers
 ENGINE_DTYPES = (*LAYER_DTYPES, "int8")  # precisions of the upper layers; int8: of their shared products, on CPUs
 MIN_TOKENS = 50_000  # of a corpus: look-ups would rarely hit the table of a smaller one
+AUTO, SLOTTED, PAGED = "auto", "slotted", "paged"
+CACHES = (AUTO, SLOTTED, PAGED)  # how a decoder's cache is divided; auto: paged on CUDA, slotted on a CPU

@@ -16,6 +16,7 @@ from hplm.errors import InvalidInput
 from hplm.model.tokenizer import first_tokens, words_of
 
 if TYPE_CHECKING:
+    from hplm.model.config import BackboneConfig
     from hplm.model.tokenizer import Encoded
 
 HOLDS = 0.5  # a label of `multilabel` is in the answer from this probability on
@@ -49,9 +50,12 @@ class Task:
     further_label: str = ""  # the name of an output that only some tenants have, after the fixed ones
     needs_pair: bool = False  # the answer is a piece of the second text, the passage
     allows_top_k: bool = False  # a request may ask for the k best labels
+    generates: bool = False  # a decoder answers with new text: there is no head, and there are no labels
 
     def head_size(self, labels: int) -> int:
         """Returns the number of outputs of a head, for a tenant with this number of labels."""
+        if self.generates:
+            return 0
         fixed = len(self.fixed_labels)
         return labels if not fixed or (self.further_label and labels == fixed + 1) else fixed
 
@@ -82,6 +86,14 @@ def find_task(name: str) -> Task:
     return TASKS[name]
 
 
+def check_backbone(name: str, config: BackboneConfig) -> None:
+    """Refuses a task that the backbone cannot do: encoders do not generate, and decoders do nothing else."""
+    if find_task(name).generates and not config.is_decoder:
+        raise InvalidInput(f"backbone {config.name!r} is an encoder, which generates no text: choose a decoder for {name!r}")
+    if config.is_decoder and not find_task(name).generates:
+        raise InvalidInput(f"backbone {config.name!r} is a decoder, which only generates: choose an encoder for {name!r}")
+
+
 # Functions for `find_rows`.
 
 
@@ -108,6 +120,10 @@ def passage_tokens(text: str, pair: str | None, encoded: Encoded) -> Array:
     heads[:, 0] = np.cumsum(encoded.lengths) - encoded.lengths
     rows = np.vstack([heads, np.column_stack([tokens, encoded.offsets[tokens]])])
     return rows[np.argsort(rows[:, 0], kind="stable")]
+
+
+def no_rows(text: str, pair: str | None, encoded: Encoded) -> Array:
+    raise InvalidInput("the tenant generates text, and has no head that could answer: ask its backbone to generate")
 
 
 def windows_of(spans: Array, tokens: int) -> Iterator[tuple[slice, Array]]:
@@ -203,6 +219,10 @@ def piece_of_passage(logits: Array, spans: Array, labels: Sequence[str], passage
     )
 
 
+def no_answer(logits: Array, spans: Array, labels: Sequence[str], passage: str) -> TextAnswer:
+    raise InvalidInput("the tenant generates text, and has no logits of labels")
+
+
 def _sum_of(logits: Array, first: int, last: int) -> float:
     return float(logits[first, 0] + logits[last, 1])
 
@@ -244,5 +264,6 @@ TASKS: dict[str, Task] = {
             further_label="none",
             needs_pair=True,
         ),
+        Task("generate", no_rows, no_answer, generates=True),
     )
 }

@@ -9,24 +9,39 @@ from builder.importing.heads import IMPORTED
 from builder.training.tasks import TRAINING_TASKS, training_task
 from hplm.engine.lookup import Lookup
 from hplm.errors import Broken, InvalidInput
-from hplm.tasks import LONGEST_ANSWER, TASKS, best_span, find_task, windows_of
-from testing.toy import WORDS
+from hplm.tasks import LONGEST_ANSWER, TASKS, best_span, check_backbone, find_task, windows_of
+from testing.toy import CHAT, CONFIG, WORDS
+from tests.naming import naming
 
 WHOLE = np.array([[0, 0, 9]], dtype=np.int32)
 PIECES = np.array([[0, 0, 0], [4, 0, 2], [5, 3, 6], [6, 7, 9], [7, 9, 13]], dtype=np.int32)  # of a passage, after the first row
 
 
 def test_every_task_is_served_and_trained():
-    assert list(TASKS) == list(TRAINING_TASKS) == ["classify", "multilabel", "tag", "regress", "span"]
-    assert all(training_task(name).served is find_task(name) for name in TASKS)
+    assert list(TRAINING_TASKS) == ["classify", "multilabel", "tag", "regress", "span"]
+    assert list(TASKS) == [*TRAINING_TASKS, "generate"]
+    assert all(training_task(name).served is find_task(name) for name in TRAINING_TASKS)
     assert set(IMPORTED) < set(TASKS)
 
 
 def test_a_head_has_an_output_for_each_label_or_those_of_its_task():
     assert {name: task.head_size(7) for name, task in TASKS.items()} == {
-        "classify": 7, "multilabel": 7, "tag": 7, "regress": 1, "span": 2
+        "classify": 7, "multilabel": 7, "tag": 7, "regress": 1, "span": 2, "generate": 0
     }  # fmt: skip
     assert [TASKS["span"].head_size(labels) for labels in (1, 2, 3, 4)] == [2, 2, 3, 2]
+
+
+def test_encoders_do_not_generate_and_decoders_do_nothing_else():
+    check_backbone("generate", CHAT)
+    check_backbone("tag", CONFIG)
+    for task, config in (("generate", CONFIG), ("tag", CHAT)):
+        with pytest.raises(InvalidInput, match=naming(f"'{task}'", f"'{config.name}'")):
+            check_backbone(task, config)
+
+
+def test_a_tenant_that_generates_answers_nothing_else():
+    with pytest.raises(InvalidInput, match="generate"):
+        TASKS["generate"].rows("text", None, None)
 
 
 def test_an_unknown_task_is_named():

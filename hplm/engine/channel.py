@@ -62,7 +62,8 @@ class Reply(NamedTuple):
     numbers: list[int]  # of the requests
     texts: list[int]  # of each request
     answer: Outputs | Failure  # outputs: of all texts, end to end
-    counted: list[Counted]  # of each request, where it is counted; empty if it cannot be refused any more
+    counted: list[Counted]  # of each request, where it is counted; empty if sending the answers cannot change it
+    deadlines_ns: list[int]  # of each request, 0: none; empty likewise
 
 
 @dataclass(frozen=True)

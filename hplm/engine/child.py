@@ -50,8 +50,8 @@ class Outbox:
             if answers:
                 self._send(answers)
 
-    def put(self, ask: Ask, version: int, answer: Answer, counted: Counted = ()) -> None:
-        answered = Answered(ask, version, answer, counted)
+    def put(self, ask: Ask, ticket: Ticket, answer: Answer, counted: Counted = ()) -> None:
+        answered = Answered(ask, ticket, answer, counted)
         gathered: list[Answered] | None = getattr(self._gathered, "answers", None)
         if gathered is None:
             self._send([answered])
@@ -67,7 +67,7 @@ class Outbox:
 
 class Answered(NamedTuple):
     ask: Ask
-    version: int  # of the tenant
+    ticket: Ticket
     answer: Answer
     counted: Counted  # where it is counted
 
@@ -101,7 +101,7 @@ def _reply_or_failure(answered: Answered) -> Reply:
         raised = "".join(traceback.format_tb(error.__traceback__))
         log.error("the engine failed: %s, raised in\n%s", kind_of(error), raised)
         failure = Broken(f"the engine failed ({kind_of(error)}): the server's log says where").failure()
-    return Reply([answered.ask.number], [1], failure, [])
+    return Reply([answered.ask.number], [1], failure, [], [])
 
 
 def _reply(answers: list[Answered]) -> Reply:
@@ -111,12 +111,14 @@ def _reply(answers: list[Answered]) -> Reply:
     for answered in answers:
         assert not isinstance(answered.answer, Exception)
         texts += answered.answer
-        versions += [answered.version] * len(answered.answer)
+        versions += [answered.ticket.version] * len(answered.answer)
         counts.append(len(answered.answer))
     outputs = fill(texts).outputs(answers[0].ask.wanted, versions)
-    may_be_refused = size_of(outputs) >= LARGE  # for want of shared memory
-    counted = [answered.counted for answered in answers] if may_be_refused else []
-    return Reply([answered.ask.number for answered in answers], counts, outputs, counted)
+    counted = [answered.counted for answered in answers]
+    deadlines_ns = [answered.ticket.deadline_ns for answered in answers]
+    if size_of(outputs) < LARGE and not any(deadlines_ns):  # neither refused for want of shared memory, nor late
+        counted, deadlines_ns = [], []
+    return Reply([answered.ask.number for answered in answers], counts, outputs, counted, deadlines_ns)
 
 
 class Child:
@@ -151,7 +153,7 @@ class Child:
 
     def _submit(self, service: Service, ask: Ask) -> None:
         ticket, found = Ticket.read(ask.signed)
-        respond = partial(self._outbox.put, ask._replace(signed=b""), ticket.version)  # a waiting request keeps only its texts
+        respond = partial(self._outbox.put, ask._replace(signed=b""), ticket)  # a waiting request keeps only its texts
         try:
             service.submit(ticket, LookedUp.unpack(found), respond, ask.id)
         except Exception as error:

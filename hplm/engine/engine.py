@@ -9,14 +9,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from hplm.adapters.parts import Part, adapted
 from hplm.arrays import Array
-from hplm.engine.memory import keep_freed_memory
-from hplm.engine.sheets import Part, Sheet
+from hplm.engine.sheets import Sheet
 from hplm.engine.staging import StagedBatch
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.eightbit import to_eight_bits
 from hplm.model.layer import QKV, Attend
+from hplm.model.malloc import keep_freed_memory
 from hplm.model.stacks import UpperStack
 from hplm.model.tensors import array_of
 from hplm.options import ENGINE_DTYPES, LAYER_DTYPES
@@ -115,7 +116,7 @@ class Engine:
 
     def _compute(self, sheet: Sheet) -> Tensor:
         last = len(self._upper.layers) - 1
-        adapters = [partial(_adapt, sheet.adapters, layer) for layer in range(last)] + [partial(_adapt_last, sheet, last)]
+        adapters = [partial(adapted, sheet.adapters, layer) for layer in range(last)] + [partial(_adapt_last, sheet, last)]
         read = self._upper(sheet.sums, sheet.positions, sheet.segments, sheet.attend, adapters, sheet.reading)
         return _read(read.float(), sheet.heads)
 
@@ -152,23 +153,9 @@ def _transposed(weight: Tensor) -> Tensor:
     return weight.new_empty(inputs, outputs + CACHE_LINE)[:, :outputs].copy_(weight.t()).t()
 
 
-def _adapt(parts: list[Part], layer: int, at: str, before: Tensor, after: Tensor) -> Tensor:
-    for part in parts:
-        if not part.layout.touches(at):
-            continue
-        part.arrived[layer].wait()
-        weights = part.layers[layer]
-        if part.rows is None:
-            after = part.layout.adapt(at, before, after, part.groups, weights)
-        else:
-            mine = before.index_select(0, part.rows), after.index_select(0, part.rows)
-            after = after.index_copy(0, part.rows, part.layout.adapt(at, *mine, part.groups, weights))
-    return after
-
-
 def _adapt_last(sheet: Sheet, layer: int, at: str, before: Tensor, after: Tensor) -> Tensor:
     """After its attention, the last layer computes only the tokens that an answer reads."""
-    return _adapt(sheet.adapters if at == QKV else sheet.reading_adapters, layer, at, before, after)
+    return adapted(sheet.adapters if at == QKV else sheet.reading_adapters, layer, at, before, after)
 
 
 def _read(x: Tensor, parts: list[Part]) -> Tensor:

@@ -36,7 +36,7 @@ class Instruments:
         elif not request.deadline_ns:
             outcome = "answered"
         else:
-            outcome = "on_time" if now <= request.deadline_ns else "late"
+            outcome = names.ON_TIME if now <= request.deadline_ns else names.LATE
         counted = (names.REQUESTS, (tenant.domain, outcome)), (names.TENANT_REQUESTS, (self._busiest.name(tenant.id), outcome))
         self.meter.add_all(dict.fromkeys(counted, 1))
         self._journal.request(request, outcome, now)

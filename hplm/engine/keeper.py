@@ -35,6 +35,8 @@ BEATLESS_SECONDS = 10.0  # an engine that says nothing for so long is ended
 STUCK_SECONDS = 60.0  # and one that computes a batch for so long
 LONGEST_PAUSE = 30.0  # seconds between attempts to start an engine
 ANSWERING_THREADS = 4  # each answer is a round trip to the server process
+# oneDNN keeps 1,024 compiled products by default, one for each number of tokens that a batch ever had: a hundred megabytes.
+CACHED_PRODUCTS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
 
 RESTARTING = Draining("the engine is being started again: send the request again")
 GONE = RESTARTING.failure()
@@ -72,7 +74,7 @@ class Keeper:
         self._numbers = 0
         self._closing = threading.Event()
         meter.add(names.ENGINE_RESTARTS, 0)
-        self._answers: queue.SimpleQueue[tuple[Respond, Outputs | Failure, Counted] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[Respond, Outputs | Failure, Counted, int] | None] = queue.SimpleQueue()
         self._answering = [repeat(self._answer_next, "answer") for _ in range(ANSWERING_THREADS)]
         self._engine: _Engine | None = self._start()
         self._thread = threading.Thread(target=self._keep, args=(self._engine,), name="keep", daemon=True)
@@ -136,7 +138,7 @@ class Keeper:
     def _start(self) -> _Engine:
         ours, its = socket.socketpair()
         with its:
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+            environment = {**CACHED_PRODUCTS, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
             process = subprocess.Popen(
                 [_python(), "-m", "hplm.engine.child", str(its.fileno())],
                 pass_fds=[its.fileno()],
@@ -195,11 +197,11 @@ class Keeper:
             respond = self._taken(engine, number)
             if respond is None:
                 continue
-            counted = reply.counted[index] if reply.counted else ()
+            counted, deadline_ns = (reply.counted[index], reply.deadlines_ns[index]) if reply.counted else ((), 0)
             if alone:
-                self._answer(respond, answer, counted)
+                self._answer(respond, answer, counted, deadline_ns)
             else:
-                self._answers.put((respond, answer, counted))
+                self._answers.put((respond, answer, counted, deadline_ns))
 
     def _end(self, engine: _Engine) -> None:
         """Makes sure that the process has ended, and answers what it still had."""
@@ -211,7 +213,7 @@ class Keeper:
         if not self._closing.is_set():
             log.error("the engine ended with %s while it had %d requests", _reason(code), len(left))
         for respond in left:
-            self._answers.put((respond, ENDED, ()))
+            self._answers.put((respond, ENDED, (), 0))
 
     def _start_again(self) -> _Engine | None:
         """Returns a new engine, or None if the model is closed before there is one."""
@@ -239,12 +241,17 @@ class Keeper:
         with self._lock:
             return engine.held.pop(number, None)
 
-    def _answer(self, respond: Respond, answer: Outputs | Failure, counted: Counted) -> None:
-        """Sends an answer. If an error was sent instead, counts that and no longer the answer."""
+    def _answer(self, respond: Respond, answer: Outputs | Failure, counted: Counted, deadline_ns: int) -> None:
+        """Sends an answer. If an error was sent instead, or if it left too late, counts that and no longer the answer."""
         unsent = _answer(respond, answer)
         if unsent is not None:
-            self._meter.add_all(dict.fromkeys(counted, -1))
-            self._meter.add_all({(metric, (of, unsent.word)): 1 for metric, (of, _) in counted})
+            outcome = unsent.word
+        elif deadline_ns and time.monotonic_ns() > deadline_ns:
+            outcome = names.LATE
+        else:
+            return
+        self._meter.add_all(dict.fromkeys(counted, -1))
+        self._meter.add_all({(metric, (of, outcome)): 1 for metric, (of, _) in counted})
 
     def _answer_next(self) -> bool:
         given = self._answers.get()

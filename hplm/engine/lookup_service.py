@@ -13,6 +13,7 @@ from typing import ParamSpec
 
 from hplm.engine.looked_up import LookedUp
 from hplm.engine.lookup import Lookup, Reading
+from hplm.engine.refused import Refused
 from hplm.engine.threads import repeat
 from hplm.errors import Broken, DeadlineMissed, QueueFull, word_of
 from hplm.metrics import names
@@ -25,7 +26,13 @@ PASSED_ON = "passed_on"
 A_TEXT = 256  # a text costs as much as so many characters more than it has
 PIECE = 16_384  # characters that are read before the next tenant's turn: some milliseconds
 STUCK_SECONDS = 5.0  # a turn takes milliseconds
+MOST_AHEAD = 1024  # looked-up requests without an answer: enough for a policy to choose from
+LEARNING = 0.05  # rate of the running mean of the pace
+LEAST_PAUSE, LONGEST_PAUSE = 0.1, 10.0  # seconds after which a refused request may come again
+IN_LINE = 0.5  # share of the time that a request allows which it may wait here
+PAUSE = 0.002  # seconds until it is asked again how many there are
 WAITING = Bounds(items=8192, work=1 << 27)  # the most requests and characters that wait
+REFUSED = Bounds(items=8192, work=1 << 24)  # the most that have no place and whose refusals are not sent yet
 
 
 class LookupRequest:
@@ -37,15 +44,23 @@ class LookupRequest:
         arrival_ns: int,
         deadline_ns: int,
         respond: Callable[[LookedUp | Exception], None],
+        refuse_at_once: bool = False,
     ) -> None:
+        """`refuse_at_once`: even if its tenant is refused often."""
         self.reading = reading
         self.arrival_ns = arrival_ns
-        self.deadline_ns = deadline_ns  # 0: no deadline
+        self.answer_by_ns = deadline_ns  # 0: no deadline
         self.respond = respond
+        self.refuse_at_once = refuse_at_once
 
     @property
     def tenant(self) -> int:
         return self.reading.tenant.uid
+
+    @property
+    def deadline_ns(self) -> int:
+        """By when it must leave the line. Later it would be looked up in vain, because the engine needs time too."""
+        return self.arrival_ns + round(IN_LINE * (self.answer_by_ns - self.arrival_ns)) if self.answer_by_ns else 0
 
     @property
     def left(self) -> int:
@@ -59,27 +74,52 @@ class LookupService:
         meter: Meter,
         looked_up: Callable[[LookupRequest, LookedUp], None],
         allow: Callable[[LookupRequest], None] = lambda request: None,
+        ahead: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Both are called by the thread that looks up: `looked_up` with each result before it is sent, and `allow` before a
-        request or its next piece is read and before the result is taken, to refuse it by raising.
+        """All are called by the thread that looks up: `looked_up` with each result before it is sent, and `allow` before a
+        request or its next piece is read and before the result is taken, to refuse it by raising. `ahead` says how many
+        looked-up requests are not answered yet.
         """
+        self._ahead = ahead
         self._lookup = lookup
         self.meter = meter
         self._allow = allow
         self._looked_up = looked_up
         self._line: Turns[LookupRequest] = Turns(WAITING, PIECE, time.monotonic_ns)
         self._working_since: float | None = None
+        self._refused: Refused[LookupRequest] = Refused(REFUSED, self._tell, time.monotonic_ns)
+        self._pace = 0.0  # seconds from one request that is looked up to the next while others wait, a running mean
+        self._paced_since: float | None = None  # None: nobody waited
+        self._closing = False
         self._thread = repeat(self._take_turn, "lookup")
 
     def submit(self, request: LookupRequest) -> None:
         """Takes a request, or raises. A request that was taken is answered once, through its `respond`."""
         for refused in self._line.offer(request):
-            tenant = refused.reading.tenant.id
-            full = QueueFull(
-                f"{len(self._line)} requests wait for lookup, most of them of tenant {tenant!r}: retry after 0.1 s, or send "
-                "fewer texts in a request"
-            )
-            self._answer(refused, full)
+            if refused.refuse_at_once:
+                self._tell(refused)
+                continue
+            until_ns = time.monotonic_ns() + round(1e9 * self._waiting_s())
+            self._refused.keep(refused, min(until_ns, refused.deadline_ns or until_ns))
+        self._send_refusals(0)
+
+    def _send_refusals(self, served: int) -> None:
+        """Sends all if nobody waits, because the next turn may be far away."""
+        if len(self._line):
+            self._refused.send_due(served)
+        else:
+            self._refused.send_all()
+
+    def _tell(self, refused: LookupRequest) -> None:
+        full = QueueFull(
+            f"too many requests wait for lookup, most of them of tenant {refused.reading.tenant.id!r}: retry after "
+            f"{self._waiting_s():.1f} s, or send fewer texts in a request"
+        )
+        self._answer(refused, full)
+
+    def _waiting_s(self) -> float:
+        """Returns in how many seconds those who wait now are looked up, as far as one can tell."""
+        return min(max(len(self._line) * self._pace, LEAST_PAUSE), LONGEST_PAUSE)
 
     def count(self, outcome: str) -> None:
         """Counts a request that is answered."""
@@ -97,28 +137,49 @@ class LookupService:
 
     def close(self) -> None:
         """Refuses new requests, and returns when the waiting ones are answered."""
+        self._closing = True
         self._line.close()
         self._thread.join()
 
     def _take_turn(self) -> bool:
         """Returns False when the service closes."""
-        turn = self._line.take()
+        # Looked up now, more of them would only take time from those ahead. A turn takes no more than have room: after many at
+        # once, a tenant with a single request would wait until as many are answered.
+        while (room := MOST_AHEAD - self._ahead()) <= 0 and not self._closing:
+            self._expire(self._line.expired())
+            self._send_refusals(0)
+            time.sleep(PAUSE)
+        turn = self._line.take(max(room, 1))
         if turn is None:
             return False
         taken, expired = turn
-        for request in expired:
-            self._answer(request, DeadlineMissed.after(request.arrival_ns, request.deadline_ns))
+        self._expire(expired)
         started = self._working_since = time.perf_counter()
+        finished = 0
         try:
             for request, answer in self._read(taken):
                 if answer is None:
                     self._line.give_back(request)
                 else:
                     self._answer(request, answer)
+                    finished += 1
         finally:
             self._working_since = None
+            self._send_refusals(finished)
+            self._keep_pace(started, finished)
         self.meter.add(names.LOOKUP_SECONDS, time.perf_counter() - started)
         return True
+
+    def _keep_pace(self, started: float, finished: int) -> None:
+        now, since = time.perf_counter(), self._paced_since or started
+        if finished:
+            self._pace += LEARNING * ((now - since) / finished - self._pace)
+            since = now
+        self._paced_since = since if len(self._line) else None
+
+    def _expire(self, late: list[LookupRequest]) -> None:
+        for request in late:
+            self._answer(request, DeadlineMissed.after(request.arrival_ns, request.answer_by_ns))
 
     def _read(self, taken: list[LookupRequest]) -> list[tuple[LookupRequest, LookedUp | Exception | None]]:
         """Returns the requests with their answers, or None where texts are left."""

@@ -1,8 +1,7 @@
-"""Settings of malloc for large tensors, and shared memory for answers to the server process."""
+"""Shared memory for answers to the server process."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 from collections.abc import Generator
@@ -13,22 +12,6 @@ from hplm.errors import Broken
 SHARED = "/dev/shm"
 LARGE = 1 << 20  # bytes of an answer; smaller ones fit into the shared memory that a process already has
 SPARE = 1 << 24
-
-M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # malloc.h
-NEVER = 2**31 - 1
-
-
-def keep_freed_memory() -> None:
-    """Makes glibc keep freed memory, in the whole process and in threads that start later. Does nothing for other C libraries.
-
-    An engine allocates the same large tensors for every batch. By default glibc returns large blocks to the system at once, and
-    gets them again with one page fault for every 4 KB.
-    """
-    tune = getattr(ctypes.CDLL(None), "mallopt", None)
-    if tune is not None:
-        tune(M_TRIM_THRESHOLD, NEVER)
-        tune(M_MMAP_MAX, 0)
-        tune(M_ARENA_MAX, 1)  # other arenas have 64 MB at most and are returned as a whole
 
 
 class SharedMemory:

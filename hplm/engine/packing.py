@@ -22,7 +22,7 @@ import torch
 from hplm.arrays import Array
 from hplm.engine.turbo import GroupCost, cheapest_cuts
 from hplm.errors import InvalidInput
-from hplm.model.attention import PackedAttention, RowAttention
+from hplm.model.attention import CrossAttention, PackedAttention, RowAttention, RowCrossAttention
 from hplm.model.layer import Attend
 from hplm.scheduling.filling import first_fit
 from hplm.scheduling.selection import OUTSIDE, Places
@@ -45,10 +45,25 @@ class Arrangement:
     def starts(self) -> Array:
         return np.cumsum(self.rooms) - self.rooms
 
-    def attention(self, heads: int, device: torch.device, dtype: torch.dtype) -> Attend:
+    def attention(self, heads: int, device: torch.device, dtype: torch.dtype, causal: bool = False) -> Attend:
+        """`causal`: a token attends to itself and to those before it."""
         if self.width is None:
-            return PackedAttention(self.lengths.tolist(), heads, device)
-        return RowAttention(self.lengths, self.rooms, self.width, heads, device, dtype)
+            return PackedAttention(self.lengths.tolist(), heads, device, causal)
+        return RowAttention(self.lengths, self.rooms, self.width, heads, device, dtype, causal)
+
+    def cross_attention(self, sources: Arrangement, heads: int, device: torch.device, dtype: torch.dtype) -> Attend:
+        """Returns the attention of targets to their `sources`, beside which they are arranged."""
+        if self.width is None:
+            return CrossAttention(self.lengths.tolist(), sources.lengths.tolist(), heads)
+        rows = self.rows // self.width
+        return RowCrossAttention(self.rooms, sources.lengths, sources.rooms, rows, heads, device, dtype)
+
+    def beside(self, lengths: Array) -> Arrangement:
+        """Returns texts with other lengths in the same order and rows: the targets of these sources."""
+        mine = lengths[self.texts]
+        if self.width is None:
+            return Arrangement(self.texts, mine, mine)
+        return _in_rows(self.texts, lengths, self.starts // self.width)
 
 
 class Packing(Protocol):
@@ -157,13 +172,17 @@ def _boxed(lengths: Array, box: Array, boxes: int) -> list[Arrangement]:
     _, number = np.unique(box[order], return_inverse=True)
     tensor = number // boxes
     for which in range(int(tensor.max(initial=-1)) + 1):
-        texts, of = order[tensor == which], number[tensor == which] - which * boxes
-        filled = np.bincount(of, lengths[texts]).astype(np.int64)
-        width = int(filled.max())
-        rooms = lengths[texts].copy()
-        rooms[np.flatnonzero(np.diff(of, append=-1))] += width - filled  # the last text of a box takes the rest as padding
-        arrangements.append(Arrangement(texts, lengths[texts], rooms, width))
+        arrangements.append(_in_rows(order[tensor == which], lengths, number[tensor == which] - which * boxes))
     return arrangements
+
+
+def _in_rows(texts: Array, lengths: Array, row: Array) -> Arrangement:
+    """Puts texts into rows of equal width. `row`: that of each text. The last text of a row takes the rest as padding."""
+    filled = np.bincount(row, lengths[texts]).astype(np.int64)
+    width = int(filled.max())
+    rooms = lengths[texts].copy()
+    rooms[np.flatnonzero(np.diff(row, append=-1))] += width - filled
+    return Arrangement(texts, lengths[texts], rooms, width)
 
 
 def _handed_over(lengths: Array, box: Array | None, size: int) -> Array | None:

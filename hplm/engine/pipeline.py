@@ -18,7 +18,6 @@ from hplm.adapters.slots import Slots
 from hplm.arrays import Array
 from hplm.engine.engine import Engine, is_out_of_memory
 from hplm.engine.instruments import Instruments
-from hplm.engine.niceness import lower_priority
 from hplm.engine.request import Text
 from hplm.engine.results import read_answers
 from hplm.engine.staging import StagedBatch, Stager
@@ -56,7 +55,6 @@ class Pipeline:
         self._computed: queue.SimpleQueue[list[tuple[Slots, int]]] = queue.SimpleQueue()  # slots that a batch held
         self._answering = ThreadPoolExecutor(1, thread_name_prefix="answer")
         self._computing_since: float | None = None
-        self._lowered = engine.device.type != "cpu"  # whether computing has the priority that it should have
         self._threads = [
             repeat(self._stage_next, "stage"),
             repeat(self._compute_next, "compute"),
@@ -132,9 +130,6 @@ class Pipeline:
         return True
 
     def _compute_next(self) -> bool:
-        if not self._lowered:
-            lower_priority()
-            self._lowered = True
         chosen = self._staged.get()
         if chosen is None:
             return False

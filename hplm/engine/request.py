@@ -152,7 +152,7 @@ class Text:
         self.deadline_ns = request.deadline_ns
         self.priority = request.priority
         self.tenant: int = request.tenant.uid
-        self.slot_key: tuple[Record, Record | None] = request.tenant.head, request.tenant.adapter
+        self.slot_key: tuple[Record | None, Record | None] = request.tenant.head, request.tenant.adapter
         self.is_one_row = len(spans) == 1 and bool(spans[0, 0] >= 0)
         if self.is_one_row and not spans[0, 0]:
             self.read, self.reading = FIRST, FIRST

@@ -13,6 +13,7 @@ from hplm.engine.journal import LOG, NONE
 from hplm.engine.overlap import Overlap, read_overlap
 from hplm.engine.packing import read_packing
 from hplm.errors import InvalidInput
+from hplm.parameters import Parameters, milliseconds, whole_number, yes_or_no
 
 EARLIEST = "earliest"
 AUTO_ON_CPU = "auto_on_cpu"  # a parameter that is only there where 8 bits were measured
@@ -30,7 +31,7 @@ class Settings:
     queue_texts: int
     queue_bytes: int
     commit_ns: int | None  # how long before the engine is free a batch is chosen; None: when the batch before it starts
-    batch_ns: int  # how long a batch may take by prediction; 0: as long as it has room for tokens
+    batch_ns: int  # how long the tokens of a batch may take by prediction; 0: any time
     overlap: Overlap
     slots: int
     plot_hot: int
@@ -40,31 +41,31 @@ class Settings:
     @classmethod
     def read(cls, parameters: Mapping[str, str]) -> Settings:
         """Reads the parameters of a `config.pbtxt`."""
-        parameters = _Parameters(parameters)
+        parameters = Parameters(parameters)
         device = resolve_device(parameters["device"])
         return cls(
             device=device,
             precision=resolve_precision(parameters["dtype"], device, parameters.get(AUTO_ON_CPU, "auto")),
-            threads=_positive(parameters, "threads", least=0),
+            threads=whole_number(parameters, "threads", least=0),
             policy=parameters["policy"],
-            admission=_yes_or_no(parameters, "admission"),
+            admission=yes_or_no(parameters, "admission"),
             packing=parameters["packing"],
-            batch_tokens=_positive(parameters, "batch_tokens"),
-            queue_texts=_positive(parameters, "queue_texts"),
-            queue_bytes=_positive(parameters, "queue_mb") * 10**6,
+            batch_tokens=whole_number(parameters, "batch_tokens"),
+            queue_texts=whole_number(parameters, "queue_texts"),
+            queue_bytes=whole_number(parameters, "queue_mb") * 10**6,
             commit_ns=_commit_ns(parameters),
-            batch_ns=round(1e6 * _milliseconds(parameters, "batch_ms", "0 for no bound")),
+            batch_ns=round(1e6 * milliseconds(parameters, "batch_ms", "0 for no bound")),
             overlap=read_overlap(parameters["overlap"]),
-            slots=_positive(parameters, "slots", least=2),
-            plot_hot=_positive(parameters, "plot_hot", least=0),
-            plot_preload=_yes_or_no(parameters, "plot_preload"),
+            slots=whole_number(parameters, "slots", least=2),
+            plot_hot=whole_number(parameters, "plot_hot", least=0),
+            plot_preload=yes_or_no(parameters, "plot_preload"),
             journal=_journal(parameters["journal"]),
         )
 
 
 def deadline_us(parameters: Mapping[str, str]) -> int:
     """Returns the deadline of requests that set none, in microseconds; 0: no deadline."""
-    return round(1000 * _milliseconds(_Parameters(parameters), "deadline_ms", "0 for no deadline"))
+    return round(1000 * milliseconds(Parameters(parameters), "deadline_ms", "0 for no deadline"))
 
 
 def check(parameters: Mapping[str, str]) -> None:
@@ -75,15 +76,10 @@ def check(parameters: Mapping[str, str]) -> None:
     deadline_us(parameters)
 
 
-class _Parameters(dict[str, str]):
-    def __missing__(self, name: str) -> str:
-        raise InvalidInput(f"parameter {name!r} is missing in config.pbtxt: export the repository again")
-
-
 def _commit_ns(parameters: Mapping[str, str]) -> int | None:
     if parameters["commit_ms"] == EARLIEST:
         return None
-    return round(1e6 * _milliseconds(parameters, "commit_ms", EARLIEST))
+    return round(1e6 * milliseconds(parameters, "commit_ms", EARLIEST))
 
 
 def _journal(given: str) -> str:
@@ -91,30 +87,3 @@ def _journal(given: str) -> str:
     if given not in (NONE, LOG) and not Path(given).is_absolute():
         raise InvalidInput(f"parameter 'journal' is {given!r}: give the absolute path of a file, or {LOG!r}")
     return given
-
-
-def _milliseconds(parameters: Mapping[str, str], name: str, otherwise: str) -> float:
-    try:
-        value = float(parameters[name])
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise InvalidInput(f"parameter {name!r} is {parameters[name]!r}: give milliseconds, or {otherwise}")
-    return value
-
-
-def _yes_or_no(parameters: Mapping[str, str], name: str) -> bool:
-    value = parameters[name].lower()
-    if value not in ("true", "false"):
-        raise InvalidInput(f"parameter {name!r} is {parameters[name]!r}: give true or false")
-    return value == "true"
-
-
-def _positive(parameters: Mapping[str, str], name: str, least: int = 1) -> int:
-    try:
-        value = int(parameters[name])
-    except ValueError:
-        value = least - 1
-    if value < least:
-        raise InvalidInput(f"parameter {name!r} is {parameters[name]!r}: give a whole number of at least {least}")
-    return value

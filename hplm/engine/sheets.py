@@ -1,8 +1,8 @@
-"""Sheets: how the texts of a batch lie in tensors, and which rows have which adapters and heads."""
+"""Sheets: how the texts of a batch lie in tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hplm.adapters.copying import Mark
-from hplm.adapters.groups import Groups
 from hplm.adapters.layout import Layout
+from hplm.adapters.parts import Part, Placed, parted, parts_of
 from hplm.adapters.slots import Slots
 from hplm.arrays import Array
 from hplm.engine.packing import Arrangement, Packing
@@ -20,19 +20,6 @@ from hplm.model.layer import Attend
 from hplm.model.sending import sent
 from hplm.model.tensors import tensor_of
 from hplm.scheduling.selection import Places
-
-Weights = list[dict[str, Tensor]]  # tensors of each layer
-
-
-@dataclass(frozen=True)
-class Part:
-    """The rows of a batch whose adapters or heads have one layout."""
-
-    layout: Layout
-    groups: Groups
-    layers: Weights
-    arrived: list[Mark]  # one for each layer: after it the layer's weights are on the device
-    rows: Tensor | None  # None: all rows
 
 
 @dataclass
@@ -52,9 +39,6 @@ class Sheet:
     reading_adapters: list[Part]  # the same, for answer rows only
     heads: list[Part]
     sums: Tensor | None = None  # None: not yet gathered
-
-
-Placed = tuple[Layout, int]  # a record's layout and slot
 
 
 @dataclass(frozen=True)
@@ -111,7 +95,7 @@ class Sheets:
             return self._index(whole)
 
         rows_of = np.array([len(text.reading) for text in texts], dtype=np.int64)
-        adapters, heads = self._parted(adapter_slots), self._parted(head_slots)
+        adapters, heads = parted(adapter_slots), parted(head_slots)
         return Sheet(
             indexes=arrangement.texts.tolist(),
             attend=arrangement.attention(self.attention_heads, self.device, self.dtype),
@@ -122,44 +106,10 @@ class Sheets:
             segments=lay(np.concatenate([text.segments for text in texts])),
             reading=self._index(np.concatenate([text.reading for text in texts]) + np.repeat(starts, rows_of)),
             rows_of=rows_of.tolist(),
-            adapters=self._parts(adapters, rooms, slots, arrived),
-            reading_adapters=self._parts(adapters, rows_of, slots, arrived),
-            heads=self._parts(heads, rows_of, slots, arrived),
+            adapters=parts_of(adapters, rooms, slots, arrived, self.device, self.dtype),
+            reading_adapters=parts_of(adapters, rows_of, slots, arrived, self.device, self.dtype),
+            heads=parts_of(heads, rows_of, slots, arrived, self.device, self.dtype),
         )
-
-    @staticmethod
-    def _parted(slots: Sequence[Placed | None]) -> list[tuple[Layout, Array, Array | None]]:
-        """Returns the layouts with the slots of their texts, and which texts these are; None: all."""
-        of_layout: dict[Layout, list[tuple[int, int]]] = {}
-        for index, slot in enumerate(slots):
-            if slot is not None:
-                of_layout.setdefault(slot[0], []).append((index, slot[1]))
-        parted: list[tuple[Layout, Array, Array | None]] = []
-        for layout, texts in of_layout.items():
-            index, slot = np.array(texts).T
-            parted.append((layout, slot, None if len(texts) == len(slots) else index))
-        return parted
-
-    def _parts(
-        self,
-        parted: list[tuple[Layout, Array, Array | None]],
-        counts: Array,
-        slots: Mapping[Layout, Slots],
-        arrived: dict[Layout, list[Mark]],
-    ) -> list[Part]:
-        """Divides the rows by layout. `counts` has the number of rows of each text."""
-        parts: list[Part] = []
-        for layout, own_slots, texts in parted:
-            dtype = layout.computed_in(self.dtype)
-            own = counts if texts is None else counts[texts]
-            groups = layout.group(np.repeat(own_slots, own), self.device, dtype)
-            rows = None
-            if texts is not None:
-                mine = np.zeros(len(counts), dtype=bool)
-                mine[texts] = True
-                rows = self._index(np.flatnonzero(np.repeat(mine, counts)))
-            parts.append(Part(layout, groups, slots[layout].layers, arrived[layout], rows))
-        return parts
 
     def _index(self, numbers: Array) -> Tensor:
         return sent(tensor_of(numbers.astype(np.int64)), self.device)

@@ -18,13 +18,14 @@ import torch
 
 from hplm.adapters.copying import Copies, Mark
 from hplm.adapters.layout import Layout
+from hplm.adapters.parts import Placed
 from hplm.adapters.record import Record
 from hplm.adapters.slots import Slots
 from hplm.engine.backbone import Backbone, View
 from hplm.engine.overlap import Overlap
 from hplm.engine.packing import Packed, Packing
 from hplm.engine.request import Text
-from hplm.engine.sheets import Placed, Sheet, Sheets
+from hplm.engine.sheets import Sheet, Sheets
 from hplm.errors import Broken, HplmError
 from hplm.plot.forest import Forest
 from hplm.plot.gathering import Gatherer
@@ -138,7 +139,7 @@ class Stager:
                 view, tenant = text.request.view, text.request.tenant
                 try:
                     adapter = self._hold(view, tenant.adapter, held) if tenant.adapter is not None else None
-                    head = self._hold(view, tenant.head, held)
+                    head = self._hold(view, tenant.head_record, held)
                 except HplmError as error:
                     broken(text, error)
                     continue

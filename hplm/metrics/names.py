@@ -29,13 +29,14 @@ class Histogram:
     description: str
     bounds: tuple[float, ...] = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
     signed: bool = False  # whether times may be below 0
+    of: str = "texts"  # what is counted
 
     @property
     def parts(self) -> tuple[Metric, Metric, Metric]:
         return (
-            Metric(f"{self.name}_bucket", COUNTER, f"{self.description}: texts with at most `le` seconds", ("le",)),
+            Metric(f"{self.name}_bucket", COUNTER, f"{self.description}: {self.of} with at most `le` seconds", ("le",)),
             Metric(f"{self.name}_sum", GAUGE if self.signed else COUNTER, f"{self.description}: sum in seconds"),
-            Metric(f"{self.name}_count", COUNTER, f"{self.description}: number of texts"),
+            Metric(f"{self.name}_count", COUNTER, f"{self.description}: number of {self.of}"),
         )
 
 
@@ -63,6 +64,7 @@ MODEL_RESTARTS = Metric(
 
 # Upper: requests
 ENGINE_RESTARTS = Metric("hplm_engine_restarts_total", COUNTER, "Engines that were started because the one before ended")
+ON_TIME, LATE = "on_time", "late"  # outcomes of answered requests with a deadline
 REQUESTS = Metric(
     "hplm_requests_total",
     COUNTER,
@@ -99,6 +101,30 @@ SLOT_HITS = Metric("hplm_slot_hits_total", COUNTER, "Adapters and heads that wer
 SLOT_MISSES = Metric("hplm_slot_misses_total", COUNTER, "Adapters and heads that had to be copied to the device", ("layout",))
 SLOTS_USED = Metric("hplm_slots_used", GAUGE, "Adapters and heads on the device", ("layout",))
 
+# Generation
+GENERATIONS = Metric(
+    "hplm_generations_total",
+    COUNTER,
+    "Requests for generated text, by outcome: why the answer ended, or the reason of the refusal",
+    ("outcome",),
+)
+PROMPT_TOKENS = Metric("hplm_prompt_tokens_total", COUNTER, "Tokens of the prompts of ended answers")
+GENERATED_TOKENS = Metric("hplm_generated_tokens_total", COUNTER, "Tokens of ended answers")
+RUNNING_SEQUENCES = Metric("hplm_running_sequences", GAUGE, "Answers that grow")
+WAITING_SEQUENCES = Metric("hplm_waiting_sequences", GAUGE, "Answers that have not started")
+CACHE_TOKENS = Metric("hplm_cache_tokens", GAUGE, "Tokens whose room in the cache of keys and values is taken")
+CACHE_ROOM = Metric("hplm_cache_room_tokens", GAUGE, "Tokens for which the cache of keys and values has room, taken or free")
+PUT_BACK = Metric("hplm_put_back_total", COUNTER, "Answers that had to wait again because the cache was full")
+FIRST_TOKEN_SECONDS = Histogram(
+    "hplm_first_token_seconds", "Time from a request's arrival until its first token is chosen", of="requests"
+)
+TOKEN_SECONDS = Histogram("hplm_token_seconds", "Time between two tokens of an answer", of="tokens")
+
+OF_DECODERS = {
+    *(GENERATIONS, PROMPT_TOKENS, GENERATED_TOKENS),
+    *(RUNNING_SEQUENCES, WAITING_SEQUENCES, CACHE_TOKENS, CACHE_ROOM, PUT_BACK),
+    *(*FIRST_TOKEN_SECONDS.parts, *TOKEN_SECONDS.parts),
+}
 METRICS: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric)) + tuple(
     part for value in globals().values() if isinstance(value, Histogram) for part in value.parts
 )

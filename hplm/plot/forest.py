@@ -57,7 +57,8 @@ class Chain:
         if self._search is None:
             return self.lookup_by_arrays(tokens, lengths)
         addresses, tries = self._search.find(tokens, lengths)
-        self._expect_all(tokens, addresses)
+        if not addresses.all():
+            raise _nowhere(int(tokens[np.flatnonzero(addresses == 0)[0]]))
         return Hits(addresses, tries, len(self.links))
 
     @cached_property
@@ -67,7 +68,11 @@ class Chain:
 
     def lookup_by_arrays(self, tokens: Array, lengths: Array) -> Hits:
         """Does the same without the compiled kernel."""
-        whole, masks = self.space.of(tokens, lengths), self.space.masks
+        return self.find(self.space.of(tokens, lengths))
+
+    def find(self, whole: Array) -> Hits:
+        """Returns the first hit of each key of a whole window: windows x words (`KeySpace`)."""
+        masks = self.space.masks
         # All levels are searched at once: a search costs more per call than per key.
         keys = (whole & masks[:, None]).reshape(-1, self.space.words)
         found = np.empty((len(masks), len(self.links), len(whole)), dtype=np.int64)
@@ -78,12 +83,10 @@ class Chain:
         tries = found.reshape(-1, len(whole))  # in order of preference
         first = (tries > 0).argmax(0)
         addresses = tries[first, np.arange(len(whole))]
-        self._expect_all(tokens, addresses)
-        return Hits(addresses, first, len(self.links))
-
-    def _expect_all(self, tokens: Array, addresses: Array) -> None:
         if not addresses.all():
-            raise InvalidInput(f"token {int(tokens[np.flatnonzero(addresses == 0)[0]])} is in no table of this chain")
+            windows = self.space.unpack(whole[np.flatnonzero(addresses == 0)[:1]])
+            raise _nowhere(int(windows[0, self.space.window.centre]) - 1)
+        return Hits(addresses, first, len(self.links))
 
 
 class Forest:
@@ -163,6 +166,10 @@ def assign_addresses(tables: Iterable[Table], first: int = 0) -> list[Branch]:
         branches.append(Branch(table.meta.domain, table.meta.version, first))
         first += table.size
     return branches
+
+
+def _nowhere(token: int) -> InvalidInput:
+    return InvalidInput(f"token {token} is in no table of this chain")
 
 
 def _open(folders: Sequence[Path], branch: Branch, prepare: Callable[[Table], object]) -> Table | HplmError:

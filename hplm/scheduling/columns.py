@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from heapq import heappop, heappush
-from typing import Any, Generic
+from operator import attrgetter
+from typing import Generic
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from hplm.scheduling.waiting import T
 
 NEVER = np.iinfo(np.int64).max  # the deadline of a text without one
 FIRST_ROOM = 1024
+SIZE = attrgetter("bytes")  # of a text
 
 
 class Numbers:
@@ -48,8 +51,8 @@ class Numbers:
         return number
 
     def give_back(self, numbers: Iterable[int]) -> None:
-        for number in numbers:
-            self._held[number] -= 1
+        for number, times in Counter(numbers).items():
+            self._held[number] -= times
             if not self._held[number]:
                 del self._number[self._value[number]]
                 heappush(self._free, number)
@@ -65,7 +68,8 @@ class Columns(Generic[T]):
         self._length = 0
         self._columns = {name: np.empty(FIRST_ROOM, width) for name, width in WIDTHS.items()}
         # Texts do not move: the column `position` holds their index here. A free place holds None.
-        self._texts: list[Any] = []
+        self._texts = np.full(FIRST_ROOM, None, object)
+        self._places = 0  # those that were used before
         self._free: list[int] = []
         self._slot_keys, self._tenants = Numbers(), Numbers()
         # By a tenant's number: its waiting tokens, texts and bytes.
@@ -151,7 +155,7 @@ class Columns(Generic[T]):
         return self._tenants.number_of(tenant)
 
     def text(self, index: int) -> T:
-        return self._texts[self._columns["position"][index]]
+        return self._texts[int(self._columns["position"][index])]
 
     def add(self, texts: Sequence[T]) -> None:
         """Adds the texts of one request."""
@@ -189,18 +193,18 @@ class Columns(Generic[T]):
         """Removes these texts and returns them in the order given."""
         if not len(indexes):
             return []
-        positions: list[int] = self._columns["position"][indexes].tolist()
-        out: list[T] = [self._texts[position] for position in positions]
-        for position in positions:
-            self._texts[position] = None
-        self._free += positions
+        positions = self._columns["position"][indexes]
+        out: list[T] = self._texts[positions].tolist()
+        self._texts[positions] = None
+        self._free += positions.tolist()
         self._slot_keys.give_back(self.slot_key[indexes].tolist())
         tenant = self.tenant[indexes]
-        sizes = [text.bytes for text in out]
-        self._bytes -= sum(sizes)
-        np.subtract.at(self._demand, tenant, self.tokens[indexes].astype(np.int64))  # many times slower with mixed types
-        np.subtract.at(self._counts, tenant, 1)
-        np.subtract.at(self._sizes, tenant, np.array(sizes, np.int64))
+        sizes = np.fromiter(map(SIZE, out), np.int64, len(out))
+        self._bytes -= int(sizes.sum())
+        tenants = len(self._tenants)
+        self._demand[:tenants] -= np.bincount(tenant, self.tokens[indexes], tenants).astype(np.int64)  # exact: below 2^53
+        self._counts[:tenants] -= np.bincount(tenant, minlength=tenants)
+        self._sizes[:tenants] -= np.bincount(tenant, sizes, tenants).astype(np.int64)
         self._tenants.give_back(tenant.tolist())
         if len(indexes) == self._length:  # nothing stays
             self._length = 0
@@ -225,10 +229,13 @@ class Columns(Generic[T]):
     def _put(self, text: T) -> int:
         if self._free:
             position = self._free.pop()
-            self._texts[position] = text
-            return position
-        self._texts.append(text)
-        return len(self._texts) - 1
+        else:
+            position = self._places
+            self._places += 1
+            if position == len(self._texts):
+                self._texts = np.concatenate([self._texts, np.full_like(self._texts, None)])
+        self._texts[position] = text
+        return position
 
     def _close_gaps(self, indexes: Array) -> None:
         """Does the same as the compiled kernel."""

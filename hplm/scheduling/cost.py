@@ -53,9 +53,12 @@ class CostModel:
         return batch + token * tokens + text * texts + adapter * adapters
 
     def tokens_within(self, ns: float, mean: float, adapters: float = 0.0) -> int:
-        """Returns how many tokens take so long, in texts of a mean length that load so many adapters each."""
-        batch, token, text, adapter = self.terms.tolist()
-        return int((ns - batch) / max(token + (text + adapter * adapters) / mean, 1e-9))
+        """Returns how many tokens take so long, in texts of a mean length that load so many adapters each.
+
+        What a batch takes whatever is in it is not counted: smaller batches would only pay for it more often.
+        """
+        _, token, text, adapter = self.terms.tolist()
+        return int(ns / max(token + (text + adapter * adapters) / mean, 1e-9))
 
     def observe(self, tokens: int, texts: int, adapters: int, took_ns: int) -> None:
         features = np.array([1.0, tokens, texts, adapters])

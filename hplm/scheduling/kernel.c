@@ -5,8 +5,9 @@
 #include <string.h>
 
 #define API __attribute__((visibility("default")))
-#define VERSION 1 /* of these functions, as kernel.py has it */
+#define VERSION 2 /* of these functions, as kernel.py has it */
 #define LONGEST 0xFFFF
+#define NEVER INT64_MAX
 
 /* The waiting texts, in order of arrival (columns.py). */
 typedef struct {
@@ -81,7 +82,9 @@ static void sort_by_byte(const int32_t *from, int32_t *to, int64_t count, const 
     for (int64_t i = 0; i < count; i++) to[starts[keys[from[i]] >> shift & 0xFF]++] = from[i];
 }
 
-/* Writes all texts into `order`, the shortest first. A text that cannot be in time counts as longer. */
+/* Writes all texts into `order`, the shortest first. A text that cannot be in time counts as longer. Texts without a deadline
+ * are last, in order of arrival.
+ */
 static void sort_best_first(
     const Waiting *waiting, const Rules *rules, const uint8_t *due, uint16_t *keys, int32_t *order, int32_t *spare
 ) {
@@ -90,7 +93,7 @@ static void sort_best_first(
     uint16_t all = 0;
     for (int64_t i = 0; i < count; i++) {
         double weight = by_due[due[i] > 0] * waiting->tokens[i];
-        keys[i] = (uint16_t)(weight < LONGEST ? weight : LONGEST);
+        keys[i] = (uint16_t)(weight < LONGEST && waiting->deadline[i] != NEVER ? weight : LONGEST);
         all |= keys[i];
         spare[i] = (int32_t)i;
     }

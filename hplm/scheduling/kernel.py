@@ -19,7 +19,7 @@ from hplm.compiled import library, opened
 from hplm.scheduling.waiting import Capacity
 
 LIBRARY = library(__file__)
-VERSION = 1  # of its functions, as in kernel.c
+VERSION = 2  # of its functions, as in kernel.c
 # The columns of `Columns` in the order of kernel.c. Narrow columns are faster: they are read and moved for every batch.
 WIDTHS = {
     "tokens": np.int32,

@@ -26,7 +26,7 @@ from hplm.scheduling.waiting import Capacity, T
 
 log = logging.getLogger(__name__)
 KNOWN = 8  # batches before the length of a batch is bounded by prediction: a process starts slowly
-LEAST_TOKENS = 512  # of a batch that is bounded: with fewer, CPUs lose much of their throughput
+LEAST_TOKENS = 128  # of a batch that is bounded, so that one wrong prediction cannot make batches tiny
 LEARNING = 0.1  # rate of the running means of staging time and of copied adapters
 
 
@@ -56,7 +56,7 @@ class Scheduler(Generic[T]):
         answering_ns: int = 0,
     ) -> None:
         """`commit_ns`: how long before the engine is free the next batch is chosen. None: at once.
-        `batch_ns`: how long a batch may take by prediction, if it has more than LEAST_TOKENS; 0: no bound.
+        `batch_ns`: how long the tokens of a batch may take by prediction, if they are more than LEAST_TOKENS; 0: no bound.
 
         `answering_ns`: the time from the end of computing until the client has the answer.
         `admission`: refuse requests that cannot be answered in time, and drop waiting ones that no longer can.
@@ -131,7 +131,8 @@ class Scheduler(Generic[T]):
         # Policies compare deadlines with the end of computing, so the time after it is added to the start.
         start_ns = self._start_at(now_ns) + self._answering_ns
         try:
-            chosen = self._checked(Selection.of(self._policy.select(self.columns, start_ns, capacity, self.cost)))
+            chosen = Selection.of(self._policy.select(self.columns, start_ns, capacity, self.cost))
+            chosen.check(len(self.columns), not self._running and bool((self.columns.deadline == NEVER).any()))
         except Exception:  # a policy may be anybody's code; waiting texts must be answered even if it fails
             log.exception("the policy failed: this batch is taken in order of arrival")
             chosen = Selection(FirstComeFirstServed().select(self.columns, start_ns, capacity, self.cost))
@@ -226,20 +227,6 @@ class Scheduler(Generic[T]):
         if self._admission:
             self._admission.done(0, len(gone))
             self._recount(now_ns)
-
-    def _checked(self, chosen: Selection) -> Selection:
-        """Returns the choice of a policy. Raises if a policy may not choose so."""
-        indexes = chosen.indexes
-        if not len(indexes):
-            if not self._running and (self.columns.deadline == NEVER).any():
-                raise ValueError("nothing was chosen and nothing runs: texts without a deadline would wait for ever")
-        elif indexes.ndim != 1 or indexes.dtype.kind not in "iu" or not 0 <= indexes.min() <= indexes.max() < len(self.columns):
-            raise ValueError(f"{indexes} are not indexes of the {len(self.columns)} waiting texts")
-        elif len(np.unique(indexes)) < len(indexes):
-            raise ValueError(f"{indexes} contains a text twice")
-        elif chosen.places is not None:
-            chosen.places.check(len(indexes))
-        return chosen
 
     def _predicts(self, now_ns: int) -> bool:
         """Whether a text may be dropped before its deadline has passed."""

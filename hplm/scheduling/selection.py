@@ -43,3 +43,16 @@ class Selection:
     def of(cls, chosen: Array | Selection) -> Selection:
         """Returns what a policy has returned as a selection, also if it has returned indexes only."""
         return chosen if isinstance(chosen, Selection) else cls(np.asarray(chosen))
+
+    def check(self, waiting: int, must_choose: bool) -> None:
+        """Raises if a policy may not choose so among so many waiting texts. `must_choose`: they would wait for ever."""
+        indexes = self.indexes
+        if not len(indexes):
+            if must_choose:
+                raise ValueError("nothing was chosen and nothing runs: texts without a deadline would wait for ever")
+        elif indexes.ndim != 1 or indexes.dtype.kind not in "iu" or not 0 <= indexes.min() <= indexes.max() < waiting:
+            raise ValueError(f"{indexes} are not indexes of the {waiting} waiting texts")
+        elif len(np.unique(indexes)) < len(indexes):
+            raise ValueError(f"{indexes} contains a text twice")
+        elif self.places is not None:
+            self.places.check(len(indexes))

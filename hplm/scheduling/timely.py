@@ -8,7 +8,7 @@ import numpy as np
 
 from hplm.arrays import Array
 from hplm.errors import InvalidInput
-from hplm.scheduling.columns import Columns
+from hplm.scheduling.columns import NEVER, Columns
 from hplm.scheduling.cost import Cost
 from hplm.scheduling.filling import LONGEST, Room, by_priority, first_come
 from hplm.scheduling.kernel import Rules, kernel
@@ -20,6 +20,7 @@ from hplm.scheduling.waiting import Capacity
 @dataclass
 class Timely:
     """Plans some batches ahead, by Moore and Hodgson's rule for one machine: the longest texts leave a plan that is too full.
+    Texts without a deadline enter it last, in order of arrival.
 
     The next batch holds the most urgent texts of the plan, within the tenants' fair shares. A small part of all tokens is
     reserved for the text that has waited longest. This limits how many batches can pass over a text.
@@ -66,6 +67,7 @@ class Timely:
         """Returns the texts of the next batch, and the tokens that were taken from the reserve."""
         tokens, due, limits = columns.tokens, self._due(columns, rules), rules.limits
         weight = np.where(due > 0, tokens, self.late * tokens)
+        weight[columns.deadline == NEVER] = LONGEST  # in order of arrival: long ones would wait while short ones come
         best_first = by_priority(columns, np.argsort(np.minimum(weight, LONGEST).astype(np.uint16), kind="stable"))
         if self._all_in_time(tokens, due, capacity.tokens):
             head, tail, planned = best_first, best_first[:0], due[best_first] > 0

@@ -93,8 +93,8 @@ class Turns(Generic[T]):
                 self._changed.notify()
             return refused
 
-    def take(self) -> tuple[list[T], list[T]] | None:
-        """Waits for items. Returns those whose turn it is, a piece of work at most, and those that have expired.
+    def take(self, most: int | None = None) -> tuple[list[T], list[T]] | None:
+        """Waits for items. Returns those whose turn it is, `most` and a piece of work at most, and those that have expired.
 
         An item that is larger than a piece is returned alone: the caller does a piece of it and calls `give_back`. Returns None
         once the line is closed and empty.
@@ -106,7 +106,7 @@ class Turns(Generic[T]):
             expired = self._expire()
             taken: list[T] = []
             room = self._piece
-            while self._items:
+            while self._items and (most is None or len(taken) < most):
                 tenant = self._first_tenant()
                 work = min(self._piece, tenant.places[0].work)
                 if work > room:
@@ -114,6 +114,11 @@ class Turns(Generic[T]):
                 room -= work
                 taken.append(self._take_from(tenant, work))
             return taken, expired
+
+    def expired(self) -> list[T]:
+        """Removes and returns the items that can no longer be in time."""
+        with self._changed:
+            return self._expire()
 
     def give_back(self, item: T) -> None:
         """Puts an item that is not finished before its tenant's other items."""
@@ -131,17 +136,25 @@ class Turns(Generic[T]):
         return self._items + 1 > self._bounds.items or self._work + work > self._bounds.work
 
     def _make_room(self, item: T) -> list[T]:
+        """Returns the items that lose their places to a new one, or the new one if it may not displace them."""
         own = self._tenants.get(item.tenant) or _Tenant(self._clock)
         wanted = own.share(self._bounds, 1, item.left)
-        refused: list[T] = []
-        while self._is_full(item.left):
-            if not self._items:
-                return [*refused, item]
-            largest = max(self._tenants.values(), key=lambda one: one.share(self._bounds))
-            if largest is own or largest.share(self._bounds) <= wanted:
-                return [*refused, item]
-            refused.append(self._leave(largest, largest.places.pop()))
-        return refused
+        items, work = self._items + 1, self._work + item.left
+        leaving: dict[_Tenant[T], tuple[int, int]] = {}  # how many of a tenant's newest items, and their work
+
+        def share(tenant: _Tenant[T]) -> float:
+            count, size = leaving.get(tenant, (0, 0))
+            return tenant.share(self._bounds, -count, -size)
+
+        while items > self._bounds.items or work > self._bounds.work:
+            largest = max(self._tenants.values(), key=share, default=own)
+            if largest is own or share(largest) <= wanted:
+                return [item]
+            count, size = leaving.get(largest, (0, 0))
+            newest = largest.places[-1 - count].work
+            leaving[largest] = count + 1, size + newest
+            items, work = items - 1, work - newest
+        return [self._leave(tenant, tenant.places.pop()) for tenant, (count, _) in leaving.items() for _ in range(count)]
 
     def _enter(self, item: T, at_front: bool) -> None:
         tenant = self._tenants.get(item.tenant)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hplm.errors import NoTenant
-from hplm.tenants.keys import allows, new_key, presented_key
+from hplm.tenants.keys import allows, digest_in, new_key, presented_key
 from hplm.tenants.snapshot import Snapshot, Tenant
 
 _STAND_IN_KEYS = (new_key()[1],)  # compared for an unknown tenant, so that its refusal takes as long
@@ -24,3 +24,10 @@ def admit(snapshot: Snapshot, parameters: Mapping[str, object], now: float) -> T
     if tenant is None or not allowed:
         raise NoTenant
     return tenant
+
+
+def opened(snapshot: Snapshot, parameters: Mapping[str, object], now: float) -> list[str]:
+    """Returns the ids of the tenants that a request may use: those without keys, and those that its key opens."""
+    header = presented_key(parameters)
+    keyed = [tenant for tenant in snapshot.with_digest(digest_in(header)) if allows(tenant.keys, header, now)]
+    return sorted(tenant.id for tenant in [*snapshot.without_keys, *keyed])

@@ -76,8 +76,8 @@ class Banks:
             moved |= {old: replace(old, bank=LIVE + target, index=i) for i, old in enumerate(kept)}
         for known in (change.tenants, change.before):
             for tenant_id, tenant in known.items():
-                adapter = moved.get(tenant.adapter, tenant.adapter) if tenant.adapter is not None else None
-                known[tenant_id] = replace(tenant, head=moved.get(tenant.head, tenant.head), adapter=adapter)
+                head, adapter = (record and moved.get(record, record) for record in (tenant.head, tenant.adapter))
+                known[tenant_id] = replace(tenant, head=head, adapter=adapter)
         return len(moved)
 
     def size(self) -> int:

@@ -24,6 +24,7 @@ from hplm.adapters.layout import Layout, adapter_layout, head_layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.plot.table import Table
+from hplm.tasks import check_backbone, find_task
 from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.listing import described
 from hplm.tenants.manager import Manager
@@ -111,20 +112,23 @@ class Commands:
         return self._changed(change)
 
     def _knowledge(self, given: dict[str, Any]) -> Knowledge:
-        labels = _names(given, "labels")
-        tensors = _tensors(given)
+        task = _text(given, "task")
+        check_backbone(task, self._config)
+        generates = find_task(task).generates
+        labels = [] if generates else _names(given, "labels")
         adapter, layout = _adapter(given), None
+        tensors = {} if generates and adapter is None else _tensors(given)
         if adapter is not None:
             places = tuple(_names(adapter, "places")) if adapter.get("places") is not None else None
             kind, function = _word(adapter, "kind", "bottleneck"), _word(adapter, "function", "relu")
             layout = adapter_layout(self._config, kind, _whole_number(adapter, "rank"), places, function)
-        head = head_layout(self._config, len(labels), _word(given, "head_function", None))
+        head = None if generates else head_layout(self._config, len(labels), _word(given, "head_function", None))
         return Knowledge(
             domain=_text(given, "domain"),
             domain_version=_whole_number(given, "domain_version", 1),
-            task=_text(given, "task"),
+            task=task,
             labels=tuple(labels),
-            head=(head, _layers(tensors, head, "head")[0]),
+            head=(head, _layers(tensors, head, "head")[0]) if head is not None else None,
             adapter=(layout, _layers(tensors, layout, "adapter")) if layout is not None else None,
         )
 

@@ -64,13 +64,18 @@ def allows(keys: Sequence[Key], header_value: str | None, now: float) -> bool:
 
     Compares all keys, even after a match, so that the time does not show which key matches.
     """
-    scheme, _, secret = (header_value or "").strip().partition(" ")
-    presented = _digest(secret.strip())
+    scheme = (header_value or "").strip().partition(" ")[0]
+    presented = digest_in(header_value)
     matches = False
     for key in keys:
         same = hmac.compare_digest(key.digest.encode(), presented.encode())
         matches |= same & (key.expires == 0 or now < key.expires)
     return not keys or (matches and scheme.lower() == "bearer")
+
+
+def digest_in(header_value: str | None) -> str:
+    """Returns the digest of the secret in `Bearer SECRET`."""
+    return _digest((header_value or "").strip().partition(" ")[2].strip())
 
 
 def presented_key(parameters: Mapping[str, object]) -> str | None:

@@ -21,7 +21,7 @@ class Knowledge:
     domain_version: int
     task: str
     labels: tuple[str, ...]
-    head: tuple[Layout, Mapping[str, Tensor]]
+    head: tuple[Layout, Mapping[str, Tensor]] | None
     adapter: tuple[Layout, Sequence[Mapping[str, Tensor]]] | None
     version: int = 0  # its version in the store; 0: none
 
@@ -33,14 +33,18 @@ class Knowledge:
         if len(self.labels) != size:
             found = len(self.labels)
             raise InvalidInput(f"tenant {tenant_id!r} has {found} labels, but the task {self.task} needs {size}")
+        if (self.head is None) != TASKS[self.task].generates:
+            has = "no head" if self.head is None else "a head"
+            raise InvalidInput(f"tenant {tenant_id!r} has the task {self.task} and {has}: export it again")
         branch = (self.domain, self.domain_version)
         if branch not in {(branch.domain, branch.version) for branch in branches}:
             raise InvalidInput(
                 f"tenant {tenant_id!r} needs version {branch[1]} of domain {branch[0]!r}, which is not served: "
                 "add it with `hplm domain add` or `hplm domain update`"
             )
-        known = self.head[0].hidden if width is None else width
-        for layout in (self.head[0], *((self.adapter[0],) if self.adapter else ())):
+        layouts = [part[0] for part in (self.head, self.adapter) if part is not None]
+        for layout in layouts:
+            known = layouts[0].hidden if width is None else width
             if layout.hidden != known:
                 raise InvalidInput(
                     f"tenant {tenant_id!r} has width {layout.hidden}, but this backbone has {known}: train it for this backbone"

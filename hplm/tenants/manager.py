@@ -17,7 +17,7 @@ from hplm.tenants.keys import Key, expiry, new_key, without
 from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.quotas import check_limits
 from hplm.tenants.registry import Change, Registry
-from hplm.tenants.snapshot import Snapshot, Tenant
+from hplm.tenants.snapshot import PROMISES, Snapshot, Tenant
 from hplm.tenants.state import EXPORTED_BANKS, EXPORTED_TABLES, EXPORTED_TENANTS, State
 from hplm.tenants.tables import Tables, newest_version
 
@@ -95,10 +95,11 @@ class Manager:
             )
         uid = before.uid if before is not None else change.new_uid()
         version = max(change.next_version(tenant_id), knowledge.version)  # the store's version, unless it was already used
-        layout, head = knowledge.head
-        size = size_for(len(knowledge.labels))
-        head_record = self.banks.put(change, replace(layout, size=size), uid, version, [grown(head, size)])
-        adapter = None
+        head_record = adapter = None
+        if knowledge.head is not None:
+            layout, head = knowledge.head
+            size = size_for(len(knowledge.labels))
+            head_record = self.banks.put(change, replace(layout, size=size), uid, version, [grown(head, size)])
         if knowledge.adapter is not None:
             adapter = self.banks.put(change, knowledge.adapter[0], uid, version, knowledge.adapter[1])
         domain, domain_version = knowledge.domain, knowledge.domain_version
@@ -143,10 +144,17 @@ class Manager:
             change.details = {"tenant": tenant_id, "key": key_id}
 
     def limit(self, tenant_id: str, **limits: float) -> Tenant:
-        """Sets a tenant's quotas and default deadline."""
+        """Sets a tenant's quotas, its default deadline and, if it generates text, the times that its tokens may take."""
         check_limits(limits)
         with self.registry.change("tenant limit") as change:
-            tenant = replace(_known(change, tenant_id), **limits)
+            tenant = _known(change, tenant_id)
+            promises = [name for name in PROMISES if name in limits]
+            if promises and not tenant.task_object.generates:
+                raise InvalidInput(
+                    f"tenant {tenant_id!r} has the task {tenant.task}, and its answers have no tokens: {promises[0]!r} is only "
+                    "for tenants that generate text; give 'deadline_us' for whole answers"
+                )
+            tenant = replace(tenant, **limits)
             change.replace(tenant)
             change.details = {"tenant": tenant_id, **limits}
         return tenant
@@ -226,9 +234,9 @@ class Manager:
 
     @cached_property
     def _width(self) -> int | None:
-        """The width of the exported tenants' vectors; None if no tenant was exported."""
-        served = self.exported.tenants
-        return Bank(self.folder / EXPORTED_BANKS / served[0].head.bank).layout.hidden if served else None
+        """The width of the exported tenants' vectors; None if no exported tenant has a head or an adapter."""
+        served = next((record for tenant in self.exported.tenants for record in tenant.records()), None)
+        return Bank(self.folder / EXPORTED_BANKS / served.bank).layout.hidden if served is not None else None
 
 
 def _known(change: Change, tenant_id: str) -> Tenant:

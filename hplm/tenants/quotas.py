@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from hplm.errors import InvalidInput, Quota
-from hplm.tenants.snapshot import LIMITS, Tenant
+from hplm.tenants.snapshot import LIMITS, PROMISES, Tenant
 
 LARGEST_LIMIT = 10**12  # requests, texts, tokens, or microseconds
+WHOLE = ("in_flight", "deadline_us", *PROMISES)  # limits that are whole numbers
 RETRY_IN_FLIGHT_S = 0.1
 _CHECKED = 2  # accounts that each request checks for removal: more than the one that it may add, so that no unused one stays
 
@@ -163,5 +164,6 @@ def check_limits(limits: Mapping[str, float]) -> None:
     if not all(0 <= value <= LARGEST_LIMIT for value in limits.values()):
         names = ", ".join(map(repr, limits))
         raise InvalidInput(f"a limit among {names} is out of range: give 0 to {LARGEST_LIMIT:,}; 0 removes a limit")
-    if any(type(limits.get(name, 0)) is not int for name in ("in_flight", "deadline_us")):
-        raise InvalidInput("'in_flight' or 'deadline_us' is not a whole number: give whole numbers")
+    fractions = [name for name in WHOLE if type(limits.get(name, 0)) is not int]
+    if fractions:
+        raise InvalidInput(f"{fractions[0]!r} is {limits[fractions[0]]!r}: give a whole number")

@@ -22,16 +22,17 @@ from hplm.plot.branch import Branch
 from hplm.tasks import TASKS, Task
 from hplm.tenants.keys import Key
 
-FORMAT = 3
-READABLE = (2, FORMAT)  # 2 has no `texts_rate` and no `tokens_rate`
+FORMAT = 5
+READABLE = (2, 3, 4, FORMAT)  # docs/formats.md says what the earlier ones lack
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")  # of tenants, domains and backbones
 LIVE = "state/"  # prefix of the names of banks in the live state
-LIMITS = ("rate", "burst", "texts_rate", "tokens_rate", "in_flight", "deadline_us")  # of a tenant; for each, 0 is none
+PROMISES = ("first_token_us", "token_us")  # limits that only a tenant that generates text may have
+LIMITS = ("rate", "burst", "texts_rate", "tokens_rate", "in_flight", "deadline_us", *PROMISES)  # of a tenant; each 0: none
 
 
 @dataclass(frozen=True)
 class Tenant:
-    """One hPLM: a domain, an adapter and a head."""
+    """One hPLM: a domain, an adapter and a head. A tenant that generates text has no head."""
 
     id: str
     uid: int
@@ -40,9 +41,11 @@ class Tenant:
     domain_version: int
     task: str
     labels: tuple[str, ...]
-    head: Record
+    head: Record | None
     adapter: Record | None
-    deadline_us: int = 0  # 0: the backbone's default
+    deadline_us: int = 0  # of requests that name none; 0: the backbone's default
+    first_token_us: int = 0  # until the first token; 0: the backbone's default
+    token_us: int = 0  # between two tokens; 0: the backbone's default
     keys: tuple[Key, ...] = ()  # empty: open to everybody
     rate: float = 0.0  # requests a second; 0: no limit
     burst: float = 0.0  # requests at once; 0: as many as in a second, at least one
@@ -56,6 +59,12 @@ class Tenant:
         if self.task not in TASKS:
             raise Broken(f"tenant {self.id!r} has the task {self.task!r}, which this server does not know: update hplm here")
         return TASKS[self.task]
+
+    @property
+    def head_record(self) -> Record:
+        if self.head is None:
+            raise InvalidInput(f"tenant {self.id!r} generates text and has no head: ask its backbone to generate")
+        return self.head
 
     def records(self) -> list[Record]:
         return [record for record in (self.head, self.adapter) if record is not None]
@@ -80,6 +89,26 @@ class Snapshot:
         if tenant is None:
             raise NoTenant
         return tenant
+
+    @cached_property
+    def without_keys(self) -> tuple[Tenant, ...]:
+        """The tenants that answer everybody."""
+        return tuple(tenant for tenant in self.tenants if not tenant.keys)
+
+    def with_digest(self, digest: str) -> list[Tenant]:
+        """Returns the tenants that have a key with this digest, which may have expired.
+
+        How long this takes tells nothing: nobody can choose the digest of a secret.
+        """
+        return self._by_digest.get(digest, [])
+
+    @cached_property
+    def _by_digest(self) -> dict[str, list[Tenant]]:
+        found: dict[str, list[Tenant]] = {}
+        for tenant in self.tenants:
+            for digest in {key.digest for key in tenant.keys}:
+                found.setdefault(digest, []).append(tenant)
+        return found
 
     def by_uid(self, uid: int) -> Tenant:
         tenant = self._by_uid.get(uid)
@@ -118,7 +147,7 @@ class Snapshot:
             raise Broken(f"{path} holds no JSON object: export the repository again")
         if stored.get("format") not in READABLE:
             raise InvalidInput(
-                f"{path} has format {stored.get('format')!r}, but this version of hplm reads {READABLE[0]} and {FORMAT}: "
+                f"{path} has format {stored.get('format')!r}, but this version of hplm reads {READABLE[0]} to {FORMAT}: "
                 "export the repository again"
             )
         try:
@@ -134,7 +163,7 @@ class Snapshot:
 def read_tenant(entry: dict[str, Any]) -> Tenant:
     fields = dict(entry)
     fields["labels"] = tuple(entry["labels"])
-    fields["head"] = Record(**entry["head"])
+    fields["head"] = Record(**entry["head"]) if entry["head"] is not None else None
     fields["adapter"] = Record(**entry["adapter"]) if entry["adapter"] is not None else None
     fields["keys"] = tuple(Key(**key) for key in entry.get("keys", ()))
     tenant = Tenant(**fields)
@@ -150,7 +179,8 @@ def _is_branch(branch: Branch) -> bool:
 def _is_tenant(tenant: Tenant) -> bool:
     """Whether all fields have their types. They are checked here, once, because a wrong one fails far from its file."""
     words: list[object] = [tenant.id, tenant.domain, tenant.task, *tenant.labels]
-    numbers: list[object] = [tenant.uid, tenant.version, tenant.domain_version, tenant.deadline_us, tenant.in_flight]
+    numbers: list[object] = [tenant.uid, tenant.version, tenant.domain_version, tenant.in_flight]
+    numbers += (tenant.deadline_us, tenant.first_token_us, tenant.token_us)
     for record in tenant.records():
         words.append(record.bank)
         numbers += (record.index, record.uid, record.version)

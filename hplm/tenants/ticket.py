@@ -55,6 +55,9 @@ def _signature(secret: bytes, body: bytes, found: bytes) -> bytes:
     return hmac.digest(secret, body + found, hashlib.sha256)[:_SIGNATURE_BYTES]
 
 
+FORWARDED = "hplm_forwarded"  # parameter and secret: by it a model knows requests that the model `hplm` has forwarded
+
+
 class SharedSecret:
     """Random bytes that all models of one backbone in one server process share, readable by its user only."""
 

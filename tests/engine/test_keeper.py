@@ -38,15 +38,17 @@ class Client:
         self.answers = []
         self._arrived = threading.Condition()
 
-    def ask(self, tenant_id, texts, unsent=None):
-        """`unsent`: the error that is sent instead of the answer."""
+    def ask(self, tenant_id, texts, unsent=None, allowed_s=0.0, sending=lambda: None):
+        """`unsent`: the error that is sent instead of the answer. `sending` is called while the answer is sent."""
         view = self.backbone.view
         tenant = view.snapshot.find(tenant_id)
         found_in = view.snapshot.export_number, view.snapshot.generation, tenant.uid, tenant.version
-        ticket = Ticket(*found_in, time.monotonic_ns(), 0, 0, 0)
+        arrival = time.monotonic_ns()
+        ticket = Ticket(*found_in, arrival, arrival + round(allowed_s * 1e9) if allowed_s else 0, 0, 0)
         answers = []
 
         def respond(answer):
+            sending()
             with self._arrived:
                 answers.append(answer)
                 self._arrived.notify_all()
@@ -144,21 +146,44 @@ def test_a_large_answer_that_could_not_be_sent_is_counted_as_refused(client):
     unsent = client.wait(client.ask("beta", large, Broken("no shared memory")))
     client.wait(client.ask("beta", large))
     assert size_of(unsent) >= LARGE
+    assert_counted(client, "beta", "answered", "broken")
+
+
+def assert_counted(client, tenant, *outcomes):
+    """Checks in which series requests are counted, once the engine has said it."""
+    domain = client.backbone.view.snapshot.find(tenant).domain
+    expected = {(names.REQUESTS.name, domain, outcome): 1 for outcome in outcomes}
+    expected |= {(names.TENANT_REQUESTS.name, tenant, outcome): 1 for outcome in outcomes}
     counts, until = Counter(), time.monotonic() + 30
-    while sum(counts.values()) < 2 * 2 and time.monotonic() < until:  # by domain and by tenant
-        counts.update(
-            {
-                (metric.name, *labels): count
-                for (metric, labels), count in client.meter.take()[0].items()
-                if metric in (names.REQUESTS, names.TENANT_REQUESTS)
-            }
-        )
+    while {series: count for series, count in counts.items() if count} != expected:
+        assert time.monotonic() < until, counts
+        for (metric, labels), count in client.meter.take()[0].items():
+            if metric in (names.REQUESTS, names.TENANT_REQUESTS):
+                counts[(metric.name, *labels)] += count
         time.sleep(0.1)
-    domain = client.backbone.view.snapshot.find("beta").domain
-    assert {series: count for series, count in counts.items() if count} == {
-        (names.REQUESTS.name, domain, "answered"): 1, (names.REQUESTS.name, domain, "broken"): 1,
-        (names.TENANT_REQUESTS.name, "beta", "answered"): 1, (names.TENANT_REQUESTS.name, "beta", "broken"): 1,
-    }  # fmt: skip
+
+
+class Clock:
+    """The clock of the keeper. A thread can move its own time forward."""
+
+    def __init__(self):
+        self._thread = threading.local()
+
+    monotonic = staticmethod(time.monotonic)
+
+    def monotonic_ns(self):
+        return time.monotonic_ns() + getattr(self._thread, "ahead_ns", 0)
+
+    def pass_two_minutes(self):
+        self._thread.ahead_ns = 120 * 10**9
+
+
+def test_an_answer_that_is_sent_after_its_deadline_is_counted_as_late(client, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(keeper, "time", clock)
+    client.wait(client.ask("acme", [WORDS[0]] * 2, allowed_s=60.0))
+    client.wait(client.ask("acme", [WORDS[0]] * 2, allowed_s=60.0, sending=clock.pass_two_minutes))
+    assert_counted(client, "acme", "on_time", "late")
 
 
 def test_closing_answers_what_waits(toy):

@@ -11,15 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hplm.engine import lookup_service
 from hplm.engine.backbone import Backbone
 from hplm.engine.looked_up import LookedUp
 from hplm.engine.lookup import Lookup, Reading
-from hplm.engine.lookup_service import PIECE, LookupRequest, LookupService
-from hplm.errors import DeadlineMissed, Draining, InvalidInput, Quota
+from hplm.engine.lookup_service import MOST_AHEAD, PIECE, LookupRequest, LookupService
+from hplm.errors import DeadlineMissed, Draining, InvalidInput, QueueFull, Quota
+from hplm.metrics import names
 from hplm.metrics.meter import Meter
+from hplm.scheduling.turns import Bounds
 from hplm.tenants.quotas import Quotas
 from testing.toy import WORDS
 from tests.naming import naming
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -59,18 +63,31 @@ class Desk:
         self.meter, self.answers = Meter(), {}
         self.service = LookupService(lookup, self.meter, looked_up, **hooks)
 
-    def submit(self, tenant, characters=1, deadline_ns=0, fails=None, respond=None):
+    def submit(self, tenant, characters=1, deadline_ns=0, fails=None, respond=None, arrival_ns=0, **more):
+        """`arrival_ns`: 0 is now."""
         number = len(self.answers)
         self.answers[number] = []
         who = SimpleNamespace(id=tenant, uid=hash(tenant))
         reading = SimpleNamespace(tenant=who, characters_left=characters, texts_left=0, fails=fails)
-        self.service.submit(LookupRequest(reading, time.monotonic_ns(), deadline_ns, respond or self.answers[number].append))
+        arrival_ns = arrival_ns or time.monotonic_ns()
+        self.service.submit(LookupRequest(reading, arrival_ns, deadline_ns, respond or self.answers[number].append, **more))
         return number
 
     def close(self):
         self.service.close()
         assert all(len(answers) == 1 for answers in self.answers.values()), self.answers
         return [answers[0] for answers in self.answers.values()]
+
+
+def full_desk(lookup, monkeypatch):
+    """Returns a desk with one request that is read and one in its line, which has no place for more."""
+    monkeypatch.setattr(lookup_service, "WAITING", Bounds(items=1, work=1 << 20))
+    desk = Desk(lookup)
+    desk.submit("noisy")
+    assert lookup.waits.wait(30)
+    desk.service._pace = 1e9  # the last of the line would be looked up in years
+    desk.submit("noisy")
+    return desk
 
 
 def test_a_quiet_tenant_is_not_behind_a_long_request():
@@ -96,6 +113,44 @@ def test_what_expires_while_it_waits_is_answered_and_not_read():
     assert first is FOUND
     assert isinstance(late, DeadlineMissed)
     assert len(lookup.read_of) == 1
+
+
+def test_what_has_waited_for_half_of_its_time_is_not_read():
+    """The engine could not answer it in time, and others would wait for it."""
+    lookup = Gated()
+    desk = Desk(lookup)
+    desk.submit("acme")
+    assert lookup.waits.wait(30)
+    now, minute = time.monotonic_ns(), 60 * 10**9
+    desk.submit("acme", arrival_ns=now - 6 * minute, deadline_ns=now + 4 * minute)
+    desk.submit("acme", arrival_ns=now - 4 * minute, deadline_ns=now + 6 * minute)
+    lookup.may_read.release(3)
+    first, late, in_time = desk.close()
+    assert first is FOUND and isinstance(late, DeadlineMissed) and in_time is FOUND
+
+
+def test_nothing_is_read_while_too_many_are_ahead_and_what_expires_is_answered():
+    lookup, ahead = Gated(), [MOST_AHEAD]
+    lookup.may_read.release(9)
+    desk = Desk(lookup, ahead=lambda: ahead[0])
+    answered = threading.Event()
+    desk.submit(
+        "acme", deadline_ns=time.monotonic_ns() + 1, respond=lambda answer: (desk.answers[0].append(answer), answered.set())
+    )
+    desk.submit("acme")
+    assert answered.wait(30) and not lookup.read_of
+    ahead[0] = MOST_AHEAD - 1
+    assert lookup.waits.wait(30)
+    late, found = desk.close()
+    assert isinstance(late, DeadlineMissed) and found is FOUND
+
+
+def test_a_service_that_closes_does_not_wait_for_what_is_ahead():
+    lookup = Gated()
+    lookup.may_read.release(9)
+    desk = Desk(lookup, ahead=lambda: MOST_AHEAD)
+    desk.submit("acme")
+    assert desk.close() == [FOUND]
 
 
 def test_what_waits_is_not_answered_once_its_tenant_is_in_debt(backbone):
@@ -191,3 +246,81 @@ def test_a_request_of_too_many_tokens_is_refused_before_it_is_looked_up(backbone
     view = backbone.view
     with pytest.raises(InvalidInput, match=naming(6, 9, 20)):
         Lookup(backbone).resolve(view, view.snapshot.find("acme"), [f"{WORDS[0]} {WORDS[1]}"] * 9)
+
+
+@pytest.mark.parametrize(("pace", "said"), [(0.0, "0.1 s"), (0.5, "1.5 s"), (60.0, "10.0 s")])
+def test_a_refused_request_may_come_back_when_those_who_wait_are_looked_up(monkeypatch, pace, said):
+    monkeypatch.setattr(lookup_service, "WAITING", Bounds(items=3, work=1 << 20))
+    lookup = Gated()
+    desk = Desk(lookup)
+    desk.submit("noisy")
+    assert lookup.waits.wait(5)
+    desk.service._pace = pace  # as if it had been measured
+    for _ in range(4):  # three have a place
+        desk.submit("noisy")
+    lookup.may_read.release(5)
+    refused = [answer for answer in desk.close() if isinstance(answer, QueueFull)]
+    assert len(refused) == 1 and f"retry after {said}" in str(refused[0])
+
+
+def test_a_refusal_leaves_when_a_request_is_looked_up(monkeypatch):
+    """Otherwise clients that ask again at once would take the time of those who wait."""
+    lookup = Gated()
+    desk = full_desk(lookup, monkeypatch)
+    told, refused = threading.Event(), []
+    desk.answers[desk.submit("noisy", respond=lambda answer: (refused.append(answer), told.set()))].append("in `refused`")
+    assert not told.is_set()
+    lookup.may_read.release()
+    assert told.wait(30) and isinstance(refused[0], QueueFull)
+    lookup.may_read.release()
+    desk.close()
+    assert len(refused) == 1
+
+
+def test_a_refusal_does_not_wait_for_the_next_request(monkeypatch):
+    monkeypatch.setattr(lookup_service, "WAITING", Bounds(items=1, work=5))
+    desk = Desk(Gated())
+    told = desk.submit("noisy", characters=9)  # more than has a place
+    assert isinstance(desk.answers[told][0], QueueFull)
+    desk.close()
+
+
+def test_idle_time_does_not_count_as_the_pace(monkeypatch):
+    clock = [0.0]
+    watch = SimpleNamespace(perf_counter=lambda: clock[0], monotonic_ns=time.monotonic_ns, sleep=time.sleep)
+    monkeypatch.setattr(lookup_service, "time", watch)
+    lookup = Gated()
+    desk = Desk(lookup)
+    for _ in range(20):
+        clock[0] += 100
+        desk.submit("acme")
+        assert lookup.waits.wait(30)
+        lookup.waits.clear()
+        clock[0] += 0.5
+        lookup.may_read.release()
+        eventually(lambda: any(metric is names.LOOKUP_SECONDS for metric, _ in desk.meter.take()[0]))
+    assert 0.25 < desk.service._pace <= 0.5
+    desk.close()
+
+
+def test_a_forwarded_request_is_refused_at_once(monkeypatch):
+    lookup = Gated()
+    desk = full_desk(lookup, monkeypatch)
+    kept, told = desk.submit("noisy"), desk.submit("noisy", refuse_at_once=True)
+    assert not desk.answers[kept] and isinstance(desk.answers[told][0], QueueFull)
+    lookup.may_read.release(2)
+    desk.close()
+
+
+def test_a_turn_takes_no_more_than_have_room_ahead():
+    lookup, ahead, turns = Gated(), [MOST_AHEAD], []
+    lookup.may_read.release(9)
+    read = lookup.read
+    lookup.read = lambda readings, characters: (turns.append(len(readings)), read(readings, characters))[1]
+    desk = Desk(lookup, ahead=lambda: ahead[0])
+    for tenant in ("noisy", "noisy", "noisy", "noisy", "quiet"):
+        desk.submit(tenant)
+    ahead[0] = MOST_AHEAD - 2
+    eventually(lambda: len(lookup.read_of) == 5)
+    assert turns == [2, 2, 1] and "quiet" in lookup.read_of[:2]
+    desk.close()

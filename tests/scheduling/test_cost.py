@@ -58,3 +58,13 @@ def test_no_term_is_ever_below_zero(batches):
         model.observe(*batch)
         assert (model.terms >= 0).all() and np.isfinite(model.terms).all()
         assert model.predict(100, 2, 1) > 0
+
+
+def test_what_a_batch_takes_in_any_case_makes_batches_no_smaller():
+    """Or a machine on which every batch takes long would get many small ones, and answer less."""
+    quick, slow = CostModel(), CostModel()
+    for model, batch in ((quick, 1e6), (slow, 40e6)):
+        for tokens in (*range(100, 1000, 7),):
+            model.observe(tokens, 10, 0, int(batch + 100e3 * tokens))
+    allowed = [model.tokens_within(50e6, 20.0) for model in (quick, slow)]
+    assert min(allowed) > 400 and max(allowed) < 600

@@ -88,6 +88,18 @@ def test_while_others_wait_no_tenant_gets_more_than_its_fair_share(counts, lengt
         assert got[tenant] >= min(demand[tenant], share) - max(lengths) or got[tenant] > 0
 
 
+def test_texts_without_deadlines_are_served_in_order_of_arrival():
+    """Short ones arrive without end, and none of them overtakes the long one for more than the batch's rest."""
+    long_text = _text(150)
+    columns = Columns([_text(20) for _ in range(30)] + [long_text])
+    for _ in range(4):  # there are 600 tokens before it, and 200 in a batch
+        for _ in range(60):
+            columns.add([_text(5)])
+        if long_text in columns.remove(Timely(reserve=0.0).select(columns, 0, ROOM, COST)):
+            return
+    raise AssertionError("still waits")
+
+
 @settings(deadline=None, max_examples=30)
 @given(ahead=st.lists(st.integers(20, 60), max_size=6), own=st.integers(20, 200), tokens=st.integers(1, 5))
 def test_a_long_text_is_chosen_by_the_reserve_after_a_bounded_number_of_batches(ahead, own, tokens):

@@ -111,9 +111,17 @@ def test_work_is_bounded_as_items_are():
     large = line.enter("noisy", 90)
     assert line.offer(Asked("quiet", 20)) == [large]
     huge = Asked("huge", 101)
-    refused = line.offer(huge)
-    assert huge in refused
-    assert len(line) + len(refused) == 2
+    assert line.offer(huge) == [huge]
+    assert len(line) == 1
+
+
+def test_an_item_that_is_refused_displaces_nobody():
+    line = Line(work=100)
+    line.enter("noisy", 50)
+    line.enter("noisy", 30)
+    large = Asked("large", 60)  # without the 30, its tenant would hold more than the noisy one
+    assert line.offer(large) == [large]
+    assert len(line) == 2
 
 
 def test_expired_items_leave_when_the_next_is_taken():

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from hplm.errors import NoTenant
-from hplm.tenants.authorize import admit
+from hplm.tenants.authorize import admit, opened
 from hplm.tenants.keys import Key, allows, key_of, new_key, presented_key
-from hplm.tenants.snapshot import LIMITS, Snapshot
+from hplm.tenants.snapshot import LIMITS, PROMISES, Snapshot
 
 NOW = 1_000_000.0
 
@@ -106,8 +106,19 @@ def test_keys_and_quotas_are_stored_and_older_snapshots_have_none(snapshot, toy,
     again = Snapshot.load(tmp_path / "new.json").find("acme")
     assert (again.keys, again.rate, again.burst, again.tokens_rate, again.in_flight) == (keys, 2.5, 7.0, 9.5, 3)
     stored = json.loads((toy.folder / "tenants.json").read_text())
-    for entry in stored["tenants"]:
-        for field in ("keys", *LIMITS):
-            del entry[field]
-    (tmp_path / "old.json").write_text(json.dumps({**stored, "format": 2}))
-    assert Snapshot.load(tmp_path / "old.json").tenants == snapshot.tenants
+    for format, missing in ((4, PROMISES), (3, PROMISES), (2, ("keys", *LIMITS))):
+        old = [{name: value for name, value in entry.items() if name not in missing} for entry in stored["tenants"]]
+        (tmp_path / "old.json").write_text(json.dumps({**stored, "format": format, "tenants": old}))
+        assert Snapshot.load(tmp_path / "old.json").tenants == snapshot.tenants
+
+
+def test_a_key_opens_its_tenants_and_those_without_keys(snapshot):
+    (secret, key), (other, another) = new_key(), new_key(expires=int(NOW))
+    first, second, third, *rest = [tenant.id for tenant in snapshot.tenants]
+    for id, keys in ((first, (key,)), (second, (another, key)), (third, (another,))):
+        snapshot = _with(snapshot, id, keys=keys)
+    for header, opens in (
+        (None, []), (f"Bearer {secret}", [first, second]), (f"Bearer {other}", []), (f"Basic {secret}", []), (secret, []),
+    ):  # fmt: skip
+        assert opened(snapshot, {"Authorization": header}, NOW) == sorted([*rest, *opens])
+    assert opened(snapshot, {"authorization": f"Bearer {other}"}, NOW - 1) == sorted([*rest, second, third])

@@ -12,6 +12,7 @@ from hplm.errors import Broken, InvalidInput, NoTenant
 from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.manager import Manager
 from hplm.tenants.registry import Registry
+from hplm.tenants.snapshot import FORMAT, PROMISES
 from testing.random_store import random_table
 from tests.naming import names, naming
 from tests.places import knowledge, learn, make_place, served
@@ -62,6 +63,15 @@ def test_keys_and_limits_stay_the_same_in_all_versions(place):
     with pytest.raises(InvalidInput, match=naming("'tenant-0'", f"'{key.id}'", second.id)):
         live.revoke_key("tenant-0", key.id)
     assert [entry["action"] for entry in live.registry.audit()].count("tenant key add") == 2
+
+
+def test_only_tenants_that_generate_promise_times_for_tokens(place):
+    _, repository, state = place
+    live = Manager.open(repository, state)
+    for name in PROMISES:
+        with pytest.raises(InvalidInput, match=naming("'tenant-0'", "classify", f"'{name}'")):
+            live.limit("tenant-0", rate=5.0, **{name: 1000})
+    assert live.current().find("tenant-0").rate == 0
 
 
 def test_tenants_that_cannot_be_served_are_refused(place):
@@ -171,8 +181,8 @@ def test_a_state_of_another_format_is_refused_with_the_way_out(place):
     live = Manager.open(repository, state)
     live.add("new-a", knowledge(store, "new-a"))
     snapshot = live.state.snapshots / "1"
-    snapshot.write_text(snapshot.read_text().replace('"format": 3', '"format": 1'))
-    with pytest.raises(InvalidInput, match=naming(snapshot, 1, 2, 3)):
+    snapshot.write_text(snapshot.read_text().replace(f'"format": {FORMAT}', '"format": 1'))
+    with pytest.raises(InvalidInput, match=naming(snapshot, 1, 2, FORMAT)):
         served(place)
     live.state.registry.unlink()
     with pytest.raises(Broken, match=naming(live.state.folder, 1, 0)):

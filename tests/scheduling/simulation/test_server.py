@@ -9,7 +9,7 @@ from hplm.errors import InvalidInput
 from hplm.scheduling.columns import NEVER
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import OURS, policy
-from hplm.scheduling.scheduler import KNOWN, LEAST_TOKENS, Scheduler
+from hplm.scheduling.scheduler import LEAST_TOKENS, Scheduler
 from hplm.scheduling.simulation.arrivals import Arrivals, Lengths, Stream, read_trace
 from hplm.scheduling.simulation.engines import PACKINGS, EngineCost
 from hplm.scheduling.simulation.server import ANSWERED, EXPIRED, REFUSED, Machine, Simulation
@@ -111,9 +111,9 @@ def test_a_trace_is_read_with_all_its_columns(tmp_path):
 
 
 def test_a_bound_on_the_length_of_batches_keeps_a_quiet_tenant_from_waiting_behind_a_flood():
-    """An engine that takes a second for a whole batch, and a flood of twice what it can do."""
-    slow, unhurried = EngineCost(batch=5e6, token=250e3, score=0), (0.0, 0.0)
-    flood = Stream(400.0, 10.0, allowed_ms=unhurried, tenants=[0]).draw(3)
+    """An engine that takes two seconds for a whole batch, and a flood of twice what it can do."""
+    slow, unhurried = EngineCost(batch=5e6, token=500e3, score=0), (0.0, 0.0)
+    flood = Stream(200.0, 10.0, allowed_ms=unhurried, tenants=[0]).draw(3)
     quiet = Stream(5.0, 10.0, allowed_ms=unhurried, tenants=[1]).draw(4)
     load = Arrivals.together([flood, quiet])
     waits, longest = {}, {}
@@ -122,6 +122,6 @@ def test_a_bound_on_the_length_of_batches_keeps_a_quiet_tenant_from_waiting_behi
         outcome = Simulation(scheduler, Machine(slow.packed, Capacity(4096, 4096, 4096)), load).run()
         assert outcome.answered.all()
         waits[batch_ns] = np.median((outcome.answered_ns - load.at_ns)[load.tenant == 1])
-        longest[batch_ns] = max(outcome.batches[KNOWN:])
-    assert longest[0] > 4000 and longest[50_000_000] == LEAST_TOKENS
+        longest[batch_ns] = max(outcome.batches[len(outcome.batches) // 2 :])  # the first predictions are poor
+    assert longest[0] > 4000 and LEAST_TOKENS / 2 < longest[50_000_000] <= LEAST_TOKENS
     assert waits[50_000_000] < waits[0] / 3

@@ -1,0 +1,156 @@
+"""Attention over cached keys: new tokens of each sequence see all tokens before them, and those before them only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from hplm.arrays import Array
+from hplm.generation.cache import CUDA_BLOCK, Cache
+from hplm.generation.kernel import fits, kernel
+from hplm.generation.room import Room, places_of
+from hplm.model.config import BackboneConfig
+from hplm.model.layer import Attend
+from hplm.model.sending import sent
+from hplm.model.tensors import tensor_of
+
+CUDA_HEADS = range(8, 257, 8)  # sizes of heads that torch's kernel for CUDA takes
+CUDA_DTYPES = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """New tokens of a sequence, which lie together in the step, and where its keys and values are."""
+
+    room: Room
+    before: int  # tokens that are in the cache
+    count: int
+
+
+def attention_over(config: BackboneConfig, cache: Cache, chunks: Sequence[Chunk]) -> Attend:
+    """Returns the attention of a step. Chunks of one token come first."""
+    block = cache.space.block
+    on_cuda = cache.device.type == "cuda" and cache.dtype in CUDA_DTYPES and config.head_size in CUDA_HEADS
+    kind = BlockAttention if on_cuda and block and block % CUDA_BLOCK == 0 else CachedAttention
+    return kind(config, cache, chunks)
+
+
+class CachedAttention:
+    """Writes the keys and values of new tokens into the cache, and attends to them and to those before them.
+
+    Where the compiled kernel can, it computes all chunks of one token in one call. Keys that lie in several pieces are gathered
+    first, those of all sequences at once.
+    """
+
+    def __init__(self, config: BackboneConfig, cache: Cache, chunks: Sequence[Chunk], compiled: bool = True) -> None:
+        """`compiled`: use the compiled kernel where it can attend."""
+        self._cache = cache
+        self._head = config.head_size
+        self._kv_heads = config.key_width // config.head_size
+        self._group = config.heads // self._kv_heads
+        rooms, before, counts = _columns(chunks)
+        self._places = sent(tensor_of(places_of(rooms, before, counts)), cache.device)
+        lengths = before + counts
+        self._gathered: Tensor | None = None  # the places of all keys that the step sees
+        if all(len(room.starts) == 1 for room in rooms):
+            starts = np.array([room.starts[0] for room in rooms], dtype=np.int64)
+        else:
+            self._gathered = sent(tensor_of(places_of(rooms, np.zeros_like(before), lengths)), cache.device)
+            starts = np.cumsum(lengths) - lengths
+        singles = int((counts == 1).sum()) if compiled and fits(cache.device, cache.dtype, self._head) else 0
+        assert (counts[:singles] == 1).all()  # they come first
+        self._starts, self._lengths = starts[:singles], lengths[:singles]
+        self._counts: list[int] = [singles, *counts[singles:].tolist()]
+        ends: list[tuple[int, int]] = np.stack([starts, starts + lengths], 1)[singles:].tolist()
+        self._seen = [slice(start, stop) for start, stop in ends]
+        self._masks = [self._mask(chunk) if chunk.before and chunk.count > 1 else None for chunk in chunks[singles:]]
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        keys, values = _written(self._cache, layer, self._places, key, value)
+        if self._gathered is not None:
+            keys, values = keys.index_select(0, self._gathered), values.index_select(0, self._gathered)
+        first, *others = query.split_with_sizes(self._counts)
+        attended: list[Tensor] = []
+        if len(first):
+            compiled = kernel()
+            assert compiled is not None  # it fits
+            attended.append(compiled.attend(first, keys, values, self._starts, self._lengths, self._head))
+        for own, seen, mask in zip(others, self._seen, self._masks, strict=True):
+            attended.append(self._attend(own, keys[seen], values[seen], mask))
+        return attended[0] if len(attended) == 1 else torch.cat(attended)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        count, width = query.shape
+        key = key.view(len(key), self._kv_heads, -1).transpose(0, 1)  # KV heads x tokens x head
+        value = value.view(len(value), self._kv_heads, -1).transpose(0, 1)
+        if count == 1:  # it sees all keys: so the query heads of a KV head are like several tokens
+            query = query.view(1, self._kv_heads, self._group, -1)
+            return scaled_dot_product_attention(query, key[None], value[None]).reshape(1, width)
+        query = query.view(count, self._kv_heads, self._group, -1).permute(1, 2, 0, 3)
+        key, value = (x[:, None].expand(-1, self._group, -1, -1) for x in (key, value))
+        attended = scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None)
+        return attended.permute(2, 0, 1, 3).reshape(count, width)
+
+    def _mask(self, chunk: Chunk) -> Tensor:
+        """Returns what is added to the scores of a chunk: new tokens x all tokens."""
+        whole = chunk.before + chunk.count
+        mask = torch.full((chunk.count, whole), -torch.inf, dtype=self._cache.dtype, device=self._cache.device)
+        return mask.triu_(chunk.before + 1)
+
+
+class BlockAttention:
+    """The same with torch's kernel for CUDA, in one call: it reads the blocks of each sequence where they lie."""
+
+    def __init__(self, config: BackboneConfig, cache: Cache, chunks: Sequence[Chunk]) -> None:
+        self._cache = cache
+        self._head = config.head_size
+        rooms, before, counts = _columns(chunks)
+        lengths = before + counts
+        self._places = sent(tensor_of(places_of(rooms, before, counts)), cache.device)
+        most = max(len(room.starts) for room in rooms)
+        table = np.zeros((len(rooms), most), dtype=np.int32)
+        for row, room in zip(table, rooms, strict=True):
+            row[: len(room.starts)] = np.array(room.starts) // cache.space.block
+        self._table, self._lengths = self._sent(table), self._sent(lengths)
+        self._ends, self._key_ends = (self._sent(np.cumsum([0, *those.tolist()])) for those in (counts, lengths))
+        self._longest, self._longest_key = int(counts.max()), int(lengths.max())
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        from torch.nn.attention.varlen import varlen_attn  # initialises CUDA's kernels
+
+        grouped = key.shape[1] < query.shape[1]
+        keys, values = (
+            x.view(-1, self._cache.space.block, key.shape[1] // self._head, self._head)
+            for x in _written(self._cache, layer, self._places, key, value)
+        )
+        # The last query of a sequence sees its last key, and each one before it one key less. A single one sees all.
+        options: dict[str, Any] = {"window_size": (-1, 0)} if self._longest > 1 else {}
+        attended = varlen_attn(
+            query.view(len(query), -1, self._head), keys, values, self._ends, self._key_ends, self._longest, self._longest_key,
+            enable_gqa=grouped, seqused_k=self._lengths, block_table=self._table, **options,
+        )  # fmt: skip
+        return cast(Tensor, attended).flatten(1)  # it returns a pair only with `return_aux`
+
+    def _sent(self, numbers: Array) -> Tensor:
+        return sent(tensor_of(numbers.astype(np.int32)), self._cache.device)
+
+
+def _columns(chunks: Sequence[Chunk]) -> tuple[list[Room], Array, Array]:
+    """Returns the rooms of chunks, their tokens in the cache, and their new tokens."""
+    before = np.array([chunk.before for chunk in chunks], dtype=np.int64)
+    counts = np.array([chunk.count for chunk in chunks], dtype=np.int64)
+    return [chunk.room for chunk in chunks], before, counts
+
+
+def _written(cache: Cache, layer: int, at: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Writes new keys and values to their places. Returns those of the whole layer."""
+    keys, values = cache.layer(layer)
+    keys.index_copy_(0, at, key)
+    values.index_copy_(0, at, value)
+    return keys, values

@@ -1,0 +1,34 @@
+"""Computes a staged step: the upper layers over its new tokens, and the logits of the tokens that come next."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from hplm.adapters.parts import adapted
+from hplm.generation.staging import Staged
+from hplm.model.layer import QKV
+from hplm.model.malloc import keep_freed_memory
+from hplm.model.stacks import UpperStack
+
+
+class Decoder:
+    def __init__(self, upper: UpperStack, device: torch.device, dtype: torch.dtype) -> None:
+        if device.type == "cpu":
+            keep_freed_memory()
+        self._upper = upper.to(device=device, dtype=dtype).eval().requires_grad_(False)
+
+    @torch.inference_mode()
+    def run(self, step: Staged) -> Tensor:
+        """Returns logits of the next token of each sequence that gets one: sequences x vocabulary, fp32."""
+        last = len(self._upper.layers) - 1
+        adapters = [partial(adapted, step.adapters, layer) for layer in range(last)] + [partial(_adapted_last, step, last)]
+        x = self._upper(step.sums, step.positions, None, step.attend, adapters, step.rows)
+        return self._upper.logits(x)
+
+
+def _adapted_last(step: Staged, layer: int, at: str, before: Tensor, after: Tensor) -> Tensor:
+    """After its attention, the last layer computes only the tokens behind which another one comes."""
+    return adapted(step.adapters if at == QKV else step.last_adapters, layer, at, before, after)

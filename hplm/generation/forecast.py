@@ -1,0 +1,89 @@
+"""Predicts when a request would get its first token and its last. So what cannot be in time is refused at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+BELIEVED = 8  # steps before predictions are used: a process starts slowly
+LEARNING = 0.1  # rate of the running means
+LEAST_FACTOR, MOST_FACTOR = 0.5, 4.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """The running sequences after a step. Tokens and places are those of the cache."""
+
+    believed: bool = False  # whether enough steps were seen
+    step_ns: float = 0.0  # a step that adds nothing
+    token_ns: float = 0.0  # more for each token
+    sequence_ns: float = 0.0  # more for each sequence
+    seats: int = 0  # the most sequences that run together
+    places: int = 0  # of the whole cache
+    free: int = 0  # of them, that no running sequence is expected to need
+    uncomputed: int = 0  # tokens of prompts that have started
+    ends: Sequence[tuple[float, int]] = ()  # tokens left, and places in the end, of each that runs; the next end first
+    mean_tokens: float = 1.0  # of an answer
+
+    def decoding_ns(self, sequences: int) -> float:
+        """Returns how long a step takes that adds a token to so many sequences."""
+        return self.step_ns + sequences * (self.token_ns + self.sequence_ns)
+
+    def steps_until(self, places: int, seats: int) -> float:
+        """Returns after how many steps there are so many free places and seats."""
+        places -= self.free
+        seats -= self.seats - len(self.ends)
+        steps = 0.0
+        for left, size in self.ends:
+            if places <= 0 and seats <= 0:
+                return steps
+            steps, places, seats = left, places - size, seats - 1
+        rounds = max(0, ceil(places / max(1, self.places)), ceil(seats / max(1, self.seats)))
+        return steps + rounds * self.mean_tokens
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """The requests that wait before another one."""
+
+    sequences: int
+    tokens: int
+    places: int
+
+
+@dataclass(frozen=True)
+class Times:
+    first_token_ns: float  # after its arrival
+    token_ns: float
+
+
+def forecast(load: Load, ahead: Ahead, prompt: int, places: int) -> Times:
+    """Returns the times of a request with so many tokens of a prompt, which needs so many places to start."""
+    together = min(load.seats, len(load.ends) + ahead.sequences + 1)
+    step_ns = load.decoding_ns(together)
+    waits = load.steps_until(ahead.places + places, ahead.sequences + 1) * step_ns
+    reading = (load.uncomputed + ahead.tokens + prompt) * load.token_ns
+    return Times(waits + reading + step_ns, step_ns)
+
+
+class Learned:
+    """Learns from ended answers how much of `max_tokens` they have, and how wrong the forecasts were."""
+
+    def __init__(self) -> None:
+        self.share = 1.0
+        self.factor = 1.0
+        self.slower = 1.0  # a step of sequences that decode, because it also has prompts of others
+
+    def step(self, decoding_ns: float, took_ns: float) -> None:
+        """Takes how long a step would have taken without prompts, and how long it took."""
+        self.slower += LEARNING * (min(MOST_FACTOR, took_ns / decoding_ns) - self.slower)
+
+    def ended(self, generated: int, most: int) -> None:
+        self.share += LEARNING * (generated / most - self.share)
+
+    def first_token(self, predicted_ns: float, took_ns: float) -> None:
+        """Takes the forecast without its factor."""
+        if predicted_ns > 0:
+            wrong = min(MOST_FACTOR, max(LEAST_FACTOR, took_ns / predicted_ns))
+            self.factor += LEARNING * (wrong - self.factor)

@@ -1,0 +1,95 @@
+"""The loop in a thread of its own. Another thread hands out what it says, so that a slow reader holds up no step."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from hplm.errors import Broken, HplmError
+from hplm.generation.line import Line
+from hplm.generation.loop import Loop
+from hplm.generation.request import Piece, Request, Sequence
+
+log = logging.getLogger(__name__)
+PAUSE = 0.05  # seconds after an exception of the loop itself, so that the log does not fill at once
+WAITS = 0.02  # seconds between two looks at the clock while something waits that cannot start yet
+
+Said = tuple[Request, Piece | HplmError]
+
+
+class Generator:
+    """Pieces of one request come in order, from one thread. The last one ends it."""
+
+    def __init__(self, line: Line, loop: Callable[[Callable[[Request, Piece | HplmError], None]], Loop]) -> None:
+        """`loop` makes the loop, given what takes the pieces that it says."""
+        self._line = line
+        self._said: queue.SimpleQueue[Said | None] = queue.SimpleQueue()
+        self.loop = loop(lambda request, piece: self._said.put((request, piece)))
+        self._abandoned = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._generate, name="generate", daemon=True),
+            threading.Thread(target=self._hand_out, name="say", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, request: Request) -> None:
+        """Takes a request, or raises. A request that was taken gets pieces through `respond`, and one end."""
+        self.loop.check(request)
+        self._line.offer(Sequence(request), time.monotonic_ns())
+
+    def cancel(self, request: Request) -> None:
+        """Ends a request soon. It still gets its end."""
+        request.cancel()
+        self._line.wake()
+
+    @property
+    def waiting(self) -> int:
+        """The number of sequences that have not started."""
+        return len(self._line)
+
+    def check(self) -> None:
+        """Raises if a thread has ended, so that no request would be answered."""
+        for thread in self._threads:
+            if not thread.is_alive():
+                raise Broken(f"thread {thread.name!r} of the generator has ended: start the server again")
+
+    def close(self, timeout: float) -> None:
+        """Answers what was taken for `timeout` seconds at most, and ends the rest with an error."""
+        deadline = time.monotonic() + timeout
+        self._line.close()
+        for number, thread in enumerate(self._threads):
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if not number and thread.is_alive():
+                self._abandoned.set()
+                self._line.wake()
+                thread.join()
+        self._threads[-1].join(max(1.0, deadline - time.monotonic()))
+
+    def _generate(self) -> None:
+        while True:
+            try:
+                if self._abandoned.is_set():
+                    self.loop.abandon()
+                if self.loop.step():
+                    continue
+                waiting = len(self._line) + len(self.loop.running)
+                if self._line.closed and not waiting:
+                    break
+                self._line.wait(WAITS if waiting else None)
+            except Exception:
+                log.exception("the loop failed")
+                time.sleep(PAUSE)
+        self._said.put(None)
+
+    def _hand_out(self) -> None:
+        while (said := self._said.get()) is not None:
+            request, piece = said
+            try:
+                request.respond(piece)
+            except Exception:
+                log.exception("cannot send a piece: the request is cancelled")
+                self.cancel(request)

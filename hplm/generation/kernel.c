@@ -1,0 +1,173 @@
+/* Attention of single tokens over the keys and values of their sequences, which are read where they lie. kernel.py calls it.
+ *
+ * The numbers of a token do not depend on the other tokens of the call.
+ */
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define API __attribute__((visibility("default")))
+#define VERSION 1 /* of these functions, as in kernel.py */
+
+API int64_t hplm_version(void) { return VERSION; }
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+
+#define BLOCK 128 /* tokens that are seen at once: their scores stay in the cache */
+#define LANES 16
+#define FEWEST -87.0f /* exp of less is 0 */
+
+/* Tokens and widths are of float. A KV head serves `group` heads of the query. */
+typedef struct {
+    const float *query; /* tokens x (KV heads * group * head) */
+    int64_t query_stride;
+    const float *keys, *values; /* places x (KV heads * head) */
+    int64_t stride;
+    const int64_t *starts, *lengths; /* of the keys that each token sees */
+    float *out;                      /* like `query`, without gaps */
+    int64_t tokens, kv_heads, group, head;
+    float scale;
+    int64_t instructions, next;
+} Work;
+
+/* exp of a number that is not above 0. A NaN stays one. */
+static inline __attribute__((always_inline)) float exp_of(float x) {
+    x = x < FEWEST ? FEWEST : x;
+    float shifted = x * 1.44269504f + 12582912.0f, whole = shifted - 12582912.0f;
+    float rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;
+    float sum = 1.9875691500e-4f;
+    sum = sum * rest + 1.3981999507e-3f;
+    sum = sum * rest + 8.3334519073e-3f;
+    sum = sum * rest + 4.1665795894e-2f;
+    sum = sum * rest + 1.6666665459e-1f;
+    sum = sum * rest + 5.0000001201e-1f;
+    sum = sum * rest * rest + rest + 1.0f;
+    int32_t bits;
+    float power;
+    memcpy(&bits, &shifted, 4);
+    bits = (bits - 0x4B400000 + 127) << 23;
+    memcpy(&power, &bits, 4);
+    return sum * power;
+}
+
+/* G heads of a query that share a KV head. Blocks of keys are added one after the other, with the highest score until then. */
+#define ATTEND(NAME, TARGET, VECTOR, WIDTH, LOAD, STORE, ZERO, FMA, SET1, SUM, G)                                             \
+    TARGET static void NAME(const Work *w, const float *query, const float *keys, const float *values, int64_t length, float *out) { \
+        float scores[G][BLOCK], most[G], sums[G];                                                                             \
+        int64_t head = w->head, stride = w->stride;                                                                           \
+        for (int g = 0; g < G; g++) most[g] = -1e38f, sums[g] = 0;                                                            \
+        memset(out, 0, sizeof(float) * (size_t)(G * head));                                                                   \
+        for (int64_t start = 0; start < length; start += BLOCK, keys += BLOCK * stride, values += BLOCK * stride) {           \
+            int64_t count = length - start < BLOCK ? length - start : BLOCK;                                                  \
+            for (int64_t t = 0; t < count; t++) {                                                                             \
+                VECTOR sum[G];                                                                                                \
+                _Pragma("GCC unroll 4") for (int g = 0; g < G; g++) sum[g] = ZERO();                                          \
+                for (int64_t i = 0; i < head; i += WIDTH) {                                                                   \
+                    VECTOR key = LOAD(keys + t * stride + i);                                                                 \
+                    _Pragma("GCC unroll 4") for (int g = 0; g < G; g++) sum[g] = FMA(LOAD(query + g * head + i), key, sum[g]); \
+                }                                                                                                             \
+                _Pragma("GCC unroll 4") for (int g = 0; g < G; g++) scores[g][t] = SUM(sum[g]) * w->scale;                    \
+            }                                                                                                                 \
+            int64_t whole = (count + LANES - 1) / LANES * LANES;                                                              \
+            for (int g = 0; g < G; g++) {                                                                                     \
+                float top = most[g], lanes[LANES] = {0}, total = 0, *own = scores[g];                                         \
+                for (int64_t t = 0; t < count; t++) top = own[t] > top ? own[t] : top;                                        \
+                for (int64_t t = 0; t < count; t++) own[t] = exp_of(own[t] - top);                                            \
+                for (int64_t t = count; t < whole; t++) own[t] = 0;                                                           \
+                for (int64_t t = 0; t < whole; t += LANES)                                                                    \
+                    for (int l = 0; l < LANES; l++) lanes[l] += own[t + l];                                                   \
+                for (int l = 0; l < LANES; l++) total += lanes[l];                                                            \
+                float before = exp_of(most[g] - top);                                                                         \
+                if (start)                                                                                                    \
+                    for (int64_t i = 0; i < head; i++) out[g * head + i] *= before;                                           \
+                sums[g] = sums[g] * before + total;                                                                           \
+                most[g] = top;                                                                                                \
+            }                                                                                                                 \
+            for (int64_t i = 0; i < head; i += WIDTH) {                                                                       \
+                VECTOR sum[G];                                                                                                \
+                _Pragma("GCC unroll 4") for (int g = 0; g < G; g++) sum[g] = LOAD(out + g * head + i);                        \
+                for (int64_t t = 0; t < count; t++) {                                                                         \
+                    VECTOR value = LOAD(values + t * stride + i);                                                             \
+                    _Pragma("GCC unroll 4") for (int g = 0; g < G; g++) sum[g] = FMA(SET1(scores[g][t]), value, sum[g]);      \
+                }                                                                                                             \
+                _Pragma("GCC unroll 4") for (int g = 0; g < G; g++) STORE(out + g * head + i, sum[g]);                        \
+            }                                                                                                                 \
+        }                                                                                                                     \
+        for (int g = 0; g < G; g++)                                                                                           \
+            for (int64_t i = 0; i < head; i++) out[g * head + i] /= sums[g];                                                  \
+    }
+
+#define AVX2 __attribute__((target("avx2,fma")))
+#define AVX512 __attribute__((target("avx512f,avx512dq,prefer-vector-width=512")))
+
+AVX2 static inline float sum_of(__m256 x) {
+    __m128 half = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_add_ss(half, _mm_shuffle_ps(half, half, 1)));
+}
+
+#define ATTEND2(G)                                                                                                            \
+    ATTEND(avx2_##G, AVX2, __m256, 8, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_setzero_ps, _mm256_fmadd_ps, _mm256_set1_ps,  \
+           sum_of, G)
+#define ATTEND5(G)                                                                                                            \
+    ATTEND(avx512_##G, AVX512, __m512, 16, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_setzero_ps, _mm512_fmadd_ps,             \
+           _mm512_set1_ps, _mm512_reduce_add_ps, G)
+
+ATTEND2(1) ATTEND2(2) ATTEND2(3) ATTEND2(4)
+ATTEND5(1) ATTEND5(2) ATTEND5(3) ATTEND5(4)
+
+#define MOST 4 /* heads at once */
+typedef void Attend(const Work *, const float *, const float *, const float *, int64_t, float *);
+static Attend *const KINDS[2][MOST] = {{avx2_1, avx2_2, avx2_3, avx2_4}, {avx512_1, avx512_2, avx512_3, avx512_4}};
+
+/* Returns the best set of instructions: 0 none, 1 AVX2, 2 AVX-512. */
+API int64_t hplm_instructions(void) {
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") ? 2 : 1;
+}
+
+/* Threads take a KV head of a token at a time. */
+static void attend_all(void *given) {
+    Work *w = given;
+    Attend *const *kinds = KINDS[w->instructions - 1];
+    int64_t width = w->kv_heads * w->group * w->head;
+    for (;;) {
+        int64_t next = __atomic_fetch_add(&w->next, 1, __ATOMIC_RELAXED);
+        if (next >= w->tokens * w->kv_heads) return;
+        int64_t token = next / w->kv_heads, kv_head = next % w->kv_heads;
+        const float *keys = w->keys + w->starts[token] * w->stride + kv_head * w->head;
+        const float *values = w->values + w->starts[token] * w->stride + kv_head * w->head;
+        for (int64_t first = 0, count; first < w->group; first += count) {
+            count = w->group - first < MOST ? w->group - first : MOST;
+            int64_t at = (kv_head * w->group + first) * w->head;
+            const float *query = w->query + token * w->query_stride + at;
+            kinds[count - 1](w, query, keys, values, w->lengths[token], w->out + token * width + at);
+        }
+    }
+}
+
+/* `sizes`: query stride, stride, tokens, KV heads, group, head. A head has a multiple of 16 numbers, and each token sees a key.
+ * `parallel` calls a function in several threads (OpenMP's GOMP_parallel); NULL: there is one thread.
+ */
+API void hplm_attend(
+    const float *query, const float *keys, const float *values, const int64_t *starts, const int64_t *lengths, float *out,
+    const int64_t *sizes, float scale, int64_t instructions, void (*parallel)(void (*)(void *), void *, unsigned, unsigned),
+    int64_t threads
+) {
+    Work work = {query, sizes[0], keys, values, sizes[1], starts, lengths, out,
+                 sizes[2], sizes[3], sizes[4], sizes[5], scale, instructions, 0};
+    if (parallel && threads > 1) parallel(attend_all, &work, (unsigned)threads, 0);
+    else attend_all(&work);
+}
+
+#else
+
+API int64_t hplm_instructions(void) { return 0; }
+
+API void hplm_attend(void) {}
+
+#endif

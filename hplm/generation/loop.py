@@ -1,0 +1,317 @@
+"""Admit, plan, stage, compute, choose and say: one step after the other. It has no threads and no clock of its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, InvalidInput, QueueFull
+from hplm.generation.choosing import Token, choose
+from hplm.generation.forecast import BELIEVED, Load
+from hplm.generation.line import Line
+from hplm.generation.request import CANCELLED, DEADLINE, Piece, Request, Sequence
+from hplm.generation.running import Planned, Running
+from hplm.generation.staging import Staged
+from hplm.metrics.meter import Meter
+from hplm.metrics.names import FIRST_TOKEN_SECONDS, TOKEN_SECONDS
+from hplm.scheduling.cost import CostModel
+
+log = logging.getLogger(__name__)
+LEAST_CHUNK = 16  # tokens of prompts in a step, even if a promise for single tokens is broken by it: prompts must get on
+
+
+class Staging(Protocol):
+    def hold(self, sequence: Sequence) -> None: ...
+    def release(self, sequence: Sequence) -> None: ...
+    def stage(self, planned: Many[Planned], broken: Callable[[Sequence, HplmError], None]) -> Staged | None: ...
+
+
+class Computing(Protocol):
+    def run(self, step: Staged) -> Tensor: ...
+
+
+@dataclass
+class Counts:
+    """The work of the loop since it began."""
+
+    steps: int = 0
+    prompt_tokens: int = 0  # computed, those of sequences that were put back too
+    generated_tokens: int = 0
+    put_back: int = 0
+
+
+class Loop:
+    """One thread calls `step`. Requests come through `line`; the loop is their only owner from then on."""
+
+    def __init__(
+        self,
+        line: Line,
+        running: Running,
+        stager: Staging,
+        decoder: Computing,
+        end_ids: Many[int],
+        now_ns: Callable[[], int],
+        say: Callable[[Request, Piece | HplmError], None],
+        meter: Meter | None = None,
+    ) -> None:
+        """`say` is called once for each piece of a request, in order. `meter` counts the times of tokens."""
+        self.counts = Counts()
+        self.cost = CostModel()
+        self.running = running
+        self._line = line
+        self._stager = stager
+        self._decoder = decoder
+        self._end_ids = end_ids
+        self._now_ns = now_ns
+        self._say = say
+        self._meter = meter
+        self._first_tokens: list[float] = []  # of this step: the seconds since their requests arrived
+        self._next_tokens: list[float] = []  # of this step: the seconds since the tokens before them
+
+    def check(self, request: Request) -> None:
+        """Raises if the request could never be answered. Any thread may call it."""
+        needed, longest = len(request.prompt) + request.sampling.max_tokens, self.running.cache.space.largest
+        if needed > longest:
+            raise InvalidInput(
+                f"a prompt of {len(request.prompt)} tokens with 'max_tokens' {request.sampling.max_tokens} needs memory for "
+                f"{needed} tokens, but a sequence has {longest} at most: shorten the prompt, or lower 'max_tokens'"
+            )
+
+    def step(self) -> bool:
+        """Runs one step. Returns False if there was nothing to compute."""
+        begin = self._now_ns()
+        self._drop(begin)
+        self._start(begin)
+        planned, back = self.running.plan(self._most_tokens())
+        for sequence in back:
+            self._stager.release(sequence)
+        if not planned:
+            self._publish()
+            return False
+        try:
+            tokens = self._computed(planned)
+        except Exception as error:
+            log.exception("a step failed")
+            failure = error if isinstance(error, HplmError) else Broken(f"computing a step failed: {error}")
+            for request in {one.sequence.request for one in planned}:
+                self._fail(request, failure)
+            return True
+        now = self._now_ns()
+        self._count(planned, now - begin)
+        for sequence, token in tokens:
+            try:
+                self._took(sequence, token, now)
+            except Exception as error:
+                log.exception("an answer failed")
+                self._fail(sequence.request, Broken(f"the answer failed: {error}"))
+        self._observe()
+        self._publish()
+        return True
+
+    def abandon(self) -> None:
+        """Ends all requests, because the server is shutting down."""
+        stopping = Draining("the server is shutting down: send the request again")
+        for sequence in (*self._line.abandon(), *self.running.sequences, *self.running.returning):
+            self._fail(sequence.request, stopping)
+
+    def _drop(self, now: int) -> None:
+        """Ends what was cancelled and what is too late."""
+        for sequence in self._line.displaced():
+            self._fail(
+                sequence.request,
+                QueueFull(
+                    f"too many requests wait, and tenant {sequence.request.source.tenant!r} has the most: retry after 0.1 s"
+                ),
+            )
+        for sequence in self._line.cancelled():
+            self._finish(sequence.request, CANCELLED)
+        for sequence in self._line.expired(now):
+            request = sequence.request
+            by = [deadline for deadline in (request.deadline_ns, request.first_token_by_ns) if deadline]
+            self._fail(request, DeadlineMissed.after(request.arrival_ns, min(by)))
+        for request in self._requests():
+            if request.cancelled:
+                self._finish(request, CANCELLED)
+            elif request.deadline_ns and request.deadline_ns <= now:
+                if request.generated:
+                    self._finish(request, DEADLINE)
+                else:
+                    self._fail(request, DeadlineMissed.after(request.arrival_ns, request.deadline_ns))
+
+    def _start(self, now: int) -> None:
+        started = self.running.start_returning(self._line.learned.share)
+        idle = not self.running.sequences
+        started += self._line.start(self.running.capacity(), now, self.cost, self._takes, idle)
+        for sequence in started:
+            if sequence.request.ended:  # a request before it in this loop had the same reason to fail
+                continue
+            try:
+                self._stager.hold(sequence)
+            except Exception as error:
+                failure = Broken(f"tenant {sequence.request.source.tenant!r}: {error}")
+                log.error("%s", failure)
+                self._fail(sequence.request, failure)
+
+    def _takes(self, sequence: Sequence) -> bool:
+        """Starts a sequence if there is memory for it, and if all that run still get their tokens in time."""
+        bound = self._token_bound((*self.running.sequences, sequence))
+        together = len(self.running.sequences) + 1
+        if bound and together > 1 and self._is_believed and self.cost.predict(together, together) > bound:
+            return False
+        return self.running.start(sequence, self._line.learned.share)
+
+    def _most_tokens(self) -> int:
+        """Returns how many tokens a step may have, so that it keeps the promises for single tokens."""
+        sequences = self.running.sequences
+        bound = self._token_bound([sequence for sequence in sequences if sequence.uncomputed == 1])
+        if not bound or not self._is_believed:
+            return self.running.step_tokens
+        fixed, one = self.cost.predict(0, len(sequences)), self.cost.predict(1, len(sequences))
+        allowed = int((bound - fixed) / max(one - fixed, 1e-9))
+        return min(self.running.step_tokens, max(allowed, len(sequences) + LEAST_CHUNK))
+
+    @staticmethod
+    def _token_bound(sequences: Iterable[Sequence]) -> int:
+        bounds = (sequence.request.promise.token_ns for sequence in sequences)
+        return min((bound for bound in bounds if bound), default=0)
+
+    @property
+    def _is_believed(self) -> bool:
+        return self.cost.observed >= BELIEVED
+
+    @torch.inference_mode()
+    def _computed(self, planned: list[Planned]) -> list[tuple[Sequence, Token]]:
+        """Computes a step. Returns the next token of each sequence that gets one."""
+        step = self._stager.stage(planned, self._broken)
+        if step is None:
+            return []
+        logits = self._decoder.run(step)
+        complete = [one.sequence for one in step.planned if one.completes]
+        for one in step.planned:
+            one.sequence.computed += one.count
+        if not complete:
+            return []
+        return list(zip(complete, choose(logits, [one.wish(self._end_ids) for one in complete]), strict=True))
+
+    def _broken(self, sequence: Sequence, error: HplmError) -> None:
+        failure = Broken(f"tenant {sequence.request.source.tenant!r}: {error}")
+        log.error("%s", failure)
+        self._fail(sequence.request, failure)
+
+    def _took(self, sequence: Sequence, token: Token, now: int) -> None:
+        """Adds a token to an answer, and says what may be said of it."""
+        request = sequence.request
+        if request.ended:  # with another of its answers
+            return
+        if token.id < 0:
+            self._fail(request, Broken(f"tenant {request.source.tenant!r}: its logits are not numbers: train it again"))
+            return
+        if sequence.token_ns:
+            self._next_tokens.append((now - sequence.token_ns) / 1e9)
+        sequence.token_ns = now
+        if not request.first_token_ns:
+            request.first_token_ns = now
+            self._first_tokens.append((now - request.arrival_ns) / 1e9)
+            self._line.learned.first_token(sequence.predicted_ns, now - request.arrival_ns)
+            for choice in range(1, request.sampling.n):
+                self.running.comes_back(Sequence(request, choice))
+        text = sequence.take(token, self._end_ids)
+        request.generated += 1
+        self.counts.generated_tokens += 1
+        sequence.unsaid.append(token)
+        if sequence.finish is not None:
+            self._end(sequence, text)
+        elif text or request.sampling.logprobs is not None:
+            self._send(sequence, text)
+
+    def _end(self, sequence: Sequence, text: str) -> None:
+        self._line.learned.ended(sequence.generated, sequence.request.sampling.max_tokens)
+        self._leave(sequence)
+        request = sequence.request
+        request.open.remove(sequence.choice)
+        request.ended = not request.open
+        self._send(sequence, text)
+
+    def _send(self, sequence: Sequence, text: str) -> None:
+        tokens, sequence.unsaid = tuple(sequence.unsaid), []
+        self._say(sequence.request, sequence.request.piece(sequence.choice, text, tokens, sequence.finish))
+
+    def _finish(self, request: Request, reason: str) -> None:
+        """Ends all answers of a request with what there is."""
+        if request.ended:
+            return
+        mine = {sequence.choice: sequence for sequence in self._of(request)}
+        for choice in sorted(request.open):
+            sequence = mine.get(choice) or Sequence(request, choice)  # it may not have started
+            sequence.finish = reason
+            if choice in mine:
+                self._leave(sequence)
+            request.open.remove(choice)
+            request.ended = not request.open
+            self._send(sequence, sequence.saying.end() if reason == DEADLINE else "")
+
+    def _fail(self, request: Request, error: HplmError) -> None:
+        if request.ended:
+            return
+        request.ended = True
+        for sequence in self._of(request):
+            self._leave(sequence)
+        self._say(request, error)
+
+    def _leave(self, sequence: Sequence) -> None:
+        self._stager.release(sequence)
+        self.running.end(sequence)
+
+    def _of(self, request: Request) -> list[Sequence]:
+        """Returns the sequences of a request that run or return."""
+        both = (*self.running.sequences, *self.running.returning)
+        return [sequence for sequence in both if sequence.request is request]
+
+    def _requests(self) -> Many[Request]:
+        both = (*self.running.sequences, *self.running.returning)
+        return list(dict.fromkeys(sequence.request for sequence in both))
+
+    def _count(self, planned: list[Planned], took_ns: int) -> None:
+        tokens = sum(one.count for one in planned)
+        decoding = sum(one.count == 1 for one in planned)
+        if decoding and self._is_believed:
+            self._line.learned.step(self.cost.predict(decoding, decoding), took_ns)
+        self.cost.observe(tokens, len(planned), 0, max(took_ns, 1))
+        self.counts.steps += 1
+        self.counts.prompt_tokens += sum(one.count for one in planned if one.count > 1)
+        self.counts.put_back = self.running.put_back
+
+    def _observe(self) -> None:
+        """Counts the times of this step's tokens."""
+        if self._meter is not None:
+            self._meter.observe(FIRST_TOKEN_SECONDS, self._first_tokens)
+            self._meter.observe(TOKEN_SECONDS, self._next_tokens)
+        self._first_tokens, self._next_tokens = [], []
+
+    def _publish(self) -> None:
+        """Tells the line what runs, so that it can refuse at once what cannot be in time."""
+        running, cost = self.running, self.cost
+        step, token, sequence_ns, _ = cost.terms.tolist()
+        share = self._line.learned.share
+        ends = sorted((sequence.expected(share), running.places(sequence, share)) for sequence in running.sequences)
+        lengths = [sequence.request.sampling.max_tokens for sequence in running.sequences]
+        self._line.publish(
+            Load(
+                believed=self._is_believed,
+                step_ns=step,
+                token_ns=token,
+                sequence_ns=sequence_ns,
+                seats=running.seats,
+                places=running.cache.space.tokens,
+                free=running.spare(share),
+                uncomputed=running.uncomputed,
+                ends=ends,
+                mean_tokens=share * sum(lengths) / len(lengths) if lengths else 1.0,
+            )
+        )

@@ -1,0 +1,191 @@
+"""A request for generated text, and its answers on their way: each answer is a sequence of tokens that grows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from itertools import count
+from math import ceil
+from weakref import ref
+
+import numpy as np
+
+from hplm.adapters.bank import Bank
+from hplm.adapters.layout import Layout
+from hplm.adapters.record import Record
+from hplm.adapters.slots import Slots
+from hplm.arrays import Array
+from hplm.errors import HplmError
+from hplm.generation.choosing import Token, Wish
+from hplm.generation.draws import seed_of
+from hplm.generation.promise import NO_PROMISE, Promise
+from hplm.generation.room import Room
+from hplm.generation.sampling import Sampling
+from hplm.generation.saying import Decode, Saying
+from hplm.plot.forest import Chain
+
+STOP, LENGTH, DEADLINE, CANCELLED = "stop", "length", "deadline", "cancelled"  # why an answer has ended
+CONTEXT = 4  # tokens of the prompt with which the answer's first tokens are turned into text
+
+
+@dataclass(frozen=True)
+class Source:
+    """A tenant's tables and adapter that answer a request, as they were when it arrived."""
+
+    tenant: str
+    uid: int
+    version: int
+    chain: Chain
+    adapter: tuple[Record, Bank] | None = None
+    keeps: object = None  # keeps tables and banks open until the last answer has ended
+
+    @property
+    def key(self) -> Hashable:
+        """Equal keys have the same knowledge: what one of them has computed serves the other. A key keeps no table open."""
+        return self.uid, self.version, ref(self.chain)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of an answer. The parts of an answer come in order, and together they are the whole."""
+
+    choice: int  # the number of the answer, of `n`
+    text: str
+    tokens: tuple[Token, ...]  # that this part adds; their text may still be held back
+    finish: str | None = None  # why the answer has ended, in its last part
+    is_last: bool = False  # of the request
+    prompt_tokens: int = 0
+    generated_tokens: int = 0  # of the request until now
+
+
+_NUMBERS = count()
+Respond = Callable[[Piece | HplmError], None]
+
+
+class Request:
+    """The loop alone changes it, but for `cancel`, which any thread may call.
+
+    `respond` is called for each piece. The last call has a piece that `is_last`, or an error. Times are nanoseconds of the
+    monotonic clock; 0 means none.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        prompt: Many[int],
+        addresses: Array,
+        sampling: Sampling,
+        respond: Respond,
+        decode: Decode,
+        *,
+        arrival_ns: int,
+        seed: int,
+        echo: str = "",
+        promise: Promise = NO_PROMISE,
+        priority: int = 0,
+        id: str = "",
+    ) -> None:
+        """`addresses`: of the rows of the prompt's tokens. `echo`: said before the answer. `seed`: if `sampling` has none."""
+        self.number = next(_NUMBERS)
+        self.id = id  # the client's name for it
+        self.source = source
+        self.prompt = list(prompt)
+        self.addresses = addresses
+        self.sampling = sampling
+        self.seed = seed if sampling.seed is None else sampling.seed
+        self.echo = echo
+        self.promise = promise
+        self.priority = priority
+        self.arrival_ns = arrival_ns
+        self.deadline_ns = arrival_ns + promise.whole_ns if promise.whole_ns else 0
+        self.first_token_by_ns = arrival_ns + promise.first_token_ns if promise.first_token_ns else 0
+        self.first_token_ns = 0  # when it came
+        self.cancelled = False
+        self.ended = False
+        self.generated = 0  # tokens of all answers
+        self.respond = respond
+        self.decode = decode
+        self.open = set(range(sampling.n))  # the numbers of the answers that have not ended
+        self._echoed: set[int] = set()
+
+    def cancel(self) -> None:
+        """Asks for an end: nobody reads the answers any more. The loop ends it before its next step."""
+        self.cancelled = True
+
+    def piece(self, choice: int, text: str, tokens: tuple[Token, ...], finish: str | None) -> Piece:
+        """Returns the next part of an answer."""
+        if self.echo and choice not in self._echoed:
+            self._echoed.add(choice)
+            text = self.echo + text
+        return Piece(choice, text, tokens, finish, self.ended, len(self.prompt), self.generated)
+
+
+class Sequence:
+    """One answer: the prompt's tokens, then its own. First it waits (`hplm.scheduling.waiting`), then it grows."""
+
+    def __init__(self, request: Request, choice: int = 0) -> None:
+        self.request = request
+        self.choice = choice
+        self.ids = request.prompt.copy()
+        self.addresses: list[int] = request.addresses.tolist()  # of the rows of `ids`; the newest may still be missing
+        self.seed = seed_of(request.seed, choice)
+        self.saying = Saying(request.decode, request.sampling.stop, request.prompt[-CONTEXT:])
+        self.finish: str | None = None
+        # While it runs:
+        self.room: Room | None = None  # of its keys and values
+        self.token_ns = 0  # when its newest token came
+        self.computed = 0  # tokens whose keys and values are in the room
+        self.adapter: tuple[Layout, int] | None = None  # its layout and slot
+        self.held: list[tuple[Slots, int]] = []
+        self.unsaid: list[Token] = []  # tokens that no piece has told yet
+        # As the line sees it:
+        self.predicted_ns = 0.0  # from its arrival to its first token, by forecast; 0: there was none
+        self.tokens = len(self.ids)
+        self.bytes = 8 * 2 * len(self.ids)
+        self.arrival_ns = request.arrival_ns
+        self.deadline_ns = min((by for by in (request.deadline_ns, request.first_token_by_ns) if by), default=0)
+        self.priority = request.priority
+        self.slot_key: Hashable = request.source.adapter and request.source.adapter[0]
+        self.tenant = request.source.uid
+
+    @property
+    def generated(self) -> int:
+        return len(self.ids) - len(self.request.prompt)
+
+    @property
+    def uncomputed(self) -> int:
+        return len(self.ids) - self.computed
+
+    def expected(self, share: float) -> float:
+        """Returns how many tokens it may still get, if an answer usually has this part of `max_tokens`."""
+        return max(1.0, share * self.request.sampling.max_tokens - self.generated)
+
+    def in_the_end(self, share: float) -> int:
+        """Returns how many tokens it is expected to have in the end."""
+        return len(self.ids) + ceil(self.expected(share))
+
+    def wish(self, end_ids: Many[int]) -> Wish:
+        """Returns what its next token depends on."""
+        sampling, place = self.request.sampling, self.generated
+        barred = tuple({*end_ids, *sampling.stop_token_ids}) if place < sampling.min_tokens else ()
+        if not sampling.has_penalties:
+            return Wish(sampling, self.seed, place, barred=barred)
+        return Wish(sampling, self.seed, place, np.array(self.ids, dtype=np.int64), len(self.request.prompt), barred)
+
+    def take(self, token: Token, end_ids: Many[int]) -> str:
+        """Adds a chosen token, and returns the text that may be said now. Sets `finish` if the answer has ended."""
+        sampling = self.request.sampling
+        self.ids.append(token.id)
+        if token.id in sampling.stop_token_ids or (token.id in end_ids and not sampling.ignore_eos):
+            self.finish = STOP
+            return self.saying.end()
+        text = self.saying.add([token.id], self.generated >= sampling.min_tokens)
+        if self.saying.stopped:
+            self.finish = STOP
+        elif self.generated >= sampling.max_tokens:
+            self.finish = LENGTH
+            text += self.saying.end()
+            if self.saying.stopped:
+                self.finish = STOP
+        return text

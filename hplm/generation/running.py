@@ -1,0 +1,234 @@
+"""The sequences that run, and the plan of a step: which tokens of which of them are computed next."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from hplm.errors import InvalidInput
+from hplm.generation.attention import Chunk
+from hplm.generation.cache import BATCH, CLEANING, Cache
+from hplm.generation.request import Sequence
+from hplm.generation.room import Room
+from hplm.scheduling.waiting import Capacity
+
+FINISHED = 16  # sequences that are remembered
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The tokens of a finished sequence and the room of their keys and values, for another one that begins alike."""
+
+    key: Hashable  # of its source
+    ids: list[int]
+    room: Room
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The next tokens of a sequence."""
+
+    sequence: Sequence
+    count: int
+
+    @property
+    def chunk(self) -> Chunk:
+        assert self.sequence.room is not None  # it runs
+        return Chunk(self.sequence.room, self.sequence.computed, self.count)
+
+    @property
+    def completes(self) -> bool:
+        """Whether a next token is chosen after it."""
+        return self.count == self.sequence.uncomputed
+
+
+def age(sequence: Sequence) -> tuple[int, int, int]:
+    """Returns what sequences are sorted by, the oldest first."""
+    return sequence.request.arrival_ns, sequence.request.number, sequence.choice
+
+
+class Running:
+    """The loop's thread owns it, and the cache. The oldest sequence always gets on: others are put back for it if need be."""
+
+    def __init__(self, cache: Cache, seats: int, step_tokens: int, cleaning: str, finished: int = FINISHED) -> None:
+        """`seats`: the most sequences that run together. `step_tokens`: the most tokens of a step.
+
+        `finished`: the most finished sequences that are remembered. The cleaning `batch` remembers none.
+        """
+        if cleaning not in CLEANING:
+            raise InvalidInput(f"unknown cleaning {cleaning!r}: choose {' or '.join(CLEANING)}")
+        if not 0 < seats <= step_tokens:
+            raise InvalidInput(f"{seats} sequences do not fit in a step of {step_tokens} tokens: give 1 to {step_tokens}")
+        self.cache = cache
+        self.seats = seats
+        self.step_tokens = step_tokens
+        self.sequences: list[Sequence] = []  # the oldest first
+        self.returning: list[Sequence] = []  # that start before any other: put back, or further answers of a request
+        self.put_back = 0  # how often a sequence was
+        self._by_batch = cleaning == BATCH
+        self._most_finished = finished
+        self._finished: list[Finished] = []  # the oldest first; their room is given back as soon as it is needed
+        self._kept: list[Room] = []  # of finished sequences, until the batch ends
+        self._is_open = True  # whether sequences may join the batch
+
+    def __len__(self) -> int:
+        return len(self.sequences) + len(self.returning)
+
+    @property
+    def uncomputed(self) -> int:
+        """The tokens of prompts that are still to be computed."""
+        return sum(sequence.uncomputed for sequence in self.sequences if sequence.uncomputed > 1)
+
+    @property
+    def free(self) -> int:
+        """The places that sequences may take, with those of remembered ones."""
+        return self.cache.space.free + self.cache.space.freed_by([finished.room for finished in self._finished])
+
+    def capacity(self) -> Capacity:
+        """Returns what may start now. No more tokens than a step takes: those who wait may choose better later."""
+        if not self._is_open or self.returning:
+            return Capacity(0, 0, 0)
+        tokens = self.free if self._by_batch else min(self.free, self.step_tokens - self.uncomputed)
+        seats = self.seats - len(self.sequences)
+        return Capacity(tokens, seats, seats)
+
+    def start(self, sequence: Sequence, share: float) -> bool:
+        """Gives the sequence room. Returns False if there is none, or if those that run need the rest.
+
+        `share`: the part of `max_tokens` that an answer usually has.
+        """
+        if len(self.sequences) >= self.seats or not self._is_open:
+            return False
+        while True:
+            like, alike = self._alike(sequence)
+            own = self.cache.take(len(sequence.ids) + 1, like, alike)
+            if own is not None:
+                break
+            if not self._forget():
+                return False
+        sequence.room = own
+        if self.sequences and self.spare(share) < self.places(sequence, share) - own.size:
+            self.cache.give_back(own)
+            sequence.room = None
+            return False
+        if like is not None:
+            self.cache.copy(like, own, alike)
+        sequence.computed = alike
+        insort(self.sequences, sequence, key=age)
+        return True
+
+    def comes_back(self, sequence: Sequence) -> None:
+        insort(self.returning, sequence, key=age)
+
+    def places(self, sequence: Sequence, share: float) -> int:
+        """Returns the places that a sequence is expected to need in the end."""
+        return self.cache.space.size_for(sequence.in_the_end(share))
+
+    def spare(self, share: float) -> int:
+        """Returns the free places that no running sequence is expected to need."""
+        sizes = [(self.places(sequence, share), sequence.room) for sequence in self.sequences]
+        return self.free - sum(size - room.size for size, room in sizes if room is not None)
+
+    def start_returning(self, share: float) -> list[Sequence]:
+        """Starts what returns, the oldest first, and returns it."""
+        started: list[Sequence] = []
+        while self.returning and self.start(self.returning[0], share):
+            started.append(self.returning.pop(0))
+        return started
+
+    def plan(self, most: int) -> tuple[list[Planned], list[Sequence]]:
+        """Returns the next step, of `most` tokens, and the sequences that were put back for it.
+
+        A sequence that has only its last token left goes first. Others share what is left, the oldest first.
+        """
+        self._is_open = not self._by_batch or not self.sequences
+        left = max(most - sum(sequence.uncomputed == 1 for sequence in self.sequences), 0)
+        counts: dict[Sequence, int] = {}
+        for sequence in self.sequences:
+            counts[sequence] = 1 if sequence.uncomputed == 1 else min(left, sequence.uncomputed)
+            left -= 0 if sequence.uncomputed == 1 else counts[sequence]
+        back: list[Sequence] = []
+        for sequence in list(self.sequences):
+            while sequence.room is not None and not self._has_room(sequence, counts[sequence]):
+                back.append(self._put_back())
+        return [Planned(sequence, counts[sequence]) for sequence in self.sequences if counts[sequence]], back
+
+    def end(self, sequence: Sequence) -> None:
+        """Frees what the sequence has. With the cleaning `batch`, its room stays taken until all others have ended too.
+
+        With the cleaning `early`, what it has computed is remembered, unless it has failed.
+        """
+        if sequence.room is None:
+            self.returning.remove(sequence)
+            return
+        self.sequences.remove(sequence)
+        own, sequence.room = sequence.room, None
+        if self._by_batch:
+            self._kept.append(own)
+            self._end_batch()
+        elif sequence.finish is None or not sequence.computed:
+            self.cache.give_back(own)
+        else:
+            self._finished.append(Finished(sequence.request.source.key, sequence.ids[: sequence.computed], own))
+            if len(self._finished) > self._most_finished:
+                self._forget()
+
+    def _has_room(self, sequence: Sequence, count: int) -> bool:
+        own = sequence.room
+        assert own is not None
+        if own.size >= sequence.computed + count:
+            return True
+        while (grown := self.cache.grow(own, sequence.computed + count, sequence.computed)) is None:
+            if not self._forget():
+                return False
+        sequence.room = grown
+        return True
+
+    def _forget(self) -> bool:
+        """Gives back the room of the oldest finished sequence. Returns False if none is remembered."""
+        if not self._finished:
+            return False
+        self.cache.give_back(self._finished.pop(0).room)
+        return True
+
+    def _put_back(self) -> Sequence:
+        """Takes the room of the youngest sequence. All its tokens are computed again later."""
+        youngest = self.sequences.pop()
+        assert youngest.room is not None
+        self.cache.give_back(youngest.room)
+        youngest.room, youngest.computed = None, 0
+        self.comes_back(youngest)
+        self.put_back += 1
+        self._end_batch()
+        return youngest
+
+    def _end_batch(self) -> None:
+        """Frees what finished sequences have kept, once none of their batch runs."""
+        if not self.sequences:
+            self._is_open = True
+            while self._kept:
+                self.cache.give_back(self._kept.pop())
+
+    def _alike(self, sequence: Sequence) -> tuple[Room | None, int]:
+        """Returns the room of a sequence of the same tenant version that begins alike, and how many computed tokens are alike.
+
+        The last token of `sequence` is computed in any case: its logits are needed.
+        """
+        room, alike = None, 0
+        key, last = sequence.request.source.key, len(sequence.ids) - 1
+        computed = [(other.request.source.key, other.ids, other.computed, other.room) for other in self.sequences]
+        computed += [(other.key, other.ids, len(other.ids), other.room) for other in self._finished]
+        for its, ids, count, its_room in computed:
+            if its == key and min(count, last) > alike:
+                shared = _shared(sequence.ids, ids, min(count, last))
+                if shared > alike:
+                    room, alike = its_room, shared
+        return room, alike
+
+
+def _shared(one: list[int], other: list[int], most: int) -> int:
+    """Returns how many tokens both begin with."""
+    if one[:most] == other[:most]:
+        return most
+    return next(place for place in range(most) if one[place] != other[place])

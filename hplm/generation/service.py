@@ -1,0 +1,234 @@
+"""A decoder's backbone as a service: makes the loop from settings, and checks requests before they enter it."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from hplm.adapters.bank import Bank
+from hplm.arrays import Array
+from hplm.errors import HplmError, InvalidInput
+from hplm.generation.cache import EARLY, Cache, space_of
+from hplm.generation.decoder import Decoder
+from hplm.generation.generator import Generator
+from hplm.generation.line import Line
+from hplm.generation.loop import Loop
+from hplm.generation.promise import NO_PROMISE, Promise
+from hplm.generation.request import Piece, Request, Respond, Source
+from hplm.generation.running import Running
+from hplm.generation.sampling import Sampling
+from hplm.generation.staging import Stager
+from hplm.metrics.meter import Meter
+from hplm.model.config import BackboneConfig
+from hplm.model.prompts import Messages, Prompts, cut_prompt, started
+from hplm.model.stacks import UpperStack
+from hplm.options import AUTO
+from hplm.plot.forest import Forest
+from hplm.scheduling.limits import Limits
+from hplm.scheduling.policy import DEFAULT, policy
+from hplm.tasks import check_backbone
+from hplm.tenants.quotas import Quotas
+from hplm.tenants.snapshot import Snapshot, Tenant
+
+log = logging.getLogger(__name__)
+DRAIN_SECONDS = 8.0  # less than the exit timeout that `hplm serve` gives Triton
+
+
+@dataclass(frozen=True)
+class Settings:
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    dtype: torch.dtype = torch.float32
+    seats: int = 32  # the most sequences that run together
+    step_tokens: int = 256  # the most tokens of a step
+    cache_tokens: int = 16_384
+    cache: str = AUTO
+    cleaning: str = EARLY
+    policy: str = DEFAULT
+    admission: bool = True
+    queue_texts: int = 8192
+    queue_bytes: int = 10**9
+    promise: Promise = NO_PROMISE  # for requests whose tenant has none
+    resident_rows: int = 0  # of each table, on the device
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Counts that show how busy a service is."""
+
+    running: int  # sequences
+    waiting: int
+    cached: int  # tokens whose room in the cache is taken
+    room: int  # tokens that the cache has room for
+    put_back: int  # sequences since the service began
+
+
+class View(Protocol):
+    """One generation of what is served (`hplm.engine.backbone`)."""
+
+    @property
+    def snapshot(self) -> Snapshot: ...
+    @property
+    def forest(self) -> Forest: ...
+    @property
+    def banks(self) -> Mapping[str, Bank]: ...
+
+
+class Opened(Protocol):
+    """An opened backbone (`hplm.engine.backbone`)."""
+
+    config: BackboneConfig
+
+    @property
+    def view(self) -> View: ...
+    def bank(self, name: str) -> Bank: ...
+    def upper(self) -> UpperStack: ...
+
+
+class Service:
+    def __init__(self, backbone: Opened, prompts: Prompts, settings: Settings, meter: Meter | None = None) -> None:
+        config = backbone.config
+        check_backbone("generate", config)
+        self._backbone = backbone
+        self._prompts = prompts
+        self._settings = settings
+        self._quotas = Quotas()
+        space = space_of(settings.cache, settings.cache_tokens, config.positions, settings.device)
+        cache = Cache(space, config.upper_layers, config.key_width, settings.device, settings.dtype)
+        running = Running(cache, settings.seats, settings.step_tokens, settings.cleaning)
+        stager = Stager(
+            config,
+            lambda: backbone.view.forest,
+            cache,
+            settings.seats,  # each running sequence holds one slot of a layout at most
+            settings.device,
+            settings.dtype,
+            settings.resident_rows,
+        )
+        decoder = Decoder(backbone.upper(), settings.device, settings.dtype)
+        limits = Limits(settings.queue_texts, settings.queue_bytes)
+        line = Line(policy(settings.policy), limits, space.size_for, settings.admission)
+
+        def loop(say: Callable[[Request, Piece | HplmError], None]) -> Loop:
+            return Loop(line, running, stager, decoder, config.end_ids, time.monotonic_ns, say, meter)
+
+        self.generator = Generator(line, loop)
+        log.info("generating with %s on %s, with room for %d tokens", config.name, settings.device, space.tokens)
+
+    def submit(
+        self,
+        view: View,
+        tenant: Tenant,
+        prompt: str | Sequence[int] | Messages,
+        sampling: Sampling,
+        respond: Respond,
+        *,
+        promise: Promise = NO_PROMISE,
+        truncate: bool = False,
+        priority: int = 0,
+        arrival_ns: int = 0,
+        id: str = "",
+    ) -> Request:
+        """Takes a request of an admitted tenant, or raises. What was taken gets pieces through `respond`, and one end.
+
+        `truncate`: leave out the beginning of a prompt that is too long. `arrival_ns`: of the monotonic clock; 0: now.
+        """
+        check_backbone(tenant.task, self._backbone.config)
+        self._quotas.take(tenant, 1, 0)  # before what takes time
+
+        def answered(piece: Piece | HplmError) -> None:
+            if isinstance(piece, HplmError) or piece.is_last:
+                self._quotas.charge(tenant, 0, request.generated)
+                self._quotas.give_back(tenant)
+            respond(piece)
+
+        try:
+            given = self._prompts.of_messages(prompt.json) if isinstance(prompt, Messages) else prompt
+            tokens = self._tokens(given, sampling, truncate)
+            self._quotas.charge(tenant, 0, len(tokens))
+            source = self._source(view, tenant)
+            request = Request(
+                source,
+                tokens.tolist(),
+                source.chain.lookup(tokens, np.array([len(tokens)])).addresses,
+                sampling,
+                answered,
+                self._prompts.decode,
+                arrival_ns=arrival_ns or time.monotonic_ns(),
+                seed=secrets.randbits(63),
+                echo=self._echo(given) if sampling.echo else "",
+                promise=promise.or_else(_promise_of(tenant)).or_else(self._settings.promise),
+                priority=priority,
+                id=id,
+            )
+            self.generator.submit(request)
+        except BaseException:
+            self._quotas.give_back(tenant)  # nobody will say its end
+            raise
+        return request
+
+    def cancel(self, request: Request) -> None:
+        self.generator.cancel(request)
+
+    @property
+    def levels(self) -> Levels:
+        loop = self.generator.loop
+        running = loop.running
+        tokens = running.cache.space.tokens
+        return Levels(len(running), self.generator.waiting, tokens - running.free, tokens, loop.counts.put_back)
+
+    def check(self) -> None:
+        """Raises if no request would be answered."""
+        self.generator.check()
+
+    def close(self) -> None:
+        self.generator.close(DRAIN_SECONDS)
+
+    def _tokens(self, prompt: str | Sequence[int], sampling: Sampling, truncate: bool) -> Array:
+        """Returns the tokens of a prompt, the start id first. Raises if the model cannot read them, or answer so long."""
+        config = self._backbone.config
+        sampling.check_ids(config.vocabulary)
+        if isinstance(prompt, str):
+            most_characters = self._prompts.most_characters
+            if len(prompt) > most_characters and not truncate:
+                raise InvalidInput(
+                    f"the prompt has {len(prompt):,} characters, but {most_characters:,} are read at most: shorten it, or send "
+                    "the parameter truncate=true"
+                )
+            tokens = self._prompts.encode(prompt[-most_characters:])
+        else:
+            for token in prompt:
+                if not 0 <= token < config.vocabulary:
+                    raise InvalidInput(f"the prompt has token {token}, but the model has tokens 0 to {config.vocabulary - 1}")
+            assert config.start_id is not None  # it is a decoder
+            tokens = started(np.array(prompt, dtype=np.int64), config.start_id)
+        most = config.positions - sampling.max_tokens
+        if len(tokens) > most and truncate and most > 0:
+            tokens = cut_prompt(tokens, most)
+        if len(tokens) > most:
+            raise InvalidInput(
+                f"a prompt of {len(tokens)} tokens and 'max_tokens' {sampling.max_tokens} are more than the {config.positions} "
+                "that the model takes: shorten the prompt, lower 'max_tokens', or send the parameter truncate=true"
+            )
+        return tokens
+
+    def _echo(self, prompt: str | Sequence[int]) -> str:
+        return prompt if isinstance(prompt, str) else self._prompts.decode(prompt)
+
+    def _source(self, view: View, tenant: Tenant) -> Source:
+        chain = view.forest.chain(tenant.domain, tenant.domain_version)  # raises if a table is broken
+        adapter = None
+        if (record := tenant.adapter) is not None:
+            adapter = record, view.banks.get(record.bank) or self._backbone.bank(record.bank)
+        return Source(tenant.id, tenant.uid, tenant.version, chain, adapter, keeps=view)
+
+
+def _promise_of(tenant: Tenant) -> Promise:
+    """Returns by when the tenant's answers must come, if their requests do not say so."""
+    return Promise(1000 * tenant.deadline_us, 1000 * tenant.first_token_us, 1000 * tenant.token_us)

@@ -1,0 +1,175 @@
+"""Generation on a virtual clock: the line and the loop that serve, with a decoder that takes time and computes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hplm.errors import HplmError
+from hplm.generation.cache import Cache, space_of
+from hplm.generation.line import Line
+from hplm.generation.loop import Loop
+from hplm.generation.promise import NO_PROMISE, Promise
+from hplm.generation.request import Piece, Request, Sequence, Source
+from hplm.generation.running import Planned, Running
+from hplm.generation.sampling import Sampling
+from hplm.generation.service import Settings
+from hplm.generation.staging import Staged
+from hplm.plot.forest import Chain
+from hplm.scheduling.limits import Limits
+from hplm.scheduling.policy import policy
+
+WORD, END = 0, 1  # the vocabulary
+LONGEST = 2048  # tokens of a sequence
+NOTHING = torch.empty(0)
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Nanoseconds of a step, and more for each of its tokens and sequences."""
+
+    step: float = 20e6
+    token: float = 0.5e6
+    sequence: float = 0.5e6
+
+
+@dataclass
+class Answer:
+    """A request that was taken, and its answer so far."""
+
+    request: Request
+    wanted: int  # tokens that it has, if nothing ends it earlier
+    last_ns: int = 0  # when its newest token was said
+    error: HplmError | None = None
+
+    @property
+    def on_time(self) -> bool:
+        """Whether the whole answer came, and its first and its last token within their bounds."""
+        request = self.request
+        return (
+            self.error is None
+            and request.generated == self.wanted
+            and _within(request.first_token_ns - request.arrival_ns, request.promise.first_token_ns)
+            and _within(self.last_ns - request.arrival_ns, request.promise.whole_ns)
+        )
+
+
+class Simulation:
+    """Requests come when the caller says so. Nothing is shared between them, not even a prefix within a tenant."""
+
+    def __init__(self, settings: Settings, cost: StepCost) -> None:
+        self._answers: dict[Request, Answer] = {}
+        self._machine = _Machine(cost, self._answers)
+        space = space_of(settings.cache, settings.cache_tokens, LONGEST, settings.device)
+        limits = Limits(settings.queue_texts, settings.queue_bytes)
+        self._line = Line(policy(settings.policy), limits, space.size_for, settings.admission)
+        running = Running(Cache(space, 1, 1, settings.device), settings.seats, settings.step_tokens, settings.cleaning)
+        machine = self._machine
+        self._loop = Loop(self._line, running, machine, machine, (END,), lambda: machine.now_ns, self._say)
+        self._asked = 0
+
+    @property
+    def now_ns(self) -> int:
+        return self._machine.now_ns
+
+    @property
+    def answers(self) -> list[Answer]:
+        """The answers to all requests that were taken, in their order."""
+        return list(self._answers.values())
+
+    def ask(self, prompt: int, wanted: int, most: int, promise: Promise = NO_PROMISE, tenant: int | None = None) -> Answer:
+        """Offers a request of so many tokens, or raises. `most`: its `max_tokens`. `tenant`: None is one of its own."""
+        self._asked += 1
+        uid = self._asked if tenant is None else tenant
+        request = Request(
+            Source(f"tenant-{uid}", uid, self._asked, NO_TABLES), [WORD] * prompt, np.zeros(prompt, dtype=np.int64),
+            Sampling(temperature=0, max_tokens=most), _ignore, _decode, arrival_ns=self.now_ns, seed=0, promise=promise,
+        )  # fmt: skip
+        self._loop.check(request)
+        answer = self._answers[request] = Answer(request, wanted)
+        try:
+            self._line.offer(Sequence(request), self.now_ns)
+        except HplmError:
+            del self._answers[request]
+            raise
+        return answer
+
+    def step(self) -> bool:
+        """Runs a step of the loop. Returns False if there was nothing to compute."""
+        return self._loop.step()
+
+    def until(self, when_ns: int) -> None:
+        """Steps until that time, or waits for it."""
+        while self.now_ns < when_ns:
+            if not self.step():
+                self._machine.now_ns = when_ns
+
+    def finish(self) -> None:
+        """Steps until all have ended."""
+        while self.step() or len(self._loop.running) or len(self._line):
+            pass
+
+    def _say(self, request: Request, piece: Piece | HplmError) -> None:
+        answer = self._answers[request]
+        if isinstance(piece, HplmError):
+            answer.error = piece
+        else:
+            answer.last_ns = self.now_ns
+
+
+class _Machine:
+    """Stages and computes nothing. Each answer ends after the tokens that it should have."""
+
+    def __init__(self, cost: StepCost, answers: Mapping[Request, Answer]) -> None:
+        self.now_ns = 1
+        self._cost = cost
+        self._answers = answers
+
+    def hold(self, sequence: Sequence) -> None:
+        pass
+
+    def release(self, sequence: Sequence) -> None:
+        pass
+
+    def stage(self, planned: Many[Planned], broken: Callable[[Sequence, HplmError], None]) -> Staged:
+        return Staged(list(planned), NOTHING, NOTHING, _attend, [], [], NOTHING)
+
+    def run(self, step: Staged) -> Tensor:
+        cost = self._cost
+        tokens, sequences = sum(one.count for one in step.planned), len(step.planned)
+        self.now_ns += max(1, int(cost.step + tokens * cost.token + sequences * cost.sequence))
+        complete = [one.sequence for one in step.planned if one.completes]
+        ends = [sequence.generated + 1 >= self._answers[sequence.request].wanted for sequence in complete]
+        return torch.tensor([[0.0, 1.0] if end else [1.0, 0.0] for end in ends])
+
+
+class _NoTables(Chain):
+    """Nothing is looked up."""
+
+    def __init__(self) -> None:
+        self.links = ()
+
+
+NO_TABLES = _NoTables()
+
+
+def _attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return query
+
+
+def _ignore(piece: Piece | HplmError) -> None:
+    """The simulation reads pieces where the loop says them."""
+
+
+def _decode(ids: Many[int]) -> str:
+    """Each token is a character, so that no text is held back."""
+    return "x" * len(ids)
+
+
+def _within(took_ns: int, bound_ns: int) -> bool:
+    return not bound_ns or took_ns <= bound_ns

@@ -1,0 +1,164 @@
+"""Makes a step ready, so that the decoder only computes: rows found and gathered, adapters in slots, places in the cache."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hplm.adapters.copying import Mark
+from hplm.adapters.layout import Layout
+from hplm.adapters.parts import Part, parted, parts_of
+from hplm.adapters.slots import Slots
+from hplm.arrays import Array
+from hplm.errors import Broken, HplmError
+from hplm.generation.attention import attention_over
+from hplm.generation.cache import Cache
+from hplm.generation.request import Sequence
+from hplm.generation.running import Planned
+from hplm.model.config import BackboneConfig
+from hplm.model.layer import Attend
+from hplm.model.sending import sent
+from hplm.model.tensors import tensor_of
+from hplm.plot.forest import Chain, Forest
+from hplm.plot.gathering import Gatherer
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A step as tensors: the new tokens of all its sequences, end to end."""
+
+    planned: list[Planned]
+    sums: Tensor
+    positions: Tensor
+    attend: Attend
+    adapters: list[Part]
+    last_adapters: list[Part]  # the same, for the rows that get a next token
+    rows: Tensor  # the last token of each sequence that gets a next token
+
+
+class Stager:
+    """The loop's thread owns it. A running sequence holds the slot of its adapter."""
+
+    def __init__(
+        self,
+        config: BackboneConfig,
+        forest: Callable[[], Forest],
+        cache: Cache,
+        slots: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        resident_rows: int = 0,
+    ) -> None:
+        """`forest`: returns the newest tables, and those that requests still need. `slots`: of each layout."""
+        self._config = config
+        self._forest = forest
+        self._cache = cache
+        self._count = slots
+        self._device, self._dtype = device, dtype
+        self._gatherer = Gatherer(device, dtype, resident_rows)
+        self._slots: dict[Layout, Slots] = {}
+        self._arrived: dict[Layout, list[Mark]] = {}  # of the last copies of each layout
+        self._awaited: set[Layout] = set()  # layouts with records that are not copied yet
+
+    def slots(self) -> dict[Layout, Slots]:
+        """Returns the slots by layout. Other threads may only read them."""
+        return dict(self._slots)
+
+    def hold(self, sequence: Sequence) -> None:
+        """Gives the sequence's adapter a slot until `release`. Raises if its record is broken."""
+        if sequence.request.source.adapter is None:
+            return
+        record, bank = sequence.request.source.adapter
+        slots = self._slots.get(bank.layout)
+        if slots is None:
+            slots = self._slots[bank.layout] = Slots(
+                bank.layout, self._count, self._device, bank.layout.computed_in(self._dtype)
+            )
+        misses = slots.misses
+        sequence.adapter = bank.layout, slots.hold(record, bank)
+        if slots.misses > misses:
+            self._awaited.add(bank.layout)
+
+    def release(self, sequence: Sequence) -> None:
+        if sequence.adapter is not None:
+            layout, slot = sequence.adapter
+            self._slots[layout].release(slot)
+            sequence.adapter = None
+
+    def stage(self, planned: Many[Planned], broken: Callable[[Sequence, HplmError], None]) -> Staged | None:
+        """Sequences whose stored rows are broken are passed to `broken`, and left out. Returns None if none is left."""
+        forest = self._forest()
+        planned = sorted(planned, key=_place)
+        self._find([one.sequence for one in planned])
+        planned, addresses = self._readable(forest, planned, broken)
+        if not planned:
+            return None
+        while self._awaited:
+            layout = self._awaited.pop()
+            self._arrived[layout] = self._slots[layout].fill()
+        counts = np.array([one.count for one in planned], dtype=np.int64)
+        before = np.array([one.sequence.computed for one in planned], dtype=np.int64)
+        ends = np.cumsum(counts)
+        completes = np.array([one.completes for one in planned])
+        divided = parted([one.sequence.adapter for one in planned])
+        placed = self._slots, self._arrived, self._device, self._dtype
+        return Staged(
+            planned=list(planned),
+            sums=self._gatherer.sums(forest, addresses, counts),
+            positions=self._sent(np.arange(int(ends[-1])) + np.repeat(before - (ends - counts), counts)),
+            attend=attention_over(self._config, self._cache, [one.chunk for one in planned]),
+            adapters=parts_of(divided, counts, *placed),
+            last_adapters=parts_of(divided, completes.astype(np.int64), *placed),
+            rows=self._sent(ends[completes] - 1),
+        )
+
+    def _find(self, sequences: Many[Sequence]) -> None:
+        """Finds the rows of new tokens. A window reaches back over n tokens: these are looked up, and the last row is kept."""
+        n = self._config.window.n
+        of_chain: defaultdict[Chain, list[Sequence]] = defaultdict(list)
+        for sequence in sequences:
+            if len(sequence.addresses) < len(sequence.ids):
+                of_chain[sequence.request.source.chain].append(sequence)
+        for chain, its in of_chain.items():
+            ends = [sequence.ids[-n:] for sequence in its]
+            lengths = np.array([len(end) for end in ends], dtype=np.int64)
+            hits = chain.lookup(np.concatenate(ends), lengths)
+            for sequence, address in zip(its, hits.addresses[np.cumsum(lengths) - 1].tolist(), strict=True):
+                sequence.addresses.append(address)
+
+    def _readable(
+        self, forest: Forest, planned: Many[Planned], broken: Callable[[Sequence, HplmError], None]
+    ) -> tuple[list[Planned], Array]:
+        """Reads the rows of the step into memory. Returns what can be computed, and its addresses."""
+
+        def rows(one: Planned) -> list[int]:
+            return one.sequence.addresses[one.sequence.computed : one.sequence.computed + one.count]
+
+        addresses = np.array([address for one in planned for address in rows(one)], dtype=np.int64)
+        bad: set[int] = set(self._gatherer.broken(forest, addresses).tolist())
+        if not bad:
+            return list(planned), addresses
+        kept: list[Planned] = []
+        for one in planned:
+            wrong = next((address for address in rows(one) if address in bad), None)
+            if wrong is None:
+                kept.append(one)
+            else:
+                name = forest.name_of(wrong)
+                broken(one.sequence, Broken(f"{name} does not match its checksum: build or copy the table again"))
+        kept = [one for one in kept if one.sequence.room is not None]  # others ended with another answer of their request
+        return kept, np.array([address for one in kept for address in rows(one)], dtype=np.int64)
+
+    def _sent(self, numbers: Array) -> Tensor:
+        return sent(tensor_of(numbers.astype(np.int64)), self._device)
+
+
+def _place(one: Planned) -> tuple[bool, int]:
+    """Returns what the sequences of a step are sorted by: single tokens first, and those with the same adapter together."""
+    return one.count > 1, one.sequence.adapter[1] if one.sequence.adapter is not None else -1

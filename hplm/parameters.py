@@ -1,0 +1,59 @@
+"""Reads parameters: those of a `config.pbtxt`, which are strings, and those of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hplm.errors import InvalidInput
+
+
+class Parameters(dict[str, str]):
+    """The parameters of a `config.pbtxt`."""
+
+    def __missing__(self, name: str) -> str:
+        raise InvalidInput(f"parameter {name!r} is missing in config.pbtxt: export the repository again")
+
+
+def milliseconds(parameters: Mapping[str, str], name: str, otherwise: str) -> float:
+    """`otherwise` says what else a user may give."""
+    try:
+        value = float(parameters[name])
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise InvalidInput(f"parameter {name!r} is {parameters[name]!r}: give milliseconds, or {otherwise}")
+    return value
+
+
+def yes_or_no(parameters: Mapping[str, str], name: str) -> bool:
+    value = parameters[name].lower()
+    if value not in ("true", "false"):
+        raise InvalidInput(f"parameter {name!r} is {parameters[name]!r}: give true or false")
+    return value == "true"
+
+
+def whole_number(parameters: Mapping[str, str], name: str, least: int = 1) -> int:
+    try:
+        value = int(parameters[name])
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise InvalidInput(f"parameter {name!r} is {parameters[name]!r}: give a whole number of at least {least}")
+    return value
+
+
+def asked_flag(asked: Mapping[str, Any], name: str) -> bool:
+    """Reads a parameter of a request; False if it is missing."""
+    value = asked.get(name, False)
+    if not isinstance(value, bool):
+        raise InvalidInput(f"parameter {name!r} is {value!r}: send true or false")
+    return value
+
+
+def asked_number(asked: Mapping[str, Any], name: str, low: int, high: int) -> int:
+    """Reads a parameter of a request; 0 if it is missing."""
+    value = asked.get(name, 0)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidInput(f"parameter {name!r} is {value!r}: send a whole number from {low} to {high}")
+    return value

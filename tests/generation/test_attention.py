@@ -1,0 +1,163 @@
+"""Attention over cached keys is that over whole sequences, by torch and by the compiled kernel."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from hplm.generation.attention import BlockAttention, CachedAttention, Chunk, attention_over
+from hplm.generation.blocks import Blocks
+from hplm.generation.cache import CUDA_BLOCK, Cache
+from hplm.generation.kernel import kernel
+from hplm.generation.ranges import Ranges
+from hplm.generation.room import Room, places_of
+from tests.generation.small import CONFIG, CPU
+
+LAYER = 1
+
+
+def config_of(heads, kv_heads, head):
+    return replace(CONFIG, hidden=heads * head, heads=heads, kv_heads=kv_heads, head=head)
+
+
+def filled(config, tokens, seed):
+    """Returns a cache of random numbers, with NaN where nobody may read."""
+    cache = Cache(Ranges(tokens, tokens), 2, config.key_width, CPU)
+    for number in range(2):
+        for part in cache.layer(number):
+            part.copy_(torch.randn(part.shape, generator=torch.Generator().manual_seed(seed + number)))
+    return cache
+
+
+def expected(config, cache, chunk, query):
+    """Returns the attention of one chunk, token by token and head by head."""
+    keys, values = cache.layer(LAYER)
+    head, group = config.head_size, config.heads * config.head_size // config.key_width
+    out = torch.empty_like(query)
+    for token in range(chunk.count):
+        seen = places_of([chunk.room], np.array([0]), np.array([chunk.before + token + 1]))
+        for h in range(config.heads):
+            own, its = slice(h * head, (h + 1) * head), slice(h // group * head, (h // group + 1) * head)
+            three = (x[None] for x in (query[token : token + 1, own], keys[seen][:, its], values[seen][:, its]))
+            out[token, own] = scaled_dot_product_attention(*three)[0, 0]
+    return out
+
+
+def random_chunks(chance, paged):
+    """Returns chunks of up to 40 tokens behind up to 300 others, single tokens first, and which places of 4096 they see."""
+    sizes = [1] * int(chance.integers(0, 5)) + chance.integers(2, 40, int(chance.integers(0, 3))).tolist() or [1]
+    blocks, start = iter(chance.permutation(4096 // 32).tolist()), 0
+    chunks, read = [], torch.zeros(4096, dtype=torch.bool)
+    for count in sizes:
+        before = int(chance.integers(0, 300)) if chance.random() < 0.8 else 0
+        whole = before + count
+        room = Room(tuple(32 * next(blocks) for _ in range(-(-whole // 32))), 32) if paged else Room((start,), 512)
+        chunks.append(Chunk(room, before, count))
+        read[places_of([room], np.array([0]), np.array([whole]))] = True
+        start += whole + 7
+    return chunks, read
+
+
+@pytest.mark.parametrize("paged", [True, False])
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(("heads", "kv_heads", "head"), [(4, 2, 12), (9, 3, 64), (4, 4, 16), (6, 1, 32), (7, 1, 16)])
+def test_chunks_see_their_own_sequence_up_to_themselves(heads, kv_heads, head, compiled, paged):
+    config = config_of(heads, kv_heads, head)
+    chance = np.random.default_rng(heads)
+    for trial in range(5):
+        cache = filled(config, 4096, trial)
+        chunks, read = random_chunks(chance, paged)
+        sizes = [chunk.count for chunk in chunks]
+        for number in range(2):
+            for part in cache.layer(number):
+                part[~read] = torch.nan
+        projected = torch.randn(sum(sizes), config.query_width + 2 * config.key_width) * 2
+        query, key, value = projected.split([config.query_width, config.key_width, config.key_width], 1)  # as `Layer` does
+        found = CachedAttention(config, cache, chunks, compiled)(LAYER, query, key, value)
+        wanted = [expected(config, cache, chunk, own) for chunk, own in zip(chunks, query.split(sizes), strict=True)]
+        assert torch.allclose(found, torch.cat(wanted), atol=1e-5)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (3, 3)])
+@pytest.mark.parametrize("singles", [True, False])
+def test_a_kernel_with_block_tables_gets_the_blocks_of_each_sequence(monkeypatch, heads, kv_heads, singles):
+    """Stands in for the CUDA kernel: it reads keys through the table, and aligns queries with the last keys."""
+    config = config_of(heads, kv_heads, 16)
+    chunks = [Chunk(Room((32, 96), 32), 39, 1), Chunk(Room((0,), 32), 4, 1)]
+    if not singles:
+        chunks += [Chunk(Room((64, 192, 128), 32), 60, 9), Chunk(Room((160,), 32), 0, 5)]
+    cache = Cache(Blocks(256, 256, 32), 2, config.key_width, CPU)
+    for part in cache.layer(LAYER):
+        part.copy_(torch.randn(part.shape))
+
+    def varlen(
+        query, key, value, ends, key_ends, longest, longest_key, *, enable_gqa, seqused_k, block_table, window_size=(-1, -1)
+    ):
+        assert {x.dtype for x in (ends, key_ends, seqused_k, block_table)} == {torch.int32}
+        assert key.shape == value.shape == (8, 32, kv_heads, 16) and enable_gqa == (kv_heads < heads)
+        lengths = seqused_k.tolist()
+        assert key_ends.diff().tolist() == lengths and longest_key == max(lengths)
+        counts = ends.diff().tolist()
+        assert longest == max(counts) and (window_size == (-1, 0) or longest == 1)
+        parts = []
+        for own, count, length, table in zip(query.split(counts), counts, lengths, block_table.long(), strict=True):
+            its = [x[table].flatten(0, 1)[:length].transpose(0, 1)[None] for x in (key, value)]
+            mask = torch.ones(count, length, dtype=torch.bool).tril(length - count)
+            attended = scaled_dot_product_attention(own.transpose(0, 1)[None], *its, mask, enable_gqa=enable_gqa)
+            parts.append(attended[0].transpose(0, 1))
+        return torch.cat(parts)
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
+    projected = torch.randn(sum(chunk.count for chunk in chunks), config.query_width + 2 * config.key_width)
+    query, key, value = projected.split([config.query_width, config.key_width, config.key_width], 1)
+    found = BlockAttention(config, cache, chunks)(LAYER, query, key, value)
+    assert torch.allclose(found, CachedAttention(config, cache, chunks)(LAYER, query, key, value), atol=1e-5)
+
+
+def test_blocks_on_cuda_in_16_bits_are_read_where_they_lie(monkeypatch):
+    chosen = []
+    monkeypatch.setattr("hplm.generation.attention.BlockAttention", lambda *given: chosen.append("blocks"))
+    monkeypatch.setattr("hplm.generation.attention.CachedAttention", lambda *given: chosen.append("gathered"))
+    spaces = Blocks(512, 512, CUDA_BLOCK), Blocks(512, 512, 32), Ranges(512, 512)
+    for head in (64, 12):
+        for dtype in (torch.bfloat16, torch.float32):
+            for space in spaces:
+                cache = Cache(space, 1, 1, CPU, dtype)
+                cache.device = torch.device("cuda")
+                attention_over(config_of(4, 2, head), cache, [])
+    assert chosen == ["blocks"] + ["gathered"] * 11
+
+
+def test_new_keys_and_values_are_written_to_their_places_only():
+    config = config_of(4, 2, 16)
+    cache = filled(config, 512, 0)
+    before = [part.clone() for part in cache.layer(LAYER)]
+    key, value = torch.randn(3, 32), torch.randn(3, 32)
+    attention = CachedAttention(config, cache, [Chunk(Room((64,), 64), 5, 1), Chunk(Room((128,), 64), 0, 2)])
+    attention(LAYER, torch.randn(3, 64), key, value)
+    for was, now, new in zip(before, cache.layer(LAYER), (key, value), strict=True):
+        was[[69, 128, 129]] = new
+        assert torch.equal(was, now)
+
+
+@pytest.mark.skipif(kernel() is None or not kernel().instructions, reason="there is no compiled kernel")
+def test_a_token_alone_has_the_same_numbers_as_in_company():
+    config = config_of(9, 3, 64)
+    cache = filled(config, 4096, 0)
+    query = torch.randn(20, config.query_width)
+    keys, values = cache.layer(0)
+    starts, lengths = np.arange(20) * 200, np.arange(20) * 9 + 1
+    whole = kernel().attend(query, keys, values, starts, lengths, 64)
+    for i in range(20):
+        alone = kernel().attend(query[i : i + 1], keys, values, starts[i : i + 1], lengths[i : i + 1], 64)
+        assert torch.equal(alone[0], whole[i])
+
+
+@pytest.mark.skipif(kernel() is None or not kernel().instructions, reason="there is no compiled kernel")
+def test_scores_far_apart_do_not_overflow():
+    keys = torch.randn(300, 16) * 100
+    values, query = torch.randn(300, 16), torch.randn(1, 16) * 100
+    found = kernel().attend(query, keys, values, np.array([0]), np.array([300]), 16)
+    assert torch.allclose(found, scaled_dot_product_attention(query[None], keys[None], values[None])[0], atol=1e-4)

@@ -1,0 +1,84 @@
+"""Tenants that generate text have no head, in snapshots, in banks and in changes."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from builder.publish.export import write_version
+from builder.publish.live import knowledge_of
+from builder.store.store import TenantFile
+from hplm.engine.backbone import Backbone
+from hplm.errors import InvalidInput
+from hplm.model.config import BackboneConfig
+from hplm.tenants.commands import Commands
+from hplm.tenants.manager import Manager
+from hplm.tenants.snapshot import Snapshot
+from testing.generative import GenerativeReference
+from testing.random_store import random_store, random_tenant
+from testing.toy import CHAT
+from tests.naming import naming
+
+PLAIN = TenantFile("plain", 1, "root", 1, "generate", [], 0)
+EVERY = ("query", "key", "value", "attention_out", "ffn_in", "ffn_out", "ffn_gate")
+CHANGED = TenantFile("changed", 1, "law", 1, "generate", [], 4, "lora", EVERY)
+PROMPT = [CHAT.start_id, 5, 6, 7, 5]
+
+
+@pytest.fixture
+def place(tmp_path):
+    store = random_store(tmp_path / "store", CHAT, [PLAIN, CHANGED], ["law"], corpus_tokens=500, spread=0.3)
+    folder = tmp_path / "repository" / "chat" / "1"
+    write_version(store, store.tenants(), folder)
+    return store, folder, tmp_path / "state"
+
+
+def test_a_snapshot_keeps_them(place, tmp_path):
+    _, folder, _ = place
+    snapshot = Snapshot.load(folder / "tenants.json")
+    assert snapshot.find("plain").records() == [] and snapshot.find("changed").adapter is not None
+    assert snapshot.banks() == ["lora-4-" + "+".join(EVERY) + ".bank"]
+    with pytest.raises(InvalidInput, match="'plain'"):
+        _ = snapshot.find("plain").head_record
+    snapshot.save(tmp_path / "copy.json")
+    assert Snapshot.load(tmp_path / "copy.json").tenants == snapshot.tenants
+
+
+def test_a_snapshot_of_the_format_before_is_read(place):
+    _, folder, _ = place
+    path = folder / "tenants.json"
+    stored = json.loads(path.read_text("utf-8"))
+    record = {"bank": "head-16.bank", "index": 0, "uid": 1, "version": 1}
+    older = [{**tenant, "head": record, "task": "classify", "labels": ["a", "b"]} for tenant in stored["tenants"]]
+    path.write_text(json.dumps({**stored, "format": 3, "tenants": older}), "utf-8")
+    assert Snapshot.load(path).find("plain").head_record.bank == "head-16.bank"
+
+
+def test_they_are_added_updated_and_rolled_back(place):
+    store, folder, state = place
+    manager = Manager(folder, state)
+    random_tenant(store, replace(CHANGED, id="new"), 0.3, seed=7)
+    manager.add("new", knowledge_of(store, store.tenant("new")))
+    assert manager.current().find("new").head is None
+    random_tenant(store, replace(CHANGED, id="new", version=2), 0.3, seed=8)
+    first = GenerativeReference(Backbone(folder, state)).logits(PROMPT, "new")
+    manager.update("new", knowledge_of(store, store.tenant("new")))
+    second = GenerativeReference(Backbone(folder, state)).logits(PROMPT, "new")
+    assert (first - second).abs().max() > 1e-3
+    manager.compact()
+    assert GenerativeReference(Backbone(folder, state)).logits(PROMPT, "new").equal(second)
+    manager.roll_back("new")
+    assert GenerativeReference(Backbone(folder, state)).logits(PROMPT, "new").equal(first)
+
+
+def test_a_head_and_the_task_must_fit(place):
+    store, folder, state = place
+    manager, own = Manager(folder, state), knowledge_of(store, store.tenant("changed"))
+    with pytest.raises(InvalidInput, match=naming("'new'", "tag")):
+        manager.add("new", replace(own, task="tag", labels=("a",)))
+    with pytest.raises(InvalidInput, match=naming("'new'", "generate")):
+        manager.add("new", replace(own, labels=("a",)))
+    commands = Commands(manager, BackboneConfig.load(folder / "backbone.json"))
+    asked = {"command": "tenant.add", "id": "new", "domain": "root", "domain_version": 1, "task": "tag", "labels": ["a"]}
+    with pytest.raises(InvalidInput, match=naming("'tag'", "'chat'")):
+        commands.run(json.dumps({**asked, "tensors": ""}))
