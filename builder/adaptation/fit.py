@@ -43,6 +43,7 @@ def _fit_sums(student: Student, teacher: Teacher, lessons: Sequence[Lesson]) -> 
             vectors = lower(lesson.windows)
         inner, before_norm = seen
         # A change of the last matrix's output reaches a window's vector divided by the norm's deviation, times the gate.
+        assert last.ffn_norm.eps is not None  # as in every encoder
         deviation = (before_norm.var(-1, unbiased=False) + last.ffn_norm.eps).sqrt()
         present, _ = lower.packed(lesson.windows)
         reach = torch.sigmoid(lower.gate_bias)[present % lower.window.n] / deviation

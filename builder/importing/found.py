@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hplm.adapters.layout import KINDS, PROJECTIONS, Layout, adapter_layout
+from hplm.adapters.layout import GATED_PROJECTIONS, KINDS, Layout, adapter_layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 
@@ -21,6 +21,24 @@ PLACES = {
     "attention.output.dense": "attention_out",
     "intermediate.dense": "ffn_in",
     "output.dense": "ffn_out",
+}
+
+# The same in its llama, opt and gpt2. One of gpt2's products computes three projections.
+DECODER_PLACES = {
+    "self_attn.q_proj": ("query",),
+    "self_attn.k_proj": ("key",),
+    "self_attn.v_proj": ("value",),
+    "self_attn.o_proj": ("attention_out",),
+    "self_attn.out_proj": ("attention_out",),
+    "mlp.gate_proj": ("ffn_gate",),
+    "mlp.up_proj": ("ffn_in",),
+    "mlp.down_proj": ("ffn_out",),
+    "fc1": ("ffn_in",),
+    "fc2": ("ffn_out",),
+    "attn.c_attn": ("query", "key", "value"),
+    "attn.c_proj": ("attention_out",),
+    "mlp.c_fc": ("ffn_in",),
+    "mlp.c_proj": ("ffn_out",),
 }
 
 Part = dict[str, Tensor]  # the tensors of one projection: a, b of a LoRA; down, down_bias, up, up_bias of a bottleneck
@@ -76,7 +94,7 @@ def upper_layout(found: FoundAdapter, upper: Changes, config: BackboneConfig) ->
     if not upper:
         return None
     used = {place for parts in upper.values() for place in parts}
-    places = tuple(place for place in PROJECTIONS if place in used)
+    places = tuple(place for place in GATED_PROJECTIONS if place in used)
     rank = max(_rank(part) for parts in upper.values() for part in parts.values())
     return adapter_layout(config, found.kind, rank, places, found.function)
 

@@ -14,14 +14,11 @@ from builder.options import check_keep
 from builder.store.store import Store, check_name
 from builder.tables.build_folder import BuildFolder, held, put_away, was_just_finished
 from builder.tables.table import build_table
-from hplm.adapters.layout import PROJECTIONS
+from hplm.adapters.layout import adapter_layout
 from hplm.errors import InvalidInput
-from hplm.model.layer import QKV
 from hplm.model.stacks import LowerStack
 from hplm.options import MIN_TOKENS
 from hplm.plot.table import Table
-
-STACKED = ("query", "key", "value")  # our layers hold them in one matrix, in this order
 
 
 @dataclass(frozen=True)
@@ -41,10 +38,10 @@ def merge(lower: LowerStack, changes: Changes) -> None:
     """Adds B.A to W. The adapter was trained before the stack was adapted to windows, so this is an approximation."""
     for number, parts in changes.items():
         for place, part in parts.items():
-            weight = getattr(lower.layers[number], PROJECTIONS[place]).weight
-            if PROJECTIONS[place] == QKV:
-                weight = weight.chunk(3)[STACKED.index(place)]
-            weight += part["b"] @ part["a"]
+            layout = adapter_layout(lower.config, "lora", len(part["a"]), (place,))
+            assert layout is not None  # its rank is not 0
+            weight = getattr(lower.layers[number], layout.projections[place]).weight
+            weight[layout.outputs(place)] += part["b"] @ part["a"]
 
 
 def check_mergeable(found: FoundAdapter, lower: Changes, store: Store, new: NewDomain | None) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from builder.importing.files import number, read_json, read_tensors, tensor_file
-from builder.importing.found import PLACES, Changes, FoundAdapter, FoundHead
+from builder.importing.found import DECODER_PLACES, PLACES, Changes, FoundAdapter, FoundHead
 from builder.importing.heads import (
     TASK_OF_CLASS,
     Pooler,
@@ -30,12 +30,13 @@ from hplm.tasks import find_task
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
 TASK_OF_TYPE = {"SEQ_CLS": "classify", "TOKEN_CLS": "tag"}
 MODULE = re.compile(rf"(?:bert\.)?encoder\.layer\.(\d+)\.({'|'.join(map(re.escape, PLACES))})")
+DECODER_MODULE = re.compile(rf"(?:\w+\.)*(?:layers|h)\.(\d+)\.({'|'.join(map(re.escape, DECODER_PLACES))})")
+GENERATIVE_TYPE = "CAUSAL_LM"
 POOLER = re.compile(r"(?:bert\.)?pooler\.dense")
 # Options whose result is not W.x + B.A.x over a shared backbone.
 REFUSED = {
     "use_dora": "DoRA rescales the shared weights",
     "lora_bias": "its B has a bias",
-    "fan_in_fan_out": "it is made for transposed weights, which BERT does not have",
     "layer_replication": "it repeats layers",
     "trainable_token_indices": "it changes word embeddings",
     "target_parameters": "it changes bare parameters",
@@ -47,6 +48,7 @@ REFUSED = {
     "monteclora_config": "it draws random weights",
     "megatron_config": "it is split over devices",
 }
+TRANSPOSED = {"fan_in_fan_out": "it is made for transposed weights, which BERT does not have"}
 # Other initialisations subtract something from the shared weights.
 KEPT_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
 
@@ -67,11 +69,9 @@ def read_peft(folder: Path, model: str, task: str | None) -> tuple[FoundAdapter,
     """Reads a saved adapter. `model`: the checkpoint whose pooler the classifier reads, if the adapter has none."""
     path = folder / "adapter_config.json"
     config = read_json(path)
-    _check_options(config, path)
+    _check_options(config, path, REFUSED | TRANSPOSED)
     source = tensor_file(folder, FILES)
-    tensors = _sorted_tensors(read_tensors(source), source)
-    alpha_of = _alphas(config, path)
-    scaled = {module: _scaled(config, alpha_of(module), module, pair, source) for module, pair in tensors.lora.items()}
+    scaled, saved = _tensors(config, path, source)
     pooler_changes = {module: scaled.pop(module) for module in list(scaled) if POOLER.fullmatch(module)}
     changes: Changes = {}
     for module, part in scaled.items():
@@ -82,20 +82,54 @@ def read_peft(folder: Path, model: str, task: str | None) -> tuple[FoundAdapter,
                 f"{', '.join(PLACES)}"
             )
         changes.setdefault(int(found[1]), {})[PLACES[found[2]]] = part
-    adapter = FoundAdapter(
-        source, "peft LoRA", config.get("base_model_name_or_path"), "lora", "relu", changes, "layers_to_transform=[...]"
-    )
-    return adapter, _head(folder, config, tensors.saved, pooler_changes, source, model, task)
+    return _found(source, config, changes), _head(folder, config, saved, pooler_changes, source, model, task)
 
 
-def _check_options(config: Mapping[str, Any], path: Path) -> None:
+def read_peft_decoder(folder: Path) -> FoundAdapter:
+    """Reads an adapter of a decoder, which has no head."""
+    path = folder / "adapter_config.json"
+    config = read_json(path)
+    _check_options(config, path, REFUSED)
+    if config.get("task_type") not in (None, GENERATIVE_TYPE):
+        raise InvalidInput(f"{path}: task_type {config['task_type']!r} is not for decoders: train with {GENERATIVE_TYPE}")
+    source = tensor_file(folder, FILES)
+    scaled, saved = _tensors(config, path, source)
+    if saved:
+        raise InvalidInput(f"{source} holds {sorted(saved)[0]!r} whole, which tenants share: train without modules_to_save")
+    changes: Changes = {}
+    for module, part in scaled.items():
+        found = DECODER_MODULE.fullmatch(module)
+        if found is None:
+            raise InvalidInput(
+                f"{source} changes {module!r}, which is no projection of a decoder's layer: train with target_modules among "
+                f"{', '.join(DECODER_PLACES)}"
+            )
+        places = DECODER_PLACES[found[2]]
+        for place, b in zip(places, part["b"].chunk(len(places)), strict=True):
+            changes.setdefault(int(found[1]), {})[place] = {"a": part["a"], "b": b}
+    return _found(source, config, changes)
+
+
+def _found(source: Path, config: Mapping[str, Any], changes: Changes) -> FoundAdapter:
+    base = config.get("base_model_name_or_path")
+    return FoundAdapter(source, "peft LoRA", base, "lora", "relu", changes, "layers_to_transform=[...]")
+
+
+def _tensors(config: Mapping[str, Any], path: Path, source: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
+    """Returns A and B of each changed module, with the scale in B, and the tensors of modules that are saved whole."""
+    tensors, alpha_of = _sorted_tensors(read_tensors(source), source), _alphas(config, path)
+    scaled = {module: _scaled(config, alpha_of(module), module, pair, source) for module, pair in tensors.lora.items()}
+    return scaled, tensors.saved
+
+
+def _check_options(config: Mapping[str, Any], path: Path, refused: Mapping[str, str]) -> None:
     if config["peft_type"] != "LORA":
         raise InvalidInput(f"{path}: peft_type {config['peft_type']!r} is not supported: train with LoraConfig")
     if config.get("bias", "none") != "none":
         raise InvalidInput(
             f"{path}: bias={config['bias']!r} changes biases of the shared layers, which tenants share: train with bias='none'"
         )
-    for option, reason in REFUSED.items():
+    for option, reason in refused.items():
         if config.get(option):
             raise InvalidInput(f"{path}: {option} is not supported, {reason}: train without it")
     if config.get("init_lora_weights", True) not in KEPT_BASE:

@@ -13,6 +13,7 @@ from builder.evaluation.tenant import Weights, evaluate_weights
 from builder.importing.adapterhub import is_adapterhub, read_adapterhub
 from builder.importing.files import read_json
 from builder.importing.found import FoundAdapter, FoundHead, halves, records, storable, upper_layout, usual
+from builder.importing.generative import import_generative
 from builder.importing.heads import check_head, chosen_labels
 from builder.importing.lower import NewDomain, check_mergeable, merged
 from builder.importing.peft import is_peft, read_peft
@@ -22,6 +23,7 @@ from builder.training.labelled import Labelled
 from builder.training.labels import check_labels
 from builder.training.tasks import training_task
 from hplm.errors import MISFITS, InvalidInput
+from hplm.tasks import check_backbone
 
 APPROXIMATE = (
     "the adapter was trained on the original layers; here its lower part, if any, is merged into a lower half that was adapted "
@@ -66,6 +68,12 @@ def import_tenant(
 def _import(
     store: Store, tenant_id: str, folder: Path, options: ImportOptions, device: torch.device, show_progress: bool
 ) -> tuple[TenantFile, dict[str, Any]]:
+    if options.task is not None:
+        check_backbone(options.task, store.config)
+    if store.config.is_decoder:
+        if options.labels or options.test is not None:
+            raise InvalidInput("a tenant that generates text has no labels and no labelled test: leave --labels and --test out")
+        return import_generative(store, tenant_id, folder, options.domain, options.new_domain, device)
     parent = (options.domain, store.latest(options.domain))
     adapter, head = read_folder(folder, store.model, options.task)
     labels = chosen_labels(head.task, options.labels, head.labels, len(head.weights["weight"]), head.source)

@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from builder.publish.model_configs import ServingOptions, check_options, write_configs
+from builder.publish.model_configs import ServingOptions, check_options, is_of_decoder, write_configs
 from builder.publish.records import Records
 from builder.store.store import Store, TenantFile, written_folder
 from hplm.adapters.bank import Bank
 from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
+from hplm.model.config import BackboneConfig
 from hplm.plot.branch import Branch
 from hplm.plot.forest import assign_addresses
 from hplm.tenants.snapshot import Snapshot, Tenant
@@ -33,17 +34,25 @@ class Exported:
 
 
 def export(store: Store, repository: Path, options: ServingOptions, replace: bool = False) -> Exported:
-    """Writes `<backbone>`, `<backbone>-lookup` and `<backbone>-upper`.
+    """Writes `<backbone>`, `<backbone>-lookup` and `<backbone>-upper`; of a decoder, `<backbone>` alone.
 
     The version folder is written completely beside the old one and then takes its name. A running server keeps the old one
     until it is restarted or told to load. Tenants that only the repository has are dropped only with `replace`.
     """
     check_export(store, options)
+    _refuse_other_kind(repository, store.config)
     tenants = store.tenants()
     name = store.config.name
     version_folder = repository / name / "1"
     if version_folder.exists() and not replace:
         refuse_loss(version_folder, {tenant.id for tenant in Snapshot.load(version_folder / Backbone.TENANTS).tenants}, tenants)
+    branches = write_version(store, tenants, version_folder)
+    write_configs(repository, store.config, options)
+    return Exported(name, len(tenants), len(branches), repository / name)
+
+
+def write_version(store: Store, tenants: list[TenantFile], version_folder: Path) -> list[Branch]:
+    """Writes what the processes of a server open: the backbone, its tables, and the tenants. Returns the tables."""
     with _replaced_folder(version_folder) as folder:
         store.config.save(folder / Backbone.CONFIG)
         for file in (Backbone.TOKENIZER, Backbone.UPPER):
@@ -54,8 +63,7 @@ def export(store: Store, repository: Path, options: ServingOptions, replace: boo
                 copy_file(file, folder / Backbone.TABLES / branch.folder / file.name)
         exported = _write_banks(store, tenants, folder / Backbone.BANKS)
         Snapshot(0, branches, exported, _digest(folder, branches, exported)).save(folder / Backbone.TENANTS)
-    write_configs(repository, store.config, options)
-    return Exported(name, len(tenants), len(branches), repository / name)
+    return branches
 
 
 def check_export(store: Store, options: ServingOptions) -> None:
@@ -96,6 +104,14 @@ def refuse_mixture(repository: Path, name: str, scheme: str = SCHEME) -> None:
             raise InvalidInput(
                 f"{config.parent} serves scheme {served!r} of backbone {name!r}: export {scheme!r} into another --repository"
             )
+
+
+def _refuse_other_kind(repository: Path, config: BackboneConfig) -> None:
+    """Refuses a decoder where an encoder of its name is served, and the reverse: its other models would stay behind."""
+    found = repository / config.name / "config.pbtxt"
+    if found.is_file() and is_of_decoder(found.read_text("utf-8")) != config.is_decoder:
+        served, here = ("an encoder", "a decoder") if config.is_decoder else ("a decoder", "an encoder")
+        raise InvalidInput(f"{found.parent} is {served}, but this store has {here}: export into another --repository")
 
 
 @contextmanager

@@ -95,7 +95,7 @@ def knowledge_of(store: Store, tenant: TenantFile) -> Knowledge:
         domain_version=tenant.domain_version,
         task=tenant.task,
         labels=tuple(tenant.labels),
-        head=(tenant.head_layout(store.config), head),
+        head=(tenant.head_layout(store.config), head) if head else None,
         adapter=(layout, adapter) if layout is not None and adapter is not None else None,
         version=tenant.version,
     )

@@ -7,9 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
+import torch
+
 from hplm.engine.settings import check
 from hplm.errors import InvalidInput
+from hplm.generation.cache import EARLY, least_tokens
+from hplm.generation.settings import read_settings
 from hplm.model.config import BackboneConfig
+from hplm.options import AUTO, LAYER_DTYPES
 from hplm.scheduling import policy
 
 ALIAS = "hplm"
@@ -32,6 +37,11 @@ class ServingOptions:
     batch_ms: str = "50"
     slots: int = 256
     batch_tokens: int = 4096
+    seats: int = 32  # these five are a decoder's
+    step_tokens: int = 256
+    cache_tokens: int = 16_384
+    cache: str = AUTO
+    cleaning: str = EARLY
     queue_texts: int = 8192
     queue_mb: int = 1024
     threads: int = 0
@@ -42,18 +52,30 @@ class ServingOptions:
     admin: bool = False  # the model that changes what is served
 
 
-_PUBLIC_TENSORS = """\
-input [
-  { name: "TEXT"       data_type: TYPE_STRING  dims: [ 1 ] },
-  { name: "TEXT_PAIR"  data_type: TYPE_STRING  dims: [ 1 ]  optional: true }
-]
-output [
+_ANSWERS = """\
   { name: "LABEL"    data_type: TYPE_STRING  dims: [ -1 ] },
   { name: "SCORE"    data_type: TYPE_FP32    dims: [ -1 ] },
   { name: "LOGITS"   data_type: TYPE_FP32    dims: [ -1, -1 ] },
   { name: "SPAN"     data_type: TYPE_INT32   dims: [ -1, 2 ] },
-  { name: "VERSION"  data_type: TYPE_STRING  dims: [ 1 ] }
-]"""
+  { name: "VERSION"  data_type: TYPE_STRING  dims: [ 1 ] }"""
+
+_PROMPTS = """\
+  { name: "text_input"                data_type: TYPE_STRING  dims: [ 1 ]  optional: true },  # this or messages
+  { name: "messages"                  data_type: TYPE_STRING  dims: [ 1 ]  optional: true },  # JSON
+  { name: "stream"                    data_type: TYPE_BOOL    dims: [ 1 ]  optional: true },
+  { name: "sampling_parameters"       data_type: TYPE_STRING  dims: [ 1 ]  optional: true },  # JSON
+  { name: "exclude_input_in_output"   data_type: TYPE_BOOL    dims: [ 1 ]  optional: true },
+  { name: "return_finish_reason"      data_type: TYPE_BOOL    dims: [ 1 ]  optional: true },
+  { name: "return_num_input_tokens"   data_type: TYPE_BOOL    dims: [ 1 ]  optional: true },
+  { name: "return_num_output_tokens"  data_type: TYPE_BOOL    dims: [ 1 ]  optional: true },
+  { name: "return_logprobs"           data_type: TYPE_BOOL    dims: [ 1 ]  optional: true }"""
+
+_GENERATED = """\
+  { name: "text_output"        data_type: TYPE_STRING  dims: [ -1 ] },
+  { name: "finish_reason"      data_type: TYPE_STRING  dims: [ -1 ] },
+  { name: "num_input_tokens"   data_type: TYPE_UINT32  dims: [ 1 ] },
+  { name: "num_output_tokens"  data_type: TYPE_UINT32  dims: [ -1 ] },
+  { name: "logprobs"           data_type: TYPE_STRING  dims: [ -1 ] }"""
 
 _ENSEMBLE = Template("""\
 # $name: the public model. Clients send TEXT and the parameter `tenant`; the two models below do the work.
@@ -62,7 +84,13 @@ name: "$name"
 platform: "ensemble"
 max_batch_size: $max_texts
 
-$public_tensors
+input [
+  { name: "TEXT"       data_type: TYPE_STRING  dims: [ 1 ] },
+  { name: "TEXT_PAIR"  data_type: TYPE_STRING  dims: [ 1 ]  optional: true }
+]
+output [
+$answers
+]
 
 ensemble_scheduling {
   step [
@@ -119,11 +147,7 @@ input [
   { name: "TICKET"  data_type: TYPE_UINT8  dims: [ -1 ]  allow_ragged_batch: true }
 ]
 output [
-  { name: "LABEL"    data_type: TYPE_STRING  dims: [ -1 ] },
-  { name: "SCORE"    data_type: TYPE_FP32    dims: [ -1 ] },
-  { name: "LOGITS"   data_type: TYPE_FP32    dims: [ -1, -1 ] },
-  { name: "SPAN"     data_type: TYPE_INT32   dims: [ -1, 2 ] },
-  { name: "VERSION"  data_type: TYPE_STRING  dims: [ 1 ] }
+$answers
 ]
 
 # KIND_MODEL: the backend chooses its device itself, see the parameter.
@@ -152,14 +176,61 @@ parameters { key: "plot_preload"  value { string_value: "$plot_preload" } }  # r
 parameters { key: "journal"       value { string_value: "$journal" } }       # a line a request and batch: absolute path, or log
 """)
 
+_GENERATE = Template("""\
+# $name: a decoder. Clients send text_input, or messages, and the parameter `tenant`. The answer comes while it grows, or whole.
+# Inputs and outputs are those of vLLM's backend for Triton. One instance a device: a second one would split the cache.
+name: "$name"
+backend: "hplm_generate"
+max_batch_size: 0
+model_transaction_policy { decoupled: true }
+
+input [
+$prompts
+]
+output [
+$generated
+]
+
+# KIND_MODEL: the backend chooses its device itself, see the parameter.
+instance_group [ { kind: KIND_MODEL  count: 1 } ]
+
+parameters { key: "backbone"        value { string_value: "$name" } }
+parameters { key: "device"          value { string_value: "$device" } }        # auto, cpu, cuda, cuda:1, ...
+parameters { key: "dtype"           value { string_value: "$dtype" } }         # fp32, bf16, or auto: fp32 on a CPU, else bf16
+parameters { key: "threads"         value { string_value: "$threads" } }       # 0: all cores (CPU only)
+parameters { key: "policy"          value { string_value: "$policy" } }        # which of the waiting sequences start
+parameters { key: "admission"       value { string_value: "$admission" } }     # refuse at once what cannot be in time
+parameters { key: "seats"           value { string_value: "$seats" } }         # the most sequences that run together
+parameters { key: "step_tokens"     value { string_value: "$step_tokens" } }   # the most tokens of a step
+parameters { key: "cache_tokens"    value { string_value: "$cache_tokens" } }  # tokens whose keys and values have room
+parameters { key: "cache"           value { string_value: "$cache" } }         # slotted, paged, or auto: paged on CUDA
+parameters { key: "cleaning"        value { string_value: "$cleaning" } }      # early: an ended sequence's room is free at once
+parameters { key: "queue_texts"     value { string_value: "$queue_texts" } }   # more than these are refused: [queue_full]
+parameters { key: "queue_mb"        value { string_value: "$queue_mb" } }      # nor may they take more memory than this
+parameters { key: "deadline_ms"     value { string_value: "$deadline_ms" } }   # for requests without `timeout`; 0: none
+parameters { key: "first_token_ms"  value { string_value: "0" } }              # for requests that name none; 0: none
+parameters { key: "token_ms"        value { string_value: "0" } }              # the same, between two tokens
+parameters { key: "plot_hot"        value { string_value: "$plot_hot" } }      # rows a table on the GPU
+parameters { key: "plot_preload"    value { string_value: "$plot_preload" } }  # read the tables into memory before serving
+""")
+
 _ALIAS = Template("""\
 # hplm: the same as each backbone's public model, for clients that do not know which backbone their tenant belongs to.
-# One for the whole repository. An instance forwards 32 requests at once; raise `count` if that is too few.
+# It has the tensors of encoders and decoders. A request has those of its tenant's backbone; a prompt is answered whole.
+# One for the whole repository. An instance forwards 32 requests at once, 16 of them prompts; raise `count` for more.
 name: "hplm"
 backend: "hplm_alias"
 max_batch_size: $max_texts
 
-$public_tensors
+input [
+  { name: "TEXT"       data_type: TYPE_STRING  dims: [ 1 ]  optional: true },
+  { name: "TEXT_PAIR"  data_type: TYPE_STRING  dims: [ 1 ]  optional: true },
+$prompts
+]
+output [
+$answers,
+$generated
+]
 
 instance_group [ { kind: KIND_CPU  count: 1 } ]
 """)
@@ -185,9 +256,22 @@ def check_options(config: BackboneConfig, options: ServingOptions) -> None:
         raise InvalidInput(
             f"backbone {ALIAS!r}: the model that finds a tenant's backbone has this name; build with another --name"
         )
+    if config.is_decoder:
+        _check_generation(config, options)
+        return
     check(_parameters(options))
     if options.batch_tokens < config.positions:
         raise InvalidInput(f"batch_tokens {options.batch_tokens}: give {config.positions} or more, for the longest text")
+
+
+def _check_generation(config: BackboneConfig, options: ServingOptions) -> None:
+    if options.dtype not in ("auto", *LAYER_DTYPES):
+        raise InvalidInput(f"dtype {options.dtype!r} is not for decoders: choose auto, {' or '.join(LAYER_DTYPES)}")
+    parameters = {**_parameters(options), "first_token_ms": "0", "token_ms": "0"}
+    settings = read_settings(parameters, torch.device("cpu"), torch.float32)  # only the server knows its devices
+    least = least_tokens(settings.cache, config.positions)
+    if settings.cache_tokens < least:
+        raise InvalidInput(f"cache_tokens {settings.cache_tokens}: give {least} or more, for the longest text")
 
 
 def write_configs(repository: Path, config: BackboneConfig, options: ServingOptions) -> None:
@@ -195,14 +279,15 @@ def write_configs(repository: Path, config: BackboneConfig, options: ServingOpti
         **_parameters(options),
         "name": config.name,
         "max_texts": MAX_TEXTS,
-        "public_tensors": _PUBLIC_TENSORS,
+        "answers": _ANSWERS,
+        "prompts": _PROMPTS,
+        "generated": _GENERATED,
     }
-    models = {
-        config.name: _ENSEMBLE,
-        f"{config.name}-lookup": _LOOKUP,
-        f"{config.name}-upper": _UPPER,
-        ALIAS: _ALIAS,
-    }
+    models = {ALIAS: _ALIAS}
+    if config.is_decoder:
+        models[config.name] = _GENERATE
+    else:
+        models |= {config.name: _ENSEMBLE, f"{config.name}-lookup": _LOOKUP, f"{config.name}-upper": _UPPER}
     admin = repository / f"{config.name}-admin"
     if options.admin:
         models[admin.name] = _ADMIN
@@ -219,6 +304,11 @@ def write_configs(repository: Path, config: BackboneConfig, options: ServingOpti
 def _parameters(options: ServingOptions) -> dict[str, str]:
     """Returns the options as strings, as `config.pbtxt` has them."""
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in vars(options).items()}
+
+
+def is_of_decoder(config: str) -> bool:
+    """Whether the text of a `config.pbtxt` is that of a decoder."""
+    return 'backend: "hplm_generate"' in config
 
 
 def _is_admin(folder: Path) -> bool:

@@ -30,8 +30,10 @@ class Records:
         layout, adapter_record = tenant.adapter_layout(config), None
         if layout is not None and adapter is not None:
             adapter_record = self._record(layout, uid, tenant.version, adapter)
-        size = size_for(len(tenant.labels))
-        head_layout = tenant.head_layout(config, size)
+        head_record = None
+        if head:
+            size = size_for(len(tenant.labels))
+            head_record = self._record(tenant.head_layout(config, size), uid, tenant.version, [grown(head, size)])
         return Tenant(
             id=tenant.id,
             uid=uid,
@@ -40,7 +42,7 @@ class Records:
             domain_version=tenant.domain_version,
             task=tenant.task,
             labels=tuple(tenant.labels),
-            head=self._record(head_layout, uid, tenant.version, [grown(head, size)]),
+            head=head_record,
             adapter=adapter_record,
         )
 

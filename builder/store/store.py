@@ -36,6 +36,7 @@ from hplm.plot.branch import Branch
 from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.keys import KeySpace
 from hplm.plot.table import Table, TableMeta, TableSpec
+from hplm.tasks import TASKS
 from hplm.tenants.snapshot import NAME
 
 FORMAT = 2
@@ -57,6 +58,11 @@ class TenantFile:
     function: str = "relu"  # inside the adapter
     head_function: str | None = None  # between the two layers of a head; None: the head has one layer
     dtype: str = "fp16"  # of the stored adapter and head
+
+    @property
+    def has_head(self) -> bool:
+        task = TASKS.get(self.task)
+        return task is None or not task.generates
 
     def adapter_layout(self, config: BackboneConfig) -> Layout | None:
         return adapter_layout(config, self.adapter, self.rank, self.places, self.function, self.dtype)
@@ -141,7 +147,7 @@ class Store:
         return cls(folder)
 
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer.load(self.folder / "tokenizer.json", self.config.positions)
+        return Tokenizer.load(self.folder / "tokenizer.json", self.config.positions, self.config.start_id)
 
     def upper(self) -> UpperStack:
         upper = UpperStack(self.config)
@@ -339,9 +345,9 @@ class Store:
         return self.folder / "tenants" / tenant_id / str(version)
 
     def tenant_weights(self, tenant: TenantFile) -> tuple[list[dict[str, Tensor]] | None, dict[str, Tensor]]:
-        """Returns the adapter by layer (None if the tenant has only a head), and the head."""
+        """Returns the adapter by layer, None if the tenant has none, and the head, empty if it has none."""
         folder = self.tenant_folder(tenant.id, tenant.version)
-        head = load_weights(folder / "head.safetensors")
+        head = load_weights(folder / "head.safetensors") if tenant.has_head else {}
         if not tenant.rank:
             return None, head
         layers: list[dict[str, Tensor]] = [{} for _ in range(self.config.upper_layers)]
@@ -361,12 +367,16 @@ class Store:
         report: dict,
         draw: Callable[[Path], object] | None = None,
     ) -> None:
-        """Saves adapter and head tensors, named and shaped as their layouts say. `draw` writes a picture to a path."""
+        """Saves adapter and head tensors, named and shaped as their layouts say. `draw` writes a picture to a path.
+
+        `head`: empty if the tenant has none.
+        """
         with written_folder(self.tenant_folder(tenant.id, tenant.version)) as folder:
             if adapter is not None:
                 flat = {f"{i}.{name}": tensor for i, layer in enumerate(adapter) for name, tensor in layer.items()}
                 save_weights(flat, folder / "adapter.safetensors")
-            save_weights(head, folder / "head.safetensors")
+            if head:
+                save_weights(head, folder / "head.safetensors")
             (folder / "tenant.json").write_text(json.dumps(asdict(tenant), indent=2) + "\n", "utf-8")
             (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", "utf-8")
             if draw is not None:

@@ -46,7 +46,7 @@ def _check_tenant(store: Path, stands: bool) -> Callable[[Path, Progress], Itera
         except (HplmError, OSError) as error:
             yield f"tenant {path.parent.parent.name}: {error}"
             return
-        for name in ("head.safetensors", *["adapter.safetensors"] * bool(tenant.rank)):
+        for name in (*["head.safetensors"] * tenant.has_head, *["adapter.safetensors"] * bool(tenant.rank)):
             if not (path.parent / name).exists():
                 yield f"tenant {tenant.id}: {path.parent / name} is missing: build or copy it again"
         table = store / "plot" / tenant.domain / str(tenant.domain_version)

@@ -75,6 +75,10 @@ class BuildFolder:
                 "or remove that folder to start again"
             )
 
+    @property
+    def has_corpus(self) -> bool:
+        return bool(self._paths)
+
     def corpus(self, tokenizer: Tokenizer) -> Corpus:
         with self._binding_nobody():
             return tokenize_corpus(self._paths, tokenizer, self.folder / "corpus")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -50,6 +51,8 @@ def build_domain(
     The same call after an interruption continues the build.
     """
     check_name("domain", name)
+    if not store.config.lower_layers:
+        raise InvalidInput(f"backbone {store.config.name!r} has no lower layers, whose tables make a domain: use its root")
     working = store.work_folder(name, 1)
     with held(working, f"domain {name!r}"):
         parent = (options.parent, parent_version_begun(working, options.parent) or store.latest(options.parent))
@@ -192,7 +195,9 @@ def _adapt(
     lower = store.lower(*start)
     if (head := store.masked_head(*start)) is not None:
         store.save_masked_head(*branch, head)  # until training improves it
-    if not budget.empty:
+    if store.config.is_decoder and not budget.empty:
+        print(f"{branch[0]}: the lower layers of a decoder do not learn yet; nothing is adapted", file=sys.stderr, flush=True)
+    elif not budget.empty:
         documents = build.documents(store.tokenizer(), options.seed)
         saved = build.folder / "adaptation.pt"
         LEARN[options.learn](store, start, branch, lower, documents, budget, options.seed, device, saved)

@@ -1,4 +1,4 @@
-"""Builds the root: splits a pretrained BERT, adapts its lower half to n-gram windows, and makes the first table."""
+"""Builds the root: splits a pretrained model, adapts its lower half to n-gram windows, and makes the first table."""
 
 from __future__ import annotations
 
@@ -48,8 +48,11 @@ class RootOptions:
 def build_root(
     model: str, corpus: list[Path], folder: Path, options: RootOptions, budget: Budget, device: torch.device
 ) -> tuple[Store, Table]:
-    """Builds a store with a root. The same call after an interruption continues: tokens, adaptation, counts, table."""
-    if Path(model).is_dir():
+    """Builds a store with a root. The same call after an interruption continues: tokens, adaptation, counts, table.
+
+    A decoder without lower layers needs no corpus: its table holds the vectors of its words.
+    """
+    if Path(model).exists():
         model = str(Path(model).absolute())  # later commands may run in another folder
     working, plan = folder / "building" / "root-1", {"model": model, **asdict(options), **asdict(budget)}
     with held(working, f"the root of {folder}"):
@@ -61,8 +64,8 @@ def build_root(
         build = BuildFolder(working, corpus, plan, clear=lambda: _clear(folder))
         begun = (folder / "store.json").exists()
         store = Store(folder) if begun else _adapted(model, build, folder, options, budget, device)
-        counts = build.count(store, store.tokenizer(), store.counts_folder("root", 1))
-        spec = store.table_spec("root", 1, None, options.dtype, counts.tokens)
+        counts = build.count(store, store.tokenizer(), store.counts_folder("root", 1)) if corpus else None
+        spec = store.table_spec("root", 1, None, options.dtype, counts.tokens if counts is not None else 0)
         table = build_table(store, spec, counts, store.lower("root", 1), options.keep, device, build.folder)
         build.close()
         return store, table
@@ -98,9 +101,13 @@ def _clear(folder: Path) -> None:
 def _adapted(model: str, build: BuildFolder, folder: Path, options: RootOptions, budget: Budget, device: torch.device) -> Store:
     checkpoint = load_checkpoint(model, options.name, options.lower, options.upper, options.window)
     check_name("backbone", checkpoint.config.name)
-    if checkpoint.skipbert:
-        if not budget.empty:
-            print(f"{model}: a SkipBERT is used as it was trained; nothing is adapted", file=sys.stderr, flush=True)
+    if checkpoint.config.lower_layers and not build.has_corpus:
+        without = ", or --lower 0, which needs none" if checkpoint.config.is_decoder else ""
+        raise InvalidInput(f"the n-grams of a table come from a corpus: give --corpus FILE...{without}")
+    if checkpoint.skipbert or checkpoint.config.is_decoder:
+        if checkpoint.config.lower_layers and not budget.empty:
+            why = "a SkipBERT is used as it was trained" if checkpoint.skipbert else "its lower layers do not learn yet"
+            print(f"{model}: {why}; nothing is adapted", file=sys.stderr, flush=True)
         return Store.create(folder, model, checkpoint.config, checkpoint.tokenizer_json, *split(checkpoint))
     documents = build.documents(Tokenizer(checkpoint.tokenizer_json, checkpoint.config.positions), options.seed)
     lower, upper = split(checkpoint)

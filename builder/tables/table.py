@@ -24,7 +24,7 @@ from hplm.plot.writing import write_table
 def build_table(
     store: Store,
     spec: TableSpec,
-    counts: Counts,
+    counts: Counts | None,
     lower: LowerStack,
     keep: float,
     device: torch.device,
@@ -34,9 +34,14 @@ def build_table(
 ) -> Table:
     """Builds a table of the most frequent n-grams. The root also holds every single token, so that each lookup ends in it.
 
+    Without counts it holds nothing else.
+
     Cut anywhere, a call with the same arguments goes on. `known`, an earlier version by the same lower stack, saves computing.
     """
-    keys = _ordered_keys(work / "order", spec.space, Ranking(counts, root=spec.parent is None), keep)
+    if counts is None:
+        keys = spec.space.unigrams()
+    else:
+        keys = _ordered_keys(work / "order", spec.space, Ranking(counts, root=spec.parent is None), keep)
     lower = lower.to(device).eval()
 
     @torch.inference_mode()

@@ -11,10 +11,8 @@ from torch.nn import functional as F
 
 from builder.training.bodies import PlotBody, WholeBody
 from builder.training.model import Diverged, Weights
-from hplm.adapters.layout import PROJECTIONS, Layout
+from hplm.adapters.layout import Layout
 from hplm.model.layer import Layers
-
-PLACES = {at: [place for place, own in PROJECTIONS.items() if own == at] for at in PROJECTIONS.values()}
 
 
 class Cutting:
@@ -33,23 +31,23 @@ class Cutting:
         return cut(self._before, self._after, self._layout)
 
     def hold(self, adapter: Sequence[Weights]) -> None:
-        hold(self._before, self._after, adapter)
+        hold(self._before, self._after, adapter, self._layout)
 
 
 def cuttable(layers: Layers, layout: Layout) -> list[nn.Parameter]:
     """Returns the weights that may learn if the change is cut to a LoRA: no biases and no norms, which a LoRA cannot hold."""
-    return [getattr(layer, at).weight for layer in layers for at in PLACES if layout.touches(at)]
+    return [getattr(layer, at).weight for layer in layers for at in _products(layout) if layout.touches(at)]
 
 
 @torch.no_grad()
-def hold(before: Layers, after: Layers, adapter: Sequence[Weights]) -> None:
+def hold(before: Layers, after: Layers, adapter: Sequence[Weights], layout: Layout) -> None:
     """Sets `after` to `before` plus the part of the change that the adapter holds."""
     for old, new, weights in zip(before, after, adapter, strict=True):
-        for at, places in PLACES.items():
+        for at, places in _products(layout).items():
             weight = getattr(old, at).weight.clone()
-            for place, part in zip(places, weight.chunk(len(places)), strict=True):
+            for place in places:
                 if f"{place}/a" in weights:
-                    part += weights[f"{place}/b"] @ weights[f"{place}/a"]
+                    weight[layout.outputs(place)] += weights[f"{place}/b"] @ weights[f"{place}/a"]
             getattr(new, at).weight.copy_(weight)
 
 
@@ -63,11 +61,12 @@ def cut(before: Layers, after: Layers, layout: Layout) -> tuple[list[Weights], f
     adapter: list[Weights] = []
     for old, new in zip(before, after, strict=True):
         weights: Weights = {}
-        for at, places in PLACES.items():
+        for at, places in _products(layout).items():
             change = getattr(new, at).weight - getattr(old, at).weight
             if not change.isfinite().all():
                 raise Diverged("training diverged, a weight is NaN: use a smaller --upper-rate")
-            for place, part in zip(places, change.chunk(len(places)), strict=True):
+            for place in places:
+                part = change[layout.outputs(place)]
                 if place not in layout.places:  # lost: it was trained in one matrix with another projection
                     total += float(part.square().sum())
                     continue
@@ -79,3 +78,11 @@ def cut(before: Layers, after: Layers, layout: Layout) -> tuple[list[Weights], f
                 held, total = held + float(root.pow(4).sum()), total + float(values.square().sum())
         adapter.append(weights)
     return adapter, held / total if total else 1.0
+
+
+def _products(layout: Layout) -> dict[str, list[str]]:
+    """Returns the products of a layer, each with the projections that it computes."""
+    products: dict[str, list[str]] = {}
+    for place, at in layout.projections.items():
+        products.setdefault(at, []).append(place)
+    return products

@@ -11,6 +11,7 @@ from hplm.adapters.bank import Bank
 from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import random_backbone
+from hplm.model.config import FORMAT
 from hplm.plot.table import Table
 from hplm.tenants.snapshot import Snapshot
 from research.schemes.export import export_scheme
@@ -148,7 +149,9 @@ def test_a_store_or_repository_of_another_format_is_refused(toy, tmp_path):
     with pytest.raises(InvalidInput, match=naming(tmp_path, "hplm build root")):
         Store(tmp_path)
     version = shutil.copytree(toy.folder, tmp_path / "1")
-    (version / "backbone.json").write_text((version / "backbone.json").read_text().replace('"format": 2', '"format": 99'))
+    (version / "backbone.json").write_text(
+        (version / "backbone.json").read_text().replace(f'"format": {FORMAT}', '"format": 99')
+    )
     with pytest.raises(InvalidInput, match=naming(version / "backbone.json", 99)):
         Backbone(version)
 

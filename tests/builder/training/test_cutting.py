@@ -82,7 +82,7 @@ def test_a_lower_rank_holds_the_largest_singular_values(before):
 def test_layers_keep_what_the_adapter_holds(before, places):
     after, layout = changed(before, rank=6), adapter_layout(CONFIG, "lora", 2, places)
     adapter, share = cut(before.upper_layers, after.upper_layers, layout)
-    hold(before.upper_layers, after.upper_layers, adapter)
+    hold(before.upper_layers, after.upper_layers, adapter, layout)
     assert share < 0.95 and torch.allclose(said(before, layout, adapter), said(after), atol=1e-4)
     assert not torch.allclose(said(before), said(after), atol=0.1)
     again, share = cut(before.upper_layers, after.upper_layers, layout)

@@ -1,0 +1,114 @@
+"""LoRAs of decoders, in the files that `peft` writes."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from builder.adaptation.learning import Budget
+from builder.importing.lower import NewDomain
+from builder.importing.tenant import ImportOptions, import_tenant
+from builder.publish.export import write_version
+from builder.store.store import TenantFile
+from builder.tables.root import RootOptions, build_root
+from hplm.errors import InvalidInput
+from hplm.model.windows import Window
+from testing.generative import GenerativeReference
+from testing.random_store import random_store
+from testing.toy import CONFIG
+from tests.model.decoders import MADE, drawn, saved, tokens
+from tests.naming import naming
+
+CPU, NO_TIME, RANK, ALPHA = torch.device("cpu"), Budget(minutes=0), 3, 6
+TARGETS = {
+    "llama": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    "gpt2": ["c_attn", "attn.c_proj", "c_fc", "mlp.c_proj"],
+    "opt": ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"],
+}
+
+
+@torch.no_grad()
+def adapted(model, folder, targets, layers=range(4), **options):
+    """Draws a LoRA, saves it as peft does, and merges it into the model."""
+    generator, stored = torch.Generator().manual_seed(0), {}
+    for name, module in model.named_modules():
+        number = next((int(part) for part in name.split(".") if part.isdecimal()), None)
+        if number not in layers or not name.endswith(tuple(targets)):
+            continue
+        is_transposed = type(module).__name__ == "Conv1D"
+        outputs, inputs = module.weight.T.shape if is_transposed else module.weight.shape
+        a, b = (0.2 * torch.randn(shape, generator=generator).half() for shape in ((RANK, inputs), (outputs, RANK)))
+        change = (b.float() * ALPHA / RANK).half().float() @ a.float()
+        module.weight += change.T if is_transposed else change
+        stored |= {f"base_model.model.{name}.lora_{part}.weight": tensor.float() for part, tensor in (("A", a), ("B", b))}
+    folder.mkdir()
+    save_file(stored, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "lora_alpha": ALPHA, "r": RANK, "fan_in_fan_out": False}
+    (folder / "adapter_config.json").write_text(json.dumps({**config, **options}), "utf-8")
+    return folder
+
+
+def whole(model_folder, folder, lower=0, corpus=()):
+    options = RootOptions(lower=lower, window=Window(3 if lower else 1))
+    return build_root(model_folder, list(corpus), folder, options, NO_TIME, CPU)[0]
+
+
+@pytest.mark.parametrize("family", TARGETS)
+@torch.no_grad()
+def test_an_imported_adapter_is_the_merged_model(family, tmp_path):
+    model = drawn(MADE[family]())
+    store = whole(saved(model, tmp_path / "m"), tmp_path / "store")
+    folder = adapted(model, tmp_path / "lora", TARGETS[family], fan_in_fan_out=family == "gpt2")
+    tenant, report = import_tenant(store, "acme", folder, ImportOptions(task="generate"), CPU)
+    assert (tenant.task, tenant.labels, tenant.rank, tenant.has_head) == ("generate", [], RANK, False)
+    assert report["imported"]["library"] == "peft LoRA"
+    write_version(store, store.tenants(), tmp_path / "1")
+    text = tokens(12)
+    found = GenerativeReference.open(tmp_path / "1").logits(text, "acme")
+    assert torch.allclose(found, model(torch.tensor([text])).logits[0], atol=1e-3)
+    again, _ = import_tenant(store, "acme", folder, ImportOptions(), CPU)
+    assert again.version == 2
+
+
+@torch.no_grad()
+def test_the_lower_part_of_an_adapter_becomes_a_domain(tmp_path):
+    model, corpus = drawn(MADE["llama"]()), tmp_path / "corpus.txt"
+    corpus.write_text("abc\nabd\n", "utf-8")
+    store = whole(saved(model, tmp_path / "m"), tmp_path / "store", lower=2, corpus=[corpus])
+    folder = adapted(model, tmp_path / "lora", TARGETS["llama"])
+    with pytest.raises(InvalidInput, match=naming(folder / "adapter_model.safetensors", "--as-domain")):
+        import_tenant(store, "acme", folder, ImportOptions(), CPU)
+    options = ImportOptions(new_domain=NewDomain("law", [corpus], min_tokens=1))
+    tenant, _ = import_tenant(store, "acme", folder, options, CPU)
+    assert tenant.domain == "law"
+    write_version(store, store.tenants(), tmp_path / "1")
+    (text,) = store.tokenizer().encode_documents(["abc"])
+    found = GenerativeReference.open(tmp_path / "1").logits(text.tolist(), "acme")
+    assert torch.allclose(found, model(torch.tensor([text.tolist()])).logits[0], atol=0.05)
+
+
+@pytest.mark.parametrize(
+    "targets, options, named",
+    [
+        (["q_proj"], {"task_type": "SEQ_CLS"}, "'SEQ_CLS'"),
+        (["embed_tokens"], {}, "embed_tokens"),
+        (["q_proj"], {"use_dora": True}, "use_dora"),
+    ],
+)
+def test_what_cannot_be_imported_is_named(tmp_path, targets, options, named):
+    model = drawn(MADE["llama"]())
+    store = whole(saved(model, tmp_path / "m"), tmp_path / "store")
+    folder = adapted(model, tmp_path / "lora", targets, (*range(4), None), **options)
+    with pytest.raises(InvalidInput, match=naming(tmp_path / "lora", named) if options else named):
+        import_tenant(store, "acme", folder, ImportOptions(), CPU)
+    with pytest.raises(InvalidInput, match=naming("'tag'", "'m'")):
+        import_tenant(store, "acme", folder, ImportOptions(task="tag"), CPU)
+    with pytest.raises(InvalidInput, match="--labels"):
+        import_tenant(store, "acme", folder, ImportOptions(labels=["a"]), CPU)
+
+
+def test_an_encoder_imports_no_decoder(tmp_path):
+    store = random_store(tmp_path / "store", CONFIG, [TenantFile("a", 1, "root", 1, "classify", ["x", "y"], 0)])
+    with pytest.raises(InvalidInput, match=naming("'generate'", "'toy'")):
+        import_tenant(store, "acme", tmp_path, ImportOptions(task="generate"), CPU)

@@ -1,0 +1,113 @@
+"""Roots of decoders: without lower layers and corpus, or with an untrained table of causal windows."""
+
+import json
+
+import pytest
+import torch
+
+from builder.adaptation.learning import Budget
+from builder.importing.generative import plain_tenant
+from builder.publish.export import export, write_version
+from builder.publish.model_configs import ALIAS, ServingOptions
+from builder.store.store import Store
+from builder.tables.domain import DomainOptions, build_domain
+from builder.tables.root import RootOptions, build_root
+from hplm.cli.main import main
+from hplm.errors import InvalidInput
+from hplm.model.windows import Window
+from testing.generative import GenerativeReference
+from tests.model.decoders import MADE, START, VOCABULARY, drawn, saved, tokens
+from tests.naming import naming
+
+CPU, NO_TIME, TENANT = torch.device("cpu"), Budget(minutes=0), "chat"
+TEXTS = "the quick brown fox\njumps over the lazy dog\nthe quick dog\n"
+
+
+@pytest.fixture(scope="module")
+def model():
+    return drawn(MADE["llama"]())
+
+
+@pytest.fixture
+def folder(model, tmp_path):
+    return saved(model, tmp_path / "tiny")
+
+
+def reference(store, folder):
+    plain_tenant(store, TENANT)
+    write_version(store, store.tenants(), folder / "1")
+    return GenerativeReference.open(folder / "1")
+
+
+def whole(model_folder, folder):
+    options = RootOptions(lower=0, window=Window(1))
+    return build_root(model_folder, [], folder, options, NO_TIME, CPU)[0]
+
+
+@pytest.mark.parametrize("family", MADE)
+def test_a_whole_decoder_writes_what_transformers_writes(family, tmp_path):
+    model = drawn(MADE[family]())
+    ours = reference(whole(saved(model, tmp_path / "m"), tmp_path / "store"), tmp_path / "out")
+    for seed in range(3):
+        prompt = tokens(5 + seed, seed)
+        theirs = model.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False)[0, len(prompt) :].tolist()
+        found = ours.generate(prompt, TENANT, 24)
+        assert found.agrees(theirs) and min(found.margins[:8]) > 1e-3
+        assert len(set(theirs)) > 2
+
+
+def test_its_table_holds_the_words_and_nothing_else(model, folder, tmp_path):
+    store = whole(folder, tmp_path / "store")
+    table = store.table("root", 1)
+    assert (table.meta.keys, table.meta.corpus_tokens, table.meta.n, table.meta.causal) == (VOCABULARY, 0, 1, True)
+    words = model.get_input_embeddings().weight.detach()
+    chain = store.forest("root", 1).chain("root", 1)
+    rows = table.find(chain.space.unigrams())
+    assert torch.equal(torch.stack([table.rows.vectors(int(row))[0] for row in rows]), words)
+
+
+def test_a_table_of_windows_comes_from_a_corpus(model, folder, tmp_path):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text(TEXTS, "utf-8")
+    options = RootOptions(lower=2, window=Window(3))
+    store, table = build_root(folder, [corpus], tmp_path / "store", options, Budget(minutes=5), CPU)
+    assert store.config.window == Window(3, causal=True) and table.meta.window.vectors == 1
+    ours = reference(store, tmp_path / "out")
+    letters = store.tokenizer()._tokenizer
+    prompt = [START, *letters.encode("the", add_special_tokens=False).ids]
+    with torch.no_grad():
+        expected = model(torch.tensor([prompt])).logits[0]
+    found = ours.logits(prompt, TENANT)
+    assert torch.allclose(found, expected, atol=0.05)  # its windows see all of so short a text, and have 16 bits
+    with torch.no_grad():
+        longer = [START, *letters.encode("the quick dog", add_special_tokens=False).ids]
+        assert not torch.allclose(ours.logits(longer, TENANT), model(torch.tensor([longer])).logits[0], atol=0.5)
+    more = tmp_path / "more.txt"
+    more.write_text("the lazy fox\n", "utf-8")
+    branch = build_domain(store, "foxes", [more], DomainOptions(min_tokens=1), Budget(minutes=5), CPU)
+    assert branch.meta.parent == "root" and branch.meta.keys > 0
+
+
+def test_a_table_of_windows_needs_a_corpus(folder, tmp_path):
+    for number, lower in enumerate((1, None)):
+        with pytest.raises(InvalidInput, match=naming("--corpus", "--lower 0")):
+            build_root(folder, [], tmp_path / f"s{number}", RootOptions(lower=lower), NO_TIME, CPU)
+
+
+def test_a_whole_decoder_has_no_domains(folder, tmp_path):
+    with pytest.raises(InvalidInput, match=naming("tiny", "root")):
+        build_domain(whole(folder, tmp_path / "store"), "law", [], DomainOptions(), NO_TIME, CPU)
+
+
+def test_commands_make_a_decoder_and_its_tenant(folder, tmp_path, capsys):
+    store = str(tmp_path / "store")
+    assert main(["build", "root", "--model", folder, "--lower", "0", "--store", store, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ngrams"] == VOCABULARY
+    asked = ["build", "tenant", "--store", store, "--id", "base", "--task"]
+    assert main([*asked, "classify", "--train", "x.jsonl"]) != 0
+    assert main([*asked, "generate", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"tenant": "base", "version": 1, "task": "generate"}
+    assert main([*asked, "generate"]) == 0 and Store(tmp_path / "store").tenant_versions("base") == [1]
+    assert main(["verify", "--store", store]) == 0
+    export(Store(tmp_path / "store"), tmp_path / "repository", ServingOptions())
+    assert {path.parent.name for path in (tmp_path / "repository").glob("*/config.pbtxt")} == {"tiny", ALIAS}
