@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import queue
+import threading
 import traceback
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -16,30 +18,83 @@ import triton_python_backend_utils as pb_utils
 from hplm.arrays import Array
 from hplm.engine.answer import fill, size_of
 from hplm.engine.memory import SharedMemory
+from hplm.engine.threads import repeat
 from hplm.errors import Broken, Draining, HplmError, InvalidInput, kind_of
 from hplm.server.held import Held
-from hplm.server.inherited import draining
+from hplm.server.inherited import Drain
 from hplm.server.probing import PROBE
 from hplm.tasks import TextAnswer
 
 log = logging.getLogger(__name__)
 SHARED_MEMORY = SharedMemory()
+DRAIN = Drain()
 WELL = TextAnswer(["ok"], np.zeros(1, np.float32), np.zeros((1, 1), np.float32), np.zeros((1, 2), np.int32))
 
 
 class Sender:
-    """Sends the only response to a request that the model holds."""
+    """Sends the responses to a request that the model holds. Only decoupled models may send more than one.
+
+    Triton forgets a request when its last response is sent, and to ask about it after that ends the whole server process. So
+    only one thread at a time talks to Triton about a request.
+    """
 
     def __init__(self, request: pb_utils.InferenceRequest, held: Held) -> None:
         self._sender = request.get_response_sender()
         self._held = held
-        held.add(1)
+        self._is_probe = False
+        self._talking = threading.Lock()
+        self._ended = False
+        held.take()
 
-    def send(self, response: pb_utils.InferenceResponse) -> None:
+    def take_for_probe(self) -> None:
+        """Says that the request is only a probe."""
+        self._is_probe = True
+        self._held.forget()
+
+    def send(self, response: pb_utils.InferenceResponse, is_last: bool = True) -> None:
         try:
-            self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            with self._talking:
+                self._ended |= is_last
+                self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_last else 0)
         finally:
-            self._held.add(-1)
+            if is_last and not self._is_probe:
+                self._held.answered()
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the client has gone before the last response. To ask is a round trip to the server process."""
+        with self._talking:
+            return not self._ended and self._sender.is_cancelled()
+
+
+class Refusals:
+    """Sends errors from a thread of its own, because to send one is a round trip to the server process.
+
+    `execute` would wait for each, and behind it all requests that Triton has not handed over yet: a tenant that is refused a
+    thousand times a second would delay everybody.
+    """
+
+    def __init__(self, doing: str) -> None:
+        """`doing` names what has failed, for exceptions that are not an `HplmError`."""
+        self._doing = doing
+        self._waiting: queue.SimpleQueue[tuple[Sender, Exception] | None] = queue.SimpleQueue()
+        self._thread = repeat(self._send_next, "refusals")
+
+    def put(self, sender: Sender, error: Exception) -> None:
+        self._waiting.put((sender, error))
+
+    def close(self) -> None:
+        """Returns when all have been sent."""
+        self._waiting.put(None)
+        self._thread.join()
+
+    def _send_next(self) -> bool:
+        refused = self._waiting.get()
+        if refused is None:
+            return False
+        sender, error = refused
+        sender.send(failure(error, self._doing))
+        return True
 
 
 def model_parameters(args: dict[str, str]) -> dict[str, str]:
@@ -67,7 +122,7 @@ def is_probe(parameters: Mapping[str, Any]) -> bool:
 
 
 def refuse_while_draining() -> None:
-    if draining():
+    if DRAIN.begun:
         raise Draining("the server is being stopped: send the request to another one, or again in a few seconds")
 
 
@@ -103,6 +158,12 @@ def optional_texts(request: pb_utils.InferenceRequest, name: str) -> list[str] |
     return None if tensor is None else _texts(tensor, name)
 
 
+def flag(request: pb_utils.InferenceRequest, name: str, otherwise: bool = False) -> bool:
+    """Returns an optional input of one truth value."""
+    tensor = pb_utils.get_input_tensor_by_name(request, name)
+    return otherwise if tensor is None else bool(tensor.as_numpy().reshape(-1)[0])
+
+
 def _texts(tensor: pb_utils.Tensor, name: str) -> list[str]:
     decoded: list[str] = []
     for i, raw in enumerate(tensor.as_numpy().reshape(-1)):
@@ -136,8 +197,8 @@ def failure_with(status: str, message: str) -> pb_utils.InferenceResponse:
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, getattr(pb_utils.TritonError, status)))
 
 
-def send_outputs(sender: Sender, outputs: Mapping[str, Array]) -> HplmError | None:
-    """Sends the answer to a request, or returns the error that was sent instead."""
+def send_outputs(sender: Sender, outputs: Mapping[str, Array], is_last: bool = True) -> HplmError | None:
+    """Sends the answer to a request or a part of it, or returns the error that was sent instead, and is its end."""
     try:
         response = pb_utils.InferenceResponse([tensor(name, values) for name, values in outputs.items()])
     except Exception as error:
@@ -145,7 +206,7 @@ def send_outputs(sender: Sender, outputs: Mapping[str, Array]) -> HplmError | No
         return error if isinstance(error, HplmError) else Broken(kind_of(error))
     try:
         with SHARED_MEMORY.taken(size_of(outputs)):
-            sender.send(response)
+            sender.send(response, is_last)
     except Broken as error:  # nothing was sent
         log.error("%s", error)
         sender.send(failure(error))

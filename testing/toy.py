@@ -1,21 +1,37 @@
-"""A toy backbone: three domains, two tasks, and tenants of different ranks and heads. It is built in a second.
+"""A toy encoder with three domains, two tasks and tenants of different ranks and heads, and a toy decoder.
 
-It is varied enough to reveal answers of a wrong tenant, slot or table.
+Each is built in a second. They are varied enough to reveal answers of a wrong tenant, slot or table.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store, TenantFile
-from hplm.model.config import BackboneConfig
+from hplm.model.config import RMS, UNUSED, BackboneConfig
+from hplm.model.windows import Window
+from hplm.tenants.snapshot import Snapshot
+from hplm.tenants.state import EXPORTED_TENANTS
 from testing.random_store import random_store, words
 
+CHATML = (
+    "{% for message in messages %}<|258|>{{ message['role'] }}\n{{ message['content'] }}<|257|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|258|>assistant\n{% endif %}"
+)
 CONFIG = BackboneConfig("toy", 200, 32, 4, 64, 2, 2, 64, 2, "gelu", 1e-12, cls_id=2, sep_id=3, unk_id=1, mask_id=4)
+CHAT = BackboneConfig(  # a toy decoder
+    "chat", 264, 32, 4, 48, 2, 2, 256, 0, "silu", 1e-5, UNUSED, UNUSED, UNUSED, UNUSED, Window(3, causal=True),
+    kv_heads=2, head=12, norm=RMS, pre_norm=True, biases=False, gated=True, rotary_base=10_000.0, start_id=256, end_ids=(257,),
+    chat_template=CHATML,
+)  # fmt: skip
+CHAT_OPTIONS = ServingOptions(dtype="fp32", seats=4, cache_tokens=32_768, admission=False)
 DOMAINS = ("bio", "law")
 BOTH = ("attention_out", "ffn_out")
 TENANTS = [
@@ -38,13 +54,34 @@ class Toy:
 
     @property
     def folder(self) -> Path:
-        return self.repository / "toy" / "1"
+        return self.repository / self.store.config.name / "1"
 
 
 def make_toy(folder: Path, config: BackboneConfig = CONFIG, dtype: str = "fp16") -> Toy:
     # Weights are far larger than BERT's, so that confused neighbours, slots or tables change the answers.
     store = random_store(folder / "store", config, TENANTS, DOMAINS, spread=0.3, dtype=dtype)
     export(store, folder / "repository", ServingOptions(dtype="fp32", slots=4, batch_tokens=256))
+    return Toy(store, folder / "repository")
+
+
+def make_chat(
+    folder: Path,
+    tenants: Sequence[TenantFile],
+    domains: Sequence[str] = (),
+    settings: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    options: ServingOptions = CHAT_OPTIONS,
+) -> Toy:
+    """Makes a decoder for answers of up to 16,384 tokens, which take some seconds.
+
+    `settings`: keys and limits of tenants, as in a snapshot.
+    """
+    config = replace(CHAT, positions=16_384)
+    store = random_store(folder / "store", config, tenants, domains, corpus_tokens=500, spread=0.3)
+    export(store, folder / "repository", options)
+    path = folder / "repository" / config.name / "1" / EXPORTED_TENANTS
+    exported = Snapshot.load(path)
+    changed = [replace(tenant, **settings.get(tenant.id, {})) for tenant in exported.tenants]
+    Snapshot(0, exported.branches, changed, exported.export).save(path)
     return Toy(store, folder / "repository")
 
 

@@ -1,28 +1,63 @@
 """Triton's side of the alias: forwards a request to its tenant's backbone, and the answer to the client, unchanged.
 
+Encoders and decoders take other tensors and give other ones. The alias has all of them, and forwards those of the tenant's
+backbone. An answer of a decoder is whole, because a model whose answers may be streams takes no plain requests.
 Triton has turned forwarded headers into parameters. They go on as parameters: a client could send the same ones itself.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from backends import replies
 from hplm.engine.threads import repeat
-from hplm.errors import Broken, DeadlineMissed, Draining, QueueFull, error_in
+from hplm.errors import Broken, DeadlineMissed, Draining, InvalidInput, QueueFull, error_in
+from hplm.generation.sampling import READERS
+from hplm.parameters import asked_number
 from hplm.scheduling.turns import Bounds, Turns
 from hplm.server.held import Held
+from hplm.tasks import TASKS
 from hplm.tenants.directory import Directory
+from hplm.tenants.ticket import FORWARDED, SharedSecret
 
+DOING = "forwarding the request"  # what has failed, for exceptions that nobody expected
 AT_ONCE = 32  # as many threads as Triton's own pool for such requests
+PROMPTS_AT_ONCE = 16  # an answer takes long: the other threads of that pool are for texts
 WAITING = Bounds(items=1024, work=1024)  # the most requests that wait
+SECONDS_BETWEEN_LOOKS = 0.05  # for requests that can no longer be in time
 A_WHILE_NS = 10_000_000  # to ask whether the client is still connected is a round trip to the server process
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The tensors of encoders or of decoders."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    @classmethod
+    def of(cls, task: str) -> Kind:
+        return DECODER if TASKS[task].generates else ENCODER
+
+
+ENCODER = Kind(("TEXT", "TEXT_PAIR"), ("LABEL", "SCORE", "LOGITS", "SPAN", "VERSION"))
+DECODER = Kind(
+    (
+        *("text_input", "messages", "sampling_parameters", "stream", "exclude_input_in_output"),
+        *("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens", "return_logprobs"),
+    ),
+    ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens", "logprobs"),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +67,8 @@ class Forwarded:
     request: pb_utils.InferenceRequest
     sender: replies.Sender
     parameters: dict[str, Any]
+    kind: Kind
+    outputs: list[str]  # that the client asked for
     backbone: str
     tenant: tuple[str, int]  # the backbone and the tenant's uid in it
     arrival_ns: int
@@ -39,13 +76,69 @@ class Forwarded:
     left: int = 1  # every request counts as one
 
 
+class Lane:
+    """Requests that wait to be forwarded, and the threads that forward them, tenants in turn."""
+
+    def __init__(self, name: str, at_once: int, refusals: replies.Refusals) -> None:
+        self._refusals = refusals
+        self._line: Turns[Forwarded] = Turns(WAITING, 1, time.monotonic_ns)
+        self._closing = threading.Event()
+        self._threads = [repeat(self._forward_next, f"forward {name} {number}") for number in range(at_once)]
+        self._threads.append(repeat(self._expire, f"expire {name}"))
+
+    def offer(self, forwarded: Forwarded) -> None:
+        for refused in self._line.offer(forwarded):
+            full = QueueFull(
+                f"{len(self._line)} requests wait to be forwarded, most of them of your tenant: retry after 0.1 s, or ask the "
+                "backbone itself"
+            )
+            self._refusals.put(refused.sender, full)
+
+    def _forward_next(self) -> bool:
+        """Returns False when the model is unloaded."""
+        turn = self._line.take()
+        if turn is None:
+            return False
+        taken, expired = turn
+        self._refuse_late(expired)
+        for forwarded in taken:
+            try:
+                waited = time.monotonic_ns() - forwarded.arrival_ns
+                cancelled = waited > A_WHILE_NS and forwarded.sender.is_cancelled
+                response = _cancelled() if cancelled else _forward(forwarded)
+            except Exception as error:
+                response = replies.failure(error, DOING)
+            forwarded.sender.send(response)
+        return True
+
+    def _expire(self) -> bool:
+        """Refuses what is late while the other threads wait for long answers. Returns False when the model is unloaded."""
+        self._refuse_late(self._line.expired())
+        return not self._closing.wait(SECONDS_BETWEEN_LOOKS)
+
+    def _refuse_late(self, requests: list[Forwarded]) -> None:
+        for late in requests:
+            self._refusals.put(late.sender, DeadlineMissed.after(late.arrival_ns, late.deadline_ns))
+
+    def close(self) -> None:
+        """Forwards what waits, and ends the threads."""
+        self._line.close()
+        self._closing.set()
+        for thread in self._threads:
+            thread.join()
+
+
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
         self._directory = Directory(Path(args["model_repository"]).parent, replies.state_folder())
         self._held = Held(args["model_name"])
-        self._line: Turns[Forwarded] = Turns(WAITING, 1, time.monotonic_ns)
-        self._threads = [repeat(self._forward_next, f"forward {number}") for number in range(AT_ONCE)]
+        self._mark = {FORWARDED: SharedSecret(FORWARDED, os.getppid()).value.hex()}
+        self._refusals = replies.Refusals(DOING)
+        self._lanes = {
+            ENCODER: Lane("texts", AT_ONCE, self._refusals),
+            DECODER: Lane("prompts", PROMPTS_AT_ONCE, self._refusals),
+        }
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[None]:
         """Takes the requests and returns at once. Each is answered once, later, through its own sender."""
@@ -55,70 +148,94 @@ class TritonPythonModel:
             try:
                 self._take(request, sender, arrival)
             except Exception as error:
-                sender.send(replies.failure(error, "forwarding the request"))
+                self._refusals.put(sender, error)
         return [None] * len(requests)
 
     def _take(self, request: pb_utils.InferenceRequest, sender: replies.Sender, arrival_ns: int) -> None:
         replies.refuse_while_draining()
         parameters = replies.request_parameters(request)
         if replies.is_probe(parameters):
+            sender.take_for_probe()
             replies.send_outputs(sender, replies.answer_to_probe(request.requested_output_names()))
             return
         backbone, tenant = self._directory.find(parameters, time.time())
-        replies.required(request, "TEXT")  # Triton only counts inputs, and the pair may be one
-        deadline_ns = arrival_ns + 1000 * request.timeout() if request.timeout() else 0
-        for refused in self._line.offer(
-            Forwarded(request, sender, parameters, backbone, (backbone, tenant.uid), arrival_ns, deadline_ns)
-        ):
-            full = QueueFull(
-                f"{len(self._line)} requests wait to be forwarded, most of them of your tenant: retry after 0.1 s, or ask the "
-                "backbone itself"
-            )
-            refused.sender.send(replies.failure(full))
-
-    def _forward_next(self) -> bool:
-        """Returns False when the model is unloaded."""
-        turn = self._line.take()
-        if turn is None:
-            return False
-        taken, expired = turn
-        for late in expired:
-            late.sender.send(replies.failure(DeadlineMissed.after(late.arrival_ns, late.deadline_ns)))
-        for forwarded in taken:
-            try:
-                waited = time.monotonic_ns() - forwarded.arrival_ns
-                cancelled = waited > A_WHILE_NS and forwarded.request.is_cancelled()
-                response = _cancelled() if cancelled else _forward(forwarded)
-            except Exception as error:
-                response = replies.failure(error, "forwarding the request")
-            forwarded.sender.send(response)
-        return True
+        kind = Kind.of(tenant.task)
+        _check(request, kind, tenant.id, backbone)
+        outputs = [name for name in request.requested_output_names() if name in kind.outputs]
+        if not outputs:
+            raise InvalidInput(f"tenant {tenant.id!r} answers with {', '.join(kind.outputs)}: request some of these outputs")
+        timeout_us = request.timeout() or asked_number(parameters, "timeout", 0, 2**63 - 1)  # `generate` leaves it a parameter
+        deadline_ns = arrival_ns + 1000 * timeout_us if timeout_us else 0
+        parameters |= self._mark
+        self._lanes[kind].offer(
+            Forwarded(request, sender, parameters, kind, outputs, backbone, (backbone, tenant.uid), arrival_ns, deadline_ns)
+        )
 
     def finalize(self) -> None:
-        self._line.close()
-        for thread in self._threads:
-            thread.join()
+        for lane in self._lanes.values():
+            lane.close()
+        self._refusals.close()
         self._held.close()
 
 
+def _check(request: pb_utils.InferenceRequest, kind: Kind, tenant: str, backbone: str) -> None:
+    """Raises if the tenant's backbone does not take these inputs. To Triton all of the alias's inputs are optional."""
+    for given in request.inputs():
+        if given.name() not in kind.inputs:
+            wanted = " or ".join(kind.inputs[:2])
+            raise InvalidInput(f"tenant {tenant!r} of backbone {backbone!r} does not read {given.name()}: send {wanted}")
+        if kind is DECODER and given.as_numpy().size != 1:
+            raise InvalidInput(
+                f"{given.name()} has {given.as_numpy().size} values, but a request has one prompt: send one each"
+            )
+    if kind is ENCODER:
+        replies.required(request, "TEXT")
+    elif replies.flag(request, "stream"):
+        raise InvalidInput(f"the model 'hplm' answers whole: send requests with 'stream' to backbone {backbone!r}")
+
+
 def _forward(forwarded: Forwarded) -> pb_utils.InferenceResponse:
-    request, backbone = forwarded.request, forwarded.backbone
-    answer = pb_utils.InferenceRequest(
+    request, backbone, is_prompt = forwarded.request, forwarded.backbone, forwarded.kind is DECODER
+    inputs, parameters = request.inputs(), forwarded.parameters
+    if is_prompt:
+        inputs, parameters = _prompt(inputs, parameters)
+    call = pb_utils.InferenceRequest(
         request_id=replies.request_id(request),
         model_name=backbone,
-        inputs=request.inputs(),
-        requested_output_names=list(request.requested_output_names()),
-        # Triton does not forward fractions. No parameter of the backbone is a fraction, so it refuses them as text too.
-        parameters={name: str(value) if isinstance(value, float) else value for name, value in forwarded.parameters.items()},
+        inputs=inputs,
+        requested_output_names=forwarded.outputs,
+        # Triton does not forward fractions. An encoder has no parameter that is one, so it refuses them as text too. A decoder
+        # reads text for milliseconds; settings of sampling are an input by now.
+        parameters={name: str(value) if isinstance(value, float) else value for name, value in parameters.items()},
         timeout=_left_us(forwarded),
-    ).exec()
+    )
+    answer = _only_response(call) if is_prompt else call.exec()
     if not answer.has_error():
-        return pb_utils.InferenceResponse(answer.output_tensors())  # already in shared memory
+        tensors = answer.output_tensors()  # already in shared memory
+        if is_prompt:
+            tensors = [replies.tensor(one.name(), one.as_numpy().reshape(1, -1)) for one in tensors]
+        return pb_utils.InferenceResponse(tensors)
     message = answer.error().message()  # Triton does not pass on the error's code
     known = error_in(message)
     if known is None and not pb_utils.is_model_ready(backbone):
         raise Draining(f"backbone {backbone!r} is being unloaded or loaded: send the request again")
     return replies.failure_with((known or Broken).status, message)
+
+
+def _prompt(inputs: list[pb_utils.Tensor], parameters: dict[str, Any]) -> tuple[list[pb_utils.Tensor], dict[str, Any]]:
+    """Returns inputs and parameters as a decoder takes them: without a batch, and with the settings of sampling in JSON."""
+    own = [replies.tensor(one.name(), one.as_numpy().reshape(-1)) for one in inputs]
+    settings = {name: value for name, value in parameters.items() if name in READERS}
+    if not settings or any(one.name() == "sampling_parameters" for one in inputs):
+        return own, parameters
+    own.append(replies.tensor("sampling_parameters", np.array([json.dumps(settings).encode()], dtype=object)))
+    return own, {name: value for name, value in parameters.items() if name not in settings}
+
+
+def _only_response(call: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
+    """Returns the answer of a decoupled model. Triton may end it with an empty response."""
+    responses = [one for one in call.exec(decoupled=True) if one.has_error() or one.output_tensors()]
+    return responses[0]
 
 
 def _left_us(forwarded: Forwarded) -> int:

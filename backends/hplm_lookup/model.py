@@ -6,8 +6,8 @@ import logging
 import os
 import time
 from functools import partial
+from hmac import compare_digest
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,15 +19,16 @@ from hplm.engine.looked_up import LookedUp
 from hplm.engine.lookup import Lookup, Reading
 from hplm.engine.lookup_service import LookupRequest, LookupService
 from hplm.engine.settings import deadline_us
-from hplm.errors import InvalidInput, word_of
+from hplm.errors import word_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
+from hplm.parameters import asked_flag, asked_number
 from hplm.server.control import REVIVED
-from hplm.server.held import Held
+from hplm.server.held import Held, HeldBy
 from hplm.tenants.authorize import admit
 from hplm.tenants.quotas import Quotas
-from hplm.tenants.ticket import PROBE_TICKET, TICKET_BYTES, SharedSecret, Ticket
+from hplm.tenants.ticket import FORWARDED, PROBE_TICKET, TICKET_BYTES, SharedSecret, Ticket
 
 log = logging.getLogger(__name__)
 LONGEST_TIMEOUT_US = 10**12  # longer ones would overflow a deadline in nanoseconds
@@ -47,9 +48,12 @@ class TritonPythonModel:
         self._lookup = Lookup(self._backbone)
         meter = Meter()
         meter.add(names.MODEL_RESTARTS, int(parameters.get(REVIVED, "0")), args["model_name"])
-        self._service = LookupService(self._lookup, meter, self._charge, allow=self._allow)
+        upper = HeldBy(f"{name}-upper")
+        self._refusals = replies.Refusals("lookup")
+        self._service = LookupService(self._lookup, meter, self._charge, self._allow, ahead=lambda: upper.count)
         self._publisher = Publisher(pb_utils.MetricFamily, meter, name, before=self._look)
         self._secret = SharedSecret(name, os.getppid()).value
+        self._forwarded = SharedSecret(FORWARDED, os.getppid()).value.hex()
         self._deadline_us = deadline_us(parameters)
         self._held = Held(args["model_name"])
 
@@ -65,13 +69,14 @@ class TritonPythonModel:
                 self._take(request, sender, arrival)
             except Exception as error:
                 self._service.count(word_of(error))
-                sender.send(replies.failure(error, "lookup"))
+                self._refusals.put(sender, error)
         return [None] * len(requests)
 
     def _take(self, request: pb_utils.InferenceRequest, sender: replies.Sender, arrival_ns: int) -> None:
         replies.refuse_while_draining()
         parameters = replies.request_parameters(request)
         if replies.is_probe(parameters):
+            sender.take_for_probe()
             self._service.check()
             replies.send_outputs(sender, {"TICKET": np.frombuffer(PROBE_TICKET, dtype=np.uint8).reshape(1, -1)})
             return
@@ -87,30 +92,33 @@ class TritonPythonModel:
             arrival_ns=arrival_ns,
             deadline_ns=arrival_ns + timeout_us * 1000 if timeout_us else 0,
             # Not `priority`: Triton keeps that parameter for itself and passes it to no Python model.
-            priority=_whole_number(parameters, "hplm_priority", -(2**31), 2**31 - 1),
-            top_k=_whole_number(parameters, "top_k", 0, 2**16 - 1),
+            priority=asked_number(parameters, "hplm_priority", -(2**31), 2**31 - 1),
+            top_k=asked_number(parameters, "top_k", 0, 2**16 - 1),
         )
         texts, pairs = replies.texts(request, "TEXT"), replies.optional_texts(request, "TEXT_PAIR")
-        reading = Reading(view, tenant, texts, pairs, _flag(parameters, "truncate"))
+        reading = Reading(view, tenant, texts, pairs, asked_flag(parameters, "truncate"))
         respond = partial(self._send, sender, ticket)
-        self._service.submit(LookupRequest(reading, arrival_ns, ticket.deadline_ns, respond))
+        # A forwarded request keeps a thread of the model `hplm` busy, for which other tenants wait.
+        is_forwarded = compare_digest(str(parameters.get(FORWARDED, "")).encode(), self._forwarded.encode())
+        self._service.submit(LookupRequest(reading, arrival_ns, ticket.deadline_ns, respond, refuse_at_once=is_forwarded))
 
     def _send(self, sender: replies.Sender, ticket: Ticket, found: LookedUp | Exception) -> None:
         """Sends the ticket for the result of a lookup, or the error."""
         if isinstance(found, Exception):
-            sender.send(replies.failure(found, "lookup"))
+            self._refusals.put(sender, found)
             return
         try:
             packed = found.pack()
             packed += bytes(-(TICKET_BYTES + len(packed)) % found.texts)  # Triton takes tensors with a row for each text
             signed = ticket.sign(self._secret, packed)
         except Exception as error:
-            sender.send(replies.failure(error, "lookup"))
+            self._refusals.put(sender, error)
             return
         replies.send_outputs(sender, {"TICKET": np.frombuffer(signed, dtype=np.uint8).reshape(found.texts, -1)})
 
     def finalize(self) -> None:
         self._service.close()
+        self._refusals.close()
         self._publisher.close()
         self._watch.close()
         self._held.close()
@@ -126,17 +134,3 @@ class TritonPythonModel:
         self._service.look()
         for (domain, level), count in self._lookup.tally.take().items():
             self._service.meter.add(names.WINDOWS, count, domain, level)
-
-
-def _flag(parameters: dict[str, Any], name: str) -> bool:
-    value = parameters.get(name, False)
-    if not isinstance(value, bool):
-        raise InvalidInput(f"parameter {name!r} is {value!r}: send true or false")
-    return value
-
-
-def _whole_number(parameters: dict[str, Any], name: str, low: int, high: int) -> int:
-    value = parameters.get(name, 0)
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidInput(f"parameter {name!r} is {value!r}: send a whole number from {low} to {high}")
-    return value

@@ -37,6 +37,7 @@ class TritonPythonModel:
         self._publisher = Publisher(pb_utils.MetricFamily, meter, name, keeps=self._keeper.keeps)
         self._secret = SharedSecret(name, os.getppid()).value
         self._held = Held(args["model_name"])
+        self._refusals = replies.Refusals("taking the request")
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[None]:
         """Takes the requests and returns at once. Each is answered once, later, through its own sender."""
@@ -47,18 +48,20 @@ class TritonPythonModel:
                 signed = replies.required(request, "TICKET").as_numpy().tobytes()  # a copy: Triton frees the memory later
                 wanted = frozenset(request.requested_output_names())
                 if signed == PROBE_TICKET:
+                    sender.take_for_probe()
                     self._keeper.check()
                     replies.send_outputs(sender, replies.answer_to_probe(wanted))
                 else:
                     Ticket.check(signed, self._secret)
                     asked.append(Asked(signed, replies.request_id(request), wanted, partial(_respond, sender)))
             except Exception as error:
-                sender.send(replies.failure(error, "taking the request"))
+                self._refusals.put(sender, error)
         self._keeper.submit(asked)
         return [None] * len(requests)
 
     def finalize(self) -> None:
         self._keeper.close()
+        self._refusals.close()
         self._publisher.close()
         self._held.close()
 

@@ -1,9 +1,10 @@
-"""Finds, prepares, starts, supervises and stops a tritonserver.
+"""Finds, prepares, starts, supervises and stops a tritonserver, and the gateway beside it.
 
 It knows nothing of hPLMs, and serves a repository of any models.
 """
 
+from hplm.server.gateway import Gateway
 from hplm.server.supervisor import Supervisor
 from hplm.server.triton import TritonServer
 
-__all__ = ["Supervisor", "TritonServer"]
+__all__ = ["Gateway", "Supervisor", "TritonServer"]

@@ -10,9 +10,10 @@ from typing import Any
 
 from hplm.errors import HplmError
 from hplm.server import probing
-from hplm.server.probing import Health
+from hplm.server.probing import Health, Probe
 
-_LIVE = {"READY", "LOADING", "UNLOADING"}
+_READY = "READY"
+_LIVE = {_READY, "LOADING", "UNLOADING"}
 _ENSEMBLE = "ensemble"
 REVIVED = "hplm_revived"  # parameter of a model's configuration: how often its process was started again
 _LOADING_SECONDS = 120.0
@@ -41,23 +42,30 @@ class Control:
 
     def models(self) -> list[str]:
         """Returns the models that the server has loaded, or should have."""
-        status, index = self._ask(self._port, "POST", "/v2/repository/index", b"{}")
-        if status != 200:
+        index = self._index()
+        if not index:
             raise HplmError("the server does not say which models it has: set HPLM_ADMIN to its secret, or name the models")
-        return [model["name"] for model in json.loads(index)]
+        return [model["name"] for model in index]
 
-    def probes(self, models: Collection[str]) -> dict[str, bytes]:
+    def loaded(self) -> set[str]:
+        """Returns the models that are ready by Triton's word; none if it does not say."""
+        try:
+            return {model["name"] for model in self._index() if model.get("state") == _READY}
+        except (OSError, http.client.HTTPException):
+            return set()
+
+    def probes(self, models: Collection[str]) -> dict[str, Probe]:
         """Returns the probe of each model. Ensembles have none: they are what their models are."""
-        found: dict[str, bytes] = {}
+        found: dict[str, Probe] = {}
         for model in models:
             config = self.config(model)
             if config.get("platform") != _ENSEMBLE:
-                found[model] = probing.body_of(config)
+                found[model] = probing.probe_of(config)
         return found
 
-    def probe(self, model: str, body: bytes, timeout: float) -> Health:
+    def probe(self, model: str, probe: Probe, timeout: float) -> Health:
         try:
-            return probing.health(*self._ask(self._port, "POST", f"/v2/models/{model}/infer", body, timeout))
+            return probing.health(*self._ask(self._port, "POST", f"/v2/models/{model}/{probe.path}", probe.body, timeout))
         except (OSError, http.client.HTTPException) as error:
             return probing.silent(error)
 
@@ -104,8 +112,12 @@ class Control:
         return json.loads(answer)["name"] if answer else None
 
     def _live_models(self) -> set[str]:
-        _, index = self._ask(self._port, "POST", "/v2/repository/index", b"{}")
-        return {model["name"] for model in json.loads(index) if model.get("state") in _LIVE}
+        return {model["name"] for model in self._index() if model.get("state") in _LIVE}
+
+    def _index(self) -> list[dict[str, Any]]:
+        """Returns what the server says about its models; nothing if it does not tell us."""
+        status, index = self._ask(self._port, "POST", "/v2/repository/index", b"{}")
+        return json.loads(index) if status == 200 else []
 
     def _get(self, path: str) -> bytes | None:
         """Returns the body of an answer with status 200, else None."""

@@ -11,14 +11,17 @@ import mmap
 import os
 import struct
 import threading
+import time
 from pathlib import Path
 from typing import NamedTuple
 
 from hplm.server.inherited import server_id
 from hplm.server.process_group import SHARED_MEMORY
 
-_COUNT = struct.Struct("<q")
+_COUNT = struct.Struct("<qq")  # requests, and when the last one was answered: nanoseconds of the monotonic clock
 _HELD = "-held-"
+LOOK_SECONDS = 1.0  # between looks at which processes a model has
+RECENT_NS = 2_000_000_000  # longer than the supervisor needs to see that a process has ended
 
 
 class Held:
@@ -26,16 +29,30 @@ class Held:
 
     def __init__(self, model: str) -> None:
         self._lock = threading.Lock()
-        self._count = 0
+        self._count = self._answered_ns = 0
         server = server_id()
         self._path = SHARED_MEMORY / f"{server}{_HELD}{os.getpid()}@{model}" if server else None
         self._shown = _map(self._path) if self._path else bytearray(_COUNT.size)
 
-    def add(self, count: int) -> None:
-        """Requests were taken, or (below 0) answered."""
+    def take(self) -> None:
         with self._lock:
-            self._count += count
-            _COUNT.pack_into(self._shown, 0, self._count)
+            self._count += 1
+            self._show()
+
+    def answered(self) -> None:
+        with self._lock:
+            self._count -= 1
+            self._answered_ns = time.monotonic_ns()
+            self._show()
+
+    def forget(self) -> None:
+        """Takes a request out of the count. Nobody would miss its answer."""
+        with self._lock:
+            self._count -= 1
+            self._show()
+
+    def _show(self) -> None:
+        _COUNT.pack_into(self._shown, 0, self._count, self._answered_ns)
 
     def close(self) -> None:
         if self._path:
@@ -51,9 +68,18 @@ class Holder(NamedTuple):
 
     @property
     def held(self) -> int:
+        return self._read()[0]
+
+    @property
+    def may_have_lost(self) -> bool:
+        """Whether requests may stay without an answer if the process has just ended. Triton can lose those just sent, too."""
+        held, answered_ns = self._read()
+        return held > 0 or time.monotonic_ns() - answered_ns < RECENT_NS
+
+    def _read(self) -> tuple[int, int]:
         with contextlib.suppress(FileNotFoundError):  # the process has just ended well
-            return _COUNT.unpack(self.path.read_bytes())[0]
-        return 0
+            return _COUNT.unpack(self.path.read_bytes())
+        return 0, 0
 
 
 def holders(server: str) -> list[Holder]:
@@ -63,6 +89,23 @@ def holders(server: str) -> list[Holder]:
         pid, _, model = path.name.partition(_HELD)[2].partition("@")
         found.append(Holder(path, int(pid), model))
     return found
+
+
+class HeldBy:
+    """Counts the requests that another model of the same server holds."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._server = server_id()
+        self._processes: list[Holder] = []
+        self._looked = -LOOK_SECONDS
+
+    @property
+    def count(self) -> int:
+        if self._server and time.monotonic() - self._looked > LOOK_SECONDS:
+            self._processes = [holder for holder in holders(self._server) if holder.model == self._model]
+            self._looked = time.monotonic()
+        return sum(holder.held for holder in self._processes)
 
 
 def _map(path: Path) -> mmap.mmap:

@@ -6,10 +6,13 @@ Where another program than `TritonServer` has started the server, nothing is tol
 from __future__ import annotations
 
 import os
+import time
+from pathlib import Path
 
 from hplm.server.process_group import SHARED_MEMORY
 
 _ID, _RESTARTS = "HPLM_SERVER_ID", "HPLM_SERVER_RESTARTS"
+_SECONDS_BETWEEN_LOOKS = 0.01
 
 
 def environment(server_id: str, restarts: int) -> dict[str, str]:
@@ -27,11 +30,32 @@ def restarts() -> int:
 
 
 def start_to_drain(server: str) -> None:
-    """Makes the server's models refuse new requests."""
-    (SHARED_MEMORY / f"{server}-draining").touch()
+    """Makes the server's models refuse new requests. Returns when all of them do."""
+    _sign_of(server).touch()
+    time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
-def draining() -> bool:
-    """Whether the server of this process is being stopped."""
-    server = server_id()
-    return server is not None and (SHARED_MEMORY / f"{server}-draining").exists()
+class Drain:
+    """Whether the server of this process is being stopped. It is asked for every request, and looks a hundred times a second.
+
+    To look at a file lets another thread run, for which a request would wait.
+    """
+
+    def __init__(self) -> None:
+        server = server_id()
+        self._sign = _sign_of(server) if server else None
+        self._looked = 0.0
+        self._begun = False
+
+    @property
+    def begun(self) -> bool:
+        now = time.monotonic()
+        if self._sign is not None and now - self._looked > _SECONDS_BETWEEN_LOOKS:
+            self._looked = now
+            self._begun = self._sign.exists()
+        return self._begun
+
+
+def _sign_of(server: str) -> Path:
+    """Returns the file that is there while a server is being stopped."""
+    return SHARED_MEMORY / f"{server}-draining"

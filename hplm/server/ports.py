@@ -26,7 +26,8 @@ class Ports:
     def claim(self, address: str) -> Ports:
         """Returns three free ports. They do not stay bound, so another process may take one before the server starts."""
         with ExitStack() as held:  # bound until all are chosen, so that they differ
-            return Ports(*(_bind(held, address, port, flag) for flag, port in self.items()))
+            listeners = [held.enter_context(listen(address, port, flag)) for flag, port in self.items()]
+            return Ports(*(listener.getsockname()[1] for listener in listeners))
 
 
 def resolve(address: str) -> str:
@@ -45,18 +46,20 @@ def reachable(address: str) -> str:
     return LOOPBACK if address == WILDCARD else address
 
 
-def _bind(held: ExitStack, address: str, port: int, flag: str) -> int:
+def listen(address: str, port: int, flag: str) -> socket.socket:
+    """Returns a socket that listens on a port. `flag`: the option that sets it. Port 0 means any free port."""
     if not 0 <= port <= 65535:
         raise HplmError(f"{flag} {port} is not a port: give a number from 0 (any free port) to 65535")
-    listener = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     if port:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Triton does: old connections do not block it
     try:
         listener.bind((address, port))
         listener.listen()  # without it, a second claim of the same port would succeed
     except OSError as error:
+        listener.close()
         raise HplmError(_reason(error, address, port, flag)) from error
-    return listener.getsockname()[1]
+    return listener
 
 
 def _reason(error: OSError, address: str, port: int, flag: str) -> str:

@@ -33,13 +33,26 @@ class Health:
     said: str = ""
 
 
-def body_of(config: Mapping[str, Any]) -> bytes:
-    """Returns the probe of a model with this configuration."""
+@dataclass(frozen=True)
+class Probe:
+    path: str  # below the model's
+    body: bytes
+
+
+def probe_of(config: Mapping[str, Any]) -> Probe:
+    """Returns the probe of a model with this configuration. Triton takes no `infer` over HTTP for a decoupled model."""
+    if config.get("model_transaction_policy", {}).get("decoupled"):
+        values = {tensor["name"]: tensor["data"][0] for tensor in _inputs(config)}
+        return Probe("generate", json.dumps({PROBE: True, **values}).encode())
+    return Probe("infer", json.dumps({"parameters": {PROBE: True}, "inputs": _inputs(config)}).encode())
+
+
+def _inputs(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the required inputs with the least values. If none is required, the first one: a request has an input."""
     batched = config.get("max_batch_size", 0) > 0
     inputs: list[dict[str, Any]] = []
-    for tensor in config.get("input", []):
-        if tensor.get("optional"):
-            continue
+    all: list[dict[str, Any]] = config.get("input", [])
+    for tensor in [tensor for tensor in all if not tensor.get("optional")] or all[:1]:
         shape = [1] * batched + [max(1, int(size)) for size in tensor["dims"]]
         count = 1
         for size in shape:
@@ -48,7 +61,7 @@ def body_of(config: Mapping[str, Any]) -> bytes:
         datatype = _TYPES.get(wanted, wanted.removeprefix("TYPE_"))
         zero = _ZEROS.get(datatype, 0)
         inputs.append({"name": tensor["name"], "shape": shape, "datatype": datatype, "data": [zero] * count})
-    return json.dumps({"parameters": {PROBE: True}, "inputs": inputs}).encode()
+    return inputs
 
 
 def health(status: int, answer: bytes) -> Health:

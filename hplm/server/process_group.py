@@ -56,6 +56,11 @@ def wait_until_gone(group: int, timeout: float) -> None:
         time.sleep(0.05)
 
 
+def reason(code: int) -> str:
+    """Returns how a process has ended, from its exit code."""
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
+
+
 def sweep(prefix: str) -> None:
     """Removes the shared-memory regions that killed stubs leave behind."""
     for region in SHARED_MEMORY.glob(f"{prefix}*"):

@@ -11,7 +11,7 @@ from hplm.server import process_group
 from hplm.server.installation import STUB
 
 _REGION = "-region-"
-_INSTANCE = re.compile(r"(?P<model>.+)_\d+_\d+")  # how a stub's arguments name the model's instance
+_INSTANCE = re.compile(r"(?P<model>.+?)(_\d+){1,2}")  # how a stub's arguments name the model's instance
 
 
 class Stub(NamedTuple):
@@ -42,9 +42,9 @@ def stubs(group: int) -> list[Stub]:
     for pid in process_group.members(group):
         arguments = _arguments(pid)
         names = [argument for argument in arguments if _REGION in argument]
-        instances = [match["model"] for argument in arguments if (match := _INSTANCE.fullmatch(argument))]
-        if arguments and arguments[0].endswith(STUB) and names and instances:
-            found.append(Stub(pid, instances[-1], process_group.SHARED_MEMORY / names[0]))
+        models = [match["model"] for argument in arguments if (match := _INSTANCE.fullmatch(argument))]
+        if arguments and arguments[0].endswith(STUB) and names and models:
+            found.append(Stub(pid, _own_name(arguments) or models[-1], process_group.SHARED_MEMORY / names[0]))
     return found
 
 
@@ -54,6 +54,12 @@ def size_of(region: Path) -> int:
         return region.stat().st_blocks * 512
     except FileNotFoundError:
         return 0
+
+
+def _own_name(arguments: list[str]) -> str | None:
+    """Returns the name of a model whose code is in its own folder. Its number could be taken for that of an instance."""
+    folder = Path(arguments[1]).parent.parent.name
+    return folder if any(argument.startswith(f"{folder}_") for argument in arguments[2:]) else None
 
 
 def _arguments(pid: int) -> list[str]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import http.client
 import shutil
-import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 
 from hplm.errors import HplmError
 from hplm.server import process_group
-from hplm.server.held import holders
-from hplm.server.probing import State
+from hplm.server.held import Holder, holders
+from hplm.server.probing import Probe, State
 from hplm.server.stubs import make_private, regions, size_of, stubs
 from hplm.server.triton import TritonServer
 
@@ -23,7 +23,7 @@ LOOK_SECONDS = 1.0
 PROBE_SECONDS = 5.0  # a busy machine may take long
 SILENT_SECONDS = 15.0  # a model that says nothing for so long stands still
 LONGEST_PAUSE = 30.0  # seconds between attempts to start the server
-SOON_SECONDS = 60.0  # a server that ends so soon is started after a longer pause
+SOON_SECONDS = 5.0  # a server that ends so soon is started after a longer pause
 REGIONS_SHARE = 0.5  # of /dev/shm; a region grows with the largest request and never shrinks
 RECYCLE_SECONDS = 60.0  # the least between two processes that are replaced for their memory
 
@@ -38,24 +38,31 @@ class Supervisor:
         self._recycled = 0.0  # when
         self._begin()
 
-    def run(self) -> None:
-        """Supervises until it is interrupted."""
-        while True:
-            self.look()
+    @property
+    def watched(self) -> list[str]:
+        """The models that are asked."""
+        return list(self._probes)
 
     def look(self) -> None:
         """Looks at the server once, and mends what it finds. Takes a second if the server is well."""
         code = self._server.wait(LOOK_SECONDS)
         if code is not None:
-            self._restart(f"tritonserver ended with {reason(code)}")
+            self._restart(f"tritonserver ended with {process_group.reason(code)}")
             return
+        for holder in self._gone():  # Triton answers probes of a dead model late, behind the requests that it fails one by one
+            if holder.may_have_lost:
+                self._restart(_lost(holder))
+                return
         self._server.limit_log()
         make_private(self._server.id)  # also those of models that were loaded meanwhile
+        with suppress(OSError, http.client.HTTPException):  # a server that has just ended shows it below
+            self._take_models(self._control.loaded() - self._models)
         for model, probe in self._probes.items():
             health = self._control.probe(model, probe, PROBE_SECONDS)
             if health.state is not State.SILENT:
                 self._heard[model] = time.monotonic()
-            if health.state is State.DEAD:
+            is_gone = health.state is State.SILENT and model in (holder.model for holder in self._gone())
+            if health.state is State.DEAD or is_gone:
                 self._revive(model, health.said)
             elif time.monotonic() - self._heard[model] > SILENT_SECONDS:
                 self._restart(f"model {model!r} has not answered for {SILENT_SECONDS:g} s")
@@ -67,16 +74,31 @@ class Supervisor:
         """Takes the models of a server that has just started."""
         self._since = time.monotonic()
         self._control = self._server.control()
-        self._probes = self._control.probes(self._server.models)
-        self._heard = dict.fromkeys(self._probes, self._since)
+        self._models: set[str] = set()
+        self._probes: dict[str, Probe] = {}
+        self._heard: dict[str, float] = {}
+        self._take_models(self._server.models)
+
+    def _take_models(self, models: Collection[str]) -> None:
+        """Asks these models too from now on. Some are loaded while the server serves."""
+        if not models:
+            return
+        probes = self._control.probes(models)
+        self._models.update(models)
+        self._probes.update(probes)
+        self._heard.update(dict.fromkeys(probes, time.monotonic()))
 
     def _revive(self, model: str, why: str) -> None:
         self._end(model)
-        lost = self._lost(model)
+        gone = [holder for holder in self._gone() if holder.model == model]
+        lost = [holder for holder in gone if holder.may_have_lost]
         self._sweep()
         if lost:
-            self._restart(f"model {model!r} ended while it held {lost} requests")
-        elif self._load(model):
+            self._restart(_lost(lost[0]))
+            return
+        for holder in gone:
+            holder.path.unlink(missing_ok=True)
+        if self._load(model):
             self._say(f"loaded        {model} again, because its process had ended ({why})")
         else:
             self._restart(f"model {model!r} ended and cannot be loaded again ({why})")
@@ -93,15 +115,10 @@ class Supervisor:
             if stub.model == model:
                 process_group.kill_one(stub.pid)
 
-    def _lost(self, model: str) -> int:
-        """Returns how many requests the model's dead processes held, and forgets these processes."""
+    def _gone(self) -> list[Holder]:
+        """Returns what is known of model processes that have ended without being told to."""
         alive = process_group.members(self._server.pid) if self._server.pid is not None else []
-        lost = 0
-        for holder in holders(self._server.id):
-            if holder.model == model and holder.pid not in alive:
-                lost += holder.held
-                holder.path.unlink(missing_ok=True)
-        return lost
+        return [holder for holder in holders(self._server.id) if holder.pid not in alive]
 
     def _sweep(self) -> None:
         """Removes the regions of dead processes."""
@@ -141,5 +158,6 @@ class Supervisor:
         self._say(f"Ready again after {time.monotonic() - began:.1f} s (restart {self._server.restarts}).")
 
 
-def reason(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
+def _lost(holder: Holder) -> str:
+    when = f"while it held {holder.held} requests" if holder.held else "just after an answer, which may be lost"
+    return f"model {holder.model!r} ended {when}"

@@ -40,7 +40,8 @@ def place(tmp_path, monkeypatch):
 
 
 class Admin:
-    def __init__(self, server, key=KEY):
+    def __init__(self, server, key=KEY, backbone="toy"):
+        self._model = f"{backbone}-admin"
         self._client = tritonclient.http.InferenceServerClient(server.http_url)
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
@@ -48,7 +49,7 @@ class Admin:
         tensor = tritonclient.http.InferInput("COMMAND", [1], "BYTES")
         text = command if not given and command.startswith("{") else json.dumps({"command": command, **given})
         tensor.set_data_from_numpy(np.array([text.encode()], dtype=object))
-        answer = self._client.infer("toy-admin", [tensor], headers=self._headers)
+        answer = self._client.infer(self._model, [tensor], headers=self._headers)
         return json.loads(answer.as_numpy("ANSWER")[0])
 
 
@@ -147,6 +148,7 @@ def test_wrong_keys_and_wrong_commands_are_refused(place):
             ("tenant.limit", {"id": "tenant-0", "rate": -1}, ["'rate'"]),
             ("tenant.limit", {"id": "tenant-0", "deadline_us": 2500.5}, ["'deadline_us'"]),
             ("tenant.limit", {"id": "tenant-0", "rate": True}, ["'rate'", "'burst'", "'in_flight'", "'deadline_us'"]),
+            ("tenant.limit", {"id": "tenant-0", "token_us": 5000}, ["'tenant-0'", "classify", "'token_us'"]),
             ("domain.add", {"name": "../../etc", "version": 1}, ["../../etc/1"]),
             ("domain.delete", {"name": "root"}, ["root"]),
         ]:

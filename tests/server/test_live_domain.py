@@ -1,7 +1,6 @@
 """A domain changes under load on a real Triton: every answer is that of the old or the new version, and none is lost."""
 
 import random
-import threading
 import time
 import urllib.request
 from dataclasses import replace
@@ -17,6 +16,7 @@ from testing.random_store import random_store, random_table, random_tenant, rand
 from testing.reference import Reference
 from testing.toy import CONFIG, random_text
 from tests.equality import Comparison
+from tests.server.asking import Asking
 from tests.server.stock import Stock
 from tests.serving import serving
 
@@ -33,42 +33,8 @@ def place(tmp_path):
     return store, tmp_path / "repository", tmp_path / "state"
 
 
-class Load:
-    """Clients that send requests without a pause, and keep all answers and errors."""
-
-    def __init__(self, server, clients=4):
-        self.answers = []
-        self._server = server
-        self._end = threading.Event()
-        self._threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(clients)]
-
-    def __enter__(self):
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._end.set()
-        for thread in self._threads:
-            thread.join(60)
-        assert not any(thread.is_alive() for thread in self._threads)
-
-    def _ask(self, number):
-        rng, stock = random.Random(number), Stock(self._server, ("http", "grpc")[number % 2])
-        while not self._end.is_set():
-            tenant, text = rng.choice(TENANTS).id, rng.choice(TEXTS)
-            try:
-                answer = stock.ask([text], tenant, outputs=("LOGITS", "VERSION"))
-            except Exception as error:
-                answer = error
-            self.answers.append((tenant, text, answer))
-
-    def wait_for(self, seen):
-        """Waits until a later answer fulfils a condition."""
-        start, deadline = len(self.answers), time.monotonic() + 60
-        while not any(seen(*answer) for answer in self.answers[start:]):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+def asking(server):
+    return Asking(lambda protocol: Stock(server, protocol), [tenant.id for tenant in TENANTS], TEXTS)
 
 
 def version_of(answer):
@@ -90,7 +56,7 @@ def references(place):
 
 def test_every_answer_is_of_the_old_or_the_new_version_and_none_fails(place):
     store, repository, state = place
-    with serving(repository, state=state) as server, Load(server) as load:
+    with serving(repository, state=state) as server, asking(server) as load:
         load.wait_for(lambda tenant, text, answer: True)
         random_table(store, "bio", 2, ("root", 1), 3000, seed=77)
         for number, tenant in enumerate(TENANTS):
@@ -107,8 +73,7 @@ def test_every_answer_is_of_the_old_or_the_new_version_and_none_fails(place):
         load.wait_for(lambda tenant, text, answer: version_of(answer) == 1)
         update_domain(live, store, "bio")
         load.wait_for(lambda tenant, text, answer: version_of(answer) == 2)
-    failures = [answer for _, _, answer in load.answers if isinstance(answer, Exception)]
-    assert not failures, failures[:3]
+    assert not load.failures(), load.failures()[:3]
     comparison = Comparison()
     for tenant, text, answer in load.answers:
         version = version_of(answer)

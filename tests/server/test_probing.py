@@ -18,7 +18,9 @@ def test_a_probe_has_every_required_input_with_the_least_values():
             {"name": "FLAG", "data_type": "TYPE_BOOL", "dims": ["1"]},
         ],
     }
-    assert json.loads(probing.body_of(config)) == {
+    probe = probing.probe_of(config)
+    assert probe.path == "infer"
+    assert json.loads(probe.body) == {
         "parameters": {"hplm_probe": True},
         "inputs": [
             {"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": [""]},
@@ -26,7 +28,13 @@ def test_a_probe_has_every_required_input_with_the_least_values():
             {"name": "FLAG", "shape": [1, 1], "datatype": "BOOL", "data": [False]},
         ],
     }
-    assert json.loads(probing.body_of({**config, "max_batch_size": 0}))["inputs"][1]["shape"] == [1, 2]
+    assert json.loads(probing.probe_of({**config, "max_batch_size": 0}).body)["inputs"][1]["shape"] == [1, 2]
+    optional = {"input": config["input"][1:2], "max_batch_size": 8}
+    assert json.loads(probing.probe_of(optional).body)["inputs"] == [
+        {"name": "PAIR", "shape": [1, 1], "datatype": "BYTES", "data": [""]}
+    ]
+    generating = {"model_transaction_policy": {"decoupled": True}, "input": config["input"][:2]}
+    assert probing.probe_of(generating) == probing.Probe("generate", b'{"hplm_probe": true, "TEXT": ""}')
 
 
 @pytest.mark.parametrize(

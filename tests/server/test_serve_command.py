@@ -1,10 +1,12 @@
 """`hplm serve` as a user runs it."""
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 
 import pytest
@@ -12,6 +14,8 @@ import pytest
 from hplm.server import process_group
 from tests.naming import names
 from tests.server.plain_models import ECHO, add_model
+from tests.serving import until_ready
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -31,19 +35,30 @@ def serving(tmp_path):
 
     piped = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with subprocess.Popen(command, **piped, cwd=tmp_path, preexec_fn=as_from_a_terminal) as process:
-        said = []
-        for line in process.stdout:
-            said.append(line)
-            if line.startswith("Ready"):
-                break
-        (group,) = [child for child in children(process.pid) if len(process_group.members(child)) == 2]
-        yield process, group, "".join(said)
-        process.kill()
+        try:
+            said = until_ready(process)
+            yield process, group_of(process), said
+        finally:
+            process.kill()
 
 
-def children(parent: int) -> list[int]:
-    with open(f"/proc/{parent}/task/{parent}/children") as listing:
-        return [int(pid) for pid in listing.read().split()]
+def the_child(process, condition):
+    """Returns the id of a process's child. Where other processes end, the list of children may be short for a moment."""
+    found = []
+
+    def look():
+        with open(f"/proc/{process.pid}/task/{process.pid}/children") as listing:
+            found[:] = [int(pid) for pid in listing.read().split() if condition(int(pid))]
+        return found
+
+    eventually(look)
+    (child,) = found
+    return child
+
+
+def group_of(process):
+    """Returns the process group of the tritonserver."""
+    return the_child(process, lambda child: len(process_group.members(child)) == 2)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -73,6 +88,77 @@ def test_if_tritonserver_dies_it_serves_again_at_the_same_address(serving):
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 0
     assert process_group.members(group) == []
+
+
+@pytest.fixture
+def with_gateway(tmp_path):
+    """Starts the command with a gateway. Returns it with the gateway's address when it is ready."""
+    add_model(tmp_path / "repository", "echo", ECHO)
+    command = [*SERVE, "--repository", str(tmp_path / "repository"), *ANY_PORTS, "--openai-port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        try:
+            yield process, re.search(r"^OpenAI +(http://127\.0\.0\.1:\d+/v1)$", until_ready(process), re.MULTILINE)[1]
+        finally:
+            process.kill()
+
+
+def test_the_gateway_is_started_again_and_ends_with_the_server(with_gateway):
+    process, url = with_gateway
+    first = gateway_of(process)
+    assert models(url) == []
+    os.kill(first, signal.SIGKILL)
+    assert names(process.stdout.readline(), "restarting", "OpenAI", "SIGKILL")
+    assert models(url) == []  # the connection waits until the gateway is there again
+    second = gateway_of(process)
+    assert second != first
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 0
+    assert not os.path.exists(f"/proc/{second}")
+    with pytest.raises(OSError):
+        models(url)
+
+
+def test_the_gateway_finds_a_server_that_was_started_again(with_gateway):
+    process, url = with_gateway
+    assert models(url) == []
+    gateway = gateway_of(process)
+    os.kill(group_of(process), signal.SIGKILL)
+    while not process.stdout.readline().startswith("Ready again"):
+        assert process.poll() is None
+
+    def answers():
+        try:
+            return models(url) == []
+        except urllib.error.HTTPError as error:
+            assert error.code in (502, 503)
+
+    eventually(answers)
+    assert gateway_of(process) == gateway
+
+
+def test_the_gateway_ends_when_the_command_is_killed(with_gateway):
+    process, _ = with_gateway
+    gateway = gateway_of(process)
+    process.kill()
+    eventually(lambda: not os.path.exists(f"/proc/{gateway}"))
+
+
+def gateway_of(process):
+    """Returns the id of the gateway's process."""
+    return the_child(process, lambda child: b"hplm_openai" in command_line(child))
+
+
+def command_line(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def models(url):
+    with urllib.request.urlopen(f"{url}/models", timeout=60) as answer:
+        return json.load(answer)["data"]
 
 
 def test_a_folder_that_is_not_a_repository_is_one_line_of_error(tmp_path):

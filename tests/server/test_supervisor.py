@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import threading
 import time
@@ -13,10 +14,11 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from hplm.errors import HplmError
-from hplm.server import Supervisor, TritonServer, supervisor
+from hplm.server import Supervisor, TritonServer, held, supervisor
 from hplm.server.stubs import regions, size_of, stubs
 from testing.toy import WORDS
 from tests.naming import naming
+from tests.server.plain_models import ECHO, add_model
 from tests.server.stock import Stock
 from tests.server.test_engine_ends import engine_of
 
@@ -89,13 +91,33 @@ def expected(watched):
 
 
 @pytest.mark.parametrize("model", ["toy-lookup", "hplm"])
-def test_a_model_that_dies_idle_is_loaded_again_and_the_server_stays(watched, expected, model):
+def test_a_model_that_dies_idle_is_loaded_again_and_the_server_stays(watched, expected, model, monkeypatch):
+    monkeypatch.setattr(held, "RECENT_NS", 0)  # it was asked just before
     server, dead = watched.server.pid, watched.stub(model)
     os.kill(dead.pid, signal.SIGKILL)
     watched.until(lambda: any(model in said and said.startswith("loaded") for said in watched.said))
     watched.answers_again(expected)
     assert watched.server.pid == server and watched.stub(model).pid != dead.pid
     assert dead.region not in regions(watched.server.id)
+
+
+def test_a_model_that_was_loaded_while_the_server_served_is_loaded_again_too(watched, expected):
+    model = "loaded-later"
+    add_model(watched.server.repository, model, ECHO)
+    try:
+        address, (name, secret) = watched.server.http_url, watched.server.admin_header
+        for change in ("load", "unload"):
+            connection = http.client.HTTPConnection(address, timeout=60)
+            connection.request("POST", f"/v2/repository/models/{model}/{change}", b"{}", {name: secret})
+            assert connection.getresponse().status == 200
+            connection.close()
+            if change == "load":
+                watched.until(lambda: model in watched.supervisor.watched)
+                os.kill(watched.stub(model).pid, signal.SIGKILL)
+                watched.until(lambda: any(model in said and said.startswith("loaded") for said in watched.said))
+    finally:
+        shutil.rmtree(watched.server.repository / model)
+    watched.answers_again(expected)
 
 
 def test_it_is_counted_and_the_new_process_counts_on(watched, expected):

@@ -1,0 +1,127 @@
+"""The reference for decoders: whole sequences, token by token, without a cache. Generated tokens must equal its tokens.
+
+It reads the same stored files as the engine, but computes in another way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hplm.engine.backbone import Backbone
+from hplm.model.layer import Layer, activation
+from hplm.model.stacks import UpperStack
+from hplm.tenants.snapshot import Tenant
+from testing.reference import Own, Reference
+
+
+@dataclass(frozen=True)
+class Written:
+    """Generated tokens. `margins`: by how much the logit of each is above that of the second best."""
+
+    tokens: list[int]
+    margins: list[float]
+
+    def sure(self, least: float = 1e-3) -> int:
+        """Returns how many tokens come before the first that is chosen by at most `least`: rounding may change that one."""
+        return next((i for i, margin in enumerate(self.margins) if margin <= least), len(self.tokens))
+
+    def agrees(self, tokens: Sequence[int], least: float = 1e-3) -> bool:
+        """Whether all tokens are the same that rounding cannot change."""
+        sure = self.sure(least)
+        return list(tokens[:sure]) == self.tokens[:sure] and len(tokens) <= len(self.tokens)
+
+
+class GenerativeReference:
+    def __init__(self, backbone: Backbone) -> None:
+        self.backbone = backbone
+        self._lower = Reference(backbone)
+
+    @classmethod
+    def open(cls, folder: Path, state: Path | None = None) -> GenerativeReference:
+        return cls(Backbone(folder, state))
+
+    @cached_property
+    def _upper(self) -> UpperStack:
+        return self.backbone.upper()
+
+    @torch.no_grad()
+    def generate(self, prompt: Sequence[int], tenant_id: str, count: int) -> Written:
+        """Returns the likeliest tokens behind a prompt, which begins with the start id, up to one that ends a text."""
+        tokens, written = list(prompt), Written([], [])
+        for _ in range(count):
+            values, likeliest = self.logits(tokens, tenant_id)[-1].topk(2)
+            best, second = values.tolist()
+            tokens.append(int(likeliest[0]))
+            written.tokens.append(tokens[-1])
+            written.margins.append(best - second)
+            if tokens[-1] in self.backbone.config.end_ids:
+                break
+        return written
+
+    @torch.no_grad()
+    def logits(self, tokens: Sequence[int], tenant_id: str) -> Tensor:
+        """Returns the logits of the token behind each token of a sequence: tokens x vocabulary."""
+        tenant, config, upper = self.backbone.view.snapshot.find(tenant_id), self.backbone.config, self._upper
+        x = self._lower.lower_half([int(token) for token in tokens], tenant)
+        if config.has_places:
+            x = x + upper.positions.weight[: len(x)]
+        for layer, adapted in zip(upper.layers, self._adapters(tenant), strict=True):
+            x = self._through(layer, x, adapted)
+        return _norm(x, upper.final_norm) @ upper.next_token.weight.T
+
+    def _adapters(self, tenant: Tenant) -> list[Own]:
+        if tenant.adapter is None:
+            return [Own(None, {})] * self.backbone.config.upper_layers
+        bank = self.backbone.bank(tenant.adapter.bank)
+        return [Own(bank.layout, weights) for weights in bank.weights(tenant.adapter)]
+
+    def _through(self, layer: Layer, x: Tensor, adapted: Callable[[str, Tensor, Tensor], Tensor]) -> Tensor:
+        config = self.backbone.config
+        read = _norm(x, layer.attention_norm)
+        query, key, value = layer.qkv(read).split([config.query_width, config.key_width, config.key_width], dim=1)
+        query, key = adapted("query", read, query), adapted("key", read, key)
+        seen = self._attention(query, key, adapted("value", read, value))
+        x = x + adapted("attention_out", seen, layer.attention_out(seen))
+        read = _norm(x, layer.ffn_norm)
+        inner, function = layer.ffn_in(read), activation(config.activation)
+        if config.gated:
+            gate, inner = inner.chunk(2, dim=1)
+            inner = function(adapted("ffn_gate", read, gate)) * adapted("ffn_in", read, inner)
+        else:
+            inner = function(adapted("ffn_in", read, inner))
+        return x + adapted("ffn_out", inner, layer.ffn_out(inner))
+
+    def _attention(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Computes one head after the other. Neighbouring heads of queries share one of keys and values."""
+        config, size = self.backbone.config, self.backbone.config.head_size
+        shared = query.shape[1] // key.shape[1]
+        later = torch.ones(len(query), len(query), dtype=torch.bool).triu(1)
+        heads: list[Tensor] = []
+        for head in range(config.heads):
+            own, of_keys = slice(head * size, head * size + size), slice(head // shared * size, head // shared * size + size)
+            scores = self._turned(query[:, own]) @ self._turned(key[:, of_keys]).T / size**0.5
+            heads.append(torch.softmax(scores.masked_fill(later, -torch.inf), dim=1) @ value[:, of_keys])
+        return torch.cat(heads, dim=1)
+
+    def _turned(self, x: Tensor) -> Tensor:
+        """Rotates the tokens of one head as complex numbers: number i is the real part of the one half a head later."""
+        base, half = self.backbone.config.rotary_base, x.shape[1] // 2
+        if base is None:
+            return x
+        angles = torch.outer(torch.arange(len(x)).double(), base ** (-torch.arange(half).double() / half))
+        turned = torch.complex(x[:, :half].double(), x[:, half:].double()) * torch.polar(torch.ones_like(angles), angles)
+        return torch.cat([turned.real, turned.imag], dim=1).float()
+
+
+def _norm(x: Tensor, norm: nn.LayerNorm | nn.RMSNorm) -> Tensor:
+    if isinstance(norm, nn.LayerNorm):
+        return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+    assert norm.eps is not None
+    return x / (x.square().mean(dim=1, keepdim=True) + norm.eps).sqrt() * norm.weight

@@ -1,0 +1,60 @@
+"""Clients that ask a server without a pause while something happens to it."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tests.server.stock import Stock
+
+PATIENCE = 60.0  # seconds
+
+
+class Asking:
+    """Keeps all answers and errors, in their order."""
+
+    def __init__(
+        self, stock_of: Callable[[str], Stock], tenants: Sequence[str], texts: Sequence[str], clients: int = 4
+    ) -> None:
+        """`stock_of` returns what asks over a protocol."""
+        self.answers: list[tuple[str, str, Any]] = []
+        self._stock_of, self._tenants, self._texts = stock_of, tenants, texts
+        self._end = threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(clients)]
+
+    def __enter__(self) -> Asking:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        self._end.set()
+        for thread in self._threads:
+            thread.join(PATIENCE)
+        assert not any(thread.is_alive() for thread in self._threads)
+
+    def failures(self) -> list[Exception]:
+        return [answer for _, _, answer in self.answers if isinstance(answer, Exception)]
+
+    def wait_for(self, seen: Callable[[str, str, Any], bool], times: int = 1) -> None:
+        """Waits until so many later answers fulfil a condition."""
+        start, deadline = len(self.answers), time.monotonic() + PATIENCE
+        while sum(seen(*answer) for answer in self.answers[start:]) < times:
+            assert time.monotonic() < deadline, self.failures()[:3]
+            time.sleep(0.02)
+
+    def _ask(self, number: int) -> None:
+        rng, stock = random.Random(number), self._stock_of(("http", "grpc")[number % 2])
+        while not self._end.is_set():
+            tenant, text = rng.choice(self._tenants), rng.choice(self._texts)
+            try:
+                answer = stock.ask([text], tenant, outputs=("LOGITS", "VERSION"))
+            except Exception as error:
+                answer = error
+            self.answers.append((tenant, text, answer))

@@ -1,0 +1,202 @@
+"""The model `hplm` before an encoder and a decoder: prompts are answered as by the decoder, texts as by the encoder."""
+
+import json
+import queue
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
+
+from builder.publish.export import export
+from builder.publish.model_configs import ALIAS, ServingOptions
+from builder.store.store import TenantFile
+from hplm_client import HplmClient
+from testing.random_store import random_store
+from testing.toy import CHAT, WORDS
+from tests.naming import names, naming
+from tests.server.stock import LIBRARIES, Stock
+from tests.server.test_generation import GREEDY, RETURN, Asked, post, text_of
+from tests.serving import serving
+
+pytestmark = pytest.mark.slow
+
+PATIENCE = 120
+AT_ONCE = 16  # prompts that the alias forwards
+WRITERS = [TenantFile(name, 1, "root", 1, "generate", [], 0) for name in ("plain", "other")]
+TALK = json.dumps([{"role": "user", "content": "some words"}])
+
+
+@pytest.fixture(scope="module")
+def server(toy, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alias")
+    export(toy.store, folder / "repository", ServingOptions(dtype="fp32", slots=4, batch_tokens=256))
+    store = random_store(folder / "store", replace(CHAT, positions=16_384), WRITERS, corpus_tokens=500, spread=0.3)
+    export(store, folder / "repository", ServingOptions(dtype="fp32", seats=4, cache_tokens=16_384, admission=False))
+    with serving(folder / "repository") as server:
+        yield server
+
+
+@pytest.fixture(params=LIBRARIES)
+def stock(request, server):
+    return Stock(server, request.param)
+
+
+def tensors(stock, given):
+    found = []
+    for name, value in given.items():
+        datatype, values = ("BYTES", [[value.encode()]]) if isinstance(value, str) else ("BOOL", [[value]])
+        found.append(stock.tensor(name, np.array(values, dtype=object if datatype == "BYTES" else bool), datatype))
+    return found
+
+
+def ask(stock, given, tenant="plain", **parameters):
+    given = {"sampling_parameters": json.dumps(GREEDY), **given}
+    timeout = parameters.pop("timeout", None)
+    return stock.client.infer(ALIAS, tensors(stock, given), parameters={"tenant": tenant, **parameters}, timeout=timeout)
+
+
+@pytest.mark.parametrize("given", [{"text_input": "some words"}, {"messages": TALK}])
+def test_a_prompt_is_answered_whole_with_the_outputs_of_the_decoder(server, stock, given):
+    for more in ({}, {"exclude_input_in_output": True, **RETURN}):
+        prompt = given.get("text_input")
+        others = {name: value for name, value in {**given, **more}.items() if name != "text_input"}
+        (direct,) = Asked(server, prompt, "plain", **others).pieces()
+        answer = ask(stock, {**given, **more})
+        for name in direct:
+            assert answer.as_numpy(name).tolist() == [direct[name].tolist()]
+        response = answer.get_response()
+        found = (
+            [one["name"] for one in response["outputs"]]
+            if isinstance(response, dict)
+            else [one.name for one in response.outputs]
+        )
+        assert sorted(found) == sorted(direct)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {
+            "text_input": "some words",
+            "temperature": 0.7,
+            "top_p": 0.9,
+            "seed": 3,
+            "max_tokens": 9,
+            "return_finish_reason": True,
+        },
+        {
+            "text_input": "some words",
+            "sampling_parameters": json.dumps(GREEDY),
+            "first_token_ms": 60000.5,
+            "timeout": 60_000_000,
+        },
+        {"messages": TALK, "temperature": 0, "n": 2, "return_num_output_tokens": True},
+        {"text_input": "a", "temperature": -0.5},
+        {"text_input": "a", "temperature": 0.5, "sampling_parameters": "{}"},
+        {"text_input": "a", "max_tokens": 20_000},
+        {"text_input": "a", "messages": TALK},
+        {"messages": "[]"},
+        {"text_input": "a", "tenant": "nobody"},
+    ],
+)
+def test_generate_gives_what_the_decoder_gives(server, body):
+    (status, direct), (own_status, answer) = (
+        post(server, "generate", model, **{"tenant": "plain", **body}) for model in ("chat", ALIAS)
+    )
+    assert own_status == status
+    assert {**answer, "model_name": ""} == {**direct, "model_name": ""}
+
+
+def test_a_client_may_ask_the_alias(server):
+    with HplmClient(server.http_url) as chat, HplmClient(server.http_url, backbone=ALIAS) as alias:
+        assert alias.generate("some words", tenant="plain", **GREEDY) == chat.generate("some words", tenant="plain", **GREEDY)
+        assert chat._find_decoder(30) == "chat"
+
+
+@pytest.mark.parametrize(
+    ("given", "tenant", "named"),
+    [
+        ({"text_input": "a", "stream": True}, "plain", ["stream", "'chat'"]),
+        ({"TEXT": "a"}, "plain", ["TEXT", "'plain'", "text_input", "'chat'"]),
+        ({"text_input": "a"}, "acme", ["text_input", "'acme'", "TEXT", "'toy'"]),
+        ({"TEXT_PAIR": "a"}, "acme", ["TEXT"]),
+    ],
+)
+def test_inputs_of_another_kind_of_backbone_are_refused(stock, given, tenant, named):
+    with pytest.raises(InferenceServerException, match=naming("[invalid_input]", *named)):
+        stock.client.infer(ALIAS, tensors(stock, given), parameters={"tenant": tenant})
+
+
+def test_a_request_with_two_prompts_is_refused(stock):
+    prompts = stock.tensor("text_input", np.array([[b"a"], [b"b"]], dtype=object))
+    with pytest.raises(InferenceServerException, match=naming("[invalid_input]", "text_input", "2")):
+        stock.client.infer(ALIAS, [prompts], parameters={"tenant": "plain"})
+
+
+def test_only_outputs_of_the_tenants_backbone_are_returned(stock):
+    for given, tenant, own, foreign in (
+        ("TEXT", "acme", "LABEL", "text_output"),
+        ("text_input", "plain", "text_output", "LABEL"),
+    ):
+        wanted = [stock._library.InferRequestedOutput(name) for name in (own, foreign)]
+        asked = tensors(stock, {given: WORDS[0]})
+        answer = stock.client.infer(ALIAS, asked, outputs=wanted, parameters={"tenant": tenant})
+        assert answer.as_numpy(own) is not None and answer.as_numpy(foreign) is None
+        with pytest.raises(InferenceServerException, match=naming("[invalid_input]", f"{tenant!r}", own)):
+            stock.client.infer(ALIAS, asked, outputs=wanted[1:], parameters={"tenant": tenant})
+
+
+def test_a_deadline_counts_from_the_alias_on(server, stock):
+    with pytest.raises(InferenceServerException, match=naming("[deadline]")):
+        ask(stock, {"text_input": "a"}, timeout=1)
+    assert names(post(server, "generate", ALIAS, tenant="plain", text_input="a", timeout=1)[1]["error"], "[deadline]")
+
+
+def test_a_flood_of_prompts_holds_up_neither_other_tenants_nor_texts(server):
+    client, answered = tritonclient.grpc.InferenceServerClient(server.grpc_url), queue.SimpleQueue()
+    stock, flood = Stock(server, "grpc"), 120
+    long = {"text_input": "a", "sampling_parameters": json.dumps({**GREEDY, "max_tokens": 200})}
+    lock, count = threading.Lock(), [0]
+
+    def answer(result, error):
+        with lock:
+            count[0] += 1
+        answered.put(error)
+
+    for _ in range(flood):
+        client.async_infer(ALIAS, tensors(stock, long), callback=answer, parameters={"tenant": "plain"})
+    assert answered.get(timeout=PATIENCE) is None
+    stock.ask([WORDS[0]], "acme", model=ALIAS)
+    when_text, _ = count[0], ask(stock, {"text_input": "a"}, tenant="other")
+    when_prompt = count[0]
+    errors = [answered.get(timeout=PATIENCE) for _ in range(flood - 1)]
+    assert errors == [None] * (flood - 1)
+    assert when_text <= when_prompt < flood / 2
+
+
+def test_a_prompt_that_waits_is_refused_when_it_is_late(server):
+    client, answered = tritonclient.grpc.InferenceServerClient(server.grpc_url), queue.SimpleQueue()
+    long = {"text_input": "a", "sampling_parameters": json.dumps({**GREEDY, "max_tokens": 16_000})}
+    stock = Stock(server, "grpc")
+    for _ in range(AT_ONCE):
+        sent = {"timeout": 10_000_000, "parameters": {"tenant": "plain"}}
+        client.async_infer(ALIAS, tensors(stock, long), callback=lambda result, error: answered.put(error), **sent)
+    with pytest.raises(InferenceServerException, match=naming("[deadline]")):
+        ask(stock, {"text_input": "a"}, tenant="other", timeout=300_000)
+    assert answered.empty()  # all places are still taken
+    for error in [answered.get(timeout=PATIENCE) for _ in range(AT_ONCE)]:
+        assert error is None or names(str(error), "[deadline]")  # each ends at its time, with what there is
+
+
+def test_the_alias_is_exported_with_a_decoder_alone(tmp_path):
+    store = random_store(tmp_path / "store", CHAT, WRITERS, corpus_tokens=500, spread=0.3)
+    export(store, tmp_path / "repository", ServingOptions(dtype="fp32", cache_tokens=2048))
+    with serving(tmp_path / "repository") as server:
+        expected = text_of(Asked(server, "some words", "plain", stream=True).pieces())
+        sent = {"tenant": "plain", "text_input": "some words", "sampling_parameters": json.dumps(GREEDY)}
+        assert post(server, "generate", ALIAS, **sent)[1]["text_output"] == "some words" + expected
+        with HplmClient(server.http_url) as client:
+            assert client.generate("some words", tenant="plain", **GREEDY).text == expected

@@ -1,0 +1,38 @@
+"""The gateway's process as `hplm serve` starts it, without a server."""
+
+import socket
+import time
+
+import pytest
+
+from hplm.errors import HplmError
+from hplm.server import Gateway
+from hplm.server import gateway as module
+from tests.naming import names, naming
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr(module, "NEEDED", ("sys", "no_such_package"))
+    with pytest.raises(HplmError, match=naming("--openai-port", "no_such_package", "pip install")):
+        Gateway("127.0.0.1", 0, print)
+
+
+def test_a_port_in_use_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(HplmError, match=naming("--openai-port", port)):
+            Gateway("127.0.0.1", port, print)
+
+
+@pytest.mark.slow
+def test_a_gateway_that_cannot_run_is_started_after_longer_and_longer_pauses(tmp_path):
+    said = []
+    with Gateway("127.0.0.1", 0, said.append) as gateway:
+        gateway.start("no url", tmp_path / "log")
+        ends = time.monotonic() + 60
+        while len(said) < 2:
+            assert time.monotonic() < ends
+            gateway.look()
+            time.sleep(0.05)
+    assert names(said[0], "restarting", "OpenAI", "code 1", "1 s") and names(said[1], "2 s")
+    assert "no url" in (tmp_path / "log").read_text()

@@ -1,0 +1,360 @@
+"""A decoder behind a real Triton: streamed and whole answers, keys, bad input, cancelling, draining, a dead process."""
+
+import http.client
+import json
+import queue
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
+
+from builder.publish.model_configs import ServingOptions
+from builder.store.store import TenantFile
+from hplm.engine.backbone import Backbone
+from hplm.model.prompts import Prompts
+from hplm.server import inherited
+from hplm.server.probing import State
+from hplm.server.process_group import SHARED_MEMORY
+from hplm.server.supervisor import Supervisor
+from hplm.tenants.keys import new_key
+from testing.generative import GenerativeReference
+from testing.toy import make_chat
+from tests.naming import names
+from tests.serving import cancelled, held, kill_model, serving
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.slow
+
+PATIENCE = 60
+PLACES = ("query", "value", "ffn_in", "ffn_out", "ffn_gate")
+TENANTS = [
+    TenantFile("plain", 1, "root", 1, "generate", [], 0),
+    TenantFile("lora", 1, "law", 1, "generate", [], 4, "lora", PLACES),
+    TenantFile("wide", 1, "root", 1, "generate", [], 16, "lora", ("query", "key", "value", "attention_out")),
+    TenantFile("keyed", 1, "root", 1, "generate", [], 0),
+    TenantFile("single", 1, "root", 1, "generate", [], 0),
+]
+SECRET, KEY = new_key()
+SETTINGS = {"keyed": {"keys": (KEY,)}, "single": {"in_flight": 1}}
+GREEDY = {"temperature": 0, "max_tokens": 24, "ignore_eos": True}
+LONG = {**GREEDY, "max_tokens": 16_000}
+TYPES = {"text_input": "BYTES", "sampling_parameters": "BYTES"}
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    options = ServingOptions(dtype="fp32", seats=8, cache_tokens=32_768, admission=False)
+    return make_chat(tmp_path_factory.mktemp("chat"), TENANTS, ["law"], SETTINGS, options).repository
+
+
+@pytest.fixture(scope="module")
+def server(repository):
+    with serving(repository) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def backbone(repository):
+    return Backbone(repository / "chat" / "1")
+
+
+@pytest.fixture(scope="module")
+def prompts(backbone):
+    return Prompts.load(backbone.folder / Backbone.TOKENIZER, backbone.config)
+
+
+class Asked:
+    """A request on a gRPC stream of its own, by a plain tritonclient."""
+
+    def __init__(self, server, prompt, tenant, sampling=GREEDY, headers=None, timeout=None, parameters=None, **more):
+        """`more`: further inputs. A prompt that is None is not sent."""
+        self.said = queue.Queue()
+        self.client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
+        self.client.start_stream(lambda result, error: self.said.put(error or result), headers=headers)
+        given = {} if prompt is None else {"text_input": prompt}
+        given |= {"sampling_parameters": json.dumps(sampling), **more}
+        self.client.async_stream_infer(
+            "chat",
+            [_tensor(name, value) for name, value in given.items()],
+            timeout=timeout,
+            parameters={"tenant": tenant, **(parameters or {})},
+            enable_empty_final_response=True,
+        )
+
+    def piece(self):
+        """Returns the next part of the answer, or None at its end. Raises its error."""
+        result = self.said.get(timeout=PATIENCE)
+        if isinstance(result, Exception):
+            raise result
+        response = result.get_response()
+        self.is_last = response.parameters["triton_final_response"].bool_param
+        return {output.name: result.as_numpy(output.name) for output in response.outputs}
+
+    def pieces(self):
+        found = [self.piece()]
+        while not self.is_last:
+            found.append(self.piece())
+        self.client.stop_stream()
+        assert self.said.empty()
+        return found
+
+
+def _tensor(name, value):
+    array = np.array([value.encode() if isinstance(value, str) else value], dtype=object if isinstance(value, str) else bool)
+    tensor = tritonclient.grpc.InferInput(name, [1], "BYTES" if isinstance(value, str) else "BOOL")
+    tensor.set_data_from_numpy(array)
+    return tensor
+
+
+def post(server, way, model="chat", **body):
+    """Returns the status and the answer of `generate` or `generate_stream`, whose events come as a list."""
+    connection = http.client.HTTPConnection(server.http_url, timeout=PATIENCE)
+    connection.request("POST", f"/v2/models/{model}/{way}", json.dumps(body))
+    response = connection.getresponse()
+    status, answer = response.status, response.read().decode()
+    connection.close()
+    if way == "generate":
+        return status, json.loads(answer)
+    return status, [json.loads(line.removeprefix("data: ")) for line in answer.splitlines() if line.startswith("data: ")]
+
+
+def text_of(pieces):
+    return "".join(piece["text_output"][0].decode() for piece in pieces)
+
+
+def ids_of(pieces):
+    tokens = [token for piece in pieces for token in json.loads(piece["logprobs"][0])]
+    return [int(id) for token in tokens for id in token]
+
+
+def assert_equals_reference(ids, backbone, prompts, prompt, tenant):
+    written = GenerativeReference(backbone).generate(prompts.encode(prompt).tolist(), tenant, 24)
+    same = written.sure()
+    assert ids[:same] == written.tokens[:same] and len(ids) == 24
+    return same
+
+
+RETURN = {f"return_{name}": True for name in ("finish_reason", "num_input_tokens", "num_output_tokens", "logprobs")}
+
+
+def test_streams_of_several_tenants_equal_the_reference(server, backbone, prompts):
+    asked = [
+        (prompt, tenant, Asked(server, prompt, tenant, {**GREEDY, "logprobs": 0}, stream=True, **RETURN))
+        for prompt in ("a", "several words", "é水👍")
+        for tenant in ("plain", "lora", "wide")
+    ]
+    compared = 0
+    for prompt, tenant, one in asked:
+        pieces = one.pieces()
+        ids = ids_of(pieces)
+        compared += assert_equals_reference(ids, backbone, prompts, prompt, tenant)
+        assert text_of(pieces) == prompts.decode(ids)
+        assert sum(int(piece["num_output_tokens"][0]) for piece in pieces) == 24 and len(pieces) > 1
+        assert [piece["finish_reason"][0] for piece in pieces] == [b""] * (len(pieces) - 1) + [b"length"]
+        assert pieces[-1]["num_input_tokens"][0] == len(prompts.encode(prompt))
+    assert compared > 100
+
+
+def test_a_whole_answer_is_one_response_and_the_sum_of_its_stream(server):
+    streamed = Asked(server, "some words", "lora", stream=True).pieces()
+    (whole,) = Asked(server, "some words", "lora", exclude_input_in_output=True, **RETURN).pieces()
+    assert whole["text_output"][0].decode() == text_of(streamed)
+    assert (whole["finish_reason"][0], whole["num_output_tokens"][0]) == (b"length", 24)
+    (echoed,) = Asked(server, "some words", "lora").pieces()
+    assert echoed.keys() == {"text_output"}
+    assert echoed["text_output"][0].decode() == "some words" + text_of(streamed)
+
+
+def test_generate_and_generate_stream_give_what_grpc_gives(server):
+    asked = {"text_input": "some words", "tenant": "lora"}
+    expected = text_of(Asked(server, "some words", "lora", stream=True).pieces())
+    status, whole = post(server, "generate", **asked, **GREEDY, exclude_input_in_output=True, return_finish_reason=True)
+    assert (status, whole["text_output"], whole["finish_reason"]) == (200, expected, "length")
+    status, events = post(server, "generate_stream", **asked, sampling_parameters=json.dumps(GREEDY), stream=True)
+    assert status == 200 and len(events) > 1
+    assert "".join(event["text_output"] for event in events) == expected
+
+
+def test_messages_are_answered_as_the_chat_template_writes_them(server, prompts):
+    chat = json.dumps([{"role": "user", "content": "some words"}])
+    written = "<|258|>user\nsome words<|257|>\n<|258|>assistant\n"
+    assert prompts.of_messages(chat) == prompts.encode(written).tolist()[1:]
+    expected = text_of(Asked(server, written, "lora", stream=True).pieces())
+    assert text_of(Asked(server, None, "lora", messages=chat, stream=True).pieces()) == expected
+    (whole,) = Asked(server, None, "lora", messages=chat).pieces()
+    assert whole["text_output"][0].decode() == expected
+    (echoed,) = Asked(server, None, "lora", messages=chat, exclude_input_in_output=False).pieces()
+    assert echoed["text_output"][0].decode() == "user\nsome words\nassistant\n" + expected
+    asked = {"messages": chat, "tenant": "lora", "sampling_parameters": json.dumps(GREEDY)}
+    assert post(server, "generate", **asked)[1]["text_output"] == expected
+    _, events = post(server, "generate_stream", **asked, stream=True)
+    assert "".join(event["text_output"] for event in events) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({}, ["text_input", "messages"]),
+        ({"text_input": "a", "messages": "[]"}, ["text_input", "messages"]),
+        ({"messages": "[]"}, ["messages"]),
+        ({"messages": "hello"}, ["messages", "JSON"]),
+        ({"messages": '[{"role": "user"}]'}, ["messages", "content"]),
+    ],
+)
+def test_bad_messages_are_refused(server, given, named):
+    with pytest.raises(InferenceServerException) as caught:
+        Asked(server, given.get("text_input"), "plain", **{k: v for k, v in given.items() if k == "messages"}).piece()
+    assert names(caught.value.message(), "[invalid_input]", *named)
+    status, answer = post(server, "generate", tenant="plain", **given)
+    assert status == 400 and names(answer["error"], "[invalid_input]", *named)
+
+
+def test_several_choices_come_side_by_side(server):
+    sampling = {"max_tokens": 8, "n": 3, "seed": 5, "ignore_eos": True}
+    (whole,) = Asked(server, "ab", "plain", sampling, exclude_input_in_output=True, **RETURN).pieces()
+    assert whole["text_output"].shape == (3,) and whole["num_output_tokens"].tolist() == [8, 8, 8]
+    pieces = Asked(server, "ab", "plain", sampling, stream=True).pieces()
+    assert [b"".join(piece["text_output"][i] for piece in pieces) for i in range(3)] == whole["text_output"].tolist()
+
+
+def test_many_at_once_are_answered_each_with_its_own(server):
+    texts = [f"number {i}" for i in range(24)]
+
+    def ask(text):
+        return post(server, "generate", text_input=text, tenant="lora", **GREEDY, exclude_input_in_output=True)[1][
+            "text_output"
+        ]
+
+    alone = [ask(text) for text in texts[:6]]
+    with ThreadPoolExecutor(12) as pool:
+        together = list(pool.map(ask, texts))
+    assert together[:6] == alone and len(set(together)) > 12
+
+
+@pytest.mark.parametrize(
+    ("tenant", "sampling", "parameters", "word", "named"),
+    [
+        ("nobody", {}, {}, "no_tenant", []),
+        ("keyed", {}, {}, "no_tenant", []),
+        ("plain", {"temprature": 1}, {}, "invalid_input", ["temprature"]),
+        ("plain", {"temperature": -1}, {}, "invalid_input", ["temperature"]),
+        ("plain", {"max_tokens": 20_000}, {}, "invalid_input", ["max_tokens"]),
+        ("plain", {"stop": [""]}, {}, "invalid_input", ["stop"]),
+        ("plain", {}, {"first_token_ms": -1}, "invalid_input", ["first_token_ms"]),
+        ("plain", {}, {"temperature": 1}, "invalid_input", ["temperature", "sampling_parameters"]),
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_refusal_is_the_only_response(server, tenant, sampling, parameters, word, named, stream):
+    asked = Asked(server, "a", tenant, sampling, parameters=parameters, stream=stream)
+    with pytest.raises(InferenceServerException) as caught:
+        asked.piece()
+    assert names(caught.value.message(), f"[{word}]", *named)
+    body = {"text_input": "a", "tenant": tenant, "sampling_parameters": json.dumps(sampling), **parameters}
+    status, answer = post(server, "generate", **body)
+    assert status == 400 and f"[{word}]" in answer["error"]
+
+
+def test_a_key_stands_in_a_header_or_in_the_body(server):
+    bearer = f"Bearer {SECRET}"
+    assert len(Asked(server, "a", "keyed", headers={"authorization": bearer}).pieces()) == 1
+    for way in ("generate", "generate_stream"):
+        assert post(server, way, text_input="a", tenant="keyed", authorization=bearer, max_tokens=4)[0] == 200
+        answer = post(server, way, text_input="a", tenant="keyed", authorization=f"{bearer}x", max_tokens=4)[1]
+        assert "[no_tenant]" in json.dumps(answer)
+
+
+def test_a_key_opens_its_tenant_and_those_without_keys(server):
+    for headers, expected in (({}, []), ({"authorization": f"Bearer {SECRET}"}, ["keyed"])):
+        (answer,) = Asked(server, "", "nobody", {}, headers=headers, parameters={"hplm_tenants": True}).pieces()
+        assert json.loads(answer["text_output"][0]) == sorted(["lora", "plain", "single", "wide", *expected])
+
+
+def test_a_chosen_token_is_told_before_the_likeliest(server):
+    sampling = {"max_tokens": 64, "seed": 1, "ignore_eos": True, "temperature": 0.1}
+    (alone,) = Asked(server, "ab", "plain", {**sampling, "logprobs": 0}, **RETURN).pieces()
+    (answer,) = Asked(server, "ab", "plain", {**sampling, "logprobs": 20}, **RETURN).pieces()
+    told = [list(token) for token in json.loads(answer["logprobs"][0])]
+    assert [token[0] for token in told] == [str(id) for id in ids_of([alone])]
+    assert any(len(token) == 20 for token in told), "none of the chosen tokens is one of the likeliest"
+
+
+def test_a_request_too_late_to_begin_is_refused_and_one_on_its_way_ends_with_what_there_is(server):
+    asked = Asked(server, "a", "plain", LONG, timeout=300_000, stream=True, return_finish_reason=True)
+    pieces = asked.pieces()
+    assert pieces[-1]["finish_reason"][0] == b"deadline" and text_of(pieces)
+    with pytest.raises(InferenceServerException) as caught:
+        Asked(server, "a", "plain", GREEDY, timeout=1).piece()
+    assert "[deadline]" in caught.value.message()
+    for way in ("generate", "generate_stream"):
+        answer = post(server, way, text_input="a", tenant="plain", timeout=1)[1]
+        assert "[deadline]" in json.dumps(answer)
+    assert post(server, "generate", text_input="a", tenant="plain", timeout=60_000_000)[0] == 200
+
+
+def test_a_cancelled_stream_frees_what_it_held(server):
+    before = cancelled(server)
+    asked = Asked(server, "a", "single", LONG, stream=True)
+    asked.piece()
+    with pytest.raises(InferenceServerException) as caught:
+        Asked(server, "a", "single").piece()
+    assert "[quota]" in caught.value.message()
+    asked.client.stop_stream(cancel_requests=True)
+    eventually(lambda: cancelled(server) == before + 1)
+    assert len(Asked(server, "a", "single").pieces()) == 1
+
+
+def test_a_closed_http_connection_cancels_a_stream(server):
+    before = cancelled(server)
+    body = {"text_input": "a", "tenant": "single", "sampling_parameters": json.dumps(LONG), "stream": True}
+    connection = http.client.HTTPConnection(server.http_url, timeout=PATIENCE)
+    connection.request("POST", "/v2/models/chat/generate_stream", json.dumps(body))
+    assert connection.getresponse().read(1)
+    connection.close()
+    eventually(lambda: cancelled(server) == before + 1)
+
+
+def test_a_probe_is_answered_without_a_tenant(server):
+    control = server.control()
+    assert control.probe("chat", control.probes(["chat"])["chat"], PATIENCE).state is State.WORKS
+    assert post(server, "generate", text_input="", hplm_probe=True)[1]["text_output"] == "ok"
+
+
+def test_a_model_that_drains_refuses_and_ends_what_it_has(server):
+    asked = Asked(server, "a", "plain", {**GREEDY, "max_tokens": 400}, stream=True, return_finish_reason=True)
+    asked.piece()
+    inherited.start_to_drain(server.id)
+    try:
+        with pytest.raises(InferenceServerException) as caught:
+            Asked(server, "a", "plain").piece()
+        assert "[draining]" in caught.value.message()
+        assert asked.pieces()[-1]["finish_reason"][0] == b"length"
+    finally:
+        (SHARED_MEMORY / f"{server.id}-draining").unlink()
+
+
+def test_a_killed_process_ends_each_of_its_answers_once_and_is_started_again(repository):
+    """Streams and whole answers, those that run and those that wait for room, over gRPC and HTTP."""
+    ways = ("generate", {}), ("generate_stream", {"stream": True})
+    with serving(repository) as server, ThreadPoolExecutor(2) as pool:
+        asked = [Asked(server, "a", "plain", LONG, stream=stream) for stream in (True, False)]
+        asked[0].piece()
+        body = {"text_input": "a", "tenant": "plain", "sampling_parameters": json.dumps(LONG)}
+        posted = [pool.submit(post, server, way, **body, **more) for way, more in ways]
+        eventually(lambda: held(server) == 4)
+        kill_model(server, "chat")
+        supervisor = Supervisor(server, lambda said: None)
+        eventually(lambda: supervisor.look() or server.restarts == 1)
+        for one in asked:
+            with pytest.raises(InferenceServerException):
+                one.pieces()
+            one.client.stop_stream()
+            assert one.said.empty(), "something was said behind the end"
+        for answer in posted:
+            with pytest.raises((http.client.HTTPException, OSError)):
+                answer.result(PATIENCE)
+        assert len(Asked(server, "a", "plain").pieces()) == 1
+        for way, more in ways:
+            assert post(server, way, text_input="a", tenant="plain", max_tokens=4, **more)[0] == 200

@@ -1,0 +1,62 @@
+"""What model processes show of the requests that they hold."""
+
+import os
+import uuid
+
+import pytest
+
+from hplm.server import held
+from hplm.server.held import Held, HeldBy, holders
+from hplm.server.inherited import environment
+from hplm.server.process_group import SHARED_MEMORY
+
+
+@pytest.fixture
+def server(monkeypatch):
+    name = f"hplm-test-{uuid.uuid4().hex[:12]}"
+    for variable, value in environment(name, 0).items():
+        monkeypatch.setenv(variable, value)
+    yield name
+    for path in SHARED_MEMORY.glob(f"{name}*"):
+        path.unlink()
+
+
+def test_a_process_shows_what_it_holds_until_it_closes(server):
+    shown = Held("toy-upper")
+    shown.take()
+    shown.take()
+    shown.answered()
+    (holder,) = holders(server)
+    assert (holder.pid, holder.model, holder.held) == (os.getpid(), "toy-upper", 1)
+    shown.close()
+    assert not holders(server)
+
+
+def test_a_process_may_have_lost_what_it_holds_or_has_just_answered_but_no_probe(server, monkeypatch):
+    shown = Held("toy-upper")
+    (holder,) = holders(server)
+    shown.take()
+    assert holder.may_have_lost
+    shown.forget()
+    assert not holder.may_have_lost
+    shown.take()
+    shown.answered()
+    assert holder.held == 0 and holder.may_have_lost
+    monkeypatch.setattr(held, "RECENT_NS", 0)
+    assert not holder.may_have_lost
+
+
+def test_another_model_sees_how_many_requests_are_held_and_new_processes_too(server, monkeypatch):
+    upper = HeldBy("toy-upper")
+    assert upper.count == 0
+    first, other = Held("toy-upper"), Held("toy-lookup")
+    monkeypatch.setattr(held, "LOOK_SECONDS", 0.0)
+    for shown in (first, first, other):
+        shown.take()
+    assert upper.count == 2
+
+
+def test_without_a_server_of_ours_nothing_is_counted(monkeypatch):
+    for variable in environment("", 0):
+        monkeypatch.delenv(variable, raising=False)
+    assert HeldBy("toy-upper").count == 0
