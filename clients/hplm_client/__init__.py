@@ -23,6 +23,7 @@ from hplm_client.errors import (
     Unavailable,
     UnexpectedAnswer,
 )
+from hplm_client.generation import Generated, Piece
 
 __version__ = "0.1.0"
 
@@ -36,12 +37,14 @@ __all__ = [
     "DeadlineMissed",
     "Draining",
     "Forbidden",
+    "Generated",
     "HplmClient",
     "HplmClientError",
     "InvalidInput",
     "NoBackbone",
     "NoTenant",
     "NotConnected",
+    "Piece",
     "QueueFull",
     "QuotaExceeded",
     "Row",

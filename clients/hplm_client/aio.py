@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hplm_client import transports, wire
+from hplm_client import generation, transports, wire
 from hplm_client.answer import Answer
 from hplm_client.errors import ConnectionFailed, Forbidden, HplmClientError, NoBackbone, SafeToRetry
+from hplm_client.generation import Generated, Messages, Outputs, Piece, Prompt
 from hplm_client.settings import Protocol, Settings
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ class AsyncHplmClient:
     ) -> None:
         self._settings = Settings(url, protocol, api_key, network_timeout, retries)
         self._backbone = backbone
+        self._decoder: str | None = None  # found on first use, if no backbone was given
         self._bound: tuple[asyncio.AbstractEventLoop, AsyncTransport] | None = None
         self._closed = False
 
@@ -91,6 +94,57 @@ class AsyncHplmClient:
                 pause = attempts.pause_s(error)
             await asyncio.sleep(pause)
 
+    async def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        tenant: str,
+        messages: Messages | None = None,
+        deadline_ms: float | None = None,
+        first_token_ms: float | None = None,
+        token_ms: float | None = None,
+        truncate: bool = False,
+        priority: int | None = None,
+        **sampling: Any,
+    ) -> Generated:
+        """Returns a decoder's whole answer, as `HplmClient.generate` does."""
+        asked = Prompt(prompt, messages, tenant, sampling, False, first_token_ms, token_ms, truncate, priority)
+        return generation.whole_in([response async for response in self._responses(asked, deadline_ms)])
+
+    def stream(
+        self,
+        prompt: str | None = None,
+        *,
+        tenant: str,
+        messages: Messages | None = None,
+        deadline_ms: float | None = None,
+        first_token_ms: float | None = None,
+        token_ms: float | None = None,
+        truncate: bool = False,
+        priority: int | None = None,
+        **sampling: Any,
+    ) -> AsyncIterator[Piece]:
+        """Yields a decoder's answer while it grows, as `HplmClient.stream` does. To close the iterator cancels the request."""
+        asked = Prompt(prompt, messages, tenant, sampling, True, first_token_ms, token_ms, truncate, priority)
+        return generation.async_pieces_in(self._responses(asked, deadline_ms))
+
+    async def _responses(self, prompt: Prompt, deadline_ms: float | None) -> AsyncGenerator[Outputs]:
+        transport = self._transport()
+        attempts = self._settings.attempts(deadline_ms)
+        while True:
+            try:
+                backbone = await self._find_decoder(attempts.network_s)
+                responses = transport.generate(backbone, prompt, attempts.timeout_us, attempts.network_s)
+                first = await anext(responses)
+                break
+            except SafeToRetry as error:
+                pause = attempts.pause_s(error)
+            await asyncio.sleep(pause)
+        async with aclosing(responses):
+            yield first
+            async for response in responses:
+                yield response
+
     async def backbone(self) -> str:
         """Returns the name of the backbone. Asks the server if none was given."""
         return await self._find_backbone(self._settings.network_timeout)
@@ -120,6 +174,19 @@ class AsyncHplmClient:
             except Forbidden as error:
                 raise NoBackbone(f"the server does not list its backbones ({error}): name one with `backbone`") from error
         return self._backbone
+
+    async def _find_decoder(self, seconds: float) -> str:
+        if self._backbone is not None:
+            return self._backbone
+        if self._decoder is None:
+            transport, seconds = self._transport(), min(seconds, self._settings.network_timeout)
+            try:
+                names = wire.others_in(await transport.statistics(seconds))
+                found = [name for name in names if generation.reads_prompts(await transport.metadata(name, seconds))]
+                self._decoder = generation.only_decoder(found)
+            except Forbidden as error:
+                raise NoBackbone(f"the server does not list its models ({error}): name one with `backbone`") from error
+        return self._decoder
 
     def _transport(self) -> AsyncTransport:
         if self._closed:

@@ -122,6 +122,7 @@ BY_STATUS: dict[str, type[HplmClientError]] = {
     "StatusCode.CANCELLED": ConnectionLost,
 }
 GRPC_RESTRICTED = "This protocol is restricted"  # Triton sends it with UNAVAILABLE, but 403 over HTTP
+UNKNOWN_MODEL = "Request for unknown model"  # an error within a stream of gRPC has no code
 # gRPC reports its own failures with a code that servers use too. Only the text differs.
 GRPC_NOT_SENT = ("failed to connect to all addresses", "errors resolving ", "DNS resolution failed")
 GRPC_CUT_OFF = ("Stream removed", "Socket closed", "Connection reset", "Broken pipe", "GOAWAY", "recvmsg:", "sendmsg:")
@@ -134,6 +135,8 @@ def refusal(message: str, status: str | None) -> HplmClientError:
             return BY_WORD[word](message, status)
     if message.startswith(GRPC_RESTRICTED):
         return Forbidden(message, status)
+    if status is None and message.startswith(UNKNOWN_MODEL):
+        return NoBackbone(message, status)
     if status == "StatusCode.UNAVAILABLE" and message.startswith(GRPC_NOT_SENT):
         return NotConnected(message, status)
     if status == "StatusCode.UNAVAILABLE" and any(words in message for words in GRPC_CUT_OFF):

@@ -11,6 +11,7 @@ import numpy as np
 from hplm_client.answer import Answer, Row
 from hplm_client.errors import InvalidInput, NoBackbone, UnexpectedAnswer
 
+ALIAS = "hplm"  # the model that forwards to backbones
 OUTPUTS = ("LABEL", "SCORE", "SPAN", "VERSION")
 # Not "priority": Triton keeps that parameter for itself, no Python model sees it, and tritonclient refuses to send it.
 PRIORITY = "hplm_priority"
@@ -86,15 +87,27 @@ def decode(result: Tensors, question: Question) -> list[Answer]:
 
 
 def backbones_in(statistics: Mapping[str, Any]) -> list[str]:
-    """Returns the backbones in Triton's statistics: models that are ready together with their lookup and upper models.
+    """Returns the backbones in Triton's statistics: models that are ready together with their lookup and upper models."""
+    ready = ready_in(statistics)
+    return sorted(name for name in ready if {f"{name}-lookup", f"{name}-upper"} <= ready)
 
-    Statistics name only models that are ready. They are open to clients, while the repository index is for operators only.
+
+def others_in(statistics: Mapping[str, Any]) -> list[str]:
+    """Returns the ready models that are no backbone of encoders and no part of one, nor the model that forwards to all."""
+    backbones = backbones_in(statistics)
+    parts = {ALIAS} | {f"{name}{part}" for name in backbones for part in ("", "-lookup", "-upper", "-admin")}
+    return sorted(ready_in(statistics) - parts)
+
+
+def ready_in(statistics: Mapping[str, Any]) -> set[str]:
+    """Returns the models in Triton's statistics, which are those that are ready.
+
+    Statistics are open to clients, while the repository index is for operators only.
     """
     try:
-        ready = {entry["name"] for entry in statistics.get("model_stats", [])}
+        return {entry["name"] for entry in statistics.get("model_stats", [])}
     except (AttributeError, KeyError, TypeError) as error:
         raise UnexpectedAnswer(f"the answer is not Triton's statistics: {str(statistics)[:80]}") from error
-    return sorted(name for name in ready if {f"{name}-lookup", f"{name}-upper"} <= ready)
 
 
 def only_backbone(names: list[str]) -> str:

@@ -18,12 +18,6 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
-    ends = time.monotonic() + seconds
-    while not holds() and time.monotonic() < ends:
-        time.sleep(0.01)
-
-
 class StandIn:
     """Gives each connection to `handle` on a thread of its own."""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from client_stand_ins import Canned, Cutter, Dripping, Forwarder, Silent, before_each_pause, free_port, wait_until
+from client_stand_ins import Canned, Cutter, Dripping, Forwarder, Silent, before_each_pause, free_port
 from client_ways import Way
 
 from hplm_client import (
@@ -29,6 +29,7 @@ from hplm_client import (
     Unavailable,
     UnexpectedAnswer,
 )
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +87,7 @@ def test_a_silent_server_times_out_without_a_retry(way):
         with pytest.raises(ConnectionFailed) as caught:
             way.call(silent.url, infer, backbone="minilm", network_timeout=1.0, retries=5)
         assert type(caught.value) is ClientTimeout
-        wait_until(lambda: silent.connections >= 1)
+        eventually(lambda: silent.connections >= 1)
         assert silent.connections == 1
         assert way.call(silent.url, lambda client: client.ready(), network_timeout=0.1) is False
 
@@ -200,9 +201,9 @@ def test_threads_that_end_leave_nothing_open(server, protocol):
 def test_close_closes_pooled_connections(server):
     with HplmClient(server.http_url, backbone="minilm") as client, ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda _: client.infer("meet closing 8", tenant="acme"), range(8)))
-        wait_until(lambda: established(server.http_url) == 8)
+        eventually(lambda: established(server.http_url) == 8)
         assert established(server.http_url) == 8
-    wait_until(lambda: established(server.http_url) == 0)
+    eventually(lambda: established(server.http_url) == 0)
     assert established(server.http_url) == 0
 
 

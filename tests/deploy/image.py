@@ -57,7 +57,7 @@ def docker_run() -> tuple[list[str], list[str]]:
     return words[:start], words[start:]
 
 
-def compose_service() -> dict:
+def compose_service(name: str = "triton") -> dict:
     text = (DEPLOY / "compose.yaml").read_text()
     text = re.sub(r"\$\{HPLM_ADMIN:\?[^}]*\}", SECRET, text).replace("$$", "$")
-    return yaml.safe_load(text)["services"]["triton"]
+    return yaml.safe_load(text)["services"][name]

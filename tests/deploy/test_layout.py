@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 from tritonclient.utils import InferenceServerException
 
+from hplm.cli.main import parser
 from hplm.server import process_group
 from hplm.server.discovery import find_installation
 from hplm.server.flags import contract_flags
@@ -125,6 +126,14 @@ def test_docker_run_and_compose_mount_read_only_and_publish_on_loopback():
     assert published == service["ports"] == [f"127.0.0.1:{port}:{port}" for port in (8000, 8001, 8002)]
 
 
+def test_compose_watches_the_server_from_a_container_that_reaches_it_and_knows_its_secret():
+    watch = compose_service("watch")
+    assert watch["network_mode"] == "service:triton"  # so that its default address is the server's
+    assert watch["image"] == compose_service()["image"] and "HPLM_ADMIN" in watch["environment"]
+    program, *arguments = watch["command"]
+    assert program == "hplm" and parser().parse_args(arguments).url == "127.0.0.1:8000"
+
+
 def test_containers_may_take_longer_to_stop_than_triton():
     docker, command = docker_run()
     (exit_timeout,) = [int(flag.partition("=")[2]) for flag in command if flag.startswith("--exit-timeout-secs=")]
@@ -135,6 +144,6 @@ def test_containers_may_take_longer_to_stop_than_triton():
 def test_every_backend_is_copied_to_where_triton_looks():
     targets = {source: copy.target for copy in dockerfile_copies() for source in copy.sources}
     ours = [backend.parent.name for backend in ROOT.glob("backends/*/model.py")]
-    assert sorted(ours) == ["hplm_admin", "hplm_alias", "hplm_lookup", "hplm_upper"]
+    assert sorted(ours) == ["hplm_admin", "hplm_alias", "hplm_generate", "hplm_lookup", "hplm_upper"]
     for backend in ours:
         assert targets[f"backends/{backend}"] == f"/opt/tritonserver/backends/{backend}"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import queue
+from collections.abc import Callable, Generator
 from typing import Any
 
+import numpy as np
 import tritonclient.grpc
-from tritonclient.grpc import InferResult
+from tritonclient.grpc import InferInput, InferResult
 from tritonclient.utils import InferenceServerException
 
 from hplm_client.errors import ClientTimeout, HplmClientError, refusal
+from hplm_client.generation import Outputs, Prompt
 from hplm_client.settings import Settings
 
 # This list replaces tritonclient's own, so its message sizes (no limit) are repeated. By default gRPC waits a second after a
@@ -32,6 +35,41 @@ class GrpcTransport:
     def infer(self, backbone: str, arguments: dict[str, Any], seconds: float) -> InferResult:
         return self._call(self._client.infer, seconds, model_name=backbone, **arguments)
 
+    def generate(self, backbone: str, prompt: Prompt, timeout_us: int | None, seconds: float) -> Generator[Outputs]:
+        """Yields responses. `seconds` limit the wait for each. To close the generator cancels the request.
+
+        tritonclient has one stream for each client. Clients of one address share their connection.
+        """
+        responses: queue.SimpleQueue[InferResult | InferenceServerException] = queue.SimpleQueue()
+        client = tritonclient.grpc.InferenceServerClient(self._settings.url, channel_args=CHANNEL)
+        try:
+            client.start_stream(lambda result, error: responses.put(error or result), headers=self._settings.headers)
+            client.async_stream_infer(
+                backbone,
+                [one_value(name, value) for name, value in prompt.inputs().items()],
+                timeout=timeout_us,
+                parameters=prompt.parameters(),
+                enable_empty_final_response=True,
+            )
+            is_last = False
+            while not is_last:
+                try:
+                    result = responses.get(timeout=seconds)
+                except queue.Empty:
+                    raise ClientTimeout(f"no answer from {self._settings.url} within {seconds:.3g} s") from None
+                if isinstance(result, InferenceServerException):
+                    raise failure(result, self._settings, seconds)
+                response: Any = result.get_response()
+                is_last = response.parameters["triton_final_response"].bool_param
+                if response.outputs:
+                    yield {output.name: listed(result, output.name) for output in response.outputs}
+        finally:
+            client.stop_stream(cancel_requests=True)
+            client.close()
+
+    def metadata(self, model: str, seconds: float) -> dict[str, Any]:
+        return self._call(self._client.get_model_metadata, seconds, model_name=model, as_json=True)
+
     def ready(self, backbone: str | None, seconds: float) -> bool:
         return self._call(self._client.is_server_ready, seconds) and (
             backbone is None or self._call(self._client.is_model_ready, seconds, model_name=backbone)
@@ -48,6 +86,20 @@ class GrpcTransport:
             return method(headers=self._settings.headers, client_timeout=seconds, **arguments)
         except InferenceServerException as error:
             raise failure(error, self._settings, seconds) from error
+
+
+def one_value(name: str, value: str | bool) -> InferInput:
+    """Makes an input of one value."""
+    tensor = InferInput(name, [1], "BOOL" if isinstance(value, bool) else "BYTES")
+    values = np.empty(1, dtype=bool if isinstance(value, bool) else np.object_)
+    values[0] = value if isinstance(value, bool) else value.encode()
+    tensor.set_data_from_numpy(values)
+    return tensor
+
+
+def listed(result: InferResult, name: str) -> list[Any]:
+    values: Any = result.as_numpy(name)
+    return [value.decode() if isinstance(value, bytes) else value for value in values.tolist()]
 
 
 def failure(error: InferenceServerException, settings: Settings, seconds: float) -> HplmClientError:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import grpc
 import tritonclient.grpc
 import tritonclient.grpc.aio
 from tritonclient.grpc import InferResult
 from tritonclient.utils import InferenceServerException
 
+from hplm_client.errors import ClientTimeout, refusal
+from hplm_client.generation import Asked, Outputs
 from hplm_client.settings import Settings
-from hplm_client.transports.grpc import CHANNEL, failure
+from hplm_client.transports.grpc import CHANNEL, failure, listed, one_value
+from hplm_client.waiting import within
 
 
 class AsyncGrpcTransport:
@@ -23,6 +28,36 @@ class AsyncGrpcTransport:
 
     async def infer(self, backbone: str, arguments: dict[str, Any], seconds: float) -> InferResult:
         return await self._call(self._client.infer, seconds, model_name=backbone, **arguments)
+
+    async def generate(self, backbone: str, prompt: Asked, timeout_us: int | None, seconds: float) -> AsyncGenerator[Outputs]:
+        """Yields responses. `seconds` limit the wait for each. To close the generator cancels the request."""
+
+        async def asked() -> AsyncIterator[dict[str, Any]]:
+            yield {
+                "model_name": backbone,
+                "inputs": [one_value(name, value) for name, value in prompt.inputs().items()],
+                "timeout": timeout_us,
+                "parameters": prompt.parameters(),
+            }
+
+        responses: Any = self._client.stream_infer(asked(), headers=self._settings.headers)
+        try:
+            while True:
+                result, error = await within(anext(responses), seconds)
+                if error is not None:
+                    raise failure(error, self._settings, seconds)
+                yield {output.name: listed(result, output.name) for output in result.get_response().outputs}
+        except StopAsyncIteration:
+            return
+        except asyncio.TimeoutError as error:
+            raise ClientTimeout(f"no answer from {self._settings.url} within {seconds:.3g} s") from error
+        except grpc.RpcError as error:
+            raise refusal(f"{error.details()} (gRPC from {self._settings.url})", str(error.code())) from error
+        finally:
+            responses.cancel()
+
+    async def metadata(self, model: str, seconds: float) -> dict[str, Any]:
+        return await self._call(self._client.get_model_metadata, seconds, model_name=model, as_json=True)
 
     async def ready(self, backbone: str | None, seconds: float) -> bool:
         return await self._call(self._client.is_server_ready, seconds) and (

@@ -11,8 +11,9 @@ import os
 import socket
 import time
 from collections import deque
-from contextlib import suppress
-from http.client import HTTPConnection, HTTPException
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any
 from urllib.parse import quote
 
@@ -20,6 +21,7 @@ import tritonclient.http
 from tritonclient.http import InferenceServerClient, InferResult
 
 from hplm_client.errors import ClientTimeout, ConnectionLost, NotConnected, UnexpectedAnswer, refusal
+from hplm_client.generation import EVENT, Outputs, Prompt, event_in
 from hplm_client.settings import Settings, host_and_port
 
 
@@ -42,17 +44,30 @@ class HttpTransport:
         except (ValueError, KeyError, TypeError) as error:
             raise self._unexpected(answer) from error
 
+    def generate(self, backbone: str, prompt: Prompt, timeout_us: int | None, seconds: float) -> Generator[Outputs]:
+        """Yields responses. `seconds` limit the wait for each. To close the generator closes the connection, which cancels."""
+        path, asked = prompt.path(backbone), prompt.body(timeout_us, self._settings.api_key)
+        if not prompt.stream:
+            yield self._json(self._expect_ok(*self._exchange("POST", path, seconds, asked))[0])
+            return
+        with self._sent("POST", path, seconds, asked) as (response, sock):
+            if response.status != 200:
+                self._expect_ok(response.status, response.read().removeprefix(EVENT), None)
+            while line := response.readline():
+                if (event := event_in(line, self._settings.url)) is not None:
+                    yield event
+                sock.ends = time.monotonic() + seconds
+
     def ready(self, backbone: str | None, seconds: float) -> bool:
         ends = time.monotonic() + seconds
         paths = ["/v2/health/ready"] + ([] if backbone is None else [f"/v2/models/{quote(backbone, safe='')}/ready"])
         return all(self._exchange("GET", path, ends - time.monotonic())[0] == 200 for path in paths)
 
     def statistics(self, seconds: float) -> dict[str, Any]:
-        body, _ = self._expect_ok(*self._exchange("GET", "/v2/models/stats", seconds))
-        try:
-            return json.loads(body)
-        except ValueError as error:
-            raise self._unexpected(body) from error
+        return self._json(self._expect_ok(*self._exchange("GET", "/v2/models/stats", seconds))[0])
+
+    def metadata(self, model: str, seconds: float) -> dict[str, Any]:
+        return self._json(self._expect_ok(*self._exchange("GET", f"/v2/models/{quote(model, safe='')}", seconds))[0])
 
     def close(self) -> None:
         self._closed = True
@@ -62,7 +77,17 @@ class HttpTransport:
     def _exchange(
         self, method: str, path: str, seconds: float, body: bytes = b"", headers: dict[str, str] | None = None
     ) -> tuple[int, bytes, int | None]:
-        """Returns the status, the body, and how many bytes of the body are JSON.
+        """Returns the status, the body, and how many bytes of the body are JSON."""
+        with self._sent(method, path, seconds, body, headers) as (response, _):
+            content = response.read()
+        length = response.getheader("inference-header-content-length")
+        return response.status, content, None if length is None else int(length)
+
+    @contextmanager
+    def _sent(
+        self, method: str, path: str, seconds: float, body: bytes, headers: dict[str, str] | None = None
+    ) -> Generator[tuple[HTTPResponse, TimedSocket]]:
+        """Sends a request, and takes the connection back when the response was read to its end.
 
         Every wait for the server ends after `seconds`. Only the system limits the time for resolving the host name.
         """
@@ -73,7 +98,7 @@ class HttpTransport:
             sock.ends = ends
             connection.request(method, path, body, {**self._settings.headers, **(headers or {})})
             response = connection.getresponse()
-            content = response.read()
+            yield response, sock
         except TimeoutError as error:
             connection.close()
             raise ClientTimeout(f"no answer from {self._settings.url} within {seconds:.3g} s") from error
@@ -85,8 +110,6 @@ class HttpTransport:
             connection.close()
             raise
         self._give_back(connection)
-        length = response.getheader("inference-header-content-length")
-        return response.status, content, None if length is None else int(length)
 
     def _connect(self, connection: TimedConnection, ends: float) -> TimedSocket:
         try:
@@ -120,6 +143,12 @@ class HttpTransport:
 
     def _unexpected(self, body: bytes) -> UnexpectedAnswer:
         return UnexpectedAnswer(f"the answer of {self._settings.url} is not one of Triton's: {body[:80]!r}")
+
+    def _json(self, body: bytes) -> dict[str, Any]:
+        try:
+            return json.loads(body)
+        except ValueError as error:
+            raise self._unexpected(body) from error
 
     def _expect_ok(self, status: int, body: bytes, json_length: int | None) -> tuple[bytes, int | None]:
         if status == 200:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import json
+from collections.abc import AsyncGenerator, Awaitable
 from typing import Any
 
 import aiohttp
@@ -13,7 +14,9 @@ from tritonclient.http import InferResult
 from tritonclient.utils import InferenceServerException
 
 from hplm_client.errors import ClientTimeout, ConnectionLost, NotConnected, UnexpectedAnswer, refusal
+from hplm_client.generation import EVENT, Outputs, Prompt, event_in
 from hplm_client.settings import Settings
+from hplm_client.waiting import within
 
 CONNECTIONS = 256  # further requests wait for a connection, within their time limit
 
@@ -24,12 +27,37 @@ class AsyncHttpTransport:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         # `_call` limits the time of each request. aiohttp's own limit would be the same for all requests.
+        self._session: aiohttp.ClientSession | None = None
         unlimited: Any = None  # aiohttp accepts None, which tritonclient's annotations do not say
         self._client = tritonclient.http.aio.InferenceServerClient(settings.url, conn_limit=CONNECTIONS, conn_timeout=unlimited)
 
     async def infer(self, backbone: str, arguments: dict[str, Any], seconds: float) -> InferResult:
         # Each request gets a dictionary of its own, because tritonclient adds headers to it.
         return await self._call(self._client.infer(backbone, headers=dict(self._settings.headers), **arguments), seconds)
+
+    async def generate(self, backbone: str, prompt: Prompt, timeout_us: int | None, seconds: float) -> AsyncGenerator[Outputs]:
+        """Yields responses. `seconds` limit the wait for each. To close the generator closes the connection, which cancels."""
+        if self._session is None:  # tritonclient has no such request
+            self._session = aiohttp.ClientSession(
+                f"http://{self._settings.url}", timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False
+            )
+        asked = prompt.body(timeout_us, self._settings.api_key)
+        response = await self._call(
+            self._session.post(prompt.path(backbone), data=asked, headers=self._settings.headers), seconds
+        )
+        try:
+            if response.status != 200 or not prompt.stream:
+                body = await self._call(response.read(), seconds)
+                yield _ok(body.removeprefix(EVENT), response.status, self._settings.url)
+                return
+            while line := await self._call(response.content.readline(), seconds):
+                if (event := event_in(line, self._settings.url)) is not None:
+                    yield event
+        finally:
+            response.close()
+
+    async def metadata(self, model: str, seconds: float) -> dict[str, Any]:
+        return await self._call(self._client.get_model_metadata(model, headers=self._settings.headers), seconds)
 
     async def ready(self, backbone: str | None, seconds: float) -> bool:
         return await self._call(self._client.is_server_ready(headers=self._settings.headers), seconds) and (
@@ -41,11 +69,13 @@ class AsyncHttpTransport:
 
     async def close(self) -> None:
         await self._client.close()
+        if self._session is not None:
+            await self._session.close()
 
     async def _call(self, request: Awaitable[Any], seconds: float) -> Any:
         url = self._settings.url
         try:
-            return await asyncio.wait_for(request, seconds)
+            return await within(request, seconds)
         except InferenceServerException as error:
             raise refusal(f"{error.message()} (HTTP {error.status()} from {url})", error.status()) from error
         except asyncio.TimeoutError as error:
@@ -57,3 +87,13 @@ class AsyncHttpTransport:
             raise ConnectionLost(f"connection to {url} lost after sending ({reason})") from error
         except (ValueError, KeyError, TypeError) as error:
             raise UnexpectedAnswer(f"the answer of {url} is not one of Triton's: {error}") from error
+
+
+def _ok(body: bytes, status: int, url: str) -> dict[str, Any]:
+    try:
+        answer = json.loads(body)
+    except ValueError as error:  # a proxy's page, not Triton's JSON
+        raise UnexpectedAnswer(f"the answer of {url} is not one of Triton's: {body[:80]!r}") from error
+    if status != 200:
+        raise refusal(f"{answer.get('error', 'no message')} (HTTP {status} from {url})", str(status))
+    return answer

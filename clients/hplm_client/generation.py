@@ -1,0 +1,206 @@
+"""Generated text: what a client asks of a decoder, and what it gets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from urllib.parse import quote
+
+from hplm_client.errors import InvalidInput, NoBackbone, UnexpectedAnswer, refusal
+
+EVENT = b"data: "
+PROMPT, MESSAGES, OUTPUT = "text_input", "messages", "text_output"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of an answer. The parts of a choice come in order, and together they are the whole."""
+
+    text: str
+    choice: int = 0  # the number of the answer, of `n`
+    finish_reason: str | None = None  # in the last part of a choice: stop, length, deadline or cancelled
+    tokens: int = 0  # that this part adds
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A whole answer: a text for each of `n` choices."""
+
+    texts: tuple[str, ...]
+    finish_reasons: tuple[str, ...]
+    prompt_tokens: int
+    generated_tokens: int
+
+    @property
+    def text(self) -> str:
+        return self.texts[0]
+
+    @property
+    def finish_reason(self) -> str:
+        return self.finish_reasons[0]
+
+
+class Asked(Protocol):
+    """A request to a decoder over gRPC."""
+
+    def inputs(self) -> dict[str, str | bool]: ...
+
+    def parameters(self) -> dict[str, str | int | bool]: ...
+
+
+Messages = Sequence[Mapping[str, str]]  # of a chat: each has a role and a content
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One request for generated text: a text to go on with, or the messages of a chat."""
+
+    text: str | None
+    messages: Messages | None
+    tenant: str
+    sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    stream: bool = False
+    first_token_ms: float | None = None
+    token_ms: float | None = None
+    truncate: bool = False
+    priority: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.text is None) == (self.messages is None):
+            raise InvalidInput("a request has either a prompt or messages: give one of them")
+        if not isinstance(self.text, str | None):
+            raise InvalidInput(f"the prompt is {type(self.text).__name__}: give str")
+        if not self.tenant or not isinstance(self.tenant, str):
+            raise InvalidInput("the request has no tenant: give the tenant's name")
+        try:
+            (self.text or "").encode()
+            (self._messages_json or "").encode()
+            json.dumps(self.sampling, allow_nan=False)
+        except UnicodeEncodeError as error:
+            raise InvalidInput(f"the prompt cannot be encoded as UTF-8: {error}") from error
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(f"messages and sampling settings cannot be sent as JSON: {error}") from error
+
+    @property
+    def _messages_json(self) -> str | None:
+        return None if self.messages is None else json.dumps(self.messages, ensure_ascii=False)
+
+    def inputs(self) -> dict[str, str | bool]:
+        return inputs_of(self.text, self._messages_json, self.sampling, self.stream)
+
+    def parameters(self) -> dict[str, str | int | bool]:
+        parameters: dict[str, str | int | bool] = {"tenant": self.tenant}
+        for name in ("first_token_ms", "token_ms"):
+            if (value := getattr(self, name)) is not None:
+                parameters[name] = str(value)  # not every client of Triton sends fractions
+        if self.truncate:
+            parameters["truncate"] = True
+        if self.priority is not None:
+            parameters["hplm_priority"] = self.priority
+        return parameters
+
+    def path(self, backbone: str) -> str:
+        """Returns the HTTP endpoint for it."""
+        return f"/v2/models/{quote(backbone, safe='')}/{'generate_stream' if self.stream else 'generate'}"
+
+    def body(self, timeout_us: int | None, api_key: str | None) -> bytes:
+        """Returns the body for that endpoint, with the key: it forwards no headers to the model."""
+        asked = {**self.inputs(), **self.parameters()}
+        if timeout_us is not None:
+            asked["timeout"] = timeout_us
+        if api_key is not None:
+            asked["authorization"] = f"Bearer {api_key}"
+        return json.dumps(asked).encode()
+
+
+def inputs_of(text: str | None, messages: str | None, sampling: Mapping[str, Any], stream: bool) -> dict[str, str | bool]:
+    """Returns the inputs of a decoder for one request. Either `text` or `messages` (JSON) is given."""
+    inputs: dict[str, str | bool] = {"stream": stream, "exclude_input_in_output": True}
+    inputs |= dict.fromkeys(("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens"), True)
+    if text is not None:
+        inputs[PROMPT] = text
+    if messages is not None:
+        inputs[MESSAGES] = messages
+    if sampling:
+        inputs["sampling_parameters"] = json.dumps(sampling)
+    return inputs
+
+
+Outputs = Mapping[str, Any]  # the outputs of a response by name: lists, or alone where there is one value
+
+
+def pieces_in(responses: Generator[Outputs]) -> Iterator[Piece]:
+    """Yields what is new in each choice."""
+    with closing(responses):
+        for response in responses:
+            yield from _pieces(response)
+
+
+async def async_pieces_in(responses: AsyncGenerator[Outputs]) -> AsyncIterator[Piece]:
+    async with aclosing(responses):
+        async for response in responses:
+            for piece in _pieces(response):
+                yield piece
+
+
+def _pieces(response: Outputs) -> Iterator[Piece]:
+    parts = (_list(response, name) for name in (OUTPUT, "finish_reason", "num_output_tokens"))
+    for number, (text, reason, tokens) in enumerate(zip(*parts, strict=True)):
+        if text or reason or tokens:
+            yield Piece(text, number, reason or None, tokens)
+
+
+def event_in(line: bytes, url: str) -> Outputs | None:
+    """Returns the outputs in a line of a stream of events, or None if it has none."""
+    if not line.startswith(EVENT):
+        return None
+    try:
+        event = json.loads(line[len(EVENT) :])
+    except ValueError as error:
+        raise UnexpectedAnswer(f"the answer of {url} is not one of Triton's: {line[:80]!r}") from error
+    if "error" in event:
+        raise refusal(f"{event['error']} (HTTP from {url})", None)
+    return event
+
+
+def only(responses: Iterable[Outputs]) -> Outputs:
+    """Returns the response of a request without `stream`."""
+    found = list(responses)
+    if len(found) != 1:
+        raise UnexpectedAnswer(f"{len(found)} responses came instead of one: is this a decoder of hPLM?")
+    return found[0]
+
+
+def whole_in(responses: Iterable[Outputs]) -> Generated:
+    """Returns the only response as an answer."""
+    response = only(responses)
+    return Generated(
+        tuple(_list(response, OUTPUT)),
+        tuple(_list(response, "finish_reason")),
+        _list(response, "num_input_tokens")[0],
+        sum(_list(response, "num_output_tokens")),
+    )
+
+
+def reads_prompts(metadata: Mapping[str, Any]) -> bool:
+    """Whether the model with this metadata is a decoder."""
+    return any(tensor.get("name") == PROMPT for tensor in metadata.get("inputs", []))
+
+
+def only_decoder(names: list[str]) -> str:
+    if len(names) == 1:
+        return names[0]
+    if names:
+        raise NoBackbone(f"the server has {len(names)} decoders, so name one of them: {', '.join(names)}")
+    raise NoBackbone("the server has no decoder that is ready: only decoders generate text")
+
+
+def _list(response: Outputs, name: str) -> list[Any]:
+    try:
+        value = response[name]
+    except KeyError:
+        raise UnexpectedAnswer(f"output {name} is missing: is this a decoder of hPLM?") from None
+    return value if isinstance(value, list) else [value]

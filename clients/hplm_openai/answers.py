@@ -1,0 +1,157 @@
+"""Writes answers in OpenAI's form: whole, and as the chunks of a stream."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from hplm_client.errors import UnexpectedAnswer
+from hplm_client.generation import Outputs
+from hplm_openai.requests import Asked
+
+FINISH = {"": None, "stop": "stop"}  # all others: the answer was cut, which OpenAI calls "length"
+UNPRINTABLE = "\ufffd"  # stands in a token's text for a part of a character
+LEAST = -9999.0  # what OpenAI tells instead of minus infinity, which JSON does not have
+
+Token = list[tuple[str, float]]  # the text and logprob of a token, then those of the likeliest in its place
+
+
+@dataclass
+class Answer(ABC):
+    """The answer to one request in OpenAI's form. It counts the tokens that it has sent."""
+
+    asked: Asked
+    prefix = ""  # of the answer's id
+    whole_kind = chunk_kind = ""  # of object
+    id: str = field(init=False)
+    created: int = field(default_factory=lambda: int(time.time()))
+    prompt_tokens: int = 0
+    tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.id = f"{self.prefix}-{secrets.token_hex(12)}"
+
+    def whole(self, response: Outputs) -> dict[str, Any]:
+        """Returns the answer whose only response this is."""
+        choices = [self.choice(*part) for part in self._parts(response)]
+        return {**self._head(self.whole_kind), "choices": choices, "usage": self._usage}
+
+    def chunks(self, response: Outputs) -> Iterator[dict[str, Any]]:
+        """Yields what a response adds to each choice."""
+        for number, text, finish, tokens in self._parts(response):
+            if text or finish or tokens:
+                yield self._chunk([self.delta(number, text, finish, tokens)])
+
+    def last_chunks(self) -> Iterator[dict[str, Any]]:
+        if self.asked.include_usage:
+            yield {**self._chunk([]), "usage": self._usage}
+
+    @abstractmethod
+    def choice(self, number: int, text: str, finish: str | None, tokens: list[Token] | None) -> dict[str, Any]:
+        """Returns a choice of a whole answer."""
+
+    @abstractmethod
+    def delta(self, number: int, text: str, finish: str | None, tokens: list[Token] | None) -> dict[str, Any]:
+        """Returns what a chunk adds to a choice."""
+
+    @property
+    def _usage(self) -> dict[str, int]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.tokens,
+            "total_tokens": self.prompt_tokens + self.tokens,
+        }
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.asked.tenant}
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        chunk = {**self._head(self.chunk_kind), "choices": choices}
+        return {**chunk, "usage": None} if self.asked.include_usage else chunk
+
+    def _parts(self, response: Outputs) -> Iterator[tuple[int, str, str | None, list[Token] | None]]:
+        """Yields number, new text, finish reason and tokens of each choice. Counts the tokens."""
+        try:
+            texts, reasons = response["text_output"], response["finish_reason"]
+            self.prompt_tokens = response["num_input_tokens"][0]
+            self.tokens += sum(response["num_output_tokens"])
+            listed = response["logprobs"] if self.asked.logprobs is not None else [None] * len(texts)
+        except KeyError as error:
+            raise UnexpectedAnswer(f"output {error} is missing: is this a decoder of hPLM?") from None
+        for number, (text, reason, tokens) in enumerate(zip(texts, reasons, listed, strict=True)):
+            yield number, text, FINISH.get(reason, "length"), None if tokens is None else _tokens(tokens)
+
+
+class CompletionAnswer(Answer):
+    prefix = "cmpl"
+    whole_kind = chunk_kind = "text_completion"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._told: Counter[int] = Counter()  # characters of each choice's tokens
+
+    def choice(self, number: int, text: str, finish: str | None, tokens: list[Token] | None) -> dict[str, Any]:
+        logprobs = None if tokens is None else self._logprobs(number, tokens)
+        return {"index": number, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+    delta = choice
+
+    def _logprobs(self, number: int, tokens: list[Token]) -> dict[str, Any]:
+        offsets: list[int] = []
+        for token in tokens:
+            offsets.append(self._told[number])
+            self._told[number] += len(token[0][0])
+        # Of different tokens with the same text, the likeliest counts.
+        likeliest = [dict(sorted(token, key=lambda one: one[1])) for token in tokens]
+        return {
+            "tokens": [token[0][0] for token in tokens],
+            "token_logprobs": [token[0][1] for token in tokens],
+            "top_logprobs": likeliest if self.asked.logprobs else None,
+            "text_offset": offsets,
+        }
+
+
+class ChatAnswer(Answer):
+    prefix = "chatcmpl"
+    whole_kind, chunk_kind = "chat.completion", "chat.completion.chunk"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._begun: set[int] = set()  # choices
+
+    def choice(self, number: int, text: str, finish: str | None, tokens: list[Token] | None) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"index": number, "message": message, "logprobs": self._logprobs(tokens), "finish_reason": finish}
+
+    def delta(self, number: int, text: str, finish: str | None, tokens: list[Token] | None) -> dict[str, Any]:
+        delta = {"content": text} if number in self._begun else {"role": "assistant", "content": text}
+        self._begun.add(number)
+        return {"index": number, "delta": delta, "logprobs": self._logprobs(tokens), "finish_reason": finish}
+
+    def _logprobs(self, tokens: list[Token] | None) -> dict[str, Any] | None:
+        if tokens is None:
+            return None
+        most = self.asked.logprobs or 0
+        told = [
+            {
+                **_logprob(*token[0]),
+                "top_logprobs": [_logprob(*one) for one in sorted(token, key=lambda one: -one[1])[:most]],
+            }
+            for token in tokens
+        ]
+        return {"content": told, "refusal": None}
+
+
+def _logprob(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": None if UNPRINTABLE in text else list(text.encode())}
+
+
+def _tokens(listed: str) -> list[Token]:
+    """Reads the output `logprobs` of one choice. The token itself comes first."""
+    return [[(one["decoded_token"], max(LEAST, one["logprob"])) for one in token.values()] for token in json.loads(listed)]

@@ -1,0 +1,125 @@
+"""The gateway's endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from hplm_client.errors import HplmClientError
+from hplm_client.generation import Outputs, only
+from hplm_openai.answers import Answer, ChatAnswer, CompletionAnswer
+from hplm_openai.connections import AtOnce, Gone, read_body, while_connected
+from hplm_openai.decoders import Decoders
+from hplm_openai.errors import Refused, refusal
+from hplm_openai.events import Events
+from hplm_openai.requests import key_in, read_chat, read_completion
+
+CLIENT_HAS_GONE = 499  # nobody reads it
+HEALTH = "/health"
+
+
+@dataclass(frozen=True)
+class Limits:
+    largest_body: int = 1_000_000  # bytes
+    at_once: int = 1024  # requests on their way
+    usual_tokens: int = 256  # of a chat's answer, where the request does not say
+
+
+class Gateway:
+    def __init__(self, connect: Callable[[], Decoders], limits: Limits) -> None:
+        """`connect` is called in the event loop that serves."""
+        self._connect = connect
+        self._limits = limits
+
+    def app(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route(HEALTH, self._health, methods=["GET"]),
+                Route("/v1/models", self._models, methods=["GET"]),
+                Route("/v1/completions", self._completions, methods=["POST"]),
+                Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            ],
+            middleware=[Middleware(AtOnce, most=self._limits.at_once, exempt=HEALTH)],
+            exception_handlers={
+                Refused: _refused,
+                HplmClientError: _failed,
+                HTTPException: _unrouted,
+                Gone: _gone,
+                Exception: _broken,
+            },
+            lifespan=self._lifespan,
+        )
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        self._decoders = self._connect()
+        yield
+        await self._decoders.close()
+
+    async def _health(self, _: Request) -> Response:
+        if not await self._decoders.ready():
+            raise Refused(503, "the server is not ready, or cannot be reached")
+        return JSONResponse({"status": "ready"})
+
+    async def _models(self, request: Request) -> Response:
+        opened = await while_connected(request.receive, self._decoders.opened(_key_of(request)))
+        listed = [{"id": tenant, "object": "model", "created": 0, "owned_by": opened[tenant]} for tenant in sorted(opened)]
+        return JSONResponse({"object": "list", "data": listed})
+
+    async def _completions(self, request: Request) -> Response:
+        key = _key_of(request)
+        asked = read_completion(await read_body(request, self._limits.largest_body), key)
+        return await self._answer(request, CompletionAnswer(asked))
+
+    async def _chat(self, request: Request) -> Response:
+        key = _key_of(request)
+        asked = read_chat(await read_body(request, self._limits.largest_body), key, self._limits.usual_tokens)
+        return await self._answer(request, ChatAnswer(asked))
+
+    async def _answer(self, request: Request, answer: Answer) -> Response:
+        responses = self._decoders.ask(answer.asked)
+        if not answer.asked.stream:
+            return JSONResponse(answer.whole(await while_connected(request.receive, _only(responses))))
+        # The first response is awaited here, so that an error before it has a status of its own.
+        first = await while_connected(request.receive, anext(responses))
+        return Events(answer, first, responses)
+
+
+async def _only(responses: AsyncGenerator[Outputs]) -> Outputs:
+    return only([response async for response in responses])
+
+
+def _key_of(request: Request) -> str | None:
+    return key_in(request.headers.getlist("authorization"))
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    return JSONResponse(error.body, error.status, error.headers)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HplmClientError)
+    return await _refused(request, refusal(error, _key_of(request)))
+
+
+async def _unrouted(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    served = "POST /v1/chat/completions, POST /v1/completions, GET /v1/models, GET /health"
+    return await _refused(request, Refused(error.status_code, f"no such endpoint: {served} are served here"))
+
+
+async def _gone(_: Request, __: Exception) -> Response:
+    return Response(status_code=CLIENT_HAS_GONE)
+
+
+async def _broken(request: Request, _: Exception) -> Response:
+    return await _refused(request, Refused(500, "the gateway failed: its log says where", "broken"))

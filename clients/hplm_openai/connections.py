@@ -1,0 +1,103 @@
+"""Reads a client's request within limits, and ends the work for it when the client has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from hplm_client.waiting import within
+from hplm_openai.errors import Refused, wrong
+
+SECONDS_FOR_A_BODY = 30.0
+
+T = TypeVar("T")
+
+
+class Gone(Exception):
+    """The client has closed its connection."""
+
+
+async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
+    """Does the work. Cancels it and raises Gone when the client closes the connection. The request's body was read before."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_leave(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise Gone
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.wait({working, leaving})
+
+
+async def _leave(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def read_body(request: Request, largest: int) -> dict[str, Any]:
+    """Returns the JSON object that a request sends. `largest`: its bytes."""
+    if "content-encoding" in request.headers:
+        raise Refused(415, "the body is compressed: send it without Content-Encoding")
+    try:
+        raw = await within(_read(request, largest), SECONDS_FOR_A_BODY)
+    except asyncio.TimeoutError:
+        raise Refused(408, f"the body took more than {SECONDS_FOR_A_BODY:g} s to arrive: send it again") from None
+    except ClientDisconnect:
+        raise Gone from None
+    try:
+        body = json.loads(raw, parse_constant=_no_constant)
+        json.dumps(body, ensure_ascii=False).encode()  # half of a surrogate pair has no UTF-8
+    except (ValueError, RecursionError):
+        raise wrong("the body is not JSON in UTF-8: send an object") from None
+    if not isinstance(body, dict):
+        raise wrong("the body is no JSON object: send one")
+    return body
+
+
+async def _read(request: Request, largest: int) -> bytes:
+    too_large = Refused(413, f"the body has more than {largest:,} bytes: send a shorter text")
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > largest:
+        raise too_large
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > largest:
+            raise too_large
+    return bytes(body)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+class AtOnce:
+    """Refuses requests while as many as may be are on their way. Requests for the path `exempt` always pass."""
+
+    def __init__(self, app: ASGIApp, most: int, exempt: str) -> None:
+        self._app = app
+        self._most = most
+        self._exempt = exempt
+        self._on_their_way = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] == self._exempt:
+            await self._app(scope, receive, send)
+            return
+        if self._on_their_way >= self._most:
+            full = Refused(503, f"{self._on_their_way} requests are on their way: retry after 1 s", "queue_full")
+            await JSONResponse(full.body, full.status, {"retry-after": "1"})(scope, receive, send)
+            return
+        self._on_their_way += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._on_their_way -= 1

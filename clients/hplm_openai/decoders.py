@@ -1,0 +1,86 @@
+"""The decoders of one Triton, which the gateway asks over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from hplm_client import generation, wire
+from hplm_client.errors import ConnectionFailed, NoBackbone, NoTenant, UnexpectedAnswer
+from hplm_client.generation import Outputs
+from hplm_client.settings import Settings
+from hplm_client.transports.grpc_aio import AsyncGrpcTransport
+from hplm_openai.requests import Asked, Opened
+
+SECONDS_KNOWN = 5.0  # how long the server's list of decoders is used; it changes when models are loaded
+SECONDS_TO_FIND = 10.0
+
+
+class Decoders:
+    """Belongs to the event loop in which it is made."""
+
+    def __init__(self, url: str, named: Sequence[str], seconds: float) -> None:
+        """`named`: the decoders to ask; empty: all of the server. `seconds` limit the wait for each part of an answer."""
+        self._transport = AsyncGrpcTransport(Settings(url, "grpc"))
+        self._named = list(named)
+        self._seconds = seconds
+        self._known: list[str] | None = None
+        self._known_at = 0.0
+
+    async def opened(self, key: str | None) -> dict[str, str]:
+        """Returns the tenants that a key opens, each with its decoder."""
+        names = await self._names()
+        found = await asyncio.gather(*(self._opened(name, key) for name in names))
+        # The first decoder of a tenant answers it.
+        return {tenant: name for name, tenants in reversed(list(zip(names, found, strict=True))) for tenant in tenants}
+
+    async def ask(self, asked: Asked) -> AsyncGenerator[Outputs]:
+        """Yields the responses of the first decoder that has the tenant. To close the generator cancels the request."""
+        refused: NoTenant | NoBackbone = NoBackbone("the server has no decoder that is ready")
+        for name in await self._names():
+            async with aclosing(self._transport.generate(name, asked, asked.timeout_us, self._seconds)) as responses:
+                try:
+                    first = await anext(responses, None)
+                except (NoTenant, NoBackbone) as error:  # no backbone: it was unloaded meanwhile
+                    refused = error if isinstance(refused, NoBackbone) else refused
+                    continue
+                if first is None:
+                    raise UnexpectedAnswer(f"model {name!r} ended its stream without an answer: is it a decoder of hPLM?")
+                yield first
+                async for response in responses:
+                    yield response
+                return
+        raise refused
+
+    async def ready(self) -> bool:
+        try:
+            return await self._transport.ready(None, SECONDS_TO_FIND)
+        except ConnectionFailed:
+            return False
+
+    async def close(self) -> None:
+        await self._transport.close()
+
+    async def _opened(self, name: str, key: str | None) -> list[str]:
+        try:
+            responses = [one async for one in self._transport.generate(name, Opened(key), None, SECONDS_TO_FIND)]
+            return json.loads(responses[0][generation.OUTPUT][0])
+        except NoBackbone:  # it was unloaded meanwhile
+            return []
+        except (IndexError, KeyError, ValueError) as error:
+            raise UnexpectedAnswer(f"model {name!r} does not say which tenants it has: is it a decoder of hPLM?") from error
+
+    async def _names(self) -> list[str]:
+        """Returns the decoders to ask. One request renews the list; meanwhile the others use the old one."""
+        if self._named:
+            return self._named
+        now = time.monotonic()
+        if self._known is None or now - self._known_at >= SECONDS_KNOWN:
+            self._known_at = now
+            models = wire.others_in(await self._transport.statistics(SECONDS_TO_FIND))
+            described = await asyncio.gather(*(self._transport.metadata(model, SECONDS_TO_FIND) for model in models))
+            self._known = [name for name, told in zip(models, described, strict=True) if generation.reads_prompts(told)]
+        return self._known

@@ -1,0 +1,108 @@
+"""Errors in OpenAI's form, and which of them an error of the server becomes."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from typing import Any
+
+from hplm_client.errors import (
+    ClientTimeout,
+    ConnectionLost,
+    DeadlineMissed,
+    Draining,
+    HplmClientError,
+    InvalidInput,
+    NoBackbone,
+    NotConnected,
+    NoTenant,
+    QueueFull,
+    QuotaExceeded,
+    SafeToRetry,
+    Unavailable,
+)
+
+log = logging.getLogger(__name__)
+STATUSES: dict[type[HplmClientError], int] = {
+    InvalidInput: 400,
+    NoTenant: 404,
+    NoBackbone: 404,
+    QuotaExceeded: 429,
+    ConnectionLost: 502,
+    QueueFull: 503,
+    Draining: 503,
+    DeadlineMissed: 503,
+    Unavailable: 503,
+    NotConnected: 503,
+    ClientTimeout: 504,
+}  # all others: 500
+KINDS = {401: "authentication_error", 429: "rate_limit_error"}  # below 500 else "invalid_request_error"
+CODES = {"no_tenant": "model_not_found", "quota": "rate_limit_exceeded"}  # for others: our word
+
+
+class Refused(Exception):
+    """Raised to answer a request with this status and error. `param`: the field of the request that is wrong."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str | None = None,
+        param: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.headers = headers or {}
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+def wrong(message: str, param: str | None = None) -> Refused:
+    """Returns the refusal of a request that is wrong itself."""
+    return Refused(400, message, "invalid_input", param)
+
+
+def refusal(error: HplmClientError, key: str | None) -> Refused:
+    """Returns the error that the client gets for an error of the server. `key`: the key that the client sent, if any.
+
+    An error without a word of ours is logged, because the client learns only its kind.
+    """
+    if error.word is None:
+        log.error("%s: %s", type(error).__name__, error)
+    if isinstance(error, NoTenant) and key is None:
+        return Refused(401, "no such model is open without a key: check the model, or send its key", "invalid_api_key", "model")
+    status = next((status for kind, status in STATUSES.items() if isinstance(error, kind)), 500)
+    headers: dict[str, str] = {}
+    if isinstance(error, SafeToRetry) and (seconds := error.retry_after_s) is not None:
+        headers = {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(1000 * seconds))}
+    elif isinstance(error, DeadlineMissed):
+        headers = {"x-should-retry": "false"}  # the same request would be late again
+    param = "model" if status == 404 else None
+    return Refused(status, _message(error), CODES.get(error.word or "", error.word), param, headers)
+
+
+def _message(error: HplmClientError) -> str:
+    """Returns the server's sentence without its word and the server's address. An error without a word gets one of ours."""
+    if isinstance(error, NoTenant):
+        return "no such model, or not yours: check the model and the key"
+    if error.word is None:
+        return _WITHOUT_WORD.get(type(error), "the server failed: the gateway's log says how")
+    sentence = str(error).partition(f"[{error.word}] ")[2] or str(error)
+    return re.sub(r" \(gRPC from \S+\)$", "", sentence)
+
+
+_WITHOUT_WORD: dict[type[HplmClientError], str] = {
+    InvalidInput: "the server takes no such request: check its fields",
+    NoBackbone: "the server has no decoder that is ready: try again later",
+    ClientTimeout: "the server did not answer in time: ask for fewer tokens, or try again later",
+    ConnectionLost: "the server closed the connection before the answer was whole: try again",
+    NotConnected: "the server cannot be reached: try again later",
+    Unavailable: "the server takes no requests now: try again later",
+}

@@ -1,0 +1,207 @@
+"""Reads requests in OpenAI's form, and turns them into those of a decoder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hplm_client.generation import PROMPT, inputs_of
+from hplm_openai.errors import Refused, wrong
+
+# OpenAI does not have those of the second line, but other servers with its interface do.
+SAMPLING = (
+    "temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop", "n",
+    "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos",
+)  # fmt: skip
+TIMES = ("deadline_ms", "first_token_ms", "token_ms")
+COMMON = {"model", "stream", "stream_options", "user", *SAMPLING, *TIMES, "truncate", "priority"}  # `user` is not read
+COMPLETION = COMMON | {"prompt", "max_tokens", "logprobs", "echo"}
+CHAT = COMMON | {"messages", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs"}
+# Fields that are not supported, and values of them that ask for nothing.
+NEUTRAL = {
+    "best_of": [1], "suffix": [""], "response_format": [{"type": "text"}], "modalities": [["text"]], "store": [False],
+    "tools": [[]], "tool_choice": ["none"], "functions": [[]], "service_tier": ["auto"],
+}  # fmt: skip
+LONGEST_NAME = 256  # characters of a model's name
+ROLES = {"developer": "system"}  # OpenAI's newer names, and those that templates know
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request to a decoder. Either `text` or `messages` is given."""
+
+    tenant: str
+    text: str | None = None
+    messages: str | None = None  # JSON
+    sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    stream: bool = False
+    include_usage: bool = False  # a stream ends with the counts of tokens
+    timeout_us: int | None = None
+    more: Mapping[str, str | int | bool] = field(default_factory=dict[str, str | int | bool])  # parameters
+    key: str | None = field(default=None, repr=False)
+
+    @property
+    def logprobs(self) -> int | None:
+        """The number of likeliest tokens that are told with each token."""
+        return self.sampling.get("logprobs")
+
+    def inputs(self) -> dict[str, str | bool]:
+        inputs = inputs_of(self.text, self.messages, self.sampling, self.stream)
+        if self.logprobs is not None:
+            inputs["return_logprobs"] = True
+        return inputs
+
+    def parameters(self) -> dict[str, str | int | bool]:
+        return {"tenant": self.tenant, **self.more, **authorization(self.key)}
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Asks a decoder which of its tenants a key opens."""
+
+    key: str | None = field(default=None, repr=False)
+
+    def inputs(self) -> dict[str, str | bool]:
+        return {PROMPT: ""}
+
+    def parameters(self) -> dict[str, str | int | bool]:
+        return {"hplm_tenants": True, **authorization(self.key)}
+
+
+def authorization(key: str | None) -> dict[str, str]:
+    """Returns the parameter that holds a key. All clients share one connection, so it is not a header of it."""
+    return {} if key is None else {"authorization": f"Bearer {key}"}
+
+
+def key_in(headers: list[str]) -> str | None:
+    """Returns the key of a request, from its `authorization` headers. None: it has none."""
+    if not headers:
+        return None
+    scheme, _, key = headers[0].strip().partition(" ")
+    key = key.strip()
+    if len(set(headers)) > 1 or scheme.lower() != "bearer" or not (key.isascii() and key.isprintable()):
+        raise Refused(401, "the header authorization is not 'Bearer KEY': send it so, once", "invalid_api_key")
+    return key or None
+
+
+def read_completion(body: Mapping[str, Any], key: str | None) -> Asked:
+    given = _fields(body, COMPLETION)
+    prompt = given.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1:
+        (prompt,) = prompt
+    if not isinstance(prompt, str):
+        raise wrong("the prompt is no string: send one text, not several and not token ids", "prompt")
+    sampling = _sampling(given, "max_tokens")
+    if "logprobs" in given:
+        sampling["logprobs"] = given["logprobs"]
+    if given.get("echo"):
+        if "logprobs" in given:
+            raise wrong("'echo' with 'logprobs' would need those of the prompt, which are not computed: leave one out", "echo")
+        sampling["echo"] = given["echo"]
+    return Asked(text=prompt, **_common(given, key), sampling=sampling)
+
+
+def read_chat(body: Mapping[str, Any], key: str | None, usual_tokens: int) -> Asked:
+    """`usual_tokens`: the most tokens of an answer, where the request does not say."""
+    given = _fields(body, CHAT)
+    messages = given.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise wrong('the messages are no list: send one such as [{"role": "user", "content": "..."}]', "messages")
+    read = [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
+    if "max_tokens" in given and "max_completion_tokens" in given:
+        raise wrong("'max_tokens' stands beside 'max_completion_tokens', its newer name: leave it out", "max_tokens")
+    sampling = _sampling(given, "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens")
+    sampling.setdefault("max_tokens", usual_tokens)
+    if _flag(given, "logprobs"):
+        sampling["logprobs"] = given.get("top_logprobs", 0)
+    elif "top_logprobs" in given:
+        raise wrong("'top_logprobs' needs 'logprobs': true", "top_logprobs")
+    return Asked(messages=json.dumps(read, ensure_ascii=False), **_common(given, key), sampling=sampling)
+
+
+def _fields(body: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
+    """Returns the fields that were given. As with OpenAI, null is as good as nothing."""
+    given = {name: value for name, value in body.items() if value is not None}
+    for name in [name for name in given if name not in known]:
+        if given.pop(name) not in NEUTRAL.get(name, []):
+            raise wrong(
+                f"the field {_shown(name)} is unknown, or not supported with this value: leave it out", name[:LONGEST_NAME]
+            )
+    return given
+
+
+def _common(given: Mapping[str, Any], key: str | None) -> dict[str, Any]:
+    model = given.get("model")
+    if not isinstance(model, str) or not 0 < len(model) <= LONGEST_NAME:
+        raise wrong("the model is no name: send the name of a tenant, such as GET /v1/models lists", "model")
+    stream = _flag(given, "stream")
+    options = given.get("stream_options", {})
+    if not isinstance(options, dict) or not options.keys() <= {"include_usage"} or (options and not stream):
+        raise wrong('\'stream_options\' may be {"include_usage": true}, with "stream": true', "stream_options")
+    times = {name: _number(given, name) for name in TIMES if name in given}
+    deadline_ms = times.pop("deadline_ms", None)
+    more: dict[str, str | int | bool] = {name: str(value) for name, value in times.items()}
+    if _flag(given, "truncate"):
+        more["truncate"] = True
+    if "priority" in given:
+        if type(given["priority"]) is not int or abs(given["priority"]) >= 2**31:
+            raise wrong(f"'priority' is {_shown(given['priority'])}: give a whole number of 32 bits", "priority")
+        more["hplm_priority"] = given["priority"]
+    return {
+        "tenant": model,
+        "stream": stream,
+        "include_usage": _flag(options, "include_usage"),
+        "timeout_us": None if deadline_ms is None else max(1, round(1000 * deadline_ms)),
+        "more": more,
+        "key": key,
+    }
+
+
+def _sampling(given: Mapping[str, Any], most_tokens: str) -> dict[str, Any]:
+    """Returns the settings, whose values the server checks. `most_tokens`: the field that says how long an answer may be."""
+    sampling = {name: given[name] for name in SAMPLING if name in given}
+    if most_tokens in given:
+        sampling["max_tokens"] = given[most_tokens]
+    return sampling
+
+
+def _message(message: Any, name: str) -> dict[str, str]:
+    if not isinstance(message, dict):
+        raise wrong(f"{name} is no object: send the fields 'role' and 'content'", name)
+    given = {field: value for field, value in message.items() if value is not None}
+    for unknown in given.keys() - {"role", "content"}:
+        raise wrong(f"{name} has the field {_shown(unknown)}, which is not supported: leave it out", name)
+    role, content = given.get("role"), given.get("content")
+    if isinstance(content, list):
+        content = "".join(_text(part, name) for part in content)
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise wrong(f"{name} has no 'role' or no 'content' that is text: send both", name)
+    return {"role": ROLES.get(role, role), "content": content}
+
+
+def _text(part: Any, name: str) -> str:
+    if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+        raise wrong(f"{name} has a part that is not text: send parts of the type 'text' only", name)
+    return part["text"]
+
+
+def _flag(given: Mapping[str, Any], name: str) -> bool:
+    value = given.get(name, False)
+    if type(value) is not bool:
+        raise wrong(f"{name!r} is {_shown(value)}: give true or false", name)
+    return value
+
+
+def _number(given: Mapping[str, Any], name: str) -> float:
+    value = given[name]
+    if type(value) not in (int, float) or not 0 < value <= 1e9:
+        raise wrong(f"{name!r} is {_shown(value)}: give milliseconds above 0, 1,000,000,000 at most", name)
+    return value
+
+
+def _shown(value: Any) -> str:
+    """Returns a value for a message, or its beginning."""
+    shown = repr(value)
+    return shown if len(shown) <= LONGEST_NAME else f"{shown[:LONGEST_NAME]}..."

@@ -1,0 +1,109 @@
+"""The gateway chooses among several decoders. The connection to Triton is played here."""
+
+import asyncio
+
+import pytest
+
+from hplm_client.errors import Draining, NoBackbone, NoTenant, UnexpectedAnswer
+from hplm_openai.decoders import SECONDS_KNOWN, Decoders
+from hplm_openai.requests import Asked, Opened
+
+
+class Transport:
+    """`tenants`: those of each decoder; a decoder may be an error instead."""
+
+    def __init__(self, **tenants):
+        self.tenants = tenants
+        self.asked = []
+        self.listed = 0
+
+    async def statistics(self, seconds):
+        self.listed += 1
+        return {"model_stats": [{"name": name} for name in (*self.tenants, "plain-model")]}
+
+    async def metadata(self, model, seconds):
+        return {"inputs": [{"name": "text_input" if model in self.tenants else "INPUT"}]}
+
+    async def generate(self, name, asked, timeout_us, seconds):
+        self.asked.append(name)
+        found = self.tenants[name]
+        if isinstance(found, Exception):
+            raise found
+        if isinstance(asked, Opened):
+            yield {"text_output": [str(found).replace("'", '"')]}
+        elif asked.tenant not in found:
+            raise NoTenant("[no_tenant]")
+        elif asked.tenant != "silent":
+            yield {"text_output": [name]}
+            yield {"text_output": ["end"]}
+
+
+def use(act, named=(), **tenants):
+    """Returns what `act(decoders)` gives, and the transport."""
+
+    async def in_loop():
+        decoders = Decoders("127.0.0.1:1", named, 1.0)
+        await decoders.close()
+        decoders._transport = transport
+        return await act(decoders)
+
+    transport = Transport(**tenants)
+    return asyncio.run(in_loop()), transport
+
+
+def asking(tenant):
+    async def act(decoders):
+        return [response["text_output"][0] async for response in decoders.ask(Asked(tenant, "a"))]
+
+    return act
+
+
+def test_the_first_decoder_that_has_the_tenant_answers():
+    answer, transport = use(asking("b"), y=["a"], z=["b"], x=["c"])
+    assert answer == ["z", "end"] and transport.asked == ["x", "y", "z"]
+    assert use(asking("a"), y=["a"], z=["a"])[0] == ["y", "end"]
+    assert use(asking("a"), named=["z", "y"], y=["a"], z=["a"])[0] == ["z", "end"]
+
+
+def test_a_decoder_that_was_unloaded_is_passed_over_and_other_errors_are_told():
+    assert use(asking("a"), y=NoBackbone("unknown model"), z=["a"])[0] == ["z", "end"]
+    with pytest.raises(Draining):
+        use(asking("a"), y=Draining("[draining]"), z=["a"])
+
+
+def test_a_tenant_that_no_decoder_has_is_unknown():
+    for tenants in (
+        {"y": ["b"]},
+        {"y": NoBackbone("unknown model"), "z": ["b"]},
+        {"y": ["b"], "z": NoBackbone("unknown model")},
+    ):
+        with pytest.raises(NoTenant):
+            use(asking("a"), **tenants)
+    with pytest.raises(NoBackbone):
+        use(asking("a"))
+    with pytest.raises(UnexpectedAnswer):
+        use(asking("silent"), y=["silent"])
+
+
+def test_the_models_are_those_of_all_decoders_each_with_the_one_that_answers():
+    opened, _ = use(lambda decoders: decoders.opened("key"), y=["a", "b"], z=["b", "c"], x=NoBackbone("unknown model"))
+    assert opened == {"a": "y", "b": "y", "c": "z"}
+
+
+def test_the_list_of_decoders_is_used_for_a_while():
+    async def act(decoders):
+        for passed in (0, SECONDS_KNOWN / 2, SECONDS_KNOWN):
+            decoders._known_at -= passed
+            await decoders._names()
+
+    assert use(act, y=["a"])[1].listed == 2
+
+
+def test_one_request_at_a_time_renews_the_list_of_decoders():
+    async def act(decoders):
+        await decoders._names()
+        decoders._known_at -= SECONDS_KNOWN
+        return await asyncio.gather(*(decoders._names() for _ in range(5)))
+
+    names, transport = use(act, y=["a"])
+    assert names == [["y"]] * 5 and transport.listed == 2

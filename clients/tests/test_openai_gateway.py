@@ -1,0 +1,315 @@
+"""The gateway's interface: OpenAI's forms of requests, answers, streams and errors, and its limits."""
+
+import gzip
+import http.client
+import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai_stand_ins import gateway
+
+from hplm_openai.requests import CHAT, COMPLETION, NEUTRAL
+from tests.naming import names
+from tests.waiting import eventually
+
+COMMON = {"created", "id", "model", "object", "choices"}
+
+
+@pytest.fixture(scope="module")
+def served():
+    with gateway(largest_body=100_000) as served:
+        yield served
+
+
+def events(lines):
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def error_in(answer):
+    (error,) = answer.values()
+    assert error.keys() == {"message", "type", "param", "code"} and "10.0.0.7" not in error["message"]
+    return error
+
+
+def test_a_completion(served):
+    status, answer = served.complete(max_tokens=3, temperature=0.5, stop=["x"], seed=1, user="me", top_k=None, best_of=1)
+    assert status == 200 and answer.keys() == COMMON | {"usage"}
+    assert (answer["object"], answer["model"], answer["id"][:5]) == ("text_completion", "open", "cmpl-")
+    assert answer["choices"] == [{"index": 0, "text": "abc", "logprobs": None, "finish_reason": "stop"}]
+    assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7}
+    asked = served.decoders.asked[-1]
+    assert asked.sampling == {"max_tokens": 3, "temperature": 0.5, "stop": ["x"], "seed": 1} and asked.key is None
+
+
+def test_a_completion_in_a_stream(served):
+    status, lines = served.complete(stream=True, n=2, stream_options={"include_usage": True})
+    *chunks, last = events(lines)
+    assert status == 200 and {chunk["id"] for chunk in chunks} == {last["id"]}
+    assert all(chunk["object"] == "text_completion" and chunk["usage"] is None for chunk in chunks)
+    told = [chunk["choices"][0] for chunk in chunks]
+    assert [(one["index"], one["text"], one["finish_reason"]) for one in told] == [
+        (0, "a", None), (1, "a", None), (0, "b", None), (1, "b", None), (0, "c", "length"), (1, "c", "length"),
+    ]  # fmt: skip
+    assert last["choices"] == [] and last["usage"] == {"prompt_tokens": 4, "completion_tokens": 6, "total_tokens": 10}
+    assert all("usage" not in chunk for chunk in events(served.complete(stream=True)[1]))
+
+
+def test_a_chat(served):
+    messages = [
+        {"role": "developer", "content": "be short"},
+        {"role": "user", "content": [{"type": "text", "text": "hé"}, {"type": "text", "text": "llo"}]},
+    ]
+    status, answer = served.chat(messages=messages, response_format={"type": "text"}, tools=[])
+    assert status == 200 and answer.keys() == COMMON | {"usage"}
+    assert (answer["object"], answer["id"][:9]) == ("chat.completion", "chatcmpl-")
+    message = {"role": "assistant", "content": "héllo", "refusal": None}
+    assert answer["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}]
+    asked = served.decoders.asked[-1]
+    assert json.loads(asked.messages) == [{"role": "system", "content": "be short"}, {"role": "user", "content": "héllo"}]
+    assert asked.sampling == {"max_tokens": 256}
+    served.chat(max_completion_tokens=9)
+    assert served.decoders.asked[-1].sampling == {"max_tokens": 9}
+
+
+def test_a_chat_in_a_stream(served):
+    status, lines = served.chat(stream=True)
+    told = [chunk["choices"][0] for chunk in events(lines)]
+    assert status == 200 and json.loads(lines[0])["object"] == "chat.completion.chunk"
+    assert [one["delta"] for one in told] == [{"role": "assistant", "content": "a"}, {"content": "b"}, {"content": "c"}]
+    assert [one["finish_reason"] for one in told] == [None, None, "length"]
+
+
+def test_an_answer_that_was_cut_has_a_reason_that_openai_knows(served):
+    assert served.complete("late")[1]["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_of_a_completion(served, stream):
+    answer = served.complete("ab", logprobs=1, stream=stream)[1]
+    told = [one["choices"][0]["logprobs"] for one in (events(answer) if stream else [answer])]
+    joined = {name: [value for one in told for value in one[name]] for name in told[0]}
+    assert joined == {
+        "tokens": ["a", "b"],
+        "token_logprobs": [-2.0, -2.0],
+        "top_logprobs": [{"x": -0.25, "a": -2.0}, {"x": -0.25, "b": -2.0}],
+        "text_offset": [0, 1],
+    }
+
+
+def test_logprobs_of_a_chat(served):
+    likeliest = [{"token": "x", "logprob": -0.25, "bytes": [120]}, {"token": "y", "logprob": -1.25, "bytes": [121]}]
+    (choice,) = served.chat("é", logprobs=True, top_logprobs=2)[1]["choices"]
+    (token,) = choice["logprobs"]["content"]
+    assert token == {"token": "é", "logprob": -2.0, "bytes": [195, 169], "top_logprobs": likeliest}
+    (choice,) = served.chat("\ufffd", logprobs=True)[1]["choices"]
+    (token,) = choice["logprobs"]["content"]
+    assert token == {"token": "\ufffd", "logprob": -2.0, "bytes": None, "top_logprobs": []}
+
+
+def test_our_own_fields_reach_the_decoder(served):
+    served.complete(deadline_ms=1.5, first_token_ms=20, token_ms=3, truncate=True, priority=-2, min_p=0.1)
+    asked = served.decoders.asked[-1]
+    assert asked.timeout_us == 1500 and asked.sampling == {"min_p": 0.1}
+    assert asked.parameters() == {
+        "tenant": "open", "first_token_ms": "20", "token_ms": "3", "truncate": True, "hplm_priority": -2,
+    }  # fmt: skip
+
+
+def test_the_key_goes_to_the_server_and_opens_models(served):
+    bearer = {"Authorization": "Bearer secret"}
+    assert served.complete(model="keyed", _headers=bearer)[0] == 200
+    assert served.decoders.asked[-1].parameters()["authorization"] == "Bearer secret"
+    assert "secret" not in repr(served.decoders.asked[-1])
+    for headers, ids in ((bearer, ["keyed", "open"]), ({}, ["open"]), ({"Authorization": "Bearer x"}, ["open"])):
+        status, _, listed = served.send("GET", "/v1/models", **headers)
+        assert status == 200 and [model["id"] for model in json.loads(listed)["data"]] == ids
+    (model,) = json.loads(listed)["data"]
+    assert model == {"id": "open", "object": "model", "created": 0, "owned_by": "chat"}
+
+
+@pytest.mark.parametrize("header", ["secret", "Basic secret", "Bearer s\xe9cret"])
+def test_a_header_that_holds_no_key_is_refused(served, header):
+    for method, path in (("GET", "models"), ("POST", "completions")):
+        status, _, answer = served.send(method, f"/v1/{path}", authorization=header)
+        assert status == 401 and error_in(json.loads(answer))["code"] == "invalid_api_key"
+
+
+def test_without_a_key_an_unknown_model_looks_like_one_that_needs_a_key(served):
+    unknown, keyed = served.complete(model="nobody"), served.complete(model="keyed")
+    assert unknown == keyed and unknown[0] == 401 and error_in(unknown[1])["code"] == "invalid_api_key"
+    bearer = {"Authorization": "Bearer x"}
+    unknown, keyed = (served.complete(model=model, _headers=bearer) for model in ("nobody", "keyed"))
+    assert unknown == keyed and unknown[0] == 404 and error_in(unknown[1])["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("model", "status", "code", "kind"),
+    [
+        ("invalid_input", 400, "invalid_input", "invalid_request_error"),
+        ("quota", 429, "rate_limit_exceeded", "rate_limit_error"),
+        ("queue_full", 503, "queue_full", "server_error"),
+        ("draining", 503, "draining", "server_error"),
+        ("deadline", 503, "deadline", "server_error"),
+        ("broken", 500, "broken", "server_error"),
+        ("lost", 502, None, "server_error"),
+        ("bug", 500, "broken", "server_error"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_have_openai_s_form(served, model, status, code, kind, stream):
+    found, answer = served.complete(model=model, stream=stream)
+    error = error_in(answer)
+    assert (found, error["code"], error["type"]) == (status, code, kind)
+    if model in ("quota", "invalid_input"):
+        assert names(error["message"], 1.5) and "[" not in error["message"]
+
+
+def test_a_hint_when_to_retry_is_a_header(served):
+    _, headers, _ = served.send("POST", "/v1/completions", {"model": "quota", "prompt": "a"})
+    assert (headers["retry-after"], headers["retry-after-ms"]) == ("2", "1500")
+    _, headers, _ = served.send("POST", "/v1/completions", {"model": "deadline", "prompt": "a"})
+    assert headers["x-should-retry"] == "false" and "retry-after" not in headers
+
+
+def test_a_stream_that_breaks_ends_with_an_error(served):
+    status, lines = served.complete(model="cut", stream=True)
+    assert status == 200 and len(lines) == 2 and "error" not in json.loads(lines[0])
+    assert error_in(json.loads(lines[1]))["type"] == "server_error"
+
+
+@pytest.mark.parametrize(("model", "logged"), [("quota", 0), ("stopped", 0), ("lost", 1), ("cut", 1)])
+def test_only_an_error_without_a_word_is_logged(served, caplog, model, logged):
+    served.complete(model=model, stream=True)
+    assert len([record for record in caplog.records if record.name.startswith("hplm_openai")]) == logged
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"model": None}, "model"), ({"model": 7}, "model"), ({"model": ""}, "model"), ({"model": "m" * 1000}, "model"),
+        ({"prompt": None}, "prompt"), ({"prompt": ["a", "b"]}, "prompt"), ({"prompt": [1, 2]}, "prompt"),
+        ({"suffix": "x"}, "suffix"), ({"best_of": 3}, "best_of"), ({"temprature": 1}, "temprature"),
+        ({"tools": [{"type": "function"}]}, "tools"), ({"messages": []}, "messages"), ({"stream": 1}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"a": 1}}, "stream_options"),
+        ({"stream": True, "stream_options": []}, "stream_options"), ({"echo": True, "logprobs": 1}, "echo"),
+        ({"deadline_ms": 0}, "deadline_ms"), ({"token_ms": True}, "token_ms"), ({"priority": 1.5}, "priority"),
+        ({"priority": 2**40}, "priority"),
+        ({"truncate": "y" * 9000}, "truncate"), ({"x" * 1000: 1}, "x" * 256),
+    ],
+)  # fmt: skip
+def test_a_wrong_field_of_a_completion_is_named(served, fields, param):
+    status, answer = served.complete(**fields)
+    assert status == 400 and error_in(answer)["param"] == param and len(answer["error"]["message"]) < 1000
+    assert param[:100] in answer["error"]["message"] or param in ("model", "prompt")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": None}, "messages"), ({"messages": "hi"}, "messages"), ({"messages": ["hi"]}, "messages[0]"),
+        ({"messages": [{"role": "user"}]}, "messages[0]"), ({"messages": [{"content": "a"}]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "tool", "content": "a", "name": "b"}]}, "messages[1]"),
+        ({"tools": [{}]}, "tools"), ({"tool_choice": "auto"}, "tool_choice"), ({"functions": [{}]}, "functions"),
+        ({"response_format": {"type": "json_object"}}, "response_format"), ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"audio": {}}, "audio"), ({"prompt": "a"}, "prompt"), ({"echo": True}, "echo"), ({"logprobs": 2}, "logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"), ({"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
+    ],
+)  # fmt: skip
+def test_a_wrong_field_of_a_chat_is_named(served, fields, param):
+    status, answer = served.chat(**fields)
+    assert status == 400 and error_in(answer)["param"] == param
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b'"a"', b"\xff", b"[" * 90_000, b'{"a":' * 15_000, b'{"prompt": NaN}', b'{"prompt": "\\ud800"}',
+     b'{"seed": ' + b"9" * 9000 + b"}"],
+)  # fmt: skip
+def test_bodies_that_are_no_json_objects_are_refused(served, body):
+    for path in ("completions", "chat/completions"):
+        status, _, answer = served.send("POST", f"/v1/{path}", body)
+        assert status == 400 and error_in(json.loads(answer))["type"] == "invalid_request_error"
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["role", "content", "type", "text", "include_usage", "5"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(COMPLETION | CHAT | NEUTRAL.keys())), VALUES, max_size=5), st.booleans())
+def test_any_values_get_an_answer_or_an_error_that_tells_why(served, fields, is_chat):
+    ask = served.chat if is_chat else served.complete
+    status, answer = ask(**{**({} if is_chat else {"prompt": "a"}), **fields})
+    if status != 200:
+        error = error_in(answer)
+        assert status in (400, 401) and error["code"] in ("invalid_input", "invalid_api_key") and len(error["message"]) < 1024
+
+
+def test_large_and_compressed_bodies_are_refused(served):
+    status, answer = served.complete("a" * 200_000)
+    assert status == 413 and names(answer["error"]["message"], "100,000")
+    connection = served.connect()
+    connection.request("POST", "/v1/completions", iter([b"a" * 60_000] * 2), encode_chunked=True)
+    assert connection.getresponse().status == 413
+    connection.close()
+    assert served.send("POST", "/v1/completions", gzip.compress(b"{}"), content_encoding="gzip")[0] == 415
+
+
+def test_other_paths_and_methods_are_not_there(served):
+    for method, path, status in (("GET", "/", 404), ("GET", "/v1/completions", 405), ("POST", "/v1/embeddings", 404)):
+        found, _, answer = served.send(method, path)
+        assert found == status and error_in(json.loads(answer))["message"]
+
+
+def test_health(served):
+    assert served.send("GET", "/health")[0] == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_ends_its_work(served, stream):
+    before = served.decoders.begun
+    connection = served.connect()
+    connection.request("POST", "/v1/completions", json.dumps({"model": "slow", "prompt": "ab", "stream": stream}))
+    if stream:
+        answer = connection.getresponse()
+        assert answer.readline().startswith(b"data: ")
+    eventually(lambda: served.decoders.begun == before + 1)
+    assert served.decoders.ended == before
+    connection.sock.shutdown(socket.SHUT_RDWR)
+    connection.close()
+    eventually(lambda: served.decoders.ended == before + 1)
+
+
+def test_more_requests_than_may_be_on_their_way_are_refused():
+    with gateway(at_once=1) as served:
+        connection = served.connect()
+        connection.request("POST", "/v1/completions", json.dumps({"model": "slow", "prompt": "ab"}))
+        eventually(lambda: served.decoders.begun == 1)
+        status, answer = served.complete()
+        assert status == 503 and error_in(answer)["code"] == "queue_full"
+        assert served.send("GET", "/health")[0] == 200
+        connection.close()
+        eventually(lambda: served.decoders.ended == 1)
+        eventually(lambda: served.complete()[0] == 200)
+
+
+def test_answers_on_their_way_are_whole_when_the_gateway_stops():
+    with ThreadPoolExecutor(1) as pool:
+        with gateway() as served:
+            connection = served.connect()
+            connection.request("POST", "/v1/completions", json.dumps({"model": "open", "prompt": "ab" * 2000, "stream": True}))
+            read = pool.submit(connection.getresponse().read)
+        assert read.result().endswith(b"data: [DONE]\n\n")
+    with pytest.raises((ConnectionRefusedError, http.client.HTTPException)):
+        served.complete()

@@ -1,0 +1,249 @@
+"""The gateway before a real Triton with tiny decoders, asked by OpenAI's own client."""
+
+import http.client
+import json
+import re
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import openai
+import pytest
+
+from builder.store.store import TenantFile
+from hplm.server import TritonServer
+from hplm.server.supervisor import Supervisor
+from hplm.tenants.keys import new_key
+from hplm_client import HplmClient
+from testing.toy import make_chat
+from tests.naming import names
+from tests.serving import cancelled, gateway_before, held, kill_model, serving, until_ready
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.slow
+
+PATIENCE = 60
+PLAIN, LORA, KEYED, SINGLE = (
+    TenantFile(name, 1, "root", 1, "generate", [], 0) for name in ("plain", "lora", "keyed", "single")
+)
+LORA = replace(LORA, rank=4, adapter="lora", places=("query", "value"))
+SECRET, KEY = new_key()
+SETTINGS = {"keyed": {"keys": (KEY,)}, "single": {"in_flight": 1}}
+IGNORING_EOS = {"extra_body": {"ignore_eos": True}}
+GREEDY = {"temperature": 0, "max_tokens": 24, **IGNORING_EOS}
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    return make_chat(tmp_path_factory.mktemp("openai"), [PLAIN, LORA, KEYED, SINGLE], ["law"], SETTINGS).repository
+
+
+@pytest.fixture(scope="module")
+def triton(repository):
+    with TritonServer(repository) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def url(triton):
+    with gateway_before(triton.grpc_url) as address:
+        yield f"http://{address}/v1"
+
+
+@pytest.fixture(scope="module")
+def client(url):
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def ours(triton):
+    with HplmClient(triton.grpc_url, "grpc") as client:
+        yield client
+
+
+def test_models_are_those_that_the_key_opens(client, url):
+    assert [model.id for model in client.models.list()] == ["lora", "plain", "single"]
+    keyed = openai.OpenAI(base_url=url, api_key=SECRET)
+    assert [model.id for model in keyed.models.list()] == ["keyed", "lora", "plain", "single"]
+    assert {model.owned_by for model in keyed.models.list()} == {"chat"}
+
+
+def test_a_completion_whole_and_streamed_is_what_our_client_gets(client, ours):
+    expected = ours.generate("some words", tenant="plain", temperature=0, max_tokens=24, ignore_eos=True)
+    whole = client.completions.create(model="plain", prompt="some words", **GREEDY)
+    assert whole.choices[0].text == expected.text and whole.choices[0].finish_reason == "length"
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (expected.prompt_tokens, 24)
+    stream = client.completions.create(
+        model="plain", prompt="some words", stream=True, stream_options={"include_usage": True}, **GREEDY
+    )
+    *chunks, last = stream
+    assert len(chunks) > 1 and "".join(chunk.choices[0].text for chunk in chunks) == expected.text
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+    assert last.choices == [] and last.usage == whole.usage
+
+
+def test_settings_of_sampling_have_their_effect(client):
+    def ask(**settings):
+        answer = client.completions.create(model="lora", prompt="ab", max_tokens=12, **{**IGNORING_EOS, **settings})
+        return [choice.text for choice in answer.choices]
+
+    assert ask(seed=3, n=2) == ask(seed=3, n=2) and len(set(ask(seed=3, n=2))) == 2
+    (greedy,) = ask(temperature=0)
+    assert ask(temperature=0, stop=greedy[5:7]) == [greedy[: greedy.index(greedy[5:7])]]
+    assert ask(temperature=0, echo=True) == ["ab" + greedy]
+    assert ask(temperature=0, logit_bias={"5": 100}) != [greedy] != ask(temperature=0, frequency_penalty=2, presence_penalty=2)
+
+
+def test_logprobs_tell_the_chosen_tokens(client):
+    answer = client.completions.create(model="plain", prompt="ab", logprobs=2, seed=1, max_tokens=8, **IGNORING_EOS)
+    told = answer.choices[0].logprobs
+    assert len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs) == 8
+    for token, logprob, likeliest in zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True):
+        if "\ufffd" not in token:  # a part of a character, as others may be
+            assert likeliest[token] == logprob and token in answer.choices[0].text
+
+
+def test_two_tenants_at_once_get_their_own_answers(client):
+    def ask(tenant):
+        choice = client.completions.create(model=tenant, prompt="some words", logprobs=0, **GREEDY).choices[0]
+        return choice.logprobs.token_logprobs
+
+    alone = {tenant: pytest.approx(ask(tenant), abs=1e-3) for tenant in ("plain", "lora")}
+    assert ask("plain") != alone["lora"]
+    with ThreadPoolExecutor(8) as pool:
+        for tenant, answer in zip(["plain", "lora"] * 8, pool.map(ask, ["plain", "lora"] * 8), strict=True):
+            assert answer == alone[tenant]
+
+
+def test_errors_have_the_classes_of_openai_s_client(client, url):
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.completions.create(model="keyed", prompt="a")
+    assert caught.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="plain", prompt="a", top_p=2)
+    assert names(caught.value.message, "top_p") and caught.value.code == "invalid_input"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="plain", prompt="a", extra_body={"tools": [{}]})
+    assert caught.value.param == "tools"
+    with pytest.raises(openai.InternalServerError) as caught:
+        client.completions.create(model="plain", prompt="a", extra_body={"deadline_ms": 0.001})
+    assert (caught.value.status_code, caught.value.code) == (503, "deadline")
+    with pytest.raises(openai.AuthenticationError):
+        client.completions.create(model="keyed", prompt="a", extra_headers={"Authorization": openai.Omit()})
+    keyed = openai.OpenAI(base_url=url, api_key=SECRET)
+    assert keyed.completions.create(model="keyed", prompt="a", **GREEDY).usage.completion_tokens == 24
+
+
+def is_full(client):
+    """Whether the tenant's only place is taken."""
+    try:
+        client.completions.create(model="single", prompt="a", max_tokens=1)
+    except openai.RateLimitError as error:
+        assert error.code == "rate_limit_exceeded"
+        return True
+    return False
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_frees_its_place(triton, client, url, stream):
+    before = cancelled(triton)
+    long = {"model": "single", "prompt": "a", "temperature": 0, "max_tokens": 16_000, **IGNORING_EOS}
+    if stream:
+        chunks = client.completions.create(**long, stream=True)
+        next(iter(chunks))
+        assert is_full(client)
+        chunks.close()
+    else:
+        connection = http.client.HTTPConnection(url.split("/")[2], timeout=PATIENCE)
+        body = {**long.pop("extra_body"), **long}
+        connection.request("POST", "/v1/completions", json.dumps(body))
+        eventually(lambda: held(triton) == 1)
+        assert is_full(client)
+        connection.close()
+    eventually(lambda: cancelled(triton) == before + 1)
+    assert not is_full(client)
+
+
+def test_a_chat_whole_and_streamed_is_what_our_client_gets(client, ours):
+    messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "Où ?"}]
+    expected = ours.generate(messages=messages, tenant="lora", temperature=0, max_tokens=24, ignore_eos=True)
+    whole = client.chat.completions.create(model="lora", messages=messages, **GREEDY)
+    assert whole.choices[0].message.content == expected.text and whole.choices[0].finish_reason == "length"
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (expected.prompt_tokens, 24)
+    chunks = list(client.chat.completions.create(model="lora", messages=messages, stream=True, **GREEDY))
+    assert chunks[0].choices[0].delta.role == "assistant" and chunks[-1].choices[0].finish_reason == "length"
+    assert len(chunks) > 1 and "".join(chunk.choices[0].delta.content for chunk in chunks) == expected.text
+
+
+def test_a_triton_that_is_gone_is_503():
+    with (
+        gateway_before("127.0.0.1:1") as address,
+        openai.OpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0) as client,
+    ):
+        for ask in (client.models.list, lambda: client.completions.create(model="plain", prompt="a")):
+            with pytest.raises(openai.InternalServerError) as caught:
+                ask()
+            assert caught.value.status_code == 503
+
+
+def events_of(address, **body):
+    """Returns what a stream says until its end, an event each."""
+    connection = http.client.HTTPConnection(address, timeout=PATIENCE)
+    connection.request("POST", "/v1/completions", json.dumps({**body, "stream": True}))
+    said = connection.getresponse().read().decode()
+    connection.close()
+    return [event.removeprefix("data: ") for event in said.split("\n\n") if event]
+
+
+def test_a_killed_decoder_ends_every_answer_once_and_others_are_answered_again(repository):
+    long = {"model": "plain", "prompt": "a", "temperature": 0, "max_tokens": 16_000}
+    with (
+        serving(repository) as triton,
+        gateway_before(triton.grpc_url) as address,
+        openai.OpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        events = pool.submit(events_of, address, **long, ignore_eos=True)
+        eventually(lambda: held(triton) == 1)
+        chat = {"model": "plain", "messages": [{"role": "user", "content": "a"}], "max_tokens": 16_000, **IGNORING_EOS}
+        chunks = client.chat.completions.create(**chat, stream=True)
+        next(iter(chunks))  # both streams have begun
+        whole = pool.submit(client.completions.create, **long, **IGNORING_EOS)  # waits for room
+        eventually(lambda: held(triton) == 3)
+        kill_model(triton, "chat")
+        supervisor = Supervisor(triton, lambda said: None)
+        eventually(lambda: supervisor.look() or triton.restarts == 1)
+        with pytest.raises(openai.InternalServerError) as caught:
+            whole.result(PATIENCE)
+        assert caught.value.status_code == 502
+        with pytest.raises(openai.APIError):
+            list(chunks)
+        *before, last = events.result(PATIENCE)
+        assert before and "error" in json.loads(last) and not any("error" in json.loads(event) for event in before)
+        assert client.completions.create(model="plain", prompt="a", **GREEDY).usage.completion_tokens == 24
+        *_, last = client.completions.create(model="plain", prompt="a", stream=True, **GREEDY)
+        assert last.choices[0].finish_reason == "length"
+
+
+def test_a_stream_on_its_way_is_whole_when_the_server_stops(repository, tmp_path):
+    ports = [word for name in ("http", "grpc", "metrics", "openai") for word in (f"--{name}-port", "0")]
+    command = [sys.executable, "-m", "hplm.cli.main", "serve", "--repository", str(repository), *ports]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as serving:
+        try:
+            url = re.search(r"http://\S+/v1", until_ready(serving))[0]
+            with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE) as client:
+                chunks = client.completions.create(
+                    **{"model": "plain", "prompt": "a", "stream": True, **GREEDY, "max_tokens": 400}
+                )
+                next(iter(chunks))
+                serving.send_signal(signal.SIGTERM)
+                *_, last = chunks
+                assert last.choices[0].finish_reason == "length"
+                assert serving.wait(timeout=PATIENCE) == 0
+                with pytest.raises(openai.APIConnectionError):
+                    client.models.list()
+        finally:
+            serving.kill()

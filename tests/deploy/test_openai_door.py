@@ -1,0 +1,163 @@
+"""OpenAI's interface behind the front door: a real HAProxy, the gateway, and a decoder behind a real Triton."""
+
+import json
+
+import pytest
+
+from builder.store.store import TenantFile
+from hplm.tenants.keys import new_key
+from hplm_openai.__main__ import parser
+from testing.toy import make_chat
+from tests.deploy.door import haproxy, require_haproxy
+from tests.deploy.image import DEPLOY, compose_service
+from tests.naming import names
+from tests.serving import cancelled, gateway_before, held, serving
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.slow
+
+COMPLETIONS = "/v1/completions"
+OPEN, KEYED, SINGLE = (TenantFile(name, 1, "root", 1, "generate", [], 0) for name in ("open", "keyed", "single"))
+SECRET, KEY = new_key()
+SETTINGS = {"keyed": {"keys": (KEY,)}, "single": {"in_flight": 1}}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    require_haproxy()
+    toy = make_chat(tmp_path_factory.mktemp("chat"), [OPEN, KEYED, SINGLE], settings=SETTINGS)
+    with serving(toy.repository) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def gateway(server):
+    with gateway_before(server.grpc_url) as address:
+        yield address
+
+
+def open_door(server, folder, **settings):
+    """Probes the model `hplm`, because Triton takes no plain `infer` for a decoder."""
+    return haproxy(folder, server.http_url, server.grpc_url, "chat", HPLM_PROBED="hplm", **settings)
+
+
+@pytest.fixture(scope="module")
+def door(server, gateway, tmp_path_factory):
+    with open_door(server, tmp_path_factory.mktemp("door"), HPLM_OPENAI=gateway) as door:
+        eventually(lambda: door.send("GET", "/v1/models").status == 200)
+        yield door
+    assert "Lua" not in door.log.read_text(errors="replace"), "the filter failed"
+
+
+def body_of(**fields):
+    given = {"model": "open", "prompt": "some words", "temperature": 0, "max_tokens": 24, "ignore_eos": True, **fields}
+    return json.dumps(given).encode()
+
+
+def unchunked(raw):
+    """Returns the chunks of a body."""
+    chunks = []
+    while raw:
+        size, _, raw = raw.partition(b"\r\n")
+        chunks.append(raw[: int(size, 16)])
+        raw = raw[int(size, 16) + 2 :]
+    return chunks
+
+
+def test_completions_get_through_whole_and_streamed(door):
+    whole = door.post(COMPLETIONS, body_of())
+    assert whole.status == 200
+    streamed = door.post(COMPLETIONS, body_of(stream=True))
+    events = [line.removeprefix("data: ") for line in b"".join(unchunked(streamed.body)).decode().split("\n\n") if line]
+    assert events.pop() == "[DONE]" and len(events) > 1
+    text = "".join(json.loads(event)["choices"][0]["text"] for event in events)
+    assert text == json.loads(whole.body)["choices"][0]["text"]
+
+
+def test_a_decoder_answers_whole_by_infer_of_the_model_hplm(door):
+    settings = json.dumps({"temperature": 0, "max_tokens": 24, "ignore_eos": True})
+    given = {"text_input": "some words", "sampling_parameters": settings}
+    inputs = [{"name": name, "shape": [1, 1], "datatype": "BYTES", "data": [text]} for name, text in given.items()]
+    answer = door.post("/v2/models/hplm/infer", json.dumps({"parameters": {"tenant": "open"}, "inputs": inputs}).encode())
+    (text,) = (one["data"][0] for one in json.loads(answer.body)["outputs"] if one["name"] == "text_output")
+    assert text == "some words" + json.loads(door.post(COMPLETIONS, body_of()).body)["choices"][0]["text"]
+
+
+def test_fields_of_generate_and_flags_in_json_are_refused(door):
+    refused = door.post("/v2/models/hplm/generate", json.dumps({"tenant": "open", "text_input": "some words"}).encode())
+    assert refused.status == 400 and names(refused.error, "text_input")
+    flag = {"name": "return_finish_reason", "shape": [1, 1], "datatype": "BOOL", "data": [True]}
+    assert door.post("/v2/models/hplm/infer", json.dumps({"inputs": [flag]}).encode()).status == 400
+
+
+def test_the_key_gets_through(door):
+    assert door.post(COMPLETIONS, body_of(model="keyed")).status == 401
+    bearer = {"authorization": f"Bearer {SECRET}"}
+    assert door.post(COMPLETIONS, body_of(model="keyed"), **bearer).status == 200
+    for headers, ids in (({}, ["open", "single"]), (bearer, ["keyed", "open", "single"])):
+        listed = door.send("GET", "/v1/models", **headers)
+        assert [model["id"] for model in json.loads(listed.body)["data"]] == ids
+
+
+def test_errors_of_the_gateway_arrive_as_they_are(door):
+    answer = door.post(COMPLETIONS, body_of(tools=[{}]))
+    assert answer.status == 400 and json.loads(answer.body)["error"]["param"] == "tools"
+    assert door.post("/v1/chat/completions", body_of()).status == 400
+
+
+def test_the_limits_are_those_of_other_requests(door):
+    chunks = b"1\r\n{\r\n" + b"0\r\n\r\n"
+    assert door.send("POST", COMPLETIONS, chunks, transfer_encoding="chunked").status == 411
+    assert door.send("POST", COMPLETIONS).status == 411
+    assert door.post(COMPLETIONS, body_of(prompt="a" * 17_000_000)).status == 413
+    assert door.post(COMPLETIONS, body_of(prompt="a" * 2_000_000)).status == 413, "this one the gateway refuses"
+    assert door.post(COMPLETIONS, body_of(), content_encoding="gzip").status == 415
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", COMPLETIONS), ("POST", "/v1/models"), ("GET", "/v1/models/open"), ("POST", "/v1/embeddings"), ("GET", "/v1"),
+        ("POST", "/v1/completions/"), ("GET", "/health"), ("POST", "/v1//completions"),
+    ],
+)  # fmt: skip
+def test_other_paths_are_not_there(door, method, path):
+    answer = door.send(method, path, content_length="0")
+    assert answer.status == 404 and names(answer.error, "[invalid_input]")
+
+
+def test_a_client_that_goes_frees_its_place(door, server):
+    for stream in (True, False):
+        before = cancelled(server)
+        long = body_of(model="single", max_tokens=16_000, stream=stream)
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(long)}\r\n\r\n".encode()
+        with door.connect() as connection:
+            connection.sendall(head + long)
+            if stream:
+                assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+            eventually(lambda: held(server) == 1)
+            assert door.post(COMPLETIONS, body_of(model="single")).status == 429
+        eventually(lambda: cancelled(server) == before + 1)  # noqa: B023
+        assert door.post(COMPLETIONS, body_of(model="single")).status == 200
+
+
+def test_a_door_that_was_told_of_no_gateway_has_no_such_paths(server, tmp_path):
+    with open_door(server, tmp_path / "door") as door:
+        assert door.post(COMPLETIONS, body_of()).status == 404
+        assert door.send("GET", "/v1/models").status == 404
+
+
+def test_a_gateway_that_is_gone_is_503(server, tmp_path):
+    with open_door(server, tmp_path / "door", HPLM_OPENAI="127.0.0.1:1") as door:
+        eventually(lambda: door.post(COMPLETIONS, body_of()).status == 503)
+        assert names(door.post(COMPLETIONS, body_of()).error, "[draining]")
+
+
+def test_compose_starts_the_gateway_only_on_request_and_publishes_it_on_loopback():
+    service = compose_service("openai")
+    assert service["profiles"] == ["openai"] and (DEPLOY.parent / service["build"]["dockerfile"]).is_file()
+    program, flag, package, *arguments = service["command"]
+    args = parser().parse_args(arguments)
+    assert [program, flag, package] == ["python", "-m", "hplm_openai"]
+    assert (args.url, args.address) == ("triton:8001", "0.0.0.0") and service["depends_on"].keys() == {"triton"}
+    assert service["ports"] == [f"127.0.0.1:{args.port}:{args.port}"]

@@ -1,0 +1,155 @@
+"""A server is replaced by one with another backbone, behind the front door and under load, as docs/operating.md says it."""
+
+import csv
+import random
+import socket
+import time
+
+import numpy as np
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
+from hplm.server import TritonServer
+from hplm_client.errors import SafeToRetry, refusal
+from hplm_client.settings import Settings
+from testing.random_store import random_store
+from testing.reference import Reference
+from testing.toy import CONFIG, DOMAINS, TENANTS, random_text
+from tests.deploy.door import StockAtDoor, haproxy, require_haproxy
+from tests.deploy.image import DEPLOY
+from tests.server.asking import Asking
+from tests.server.stock import Stock
+from tests.serving import serving
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.slow
+
+NAMES = [tenant.id for tenant in TENANTS if tenant.task == "classify"]
+TEXTS = [random_text(random.Random(seed), 40) for seed in range(5)]
+OPTIONS = ServingOptions(dtype="fp32", slots=4, batch_tokens=256)
+CLIENTS = 4
+DRAIN, STATE = "set server http/one state drain", "show stat"
+MANY = 20  # answers
+
+
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory):
+    """A store of the same backbone and tenants with other weights and tables."""
+    return random_store(tmp_path_factory.mktemp("changed") / "store", CONFIG, TENANTS, DOMAINS, spread=0.3, seed=100)
+
+
+@pytest.fixture(scope="module")
+def new(changed, tmp_path_factory):
+    repository = tmp_path_factory.mktemp("new") / "repository"
+    export(changed, repository, OPTIONS)
+    return repository
+
+
+@pytest.fixture(scope="module")
+def expected(toy, new):
+    """The answers of the old and of the new backbone."""
+    known = []
+    for folder in (toy.folder, new / "toy" / "1"):
+        reference = Reference.open(folder)
+        known.append({(name, text): reference.forward(text, name).numpy() for name in NAMES for text in TEXTS})
+    for asked, old in known[0].items():  # otherwise nobody could tell them apart
+        assert np.abs(old - known[1][asked]).max() > 0.01
+    return known
+
+
+class PatientStock(StockAtDoor):
+    """Sends a request again as hplm_client does by default."""
+
+    def ask(self, *arguments, **parameters):
+        attempts = Settings("localhost:1").attempts()
+        while True:
+            try:
+                return super().ask(*arguments, **parameters)
+            except InferenceServerException as error:
+                said = refusal(error.message(), error.status())
+                if not isinstance(said, SafeToRetry):
+                    raise said from error
+                pause = attempts.pause_s(said)
+            time.sleep(pause)
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def command(path, line):
+    """Gives HAProxy a command, and returns what it says."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(path))
+        connection.sendall(line.encode() + b"\n")
+        connection.shutdown(socket.SHUT_WR)
+        said = b""
+        while piece := connection.recv(1 << 16):
+            said += piece
+    return said.decode().strip()
+
+
+def in_progress(path, server):
+    """Returns how many requests the door has passed to a server without an answer yet."""
+    rows = list(csv.DictReader(command(path, STATE).removeprefix("# ").splitlines()))
+    found = [row for row in rows if row["svname"] == server]
+    assert {row["pxname"] for row in found} == {"http", "grpc", "large", "large_grpc"}
+    return sum(int(row["scur"]) for row in found)
+
+
+def like(known):
+    """Returns a condition for answers that are these."""
+
+    def seen(tenant, text, answer):
+        return not isinstance(answer, Exception) and np.abs(answer["LOGITS"][0] - known[tenant, text]).max() <= 1e-3
+
+    return seen
+
+
+@pytest.mark.parametrize("way", ["taken out of the door", "stopped at once"])
+def test_no_request_fails_while_another_backbone_takes_over(toy, new, expected, tmp_path, way):
+    require_haproxy()
+    documented = (DEPLOY.parent / "docs" / "operating.md").read_text("utf-8")
+    assert DRAIN in documented and STATE in documented
+    http, grpc, door_socket = free_port(), free_port(), tmp_path / "socket"
+    second = {"HPLM_HTTP_2": f"127.0.0.1:{http}", "HPLM_GRPC_2": f"127.0.0.1:{grpc}", "HPLM_DOOR_SOCKET": door_socket}
+    is_old, is_new = map(like, expected)
+    stock = StockAtDoor if way == "taken out of the door" else PatientStock
+    with (
+        TritonServer(toy.repository) as old,
+        haproxy(tmp_path / "door", old.http_url, old.grpc_url, "toy", **second) as door,
+        Asking(lambda protocol: stock(door, protocol), NAMES, TEXTS, CLIENTS) as load,
+    ):
+        load.wait_for(is_old, MANY)
+        with serving(new, http_port=http, grpc_port=grpc):
+            load.wait_for(is_new, MANY)  # both serve
+            if way == "taken out of the door":
+                assert not command(door_socket, DRAIN)
+                eventually(lambda: not in_progress(door_socket, "one"))
+            old.stop()
+            stopped = len(load.answers)
+            load.wait_for(is_new, MANY)
+            load.end()
+    assert not load.failures(), [str(one) for one in load.failures()[:3]]
+    assert all(is_old(*answer) or is_new(*answer) for answer in load.answers)
+    assert all(is_new(*answer) for answer in load.answers[stopped + CLIENTS :])
+
+
+def test_an_export_over_a_served_repository_changes_nothing_until_the_server_is_restarted(toy, changed, expected, tmp_path):
+    repository = tmp_path / "repository"
+    export(toy.store, repository, OPTIONS)
+    is_old, is_new = map(like, expected)
+    with serving(repository) as server, Asking(lambda protocol: Stock(server, protocol), NAMES, TEXTS) as load:
+        load.wait_for(is_old, MANY)
+        export(changed, repository, OPTIONS, replace=True)
+        load.wait_for(lambda *_: True, MANY)
+        load.end()
+    assert not load.failures(), [str(one) for one in load.failures()[:3]]
+    assert all(is_old(*answer) for answer in load.answers)
+    with serving(repository) as server:
+        stock = Stock(server, "http")
+        assert all(is_new(name, TEXTS[0], stock.ask([TEXTS[0]], name)) for name in NAMES)
