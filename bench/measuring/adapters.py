@@ -165,7 +165,8 @@ def variants(case: AdaptersBench, tenants: int, tokens: int, with_peft: bool) ->
 
 def _layer(case: AdaptersBench) -> Layer:
     torch.manual_seed(0)
-    return Layer(replace(BERT_BASE, hidden=case.hidden, intermediate=4 * case.hidden)).eval()
+    heads = max(1, case.hidden // HEAD)
+    return Layer(replace(BERT_BASE, hidden=case.hidden, heads=heads, intermediate=4 * case.hidden)).eval()
 
 
 def _slots(layout: Layout) -> dict[str, Tensor]:

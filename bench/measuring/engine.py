@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 import torch
@@ -141,6 +142,46 @@ class MeasuredLayers:
         batches = batches_of(texts, VARIANCES[-1])
         return rates(self._time({name: self._batches(packing, batches) for name, packing in self.packings.items()}))
 
+    def masks(self) -> dict:
+        """Measures attention alone with TCB's masks: within texts, causal, and from targets to sources of other lengths.
+
+        Returns the targets' tokens a second. Queries, keys and values are random.
+        """
+        batches, sources = batches_of(TEXTS, VARIANCES[-1]), batches_of(TEXTS, VARIANCES[0])
+        figures: dict = {"within": {}, "causal": {}, "cross": {}}
+        for kind, rate in figures.items():
+            runs = {name: self._attention(packing, kind, batches, sources) for name, packing in self.packings.items()}
+            rate.update(rates(self._time(runs)))
+        return figures | {
+            "packed_to": {kind: round(rate["packed"] / rate["naive"], 3) for kind, rate in figures.items()},
+            "causal_to_within": {name: round(figures["causal"][name] / rate, 3) for name, rate in figures["within"].items()},
+        }
+
+    def _attention(
+        self, packing: Packing, kind: str, batches: list[np.ndarray], sources: list[np.ndarray]
+    ) -> Callable[[int], float]:
+        """Returns a function that runs the attention of one of the batches."""
+        heads, device, dtype = self.config.heads, self.device, self.dtype
+        ready = []
+        for lengths, of_sources in zip(batches, sources, strict=True):
+            calls = []
+            for arrangement in packing.arrange(of_sources if kind == "cross" else lengths):
+                targets = arrangement.beside(lengths)
+                if kind == "cross":
+                    attend = targets.cross_attention(arrangement, heads, device, dtype)
+                else:
+                    attend = targets.attention(heads, device, dtype, causal=kind == "causal")
+                query = self._random(targets.rows, self.config.query_width)
+                key, value = (self._random(arrangement.rows, self.config.key_width) for _ in range(2))
+                calls.append(partial(attend, 0, query, key, value))
+            ready.append((int(lengths.sum()), calls))
+
+        def run(number: int) -> float:
+            tokens, calls = ready[number % len(ready)]
+            return self._timed(lambda: [call() for call in calls], tokens)
+
+        return run
+
     def _time(self, runs: dict[str, Callable[[int], float]]) -> dict[str, Timing]:
         """Returns microseconds a token."""
         with torch.inference_mode():
@@ -250,6 +291,7 @@ def bench_engine(case: EngineBench) -> dict:
         of_size["one"] = {str(tokens): layers.one(tokens) for tokens in ONE}
         if size == SWEPT:
             figures["slots"] = {str(rows): layers.slots(rows) for rows in SLOT_ROWS}
+            figures["masks"] = layers.masks()
             figures["batch"] = {str(texts): layers.batch(texts) for texts in BATCH_SIZES}
     in_eight_bits = [one["int8_over_fp32"] for of_size in figures.values() for one in of_size.get(INT8, {}).values()]
     return figures | {
@@ -329,6 +371,8 @@ def table_of(figures: dict) -> str:
         for name, one in figures[size].get(INT8, {}).items():
             lines.append(f"{size} {name} of {EIGHT_BITS_TOKENS} in 8 bits: {one}")
     lines += [f"slots of {rows} rows, speed-up over one: {one}" for rows, one in figures.get("slots", {}).items()]
+    for name, one in figures.get("masks", {}).items():
+        lines.append(f"attention alone, {name}: {one}")
     lines += [f"batch of {texts}: {one}" for texts, one in figures.get("batch", {}).items()]
     if figures["without_onnx"]:
         lines.append(f"not compared with ONNX Runtime: {', '.join(figures['without_onnx'])} are not installed")

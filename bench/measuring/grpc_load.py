@@ -1,4 +1,4 @@
-"""A closed loop of gRPC requests from a process of its own, because a Python client would delay whoever else is in it.
+"""A closed loop of gRPC requests from a process of its own.
 
 python -m bench.measuring.grpc_load HOST:PORT MODEL TENANT CLIENTS SECONDS < texts
 
@@ -8,7 +8,6 @@ prints the answers a second.
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -17,16 +16,15 @@ import numpy as np
 import tritonclient.grpc as grpc
 import tritonclient.grpc.aio as aio
 
+from loadtest.apart import run_module
+
 WARM_UP = 0.25  # share of the time before counting starts
 
 
 def grpc_rate(address: str, model: str, tenant: str, texts: Sequence[str], clients: int, seconds: float) -> float:
     """Returns the answers a second to requests of one text each, sent in turn by so many clients."""
-    command = [sys.executable, "-m", __name__, address, model, tenant, str(clients), str(seconds)]
-    done = subprocess.run(command, input="\n".join(texts), capture_output=True, text=True, timeout=60 + 2 * seconds)
-    if done.returncode:
-        raise RuntimeError(f"the gRPC load to {model} failed: {done.stderr.strip().splitlines()[-1:]}")
-    return float(done.stdout)
+    given, limit = "\n".join(texts), 60 + 2 * seconds
+    return float(run_module(__name__, address, model, tenant, clients, seconds, given=given, limit=limit))
 
 
 async def _load(address: str, model: str, tenant: str, texts: Sequence[str], clients: int, seconds: float) -> float:

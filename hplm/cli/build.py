@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hplm.cli.options import CORPUS, TaskNames, device_of, learn_option
 from hplm.cli.tables import table_built
+from hplm.errors import InvalidInput
 from hplm.options import BANK_DTYPES, MIN_TOKENS, TABLE_DTYPES
+
+if TYPE_CHECKING:
+    from builder.store.store import Store
 
 ROOT_MINUTES, DOMAIN_MINUTES = 10.0, 5.0  # to adapt the lower layers
 
@@ -15,14 +20,22 @@ ROOT_MINUTES, DOMAIN_MINUTES = 10.0, 5.0  # to adapt the lower layers
 def register(commands: argparse._SubParsersAction) -> None:
     build = commands.add_parser("build", help="build a backbone, a domain or a tenant")
     steps = build.add_subparsers(dest="step", required=True, metavar="STEP")
-    root = _step(steps, "root", run_root, "split a BERT, adapt its lower stack to windows, build the root table")
-    root.add_argument("--model", required=True, help="Hugging Face name or folder of a BERT")
-    root.add_argument("--name", help="name of the backbone (default: the model's)")
-    root.add_argument("--lower", type=int, help="number of lower layers (default: half)")
-    root.add_argument("--upper", type=int, help="number of upper layers (default: the rest)")
-    root.add_argument("--window", type=int, default=3, help="tokens in a window (default: %(default)s)")
+    root = _step(steps, "root", run_root, "split a BERT or a decoder, adapt its lower stack to windows, build the root table")
     root.add_argument(
-        "--causal", action="store_true", help="a window is a token and those before it (default: a token and those around it)"
+        "--model",
+        required=True,
+        help="Hugging Face name or folder of a BERT, or of a decoder (gpt2, llama, opt); or a .gguf file of a llama",
+    )
+    root.add_argument("--name", help="name of the backbone (default: the model's)")
+    root.add_argument(
+        "--lower", type=int, help="number of lower layers (default: half); 0, of a decoder: the table holds its words"
+    )
+    root.add_argument("--upper", type=int, help="number of upper layers (default: the rest)")
+    root.add_argument("--window", type=int, help="tokens in a window (default: 3, or 1 with --lower 0)")
+    root.add_argument(
+        "--causal",
+        action="store_true",
+        help="a window is a token and those before it, always so of a decoder (default: a token and those around it)",
     )
     root.add_argument(
         "--masked",
@@ -51,7 +64,9 @@ def register(commands: argparse._SubParsersAction) -> None:
         "0.94; --minutes and --steps remain limits (default: learn until one of these)",
     )
     for step, minutes in ((root, ROOT_MINUTES), (domain, DOMAIN_MINUTES)):
-        step.add_argument("--corpus", type=Path, nargs="+", action="extend", required=True, help=CORPUS)
+        needed = step is domain
+        without = "" if needed else " (a decoder with --lower 0 needs none)"
+        step.add_argument("--corpus", type=Path, nargs="+", action="extend", default=[], required=needed, help=CORPUS + without)
         step.add_argument(
             "--keep",
             type=float,
@@ -80,7 +95,9 @@ def register(commands: argparse._SubParsersAction) -> None:
     tenant.add_argument(
         "--task", choices=TaskNames(), metavar="TASK", help="%(choices)s (default: that of the tenant's version before)"
     )
-    tenant.add_argument("--train", type=Path, required=True, help="training data, JSONL (docs/training.md)")
+    tenant.add_argument(
+        "--train", type=Path, help="training data, JSONL (docs/training.md); a tenant of a decoder takes the backbone as it is"
+    )
     tenant.add_argument("--dev", type=Path, help="dev data, JSONL (default: a tenth of the training data)")
     start = tenant.add_mutually_exclusive_group()
     start.add_argument(
@@ -173,9 +190,10 @@ def _step(steps: argparse._SubParsersAction, name: str, run: object, text: str) 
 def run_root(args: argparse.Namespace) -> dict:
     from builder.adaptation.learning import Budget
     from builder.tables.root import RootOptions, build_root
-    from hplm.model.windows import Window
+    from hplm.model.windows import TRIGRAMS, Window
 
-    window = Window(args.window, args.causal)
+    usual = 1 if args.lower == 0 else TRIGRAMS.n
+    window = Window(usual if args.window is None else args.window, args.causal)
     options = RootOptions(args.name, args.lower, args.upper, window, args.keep, args.dtype, args.seed, args.masked)
     budget = Budget(_minutes(args, ROOT_MINUTES), args.steps, args.until)
     store, table = build_root(args.model, args.corpus, args.store, options, budget, device_of(args))
@@ -201,8 +219,15 @@ def _minutes(args: argparse.Namespace, default: float) -> float | None:
 def run_tenant(args: argparse.Namespace) -> dict:
     from builder.store.store import Store
     from builder.training.tenant import build_tenant, warnings_of
+    from hplm.tasks import check_backbone
 
     store = Store(args.store)
+    if args.task is not None:
+        check_backbone(args.task, store.config)
+    if store.config.is_decoder:
+        return _plain_tenant(args, store)
+    if args.train is None:
+        raise InvalidInput("a tenant learns from labelled data: give --train FILE")
     form = {name: getattr(args, name) for name in ("adapter", "places", "rank", "dtype")}
     tenant = build_tenant(
         store,
@@ -234,3 +259,14 @@ def run_tenant(args: argparse.Namespace) -> dict:
         print(f"how it was trained: {store.tenant_folder(tenant.id, tenant.version)}/report.json, training.png")
     made = {"tenant": tenant.id, "version": tenant.version, "from_version": report["from_version"]}
     return {**made, "task": tenant.task, "labels": tenant.labels, "dev": dev}
+
+
+def _plain_tenant(args: argparse.Namespace, store: Store) -> dict:
+    from builder.importing.generative import plain_tenant
+
+    if args.train is not None:
+        raise InvalidInput("tenants of a decoder do not learn here yet: leave --train out, or import a LoRA that peft trained")
+    tenant = plain_tenant(store, args.id, args.domain or "root")
+    if not args.json:
+        print(f"tenant {tenant.id} version {tenant.version}: {tenant.task}, as backbone {store.config.name} does")
+    return {"tenant": tenant.id, "version": tenant.version, "task": tenant.task}

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from hplm.options import ENGINE_DTYPES
+from hplm.options import AUTO, CACHES, ENGINE_DTYPES
 from hplm.registered import SCHEMES, chosen, registered
 
 OURS = "hplm"  # the scheme that needs no other package
@@ -16,7 +16,8 @@ def register(commands: argparse._SubParsersAction) -> None:
     export = commands.add_parser(
         "export",
         help="write a store as Triton model folders",
-        description="Write <backbone>, <backbone>-lookup, <backbone>-upper and the alias hplm into a model repository.",
+        description="Write <backbone>, <backbone>-lookup, <backbone>-upper and the alias hplm into a model repository; "
+        "of a decoder, <backbone> alone.",
     )
     export.add_argument("--store", type=Path, required=True, help="folder that `hplm build` wrote")
     export.add_argument(
@@ -39,6 +40,18 @@ def register(commands: argparse._SubParsersAction) -> None:
         help="how the texts of a batch lie in tensors: naive, turbo, concat, slotted or packed (default: %(default)s)",
     )
     export.add_argument("--batch-tokens", type=int, default=4096, help="most tokens in a batch (default: %(default)s)")
+    export.add_argument(
+        "--seats", type=int, default=32, help="decoders: most sequences that run together (default: %(default)s)"
+    )
+    export.add_argument(
+        "--cache-tokens", type=int, default=16_384, metavar="N",
+        help="decoders: tokens whose keys and values have room in memory (default: %(default)s)",
+    )  # fmt: skip
+    export.add_argument(
+        "--cache", choices=CACHES, default=AUTO,
+        help="decoders: how that memory is divided, into ranges or blocks; auto: paged on CUDA, slotted on a CPU "
+        "(default: %(default)s)",
+    )  # fmt: skip
     export.add_argument("--queue-texts", type=int, default=8192, help="most texts that may wait (default: %(default)s)")
     export.add_argument("--deadline-ms", type=float, default=0, help="deadline of requests that name none; 0: no deadline")
     export.add_argument(
@@ -82,6 +95,9 @@ def run(args: argparse.Namespace) -> dict:
         admission=not args.no_admission,
         packing=args.packing,
         batch_tokens=args.batch_tokens,
+        seats=args.seats,
+        cache_tokens=args.cache_tokens,
+        cache=args.cache,
         queue_texts=args.queue_texts,
         deadline_ms=args.deadline_ms,
         plot_hot=args.hot,
@@ -94,7 +110,7 @@ def run(args: argparse.Namespace) -> dict:
         refuse_mixture(args.repository, store.config.name)
         check_export(store, options)
         on_cpu = args.device in ("auto", "cpu") and resolve_device(args.device).type == "cpu"
-        if args.dtype == "auto" and on_cpu and available():
+        if args.dtype == "auto" and on_cpu and available() and not store.config.is_decoder:
             eight_bits = measure_eight_bits(store, args.threads)
             options = replace(options, auto_on_cpu=eight_bits.auto, auto_because=str(eight_bits))
         exported = export(store, args.repository, options, args.replace)

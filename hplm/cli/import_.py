@@ -83,8 +83,10 @@ def run(args: argparse.Namespace) -> dict:
 
 def _print(tenant: TenantFile, report: dict) -> None:
     came = report["imported"]
-    adapter = f"{tenant.adapter} of rank {tenant.rank}" if tenant.rank else "only a head"
-    print(f"tenant {tenant.id} version {tenant.version}: {adapter}, {len(tenant.labels)} labels, from {came['library']}")
+    without = "only a head" if tenant.has_head else "no adapter"
+    adapter = f"{tenant.adapter} of rank {tenant.rank}" if tenant.rank else without
+    heads = f"{len(tenant.labels)} labels" if tenant.has_head else tenant.task
+    print(f"tenant {tenant.id} version {tenant.version}: {adapter}, {heads}, from {came['library']}")
     print(
         f"the adapter was trained on {came['trained_on']}, the store was made from {came['store_made_from']}; {report['note']}"
     )

@@ -7,6 +7,7 @@ import resource
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 NAMED = 5
@@ -40,6 +41,12 @@ def register(commands) -> None:
             f"--{service}-port", type=int, default=port, metavar="PORT", help=f"default: {port}; 0: any free port"
         )
     serve.add_argument(
+        "--openai-port",
+        type=int,
+        metavar="PORT",
+        help="also serve OpenAI's interface here, for decoders; 0: any free port (default: no such interface)",
+    )
+    serve.add_argument(
         "--log-file", type=Path, metavar="FILE", help="file to append the log to (default: .hplm/serve-<HTTP port>.log)"
     )
     serve.add_argument(
@@ -55,18 +62,19 @@ def register(commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from hplm.server import Supervisor, TritonServer
+    from hplm.server import Gateway, Supervisor, TritonServer
 
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes a file
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # from here on SIGTERM and Ctrl-C are the same
+    log_file = args.log_file or Path(f".hplm/serve-{args.http_port}.log")
     server = TritonServer(
         repository=args.repository,
         address=args.address,
         http_port=args.http_port,
         grpc_port=args.grpc_port,
         metrics_port=args.metrics_port,
-        log_file=args.log_file or Path(f".hplm/serve-{args.http_port}.log"),
+        log_file=log_file,
         state=args.state,
         extra_args=args.flags,
         start_timeout=args.start_timeout,
@@ -77,9 +85,20 @@ def run(args: argparse.Namespace) -> None:
     # The tenants are read while the server starts, because both take seconds.
     reading = ThreadPoolExecutor(1).submit(open_tenants, server.repository, args.state)
     try:
-        with server:
-            announce(server, reading.result())
-            Supervisor(server, say).run()
+        with ExitStack() as ending:
+            gateway = None
+            if args.openai_port is not None:
+                gateway = ending.enter_context(Gateway(args.address, args.openai_port, say))
+            ending.enter_context(server)
+            if gateway is not None:
+                gateway.start(server.grpc_url, log_file)
+                ending.callback(gateway.drain)  # while the server drains
+            announce(server, gateway, reading.result())
+            supervisor = Supervisor(server, say)
+            while True:
+                supervisor.look()
+                if gateway is not None:
+                    gateway.look()
     except KeyboardInterrupt:
         say("stopped")
 
@@ -94,10 +113,12 @@ def open_tenants(repository: Path, state: Path | None) -> list[str]:
     return sorted(tenant.id for snapshot in snapshots for tenant in snapshot.tenants if not tenant.keys)
 
 
-def announce(server, without_keys: list[str]) -> None:
+def announce(server, gateway, without_keys: list[str]) -> None:
     say(f"HTTP          {server.http_url}")
     say(f"gRPC          {server.grpc_url}")
     say(f"metrics       {server.metrics_url}/metrics")
+    if gateway is not None:
+        say(f"OpenAI        {gateway.url}")
     if without_keys:
         names = ", ".join(without_keys[:NAMED]) + (", ..." if len(without_keys) > NAMED else "")
         say(f"open          tenants without a key, which answer everybody: {len(without_keys)} ({names})")

@@ -33,7 +33,7 @@ def register(commands: argparse._SubParsersAction) -> None:
         "--store", type=Path, help="delete all versions of the tenant from this store instead; served ones stay as they are"
     )
     _register_keys(actions)
-    limit = _action(actions, "limit", run_limit, "set a tenant's quotas and its default deadline")
+    limit = _action(actions, "limit", run_limit, "set a tenant's quotas and the times that its answers may take")
     limit.epilog = (
         "Limits that are not given stay as they are. Tokens are counted as the model reads them: after truncation, with "
         "special tokens. A request that takes more texts or tokens than are left is answered, and later requests wait until "
@@ -44,9 +44,12 @@ def register(commands: argparse._SubParsersAction) -> None:
     limit.add_argument("--texts-rate", type=float, metavar="N", help="most texts a second, in all requests; 0: no limit")
     limit.add_argument("--tokens-rate", type=float, metavar="N", help="most tokens a second, in all texts; 0: no limit")
     limit.add_argument("--in-flight", type=int, metavar="N", help="most requests in flight at a time; 0: no limit")
-    limit.add_argument(
-        "--deadline-ms", type=float, metavar="MS", help="deadline of requests that name none; 0: the backbone's default"
-    )
+    for name, what in (
+        ("--deadline-ms", "deadline of requests that name none"),
+        ("--first-token-ms", "generated text: time until the first token, for requests that name none"),
+        ("--token-ms", "generated text: time between two tokens, for requests that name none"),
+    ):
+        limit.add_argument(name, type=float, metavar="MS", help=f"{what}; 0: the backbone's default")
     _action(actions, "compact", run_compact, "rewrite the state's banks without unused records", tenant=False)
     _action(actions, "log", run_log, "print every change: when, by whom, and from which version to which", tenant=False)
 
@@ -171,20 +174,28 @@ def run_limit(args: argparse.Namespace) -> dict:
         "texts_rate": args.texts_rate,
         "tokens_rate": args.tokens_rate,
         "in_flight": args.in_flight,
+        "deadline_us": _microseconds(args.deadline_ms),
+        "first_token_us": _microseconds(args.first_token_ms),
+        "token_us": _microseconds(args.token_ms),
     }
-    if args.deadline_ms is not None:
-        microseconds = 1000 * args.deadline_ms
-        wanted["deadline_us"] = round(microseconds) if math.isfinite(microseconds) else microseconds
     limits = {name: value for name, value in wanted.items() if value is not None}
     if not limits:
         raise InvalidInput(
-            "no limit is given: give --rate, --burst, --texts-rate, --tokens-rate, --in-flight or --deadline-ms; "
-            "0 removes a limit"
+            "no limit is given: give --rate, --burst, --texts-rate, --tokens-rate, --in-flight, --deadline-ms, "
+            "--first-token-ms or --token-ms; 0 removes a limit"
         )
     open_manager(args).limit(args.id, **limits)
     if not args.json:
         print(f"tenant {args.id}: {', '.join(f'{name} {value:,.12g}' for name, value in limits.items())}")
     return {"tenant": args.id, **limits}
+
+
+def _microseconds(milliseconds: float | None) -> float | None:
+    """Returns a whole number, but for what is infinite or no number: the manager refuses it."""
+    if milliseconds is None:
+        return None
+    exact = 1000 * milliseconds
+    return round(exact) if math.isfinite(exact) else exact
 
 
 def run_compact(args: argparse.Namespace) -> dict:

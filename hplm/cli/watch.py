@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> None:
             f"no server answers at {args.url} ({type(error).__name__}): start it, or name another with --url"
         ) from None
     while True:
-        for model, body in probes.items():
-            health = control.probe(model, body, args.timeout)
+        for model, probe in probes.items():
+            health = control.probe(model, probe, args.timeout)
             if health.state is State.SILENT:
                 raise HplmError(f"model {model!r} gives {health.said} within {args.timeout:g} s: restart the server")
             if health.state is State.UNLOADED or (health.state is State.DEAD and args.once):

@@ -218,6 +218,8 @@ def _backbones(repository: Path) -> list[Path]:
 
 def _hot_bytes(repository: Path, backbone: Path, state: Path | None) -> int:
     config = repository / f"{backbone.name}-upper" / "config.pbtxt"
+    if not config.is_file():  # a decoder locks no rows
+        return 0
     parameters = dict(re.findall(r'key:\s*"(\w+)"\s*value\s*{\s*string_value:\s*"([^"]*)"', config.read_text("utf-8")))
     rows = int(parameters.get("plot_hot") or 0)
     if not rows or parameters.get("device", "auto").startswith("cuda"):  # then the rows are on the device

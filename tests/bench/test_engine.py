@@ -35,6 +35,8 @@ def test_every_figure_is_there(monkeypatch):
     figures = bench_engine(EngineBench(("minilm",), 0.01, "fp32"))
     for name in ("naive", "turbo", "concat", "slotted", "packed", "uniform"):
         assert figures["minilm"]["var20"][name] > 0 and figures["minilm"]["var100"][name] > 0
+    for kind in ("within", "causal", "cross"):
+        assert all(rate > 0 for rate in figures["masks"][kind].values()) and len(figures["masks"][kind]) == 5
     assert set(figures["minilm"]["one"]) == {"128", "512"}
     assert figures["dtype"] == "float32"
     in_eight_bits = figures["minilm"]["int8"]

@@ -10,7 +10,7 @@ from builder.store.store import Store, TenantFile
 from hplm.cli.main import main
 from hplm.tenants.snapshot import LIMITS
 from testing.random_store import random_store, random_tenant, random_tenants
-from testing.toy import CONFIG
+from testing.toy import CONFIG, make_chat
 from tests.cli.test_domain import refused, run
 from tests.naming import names
 
@@ -62,10 +62,20 @@ def test_keys_are_shown_once_and_limits_are_kept(served, capsys):
     run(capsys, "tenant", "limit", "tenant-0", "--in-flight", 2, "--deadline-ms", 50, *places)
     shown = run(capsys, "tenant", "show", "tenant-0", *places)
     limits = {"rate": 5, "burst": 0, "texts_rate": 60, "tokens_rate": 7000, "in_flight": 2, "deadline_us": 50000}
-    assert {name: shown[name] for name in LIMITS} == limits
+    assert {name: shown[name] for name in LIMITS} == {**limits, "first_token_us": 0, "token_us": 0}
     for secret in (first["secret"], second["secret"]):
         assert secret not in str(shown) and main(["tenant", "log", *map(str, places)]) == 0
         assert secret not in capsys.readouterr().out
+
+
+def test_a_tenant_that_generates_has_times_for_its_tokens(tmp_path, capsys):
+    chat = make_chat(tmp_path, [TenantFile("luna", 1, "root", 1, "generate", [], 0)])
+    places = ["--repository", chat.repository, "--state", tmp_path / "state"]
+    set = run(capsys, "tenant", "limit", "luna", "--first-token-ms", 800, "--token-ms", 0.5, *places)
+    assert (set["first_token_us"], set["token_us"]) == (800_000, 500)
+    run(capsys, "tenant", "limit", "luna", "--token-ms", 0, *places)
+    shown = run(capsys, "tenant", "show", "luna", *places)
+    assert (shown["first_token_us"], shown["token_us"], shown["deadline_us"]) == (800_000, 0, 0)
 
 
 def test_a_secret_is_printed_before_waiting_for_servers_and_a_revocation_after(served, capsys, monkeypatch):
@@ -100,6 +110,9 @@ def test_impossible_changes_are_refused(served, capsys, tmp_path):
         (["limit", "tenant-0", "--tokens-rate", "1e13", *places], ["'tokens_rate'", "1,000,000,000,000"]),
         (["limit", "tenant-0", "--deadline-ms", "nan", *places], ["'deadline_us'"]),
         (["limit", "tenant-0", "--deadline-ms", "inf", *places], ["'deadline_us'"]),
+        (["limit", "tenant-0", "--deadline-ms", "1e306", *places], ["'deadline_us'"]),
+        (["limit", "tenant-0", "--first-token-ms", 50, *places], ["'tenant-0'", "classify", "'first_token_us'"]),
+        (["limit", "tenant-0", "--token-ms", 50, *places], ["'tenant-0'", "classify", "'token_us'"]),
         (["key", "add", "tenant-0", "--days", -1, *places], ["'days'", -1.0]),
         (["key", "add", "tenant-0", "--days", "nan", *places], ["'days'", "nan"]),
         (["key", "add", "tenant-0", "--days", "inf", *places], ["'days'", "inf"]),

@@ -1,0 +1,182 @@
+"""Decoders with random weights of SmolLM2-135M's shape, and a loop that a benchmark drives step by step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from bench.generate import GenerateBench
+from hplm.adapters.bank import Bank, write_bank
+from hplm.adapters.layout import adapter_layout
+from hplm.adapters.record import Record
+from hplm.errors import HplmError
+from hplm.generation.cache import EARLY, Cache, space_of
+from hplm.generation.decoder import Decoder
+from hplm.generation.line import Line
+from hplm.generation.loop import Loop
+from hplm.generation.promise import NO_PROMISE, Promise
+from hplm.generation.request import Piece, Request, Source
+from hplm.generation.request import Sequence as Answer
+from hplm.generation.running import Running
+from hplm.generation.sampling import Sampling
+from hplm.generation.staging import Stager
+from hplm.model.config import RMS, UNUSED, BackboneConfig
+from hplm.model.stacks import UpperStack
+from hplm.model.windows import Window
+from hplm.options import SLOTTED
+from hplm.plot.forest import Forest, assign_addresses
+from hplm.plot.table import TableSpec
+from hplm.plot.writing import write_table
+from hplm.scheduling.limits import Limits
+from hplm.scheduling.policy import policy
+from testing.random_store import random_values
+
+CPU = torch.device("cpu")
+START = 1
+HEAD = 64
+LEAST, MEAN, MOST = 8, 40, 128  # generated tokens, geometrically distributed between the first and the last
+GRAMS = 100_000  # of the table of an hGPT
+
+
+def config_of(case: GenerateBench, lower: int) -> BackboneConfig:
+    heads = case.hidden // HEAD
+    return BackboneConfig(
+        "smollm2", case.vocabulary, case.hidden, heads, 8 * case.hidden // 3, lower, case.layers - lower, 2048, 0, "silu", 1e-5,
+        UNUSED, UNUSED, UNUSED, UNUSED, Window(3 if lower else 1, causal=True), kv_heads=heads // 3, norm=RMS, pre_norm=True,
+        biases=False, gated=True, rotary_base=100_000.0, start_id=START,
+    )  # fmt: skip
+
+
+class Model:
+    """A decoder with random weights, and its table."""
+
+    def __init__(self, folder: Path, case: GenerateBench, lower: int) -> None:
+        self.config = config_of(case, lower)
+        torch.manual_seed(lower)
+        self.upper = UpperStack(self.config)
+        config = self.config
+        spec = TableSpec(
+            domain="root", version=1, parent=None, parent_version=None, n=config.window.n, causal=True,
+            vocabulary=config.vocabulary, hidden=config.hidden, dtype="fp16", corpus_tokens=0,
+        )  # fmt: skip
+        keys = spec.space.unigrams()
+        if lower:
+            grams = np.random.default_rng(0).integers(1, config.vocabulary + 1, (GRAMS, config.window.n))
+            keys = np.concatenate([keys, np.unique(spec.space.pack(grams), axis=0)])
+        table = write_table(folder / f"{lower}" / "root" / "1", spec, keys, random_values(spec, 0))
+        self.forest = Forest([folder / f"{lower}"], assign_addresses([table]))
+        self.source = Source("bench", 1, 1, self.forest.chain("root", 1))
+        self.folder = folder
+
+    def tenants(self, count: int, rank: int = 8) -> list[Source]:
+        """Returns tenants with LoRAs of their own."""
+        layout = adapter_layout(self.config, "lora", rank, ("query", "value"))
+        assert layout is not None
+        pool = torch.randn(layout.layers * layout.layer_size + 8 * count) * 0.02
+        size = layout.layers * layout.layer_size
+        path = self.folder / f"{count}-{layout.file_name}"
+        write_bank(path, layout, ((i, 1, pool[8 * i : 8 * i + size].view(layout.layers, -1)) for i in range(count)))
+        bank = Bank(path)
+        return [replace(self.source, uid=i, adapter=(Record(path.name, i, i, 1), bank)) for i in range(count)]
+
+
+@dataclass
+class Answered:
+    """A request on its way."""
+
+    request: Request
+    asked: float
+    first: float = 0.0
+    last: float = 0.0
+    tokens: int = 0
+    error: HplmError | None = None
+
+    def take(self, piece: Piece | HplmError) -> None:
+        now = time.perf_counter()
+        if isinstance(piece, HplmError):
+            self.error = piece
+            return
+        if not self.first:
+            self.first = now
+        self.last, self.tokens = now, piece.generated_tokens
+
+
+class Bench:
+    """A loop that one thread drives."""
+
+    def __init__(
+        self,
+        model: Model,
+        seats: int = 16,
+        tokens: int = 16_384,
+        cleaning: str = EARLY,
+        admission: bool = False,
+        step_tokens: int = 256,
+        kind: str = SLOTTED,
+    ) -> None:
+        """`kind`: of the cache."""
+        config = model.config
+        self.model = model
+        space = space_of(kind, tokens, config.positions, CPU)
+        cache = Cache(space, config.upper_layers, config.key_width, CPU)
+        self.line = Line(policy("timely"), Limits(100_000, 10**10), space.size_for, admission)
+        self.stager = Stager(config, lambda: model.forest, cache, seats, CPU, torch.float32)
+        decoder = Decoder(model.upper, CPU, torch.float32)
+        self.running = Running(cache, seats, step_tokens, cleaning, finished=0)  # rounds have the same prompts
+        self.loop = Loop(self.line, self.running, self.stager, decoder, (), time.monotonic_ns, self._say)
+        self.asked: dict[Request, Answered] = {}
+
+    def _say(self, request: Request, piece: Piece | HplmError) -> None:
+        self.asked[request].take(piece)
+
+    def ask(self, prompt: Sequence[int], count: int, source: Source | None = None, promise: Promise = NO_PROMISE) -> Answered:
+        source = source or self.model.source
+        ids = [START, *prompt]
+        addresses = source.chain.lookup(np.array(ids), np.array([len(ids)])).addresses
+        sampling = Sampling(temperature=0, max_tokens=count, logprobs=None)
+        now = time.monotonic_ns()
+        request = Request(source, ids, addresses, sampling, print, _decode, arrival_ns=now, seed=0, promise=promise)
+        answered = self.asked[request] = Answered(request, time.perf_counter())
+        self.line.offer(Answer(request), now)
+        return answered
+
+    def run(self) -> float:
+        """Answers all requests. Returns how long it took."""
+        start = time.perf_counter()
+        while self.loop.step() or len(self.running) or len(self.line):
+            pass
+        return time.perf_counter() - start
+
+
+def _decode(ids: Sequence[int]) -> str:
+    """Turns each token into a character. Tokenizers differ, and none is measured here."""
+    return "".join(chr(0x4E00 + id % 20_000) for id in ids)
+
+
+def prompts_of(case: GenerateBench, count: int, tokens: int, seed: int = 0) -> list[list[int]]:
+    chance = np.random.default_rng(seed)
+    return chance.integers(2, case.vocabulary, (count, tokens)).tolist()
+
+
+def lengths_of(count: int, seed: int = 0) -> list[int]:
+    """Returns geometrically distributed numbers of tokens."""
+    drawn = LEAST + np.random.default_rng(seed).geometric(1 / (MEAN - LEAST), count)
+    return np.minimum(drawn, MOST).tolist()
+
+
+def in_turn(variants: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+    """Returns the median of what each variant returns. The first round warms up."""
+    found: dict[str, list[float]] = {name: [] for name in variants}
+    for turn in tqdm(range(rounds + 1), desc=" and ".join(variants)):
+        for name, variant in variants.items():
+            value = variant()
+            if turn:
+                found[name].append(value)
+    return {name: median(values) for name, values in found.items()}
