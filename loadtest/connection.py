@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+import ssl
 
 CHUNK = 1 << 16
 LONGEST_HEAD = 1 << 16
 LENGTH = b"\r\ncontent-length:"
+NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class BadAnswer(Exception):
@@ -16,9 +18,12 @@ class BadAnswer(Exception):
 class Connection:
     __slots__ = ("answer", "body_at", "closes", "due", "expected", "number", "sent_at", "socket", "status", "unsent")
 
-    def __init__(self, host: str, port: int, timeout: float) -> None:
-        self.socket = socket.create_connection((host, port), timeout)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def __init__(
+        self, host: str, port: int, timeout: float, source: str | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
+        plain = socket.create_connection((host, port), timeout, None if source is None else (source, 0))
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = plain if tls is None else tls.wrap_socket(plain, server_hostname=host)
         self.socket.setblocking(False)
         self.closes = False  # the server has announced that it will close the connection
         self.clear()
@@ -39,7 +44,7 @@ class Connection:
         """Sends as much as the socket takes. Returns whether everything is sent."""
         try:
             sent = self.socket.send(self.unsent)
-        except BlockingIOError:
+        except NOT_YET:
             return False
         self.unsent = self.unsent[sent:]
         return not self.unsent
@@ -48,7 +53,7 @@ class Connection:
         """Reads the bytes that have arrived. Returns whether the answer is complete."""
         try:
             piece = self.socket.recv(CHUNK)
-        except BlockingIOError:
+        except NOT_YET:
             return False
         if not piece:
             raise ConnectionResetError("closed by the server")

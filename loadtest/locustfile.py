@@ -2,16 +2,19 @@
 
     locust -f loadtest/locustfile.py --headless -H http://127.0.0.1:8000 --repository model_repository -u 50 -r 50 Poisson
 
-Name one scenario or several: Steady, Burst, Poisson, Gamma, Replay. docs/loadtest.md explains each option.
+Name one scenario or several: Steady, Burst, Poisson, Gamma, Replay, or Chat for decoders. docs/loadtest.md has all options.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import logging
+import os
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,12 +28,12 @@ from locust.stats import CSV_STATS_INTERVAL_SEC
 
 from hplm.errors import HplmError, InvalidInput
 from loadtest.outcomes import Outcomes
-from loadtest.scenarios import Burst, Field, Gamma, Poisson, Replay, Scenario, Steady, Tenant
+from loadtest.scenarios import Burst, Chat, Field, Gamma, Poisson, Replay, Scenario, Steady, Tenant
 from loadtest.server_count import ServerCount, difference
 from loadtest.texts import Texts, read_texts, standard_library
 from loadtest.traffic import lengths_of
 
-__all__ = ["Burst", "Gamma", "Poisson", "Replay", "Steady"]  # the scenarios that Locust finds
+__all__ = ["Burst", "Chat", "Gamma", "Poisson", "Replay", "Steady"]  # the scenarios that Locust finds
 
 log = logging.getLogger(__name__)
 LOOKS = 0.2  # seconds between checks whether the run has ended
@@ -46,8 +49,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--tenant-ids", "", "tenants, separated by commas (default: all in the repository)")
     add("--protocol", "http", "http or grpc", choices=("http", "grpc"))
     add("--grpc", "", "HOST:PORT of gRPC (default: the port after that of --host)")
-    add("--rate", 20.0, "requests a second of Poisson and Gamma", type=float)
-    add("--duration", 30.0, "seconds of Poisson and Gamma", type=float)
+    add("--rate", 20.0, "requests a second of Poisson, Gamma and Chat", type=float)
+    add("--duration", 30.0, "seconds of Poisson, Gamma and Chat", type=float)
+    add("--max-tokens", 32, "tokens of an answer in Chat", type=int)
     add("--cv", 3.0, "coefficient of variation of Gamma's gaps", type=float)
     add("--period", 20.0, "seconds between a tenant's requests in Steady", type=float)
     add("--zipf", 0.0, "skew over tenants; 0: uniform; 1: the k-th sends 1/k as many requests as the first", type=float)
@@ -111,8 +115,27 @@ def _plan(environment: Environment, outcomes: Outcomes) -> None:
         import grpc.experimental.gevent
 
         grpc.experimental.gevent.init_gevent()
+        _end_without_channels(environment)
     for scenario in _chosen(environment):
+        scenario.check_tenants()
         scenario.prepare()
+
+
+@cache
+def _end_without_channels(environment: Environment) -> None:
+    """Ends the process behind all other steps of its exit. The interpreter would then close gRPC's channels, and wait for ever:
+    what they wait for are greenlets, which have ended.
+    """
+    codes: list[int] = []
+    environment.events.quit.add_listener(lambda exit_code, **_: codes.append(exit_code))
+
+    def end() -> None:
+        if codes:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(codes[-1])
+
+    atexit.register(end)
 
 
 def _given(environment: Environment) -> argparse.Namespace:
@@ -137,9 +160,9 @@ def _checked(given: argparse.Namespace, host: str | None) -> argparse.Namespace:
         options.deadline_ms = (float(low), float(high or low))
     except ValueError:
         raise InvalidInput(f"--deadline {given.deadline!r}: give milliseconds, or LOW-HIGH") from None
-    for name in ("rate", "duration", "cv", "period", "patience"):
+    for name in ("rate", "duration", "cv", "period", "patience", "max_tokens"):
         if getattr(given, name) <= 0:
-            raise InvalidInput(f"--{name} {getattr(given, name)}: give a number above 0")
+            raise InvalidInput(f"--{name.replace('_', '-')} {getattr(given, name)}: give a number above 0")
     options.api_key, options.trace = given.api_key or None, given.trace or None
     return options
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from loadtest.server_count import ServerCount
 
-ON_TIME, LATE, UNSENT = "on_time", "late", "unsent"
+ON_TIME, LATE, UNSENT, CUT = "on_time", "late", "unsent", "cut"
 
 
 class NotOnTime(Exception):
@@ -15,6 +15,7 @@ class NotOnTime(Exception):
 
     def __init__(self, outcome: str, explanation: str) -> None:
         super().__init__(f"[{outcome}] {explanation}")
+        self.outcome = outcome
 
 
 @dataclass

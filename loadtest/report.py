@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -33,6 +34,9 @@ class Load:
     arrivals: np.ndarray | None = None  # seconds after the start, ascending; makes the loop open
     patience: float = 30.0  # seconds that an answer may take, and the whole load beyond `seconds`
     keep_bodies: bool = False
+    certificate: Path | None = None  # of a server that is asked over TLS
+    source: str | None = None  # the client's own address; None: the system chooses one
+    undisturbed: bool = False  # the generator goes before other processes, where the system allows it; for few requests
 
     def __post_init__(self) -> None:
         limits = (self.seconds, self.count, self.connections, self.patience, 1.0 if self.rate is None else self.rate)

@@ -22,10 +22,12 @@ from hplm.errors import InvalidInput
 from hplm.scheduling.simulation.arrivals import MILLISECOND, SECOND, Arrivals
 from hplm.tasks import find_task
 from hplm_client import HplmClient, HplmClientError
-from loadtest.outcomes import LATE, ON_TIME, UNSENT, NotOnTime, Outcomes
+from loadtest.outcomes import CUT, LATE, ON_TIME, UNSENT, NotOnTime, Outcomes
 from loadtest.recorded import read_recorded
 from loadtest.texts import Texts
 from loadtest.traffic import Mix, burst, gamma, steady
+
+FIRST_TOKEN, TOKEN = "FIRST TOKEN", "TOKEN"  # types of requests, to Locust
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Field:
 
 class Scenario(User):
     abstract = True
+    generates = False  # whether its tenants answer with new text
     field: ClassVar[Field]
     plan: ClassVar[Plan]
 
@@ -75,6 +78,16 @@ class Scenario(User):
     @abstractmethod
     def arrivals(cls, options: Namespace, mix: Mix) -> Arrivals:
         """Returns all requests of the scenario."""
+
+    @classmethod
+    def check_tenants(cls) -> None:
+        """Raises if the tenants are of another kind of backbone. Without a repository their tasks are not known."""
+        for tenant in cls.field.tenants:
+            if cls.field.options.repository and find_task(tenant.task).generates != cls.generates:
+                raise InvalidInput(
+                    f"{cls.__name__} does not ask tenant {tenant.id!r}, whose task is {tenant.task!r}: Chat asks decoders, and "
+                    "all others ask encoders; --backbone chooses one"
+                )
 
     @classmethod
     def prepare(cls) -> None:
@@ -124,8 +137,9 @@ class Scenario(User):
                 outcome = UNSENT
                 failure = NotOnTime(UNSENT, "no user was free before the deadline: start more users")
             else:
-                priority = int(self.plan.arrivals.priority[number])
-                self._ask(self.plan.texts[number], tenant, allowed_ms - lag_ms if allowed_ms else None, priority)
+                self._ask(number, tenant, allowed_ms - lag_ms if allowed_ms else None, due)
+        except NotOnTime as error:
+            outcome, failure = error.outcome, error
         except HplmClientError as error:
             outcome = error.word or type(error).__name__
             failure = NotOnTime(outcome, type(error).__name__)
@@ -133,17 +147,25 @@ class Scenario(User):
         if failure is None and allowed_ms and took_ms > allowed_ms:
             outcome, failure = LATE, NotOnTime(LATE, "answered after the deadline")
         self.field.outcomes.add(type(self).__name__, outcome, lag_ms)
+        self._fire(self.field.options.protocol.upper(), took_ms, due, tenant, outcome, failure)
+
+    def _fire(
+        self, kind: str, took_ms: float, since: float, tenant: Tenant, outcome: str, failure: Exception | None = None
+    ) -> None:
+        """Tells Locust of a time. `kind` is the type of request under which Locust lists it."""
         self.environment.events.request.fire(
-            request_type=self.field.options.protocol.upper(),
+            request_type=kind,
             name=type(self).__name__,
             response_time=took_ms,
             response_length=0,
             exception=failure,
             context={"tenant": tenant.id, "outcome": outcome},
-            start_time=due,
+            start_time=since,
         )
 
-    def _ask(self, text: str, tenant: Tenant, deadline_ms: float | None, priority: int) -> None:
+    def _ask(self, number: int, tenant: Tenant, deadline_ms: float | None, due: float) -> None:
+        """Sends a request of the plan and waits for its answer. Raises if there is none, or not the whole one."""
+        text, priority = self.plan.texts[number], int(self.plan.arrivals.priority[number])
         question, passage = ("What is it about?", text) if find_task(tenant.task).needs_pair else (text, None)
         self.client.infer(question, tenant=tenant.id, pair=passage, deadline_ms=deadline_ms, truncate=True, priority=priority)
 
@@ -178,6 +200,36 @@ class Gamma(Scenario):
     @classmethod
     def arrivals(cls, options: Namespace, mix: Mix) -> Arrivals:
         return gamma(mix, options.rate, options.duration, options.cv, options.seed)
+
+
+class Chat(Poisson):
+    """Poisson for the tenants of a decoder: each request is a prompt, and its answer of `--max-tokens` tokens is streamed.
+
+    Locust lists the times to the first token, which count from due times, and the times of each token after it.
+    """
+
+    generates = True
+
+    def _ask(self, number: int, tenant: Tenant, deadline_ms: float | None, due: float) -> None:
+        pieces = self.client.stream(
+            self.plan.texts[number],
+            tenant=tenant.id,
+            deadline_ms=deadline_ms,
+            truncate=True,
+            priority=int(self.plan.arrivals.priority[number]),
+            max_tokens=self.field.options.max_tokens,
+            ignore_eos=True,
+        )
+        before = 0.0  # when the last piece came
+        for piece in pieces:
+            now = time.time()
+            if not before:
+                self._fire(FIRST_TOKEN, (now - due) * 1e3, due, tenant, ON_TIME)
+            elif piece.tokens:
+                self._fire(TOKEN, (now - before) * 1e3 / piece.tokens, before, tenant, ON_TIME)
+            before = now
+            if piece.finish_reason == "deadline":
+                raise NotOnTime(CUT, "the deadline came before the last token")
 
 
 class Replay(Scenario):

@@ -92,14 +92,14 @@ class ServedCopy:
         manager = self.manager()
         tenant = manager.current().tenants[0]
         folder = self.folder / EXPORTED_BANKS
-        head = Bank(folder / tenant.head.bank)
+        head = Bank(folder / tenant.head_record.bank)
         adapter = None
         if tenant.adapter is not None:
             bank = Bank(folder / tenant.adapter.bank)
             adapter = bank.layout, bank.weights(tenant.adapter)
         # The record has room for more labels than the tenant has.
         layout = replace(head.layout, size=len(tenant.labels))
-        tensors = {name: tensor[: len(tenant.labels)] for name, tensor in head.weights(tenant.head)[0].items()}
+        tensors = {name: tensor[: len(tenant.labels)] for name, tensor in head.weights(tenant.head_record)[0].items()}
         knowledge = Knowledge(
             domain=tenant.domain,
             domain_version=tenant.domain_version,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from hplm.metrics.publisher import SECONDS
 
-IN_TIME = ("on_time", "answered")  # outcomes; the second is that of requests without a deadline
+IN_TIME = ("on_time", "answered", "stop", "length")  # outcomes; the second: without a deadline; the last two: of decoders
 PUBLISHED_AFTER = 2 * SECONDS + 0.5  # seconds; then the last answers are in the metrics
 
 
@@ -22,7 +22,7 @@ class ServerCount:
     def __init__(self, address: str, outcomes: Sequence[str] = IN_TIME) -> None:
         """`address`: HOST:PORT of the server's metrics. Raises OSError if nobody answers there."""
         self._address = address
-        pattern = rf'^hplm_requests_total\{{[^}}]*outcome="(?:{"|".join(outcomes)})"[^}}]*\}} (\S+)$'
+        pattern = rf'^hplm_(?:requests|generations)_total\{{[^}}]*outcome="(?:{"|".join(outcomes)})"[^}}]*\}} (\S+)$'
         self._counts = re.compile(pattern, re.MULTILINE)
         self._before = self._read()
 

@@ -2,7 +2,7 @@
 
     python -m loadtest.streams HOST:PORT MODEL TENANT IN_FLIGHT SECONDS < text
 
-prints what became of them as JSON. After a refusal the next request waits as long as the server asks for, a tenth of a second.
+prints what became of them as JSON. After a refusal the next request waits as long as the server asks for.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 import json
 import os
 import struct
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -20,19 +19,19 @@ from typing import Any
 import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from hplm_client.errors import QueueFull
+from loadtest.apart import run_module
+
 MESSAGES: Any = service_pb2  # generated code, without types
 A_CHANNEL = 100  # requests at once: as many streams as servers usually allow on a connection
-REFUSED_S = 0.1
+REFUSED_S = 0.1  # the pause after a refusal that does not name one
 POLITE = 10  # niceness: what is measured is the server
 
 
 def run_streams(address: str, model: str, tenant: str, text: str, in_flight: int, seconds: float) -> dict[str, int]:
     """Returns how many requests were answered, refused, failed, or still in flight at the end."""
-    command = [sys.executable, "-m", __name__, address, model, tenant, str(in_flight), str(seconds)]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=120 + 2 * seconds)
-    if done.returncode:
-        raise RuntimeError(f"the requests to {model} could not be sent: {done.stderr.strip().splitlines()[-1:]}")
-    return json.loads(done.stdout)
+    printed = run_module(__name__, address, model, tenant, in_flight, seconds, given=text, limit=120 + 2 * seconds)
+    return json.loads(printed)
 
 
 async def _hold(address: str, request: Any, in_flight: int, seconds: float) -> Counter[str]:
@@ -46,7 +45,7 @@ async def _hold(address: str, request: Any, in_flight: int, seconds: float) -> C
                 counts["answered"] += 1
             except grpc.aio.AioRpcError as error:
                 counts["refused" if error.code() == grpc.StatusCode.UNAVAILABLE else "failed"] += 1
-                await asyncio.sleep(REFUSED_S)
+                await asyncio.sleep(QueueFull(error.details() or "").retry_after_s or REFUSED_S)
 
     options = [("grpc.use_local_subchannel_pool", 1)]  # otherwise all channels share one connection
     channels = [grpc.aio.insecure_channel(address, options) for _ in range(-(-in_flight // A_CHANNEL))]

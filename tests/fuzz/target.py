@@ -56,7 +56,7 @@ def accepts(read: Callable[[], object], where: Path, broken: bool = False) -> No
         read()
     except HplmError as error:
         message = str(error).replace(str(where), "")
-        if len(message.encode("utf-8", "surrogateescape")) > LONGEST_MESSAGE:
+        if len(message.encode("utf-8", "surrogatepass")) > LONGEST_MESSAGE:
             raise Found(f"a message of {len(message):,} characters: {message[:100]!r}") from error
         if isinstance(error, Broken) and not broken:
             raise Found(f"bad input is called broken: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -18,9 +19,16 @@ def answer(status: int = 200, body: bytes = b"{}", headers: str = "") -> bytes:
 class SmallServer:
     """Calls `respond` with each request's number, in order of arrival, and its body. Runs in a thread of its own."""
 
-    def __init__(self, respond: Callable[[int, bytes], bytes] = lambda number, body: answer(), delay: float = 0.0) -> None:
+    def __init__(
+        self,
+        respond: Callable[[int, bytes], bytes] = lambda number, body: answer(),
+        delay: float = 0.0,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.respond = respond
         self.delay = delay
+        self.tls = tls
+        self.peers: set[str] = set()
         self.bodies: list[bytes] = []
         self.heads: list[bytes] = []
         self.connections = 0
@@ -29,7 +37,7 @@ class SmallServer:
 
     def __enter__(self) -> SmallServer:
         self.thread.start()
-        self.server = self._call(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        self.server = self._call(asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self.tls))
         self.port = self.server.sockets[0].getsockname()[1]
         return self
 
@@ -51,6 +59,7 @@ class SmallServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self.peers.add(writer.get_extra_info("peername")[0])
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 from collections import Counter
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from hplm.errors import HplmError
+from loadtest.door import make_certificate, missing_programs
 from loadtest.encode import http_request
 from loadtest.generator import main, run, run_apart
 from loadtest.report import Load, Report
@@ -51,6 +53,19 @@ def test_refusals_are_counted_but_not_as_throughput() -> None:
     assert report.req_per_s == pytest.approx(30 / report.wall_s)
     good = report.latencies[report.statuses == 200]
     assert report.percentile_ms(100) == pytest.approx(good.max() * 1e3)
+
+
+def test_answers_over_tls_are_read_whole_and_the_client_has_the_address_that_was_asked_for(tmp_path: Path) -> None:
+    if "openssl" in missing_programs():
+        pytest.skip("no openssl on PATH")
+    certificate, pair = make_certificate(tmp_path)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(pair)
+    with SmallServer(lambda number, body: answer(body=body * 100_000), tls=tls) as server:  # of many records
+        report = loaded(server, count=20, connections=2, certificate=certificate, source="127.0.0.2", keep_bodies=True)
+    assert report.by_status == {200: 20} and not report.failures
+    assert Counter(report.bodies) == {str(number).encode() * 100_000: 4 for number in range(5)}
+    assert server.peers == {"127.0.0.2"}
 
 
 def test_a_cut_connection_fails_only_its_request() -> None:

@@ -20,8 +20,10 @@ import pytest
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
+from builder.store.store import TenantFile
 from hplm.server import TritonServer
-from testing.toy import Toy
+from testing.random_store import random_store
+from testing.toy import CHAT, Toy
 from tests.loadtest.small_server import SmallServer
 from tests.naming import names
 from tests.serving import serving
@@ -82,6 +84,38 @@ def test_a_trace_over_grpc_with_deadlines_that_cannot_be_kept(served, tmp_path) 
     with open(tmp_path / "run_failures.csv") as file:
         failures = [row["Error"] for row in DictReader(file)]
     assert failures and all("[" in error for error in failures)  # one line for each word in brackets
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    folder = tmp_path_factory.mktemp("chat")
+    tenants = [TenantFile(name, 1, "root", 1, "generate", [], 0) for name in ("plain", "other")]
+    store = random_store(folder / "store", CHAT, tenants, corpus_tokens=500, spread=0.3)
+    export(store, folder / "repository", ServingOptions(dtype="fp32", threads=1, seats=8, cache_tokens=2048))
+    with serving(folder / "repository") as server:
+        yield server
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_answers_of_a_decoder_are_streamed_and_the_times_of_tokens_listed(decoder, tmp_path, protocol) -> None:
+    options = ("-u", "8", "-r", "8", "--rate", "8", "--duration", "3", "--max-tokens", "12", "--protocol", protocol)
+    options += ("--metrics", decoder.metrics_url)
+    outcomes, done = headless(decoder, tmp_path, *options, "--csv", "run", "Chat")
+    assert done.returncode == 0, done.stderr
+    requests = outcomes["Chat"]["requests"]
+    assert outcomes["Chat"]["on_time"] == requests > 8
+    with open(tmp_path / "run_stats.csv") as file:
+        rows = {row["Type"]: row for row in DictReader(file)}
+    assert int(rows[protocol.upper()]["Request Count"]) == int(rows["FIRST TOKEN"]["Request Count"]) == requests
+    assert requests < int(rows["TOKEN"]["Request Count"]) <= 11 * requests
+    assert float(rows["FIRST TOKEN"]["Average Response Time"]) <= float(rows[protocol.upper()]["Average Response Time"])
+    assert f"by the server's: {requests} " in done.stderr
+
+
+def test_a_scenario_for_another_kind_of_backbone_is_reported_at_once(served, decoder, tmp_path) -> None:
+    for server, scenario, tenant in ((served, "Chat", "'acme'"), (decoder, "Poisson", "'other'")):
+        outcomes, done = headless(server, tmp_path, scenario)
+        assert done.returncode != 0 and names(done.stderr, scenario, tenant, "--backbone") and not outcomes
 
 
 def test_a_trace_keeps_its_priorities(tmp_path) -> None:

@@ -1,0 +1,158 @@
+"""Clients without a key that misuse a front door, from a process of their own.
+
+    python -m loadtest.strangers < an Abuse as JSON
+
+prints what became of them as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import resource
+import ssl
+import struct
+import sys
+import time
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+from loadtest.apart import run_module
+
+REFUSED_S = 5.0  # before a refused client tries again
+A_BYTE_S = 1.0  # between two bytes of a slow client
+PATIENCE_S = 60.0  # for a handshake, or for an answer to a whole body
+PIECE = bytes(1 << 16)
+POLITE = 10  # niceness: what is measured is the server
+SILENT, SLOW_HEADERS, HALF_BODY = "silent", "slow headers", "half body"
+WHOLE, CHUNKED = "whole", "chunked"
+TENANT = "nobody"
+
+
+@dataclass(frozen=True)
+class Abuse:
+    """`kinds` are taken in turn by the connections, and by each connection for its next request."""
+
+    kinds: Sequence[str]
+    host: str
+    port: int
+    certificate: str
+    backbone: str
+    connections: int
+    seconds: float
+    sources: Sequence[str]  # the clients' own addresses
+    body_bytes: int = 0
+
+
+def run_strangers(abuse: Abuse) -> dict[str, int]:
+    """Returns how often clients were let in or refused, the statuses of their answers, and how many bytes they sent."""
+    return json.loads(run_module(__name__, given=json.dumps(asdict(abuse)), limit=2 * (abuse.seconds + PATIENCE_S)))
+
+
+class Strangers:
+    def __init__(self, abuse: Abuse) -> None:
+        self._abuse = abuse
+        self._tls = ssl.create_default_context(cafile=abuse.certificate)
+        self._counts: Counter[str] = Counter(let_in=0, refused=0, megabytes=0)
+        self._sent = self._open = 0
+        self._ends = time.monotonic() + abuse.seconds
+
+    async def misbehave(self) -> Counter[str]:
+        tasks = [asyncio.create_task(self._go_on(number)) for number in range(self._abuse.connections)]
+        await asyncio.wait(tasks, timeout=self._abuse.seconds)
+        self._counts["open_at_the_end"] = self._open
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._counts["megabytes"] = round(self._sent / 1e6)
+        return self._counts
+
+    async def _go_on(self, number: int) -> None:
+        """Connects again and again, until time is over."""
+        source = self._abuse.sources[number % len(self._abuse.sources)]
+        kinds = itertools.cycle(self._abuse.kinds)
+        for _ in range(number % len(self._abuse.kinds)):
+            next(kinds)
+        while time.monotonic() < self._ends:
+            kind = next(kinds)
+            try:
+                reader, writer = await self._connect(source, kind)
+            except (OSError, asyncio.TimeoutError):  # errors of TLS are of the first class
+                self._counts["refused"] += 1
+                await asyncio.sleep(REFUSED_S)
+                continue
+            self._counts["let_in"] += 1
+            self._open += 1
+            try:
+                status = await self._status(reader, self._send(writer, kind))
+            finally:
+                writer.transport.abort()
+                self._open -= 1
+            self._counts[status] += 1
+            if kind == SILENT:  # without TLS, this is how a refusal looks
+                await asyncio.sleep(REFUSED_S)
+
+    async def _connect(self, source: str, kind: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        tls = None if kind == SILENT else self._tls
+        opened = asyncio.open_connection(self._abuse.host, self._abuse.port, ssl=tls, local_addr=(source, 0))
+        return await asyncio.wait_for(opened, PATIENCE_S)
+
+    async def _status(self, reader: asyncio.StreamReader, sending: Coroutine[None, None, None]) -> str:
+        """Returns the status of the answer, which may come while the request is still being sent."""
+        sender = asyncio.create_task(sending)
+        try:
+            head = await reader.readline()
+        except OSError:
+            return "reset"
+        finally:
+            sender.cancel()
+            with suppress(asyncio.CancelledError, OSError):
+                await sender
+        return head.split()[1].decode() if head else "closed"
+
+    async def _send(self, writer: asyncio.StreamWriter, kind: str) -> None:
+        if kind in (WHOLE, CHUNKED):
+            await self._send_all(writer, kind == CHUNKED)
+        elif kind == HALF_BODY:
+            writer.write(self._head("Content-Length: 1000") + b"{")
+        elif kind == SLOW_HEADERS:
+            writer.write(self._head("X-Slow: ").rstrip(b"\r\n"))
+            while True:
+                await asyncio.sleep(A_BYTE_S)
+                writer.write(b"x")
+
+    async def _send_all(self, writer: asyncio.StreamWriter, chunked: bool) -> None:
+        """Sends a text of so many bytes as fast as it is taken."""
+        left = self._abuse.body_bytes
+        text = {"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "parameters": {"binary_data_size": left + 4}}
+        announced = json.dumps({"inputs": [text], "parameters": {"tenant": TENANT}}).encode()
+        piece = announced + struct.pack("<I", left)
+        size = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {len(piece) + left}"
+        writer.write(self._head(f"{size}\r\nInference-Header-Content-Length: {len(announced)}"))
+        while piece and not writer.is_closing():
+            writer.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
+            await writer.drain()
+            await asyncio.sleep(0)  # `drain` alone would not let the answer be read
+            self._sent += len(piece)
+            piece = PIECE[:left]
+            left -= len(piece)
+        if chunked:
+            writer.write(b"0\r\n\r\n")
+
+    def _head(self, fields: str) -> bytes:
+        return f"POST /v2/models/{self._abuse.backbone}/infer HTTP/1.1\r\nHost: loadtest\r\n{fields}\r\n\r\n".encode()
+
+
+def main() -> None:
+    os.nice(POLITE)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes a file
+    print(json.dumps(asyncio.run(Strangers(Abuse(**json.load(sys.stdin))).misbehave())))
+
+
+if __name__ == "__main__":
+    main()
