@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 CLIENTS = ROOT / "clients"
 
-BASE = {"hplm.errors", "hplm.options", "hplm.arrays", "hplm.compiled"}  # every room may import these
+BASE = {"hplm.errors", "hplm.options", "hplm.parameters", "hplm.arrays", "hplm.compiled"}  # every room may import these
 ROOM = re.compile(r"`(\w[\w/]*)`")
 
 
@@ -44,7 +44,10 @@ INSIDE_FUNCTIONS = {
     (room, to) for rooms, cell in drawn() for room in rooms for to in rooms_in(cell.partition("inside functions")[2])
 }
 PRODUCT = {*CORE, "hplm.cli", "builder", "backends"}
-OTHERS_OF_THE_CLIENT = {"numpy", "tritonclient", "aiohttp"}  # aiohttp comes with tritonclient
+OTHERS_OF_THE_CLIENTS = {
+    "hplm_client": {"numpy", "tritonclient", "aiohttp", "grpc"},  # the last two come with tritonclient
+    "hplm_openai": {"hplm_client", "starlette", "uvicorn"},
+}
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ def room_of(module: str) -> str:
 
 
 def files_of(room: str) -> list[Path]:
-    path = (CLIENTS if room == "hplm_client" else ROOT) / room.replace(".", "/")
+    path = (CLIENTS if room in OTHERS_OF_THE_CLIENTS else ROOT) / room.replace(".", "/")
     return [path.with_suffix(".py")] if path.with_suffix(".py").exists() else sorted(path.rglob("*.py"))
 
 
@@ -110,9 +113,10 @@ def test_a_room_imports_only_rooms_that_its_arrows_allow(room):
     assert not list(wrong(room)), "\n".join(["wrong imports:", *wrong(room)])
 
 
-def test_the_client_imports_only_tritonclient_and_numpy():
-    allowed = OTHERS_OF_THE_CLIENT | sys.stdlib_module_names | {"hplm_client"}
-    strange = [one for file in files_of("hplm_client") for one in imports_of(file) if one.module.split(".")[0] not in allowed]
+@pytest.mark.parametrize("room", OTHERS_OF_THE_CLIENTS)
+def test_a_client_imports_only_what_its_package_requires(room):
+    allowed = OTHERS_OF_THE_CLIENTS[room] | sys.stdlib_module_names | {room}
+    strange = [one for file in files_of(room) for one in imports_of(file) if one.module.split(".")[0] not in allowed]
     assert not strange, "\n".join(map(str, strange))
 
 

@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hplm.engine.memory import keep_freed_memory
 from hplm.errors import Broken, DeadlineMissed, HplmError, InvalidInput, NoTenant
 from hplm.model.config import BackboneConfig
+from hplm.model.malloc import keep_freed_memory
 from hplm.model.tokenizer import Encoded, Tokenizer
 from hplm.plot.branch import Branch
 from hplm.plot.forest import Forest

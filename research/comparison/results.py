@@ -24,7 +24,8 @@ class Results:
     def open(cls, folder: Path, settings: dict) -> Results:
         results = cls(folder)
         if (folder / SETTINGS).exists():
-            differs = sorted(key for key, value in results.settings().items() if settings.get(key) != value)
+            given = json.loads(json.dumps(settings))  # as the file holds them: a tuple is a list there
+            differs = sorted(key for key, value in results.settings().items() if given.get(key) != value)
             if differs:
                 raise InvalidInput(
                     f"{folder} holds results that were measured with another {', '.join(differs)}: "

@@ -151,6 +151,12 @@ def test_the_weights_of_each_scheme_are_counted(tmp_path: Path) -> None:
     assert costs["hplm"].models_in_16_gb > 10 * costs["dedicated"].models_in_16_gb
 
 
+def test_the_same_settings_go_on_with_the_results(tmp_path: Path) -> None:
+    """Settings come back from a file, where no tuple is."""
+    Results.open(tmp_path, CASE.settings()).put("hplm", 5, {"req_per_s": 1})
+    assert Results.open(tmp_path, CASE.settings()).get("hplm", 5) == {"req_per_s": 1}
+
+
 def test_results_are_written_whole_and_in_order(tmp_path: Path) -> None:
     results = Results.open(tmp_path, {"seconds": 1})
     for tenants in (100, 2, 30):
