@@ -27,8 +27,7 @@ from loadtest.quiet import Noise, ask_beside, compared, finish, flooding, parser
 from loadtest.report import Load, Report
 from loadtest.strangers import CHUNKED, HALF_BODY, SILENT, SLOW_HEADERS, TENANT, WHOLE, Abuse, run_strangers
 
-QUIET_ADDRESS = "127.0.0.2"
-STRANGERS = [f"127.0.1.{number}" for number in range(1, 251)]  # and limits are per address
+STRANGERS = [f"127.0.1.{number}" for number in range(1, 251)]
 QUIET_CONNECTIONS = 32
 LOOK_S = 0.2
 MOST_GROWTH_MB = 50.0
@@ -45,8 +44,7 @@ class Place:
     @property
     def load(self) -> Load:
         """The quiet tenant's."""
-        load = quiet_load(self.given, HOST, self.door.port, QUIET_CONNECTIONS)
-        return replace(load, certificate=self.door.certificate, source=QUIET_ADDRESS)
+        return quiet_load(self.given, HOST, self.door.port, QUIET_CONNECTIONS, self.door.certificate)
 
     def abuse(self, kinds: Sequence[str], connections: int, addresses: int = 1, body_bytes: int = 0) -> Noise:
         abuse = Abuse(

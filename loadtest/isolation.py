@@ -4,7 +4,8 @@
 
 The quiet tenant sends ten requests a second, each with a deadline, from a process of its own: first alone, then beside the
 other tenant. Requests of the other have no deadline, except those of `overload`. So the server's count of requests in time is
-that of the quiet tenant, and with `overload` that of both.
+that of the quiet tenant, and with `overload` that of both. With `--door` both ask through the real HAProxy with the files of
+deploy/haproxy, from two addresses.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import tempfile
 import time
 import urllib.request
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from hplm.errors import HplmError
 from hplm.server import TritonServer
+from loadtest.door import HOST, front_door
 from loadtest.encode import infer_request
 from loadtest.generator import run_apart
 from loadtest.quiet import Noise, ask_beside, compared, finish, flooding, parser_of, quiet_load, said, timely_request
@@ -41,6 +45,7 @@ class Addresses:
     http: str
     grpc: str
     metrics: str
+    certificate: Path | None = None  # the front door's, if there is one
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -52,6 +57,10 @@ def main(arguments: list[str] | None = None) -> None:
             else:
                 server = open_until_done.enter_context(TritonServer(given.repository))
                 addresses = Addresses(server.http_url, server.grpc_url, server.metrics_url)
+            if given.door:
+                folder = Path(open_until_done.enter_context(tempfile.TemporaryDirectory(prefix="hplm-isolation-")))
+                door = open_until_done.enter_context(front_door(folder, addresses.http, addresses.grpc, given.backbone))
+                addresses = Addresses(f"{HOST}:{door.port}", f"{HOST}:{door.port}", addresses.metrics, door.certificate)
             measured = measure(given, addresses)
     except (HplmError, OSError) as error:
         sys.exit(str(error))
@@ -64,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--url", metavar="HOST:PORT", help="HTTP of a server that runs already; nobody else may use it meanwhile")
     add("--grpc", metavar="HOST:PORT", help="its gRPC (default: one port after --url)")
     add("--metrics", metavar="HOST:PORT", help="its metrics (default: two ports after --url)")
+    add("--door", action="store_true", help="ask through the front door, a real HAProxy")
     add("--noisy", required=True, metavar="TENANT", help="tenant that misbehaves; with a tagger its long texts cost most")
     add("--streams", type=int, default=10_000, help="gRPC requests in flight (default: %(default)s)")
     add("--long", type=int, default=8, help="long requests in flight (default: %(default)s)")
@@ -111,17 +121,18 @@ def judged(alone: dict, beside: dict, noisy: dict, by_server: int) -> dict:
 
 def _quiet(given: argparse.Namespace, addresses: Addresses) -> Report:
     host, _, port = addresses.http.rpartition(":")
-    return run_apart(quiet_load(given, host, int(port), QUIET_CONNECTIONS))
+    return run_apart(quiet_load(given, host, int(port), QUIET_CONNECTIONS, addresses.certificate))
 
 
 def _load(addresses: Addresses, request: bytes, connections: int) -> Load:
     host, _, port = addresses.http.rpartition(":")
-    return Load(host, int(port), [request], connections=connections)
+    return Load(host, int(port), [request], connections=connections, certificate=addresses.certificate)
 
 
 def _streams(given: argparse.Namespace, addresses: Addresses) -> Noise:
     """Many requests in flight over gRPC."""
-    return lambda seconds: dict(run_streams(addresses.grpc, given.backbone, given.noisy, given.text, given.streams, seconds))
+    asked = given.backbone, given.noisy, given.text, given.streams
+    return lambda seconds: run_streams(addresses.grpc, *asked, seconds, addresses.certificate)
 
 
 def _long(given: argparse.Namespace, addresses: Addresses) -> Noise:

@@ -1,6 +1,6 @@
 """Holds many gRPC requests in flight, from a process of its own: each that is answered is followed by another.
 
-    python -m loadtest.streams HOST:PORT MODEL TENANT IN_FLIGHT SECONDS < text
+    python -m loadtest.streams HOST:PORT MODEL TENANT IN_FLIGHT SECONDS [CERTIFICATE] < text
 
 prints what became of them as JSON. After a refusal the next request waits as long as the server asks for.
 """
@@ -14,6 +14,7 @@ import struct
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -28,13 +29,15 @@ REFUSED_S = 0.1  # the pause after a refusal that does not name one
 POLITE = 10  # niceness: what is measured is the server
 
 
-def run_streams(address: str, model: str, tenant: str, text: str, in_flight: int, seconds: float) -> dict[str, int]:
-    """Returns how many requests were answered, refused, failed, or still in flight at the end."""
-    printed = run_module(__name__, address, model, tenant, in_flight, seconds, given=text, limit=120 + 2 * seconds)
-    return json.loads(printed)
+def run_streams(
+    address: str, model: str, tenant: str, text: str, in_flight: int, seconds: float, certificate: Path | None = None
+) -> dict[str, int]:
+    """Returns how many requests were answered, refused, failed, or still in flight at the end. `certificate`: for TLS."""
+    given = address, model, tenant, in_flight, seconds, *([certificate] if certificate else [])
+    return json.loads(run_module(__name__, *given, given=text, limit=120 + 2 * seconds))
 
 
-async def _hold(address: str, request: Any, in_flight: int, seconds: float) -> Counter[str]:
+async def _hold(address: str, request: Any, in_flight: int, seconds: float, certificate: bytes | None) -> Counter[str]:
     counts: Counter[str] = Counter(answered=0, refused=0, failed=0)
     end = time.monotonic() + seconds
 
@@ -47,29 +50,35 @@ async def _hold(address: str, request: Any, in_flight: int, seconds: float) -> C
                 counts["refused" if error.code() == grpc.StatusCode.UNAVAILABLE else "failed"] += 1
                 await asyncio.sleep(QueueFull(error.details() or "").retry_after_s or REFUSED_S)
 
-    options = [("grpc.use_local_subchannel_pool", 1)]  # otherwise all channels share one connection
-    channels = [grpc.aio.insecure_channel(address, options) for _ in range(-(-in_flight // A_CHANNEL))]
+    def channel() -> grpc.aio.Channel:
+        options = [("grpc.use_local_subchannel_pool", 1)]  # otherwise all channels share one connection
+        if certificate is None:
+            return grpc.aio.insecure_channel(address, options)
+        return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(certificate), options)
+
+    channels = [channel() for _ in range(-(-in_flight // A_CHANNEL))]
     stubs = [service_pb2_grpc.GRPCInferenceServiceStub(channel) for channel in channels]
     tasks = [asyncio.create_task(ask(stubs[number % len(stubs)])) for number in range(in_flight)]
     _, unanswered = await asyncio.wait(tasks, timeout=seconds)
     for task in unanswered:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    for channel in channels:
-        await channel.close()
+    for one in channels:
+        await one.close()
     counts["in_flight_at_the_end"] = len(unanswered)
     return counts
 
 
 def main() -> None:
-    address, model, tenant, in_flight, seconds = sys.argv[1:]
+    address, model, tenant, in_flight, seconds, *certificate = sys.argv[1:]
     os.nice(POLITE)
     text = sys.stdin.read().encode()
     request = MESSAGES.ModelInferRequest(model_name=model)
     request.inputs.add(name="TEXT", datatype="BYTES", shape=[1, 1])
     request.raw_input_contents.append(struct.pack("<I", len(text)) + text)
     request.parameters["tenant"].string_param = tenant
-    print(json.dumps(asyncio.run(_hold(address, request, int(in_flight), float(seconds)))))
+    trusted = Path(certificate[0]).read_bytes() if certificate else None
+    print(json.dumps(asyncio.run(_hold(address, request, int(in_flight), float(seconds), trusted))))
 
 
 if __name__ == "__main__":

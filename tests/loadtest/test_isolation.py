@@ -7,9 +7,13 @@ import json
 import pytest
 
 from loadtest.isolation import WAYS, judged, main
+from tests.deploy.door import require_haproxy
 from tests.serving import serving
 
 SENT = 10
+SMALL = ["--seconds", "1", "--rate", str(SENT), "--streams", "120", "--long", "2", "--characters", "150000"]
+SMALL += ["--flood", "4", "--texts", "2", "--words", "500", "--text", "ba be"]
+SMALL += ["--backbone", "toy", "--quiet", "acme", "--noisy", "beta", "--json"]
 
 
 def _quiet(in_time: int, p99_ms: float | None = 10.0) -> dict:
@@ -39,13 +43,7 @@ def test_the_noisy_tenants_answers_in_time_are_compared_too(by_server, holds) ->
 def test_every_request_of_both_tenants_is_accounted_for(toy, capsys) -> None:
     with serving(toy.repository) as server:
         addresses = ["--url", server.http_url, "--grpc", server.grpc_url, "--metrics", server.metrics_url]
-        numbers = ["--seconds", "1", "--rate", str(SENT), "--streams", "120", "--long", "2", "--characters", "150000"]
-        numbers += ["--flood", "4", "--texts", "2", "--words", "500", "--text", "ba be"]
-        try:
-            main([*addresses, *numbers, "--backbone", "toy", "--quiet", "acme", "--noisy", "beta", "--json"])
-        except SystemExit as ended:  # whether it holds is a matter of time
-            assert ended.code == 1
-    measured = json.loads(capsys.readouterr().out)
+        measured = _measured(addresses, capsys)
     assert set(measured) == set(WAYS)
     for way in measured.values():
         for quiet in (way["alone"], way["beside"]):
@@ -56,3 +54,21 @@ def test_every_request_of_both_tenants_is_accounted_for(toy, capsys) -> None:
         assert 0 <= way["in_time_by_server"] <= SENT + noisy.get("sent", 0)
     streams = measured["streams"]["noisy"]
     assert streams["failed"] == 0 and streams["in_flight_at_the_end"] <= 120
+
+
+@pytest.mark.slow
+def test_both_tenants_are_answered_through_the_front_door(toy, capsys) -> None:
+    require_haproxy()
+    measured = _measured(["--repository", str(toy.repository), "--door", "--ways", "streams", "alias", "overload"], capsys)
+    for way in measured.values():
+        assert way["alone"]["sent"] == way["beside"]["sent"] == SENT
+        assert way["alone"]["in_time"] > 0
+        assert way["noisy"].get("answered", 0) + way["noisy"].get("in_time", 0) > 0
+
+
+def _measured(more: list[str], capsys) -> dict:
+    try:
+        main([*more, *SMALL])
+    except SystemExit as ended:  # whether it holds is a matter of time
+        assert ended.code == 1
+    return json.loads(capsys.readouterr().out)
