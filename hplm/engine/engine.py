@@ -18,6 +18,7 @@ from hplm.model.attention import PackedAttention
 from hplm.model.eightbit import to_eight_bits
 from hplm.model.layer import QKV, Attend
 from hplm.model.malloc import keep_freed_memory
+from hplm.model.prepacked import can_prepack, prepacked
 from hplm.model.stacks import UpperStack
 from hplm.model.tensors import array_of
 from hplm.options import ENGINE_DTYPES, LAYER_DTYPES
@@ -88,10 +89,12 @@ class Engine:
     def __init__(self, upper: UpperStack, device: torch.device, dtype: torch.dtype, eight_bits: bool = False) -> None:
         if eight_bits:
             to_eight_bits(upper.layers)
-        self._upper = upper.to(device=device, dtype=dtype).eval().requires_grad_(False)
+        upper = upper.to(device=device, dtype=dtype).eval().requires_grad_(False)
+        # In 32 bits large products would not gain by it, and lose by their padding.
+        self._upper = prepacked(upper) if dtype is torch.bfloat16 and can_prepack(device, dtype) else upper
         if device.type == "cpu":
             keep_freed_memory()
-            if dtype is torch.float32 and not eight_bits:  # 16-bit kernels choose their own weight layout
+            if dtype is torch.float32 and not eight_bits:
                 for layer in self._upper.layers:
                     for linear in (layer.attention_out, layer.ffn_out):  # it would slow down large products of wider ones
                         linear.weight.data = _transposed(linear.weight.data)

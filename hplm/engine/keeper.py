@@ -35,8 +35,8 @@ BEATLESS_SECONDS = 10.0  # an engine that says nothing for so long is ended
 STUCK_SECONDS = 60.0  # and one that computes a batch for so long
 LONGEST_PAUSE = 30.0  # seconds between attempts to start an engine
 ANSWERING_THREADS = 4  # each answer is a round trip to the server process
-# oneDNN keeps 1,024 compiled products by default, one for each number of tokens that a batch ever had: a hundred megabytes.
-CACHED_PRODUCTS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
+# oneDNN keeps 1,024 compiled products by default. These are enough for all sizes of the shared products up to 4,096 tokens.
+CACHED_PRODUCTS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256"}
 
 RESTARTING = Draining("the engine is being started again: send the request again")
 GONE = RESTARTING.failure()

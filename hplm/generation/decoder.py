@@ -11,6 +11,7 @@ from hplm.adapters.parts import adapted
 from hplm.generation.staging import Staged
 from hplm.model.layer import QKV
 from hplm.model.malloc import keep_freed_memory
+from hplm.model.prepacked import can_prepack, prepacked
 from hplm.model.stacks import UpperStack
 
 
@@ -18,7 +19,8 @@ class Decoder:
     def __init__(self, upper: UpperStack, device: torch.device, dtype: torch.dtype) -> None:
         if device.type == "cpu":
             keep_freed_memory()
-        self._upper = upper.to(device=device, dtype=dtype).eval().requires_grad_(False)
+        upper = upper.to(device=device, dtype=dtype).eval().requires_grad_(False)
+        self._upper = prepacked(upper) if can_prepack(device, dtype) else upper
 
     @torch.inference_mode()
     def run(self, step: Staged) -> Tensor:

@@ -1,0 +1,61 @@
+"""Matrix products for inference on CPUs, whose weights lie in the order in which oneDNN reads them.
+
+torch keeps a weight row by row, and oneDNN would bring it into its own order again for each product. It also takes up to a
+millisecond to prepare a product for a number of rows that is new, so there are few different numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from hplm.model.eightbit import padded
+from hplm.model.stacks import UpperStack
+
+mkldnn: Any = torch.ops.mkldnn  # the library has no types
+
+ROWS = 16  # of the products that the order is chosen for
+FEW = 16  # so many rows are not padded: a decoder often computes one
+
+
+class Prepacked(nn.Module):
+    """A linear layer."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self._weight: Tensor = mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS)
+        self._bias = cast("Tensor | None", linear.bias)  # its stub knows no layer without
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = len(x)
+        if rows > FEW and (more := padded(rows) - rows):
+            x = _padded(x, more)
+        return mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")[:rows]
+
+
+def _padded(x: Tensor, more: int) -> Tensor:
+    y = x.new_empty(len(x) + more, x.shape[1])
+    y[: len(x)] = x
+    y[len(x) :] = 0
+    return y
+
+
+def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this CPU multiplies so. In 16 bits not all can."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    return dtype is torch.float32 or (dtype is torch.bfloat16 and mkldnn._is_mkldnn_bf16_supported())
+
+
+@torch.no_grad()
+def prepacked(stack: UpperStack) -> UpperStack:
+    """Returns a stack that computes the same. It shares with the other one what is not reordered."""
+    packed = copy.deepcopy(stack, {id(weight): weight for weight in stack.parameters()})
+    for module in list(packed.modules()):
+        for name, part in list(module.named_children()):
+            if isinstance(part, nn.Linear):
+                setattr(module, name, Prepacked(part))
+    return packed
