@@ -26,6 +26,11 @@ def milliseconds(parameters: Mapping[str, str], name: str, otherwise: str) -> fl
     return value
 
 
+def deadline_us(parameters: Mapping[str, str]) -> int:
+    """Returns the deadline of requests that set none, in microseconds; 0: no deadline."""
+    return round(1000 * milliseconds(Parameters(parameters), "deadline_ms", "0 for no deadline"))
+
+
 def yes_or_no(parameters: Mapping[str, str], name: str) -> bool:
     value = parameters[name].lower()
     if value not in ("true", "false"):

@@ -22,8 +22,9 @@ import triton_python_backend_utils as pb_utils
 
 from backends import replies
 from hplm.arrays import Array
-from hplm.engine.backbone import Backbone, Watch
+from hplm.engine.backbone import Backbone
 from hplm.engine.engine import resolve_device, resolve_dtype
+from hplm.engine.views import Watch
 from hplm.errors import HplmError, InvalidInput, word_of
 from hplm.generation.asked import promise_of, sampling_of
 from hplm.generation.choosing import Token

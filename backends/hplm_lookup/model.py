@@ -10,20 +10,18 @@ from hmac import compare_digest
 from pathlib import Path
 
 import numpy as np
-import torch
 import triton_python_backend_utils as pb_utils
 
 from backends import replies
-from hplm.engine.backbone import Backbone, Watch
 from hplm.engine.looked_up import LookedUp
 from hplm.engine.lookup import Lookup, Reading
 from hplm.engine.lookup_service import LookupRequest, LookupService
-from hplm.engine.settings import deadline_us
+from hplm.engine.views import Views, Watch
 from hplm.errors import word_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
-from hplm.parameters import asked_flag, asked_number
+from hplm.parameters import asked_flag, asked_number, deadline_us
 from hplm.server.control import REVIVED
 from hplm.server.held import Held, HeldBy
 from hplm.tenants.authorize import admit
@@ -39,13 +37,12 @@ class TritonPythonModel:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
         parameters = replies.model_parameters(args)
         name = parameters["backbone"]
-        torch.set_num_threads(1)  # nothing is computed here
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the other cores are the engine's
         folder = Path(args["model_repository"]).parent / name / "1"
-        self._backbone = Backbone(folder, replies.state_folder(), lambda table: table.index)
-        self._watch = Watch(self._backbone)
+        self._views = Views(folder, replies.state_folder(), lambda table: table.index)
+        self._watch = Watch(self._views)
         self._quotas = Quotas()
-        self._lookup = Lookup(self._backbone)
+        self._lookup = Lookup(self._views)
         meter = Meter()
         meter.add(names.MODEL_RESTARTS, int(parameters.get(REVIVED, "0")), args["model_name"])
         upper = HeldBy(f"{name}-upper")
@@ -80,7 +77,7 @@ class TritonPythonModel:
             self._service.check()
             replies.send_outputs(sender, {"TICKET": np.frombuffer(PROBE_TICKET, dtype=np.uint8).reshape(1, -1)})
             return
-        view = self._backbone.view
+        view = self._views.view
         tenant = admit(view.snapshot, parameters, time.time())
         self._quotas.spend(tenant)  # upper counts again, over all lookups; a refusal here saves the look-up
         timeout_us = min(request.timeout() or tenant.deadline_us or self._deadline_us, LONGEST_TIMEOUT_US)

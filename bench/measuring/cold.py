@@ -94,7 +94,7 @@ class Cold:
         with open(self._path, "rb") as file, warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given buffer is not writable")
             mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-            stored = torch.frombuffer(mapped, dtype=torch.uint8).view(-1, coding.width(self._meta.hidden))
+            stored = torch.frombuffer(mapped, dtype=torch.uint8).view(-1, self._meta.vector_bytes)
         start = time.perf_counter()
         coding.bags(coding.typed(stored), torch.from_numpy(bags(addresses, self._lengths, self._meta.window)), torch.bfloat16)
         return time.perf_counter() - start

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.engine.backbone import Backbone, View
 from hplm.engine.looked_up import LookedUp
+from hplm.engine.views import View, Views
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Encoded, Given
 from hplm.plot.forest import Chain
@@ -103,8 +103,8 @@ class Reading:
 
 
 class Lookup:
-    def __init__(self, backbone: Backbone) -> None:
-        self._tokenizer = backbone.tokenizer()
+    def __init__(self, views: Views) -> None:
+        self._tokenizer = views.tokenizer()
         kernel()  # now, so that the log says at start whether it is there
         self.tally = Tally()
 

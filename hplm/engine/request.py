@@ -10,8 +10,8 @@ import numpy as np
 
 from hplm.adapters.record import Record
 from hplm.arrays import Array
-from hplm.engine.backbone import View
 from hplm.engine.looked_up import LookedUp
+from hplm.engine.views import View
 from hplm.tasks import TextAnswer, windows_of
 from hplm.tenants.snapshot import Tenant
 from hplm.tenants.ticket import Ticket

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from hplm.engine.backbone import Backbone, Watch
+from hplm.engine.backbone import Backbone
 from hplm.engine.engine import Engine
 from hplm.engine.instruments import Instruments
 from hplm.engine.journal import Journal
@@ -22,6 +22,7 @@ from hplm.engine.pipeline import Pipeline, Together
 from hplm.engine.request import Answer, Request, Text
 from hplm.engine.settings import Settings
 from hplm.engine.staging import Stager, StagingSettings
+from hplm.engine.views import Watch
 from hplm.errors import DeadlineMissed, Draining, HplmError, InvalidInput
 from hplm.metrics.meter import Counted
 from hplm.plot.rows import StoredRows

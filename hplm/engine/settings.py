@@ -1,4 +1,4 @@
-"""Reads and checks the parameters of a `config.pbtxt`: all of an upper model, and the deadline of a lookup model."""
+"""Reads and checks the parameters of an upper model's `config.pbtxt`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hplm.engine.journal import LOG, NONE
 from hplm.engine.overlap import Overlap, read_overlap
 from hplm.engine.packing import read_packing
 from hplm.errors import InvalidInput
-from hplm.parameters import Parameters, milliseconds, whole_number, yes_or_no
+from hplm.parameters import Parameters, deadline_us, milliseconds, whole_number, yes_or_no
 
 EARLIEST = "earliest"
 AUTO_ON_CPU = "auto_on_cpu"  # a parameter that is only there where 8 bits were measured
@@ -61,11 +61,6 @@ class Settings:
             plot_preload=yes_or_no(parameters, "plot_preload"),
             journal=_journal(parameters["journal"]),
         )
-
-
-def deadline_us(parameters: Mapping[str, str]) -> int:
-    """Returns the deadline of requests that set none, in microseconds; 0: no deadline."""
-    return round(1000 * milliseconds(Parameters(parameters), "deadline_ms", "0 for no deadline"))
 
 
 def check(parameters: Mapping[str, str]) -> None:

@@ -21,11 +21,12 @@ from hplm.adapters.layout import Layout
 from hplm.adapters.parts import Placed
 from hplm.adapters.record import Record
 from hplm.adapters.slots import Slots
-from hplm.engine.backbone import Backbone, View
+from hplm.engine.backbone import Backbone
 from hplm.engine.overlap import Overlap
 from hplm.engine.packing import Packed, Packing
 from hplm.engine.request import Text
 from hplm.engine.sheets import Sheet, Sheets
+from hplm.engine.views import View
 from hplm.errors import Broken, HplmError
 from hplm.plot.forest import Forest
 from hplm.plot.gathering import Gatherer

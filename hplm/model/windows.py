@@ -7,12 +7,15 @@ vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor, cat
 
 from hplm.arrays import Array
 from hplm.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ABSENT = 0
 LONGEST = 5
@@ -76,6 +79,8 @@ class Window:
         Token i is at position j of the window of token i + centre - j. Positions beyond a text's ends are absent and hold
         zeros, so a plain shift over the packed texts never mixes two texts.
         """
+        from torch import cat  # here, because lookup starts without torch
+
         total = vectors[:, self.centre - self.stored.start]
         for position in range(self.stored.start, self.stored.stop):
             shift = self.centre - position  # token i is at `position` of the window of token i + shift

@@ -16,8 +16,9 @@ from hplm.model.sending import sent
 from hplm.model.tensors import tensor_of
 from hplm.model.windows import Window
 from hplm.plot.forest import NULL, Forest
-from hplm.plot.kernel import can_gather, gather, kernel
+from hplm.plot.kernel import kernel
 from hplm.plot.rows import disk_faults
+from hplm.plot.summing import can_gather, gather
 from hplm.plot.table import Table
 
 log = logging.getLogger(__name__)

@@ -33,20 +33,20 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class StoredRows:
     """Row 0 is zeros. Frequent n-grams have the first rows, so that rows in use are close together."""
 
-    def __init__(self, values: Path, checksums: Path, rows: int, vectors: int, hidden: int, coding: Coding) -> None:
+    def __init__(self, values: Path, checksums: Path, rows: int, vectors: int, vector_bytes: int, coding: Coding) -> None:
         self._path = values
         self._checksums = np.fromfile(checksums, dtype="<u4")
         self._file = open(values, "rb")  # noqa: SIM115
         mapped = mmap.mmap(self._file.fileno(), 0, prot=mmap.PROT_READ)
         mapped.madvise(mmap.MADV_RANDOM)  # otherwise each fault also reads the 128 KiB around it
         self._bytes = memoryview(mapped)
-        self._stride = vectors * coding.width(hidden)
+        self._stride = vectors * vector_bytes
         self._coding = coding
         self._vectors = vectors
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given buffer is not writable")  # nothing writes to it
             stored = torch.frombuffer(mapped, dtype=torch.uint8)
-        self.typed = coding.typed(stored.view(rows * vectors, coding.width(hidden)))
+        self.typed = coding.typed(stored.view(rows * vectors, vector_bytes))
         self._locked = 0
         self._sound = np.zeros(rows, dtype=bool)  # the row has matched its checksum
         self._warm = np.zeros(rows, dtype=bool)  # the row was read, and no sign says that it has left memory

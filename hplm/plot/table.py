@@ -12,14 +12,18 @@ import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hplm.arrays import Array
 from hplm.errors import MISFITS, Broken, InvalidInput
 from hplm.model.windows import Window
 from hplm.plot.index import Index, IndexMeta
 from hplm.plot.keys import KeySpace
-from hplm.plot.rows import StoredRows
-from hplm.plot.values import Coding, coding
+from hplm.plot.widths import vector_bytes
+
+if TYPE_CHECKING:  # lookup, which reads no rows, starts without torch
+    from hplm.plot.rows import StoredRows
+    from hplm.plot.values import Coding
 
 FORMAT = 2
 
@@ -56,11 +60,17 @@ class TableSpec:
 
     @property
     def coding(self) -> Coding:
+        from hplm.plot.values import coding
+
         return coding(self.dtype)
 
     @property
+    def vector_bytes(self) -> int:
+        return vector_bytes(self.dtype, self.hidden)
+
+    @property
     def row_bytes(self) -> int:
-        return self.window.vectors * self.coding.width(self.hidden)
+        return self.window.vectors * self.vector_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,9 +135,11 @@ class Table:
 
     @cached_property
     def rows(self) -> StoredRows:
+        from hplm.plot.rows import StoredRows
+
         meta = self.meta
         return StoredRows(
-            self.folder / "values", self.folder / "checksums", meta.rows, meta.window.vectors, meta.hidden, meta.coding
+            self.folder / "values", self.folder / "checksums", meta.rows, meta.window.vectors, meta.vector_bytes, meta.coding
         )
 
     def find(self, keys: Array) -> Array:

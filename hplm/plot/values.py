@@ -11,24 +11,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hplm.errors import InvalidInput
 from hplm.options import TABLE_DTYPES
-
-SCALE_AND_OFFSET = 8  # bytes: two fp32 behind the 8-bit numbers of a vector
+from hplm.plot.widths import SCALE_AND_OFFSET, check_dtype
 
 
 class Coding(ABC):
     @abstractmethod
-    def width(self, hidden: int) -> int:
-        """Returns the bytes of a vector."""
-
-    @abstractmethod
     def encode(self, vectors: Tensor) -> Tensor:
-        """Turns fp32 (... x hidden) into uint8 (vectors x width)."""
+        """Turns fp32 (... x hidden) into uint8 (vectors x `vector_bytes`)."""
 
     @abstractmethod
     def typed(self, stored: Tensor) -> Tensor:
-        """Returns a view of uint8 (vectors x width) in the stored type, without a copy."""
+        """Returns a view of uint8 (vectors x `vector_bytes`) in the stored type, without a copy."""
 
     @abstractmethod
     def decode(self, typed: Tensor) -> Tensor:
@@ -42,9 +36,6 @@ class Coding(ABC):
 class SixteenBit(Coding):
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
-
-    def width(self, hidden: int) -> int:
-        return 2 * hidden
 
     def encode(self, vectors: Tensor) -> Tensor:
         return vectors.reshape(-1, vectors.shape[-1]).to(self._dtype).contiguous().view(torch.uint8)
@@ -73,9 +64,6 @@ class SixteenBit(Coding):
 class EightBit(Coding):
     """Stores each vector in 255 steps between its own lowest and highest number."""
 
-    def width(self, hidden: int) -> int:
-        return hidden + SCALE_AND_OFFSET
-
     def encode(self, vectors: Tensor) -> Tensor:
         return torch.ops.quantized.embedding_bag_byte_prepack(vectors.reshape(-1, vectors.shape[-1]).float().contiguous())
 
@@ -101,8 +89,7 @@ LEAST_COSINE = 0.999  # between a vector and its stored form
 
 
 def coding(name: str) -> Coding:
-    if name not in CODINGS:
-        raise InvalidInput(f"unknown table dtype {name!r}: choose {', '.join(CODINGS)}")
+    check_dtype(name)
     return CODINGS[name]
 
 

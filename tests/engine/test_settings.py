@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from hplm.engine.engine import resolve_precision
-from hplm.engine.settings import AUTO_ON_CPU, Settings, deadline_us
+from hplm.engine.settings import AUTO_ON_CPU, Settings
 from hplm.errors import InvalidInput
+from hplm.parameters import deadline_us
 from tests.engine.asker import PARAMETERS
 from tests.naming import naming
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hplm.model.windows import Window
-from hplm.plot import gathering
+from hplm.plot import gathering, summing
 from hplm.plot import kernel as kernels
 from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.gathering import Gatherer
@@ -78,7 +78,7 @@ def test_a_sum_does_not_depend_on_its_neighbours_or_on_threads(forests, lengths,
     asked = [(forest.chain(f"d{d}", 1), generator.integers(0, VOCABULARY, n)) for d, n in zip(domains, both, strict=True)]
     addresses = [chain.lookup(tokens, np.array([len(tokens)])).addresses for chain, tokens in asked]
     alone = [Gatherer(CPU, torch.bfloat16).sums(forest, mine, np.array([len(mine)])) for mine in addresses]
-    with patch.object(kernels, "PIECE", 2), patch.object(torch, "get_num_threads", lambda: threads):
+    with patch.object(summing, "PIECE", 2), patch.object(torch, "get_num_threads", lambda: threads):
         together = Gatherer(CPU, torch.bfloat16).sums(forest, np.concatenate(addresses), both)
     assert torch.equal(together, torch.cat(alone))
 

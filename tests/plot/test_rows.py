@@ -10,6 +10,7 @@ from hplm.plot import rows as rows_module
 from hplm.plot.keys import KeySpace
 from hplm.plot.table import Table
 from hplm.plot.values import CODINGS, LEAST_COSINE, closeness, coding
+from hplm.plot.widths import vector_bytes
 from tests.naming import naming
 from tests.plot.tables import make_table
 
@@ -94,7 +95,7 @@ def test_stored_values_are_close_to_computed_ones(name):
     vectors[5, 1] = 0
     kind = coding(name)
     typed = kind.typed(kind.encode(vectors))
-    assert typed.shape[0] == 600 and kind.encode(vectors).shape[1] == kind.width(64)
+    assert typed.shape[0] == 600 and kind.encode(vectors).shape[1] == vector_bytes(name, 64)
     decoded = kind.decode(typed).view_as(vectors)
     assert closeness(vectors, decoded) >= LEAST_COSINE
     assert (decoded[5, 1] == 0).all()

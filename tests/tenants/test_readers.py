@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from builder.store.store import TenantFile
-from hplm.engine.backbone import View, Watch
+from hplm.engine.views import View, Watch
 from hplm.errors import Draining, NoTenant
 from hplm.metrics import names
 from hplm.plot.rows import StoredRows
@@ -208,7 +208,7 @@ def test_views_that_no_valid_ticket_names_are_closed(place, monkeypatch):
     backbone.refresh()
     newest = backbone.view.snapshot
     assert opened() is not None
-    monkeypatch.setattr("hplm.engine.backbone.KEPT_SECONDS", 0.0)
+    monkeypatch.setattr("hplm.engine.views.KEPT_SECONDS", 0.0)
     backbone.refresh()
     gc.collect()
     assert opened() is None and backbone.view.snapshot is newest
@@ -232,7 +232,7 @@ def test_memory_of_removed_layouts_is_freed(place, monkeypatch):
     answered("new-c")
     assert stager.device_bytes > before and "lora-2-query+ffn_in" in {layout.name for layout in stager.slots()}
     with monkeypatch.context() as later:
-        later.setattr("hplm.engine.backbone.KEPT_SECONDS", 0.0)
+        later.setattr("hplm.engine.views.KEPT_SECONDS", 0.0)
         live.delete("new-c")
         answered("tenant-0")
         answered("tenant-0")  # when the batch before it has been released

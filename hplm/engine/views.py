@@ -1,0 +1,198 @@
+"""A served backbone as it changes: its export under `model_repository/<backbone>/1`, and the changes since then in its state.
+
+Both models read it through a view: one snapshot with its tables and banks, which never change. A new generation is a new view.
+A request ends on the view that it started on.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, WeakSet
+
+from hplm.errors import Broken, Draining
+from hplm.model.config import BackboneConfig
+from hplm.model.tokenizer import Tokenizer
+from hplm.plot.forest import Forest
+from hplm.plot.table import Table
+from hplm.tenants.snapshot import Snapshot
+from hplm.tenants.state import (
+    EXPORTED_CONFIG,
+    EXPORTED_TABLES,
+    EXPORTED_TENANTS,
+    EXPORTED_TOKENIZER,
+    SECONDS_BETWEEN_LOOKS,
+    Reader,
+    State,
+)
+
+if TYPE_CHECKING:
+    from hplm.adapters.bank import Bank
+
+log = logging.getLogger(__name__)
+REMEMBERED = 16  # the most generations that tickets between the two models may name
+KEPT_SECONDS = 60.0  # how long a replaced view is kept: longer than tickets are valid
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    snapshot: Snapshot
+    forest: Forest
+    banks: Mapping[str, Bank]  # by the name in records; open, so that they can be read after their files are removed
+
+
+class Views:
+    """The views of a served backbone, one after the other. No torch here: lookup starts without it."""
+
+    CONFIG = EXPORTED_CONFIG
+    TOKENIZER = EXPORTED_TOKENIZER
+    TENANTS = EXPORTED_TENANTS
+    TABLES = EXPORTED_TABLES
+
+    def __init__(self, folder: Path, state: Path | None = None, prepare: Callable[[Table], object] = lambda _: None) -> None:
+        """`state` has a folder for each backbone. `prepare` opens the needed parts of a table before the first request."""
+        self.folder = folder
+        self.config = BackboneConfig.load(folder / self.CONFIG)
+        self.state = State(state / self.config.name) if state is not None else None
+        self._prepare = prepare
+        self._lock = threading.Lock()
+        self._seen: WeakSet[View] = WeakSet()  # views of requests in flight, and the remembered ones
+        self._exported = Snapshot.load(folder / self.TENANTS)
+        self._used: WeakKeyDictionary[View, float] = WeakKeyDictionary()  # when the view was last the newest, or needed
+        self._remembered: list[View] = []  # in order of generation; the list is replaced, never changed
+        self._take(self._newest())
+
+    @property
+    def view(self) -> View:
+        """The newest view that was opened."""
+        return self._remembered[-1]
+
+    def refresh(self) -> None:
+        """Opens the newest generation if it is new, and forgets views that no ticket can name any more."""
+        with self._lock:
+            self._used[self.view] = time.monotonic()
+            if self.state is not None and self.state.current() != self.view.snapshot.generation:
+                self._take(self._newest())
+            self._forget()
+
+    def at(self, generation: int) -> View:
+        """Returns the view that a ticket names. Opens it if lookup has seen a generation that this process has not."""
+        if (found := self._known(generation)) is not None:
+            return found
+        self.refresh()
+        with self._lock:
+            if self._known(generation) is None and self.state is not None and self.state.has(generation):
+                newest = self.view.snapshot
+                self._take(self.state.load(generation))
+                self._take(newest)  # batches are gathered from its forest, which now has the tables of both
+        if (found := self._known(generation)) is not None:
+            return found
+        raise Draining("the served tenants or tables changed while the request was on its way: send it again")
+
+    def _known(self, generation: int) -> View | None:
+        return next((view for view in reversed(self._remembered) if view.snapshot.generation == generation), None)
+
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.load(self.folder / self.TOKENIZER, self.config.positions)
+
+    def _newest(self) -> Snapshot:
+        if self.state is None or not (generation := self.state.current()):
+            return self._exported
+        snapshot = self.state.load(generation)
+        if snapshot.export != self._exported.export:
+            raise Broken(
+                f"state {self.state.folder} belongs to another export of {self.config.name!r} than {self.folder}: "
+                "serve it with the repository that it was made for, or start with an empty --state"
+            )
+        return snapshot
+
+    def _take(self, snapshot: Snapshot) -> None:
+        before = self.view if self._remembered else None
+        folders = [self.folder / self.TABLES]
+        if self.state is not None:
+            folders.append(self.state.tables)
+        # Tables that requests in flight still need stay in the forest, even if the new snapshot does not have them.
+        branches = dict.fromkeys(snapshot.branches)
+        for view in self._seen:
+            branches.update(dict.fromkeys(view.snapshot.branches))
+        forest = Forest(folders, branches, self._prepare, before.forest if before else None)
+        for failure in forest.failures():
+            log.error("%s", failure)
+        view = View(snapshot, forest, self._banks(snapshot, before))
+        self._seen.add(view)
+        self._used[view] = time.monotonic()
+        by_generation = {view.snapshot.generation: view for view in (*self._remembered, view)}
+        self._remembered = [by_generation[generation] for generation in sorted(by_generation)][-REMEMBERED:]
+
+    def _forget(self) -> None:
+        """Forgets old views and closes their tables and banks, so that deleted files leave the disk."""
+        since = time.monotonic() - KEPT_SECONDS
+        kept = [view for view in self._remembered if view is self.view or self._used[view] > since]
+        if len(kept) < len(self._remembered):
+            self._remembered = kept
+            self._take(self.view.snapshot)
+
+    def _banks(self, snapshot: Snapshot, before: View | None) -> dict[str, Bank]:
+        """Opens the banks that the views of this process have: none, because lookup reads no record."""
+        return {}
+
+
+class Watch:
+    """Opens new generations as they are published, and reports the opened generation to managers, where it may write.
+
+    It has two threads. Opening may take long, for example to check the index of a huge table. Meanwhile the other thread
+    shows managers that this reader is alive.
+    """
+
+    def __init__(self, views: Views) -> None:
+        self._views = views
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+        if views.state is not None:
+            self._reader = Reader(views.state)
+            self._threads = [
+                threading.Thread(target=self._take, name="watch", daemon=True),
+                threading.Thread(target=self._tell, name="heartbeat", daemon=True),
+            ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        if self._threads:
+            self._reader.close()
+
+    def _take(self) -> None:
+        said = ""
+        while not self._stop.wait(SECONDS_BETWEEN_LOOKS):
+            try:
+                self._views.refresh()
+                said = ""
+            except Exception as error:  # the old generation is still served, and managers must still see that
+                if str(error) != said:
+                    said = str(error)
+                    log.error("cannot open the newest generation: %s", error)
+
+    def _tell(self) -> None:
+        said = ""
+        while True:
+            try:
+                self._reader.say(self._views.view.snapshot.generation)
+                said = ""
+            except OSError as error:
+                if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+                    log.info("this server does not report its generation to managers: %s", error)
+                    return
+                if str(error) != said:  # it may pass, as a full disk does
+                    said = str(error)
+                    log.warning("cannot report this server's generation to managers: %s", error)
+            if self._stop.wait(SECONDS_BETWEEN_LOOKS):
+                return
