@@ -18,6 +18,7 @@ from torch import Tensor
 
 from bench.engine import EngineBench
 from bench.measuring.onnx_whole import OnnxWhole, missing_packages
+from bench.measuring.sizes import measure_sizes
 from bench.tools.timing import Timing, alternate_timed
 from hplm.adapters.layout import adapter_layout
 from hplm.engine.engine import INT8, Engine, resolve_device, resolve_precision
@@ -52,8 +53,7 @@ class MeasuredLayers:
         self.dtype = dtype
         self.seconds = seconds
         self._clock = clock(device)
-        _, self.upper = random_backbone(config)
-        self.engine = Engine(self.upper, device, dtype)  # moves the weights to the device and changes their layout
+        self.engine = Engine(random_backbone(config)[1], device, dtype)
         self.turbo = Turbo(GroupCost.measured(self.engine.seconds))
         self.packings: dict[str, Packing] = {
             "naive": Naive(),
@@ -206,7 +206,7 @@ class MeasuredLayers:
 
         def run(number: int) -> float:
             tokens, sheets = ready[number % len(ready)]
-            return self._timed(lambda: [self.upper.through(*sheet) for sheet in sheets], tokens)
+            return self._timed(lambda: [self.engine.through(*sheet) for sheet in sheets], tokens)
 
         return run
 
@@ -289,6 +289,8 @@ def bench_engine(case: EngineBench) -> dict:
         of_size |= {f"var{variance}": layers.packed(variance) for variance in VARIANCES}
         of_size["equal"] = {str(tokens): layers.equal(tokens) for tokens in EQUAL}
         of_size["one"] = {str(tokens): layers.one(tokens) for tokens in ONE}
+        if device.type == "cpu":
+            of_size["sizes"] = measure_sizes(SIZES[size], layers.engine, case.seconds)
         if size == SWEPT:
             figures["slots"] = {str(rows): layers.slots(rows) for rows in SLOT_ROWS}
             figures["masks"] = layers.masks()
@@ -368,6 +370,8 @@ def table_of(figures: dict) -> str:
             lines.append(f"{size} equal {tokens:>4}: of bare products {one['share_of_bare']}")
         for tokens, one in figures[size].get("one", {}).items():
             lines.append(f"{size} alone {tokens:>4}: {one}")
+        if "sizes" in figures[size]:
+            lines.append(f"{size} batches of many sizes: {figures[size]['sizes']}")
         for name, one in figures[size].get(INT8, {}).items():
             lines.append(f"{size} {name} of {EIGHT_BITS_TOKENS} in 8 bits: {one}")
     lines += [f"slots of {rows} rows, speed-up over one: {one}" for rows, one in figures.get("slots", {}).items()]

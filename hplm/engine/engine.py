@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,7 +17,7 @@ from hplm.engine.staging import StagedBatch
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.eightbit import to_eight_bits
-from hplm.model.layer import QKV, Attend
+from hplm.model.layer import QKV, Adapt, Attend
 from hplm.model.malloc import keep_freed_memory
 from hplm.model.prepacked import can_prepack, prepacked
 from hplm.model.stacks import UpperStack
@@ -138,9 +139,9 @@ class Engine:
             taken.append(time.perf_counter() - begin)
         return min(taken[1:])  # the first run warms up
 
-    def through(self, x: Tensor, attend: Attend) -> Tensor:
+    def through(self, x: Tensor, attend: Attend, adapters: Sequence[Adapt] | None = None, rows: Tensor | None = None) -> Tensor:
         """Computes the shared layers alone."""
-        return self._upper.through(x, attend)
+        return self._upper.through(x, attend, adapters, rows)
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
