@@ -35,6 +35,7 @@ ALIAS = "hplm"
 QUIET_CONNECTIONS = 64  # enough for answers that take seconds
 LONGEST = 100_000  # characters of a text that a server takes
 CAPACITY_CONNECTIONS, OVERLOAD_CONNECTIONS = 32, 512
+THROUGH_DOOR = 48  # connections: it lets an address have 64, of which earlier ones may still be closing
 MOST_DIFFERENCE = 0.01  # of the counts of server and clients
 WAITING = re.compile(r"^hplm_waiting_(?:texts|lookups)\{[^}]*\} (\S+)$", re.MULTILINE)
 IDLE_S = 600.0  # the most time to wait for a server to finish what one way has left
@@ -166,7 +167,8 @@ def _overload(given: argparse.Namespace, addresses: Addresses) -> Noise:
     full = run_apart(closed)
     full.expect_success("the capacity")
     capacity = full.req_per_s
-    load = _load(addresses, timely_request(given.backbone, given.text, given.noisy), OVERLOAD_CONNECTIONS)
+    connections = THROUGH_DOOR if addresses.behind else OVERLOAD_CONNECTIONS
+    load = _load(addresses, timely_request(given.backbone, given.text, given.noisy), connections)
     timed = replace(load, rate=given.overload * capacity, undisturbed=True)
     return flooding(timed, lambda report: {"capacity_per_s": round(capacity, 1), **said(report)})
 
