@@ -34,6 +34,7 @@ from hplm.generation.settings import read_settings
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
+from hplm.model.openmp import apart
 from hplm.model.prompts import Messages, Prompts
 from hplm.parameters import Parameters, asked_flag, asked_number, whole_number, yes_or_no
 from hplm.plot.table import Table
@@ -157,7 +158,7 @@ class TritonPythonModel:
         self._backbone = Backbone(folder, replies.state_folder(), self._prepare)
         self._prompts = Prompts.load(folder / Backbone.TOKENIZER, self._backbone.config)
         self._meter = Meter()
-        self._service = Service(self._backbone, self._prompts, settings, self._meter)
+        self._service = apart(lambda: Service(self._backbone, self._prompts, settings, self._meter))
         self._watch = Watch(self._backbone)
         self._meter.add(names.SERVER_RESTARTS, restarts())
         self._meter.add(names.MODEL_RESTARTS, int(parameters.get(REVIVED, "0")), args["model_name"])

@@ -137,7 +137,8 @@ def _staging_share(folder: Path, traffic: Traffic, settings: Settings, case: Pip
     backbone = Backbone(folder)
     precision = settings.precision
     engine = Engine(backbone.upper(), settings.device, precision.dtype, precision.eight_bits)
-    stager = Stager(backbone, StagingSettings(settings.slots, settings.device, precision.dtype))
+    few_sizes = engine.takes_few_sizes
+    stager = Stager(backbone, StagingSettings(settings.slots, settings.device, precision.dtype, few_sizes=few_sizes))
     texts, staging, whole = traffic.texts(), [], []
     for number in range(STAGED):
         start = time.perf_counter()

@@ -142,7 +142,8 @@ def measure_engine(folder: Path, case: ServeBench) -> dict:
     device = resolve_device("auto")
     precision = resolve_precision(case.dtype, device)
     engine = Engine(backbone.upper(), device, precision.dtype, precision.eight_bits)
-    stager = Stager(backbone, StagingSettings(max(2, 2 * case.tenants), device, precision.dtype))
+    slots, few_sizes = max(2, 2 * case.tenants), engine.takes_few_sizes
+    stager = Stager(backbone, StagingSettings(slots, device, precision.dtype, few_sizes=few_sizes))
     lookup = Lookup(backbone)
     snapshot, texts = backbone.view.snapshot, []
     for i, text in enumerate(texts_of(case)):

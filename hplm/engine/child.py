@@ -25,6 +25,7 @@ from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.errors import Broken, HplmError, kind_of
 from hplm.metrics.meter import Counted
+from hplm.model.openmp import apart
 from hplm.tasks import TextAnswer
 from hplm.tenants.ticket import Ticket
 
@@ -132,7 +133,8 @@ class Child:
         if not isinstance(begin, Begin):
             return  # the model process has ended already
         try:
-            service = Service(begin.folder, Settings.read(begin.parameters), begin.state, self._outbox.together)
+            settings = Settings.read(begin.parameters)
+            service = apart(lambda: Service(begin.folder, settings, begin.state, self._outbox.together))
         except Exception as error:
             if not isinstance(error, HplmError):
                 log.exception("the engine cannot be made")

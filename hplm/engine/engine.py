@@ -92,7 +92,8 @@ class Engine:
             to_eight_bits(upper.layers)
         upper = upper.to(device=device, dtype=dtype).eval().requires_grad_(False)
         # In 32 bits large products would not gain by it, and lose by their padding.
-        self._upper = prepacked(upper) if dtype is torch.bfloat16 and can_prepack(device, dtype) else upper
+        self.takes_few_sizes = dtype is torch.bfloat16 and can_prepack(device, dtype)
+        self._upper = prepacked(upper) if self.takes_few_sizes else upper
         if device.type == "cpu":
             keep_freed_memory()
             if dtype is torch.float32 and not eight_bits:

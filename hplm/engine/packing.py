@@ -13,7 +13,7 @@ limits, and otherwise fill rows and slots by themselves.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +23,7 @@ from hplm.arrays import Array
 from hplm.engine.turbo import GroupCost, cheapest_cuts
 from hplm.errors import InvalidInput
 from hplm.model.attention import CrossAttention, PackedAttention, RowAttention, RowCrossAttention
+from hplm.model.eightbit import padded
 from hplm.model.layer import Attend
 from hplm.scheduling.filling import first_fit
 from hplm.scheduling.selection import OUTSIDE, Places
@@ -34,12 +35,19 @@ class Arrangement:
 
     texts: Array  # indexes of texts of the batch, in their order in the tensor
     lengths: Array  # tokens of each text
-    rooms: Array  # tokens of each text with its padding
+    rooms: Array  # tokens of each text with its padding; without a width only the last one has any
     width: int | None = None  # of attention's rows, each with whole texts; None: every text is a row by itself
 
     @property
     def rows(self) -> int:
         return int(self.rooms.sum())
+
+    def rounded_up(self) -> Arrangement:
+        """Returns it with rows behind the last text, so that there are few different sizes."""
+        more = padded(self.rows) - self.rows
+        if self.width is not None or not more:
+            return self
+        return replace(self, rooms=np.append(self.rooms[:-1], self.rooms[-1] + more))
 
     @property
     def starts(self) -> Array:
@@ -48,7 +56,8 @@ class Arrangement:
     def attention(self, heads: int, device: torch.device, dtype: torch.dtype, causal: bool = False) -> Attend:
         """`causal`: a token attends to itself and to those before it."""
         if self.width is None:
-            return PackedAttention(self.lengths.tolist(), heads, device, causal)
+            behind = self.rows - int(self.lengths.sum())  # attended to as another text
+            return PackedAttention(self.lengths.tolist() + [behind] * (behind > 0), heads, device, causal)
         return RowAttention(self.lengths, self.rooms, self.width, heads, device, dtype, causal)
 
     def cross_attention(self, sources: Arrangement, heads: int, device: torch.device, dtype: torch.dtype) -> Attend:

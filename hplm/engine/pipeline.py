@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 
 from hplm.adapters.slots import Slots
 from hplm.arrays import Array
@@ -23,6 +24,7 @@ from hplm.engine.results import read_answers
 from hplm.engine.staging import StagedBatch, Stager
 from hplm.engine.threads import repeat
 from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, QueueFull
+from hplm.model.openmp import compute_with
 from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Batch
 from hplm.scheduling.waiting import Capacity
@@ -41,7 +43,9 @@ class Pipeline:
         engine: Engine,
         instruments: Instruments,
         together: Together,
+        threads: int,
     ) -> None:
+        """`threads`: among which a batch is divided, on a CPU."""
         self._line = line
         self._capacity = capacity
         self._stager = stager
@@ -56,8 +60,8 @@ class Pipeline:
         self._answering = ThreadPoolExecutor(1, thread_name_prefix="answer")
         self._computing_since: float | None = None
         self._threads = [
-            repeat(self._stage_next, "stage"),
-            repeat(self._compute_next, "compute"),
+            repeat(self._stage_next, "stage", partial(compute_with, 1)),
+            repeat(self._compute_next, "compute", partial(compute_with, threads)),
             repeat(self._expire_next, "expire"),
         ]
 

@@ -25,6 +25,7 @@ from hplm.engine.staging import Stager, StagingSettings
 from hplm.engine.views import Watch
 from hplm.errors import DeadlineMissed, Draining, HplmError, InvalidInput
 from hplm.metrics.meter import Counted
+from hplm.model.openmp import compute_with
 from hplm.plot.rows import StoredRows
 from hplm.plot.table import Table
 from hplm.scheduling.limits import Limits
@@ -47,9 +48,12 @@ class Service:
     def __init__(
         self, folder: Path, settings: Settings, state: Path | None = None, together: Together = nullcontext[None]
     ) -> None:
-        """`together` surrounds the answers to a batch, so that they may leave as one message."""
-        if settings.threads:
-            torch.set_num_threads(settings.threads)
+        """`together` surrounds the answers to a batch, so that they may leave as one message.
+
+        The thread that makes a service should end (`hplm.model.openmp`).
+        """
+        threads = settings.threads or torch.get_num_threads()
+        compute_with(threads)
         self._settings = settings
         self._serving = False
         self._locked_rows = 0 if self._on_accelerator else settings.plot_hot
@@ -65,6 +69,7 @@ class Service:
             precision.dtype,
             resident_rows=settings.plot_hot if self._on_accelerator else 0,
             packing=read_packing(settings.packing, engine.seconds),
+            few_sizes=engine.takes_few_sizes,
             overlap=settings.overlap,
         )
         # Two batches are in flight at most, and both pin their slots.
@@ -76,7 +81,7 @@ class Service:
         line = Queue(scheduler, time.monotonic_ns)
         self._line, self._stager = line, Stager(self._backbone, staging)
         self.instruments = Instruments(Journal(settings.journal))
-        self._pipeline = Pipeline(line, capacity, self._stager, engine, self.instruments, together)
+        self._pipeline = Pipeline(line, capacity, self._stager, engine, self.instruments, together, threads)
         self._quotas = Quotas()
         self._watch = Watch(self._backbone)
         log.info("serving %s on %s in %s", self._backbone.config.name, settings.device, precision.name)

@@ -49,6 +49,7 @@ class Sheets:
     attention_heads: int
     device: torch.device
     dtype: torch.dtype
+    few_sizes: bool = False  # round the number of rows up, because the device prepares products for each size
 
     def lay(
         self,
@@ -61,6 +62,9 @@ class Sheets:
     ) -> list[Sheet]:
         """`adapters` and `heads` say where each text has its own. `slots` has the weights, and `arrived` their marks."""
         lengths = np.array([text.tokens for text in texts], dtype=np.int64)
+        arrangements = self.packing.arrange(lengths, places)
+        if self.few_sizes:
+            arrangements = [arrangement.rounded_up() for arrangement in arrangements]
         return [
             self._sheet(
                 arrangement,
@@ -70,7 +74,7 @@ class Sheets:
                 slots,
                 arrived,
             )
-            for arrangement in self.packing.arrange(lengths, places)
+            for arrangement in arrangements
         ]
 
     def _sheet(

@@ -58,6 +58,7 @@ class StagingSettings:
     dtype: torch.dtype
     resident_rows: int = 0  # of each table, on the device
     packing: Packing = field(default_factory=Packed)
+    few_sizes: bool = False  # of batches (`Sheets`)
     overlap: Overlap = field(default_factory=Overlap)
 
 
@@ -65,7 +66,7 @@ class Stager:
     def __init__(self, backbone: Backbone, settings: StagingSettings) -> None:
         self._backbone = backbone
         self._settings = settings
-        self._sheets = Sheets(settings.packing, backbone.config.heads, settings.device, settings.dtype)
+        self._sheets = Sheets(settings.packing, backbone.config.heads, settings.device, settings.dtype, settings.few_sizes)
         self._gatherer = Gatherer(settings.device, settings.dtype, settings.resident_rows)
         self._copies = Copies(settings.device)  # in a stream of its own, or staging would wait for the batch that computes
         self._slots: dict[Layout, Slots] = {}  # of all layouts ever served, so that their counts continue

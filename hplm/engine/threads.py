@@ -11,14 +11,18 @@ log = logging.getLogger(__name__)
 PAUSE = 0.05  # seconds after an exception, so that a step that always fails does not fill the log at once
 
 
-def repeat(step: Callable[[], bool], name: str) -> threading.Thread:
-    """Starts a thread that calls `step` until it returns False. An exception is logged, and the next step follows."""
-    thread = threading.Thread(target=_run, args=(step, name), name=name, daemon=True)
+def repeat(step: Callable[[], bool], name: str, first: Callable[[], None] = lambda: None) -> threading.Thread:
+    """Starts a thread that calls `first`, and then `step` until that returns False.
+
+    An exception of a step is logged, and the next step follows.
+    """
+    thread = threading.Thread(target=_run, args=(step, name, first), name=name, daemon=True)
     thread.start()
     return thread
 
 
-def _run(step: Callable[[], bool], name: str) -> None:
+def _run(step: Callable[[], bool], name: str, first: Callable[[], None]) -> None:
+    first()
     while True:
         try:
             if not step():

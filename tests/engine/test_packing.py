@@ -17,6 +17,7 @@ from hplm.engine.request import Request
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.engine.turbo import GroupCost, cheapest_cuts
 from hplm.errors import InvalidInput
+from hplm.model.eightbit import padded
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.das import DeadlineAware, SlottedDeadlineAware
@@ -68,12 +69,12 @@ class Kitchen:
     def expected(self, tenant_number, text_number):
         return self.reference.forward(self.texts[text_number], TENANTS[tenant_number].id, truncate=True).numpy()
 
-    def stager(self, packing):
-        return Stager(self.backbone, StagingSettings(16, CPU, torch.float32, packing=packing))
+    def stager(self, packing, few_sizes=False):
+        return Stager(self.backbone, StagingSettings(16, CPU, torch.float32, packing=packing, few_sizes=few_sizes))
 
-    def serve(self, packing, orders, places=None):
+    def serve(self, packing, orders, places=None, few_sizes=False):
         texts = [self.text(*order) for order in orders]
-        batch = self.stager(packing).stage(texts, lambda text, error: pytest.fail(str(error)), places)
+        batch = self.stager(packing, few_sizes).stage(texts, lambda text, error: pytest.fail(str(error)), places)
         assert batch.texts == texts
         return batch, self.engine.run(batch)
 
@@ -98,12 +99,17 @@ orders_and_places = st.lists(
 )
 
 
-@given(packing=packings, chosen=orders_and_places, handed_over=st.sampled_from(["nothing", "rows", "rows and slots"]))
+@given(
+    packing=packings,
+    chosen=orders_and_places,
+    handed_over=st.sampled_from(["nothing", "rows", "rows and slots"]),
+    few_sizes=st.booleans(),
+)
 @settings(max_examples=240, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_every_packing_gives_the_reference_answers(kitchen, packing, chosen, handed_over):
+def test_every_packing_gives_the_reference_answers(kitchen, packing, chosen, handed_over, few_sizes):
     orders, (row, slot) = [one[:2] for one in chosen], np.array([one[2:] for one in chosen]).T
     places = {"nothing": None, "rows": Places(row), "rows and slots": Places(row, slot)}[handed_over]
-    assert_reference_answers(kitchen, orders, kitchen.serve(packing, orders, places)[1])
+    assert_reference_answers(kitchen, orders, kitchen.serve(packing, orders, places, few_sizes)[1])
 
 
 @pytest.mark.parametrize("kind", [DeadlineAware, SlottedDeadlineAware])
@@ -148,6 +154,13 @@ def test_each_packing_arranges_a_batch_in_its_own_way(kitchen):
     assert sum(rows(Turbo(GroupCost.measured(lambda count, width: count * width)))) == tokens  # a call costs nothing by itself
     assert rows(Turbo(GroupCost.measured(lambda count, width: 1e9 + count * width))) == [longest * len(orders)]
     assert len(rows(Concat(rows=1, length=2 * longest))) > 1
+
+
+def test_where_sizes_should_be_few_the_number_of_rows_is_rounded_up(kitchen):
+    orders = [(number % len(TENANTS), number % POOL) for number in range(5)]
+    (sheet,) = kitchen.serve(Packed(), orders, few_sizes=True)[0].sheets
+    tokens = sum(kitchen.text(*order).tokens for order in orders)
+    assert tokens < len(sheet.sums) == padded(tokens)
 
 
 @given(
