@@ -124,11 +124,13 @@ def judged(alone: dict, beside: dict, noisy: dict, by_server: int) -> dict:
 
 def _quiet(given: argparse.Namespace, addresses: Addresses) -> Report:
     host, _, port = addresses.http.rpartition(":")
-    return run_apart(quiet_load(given, host, int(port), QUIET_CONNECTIONS, addresses.certificate))
+    connections = THROUGH_DOOR if addresses.behind else QUIET_CONNECTIONS
+    return run_apart(quiet_load(given, host, int(port), connections, addresses.certificate))
 
 
 def _load(addresses: Addresses, request: bytes, connections: int) -> Load:
     host, _, port = addresses.http.rpartition(":")
+    connections = min(connections, THROUGH_DOOR) if addresses.behind else connections
     return Load(host, int(port), [request], connections=connections, certificate=addresses.certificate)
 
 
@@ -161,14 +163,13 @@ def _words(given: argparse.Namespace, addresses: Addresses) -> Noise:
 def _overload(given: argparse.Namespace, addresses: Addresses) -> Noise:
     """Several times as many requests as the server can answer, with the quiet tenant's deadline."""
     request = infer_request(given.backbone, [given.text], given.noisy)
-    # The door would limit it, as it limits the flood.
+    # Without the door, which would limit this measurement as it limits the flood.
     closed = replace(_load(addresses.behind or addresses, request, CAPACITY_CONNECTIONS), seconds=given.seconds / 4)
     run_apart(closed)  # warms up
     full = run_apart(closed)
     full.expect_success("the capacity")
     capacity = full.req_per_s
-    connections = THROUGH_DOOR if addresses.behind else OVERLOAD_CONNECTIONS
-    load = _load(addresses, timely_request(given.backbone, given.text, given.noisy), connections)
+    load = _load(addresses, timely_request(given.backbone, given.text, given.noisy), OVERLOAD_CONNECTIONS)
     timed = replace(load, rate=given.overload * capacity, undisturbed=True)
     return flooding(timed, lambda report: {"capacity_per_s": round(capacity, 1), **said(report)})
 

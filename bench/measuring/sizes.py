@@ -1,4 +1,4 @@
-"""Times the shared layers on batches that all differ in their number of tokens, as those of real texts do.
+"""Times the shared layers on batches of many sizes, as those of real texts are, padded as they are served.
 
 Beside them are batches of one size, and both with the weights as torch keeps them. All four take turns.
 """
@@ -19,6 +19,7 @@ from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import random_backbone
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Attend
+from hplm.model.sizes import rounded_up
 
 TOKENS = (300, 1281)  # of a batch: at least, and below
 TEXT = 20  # tokens
@@ -28,15 +29,18 @@ Through = Callable[[Tensor, Attend], Tensor]
 
 def measure_sizes(config: BackboneConfig, engine: Engine, seconds: float) -> dict:
     plain = random_backbone(config)[1].to(engine.device, engine.dtype).eval().requires_grad_(False)
-    x = torch.randn(TOKENS[1], config.hidden, generator=torch.Generator().manual_seed(1)).to(engine.device, engine.dtype)
+    x = torch.randn(rounded_up(TOKENS[1]), config.hidden, generator=torch.Generator().manual_seed(1)).to(
+        engine.device, engine.dtype
+    )
 
-    def timed(through: Through, sizes: Iterator[int]) -> Callable[[int], float]:
+    def timed(through: Through, sizes: Iterator[int], few_sizes: bool) -> Callable[[int], float]:
         def run(_: int) -> float:
             tokens = next(sizes)
+            rows = rounded_up(tokens) if few_sizes else tokens
             texts, rest = divmod(tokens, TEXT)
-            attend = PackedAttention([TEXT] * texts + [rest] * (rest > 0), config.heads)
+            lengths = [TEXT] * texts + [length for length in (rest, rows - tokens) if length]
             start = time.perf_counter()
-            through(x[:tokens], attend)
+            through(x[:rows], PackedAttention(lengths, config.heads))
             return (time.perf_counter() - start) / tokens
 
         return run
@@ -45,10 +49,10 @@ def measure_sizes(config: BackboneConfig, engine: Engine, seconds: float) -> dic
     with torch.inference_mode():
         timings = alternate_timed(
             {
-                "mixed": timed(engine.through, _drawn(1)),
-                "same": timed(engine.through, repeat(same)),
-                "torch_mixed": timed(plain.through, _drawn(2)),
-                "torch_same": timed(plain.through, repeat(same)),
+                "mixed": timed(engine.through, _drawn(1), engine.takes_few_sizes),
+                "same": timed(engine.through, repeat(same), engine.takes_few_sizes),
+                "torch_mixed": timed(plain.through, _drawn(2), few_sizes=False),
+                "torch_same": timed(plain.through, repeat(same), few_sizes=False),
             },
             seconds,
             warm_up=2,

@@ -23,8 +23,8 @@ from hplm.arrays import Array
 from hplm.engine.turbo import GroupCost, cheapest_cuts
 from hplm.errors import InvalidInput
 from hplm.model.attention import CrossAttention, PackedAttention, RowAttention, RowCrossAttention
-from hplm.model.eightbit import padded
 from hplm.model.layer import Attend
+from hplm.model.sizes import rounded_up
 from hplm.scheduling.filling import first_fit
 from hplm.scheduling.selection import OUTSIDE, Places
 
@@ -43,8 +43,11 @@ class Arrangement:
         return int(self.rooms.sum())
 
     def rounded_up(self) -> Arrangement:
-        """Returns it with rows behind the last text, so that there are few different sizes."""
-        more = padded(self.rows) - self.rows
+        """Returns it with rows behind the last text, so that there are few different sizes.
+
+        One with a width stays as it is.
+        """
+        more = rounded_up(self.rows) - self.rows
         if self.width is not None or not more:
             return self
         return replace(self, rooms=np.append(self.rooms[:-1], self.rooms[-1] + more))
@@ -56,7 +59,7 @@ class Arrangement:
     def attention(self, heads: int, device: torch.device, dtype: torch.dtype, causal: bool = False) -> Attend:
         """`causal`: a token attends to itself and to those before it."""
         if self.width is None:
-            behind = self.rows - int(self.lengths.sum())  # attended to as another text
+            behind = self.rows - int(self.lengths.sum())  # rows that see each other alone, like one more text
             return PackedAttention(self.lengths.tolist() + [behind] * (behind > 0), heads, device, causal)
         return RowAttention(self.lengths, self.rooms, self.width, heads, device, dtype, causal)
 

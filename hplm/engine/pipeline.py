@@ -45,7 +45,7 @@ class Pipeline:
         together: Together,
         threads: int,
     ) -> None:
-        """`threads`: among which a batch is divided, on a CPU."""
+        """`threads`: of the CPU, for the computing thread, or with CUDA for the staging thread. The other one has one."""
         self._line = line
         self._capacity = capacity
         self._stager = stager
@@ -59,9 +59,10 @@ class Pipeline:
         self._computed: queue.SimpleQueue[list[tuple[Slots, int]]] = queue.SimpleQueue()  # slots that a batch held
         self._answering = ThreadPoolExecutor(1, thread_name_prefix="answer")
         self._computing_since: float | None = None
+        on_cpu = engine.device.type == "cpu"
         self._threads = [
-            repeat(self._stage_next, "stage", partial(compute_with, 1)),
-            repeat(self._compute_next, "compute", partial(compute_with, threads)),
+            repeat(self._stage_next, "stage", partial(compute_with, 1 if on_cpu else threads)),
+            repeat(self._compute_next, "compute", partial(compute_with, threads if on_cpu else 1)),
             repeat(self._expire_next, "expire"),
         ]
 

@@ -29,7 +29,7 @@ class Sheet:
     indexes: list[int]  # of the texts in the batch
     addresses: Array  # of all these texts, end to end
     lengths: Array
-    homes: Tensor | None  # the place of each token in the tensor; None: in order
+    homes: Tensor | None  # the place of each token in the tensor; None: in order, with padding behind the last one only
     attend: Attend
     positions: Tensor
     segments: Tensor
@@ -88,14 +88,13 @@ class Sheets:
     ) -> Sheet:
         lengths, starts, rooms = arrangement.lengths, arrangement.starts, arrangement.rooms
         offsets = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        padded = arrangement.rows > len(offsets)
-        home = np.repeat(starts, lengths) + offsets if padded else None  # the place of each token
+        # The place of each token, unless all of them lie in order, with padding behind the last one only.
+        scattered = arrangement.width is not None and arrangement.rows > len(offsets)
+        home = np.repeat(starts, lengths) + offsets if scattered else None
 
         def lay(numbers: Array) -> Tensor:
-            if home is None:
-                return self._index(numbers)
             whole = np.zeros(arrangement.rows, dtype=np.int64)
-            whole[home] = numbers
+            whole[slice(len(numbers)) if home is None else home] = numbers
             return self._index(whole)
 
         rows_of = np.array([len(text.reading) for text in texts], dtype=np.int64)

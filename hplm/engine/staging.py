@@ -28,6 +28,7 @@ from hplm.engine.request import Text
 from hplm.engine.sheets import Sheet, Sheets
 from hplm.engine.views import View
 from hplm.errors import Broken, HplmError
+from hplm.model.prepacked import with_rows
 from hplm.plot.forest import Forest
 from hplm.plot.gathering import Gatherer
 from hplm.scheduling.selection import Places
@@ -124,6 +125,8 @@ class Stager:
         sums = self._gatherer.sums(forest, sheet.addresses, sheet.lengths)
         if sheet.homes is not None:
             sums = sums.new_zeros(len(sheet.positions), sums.shape[1]).index_copy_(0, sheet.homes, sums)
+        elif len(sums) < len(sheet.positions):
+            sums = with_rows(sums, len(sheet.positions))
         sheet.sums = sums
 
     def _prepare(

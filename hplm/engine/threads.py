@@ -14,7 +14,7 @@ PAUSE = 0.05  # seconds after an exception, so that a step that always fails doe
 def repeat(step: Callable[[], bool], name: str, first: Callable[[], None] = lambda: None) -> threading.Thread:
     """Starts a thread that calls `first`, and then `step` until that returns False.
 
-    An exception of a step is logged, and the next step follows.
+    An exception is logged, and the next step follows.
     """
     thread = threading.Thread(target=_run, args=(step, name, first), name=name, daemon=True)
     thread.start()
@@ -22,7 +22,10 @@ def repeat(step: Callable[[], bool], name: str, first: Callable[[], None] = lamb
 
 
 def _run(step: Callable[[], bool], name: str, first: Callable[[], None]) -> None:
-    first()
+    try:
+        first()
+    except Exception:
+        log.exception("the thread %r could not be prepared", name)
     while True:
         try:
             if not step():

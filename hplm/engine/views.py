@@ -1,4 +1,4 @@
-"""A served backbone as it changes: its export under `model_repository/<backbone>/1`, and the changes since then in its state.
+"""What is served of a backbone: its export under `model_repository/<backbone>/1`, and later changes from its state.
 
 Both models read it through a view: one snapshot with its tables and banks, which never change. A new generation is a new view.
 A request ends on the view that it started on.
@@ -139,7 +139,7 @@ class Views:
             self._take(self.view.snapshot)
 
     def _banks(self, snapshot: Snapshot, before: View | None) -> dict[str, Bank]:
-        """Opens the banks that the views of this process have: none, because lookup reads no record."""
+        """Returns no banks, because lookup reads no records. `Backbone` opens them."""
         return {}
 
 

@@ -70,7 +70,7 @@ class Levels:
 
 
 class View(Protocol):
-    """One generation of what is served (`hplm.engine.backbone`)."""
+    """One generation of what is served (`hplm.engine.views`)."""
 
     @property
     def snapshot(self) -> Snapshot: ...

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hplm.errors import InvalidInput
 from hplm.model.kernel import kernel
 from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV, Layers
+from hplm.model.sizes import rounded_up
 
 onednn: Any = torch.ops.onednn  # the library has no types
 
@@ -23,7 +24,7 @@ UNSIGNED = 128  # added to a token's numbers: CPUs multiply unsigned by signed b
 ROUNDING = 1.5 * 2**23 + UNSIGNED  # added to a number, it leaves the rounded number in the last byte
 LEAST = 1e-30  # the largest number of a token or weight that is not rounded to zero
 MOST_ROWS = 4096  # of one product
-LEAST_STEP = 16
+TRIED_ROWS = 16
 
 
 class EightBit(nn.Module):
@@ -55,7 +56,7 @@ class EightBit(nn.Module):
 
     def _product(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the product in units of each row's scale, and the scales."""
-        numbers = torch.empty(padded(len(x)), self._inputs, dtype=torch.uint8)
+        numbers = torch.empty(rounded_up(len(x)), self._inputs, dtype=torch.uint8)
         scales = self._round(x, numbers[: len(x)])
         y: Tensor = onednn.qlinear_pointwise(
             numbers,
@@ -99,20 +100,11 @@ def to_eight_bits(layers: Layers) -> None:
             setattr(layer, name, EightBit(getattr(layer, name)))
 
 
-def padded(rows: int) -> int:
-    """Returns the number of rows to compute: at most an eighth more, so that there are few different numbers.
-
-    oneDNN takes milliseconds to prepare a product for a number of rows that is new.
-    """
-    step = max(LEAST_STEP, 1 << max(0, (rows - 1).bit_length() - 4))
-    return -(-rows // step) * step
-
-
 @cache
 def weight_levels() -> int:
     """Returns the levels of weights. CPUs without VNNI add two products in 16 bits, which overflow if weights have 8 bits."""
     inputs = 64
-    numbers = torch.full((LEAST_STEP, inputs), UNSIGNED + LEVELS, dtype=torch.uint8)
+    numbers = torch.full((TRIED_ROWS, inputs), UNSIGNED + LEVELS, dtype=torch.uint8)
     packed = onednn.qlinear_prepack(torch.full((inputs, inputs), LEVELS, dtype=torch.int8), None)
     ones, zeros = torch.ones(inputs), torch.zeros(inputs, dtype=torch.int64)
     y: Tensor = onednn.qlinear_pointwise(numbers, 1.0, 0, packed, ones, zeros, None, 1.0, 0, torch.float32, "none", [], "")

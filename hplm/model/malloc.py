@@ -14,8 +14,20 @@ def keep_freed_memory() -> None:
     An engine allocates the same large tensors for every batch. By default glibc returns large blocks to the system at once, and
     gets them again with one page fault for every 4 KB.
     """
+    _tune(M_TRIM_THRESHOLD, NEVER)
+    _tune(M_MMAP_MAX, 0)
+    share_one_arena()
+
+
+def share_one_arena() -> None:
+    """Makes threads that start later allocate where the main thread does.
+
+    Other arenas have 64 MB at most and are returned as a whole.
+    """
+    _tune(M_ARENA_MAX, 1)
+
+
+def _tune(what: int, value: int) -> None:
     tune = getattr(ctypes.CDLL(None), "mallopt", None)
     if tune is not None:
-        tune(M_TRIM_THRESHOLD, NEVER)
-        tune(M_MMAP_MAX, 0)
-        tune(M_ARENA_MAX, 1)  # other arenas have 64 MB at most and are returned as a whole
+        tune(what, value)

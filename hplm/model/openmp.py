@@ -13,16 +13,19 @@ from typing import TypeVar
 
 import torch
 
+from hplm.model.malloc import share_one_arena
+
 T = TypeVar("T")
 
 
 def apart(make: Callable[[], T]) -> T:
-    """Calls in a thread that ends, and with it those that computed for it."""
+    """Calls `make` in a thread of its own, which then ends, and its OpenMP threads with it."""
+    share_one_arena()  # before there is a second thread
     with ThreadPoolExecutor(1, "make") as thread:
         return thread.submit(make).result()
 
 
 def compute_with(threads: int) -> None:
     """Divides what the calling thread computes among so many threads."""
-    torch.get_num_threads()  # a thread takes over another one's number when it first computes, or here
+    torch.get_num_threads()  # with its first use a thread takes over the number that another one has set: here, and not later
     torch.set_num_threads(threads)

@@ -1,7 +1,6 @@
 """Matrix products for inference on CPUs, whose weights lie in the order in which oneDNN reads them.
 
-torch keeps a weight row by row, and oneDNN would bring it into its own order again for each product. It also takes up to a
-millisecond to prepare a product for a number of rows that is new, so there are few different numbers.
+torch keeps a weight row by row, and oneDNN would bring it into its own order again for each product.
 """
 
 from __future__ import annotations
@@ -12,17 +11,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from hplm.model.eightbit import padded
+from hplm.model.sizes import rounded_up
 from hplm.model.stacks import UpperStack
 
 mkldnn: Any = torch.ops.mkldnn  # the library has no types
 
-ROWS = 16  # of the products that the order is chosen for
-FEW = 16  # so many rows are not padded: a decoder often computes one
+ROWS = 16  # of the products that the order is chosen for; it is as good for others
+EXACT = 16  # so many rows are not rounded up: a decoder often computes one
 
 
 class Prepacked(nn.Module):
-    """A linear layer."""
+    """A linear layer, of rows x inputs."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -31,20 +30,21 @@ class Prepacked(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = len(x)
-        if rows > FEW and (more := padded(rows) - rows):
-            x = _padded(x, more)
+        if rows > EXACT and (size := rounded_up(rows)) > rows:
+            x = with_rows(x, size)
         return mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")[:rows]
 
 
-def _padded(x: Tensor, more: int) -> Tensor:
-    y = x.new_empty(len(x) + more, x.shape[1])
+def with_rows(x: Tensor, size: int) -> Tensor:
+    """Returns a tensor with so many rows: those of `x`, and zeros behind them."""
+    y = x.new_empty(size, x.shape[1])
     y[: len(x)] = x
     y[len(x) :] = 0
     return y
 
 
 def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether this CPU multiplies so. In 16 bits not all can."""
+    """Whether oneDNN multiplies such weights in this type on this device."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     return dtype is torch.float32 or (dtype is torch.bfloat16 and mkldnn._is_mkldnn_bf16_supported())

@@ -57,7 +57,9 @@ class Kernel:
     def lookup(self, space: int, links: ctypes.Array[_Link], tokens: Array, lengths: Array, found: Array) -> int:
         # A short lookup takes microseconds and keeps the interpreter's lock: to get that back can take milliseconds.
         call = self._lookup if len(tokens) <= SHORT else self._long_lookup
-        return call(space, links, len(links), at(tokens), len(tokens), at(lengths), len(lengths), at(found))
+        return call(
+            space, links, len(links), address_of(tokens), len(tokens), address_of(lengths), len(lengths), address_of(found)
+        )
 
 
 @cache
@@ -85,16 +87,16 @@ class Search:
 
     def find(self, tokens: Array, lengths: Array) -> tuple[Array, Array]:
         """Returns the address of each token, 0 if no table has it, and the places that were tried before."""
-        tokens, lengths = whole(tokens), whole(lengths)
+        tokens, lengths = as_int64(tokens), as_int64(lengths)
         found = np.empty((2, len(tokens)), dtype=np.int64)
         if self._kernel.lookup(self._space_at, self._links, tokens, lengths, found):
             raise ValueError(f"{len(tokens)} tokens are not those of texts of {lengths} tokens")
         return found[0], found[1]
 
 
-def whole(numbers: Array) -> Array:
+def as_int64(numbers: Array) -> Array:
     return np.ascontiguousarray(numbers, dtype=np.int64)
 
 
-def at(numbers: Array) -> int:
+def address_of(numbers: Array) -> int:
     return numbers.ctypes.data

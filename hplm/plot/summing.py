@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hplm.arrays import Array
 from hplm.options import TABLE_DTYPES
-from hplm.plot.kernel import at, kernel, whole
+from hplm.plot.kernel import address_of, as_int64, kernel
 from hplm.plot.table import Table
 
 HIDDEN_STEP = 16  # as in kernel.c
@@ -45,7 +45,7 @@ def gather(tables: Sequence[tuple[Table, int]], addresses: Array, lengths: Array
     """Returns the sums of packed texts: tokens x hidden. Only where `can_gather`. The tables have all addresses."""
     compiled, meta, window = kernel(), tables[0][0].meta, tables[0][0].space.window
     assert compiled is not None
-    addresses, lengths = whole(addresses), whole(lengths)
+    addresses, lengths = as_int64(addresses), as_int64(lengths)
     sums = torch.empty(len(addresses), meta.hidden, dtype=dtype)
     rows = (_Rows * len(tables))(*((table.rows.typed.data_ptr(), base, table.size) for table, base in tables))
     constants = window.centre, window.vectors, meta.hidden, TABLE_DTYPES.index(meta.dtype)
@@ -53,7 +53,7 @@ def gather(tables: Sequence[tuple[Table, int]], addresses: Array, lengths: Array
     def gather_piece(piece: tuple[slice, slice]) -> int:
         mine, its_lengths, into = addresses[piece[1]], lengths[piece[0]], sums[piece[1]]
         return compiled.gather(
-            rows, len(rows), at(mine), len(mine), at(its_lengths), len(its_lengths), *constants,
+            rows, len(rows), address_of(mine), len(mine), address_of(its_lengths), len(its_lengths), *constants,
             into.data_ptr(), SUM_TYPES[dtype], compiled.instructions,
         )  # fmt: skip
 

@@ -17,7 +17,7 @@ from hplm.engine.request import Request
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.engine.turbo import GroupCost, cheapest_cuts
 from hplm.errors import InvalidInput
-from hplm.model.eightbit import padded
+from hplm.model.sizes import rounded_up
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.das import DeadlineAware, SlottedDeadlineAware
@@ -160,7 +160,7 @@ def test_where_sizes_should_be_few_the_number_of_rows_is_rounded_up(kitchen):
     orders = [(number % len(TENANTS), number % POOL) for number in range(5)]
     (sheet,) = kitchen.serve(Packed(), orders, few_sizes=True)[0].sheets
     tokens = sum(kitchen.text(*order).tokens for order in orders)
-    assert tokens < len(sheet.sums) == padded(tokens)
+    assert tokens < len(sheet.sums) == rounded_up(tokens)
 
 
 @given(

@@ -15,7 +15,8 @@ from hplm.model import eightbit
 from hplm.model import kernel as kernels
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import random_backbone
-from hplm.model.eightbit import MOST_ROWS, EightBit, padded, to_eight_bits, weight_levels
+from hplm.model.eightbit import MOST_ROWS, EightBit, to_eight_bits, weight_levels
+from hplm.model.sizes import rounded_up
 from testing.toy import CONFIG
 
 INPUTS, OUTPUTS = 48, 80
@@ -102,8 +103,8 @@ def test_a_row_of_zeros_and_weights_of_zeros_give_the_bias():
 
 @given(rows=st.integers(1, MOST_ROWS))
 def test_few_different_numbers_of_rows_are_computed_and_little_in_vain(rows):
-    assert rows <= padded(rows) <= max(rows + 15, rows * 9 / 8)
-    assert len({padded(rows) for rows in range(1, MOST_ROWS + 1)}) == 48
+    assert rows <= rounded_up(rows) <= max(rows + 15, rows * 9 / 8)
+    assert len({rounded_up(rows) for rows in range(1, MOST_ROWS + 1)}) == 48
 
 
 @torch.inference_mode()

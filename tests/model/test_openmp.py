@@ -8,10 +8,11 @@ from hplm.model.openmp import apart, compute_with
 
 
 def test_a_thread_has_a_number_of_its_own():
-    numbers = {}
+    numbers, all_have_set_theirs = {}, threading.Barrier(3)
 
     def compute(threads):
         compute_with(threads)
+        all_have_set_theirs.wait(60)
         torch.ones(64, 64) @ torch.ones(64, 64)
         numbers[threads] = torch.get_num_threads()
 

@@ -4,7 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from hplm.model.prepacked import Prepacked, can_prepack
+from hplm.model.attention import PackedAttention
+from hplm.model.checkpoint import random_backbone
+from hplm.model.prepacked import Prepacked, can_prepack, prepacked
+from testing.toy import CONFIG
 
 CPU = torch.device("cpu")
 
@@ -22,3 +25,20 @@ def test_it_equals_the_layer_that_it_is_made_of(rows, bias, dtype, tolerance):
         found = Prepacked(linear)(x)
         assert found.dtype == dtype
         assert torch.allclose(found.float(), linear(x).float(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.skipif(not can_prepack(CPU, torch.float32), reason="this build of torch has no oneDNN")
+def test_a_stack_is_prepacked_and_the_other_one_stays_as_it_is():
+    stack = random_backbone(CONFIG)[1].eval().requires_grad_(False)
+    packed = prepacked(stack)
+    products = [sum(isinstance(part, nn.Linear) for part in one.modules()) for one in (stack, packed)]
+    assert products == [4 * CONFIG.upper_layers, 0]
+    assert packed.norm.weight is stack.norm.weight
+    x, attend = torch.randn(33, CONFIG.hidden), PackedAttention([20, 13], CONFIG.heads)
+    with torch.inference_mode():
+        assert torch.allclose(packed.through(x, attend), stack.through(x, attend), atol=1e-4, rtol=1e-4)
+
+
+def test_only_a_cpu_and_only_two_types_are_prepacked():
+    assert not can_prepack(torch.device("cuda"), torch.float32)
+    assert not can_prepack(CPU, torch.float16)
