@@ -91,8 +91,7 @@ class Engine:
         if eight_bits:
             to_eight_bits(upper.layers)
         upper = upper.to(device=device, dtype=dtype).eval().requires_grad_(False)
-        # In 32 bits large products would not gain by it, and lose by their padding.
-        self.takes_few_sizes = dtype is torch.bfloat16 and can_prepack(device, dtype)
+        self.takes_few_sizes = can_prepack(device, dtype)
         self._upper = prepacked(upper) if self.takes_few_sizes else upper
         if device.type == "cpu":
             keep_freed_memory()

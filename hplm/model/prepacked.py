@@ -1,6 +1,7 @@
-"""Matrix products for inference on CPUs, whose weights lie in the order in which oneDNN reads them.
+"""Matrix products in 16 bits on CPUs, for inference, whose weights lie in the order in which oneDNN reads them.
 
-torch keeps a weight row by row, and oneDNN would bring it into its own order again for each product.
+torch keeps a weight row by row, and oneDNN would bring it into its own order again for each product. In 32 bits torch does not
+take oneDNN: there large products gain nothing by this, and those of a single row lose.
 """
 
 from __future__ import annotations
@@ -44,10 +45,9 @@ def with_rows(x: Tensor, size: int) -> Tensor:
 
 
 def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether oneDNN multiplies such weights in this type on this device."""
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return False
-    return dtype is torch.float32 or (dtype is torch.bfloat16 and mkldnn._is_mkldnn_bf16_supported())
+    """Whether weights of this type should be prepacked on this device, and oneDNN can multiply them."""
+    on_cpu = device.type == "cpu" and torch.backends.mkldnn.is_available()
+    return on_cpu and dtype is torch.bfloat16 and mkldnn._is_mkldnn_bf16_supported()
 
 
 @torch.no_grad()
