@@ -74,7 +74,12 @@ class TenantFile:
     def read(cls, path: Path) -> TenantFile:
         stored = _read_json(path)
         try:
-            return cls(**{**stored, "places": tuple(stored["places"]) if stored.get("places") else None})
+            tenant = cls(**{**stored, "places": tuple(stored["places"]) if stored.get("places") else None})
+            if not all(type(name) is str for name in (tenant.id, tenant.domain, tenant.task)):
+                raise TypeError("its id, domain and task are not all words")
+            if not all(type(number) is int for number in (tenant.version, tenant.domain_version)):
+                raise TypeError("its versions are not all numbers")
+            return tenant
         except TypeError as error:
             raise Broken(f"{path} does not describe a tenant ({error}): build or copy it again") from None
 

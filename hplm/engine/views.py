@@ -1,4 +1,4 @@
-"""What is served of a backbone: its export under `model_repository/<backbone>/1`, and later changes from its state.
+"""A served backbone: its export under `model_repository/<backbone>/1`, and later changes from its state.
 
 Both models read it through a view: one snapshot with its tables and banks, which never change. A new generation is a new view.
 A request ends on the view that it started on.

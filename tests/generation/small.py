@@ -168,7 +168,7 @@ class Poisoned(Cache):
 
 @dataclass
 class Said:
-    """What was said of a request."""
+    """Keeps the pieces that were said of a request."""
 
     request: Request
     pieces: list[Piece] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What a request for text asks for, and the settings of a model that answers it."""
+"""Reading of what a request for text asks for, and of the settings of a model that answers it."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Who starts, who is refused at once, and what forecasts say."""
+"""Starts, refusals on arrival, and forecasts."""
 
 import numpy as np
 import pytest

@@ -57,7 +57,7 @@ def test_a_whole_decoder_has_the_logits_of_transformers(model, folder):
 
 @torch.no_grad()
 def test_a_window_is_computed_as_a_text_behind_the_start_id(model, folder):
-    """What the upper stack adds at its position makes it the hidden state of the last token of that short text."""
+    """With what the upper stack adds at its position, it is the hidden state of the last token of that short text."""
     lower, upper = split(load_checkpoint(folder, lower=LOWER, window=Window(N)))
     texts = [tokens(length, seed) for seed, length in enumerate((3, 2, 1, 0, 3))]
     windows = torch.tensor([[0] * (N - len(text[1:])) + [token + 1 for token in text[1:]] for text in texts if text[1:]])

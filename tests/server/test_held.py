@@ -1,4 +1,4 @@
-"""What model processes show of the requests that they hold."""
+"""Model processes show how many requests they hold."""
 
 import os
 import uuid

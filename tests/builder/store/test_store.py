@@ -15,6 +15,8 @@ from testing.random_store import random_tenant
 from tests.builder.tables.branches import make_store
 from tests.naming import naming
 
+TENANT = '{"id": %s, "version": %s, "domain": "root", "domain_version": 1, "task": "tag", "labels": [], "rank": 0}'
+
 
 def test_files_are_synced_before_they_get_their_final_names(tmp_path, monkeypatch):
     synced, named, fsync, replace = [], {}, os.fsync, os.replace
@@ -84,6 +86,8 @@ def test_a_tenant_without_an_adapter_and_weights_without_a_checksum_are_read(sto
         ("store.json", '{"format": 2}'),
         ("tenants/acme/1/tenant.json", ""),
         ("tenants/acme/1/tenant.json", '{"id": "acme"}'),
+        ("tenants/acme/1/tenant.json", TENANT % ("null", 1)),
+        ("tenants/acme/1/tenant.json", TENANT % ('"acme"', "[]")),
     ],
 )
 def test_a_damaged_description_is_named(store, name, content):
