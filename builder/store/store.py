@@ -75,8 +75,9 @@ class TenantFile:
         stored = _read_json(path)
         try:
             tenant = cls(**{**stored, "places": tuple(stored["places"]) if stored.get("places") else None})
-            if not all(type(name) is str for name in (tenant.id, tenant.domain, tenant.task)):
-                raise TypeError("its id, domain and task are not all words")
+            names = tenant.id, tenant.domain, tenant.task, tenant.adapter, tenant.function, tenant.dtype
+            if not all(type(name) is str for name in (*names, tenant.head_function or "")):
+                raise TypeError("its id, domain, task, adapter, functions and dtype are not all words")
             if not all(type(number) is int for number in (tenant.version, tenant.domain_version)):
                 raise TypeError("its versions are not all numbers")
             return tenant

@@ -88,6 +88,7 @@ def test_a_tenant_without_an_adapter_and_weights_without_a_checksum_are_read(sto
         ("tenants/acme/1/tenant.json", '{"id": "acme"}'),
         ("tenants/acme/1/tenant.json", TENANT % ("null", 1)),
         ("tenants/acme/1/tenant.json", TENANT % ('"acme"', "[]")),
+        ("tenants/acme/1/tenant.json", TENANT % ('"acme"', '1, "function": []')),
     ],
 )
 def test_a_damaged_description_is_named(store, name, content):
