@@ -11,6 +11,7 @@ deploy/haproxy, from two addresses.
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 import tempfile
@@ -26,7 +27,18 @@ from hplm.server import TritonServer
 from loadtest.door import HOST, front_door
 from loadtest.encode import infer_request
 from loadtest.generator import run_apart
-from loadtest.quiet import Noise, ask_beside, compared, finish, flooding, parser_of, quiet_load, said, timely_request
+from loadtest.quiet import (
+    DEADLINE_MS,
+    Noise,
+    ask_beside,
+    compared,
+    finish,
+    flooding,
+    parser_of,
+    quiet_load,
+    said,
+    timely_request,
+)
 from loadtest.report import Load, Report
 from loadtest.server_count import PUBLISHED_AFTER, ServerCount, difference
 from loadtest.streams import run_streams
@@ -34,7 +46,8 @@ from loadtest.streams import run_streams
 ALIAS = "hplm"
 QUIET_CONNECTIONS = 64  # enough for answers that take seconds
 LONGEST = 100_000  # characters of a text that a server takes
-CAPACITY_CONNECTIONS, OVERLOAD_CONNECTIONS = 32, 512
+CAPACITY_CONNECTIONS = 32
+IN_FLIGHT = 2.0  # connections of the overload, as a multiple of the requests that it sends within their deadline
 THROUGH_DOOR = 48  # connections: it lets an address have 64, of which earlier ones may still be closing
 MOST_DIFFERENCE = 0.01  # of the counts of server and clients
 WAITING = re.compile(r"^hplm_waiting_(?:texts|lookups)\{[^}]*\} (\S+)$", re.MULTILINE)
@@ -169,8 +182,10 @@ def _overload(given: argparse.Namespace, addresses: Addresses) -> Noise:
     full = run_apart(closed)
     full.expect_success("the capacity")
     capacity = full.req_per_s
-    load = _load(addresses, timely_request(given.backbone, given.text, given.noisy), OVERLOAD_CONNECTIONS)
-    timed = replace(load, rate=given.overload * capacity, undisturbed=True)
+    rate = given.overload * capacity
+    connections = math.ceil(IN_FLIGHT * rate * DEADLINE_MS / 1000)  # with fewer, requests would wait for one
+    load = _load(addresses, timely_request(given.backbone, given.text, given.noisy), connections)
+    timed = replace(load, rate=rate, undisturbed=True)
     return flooding(timed, lambda report: {"capacity_per_s": round(capacity, 1), **said(report)})
 
 
