@@ -19,7 +19,9 @@ from testing.toy import CHAT, WORDS
 from tests.naming import names, naming
 from tests.server.stock import LIBRARIES, Stock
 from tests.server.test_generation import GREEDY, RETURN, Asked, post, text_of
+from tests.server.test_metrics import Scraped
 from tests.serving import serving
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -181,14 +183,22 @@ def test_a_prompt_that_waits_is_refused_when_it_is_late(server):
     client, answered = tritonclient.grpc.InferenceServerClient(server.grpc_url), queue.SimpleQueue()
     long = {"text_input": "a", "sampling_parameters": json.dumps({**GREEDY, "max_tokens": 16_000})}
     stock = Stock(server, "grpc")
+    eventually(lambda: _prompts_in(server) == 0)  # as it says a second later
     for _ in range(AT_ONCE):
-        sent = {"timeout": 10_000_000, "parameters": {"tenant": "plain"}}
+        sent = {"timeout": 20_000_000, "parameters": {"tenant": "plain"}}
         client.async_infer(ALIAS, tensors(stock, long), callback=lambda result, error: answered.put(error), **sent)
+    eventually(lambda: _prompts_in(server) == AT_ONCE)
     with pytest.raises(InferenceServerException, match=naming("[deadline]")):
         ask(stock, {"text_input": "a"}, tenant="other", timeout=300_000)
     assert answered.empty()  # all places are still taken
     for error in [answered.get(timeout=PATIENCE) for _ in range(AT_ONCE)]:
         assert error is None or names(str(error), "[deadline]")  # each ends at its time, with what there is
+
+
+def _prompts_in(server):
+    """Returns how many prompts the decoder has."""
+    scraped = Scraped(server)
+    return scraped.of("hplm_running_sequences") + scraped.of("hplm_waiting_sequences")
 
 
 def test_the_alias_is_exported_with_a_decoder_alone(tmp_path):
