@@ -18,7 +18,7 @@ from builder.training import tenant as tenants
 from builder.training.finetuning import TrainingOptions
 from hplm.errors import HplmError, InvalidInput
 from tests.builder.tables.branches import build, some_lines
-from tests.builder.training.test_tenant import CUT, learn, made, make_store
+from tests.builder.training.small_tenants import CUT, learn, made, make_store
 from tests.naming import names, naming
 
 pytestmark = pytest.mark.slow
