@@ -38,6 +38,7 @@ from hplm.model.openmp import apart
 from hplm.model.prompts import Messages, Prompts
 from hplm.parameters import Parameters, asked_flag, asked_number, whole_number, yes_or_no
 from hplm.plot.table import Table
+from hplm.server import folder_lock
 from hplm.server.control import REVIVED
 from hplm.server.held import Held
 from hplm.server.inherited import restarts
@@ -155,6 +156,7 @@ class TritonPythonModel:
         settings = read_settings(parameters, device, _dtype(parameters["dtype"], device))
         self._preload = yes_or_no(parameters, "plot_preload")
         folder = Path(args["model_repository"]).parent / name / "1"
+        folder_lock.share(folder.parent)
         self._backbone = Backbone(folder, replies.state_folder(), self._prepare)
         self._prompts = Prompts.load(folder / Backbone.TOKENIZER, self._backbone.config)
         self._meter = Meter()

@@ -22,6 +22,7 @@ from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
 from hplm.parameters import asked_flag, asked_number, deadline_us
+from hplm.server import folder_lock
 from hplm.server.control import REVIVED
 from hplm.server.held import Held, HeldBy
 from hplm.tenants.authorize import admit
@@ -39,6 +40,7 @@ class TritonPythonModel:
         name = parameters["backbone"]
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the other cores are the engine's
         folder = Path(args["model_repository"]).parent / name / "1"
+        folder_lock.share(folder.parent)
         self._views = Views(folder, replies.state_folder(), lambda table: table.index)
         self._watch = Watch(self._views)
         self._quotas = Quotas()

@@ -19,6 +19,7 @@ from hplm.errors import HplmError
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
+from hplm.server import folder_lock
 from hplm.server.control import REVIVED
 from hplm.server.held import Held
 from hplm.server.inherited import restarts
@@ -33,7 +34,9 @@ class TritonPythonModel:
         meter = Meter()
         meter.add(names.SERVER_RESTARTS, restarts())
         meter.add(names.MODEL_RESTARTS, int(parameters.get(REVIVED, "0")), args["model_name"])
-        self._keeper = Keeper(Path(args["model_repository"]).parent / name / "1", parameters, replies.state_folder(), meter)
+        folder = Path(args["model_repository"]).parent / name
+        folder_lock.share(folder)  # every engine that is started again must find the same export
+        self._keeper = Keeper(folder / "1", parameters, replies.state_folder(), meter)
         self._publisher = Publisher(pb_utils.MetricFamily, meter, name, keeps=self._keeper.keeps)
         self._secret = SharedSecret(name, os.getppid()).value
         self._held = Held(args["model_name"])

@@ -20,6 +20,7 @@ from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.plot.branch import Branch
 from hplm.plot.forest import assign_addresses
+from hplm.server import folder_lock
 from hplm.tenants.snapshot import Snapshot, Tenant
 
 SCHEME = "hplm"  # the scheme of `export`; other packages export other schemes
@@ -33,11 +34,14 @@ class Exported:
     folder: Path
 
 
-def export(store: Store, repository: Path, options: ServingOptions, replace: bool = False) -> Exported:
+def export(
+    store: Store, repository: Path, options: ServingOptions, replace: bool = False, while_served: bool = False
+) -> Exported:
     """Writes `<backbone>`, `<backbone>-lookup` and `<backbone>-upper`; of a decoder, `<backbone>` alone.
 
-    The version folder is written completely beside the old one and then takes its name. A running server keeps the old one
-    until it is restarted or told to load. Tenants that only the repository has are dropped only with `replace`.
+    The version folder is written completely beside the old one and then takes its name. Tenants that only the repository has
+    are dropped only with `replace`. A backbone that a server serves is replaced only with `while_served`. Such a server keeps
+    the old export and must be restarted at once: an engine that it starts again takes the new one.
     """
     check_export(store, options)
     _refuse_other_kind(repository, store.config)
@@ -46,8 +50,9 @@ def export(store: Store, repository: Path, options: ServingOptions, replace: boo
     version_folder = repository / name / "1"
     if version_folder.exists() and not replace:
         refuse_loss(version_folder, {tenant.id for tenant in Snapshot.load(version_folder / Backbone.TENANTS).tenants}, tenants)
-    branches = write_version(store, tenants, version_folder)
-    write_configs(repository, store.config, options)
+    with folder_lock.alone(repository / name, while_served):
+        branches = write_version(store, tenants, version_folder)
+        write_configs(repository, store.config, options)
     return Exported(name, len(tenants), len(branches), repository / name)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 
 from hplm.generation.room import Room
 
@@ -55,3 +56,8 @@ class Blocks:
     def freed_by(self, rooms: Sequence[Room]) -> int:
         given = Counter(start for room in rooms for start in room.starts)
         return self.block * sum(count == self._rooms[start] for start, count in given.items())
+
+    def copy(self) -> Blocks:
+        other = copy(self)
+        other._free, other._rooms = self._free.copy(), self._rooms.copy()
+        return other

@@ -31,17 +31,8 @@ class Cache:
         return keys, values
 
     def take(self, tokens: int, like: Room | None = None, alike: int = 0) -> Room | None:
-        """Returns a room for so many tokens, or None if there is none.
-
-        It may share the pieces of another room that hold nothing but the `alike` first tokens. `copy` fills in the rest.
-        """
-        shared = self.space.share(like, alike) if like is not None else None
-        if shared is None:
-            return self.space.take(tokens)
-        own = self.space.grow(shared, tokens)
-        if own is None:
-            self.space.give_back(shared)
-        return own
+        """Returns a room as `room_in` does. `copy` fills in the rest of the first tokens."""
+        return room_in(self.space, tokens, like, alike)
 
     def grow(self, own: Room, tokens: int, filled: int) -> Room | None:
         """Returns a larger room with the `filled` first tokens of `own`, which is free then. None: there is none."""
@@ -59,6 +50,20 @@ class Cache:
         if same < tokens:  # the others are in one piece of each
             start, first, count = source.place(same), into.place(same), tokens - same
             self._memory[:, :, first : first + count].copy_(self._memory[:, :, start : start + count])
+
+
+def room_in(space: Space, tokens: int, like: Room | None, alike: int) -> Room | None:
+    """Returns a room for so many tokens, or None if there is none.
+
+    It may share the pieces of another room that hold nothing but the `alike` first tokens.
+    """
+    shared = space.share(like, alike) if like is not None else None
+    if shared is None:
+        return space.take(tokens)
+    own = space.grow(shared, tokens)
+    if own is None:
+        space.give_back(shared)
+    return own
 
 
 def least_tokens(kind: str, longest: int) -> int:

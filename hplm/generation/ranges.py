@@ -7,6 +7,7 @@ range serves the next sequence at once, whatever its size, and a sequence that g
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 from hplm.generation.room import Room
@@ -89,6 +90,11 @@ class Ranges:
 
     def freed_by(self, rooms: Sequence[Room]) -> int:
         return sum(room.size for room in rooms)
+
+    def copy(self) -> Ranges:
+        other = copy(self)
+        other._free, other._taken = {size: starts.copy() for size, starts in self._free.items()}, self._taken.copy()
+        return other
 
     def grow(self, own: Room, tokens: int) -> Room | None:
         """It joins free neighbours if it can: then it contains `own`. Otherwise it is elsewhere.

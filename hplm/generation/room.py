@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Protocol
 
 import numpy as np
+from typing_extensions import Self
 
 from hplm.arrays import Array
 
@@ -71,6 +72,10 @@ class Space(Protocol):
 
     def freed_by(self, rooms: Sequence[Room]) -> int:
         """Returns how many places would be free if these rooms were given back."""
+        ...
+
+    def copy(self) -> Self:
+        """Returns a space with the same rooms, to try on it what can be taken."""
         ...
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from hplm.errors import InvalidInput
 from hplm.generation.attention import Chunk
-from hplm.generation.cache import BATCH, CLEANING, Cache
+from hplm.generation.cache import BATCH, CLEANING, Cache, room_in
 from hplm.generation.request import Sequence
-from hplm.generation.room import Room
+from hplm.generation.room import Room, Space
 from hplm.scheduling.waiting import Capacity
 
 FINISHED = 16  # sequences that are remembered
@@ -83,7 +83,7 @@ class Running:
     @property
     def free(self) -> int:
         """The places that sequences may take, with those of remembered ones."""
-        return self.cache.space.free + self.cache.space.freed_by([finished.room for finished in self._finished])
+        return _free(self.cache.space, self._finished)
 
     def capacity(self) -> Capacity:
         """Returns what may start now. No more tokens than a step takes: those who wait may choose better later."""
@@ -100,23 +100,34 @@ class Running:
         """
         if len(self.sequences) >= self.seats or not self._is_open:
             return False
-        while True:
-            like, alike = self._alike(sequence)
-            own = self.cache.take(len(sequence.ids) + 1, like, alike)
-            if own is not None:
-                break
-            if not self._forget():
-                return False
-        sequence.room = own
-        if self.sequences and self.spare(share) < self.places(sequence, share) - own.size:
-            self.cache.give_back(own)
-            sequence.room = None
+        forgotten = self._forgotten_for(sequence, share)
+        if forgotten is None:
             return False
+        for _ in range(forgotten):
+            self._forget()
+        like, alike = self._alike(sequence, self._finished)
+        sequence.room = own = self.cache.take(len(sequence.ids) + 1, like, alike)
+        assert own is not None  # it was tried
         if like is not None:
             self.cache.copy(like, own, alike)
         sequence.computed = alike
         insort(self.sequences, sequence, key=age)
         return True
+
+    def _forgotten_for(self, sequence: Sequence, share: float) -> int | None:
+        """Returns how many remembered sequences must be forgotten before this one starts, or None if it cannot start.
+
+        This is tried on a copy: nothing may be forgotten for a sequence that does not start, because it is tried in each step.
+        """
+        space, remembered = self.cache.space.copy(), [*self._finished]
+        while (own := room_in(space, len(sequence.ids) + 1, *self._alike(sequence, remembered))) is None:
+            if not remembered:
+                return None
+            space.give_back(remembered.pop(0).room)
+        spare = _free(space, remembered) - self._expected(share)
+        if self.sequences and spare < self.places(sequence, share) - own.size:
+            return None
+        return len(self._finished) - len(remembered)
 
     def comes_back(self, sequence: Sequence) -> None:
         insort(self.returning, sequence, key=age)
@@ -127,8 +138,12 @@ class Running:
 
     def spare(self, share: float) -> int:
         """Returns the free places that no running sequence is expected to need."""
+        return self.free - self._expected(share)
+
+    def _expected(self, share: float) -> int:
+        """Returns the places that running sequences are expected to need beside those that they have."""
         sizes = [(self.places(sequence, share), sequence.room) for sequence in self.sequences]
-        return self.free - sum(size - room.size for size, room in sizes if room is not None)
+        return sum(size - room.size for size, room in sizes if room is not None)
 
     def start_returning(self, share: float) -> list[Sequence]:
         """Starts what returns, the oldest first, and returns it."""
@@ -210,7 +225,7 @@ class Running:
             while self._kept:
                 self.cache.give_back(self._kept.pop())
 
-    def _alike(self, sequence: Sequence) -> tuple[Room | None, int]:
+    def _alike(self, sequence: Sequence, remembered: list[Finished]) -> tuple[Room | None, int]:
         """Returns the room of a sequence of the same tenant version that begins alike, and how many computed tokens are alike.
 
         The last token of `sequence` is computed in any case: its logits are needed.
@@ -218,13 +233,18 @@ class Running:
         room, alike = None, 0
         key, last = sequence.request.source.key, len(sequence.ids) - 1
         computed = [(other.request.source.key, other.ids, other.computed, other.room) for other in self.sequences]
-        computed += [(other.key, other.ids, len(other.ids), other.room) for other in self._finished]
+        computed += [(other.key, other.ids, len(other.ids), other.room) for other in remembered]
         for its, ids, count, its_room in computed:
             if its == key and min(count, last) > alike:
                 shared = _shared(sequence.ids, ids, min(count, last))
                 if shared > alike:
                     room, alike = its_room, shared
         return room, alike
+
+
+def _free(space: Space, remembered: list[Finished]) -> int:
+    """Returns the places that are free, or would be if nothing was remembered."""
+    return space.free + space.freed_by([finished.room for finished in remembered])
 
 
 def _shared(one: list[int], other: list[int], most: int) -> int:

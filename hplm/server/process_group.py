@@ -29,6 +29,19 @@ def members(group: int) -> list[int]:
     return found
 
 
+def parent(pid: int) -> int:
+    """Returns the process that a living process belongs to; 0: it has ended, or nothing above it is seen from here."""
+    return int(_status(pid)[1] or 0)
+
+
+def arguments(pid: int) -> list[str]:
+    """Returns the command line of a process, or nothing if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
 def stop(group: int, grace: float) -> None:
     """Sends SIGTERM to the leader, waits `grace` seconds, then sends SIGKILL to all processes that are left."""
     if group in members(group):

@@ -40,7 +40,7 @@ def stubs(group: int) -> list[Stub]:
     """Returns the living stubs of a server's process group."""
     found: list[Stub] = []
     for pid in process_group.members(group):
-        arguments = _arguments(pid)
+        arguments = process_group.arguments(pid)
         names = [argument for argument in arguments if _REGION in argument]
         models = [match["model"] for argument in arguments if (match := _INSTANCE.fullmatch(argument))]
         if arguments and arguments[0].endswith(STUB) and names and models:
@@ -60,10 +60,3 @@ def _own_name(arguments: list[str]) -> str | None:
     """Returns the name of a model whose code is in its own folder. Its number could be taken for that of an instance."""
     folder = Path(arguments[1]).parent.parent.name
     return folder if any(argument.startswith(f"{folder}_") for argument in arguments[2:]) else None
-
-
-def _arguments(pid: int) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
-    except OSError:  # the process has ended meanwhile
-        return []

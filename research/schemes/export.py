@@ -43,7 +43,13 @@ OF_WHOLE = ("dtype", "device", "threads", "batch_tokens", "queue_texts")  # opti
 
 
 def export_scheme(
-    store: Store, repository: Path, options: ServingOptions, scheme: str, resident: int = 20, replace: bool = False
+    store: Store,
+    repository: Path,
+    options: ServingOptions,
+    scheme: str,
+    resident: int = 20,
+    replace: bool = False,
+    while_served: bool = False,
 ) -> Exported:
     """Exports a store in another scheme. `resident`: models that a scheme without sharing keeps in memory."""
     if scheme not in SCHEMES:
@@ -52,19 +58,21 @@ def export_scheme(
         raise InvalidInput(f"--resident {resident}: give 1 or more, because a model must be in memory to run")
     refuse_mixture(repository, store.config.name, scheme)
     if scheme == SCHEME:
-        return export(store, repository, options, replace)
+        return export(store, repository, options, replace, while_served)
     if scheme in FLAT:
-        return _export_flat(store, repository, options, scheme, replace)
+        return _export_flat(store, repository, options, scheme, replace, while_served)
     return _export_whole(store, repository, options, scheme, resident, replace)
 
 
-def _export_flat(store: Store, repository: Path, options: ServingOptions, scheme: str, replace: bool) -> Exported:
+def _export_flat(
+    store: Store, repository: Path, options: ServingOptions, scheme: str, replace: bool, while_served: bool
+) -> Exported:
     repository.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(
         prefix=".scheme-", dir=repository
     ) as scratch:  # on the repository's file system, for hard links
         flat = flat_store(store, Path(scratch) / "store", pretrained(store), with_adapters=scheme == "adapter")
-        exported = export(flat, repository, options, replace)
+        exported = export(flat, repository, options, replace, while_served)
     config = repository / exported.backbone / "config.pbtxt"
     with open(config, "a", encoding="utf-8") as file:
         file.write(f'\n# A baseline: {NOTES[scheme]}\nparameters {{ key: "scheme"  value {{ string_value: "{scheme}" }} }}\n')

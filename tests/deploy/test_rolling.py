@@ -145,7 +145,7 @@ def test_an_export_over_a_served_repository_changes_nothing_until_the_server_is_
     is_old, is_new = map(like, expected)
     with serving(repository) as server, Asking(lambda protocol: Stock(server, protocol), NAMES, TEXTS) as load:
         load.wait_for(is_old, MANY)
-        export(changed, repository, OPTIONS, replace=True)
+        export(changed, repository, OPTIONS, replace=True, while_served=True)
         load.wait_for(lambda *_: True, MANY)
         load.end()
     assert not load.failures(), [str(one) for one in load.failures()[:3]]

@@ -82,6 +82,19 @@ def test_a_refused_room_leaves_everything_as_it_was():
 
 
 @pytest.mark.parametrize("kind", [SLOTTED, PAGED])
+def test_what_is_done_to_a_copy_is_not_done_to_the_space(kind):
+    space = space_of(kind, 512, 512, CPU)
+    rooms = [space.take(tokens) for tokens in (30, 60, 100)]
+    space.give_back(rooms[0])
+    free, copied = space.free, space.copy()
+    copied.give_back(rooms[1])
+    taken = [copied.take(64), copied.take(32)]
+    assert space.free == free == 512 - space.size_for(60) - space.size_for(100) and space.freed_by(rooms[1:]) == 512 - free
+    space.give_back(rooms[1])
+    assert [space.take(64), space.take(32)] == taken
+
+
+@pytest.mark.parametrize("kind", [SLOTTED, PAGED])
 @pytest.mark.parametrize("alike", [1, 31, 32, 33, 64, 70])
 def test_a_room_that_is_like_another_has_its_first_tokens(kind, alike):
     cache = Cache(space_of(kind, 512, 512, CPU), 2, 3, CPU)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hplm.errors import Broken
+from hplm.generation.request import Sequence
 from hplm.generation.running import FINISHED
 from hplm.generation.sampling import Sampling
 from hplm.options import PAGED
@@ -131,3 +132,24 @@ def test_few_sequences_are_remembered_and_none_that_failed(small):
     generating.loop.step()
     assert isinstance(lost.error, Broken) and len(finished) == FINISHED and finished[-1].ids[1] == 3 + FINISHED + 4
     generating.run()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("prompt", "most"), [(20, 60), (100, 1)], ids=["the rest is needed", "there is no room"])
+def test_nothing_is_forgotten_for_a_sequence_that_does_not_start(small, kind, prompt, most):
+    """It is tried again in each step, so the next turns of many conversations would be computed anew."""
+    generating = Generating(small, tokens=128, kind=kind)
+    for i in range(3):
+        said = generating.ask([3 + i] * 20, Sampling(max_tokens=4, ignore_eos=True))
+        while not said.ended:
+            generating.loop.step()
+    generating.ask([7] * 20, Sampling(max_tokens=40, ignore_eos=True))
+    generating.loop.step()
+    running, remembered = generating.loop.running, [*generating.loop.running._finished]
+    assert len(running.sequences) == 1 and len(remembered) == 3 and not generating.space.free
+    waits = Sequence(generating.ask([9] * prompt, Sampling(max_tokens=most)).request)
+    assert not running.start(waits, share=1.0) and waits.room is None
+    assert running._finished == remembered and not generating.space.free
+    starts = Sequence(generating.ask([9] * 20, Sampling(max_tokens=8)).request)
+    assert running.start(starts, share=1.0)
+    assert running._finished == remembered[1:]

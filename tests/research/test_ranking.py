@@ -11,7 +11,7 @@ from demo.data import DemoTenant
 from research.ranking import Ngrams, Text, coverage_lines, unread_lines
 from tests.builder.tables.test_domain import rooted
 from tests.builder.tables.test_ranking import text_counts
-from tests.builder.training.test_tenant import classified, write
+from tests.builder.training.small_tenants import classified, write
 
 pytestmark = pytest.mark.slow
 

@@ -1,37 +1,32 @@
 """Domains of a live state: added, updated with a canary, rolled back, deleted. Interrupted changes are complete or undone."""
 
-import contextlib
 import json
-import multiprocessing
 import shutil
-import sqlite3
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 import builder.publish.live
-from builder.publish.export import copy_file, export
+from builder.publish.export import export
 from builder.publish.live import add_domain, update_domain, update_tenant
 from builder.publish.model_configs import ServingOptions
-from hplm.engine.backbone import Backbone
 from hplm.errors import Broken, InvalidInput, NoTenant
 from hplm.plot.writing import write_table
 from hplm.tenants.banks import Banks
 from hplm.tenants.manager import Manager
-from hplm.tenants.registry import Busy, Registry
+from hplm.tenants.registry import Registry
 from hplm.tenants.snapshot import Snapshot
 from testing.random_store import (
     random_documents,
     random_store,
     random_table,
-    random_tenant,
     random_tenants,
     random_values,
     ranked_keys,
 )
 from testing.reference import Reference
 from testing.toy import CONFIG, WORDS
+from tests.builder.publish.live_domains import learn, served, versions
 from tests.naming import naming
 
 pytestmark = pytest.mark.slow
@@ -39,35 +34,11 @@ pytestmark = pytest.mark.slow
 TEXT = " ".join(WORDS[:20])
 
 
-@pytest.fixture
-def place(tmp_path):
-    """Ten tenants of a domain, served; the store has a second version of the domain, and eight of them tuned on it."""
-    tenants = random_tenants(10, 4, 3, domains=("bio",))
-    store = random_store(tmp_path / "store", CONFIG, tenants, ("bio",), corpus_tokens=3000, spread=0.3)
-    export(store, tmp_path / "repository", ServingOptions())
-    learn(store, 2, tenants[:8])
-    return store, tmp_path / "repository", tmp_path / "state"
-
-
-def learn(store, version, tenants):
-    random_table(store, "bio", version, ("root", 1), 3000, seed=50 + version)
-    for number, tenant in enumerate(tenants):
-        random_tenant(store, replace(tenant, version=version, domain_version=version), 0.3, seed=90 + number)
-
-
 def write_other_values(store, domain, version):
     """Writes other values for the same n-grams, as another adaptation of the lower layers would."""
     spec = store.table_spec(domain, version, ("root", 1), "fp16", 3000)
     keys = ranked_keys(random_documents(CONFIG, 3000, 64, 50 + version), spec.space, root=False)
     write_table(store.table_folder(domain, version), spec, keys, random_values(spec, 1234))
-
-
-def served(repository, state):
-    return Backbone(repository / "toy/1", state)
-
-
-def versions(backbone):
-    return {tenant.id: (tenant.version, tenant.domain_version) for tenant in backbone.view.snapshot.tenants}
 
 
 def test_a_canary_moves_first_and_the_other_tenants_later(place):
@@ -278,88 +249,6 @@ def test_an_interrupted_change_is_complete_or_undone(place, monkeypatch, owner, 
     live.roll_back_domain("bio")  # the next change removes the files of the interrupted one
     known = {branch.folder for branch in served(repository, state).view.snapshot.branches}
     assert {f"{path.parent.name}/{path.name}" for path in live.state.tables.glob("*/*")} <= known
-
-
-def test_other_managers_can_change_tenants_while_a_table_is_copied(place, monkeypatch):
-    store, repository, state = place
-    live, other = Manager.open(repository, state), Manager.open(repository, state)
-    monkeypatch.setattr("hplm.tenants.registry.PATIENCE", 0.1)
-
-    def copy_to_another_disk(source, target):
-        shutil.copyfile(source, target)
-        other.limit("tenant-9", rate=1.0)
-
-    monkeypatch.setattr("builder.publish.live.copy_file", copy_to_another_disk)
-    done = update_domain(live, store, "bio")
-    assert done.generation == 1 + len(list(store.table_folder("bio", 2).iterdir())) and len(done.moved) == 8
-    live.tables.open("bio", 2).verify()
-    assert not list(live.state.folder.glob("aside-*"))
-
-
-def test_a_table_that_another_manager_adds_during_the_copy_is_added_once(place, monkeypatch):
-    store, repository, state = place
-    live, other = Manager.open(repository, state), Manager.open(repository, state)
-    copies = []
-
-    def copy_late(source, target):
-        copy_file(source, target)
-        copies.append(target)
-        if len(copies) == 1:
-            update_domain(other, store, "bio", share=0.25)
-
-    monkeypatch.setattr("builder.publish.live.copy_file", copy_late)
-    assert len(update_domain(live, store, "bio").moved) == 6
-    branches = [branch.folder for branch in served(repository, state).view.snapshot.branches]
-    assert sorted(branches) == ["bio/1", "bio/2", "root/1"]
-
-
-def test_a_table_removed_after_the_copies_were_made_is_copied_within_the_change(place, monkeypatch, tmp_path):
-    store, repository, state = place
-    live = Manager.open(repository, state)
-    monkeypatch.setattr("builder.publish.live._copies", lambda *_: contextlib.nullcontext(tmp_path / "copies"))
-    assert len(update_domain(live, store, "bio").moved) == 8
-    live.tables.open("bio", 2).verify()
-
-
-def _manager(store_folder, repository, state, names):
-    from builder.store.store import Store
-
-    live = Manager.open(repository, state)
-    for name in names:
-        add_domain(live, Store(store_folder), name)
-
-
-def test_two_managers_at_once_lose_no_change(place):
-    store, repository, state = place
-    names = [f"d{i}" for i in range(8)]
-    for name in names:
-        random_table(store, name, 1, ("root", 1), 300, seed=3)
-    context = multiprocessing.get_context("fork")
-    managers = [context.Process(target=_manager, args=(store.folder, repository, state, names[half::2])) for half in range(2)]
-    for manager in managers:
-        manager.start()
-    for manager in managers:
-        manager.join(60)
-        assert manager.exitcode == 0
-    snapshot = served(repository, state).view.snapshot
-    assert snapshot.generation == 8 and {branch.domain for branch in snapshot.branches} == {"root", "bio", *names}
-
-
-def test_a_locked_registry_delays_managers_but_no_readers(place, monkeypatch):
-    store, repository, state = place
-    live = Manager.open(repository, state)
-    update_domain(live, store, "bio", share=0.5)
-    monkeypatch.setattr("hplm.tenants.registry.PATIENCE", 0.1)
-    other = sqlite3.connect(live.state.registry, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(Busy, match=naming(live.state.folder)):
-        update_domain(live, store, "bio")
-    assert served(repository, state).view.snapshot.generation == 1
-    other.execute("ROLLBACK")
-    live.state.registry.write_bytes(b"not a database at all" * 100)
-    with pytest.raises(Broken, match=naming(live.state.registry)):
-        update_domain(live, store, "bio")
-    assert served(repository, state).view.snapshot.generation == 1
 
 
 def test_a_state_that_cannot_be_read_is_named(place):

@@ -9,19 +9,24 @@ from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from builder.training.start import ANEW
 from hplm.tenants.manager import Manager
-from tests.builder.training.test_tenant import CPU, learn, made, store  # noqa: F401
+from tests.builder.training.small_tenants import CPU, learn, made, make_store
 
 pytestmark = pytest.mark.slow
 
 
-def imported(store, labels):  # noqa: F811
+@pytest.fixture
+def store(tmp_path):
+    return make_store(tmp_path / "store")
+
+
+def imported(store, labels):
     """Returns a tenant as imported by `hplm import --labels`, with labels in an order of its own."""
     hidden = store.upper().norm.weight.detach()
     head = {"weight": hidden.repeat(len(labels), 1), "bias": hidden[: len(labels)]}
     store.save_tenant(TenantFile("acme", 1, "root", 1, "classify", labels, 0), None, head, {})
 
 
-def test_training_keeps_the_order_of_labels(store, tmp_path):  # noqa: F811
+def test_training_keeps_the_order_of_labels(store, tmp_path):
     imported(store, ["right", "left"])
     export(store, tmp_path / "repository", ServingOptions())
     train = made(tmp_path, "classify", 240, 1)

@@ -18,17 +18,12 @@ from builder.training import tenant as tenants
 from builder.training.finetuning import TrainingOptions
 from hplm.errors import HplmError, InvalidInput
 from tests.builder.tables.branches import build, some_lines
-from tests.builder.training.test_tenant import CUT, learn, made, make_store
+from tests.builder.training.small_tenants import CUT, learn, made
 from tests.naming import names, naming
 
 pytestmark = pytest.mark.slow
 
 FILES = ("adapter.safetensors", "head.safetensors", "tenant.json")
-
-
-@pytest.fixture
-def store(tmp_path):
-    return make_store(tmp_path / "store")
 
 
 def trained(store, train, tenant, **options):

@@ -10,12 +10,7 @@ from builder.training.bodies import PlotBody, RememberingBody
 from builder.training.dropout import dropout
 from builder.training.examples import Reader
 from builder.training.tasks import training_task
-from tests.builder.training.test_tenant import CPU, classified, learn, made, make_store, write
-
-
-@pytest.fixture
-def store(tmp_path):
-    return make_store(tmp_path / "store")
+from tests.builder.training.small_tenants import CPU, classified, learn, made, write
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 
 from builder.training.material import Material
 from hplm.errors import InvalidInput
-from tests.builder.training.test_tenant import write
+from tests.builder.training.small_tenants import write
 from tests.naming import naming
 
 

@@ -20,18 +20,13 @@ from hplm.cli.main import main
 from hplm.errors import InvalidInput
 from testing.random_store import random_tenant
 from tests.builder.tables.branches import CPU, build, some_lines
+from tests.builder.training.small_tenants import CUT, TASKS, classified, learn, made, write
 from tests.builder.training.test_cut_training import dies, killed
-from tests.builder.training.test_tenant import CUT, TASKS, classified, learn, made, make_store, write
 from tests.naming import names, naming
 
 pytestmark = pytest.mark.slow
 
 STILL = 1e-12  # a learning rate that changes no stored weight
-
-
-@pytest.fixture
-def store(tmp_path):
-    return make_store(tmp_path / "store")
 
 
 def some(folder, name, count, seed):

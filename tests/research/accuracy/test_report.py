@@ -21,7 +21,7 @@ from research.accuracy.tiers import TIERS, Tier, passes
 from research.result_file import ResultFile
 from tests.builder.adaptation.test_masked import CPU, save
 from tests.builder.tables.branches import some_lines
-from tests.builder.training.test_tenant import classified, tagged, write
+from tests.builder.training.small_tenants import classified, tagged, write
 from tests.naming import names, naming
 
 pytestmark = pytest.mark.slow

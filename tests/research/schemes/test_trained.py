@@ -25,7 +25,7 @@ from research.schemes.trained import HEAD_RATE, SCHEMES, body_of, options_of, po
 from testing.random_store import tokenizer_json
 from testing.toy import CONFIG
 from tests.builder.tables.branches import build, some_lines
-from tests.builder.training.test_tenant import classified, paired, write
+from tests.builder.training.small_tenants import classified, paired, write
 from tests.naming import naming
 
 pytestmark = pytest.mark.slow

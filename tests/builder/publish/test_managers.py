@@ -1,0 +1,101 @@
+"""Several managers change the domains of one live state at once: no change is lost, and each waits for its turn."""
+
+import contextlib
+import multiprocessing
+import shutil
+import sqlite3
+
+import pytest
+
+from builder.publish.export import copy_file
+from builder.publish.live import add_domain, update_domain
+from hplm.errors import Broken
+from hplm.tenants.manager import Manager
+from hplm.tenants.registry import Busy
+from testing.random_store import random_table
+from tests.builder.publish.live_domains import served
+from tests.naming import naming
+
+pytestmark = pytest.mark.slow
+
+
+def test_other_managers_can_change_tenants_while_a_table_is_copied(place, monkeypatch):
+    store, repository, state = place
+    live, other = Manager.open(repository, state), Manager.open(repository, state)
+    monkeypatch.setattr("hplm.tenants.registry.PATIENCE", 0.1)
+
+    def copy_to_another_disk(source, target):
+        shutil.copyfile(source, target)
+        other.limit("tenant-9", rate=1.0)
+
+    monkeypatch.setattr("builder.publish.live.copy_file", copy_to_another_disk)
+    done = update_domain(live, store, "bio")
+    assert done.generation == 1 + len(list(store.table_folder("bio", 2).iterdir())) and len(done.moved) == 8
+    live.tables.open("bio", 2).verify()
+    assert not list(live.state.folder.glob("aside-*"))
+
+
+def test_a_table_that_another_manager_adds_during_the_copy_is_added_once(place, monkeypatch):
+    store, repository, state = place
+    live, other = Manager.open(repository, state), Manager.open(repository, state)
+    copies = []
+
+    def copy_late(source, target):
+        copy_file(source, target)
+        copies.append(target)
+        if len(copies) == 1:
+            update_domain(other, store, "bio", share=0.25)
+
+    monkeypatch.setattr("builder.publish.live.copy_file", copy_late)
+    assert len(update_domain(live, store, "bio").moved) == 6
+    branches = [branch.folder for branch in served(repository, state).view.snapshot.branches]
+    assert sorted(branches) == ["bio/1", "bio/2", "root/1"]
+
+
+def test_a_table_removed_after_the_copies_were_made_is_copied_within_the_change(place, monkeypatch, tmp_path):
+    store, repository, state = place
+    live = Manager.open(repository, state)
+    monkeypatch.setattr("builder.publish.live._copies", lambda *_: contextlib.nullcontext(tmp_path / "copies"))
+    assert len(update_domain(live, store, "bio").moved) == 8
+    live.tables.open("bio", 2).verify()
+
+
+def _manager(store_folder, repository, state, names):
+    from builder.store.store import Store
+
+    live = Manager.open(repository, state)
+    for name in names:
+        add_domain(live, Store(store_folder), name)
+
+
+def test_two_managers_at_once_lose_no_change(place):
+    store, repository, state = place
+    names = [f"d{i}" for i in range(8)]
+    for name in names:
+        random_table(store, name, 1, ("root", 1), 300, seed=3)
+    context = multiprocessing.get_context("fork")
+    managers = [context.Process(target=_manager, args=(store.folder, repository, state, names[half::2])) for half in range(2)]
+    for manager in managers:
+        manager.start()
+    for manager in managers:
+        manager.join(60)
+        assert manager.exitcode == 0
+    snapshot = served(repository, state).view.snapshot
+    assert snapshot.generation == 8 and {branch.domain for branch in snapshot.branches} == {"root", "bio", *names}
+
+
+def test_a_locked_registry_delays_managers_but_no_readers(place, monkeypatch):
+    store, repository, state = place
+    live = Manager.open(repository, state)
+    update_domain(live, store, "bio", share=0.5)
+    monkeypatch.setattr("hplm.tenants.registry.PATIENCE", 0.1)
+    other = sqlite3.connect(live.state.registry, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(Busy, match=naming(live.state.folder)):
+        update_domain(live, store, "bio")
+    assert served(repository, state).view.snapshot.generation == 1
+    other.execute("ROLLBACK")
+    live.state.registry.write_bytes(b"not a database at all" * 100)
+    with pytest.raises(Broken, match=naming(live.state.registry)):
+        update_domain(live, store, "bio")
+    assert served(repository, state).view.snapshot.generation == 1

@@ -1,0 +1,126 @@
+"""Data that a toy backbone learns in seconds, and how tests let it learn them."""
+
+import json
+import random
+
+import pytest
+import torch
+
+from builder.store.store import Store
+from builder.training.tenant import build_tenant
+from hplm.model.checkpoint import random_backbone
+from testing.random_store import tokenizer_json
+from testing.toy import CONFIG, WORDS
+from tests.builder.tables.branches import build, some_lines
+
+pytest.importorskip("seqeval", reason="comes with the extra 'build'")
+CPU = torch.device("cpu")
+PARTS = WORDS[:8]
+
+
+def classified(rng):
+    """Returns a text whose label says which of two words it contains."""
+    label = rng.choice(["left", "right"])
+    words = rng.choices(WORDS[50:], k=rng.randint(2, 9))
+    words.insert(rng.randrange(len(words) + 1), WORDS[0] if label == "left" else WORDS[1])
+    return {"text": " ".join(words), "label": label}
+
+
+def tagged(rng):
+    """Returns a text whose tags mark the words among the first eight."""
+    tokens = [rng.choice(PARTS if rng.random() < 0.4 else WORDS) for _ in range(rng.randint(2, 12))]
+    return {"tokens": tokens, "tags": ["PART" if word in PARTS else "O" for word in tokens]}
+
+
+def entities(rng):
+    """Returns a text in which some words begin an entity and others continue it."""
+    tokens, tags = [], []
+    for _ in range(rng.randint(2, 6)):
+        inside = rng.random() < 0.5
+        for number in range(rng.randint(1, 3)):
+            tokens.append(rng.choice((PARTS[4:] if number else PARTS[:4]) if inside else WORDS[20:]))
+            tags.append(("I-P" if number else "B-P") if inside else "O")
+    return {"tokens": tokens, "tags": tags}
+
+
+def many(rng):
+    """Returns a text whose labels are those of three words that it contains."""
+    present = [i for i in range(3) if rng.random() < 0.5]
+    words = rng.choices(WORDS[50:], k=rng.randint(2, 6)) + [WORDS[i] for i in present]
+    rng.shuffle(words)
+    return {"text": " ".join(words), "labels": [f"has-{i}" for i in present]}
+
+
+def valued(rng):
+    """Returns a text whose value is its share of words among the first eight, moved far from 0 and 1."""
+    words = [rng.choice(PARTS if rng.random() < 0.5 else WORDS[50:]) for _ in range(6)]
+    return {"text": " ".join(words), "label": 40 + sum(word in PARTS for word in words)}
+
+
+def paired(rng):
+    """Returns a pair whose label says which of two words the second text contains."""
+    texts = [rng.choices(WORDS[50:], k=rng.randint(1, 4)) for _ in range(2)]
+    number = rng.randint(0, 1)
+    texts[1].insert(rng.randint(0, 1), WORDS[number])
+    return {"text": " ".join(texts[0]), "text_pair": " ".join(texts[1]), "label": ["no", "yes"][number]}
+
+
+def asked(rng):
+    """Returns a question on a passage. The answer is the passage's run of words among the first eight."""
+    passage = rng.choices(WORDS[50:], k=rng.randint(4, 12))
+    answer = rng.choices(PARTS, k=rng.randint(1, 3))
+    at = rng.randrange(len(passage))
+    text = " ".join(passage[:at] + answer + passage[at:])
+    start = len(" ".join(passage[:at])) + bool(at)
+    answers = {"text": [" ".join(answer)], "answer_start": [start]}
+    return {"text": rng.choice(WORDS[20:]), "text_pair": text, "answers": answers}
+
+
+def perhaps_asked(rng):
+    """Returns a question on a passage. If no word of the passage is among the first eight, it has no answer."""
+    if rng.random() < 0.6:
+        return asked(rng)
+    passage = " ".join(rng.choices(WORDS[50:], k=rng.randint(5, 14)))
+    return {"text": rng.choice(WORDS[20:]), "text_pair": passage, "answers": {"text": [], "answer_start": []}}
+
+
+MAKERS = {"classify": classified, "tag": tagged}
+TASKS = {
+    "classify": ("classify", classified, "accuracy", 0.7),
+    "pair": ("classify", paired, "accuracy", 0.7),
+    "tag": ("tag", tagged, "macro_f1", 0.7),
+    "bio": ("tag", entities, "entity_f1", 0.5),
+    "multilabel": ("multilabel", many, "micro_f1", 0.65),
+    "regress": ("regress", valued, "pearson", 0.55),
+    "span": ("span", asked, "f1", 0.6),
+    "span-or-none": ("span", perhaps_asked, "f1", 0.45),  # without any answer 0.4
+    "cut": ("classify", classified, "accuracy", 0.7),
+    "cut-values": ("regress", valued, "pearson", 0.55),
+}
+CUT = {"adapter": "lora", "body_rate": 3e-3}  # the upper layers learn, and the adapter is cut from their change
+
+
+def write(path, examples):
+    path.write_text("".join(json.dumps(example) + "\n" for example in examples))
+    return path
+
+
+def made(folder, task, count, seed):
+    rng = random.Random(seed)
+    return write(folder / f"{task}-{seed}.jsonl", [MAKERS[task](rng) for _ in range(count)])
+
+
+def make_store(folder):
+    lower, upper = random_backbone(CONFIG)
+    with torch.no_grad():
+        for stack in (lower, upper):
+            for name, parameter in stack.named_parameters():
+                if "norm" not in name:
+                    parameter.mul_(8)  # with BERT's initial weights, tokens of this size would not influence each other
+    store = Store.create(folder, "m", CONFIG, tokenizer_json(CONFIG.vocabulary), lower, upper)
+    build(store, folder, "root", some_lines(200, seed=1))
+    return store
+
+
+def learn(store, task, train, dev=None, tenant="acme", **options):
+    return build_tenant(store, tenant, "root", task, train, dev, rank=8, device=CPU, show_progress=False, **options)

@@ -1,0 +1,101 @@
+"""The lock of a model folder: models share it, an export has it alone, and no model waits for it for ever."""
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from hplm.errors import InvalidInput
+from hplm.server import folder_lock
+from hplm.server.folder_lock import alone, share
+from tests.naming import names, naming
+
+SHARES = "import sys, pathlib; from hplm.server.folder_lock import share; share(pathlib.Path(sys.argv[1])); print(); input()"
+
+
+@pytest.fixture
+def other(tmp_path):
+    """Another process that has a share."""
+    piped = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", SHARES, str(tmp_path)], **piped) as process:
+        try:
+            assert process.stdout.readline() == b"\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_an_export_names_the_process_that_has_a_share_until_it_ends(other, tmp_path):
+    with pytest.raises(InvalidInput, match=naming(tmp_path, f"process {other.pid}", "--while-served")), alone(tmp_path):
+        pass
+    other.kill()
+    other.wait()
+    with alone(tmp_path):
+        pass
+
+
+def test_an_export_may_be_written_all_the_same(other, tmp_path):
+    with alone(tmp_path, while_served=True):
+        pass
+
+
+def test_models_share_and_a_folder_that_is_not_there_yet_is_not_served(tmp_path):
+    shares = [share(tmp_path), share(tmp_path)]
+    assert None not in shares
+    for descriptor in shares:
+        with pytest.raises(InvalidInput), alone(tmp_path):
+            pass
+        os.close(descriptor)
+    with alone(tmp_path), alone(tmp_path / "none"):
+        assert not (tmp_path / "none").exists()
+
+
+def test_two_exports_into_one_folder_do_not_mix(tmp_path):
+    with alone(tmp_path), pytest.raises(InvalidInput, match=naming(f"process {os.getpid()}")), alone(tmp_path):
+        pass
+
+
+def test_a_model_waits_until_the_export_is_written(tmp_path, monkeypatch):
+    pauses, taken = [], []
+    monkeypatch.setattr(folder_lock.time, "sleep", pauses.append)
+    model = threading.Thread(target=lambda: taken.append(share(tmp_path)))
+    with alone(tmp_path):
+        model.start()
+        while not pauses:
+            assert model.is_alive()
+        assert not taken
+    model.join()
+    assert taken[0] is not None
+    os.close(taken[0])
+
+
+def test_a_model_starts_though_somebody_keeps_the_lock(tmp_path, monkeypatch, caplog):
+    """Any user who may read the folder can do that."""
+    monkeypatch.setattr(folder_lock, "PATIENCE", 0.0)
+    with alone(tmp_path):
+        assert share(tmp_path) is None
+    assert names(caplog.text, tmp_path)
+
+
+def test_where_there_are_no_locks_models_start_and_exports_are_written_with_a_warning(tmp_path, monkeypatch, caplog):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    assert share(tmp_path) is None
+    with alone(tmp_path):
+        pass
+    assert [names(record.getMessage(), tmp_path) for record in caplog.records] == [True, True]
+
+
+def test_an_engine_does_not_inherit_the_share(tmp_path):
+    descriptor = share(tmp_path)
+    with subprocess.Popen(["sleep", "60"], close_fds=False) as engine:
+        os.close(descriptor)
+        with alone(tmp_path):
+            pass
+        engine.kill()
