@@ -1,6 +1,6 @@
 """Measures what strangers without a key can do to a quiet tenant through the front door. They misuse it in several ways.
 
-    python -m loadtest.abuse --repository model_repository --backbone minilm --quiet acme --json
+    python -m loadtest.abuse --repository model_repository --backbone minilm --quiet stdlib-area --json
 
 A repository is served behind the real HAProxy with the files of deploy/haproxy. The quiet tenant sends ten requests a second
 through it, each with a deadline: first alone, then beside the strangers, who have other addresses of this machine.

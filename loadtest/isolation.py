@@ -1,6 +1,7 @@
 """Measures what a tenant without limits can take from a quiet one. It misbehaves in several ways, one after the other.
 
-    python -m loadtest.isolation --repository model_repository --backbone minilm --quiet acme --noisy beta --json
+    python -m loadtest.isolation --repository model_repository --backbone minilm \\
+        --quiet stdlib-area --noisy maths-parameters --json
 
 The quiet tenant sends ten requests a second, each with a deadline, from a process of its own: first alone, then beside the
 other tenant. Requests of the other have no deadline, except those of `overload`. So the server's count of requests in time is

@@ -1,6 +1,7 @@
 """Measures how a noisy tenant changes another tenant's latency, and how a quota helps.
 
-    python -m loadtest.noisy_neighbour --repository model_repository --backbone minilm --quiet acme --noisy beta
+    python -m loadtest.noisy_neighbour --repository model_repository --backbone minilm \\
+        --quiet stdlib-area --noisy maths-parameters
 
 The quiet tenant sends a few requests a second. The noisy one sends as many as the server takes, from many connections. Measured
 are the quiet one alone, both together, and both with a quota for the noisy one, which is written into a copy of the repository.

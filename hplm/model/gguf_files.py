@@ -60,7 +60,7 @@ def read_gguf(path: Path) -> GgufModel:
     try:
         library: Any = import_module("gguf")  # it has few types
     except ImportError:
-        raise InvalidInput(f"reading {path} needs the package gguf: run `pip install 'hplm[gguf]'`") from None
+        raise InvalidInput(f"reading {path} needs the package gguf: run `pip install gguf`") from None
     if not path.is_file():
         raise InvalidInput(f"{path} does not exist: give --model the path of a {SUFFIX} file")
     try:

@@ -21,7 +21,8 @@ from hplm.tenants.snapshot import Snapshot
 from tests.naming import names
 from tests.serving import serving
 
-SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
+ROOT = Path(__file__).parents[2]
+SECURITY = ROOT / "docs" / "security.md"
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,11 @@ def test_the_list_has_each_advisory_once_and_docs_explain_all():
     assert len({advisory.cve for advisory in ADVISORIES}) == len(ADVISORIES)
     told = dict(re.findall(r"^\| (CVE-\d+-\d+) \| (\d\d\.\d\d) \|", SECURITY.read_text("utf-8"), re.MULTILINE))
     assert told == {advisory.cve: name_of(advisory.fixed_in) for advisory in ADVISORIES}
+
+
+def test_the_container_image_has_no_known_holes():
+    (release,) = re.findall(r"^ARG TRITON_VERSION=(\S+)$", (ROOT / "deploy/Dockerfile").read_text("utf-8"), re.MULTILINE)
+    assert open_in(release_of(release)) == []
 
 
 def test_an_old_release_is_a_problem_on_an_open_address():
