@@ -24,6 +24,7 @@ class Door:
     port: int
     certificate: Path  # for 127.0.0.1 and localhost
     log: Path
+    pid: int
 
 
 def missing_programs() -> list[str]:
@@ -39,10 +40,10 @@ def front_door(folder: Path, http_url: str, grpc_url: str, backbones: str, **set
         raise HplmError(f"{missing}: not found on PATH; install it (Debian, Ubuntu: apt-get install haproxy openssl)")
     folder.mkdir(exist_ok=True)
     certificate, pair = make_certificate(folder)
-    door = Door(_free_port(), certificate, folder / "log")
+    port, log = _free_port(), folder / "log"
     environment = {
         **os.environ,
-        "HPLM_DOOR": f"{HOST}:{door.port}",
+        "HPLM_DOOR": f"{HOST}:{port}",
         "HPLM_CERTIFICATE": str(pair),
         "HPLM_HTTP": http_url,
         "HPLM_GRPC": grpc_url,
@@ -51,10 +52,11 @@ def front_door(folder: Path, http_url: str, grpc_url: str, backbones: str, **set
         "HPLM_DOOR_LUA": str(CONFIG.parent / "door.lua"),
         **{name: str(value) for name, value in settings.items()},
     }
-    with door.log.open("wb") as output:
+    with log.open("wb") as output:
         process = subprocess.Popen(
             [str(_found("haproxy")), "-db", "-f", str(CONFIG)], env=environment, stdout=output, stderr=output
         )
+    door = Door(port, certificate, log, process.pid)
     try:
         _wait_until_open(door, process)
         yield door

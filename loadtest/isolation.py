@@ -20,14 +20,16 @@ import time
 import urllib.request
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hplm.errors import HplmError
-from hplm.server import TritonServer
+from hplm.server import TritonServer, process_group
 from loadtest.door import HOST, front_door
 from loadtest.encode import infer_request
 from loadtest.generator import run_apart
+from loadtest.processor import Pids, ProcessorTime
 from loadtest.quiet import (
     DEADLINE_MS,
     Noise,
@@ -66,19 +68,22 @@ class Addresses:
 
 def main(arguments: list[str] | None = None) -> None:
     given = _parser().parse_args(arguments)
+    parts: dict[str, Pids] = {}
     try:
         with ExitStack() as open_until_done:
             if given.url:
                 addresses = _addresses(given)
             else:
                 server = open_until_done.enter_context(TritonServer(given.repository))
+                parts["server"] = partial(process_group.members, server.pid or 0)
                 addresses = Addresses(server.http_url, server.grpc_url, server.metrics_url)
             if given.door:
                 folder = Path(open_until_done.enter_context(tempfile.TemporaryDirectory(prefix="hplm-isolation-")))
                 door = open_until_done.enter_context(front_door(folder, addresses.http, addresses.grpc, given.backbone))
+                parts["door"] = lambda: [door.pid]
                 port = f"{HOST}:{door.port}"
                 addresses = Addresses(port, port, addresses.metrics, door.certificate, behind=addresses)
-            measured = measure(given, addresses)
+            measured = measure(given, addresses, parts)
     except (HplmError, OSError) as error:
         sys.exit(str(error))
     finish(given, measured, table)
@@ -109,16 +114,18 @@ def _addresses(given: argparse.Namespace) -> Addresses:
     return Addresses(f"{host}:{port}", *others)
 
 
-def measure(given: argparse.Namespace, addresses: Addresses) -> dict[str, dict]:
-    """Returns the measurements of each way, with the quiet tenant alone just before it."""
+def measure(given: argparse.Namespace, addresses: Addresses, parts: dict[str, Pids]) -> dict[str, dict]:
+    """Returns the measurements of each way, with the quiet tenant alone just before it. `parts`: whose processes are known."""
     measured: dict[str, dict] = {}
     for name in given.ways:
         noise = WAYS[name](given, addresses)
         alone = said(_quiet(given, addresses))
         time.sleep(PUBLISHED_AFTER)  # otherwise the next count would have the last of these
         count = ServerCount(addresses.metrics, outcomes=("on_time",))
+        processor = ProcessorTime(parts)
         beside, noisy = ask_beside(noise, lambda: _quiet(given, addresses), given.seconds)
-        measured[name] = judged(alone, beside, noisy, count.in_time())
+        cores = processor.cores()
+        measured[name] = judged(alone, beside, noisy, count.in_time()) | {"cores": cores}
         _wait_until_idle(addresses)
     return measured
 

@@ -20,7 +20,7 @@ from typing import Any
 import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from hplm_client.errors import QueueFull
+from hplm_client.errors import ConnectionFailed, NotConnected, SafeToRetry, refusal
 from loadtest.apart import run_module
 
 MESSAGES: Any = service_pb2  # generated code, without types
@@ -32,13 +32,16 @@ POLITE = 10  # niceness: what is measured is the server
 def run_streams(
     address: str, model: str, tenant: str, text: str, in_flight: int, seconds: float, certificate: Path | None = None
 ) -> dict[str, int]:
-    """Returns how many requests were answered, refused, failed, or still in flight at the end. `certificate`: for TLS."""
+    """Returns how many requests were answered, refused, failed, or still in flight at the end. `certificate`: for TLS.
+
+    Also how many found no connection, which costs only the client, and how many were lost with theirs.
+    """
     given = address, model, tenant, in_flight, seconds, *([certificate] if certificate else [])
     return json.loads(run_module(__name__, *given, given=text, limit=120 + 2 * seconds))
 
 
 async def _hold(address: str, request: Any, in_flight: int, seconds: float, certificate: bytes | None) -> Counter[str]:
-    counts: Counter[str] = Counter(answered=0, refused=0, failed=0)
+    counts: Counter[str] = Counter(answered=0, refused=0, failed=0, not_connected=0, cut_off=0)
     end = time.monotonic() + seconds
 
     async def ask(stub: service_pb2_grpc.GRPCInferenceServiceStub) -> None:
@@ -47,8 +50,9 @@ async def _hold(address: str, request: Any, in_flight: int, seconds: float, cert
                 await stub.ModelInfer(request)
                 counts["answered"] += 1
             except grpc.aio.AioRpcError as error:
-                counts["refused" if error.code() == grpc.StatusCode.UNAVAILABLE else "failed"] += 1
-                await asyncio.sleep(QueueFull(error.details() or "").retry_after_s or REFUSED_S)
+                kind, pause = _judged(error)
+                counts[kind] += 1
+                await asyncio.sleep(pause)
 
     def channel() -> grpc.aio.Channel:
         options = [("grpc.use_local_subchannel_pool", 1)]  # otherwise all channels share one connection
@@ -67,6 +71,15 @@ async def _hold(address: str, request: Any, in_flight: int, seconds: float, cert
         await one.close()
     counts["in_flight_at_the_end"] = len(unanswered)
     return counts
+
+
+def _judged(error: grpc.aio.AioRpcError) -> tuple[str, float]:
+    """Returns what an error counts as, and the pause after it."""
+    problem = refusal(error.details() or "", str(error.code()))
+    if isinstance(problem, ConnectionFailed):
+        return "not_connected" if isinstance(problem, NotConnected) else "cut_off", REFUSED_S
+    pause = problem.retry_after_s if isinstance(problem, SafeToRetry) else None
+    return "refused" if error.code() == grpc.StatusCode.UNAVAILABLE else "failed", pause or REFUSED_S
 
 
 def main() -> None:

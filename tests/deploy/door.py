@@ -28,6 +28,7 @@ def require_haproxy() -> None:
 class Answer:
     status: int
     body: bytes
+    head: str
 
     @property
     def error(self) -> str:
@@ -63,7 +64,7 @@ def read_answer(connection: socket.socket) -> Answer:
             received += piece
     head, _, body = received.partition(b"\r\n\r\n")
     assert head, "the connection was closed without an answer"
-    return Answer(int(head.split()[1]), body)
+    return Answer(int(head.split()[1]), body, head.decode())
 
 
 class StockAtDoor(Stock):

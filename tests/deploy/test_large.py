@@ -1,16 +1,13 @@
 """Large requests through the front door: the real HAProxy before a stand-in for Triton that answers when the test says so."""
 
 import json
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import grpc
 import pytest
-from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from tests.deploy.door import StockAtDoor, haproxy, require_haproxy
+from tests.deploy.stand_in import Held, grpc_stand_in, http_stand_in
 from tests.naming import names
 from tests.waiting import PATIENCE, eventually
 
@@ -22,68 +19,23 @@ OF_ONE_ADDRESS = 2
 SOURCES = [f"127.0.0.{number}" for number in range(2, 6)]
 
 
-class Held:
-    """The large requests that the stand-in has and does not answer yet."""
-
-    def __init__(self):
-        self.count = 0
-        self.may_answer = threading.Event()
-        self.lock = threading.Lock()
-
-    def take(self, size):
-        if size > LARGE:
-            self._change(1)
-            self.may_answer.wait(PATIENCE)
-            self._change(-1)
-
-    def _change(self, by):
-        with self.lock:
-            self.count += by
-
-
 @pytest.fixture
 def held():
-    held = Held()
+    held = Held(larger_than=LARGE)
     yield held
     held.may_answer.set()
 
 
 @pytest.fixture
 def http_url(held):
-    class StandIn(BaseHTTPRequestHandler):
-        def do_POST(self):
-            held.take(len(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.send_header("Content-Length", "2")
-            self.end_headers()
-            self.wfile.write(b"{}")
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), StandIn)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"127.0.0.1:{server.server_port}"
-    held.may_answer.set()
-    server.shutdown()
-    server.server_close()
+    with http_stand_in(held) as url:
+        yield url
 
 
 @pytest.fixture
 def grpc_url(held):
-    class StandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
-        def ModelInfer(self, request, context):
-            held.take(request.ByteSize())
-            return service_pb2.ModelInferResponse(model_name="toy")
-
-    with ThreadPoolExecutor(8) as threads:
-        server = grpc.server(threads)
-        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(StandIn(), server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        yield f"127.0.0.1:{port}"
-        held.may_answer.set()
-        server.stop(None)
+    with grpc_stand_in(held) as url:
+        yield url
 
 
 @pytest.fixture

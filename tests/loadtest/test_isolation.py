@@ -63,6 +63,7 @@ def test_both_tenants_are_answered_through_the_front_door(toy, capsys) -> None:
     for way in measured.values():
         assert way["alone"]["sent"] == way["beside"]["sent"] == SENT
         assert way["alone"]["in_time"] > 0
+        assert set(way["cores"]) == {"clients", "door", "server", "others"} and way["cores"]["server"] > 0
     assert measured["streams"]["noisy"]["answered"] > 0
     assert measured["overload"]["noisy"]["sent"] > 0  # the door may let so few through that none is in time
 

@@ -1,0 +1,78 @@
+"""Stand-ins for Triton behind the front door, over HTTP and gRPC. They hold requests until the test lets them answer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from tests.waiting import PATIENCE
+
+THREADS = 32  # of gRPC: requests that are held at once
+
+
+class Held:
+    """The requests of more than so many bytes that the stand-ins have and do not answer yet."""
+
+    def __init__(self, larger_than: int) -> None:
+        self.count = 0
+        self.may_answer = threading.Event()
+        self._larger_than = larger_than
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> None:
+        if size > self._larger_than:
+            self._change(1)
+            self.may_answer.wait(PATIENCE)
+            self._change(-1)
+
+    def _change(self, by: int) -> None:
+        with self._lock:
+            self.count += by
+
+
+@contextmanager
+def http_stand_in(held: Held) -> Iterator[str]:
+    """Yields its address."""
+
+    class StandIn(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            held.take(len(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), StandIn)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{server.server_port}"
+    held.may_answer.set()
+    server.shutdown()
+    server.server_close()
+
+
+@contextmanager
+def grpc_stand_in(held: Held) -> Iterator[str]:
+    """Yields its address."""
+
+    class StandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
+        def ModelInfer(self, request, context):
+            held.take(request.ByteSize())
+            return service_pb2.ModelInferResponse(model_name="toy")
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        server = grpc.server(threads)
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(StandIn(), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield f"127.0.0.1:{port}"
+        held.may_answer.set()
+        server.stop(None)
