@@ -29,7 +29,7 @@ from hplm.metrics.busiest import OTHERS
 from hplm.metrics.meter import Counted, Meter, Series
 
 log = logging.getLogger(__name__)
-START_SECONDS = 600.0
+START_SECONDS = 600.0  # an engine that is not ready by then is ended
 CLOSE_SECONDS = 9.0  # a little more than the engine takes to drain
 BEATLESS_SECONDS = 10.0  # an engine that says nothing for so long is ended
 STUCK_SECONDS = 60.0  # and one that computes a batch for so long
@@ -73,6 +73,7 @@ class Keeper:
         self._lock = threading.Lock()
         self._numbers = 0
         self._closing = threading.Event()
+        self._newest: subprocess.Popen[bytes]
         meter.add(names.ENGINE_RESTARTS, 0)
         self._answers: queue.SimpleQueue[tuple[Respond, Outputs | Failure, Counted, int] | None] = queue.SimpleQueue()
         self._answering = [repeat(self._answer_next, "answer") for _ in range(ANSWERING_THREADS)]
@@ -128,7 +129,7 @@ class Keeper:
             except OSError:
                 log.info("the engine has ended already")
             self._thread.join(CLOSE_SECONDS)
-            engine.process.kill()
+        self._newest.kill()  # also one that has not started yet
         self._thread.join()
         for _ in self._answering:
             self._answers.put(None)
@@ -146,15 +147,31 @@ class Keeper:
                 stdin=subprocess.DEVNULL,
             )
         channel = Channel(ours.detach())
-        channel.send(self._begin)
-        answer = channel.receive()
+        answer = self._first_said(process, channel)
         if not isinstance(answer, Ready) or answer.failure:
             process.kill()
-            said = answer.failure if isinstance(answer, Ready) else f"it ended with code {process.wait()}: read the log"
-            process.wait()
+            code = process.wait()
             channel.close()
+            said = answer.failure if isinstance(answer, Ready) else f"it ended with {_reason(code)}: read the log"
             raise Broken(f"the engine of {self._begin.folder} does not start: {said}")
         return _Engine(process, channel, time.monotonic(), {})
+
+    def _first_said(self, process: subprocess.Popen[bytes], channel: Channel) -> object:
+        """Returns the first message of a new engine; None if it ends before, or is ended because it takes too long."""
+        with self._lock:
+            self._newest = process
+            if self._closing.is_set():
+                process.kill()
+        too_late = threading.Timer(START_SECONDS, _end_late, [process])
+        too_late.daemon = True
+        too_late.start()
+        try:
+            channel.send(self._begin)
+            return channel.receive()
+        except OSError:
+            return None
+        finally:
+            too_late.cancel()
 
     def _keep(self, engine: _Engine) -> None:
         """Answers what the engine answers. When it ends, answers the rest, and starts another, until closed."""
@@ -271,6 +288,11 @@ def _answer(respond: Respond, answer: Outputs | Failure) -> HplmError | None:
     except Exception:
         log.exception("cannot send an answer")
         return None
+
+
+def _end_late(process: subprocess.Popen[bytes]) -> None:
+    log.error("the engine was not ready after %g s: it is ended", START_SECONDS)
+    process.kill()
 
 
 def _reason(code: int) -> str:

@@ -78,7 +78,9 @@ class Holder(NamedTuple):
 
     def _read(self) -> tuple[int, int]:
         with contextlib.suppress(FileNotFoundError):  # the process has just ended well
-            return _COUNT.unpack(self.path.read_bytes())
+            shown = self.path.read_bytes()
+            if len(shown) == _COUNT.size:  # otherwise the process has not shown anything yet
+                return _COUNT.unpack(shown)
         return 0, 0
 
 
@@ -113,5 +115,8 @@ def _map(path: Path) -> mmap.mmap:
     try:
         os.write(descriptor, bytes(_COUNT.size))
         return mmap.mmap(descriptor, _COUNT.size)
+    except OSError:  # /dev/shm is full
+        path.unlink()
+        raise
     finally:
         os.close(descriptor)

@@ -22,6 +22,7 @@ from hplm.tenants.ticket import Ticket
 from testing.toy import WORDS
 from tests.engine.asker import PARAMETERS
 from tests.naming import naming
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -198,3 +199,29 @@ def test_an_engine_that_cannot_be_made_is_an_error_with_its_reason(toy):
         Client(toy.folder, device="abacus")
     with pytest.raises(Broken, match=naming("does not start", "slots")):
         Client(toy.folder, slots="1")
+
+
+@pytest.fixture
+def idle(tmp_path):
+    """A program that never says anything."""
+    program = tmp_path / "idle"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_an_engine_that_does_not_get_ready_is_ended(toy, monkeypatch, idle):
+    monkeypatch.setattr(keeper, "_python", lambda: idle)
+    monkeypatch.setattr(keeper, "START_SECONDS", 0.5)
+    with pytest.raises(Broken, match=naming("does not start", "SIGKILL")):
+        Client(toy.folder)
+
+
+def test_closing_does_not_wait_for_an_engine_that_starts(toy, monkeypatch, idle):
+    client = Client(toy.folder)
+    first = client.keeper.pid
+    monkeypatch.setattr(keeper, "_python", lambda: idle)
+    os.kill(first, signal.SIGKILL)
+    eventually(lambda: client.keeper._newest.pid != first)
+    client.close()
+    assert client.keeper._newest.returncode == -signal.SIGKILL

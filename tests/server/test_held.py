@@ -1,5 +1,6 @@
 """Model processes show how many requests they hold."""
 
+import errno
 import os
 import uuid
 
@@ -54,6 +55,23 @@ def test_another_model_sees_how_many_requests_are_held_and_new_processes_too(ser
     for shown in (first, first, other):
         shown.take()
     assert upper.count == 2
+
+
+def test_where_nothing_can_be_written_nothing_is_left(server, monkeypatch):
+    def full(descriptor, written):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(held.os, "write", full)
+        with pytest.raises(OSError, match="No space"):
+            Held("toy-upper")
+    assert not holders(server)
+
+
+def test_a_process_that_has_not_written_yet_holds_nothing(server):
+    (SHARED_MEMORY / f"{server}-held-{os.getpid()}@toy-upper").touch()
+    (holder,) = holders(server)
+    assert holder.held == 0
 
 
 def test_without_a_server_of_ours_nothing_is_counted(monkeypatch):
