@@ -37,7 +37,8 @@ class Cases:
 
     @classmethod
     def of(cls, evidence: Sequence[Evidence], right: Sequence[bool], classes: Sequence[int] | None = None) -> Cases:
-        choices, widest = len(evidence[0].chosen), max(one.logits.shape[1] for one in evidence)
+        choices = len(evidence[0].chosen) if evidence else 0
+        widest = max((one.logits.shape[1] for one in evidence), default=0)
         logits = np.full((len(evidence), choices, widest), -np.inf)
         for number, one in enumerate(evidence):
             logits[number, :, : one.logits.shape[1]] = one.logits
@@ -78,7 +79,7 @@ class Cases:
 class Fitted:
     calibration: Calibration  # fitted to all texts
     confidences: Array  # of each text, from a calibration that was fitted without its half
-    nll: float  # the mean of these
+    losses: Array  # the NLL of each, likewise
 
 
 def fitted(cases: Cases, delta: float | None = None) -> Fitted:
@@ -89,15 +90,15 @@ def fitted(cases: Cases, delta: float | None = None) -> Fitted:
     """
     order = np.random.default_rng(0).permutation(len(cases))
     halves = order[::2], order[1::2]
-    tried: list[tuple[float, Fit, Array]] = []
+    tried: list[tuple[Fit, Array, Array]] = []
     for fit in _candidates(cases, delta):
         confidences, losses = np.empty(len(cases)), np.empty(len(cases))
         for mine, others in (halves, halves[::-1]):
             calibration, held_out = fit(cases.part(mine)), cases.part(others)
             confidences[others], losses[others] = held_out.confidences(calibration), held_out.losses(calibration)
-        tried.append((float(losses.mean()), fit, confidences))
-    nll, fit, confidences = min(tried, key=lambda one: one[0])
-    return Fitted(fit(cases), confidences, nll)
+        tried.append((fit, confidences, losses))
+    fit, confidences, losses = min(tried, key=lambda one: float(one[2].mean()))
+    return Fitted(fit(cases), confidences, losses)
 
 
 def _candidates(cases: Cases, delta: float | None) -> list[Fit]:
