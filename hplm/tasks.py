@@ -13,6 +13,8 @@ import numpy as np
 
 from hplm.arrays import Array
 from hplm.errors import InvalidInput
+from hplm.levels.calibration import UNKNOWN, Calibration, confidences
+from hplm.levels.evidence import Evidence, of_first_row, of_least_certain_label, of_least_certain_row
 from hplm.model.tokenizer import first_tokens, words_of
 
 if TYPE_CHECKING:
@@ -31,11 +33,16 @@ class TextAnswer:
     scores: Array  # rows, fp32
     logits: Array  # rows x classes, fp32
     spans: Array  # rows x 2, int32
+    confidence: float = UNKNOWN  # the probability that it is right
 
     @property
     def is_one_label(self) -> bool:
         """Whether it has one label and the logits of one row."""
         return len(self.labels) == len(self.logits) == 1
+
+
+# Takes logits and spans of texts with one row each, the labels of each, and the calibration of each, if its confidence counts.
+ReadEach = Callable[[Array, Array, Sequence[Sequence[str]], Sequence["Calibration | None"]], list[TextAnswer]]
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,10 @@ class Task:
     find_rows: Callable[[str, str | None, Encoded], Array]  # text, pair, both as tokens -> see `rows`
     read_answer: Callable[[Array, Array, Sequence[str], str], TextAnswer]  # logits, spans, labels, passage
     fixed_labels: tuple[str, ...] = ()  # names of the head's outputs; empty: each tenant has its own labels
-    read_each: Callable[[Array, Array, Sequence[Sequence[str]]], list[TextAnswer]] | None = None  # `read_answer`, many at once
+    read_each: ReadEach | None = None  # `read_answer`, many at once
+    evidence: Callable[[Array, Array, Sequence[str]], Evidence | None] | None = (
+        None  # of an answer; None: none, and no confidence
+    )
     further_label: str = ""  # the name of an output that only some tenants have, after the fixed ones
     needs_pair: bool = False  # the answer is a piece of the second text, the passage
     allows_top_k: bool = False  # a request may ask for the k best labels
@@ -78,6 +88,11 @@ class Task:
         if top_k and self.allows_top_k:
             return best_labels(logits, spans, labels, top_k)
         return self.read_answer(logits, spans, labels, passage)
+
+    def confidence(self, calibration: Calibration, logits: Array, spans: Array, labels: Sequence[str]) -> float:
+        """Returns the probability that the answer to these logits is right; UNKNOWN if nothing was answered."""
+        evidence = self.evidence(logits, spans, labels) if self.evidence is not None else None
+        return calibration.confidence(evidence) if evidence is not None else UNKNOWN
 
 
 def find_task(name: str) -> Task:
@@ -154,13 +169,19 @@ def best_label(logits: Array, spans: Array, labels: Sequence[str], passage: str)
     )
 
 
-def best_label_of_each(logits: Array, spans: Array, labels: Sequence[Sequence[str]]) -> list[TextAnswer]:
-    """Returns what `best_label` does for each of many texts that have one row each, with labels of their own."""
+def best_label_of_each(
+    logits: Array, spans: Array, labels: Sequence[Sequence[str]], calibrations: Sequence[Calibration | None]
+) -> list[TextAnswer]:
+    """Returns what `best_label` does for each of many texts that have one row each, with labels of their own.
+
+    `calibrations` make their confidences; None: not asked for, or not known.
+    """
     best, scores = _best(logits)
     chosen: list[int] = best.tolist()
+    sure = confidences(calibrations, logits) if any(calibrations) else [UNKNOWN] * len(chosen)
     return [
-        TextAnswer([names[index]], scores[i : i + 1], logits[i : i + 1], spans[i : i + 1, 1:])
-        for i, (names, index) in enumerate(zip(labels, chosen, strict=True))
+        TextAnswer([names[index]], scores[i : i + 1], logits[i : i + 1], spans[i : i + 1, 1:], confidence)
+        for i, (names, index, confidence) in enumerate(zip(labels, chosen, sure, strict=True))
     ]
 
 
@@ -196,10 +217,23 @@ def piece_of_passage(logits: Array, spans: Array, labels: Sequence[str], passage
 
     A piece lies in one window. The score of no answer is the lowest of all windows: in one of them, an answer is likely.
     """
+    best, ends = _ends(logits, spans, labels)
+    first, last = ends.chosen.tolist()
+    start, stop = int(spans[first, 1]), int(spans[last, 2])
+    start_of, stop_of = softmax(ends.logits)
+    return TextAnswer(
+        labels=[passage[start:stop]],
+        scores=np.array([start_of[first] * stop_of[last]], dtype=np.float32),
+        logits=best,
+        spans=np.array([[start, stop]], dtype=np.int32),
+    )
+
+
+def _ends(logits: Array, spans: Array, labels: Sequence[str]) -> tuple[Array, Evidence]:
+    """Returns the logits of the best piece, and its two ends among all tokens; without an answer both are a window's first."""
     heads = _heads(spans)
     pieces = [(head + 1, *best_span(own[1:])) for head, own in zip(heads.tolist(), np.split(logits, heads[1:]), strict=True)]
     first, last = max(((at + start, at + end) for at, start, end in pieces), key=lambda ends: _sum_of(logits, *ends))
-    start, stop = int(spans[first, 1]), int(spans[last, 2])
     chosen, best = [first, last], np.array([[logits[first, 0], logits[last, 1]]], dtype=np.float32)
     ends = logits[:, :2].copy()
     ends[heads] = -np.inf
@@ -208,15 +242,8 @@ def piece_of_passage(logits: Array, spans: Array, labels: Sequence[str], passage
         best = np.append(best, logits[head : head + 1, 2:3], axis=1)
         ends[head] = best[0, 2] / 2
         if best[0, 2] > best[0, :2].sum():
-            start, stop, chosen = 0, 0, [head, head]
-    start_of, stop_of = softmax(ends.T)
-    score = start_of[chosen[0]] * stop_of[chosen[1]]
-    return TextAnswer(
-        labels=[passage[start:stop]],
-        scores=np.array([score], dtype=np.float32),
-        logits=best,
-        spans=np.array([[start, stop]], dtype=np.int32),
-    )
+            chosen = [head, head]
+    return best, Evidence(ends.T, np.array(chosen))
 
 
 def no_answer(logits: Array, spans: Array, labels: Sequence[str], passage: str) -> TextAnswer:
@@ -239,6 +266,27 @@ def best_span(logits: Array) -> tuple[int, int]:
     return found
 
 
+# Functions for `evidence`.
+
+
+def first_row(logits: Array, spans: Array, labels: Sequence[str]) -> Evidence:
+    """Returns the choice of the text's label, or its number."""
+    return of_first_row(logits)
+
+
+def least_certain_label(logits: Array, spans: Array, labels: Sequence[str]) -> Evidence:
+    return of_least_certain_label(logits)
+
+
+def least_certain_word(logits: Array, spans: Array, labels: Sequence[str]) -> Evidence | None:
+    return of_least_certain_row(logits, spans[:, 0] >= 0)
+
+
+def both_ends(logits: Array, spans: Array, labels: Sequence[str]) -> Evidence:
+    """Returns the choices of where the answer starts and where it ends."""
+    return _ends(logits, spans, labels)[1]
+
+
 def names_of(labels: Sequence[str], indexes: Array) -> list[str]:
     chosen: list[int] = indexes.tolist()
     return [labels[i] for i in chosen]
@@ -252,14 +300,15 @@ def softmax(logits: Array) -> Array:
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
-        Task("classify", first_token, best_label, read_each=best_label_of_each, allows_top_k=True),
-        Task("multilabel", first_token, holding_labels),
-        Task("tag", each_word, best_label),
-        Task("regress", first_token, value, fixed_labels=("value",)),
+        Task("classify", first_token, best_label, read_each=best_label_of_each, evidence=first_row, allows_top_k=True),
+        Task("multilabel", first_token, holding_labels, evidence=least_certain_label),
+        Task("tag", each_word, best_label, evidence=least_certain_word),
+        Task("regress", first_token, value, evidence=first_row, fixed_labels=("value",)),
         Task(
             "span",
             passage_tokens,
             piece_of_passage,
+            evidence=both_ends,
             fixed_labels=("start", "end"),
             further_label="none",
             needs_pair=True,

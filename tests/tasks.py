@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
+from builder.store.calibrations import Calibrated, save_calibrated
 from builder.store.store import TenantFile
+from hplm.levels.calibration import Calibration
 from hplm.model.weights import save_weights
 from hplm.tasks import find_task
 from testing.random_store import random_store
@@ -26,11 +30,14 @@ TENANTS = [
 ]
 
 
-def make_tasks(folder: Path) -> Toy:
+def make_tasks(folder: Path, calibrations: Mapping[str, Calibration] = MappingProxyType({})) -> Toy:
+    """`calibrations`: of some tenants, by id."""
     store = random_store(folder / "store", CONFIG, TENANTS, DOMAINS, spread=0.3)
     _, head = store.tenant_weights(TENANTS[3])
     often = head["bias"] + torch.tensor([0.0, 0.0, 4.0])  # leaves about half of the questions unanswered
     save_weights({**head, "bias": often}, store.tenant_folder("perhaps", 1) / "head.safetensors")
+    for name, calibration in calibrations.items():
+        save_calibrated(store, store.tenant(name), Calibrated(calibration, {}, {}))
     export(store, folder / "repository", ServingOptions(dtype="fp32", slots=4, batch_tokens=256))
     return Toy(store, folder / "repository")
 

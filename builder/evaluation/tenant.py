@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,18 @@ from torch import Tensor
 
 from builder.store.store import Store, TenantFile
 from builder.training.bodies import PlotBody
-from builder.training.examples import Reader, Texts
+from builder.training.examples import Pack, Reader, Texts
 from builder.training.finetuning import Ground, answers_to
 from builder.training.labelled import Labelled
 from builder.training.labels import check_labels
 from builder.training.model import TenantModel
 from builder.training.scores import Scores
 from builder.training.tasks import training_task
-from hplm.engine.engine import resolve_device
+from hplm.engine.engine import Precision, resolve_device
 from hplm.errors import InvalidInput
 from hplm.model.eightbit import to_eight_bits
+from hplm.model.layer import Adapt
+from hplm.model.stacks import UpperStack
 
 Weights = tuple[list[dict[str, Tensor]] | None, dict[str, Tensor]]  # of the adapter, layer by layer, and the head
 
@@ -73,17 +76,42 @@ def evaluate_weights(
     eight_bits: bool = False,
 ) -> Evaluation:
     """Evaluates a tenant that need not be stored yet."""
+    precision = Precision(torch.float32, eight_bits)
+    body, model, ground = opened(store, tenant, weights, labelled, device, precision, show_progress)
+    answers, _ = answers_to(body, model, ground, ground.texts)
+    scores = ground.task.score(tenant.labels, labelled.examples, answers)
+    return Evaluation(tenant, labelled, ground.texts, answers, scores)
+
+
+class ServedBody(PlotBody):
+    """Computes in an engine's precision. Heads read 32 bits, as in an engine."""
+
+    def __init__(self, upper: UpperStack, heads: int, precision: Precision) -> None:
+        if precision.eight_bits:
+            to_eight_bits(upper.layers)
+        super().__init__(upper.to(precision.dtype).eval(), heads)
+        self._dtype = precision.dtype
+
+    def from_sums(self, sums: Tensor, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
+        return super().from_sums(sums.to(self._dtype), pack, adapters).float()
+
+
+def opened(
+    store: Store,
+    tenant: TenantFile,
+    weights: Weights,
+    labelled: Labelled,
+    device: torch.device,
+    precision: Precision,
+    show_progress: bool,
+) -> tuple[ServedBody, TenantModel, Ground]:
+    """Returns a tenant ready to answer labelled texts as it is served, and the texts, looked up."""
     reader, task = Reader(store, tenant.domain, tenant.domain_version), training_task(tenant.task)
     texts = reader.read(labelled, task, tenant.labels, show_progress)
     model = TenantModel(tenant.adapter_layout(store.config), tenant.head_layout(store.config), seed=0)
     model.load(*weights)
     ground = Ground(store.config, reader, texts, texts, task, tenant.labels, device)
-    upper = store.upper()
-    if eight_bits:
-        to_eight_bits(upper.layers)
-    body = PlotBody(upper.to(device).eval(), store.config.heads)
-    answers, _ = answers_to(body, model.to(device), ground, texts)
-    return Evaluation(tenant, labelled, texts, answers, task.score(tenant.labels, labelled.examples, answers))
+    return ServedBody(store.upper(), store.config.heads, precision).to(device), model.to(device), ground
 
 
 def find_tenant(store: Store, tenant_id: str) -> TenantFile:

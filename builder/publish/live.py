@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from builder.publish.export import copy_file
+from builder.store.calibrations import calibration_of
 from builder.store.store import Store, TenantFile, written_folder
 from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
@@ -98,6 +99,7 @@ def knowledge_of(store: Store, tenant: TenantFile) -> Knowledge:
         head=(tenant.head_layout(store.config), head) if head else None,
         adapter=(layout, adapter) if layout is not None and adapter is not None else None,
         version=tenant.version,
+        calibration=calibration_of(store, tenant),
     )
 
 

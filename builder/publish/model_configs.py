@@ -53,11 +53,12 @@ class ServingOptions:
 
 
 _ANSWERS = """\
-  { name: "LABEL"    data_type: TYPE_STRING  dims: [ -1 ] },
-  { name: "SCORE"    data_type: TYPE_FP32    dims: [ -1 ] },
-  { name: "LOGITS"   data_type: TYPE_FP32    dims: [ -1, -1 ] },
-  { name: "SPAN"     data_type: TYPE_INT32   dims: [ -1, 2 ] },
-  { name: "VERSION"  data_type: TYPE_STRING  dims: [ 1 ] }"""
+  { name: "LABEL"       data_type: TYPE_STRING  dims: [ -1 ] },
+  { name: "SCORE"       data_type: TYPE_FP32    dims: [ -1 ] },
+  { name: "LOGITS"      data_type: TYPE_FP32    dims: [ -1, -1 ] },
+  { name: "SPAN"        data_type: TYPE_INT32   dims: [ -1, 2 ] },
+  { name: "CONFIDENCE"  data_type: TYPE_FP32    dims: [ 1 ] },
+  { name: "VERSION"     data_type: TYPE_STRING  dims: [ 1 ] }"""
 
 _PROMPTS = """\
   { name: "text_input"                data_type: TYPE_STRING  dims: [ 1 ]  optional: true },  # this or messages
@@ -103,11 +104,12 @@ ensemble_scheduling {
     {
       model_name: "$name-upper"  model_version: -1
       input_map  { key: "TICKET"    value: "ticket" }
-      output_map { key: "LABEL"     value: "LABEL" }
-      output_map { key: "SCORE"     value: "SCORE" }
-      output_map { key: "LOGITS"    value: "LOGITS" }
-      output_map { key: "SPAN"      value: "SPAN" }
-      output_map { key: "VERSION"   value: "VERSION" }
+      output_map { key: "LABEL"       value: "LABEL" }
+      output_map { key: "SCORE"       value: "SCORE" }
+      output_map { key: "LOGITS"      value: "LOGITS" }
+      output_map { key: "SPAN"        value: "SPAN" }
+      output_map { key: "CONFIDENCE"  value: "CONFIDENCE" }
+      output_map { key: "VERSION"     value: "VERSION" }
     }
   ]
 }

@@ -11,7 +11,7 @@ from torch import Tensor
 from builder.store.store import Store
 from hplm.engine.engine import INT8, Engine, Precision, resolve_precision
 from hplm.model.attention import PackedAttention
-from hplm.model.eightbit import to_eight_bits
+from hplm.model.eightbit import available, to_eight_bits
 from hplm.model.stacks import UpperStack
 from hplm.model.tensors import array_of
 from hplm.plot.gathering import Gatherer
@@ -44,6 +44,14 @@ class EightBits:
             f"int8 is {self.speed:.2f} x as fast as {self.other} (needed: {LEAST_SPEED}), "
             f"and changes vectors by {self.change:.1%} (allowed: {MOST_CHANGE:.0%})"
         )
+
+
+def served_precision(store: Store, dtype: str, device: torch.device) -> Precision:
+    """Returns the precision in which an export with `dtype` serves on this machine. `auto` measures, as the export does."""
+    auto_on_cpu = "auto"
+    if dtype == "auto" and device.type == "cpu" and available() and not store.config.is_decoder:
+        auto_on_cpu = measure_eight_bits(store).auto
+    return resolve_precision(dtype, device, auto_on_cpu)
 
 
 def measure_eight_bits(store: Store, threads: int = 0) -> EightBits:

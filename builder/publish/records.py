@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from builder.store.calibrations import calibration_of
 from builder.store.store import Store, TenantFile
 from hplm.adapters.bank import write_bank
 from hplm.adapters.heads import grown, size_for
@@ -44,6 +45,7 @@ class Records:
             labels=tuple(tenant.labels),
             head=head_record,
             adapter=adapter_record,
+            calibration=calibration_of(self._store, tenant),
         )
 
     def write(self, folder: Path) -> None:

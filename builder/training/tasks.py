@@ -31,10 +31,12 @@ from builder.training.objectives import (
     value_loss,
     value_targets,
 )
+from builder.training.outcomes import is_exact, is_near, right_holding, right_label
 from builder.training.scores import Labels, Scores, holding_scores, label_scores, span_scores, tag_scores, value_scores
 from builder.training.threshold import none_shift
 from hplm.errors import InvalidInput
-from hplm.tasks import TASKS, Task, find_task
+from hplm.levels.evidence import Evidence
+from hplm.tasks import TASKS, Task, TextAnswer, find_task
 
 
 def _any_labels(labelled: Labelled, dtype: str) -> None:
@@ -57,6 +59,10 @@ def _unscaled(examples: Sequence[Example]) -> tuple[float, float]:
 Shift = Callable[[Sequence[str], Sequence[Example], Sequence[np.ndarray], Sequence[np.ndarray]], np.ndarray]
 
 
+RightClass = Callable[[Example, Evidence, Sequence[str]], int]  # takes an example, what its answer rests on, and the labels
+IsRight = Callable[[Example, TextAnswer, float], bool]  # takes an example, its answer, and the largest error of a right number
+
+
 @dataclass(frozen=True)
 class TrainingTask:
     served: Task
@@ -70,6 +76,9 @@ class TrainingTask:
     scale: Callable[[Sequence[Example]], tuple[float, float]] = _unscaled  # mean and spread of the values
     further: Callable[[Sequence[Example]], bool] = _never  # whether these examples need the further label
     shift: Shift | None = None  # what to add to a trained head's outputs
+    right_class: RightClass | None = None  # for a calibration, where an answer's evidence is one choice between classes
+    is_right: IsRight | None = None  # where it is something else
+    is_number: bool = False  # an answer is a number, and right within a distance
 
     def read(self, path: Path) -> Labelled:
         return read_labelled(path, self.read_line)
@@ -92,11 +101,37 @@ def training_task(name: str) -> TrainingTask:
 TRAINING_TASKS: dict[str, TrainingTask] = {
     task.served.name: task
     for task in (
-        TrainingTask(TASKS["classify"], read_label, label_targets, label_loss, label_scores, one_label_a_row=True),
-        TrainingTask(TASKS["multilabel"], read_labels, holding_targets, holding_loss, holding_scores, fewest_labels=1),
-        TrainingTask(TASKS["tag"], read_tags, label_targets, label_loss, tag_scores, one_label_a_row=True),
         TrainingTask(
-            TASKS["regress"], read_value, value_targets, value_loss, value_scores, check=check_values, scale=mean_and_spread
+            TASKS["classify"],
+            read_label,
+            label_targets,
+            label_loss,
+            label_scores,
+            one_label_a_row=True,
+            right_class=right_label,
+        ),
+        TrainingTask(
+            TASKS["multilabel"],
+            read_labels,
+            holding_targets,
+            holding_loss,
+            holding_scores,
+            fewest_labels=1,
+            right_class=right_holding,
+        ),
+        TrainingTask(
+            TASKS["tag"], read_tags, label_targets, label_loss, tag_scores, one_label_a_row=True, right_class=right_label
+        ),
+        TrainingTask(
+            TASKS["regress"],
+            read_value,
+            value_targets,
+            value_loss,
+            value_scores,
+            check=check_values,
+            scale=mean_and_spread,
+            is_right=is_near,
+            is_number=True,
         ),
         TrainingTask(
             TASKS["span"],
@@ -107,6 +142,7 @@ TRAINING_TASKS: dict[str, TrainingTask] = {
             check=check_answerable,
             further=_some_unanswerable,
             shift=none_shift,
+            is_right=is_exact,
         ),
     )
 }

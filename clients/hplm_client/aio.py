@@ -51,6 +51,7 @@ class AsyncHplmClient:
         truncate: bool = False,
         priority: int | None = None,
         logits: bool = False,
+        confidence: bool = False,
     ) -> Answer:
         """Returns the answer for one text.
 
@@ -65,6 +66,7 @@ class AsyncHplmClient:
             truncate=truncate,
             priority=priority,
             logits=logits,
+            confidence=confidence,
         )
         return answers[0]
 
@@ -79,9 +81,10 @@ class AsyncHplmClient:
         truncate: bool = False,
         priority: int | None = None,
         logits: bool = False,
+        confidence: bool = False,
     ) -> list[Answer]:
         """Returns an answer for each text, in order. All texts are one request: they succeed or fail together."""
-        question = wire.Question(texts, tenant, pairs, top_k, truncate, priority, logits)
+        question = wire.Question(texts, tenant, pairs, top_k, truncate, priority, logits, confidence)
         transport = self._transport()
         attempts = self._settings.attempts(deadline_ms)  # includes the time to find the backbone
         arguments = wire.encode(question, transport.library)

@@ -21,6 +21,7 @@ class Answer:
 
     rows: tuple[Row, ...]
     version: str
+    confidence: float | None = None  # how likely it is right; only with confidence=True, and of a calibrated tenant
 
     @property
     def label(self) -> str | None:

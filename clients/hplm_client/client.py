@@ -51,6 +51,7 @@ class HplmClient:
         truncate: bool = False,
         priority: int | None = None,
         logits: bool = False,
+        confidence: bool = False,
     ) -> Answer:
         """Returns the answer for one text.
 
@@ -65,6 +66,7 @@ class HplmClient:
             truncate=truncate,
             priority=priority,
             logits=logits,
+            confidence=confidence,
         )[0]
 
     def infer_batch(
@@ -78,9 +80,10 @@ class HplmClient:
         truncate: bool = False,
         priority: int | None = None,
         logits: bool = False,
+        confidence: bool = False,
     ) -> list[Answer]:
         """Returns an answer for each text, in order. All texts are one request: they succeed or fail together."""
-        question = wire.Question(texts, tenant, pairs, top_k, truncate, priority, logits)
+        question = wire.Question(texts, tenant, pairs, top_k, truncate, priority, logits, confidence)
         attempts = self._settings.attempts(deadline_ms)  # includes the time to find the backbone
         self._check_open()
         arguments = wire.encode(question, self._transport.library)

@@ -11,6 +11,7 @@ import numpy as np
 from hplm_client.answer import Answer, Row
 from hplm_client.errors import InvalidInput, NoBackbone, UnexpectedAnswer
 
+UNKNOWN = -1.0  # the confidence of a tenant without calibration
 ALIAS = "hplm"  # the model that forwards to backbones
 OUTPUTS = ("LABEL", "SCORE", "SPAN", "VERSION")
 # Not "priority": Triton keeps that parameter for itself, no Python model sees it, and tritonclient refuses to send it.
@@ -34,6 +35,7 @@ class Question:
     truncate: bool = False
     priority: int | None = None
     logits: bool = False
+    confidence: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.texts, str) or isinstance(self.pairs, str):
@@ -61,7 +63,7 @@ def encode(question: Question, library: Any) -> dict[str, Any]:
     inputs = [_strings(library, "TEXT", question.texts)]
     if question.pairs is not None:
         inputs.append(_strings(library, "TEXT_PAIR", question.pairs))
-    names = (*OUTPUTS, "LOGITS") if question.logits else OUTPUTS
+    names = OUTPUTS + ("LOGITS",) * question.logits + ("CONFIDENCE",) * question.confidence
     return {
         "inputs": inputs,
         "outputs": [library.InferRequestedOutput(name) for name in names],
@@ -80,9 +82,11 @@ def decode(result: Tensors, question: Question) -> list[Answer]:
         shapes = f"LABEL {labels.shape}, SCORE {scores.shape}, SPAN {spans.shape}, VERSION {versions.shape}"
         raise UnexpectedAnswer(f"the shapes of the outputs do not fit each other ({shapes}): is this an hPLM backbone?")
     logits = _tensor(result, "LOGITS", 3, batch).tolist() if question.logits else [[]] * batch
+    sure = _tensor(result, "CONFIDENCE", 2, batch).tolist() if question.confidence else [[UNKNOWN]] * batch
+    columns = labels.tolist(), scores.tolist(), spans.tolist(), logits
     return [
-        Answer(tuple(_rows(*columns)), _text(version[0]))
-        for *columns, version in zip(labels.tolist(), scores.tolist(), spans.tolist(), logits, versions.tolist(), strict=True)
+        Answer(tuple(_rows(*own)), _text(version[0]), confidence[0] if confidence[0] != UNKNOWN else None)
+        for *own, version, confidence in zip(*columns, versions.tolist(), sure, strict=True)
     ]
 
 

@@ -55,10 +55,10 @@ def test_only_given_options_are_sent():
     plain = wire.encode(wire.Question(["a"], "acme"), tritonclient.http)
     assert plain["parameters"] == {"tenant": "acme"}
     assert [output.name() for output in plain["outputs"]] == ["LABEL", "SCORE", "SPAN", "VERSION"]
-    full = wire.Question(["a"], "acme", ["b"], top_k=3, truncate=True, priority=0, logits=True)
+    full = wire.Question(["a"], "acme", ["b"], top_k=3, truncate=True, priority=0, logits=True, confidence=True)
     encoded = wire.encode(full, tritonclient.http)
     assert encoded["parameters"] == {"tenant": "acme", "truncate": True, "top_k": 3, "hplm_priority": 0}
-    assert [output.name() for output in encoded["outputs"]] == ["LABEL", "SCORE", "SPAN", "VERSION", "LOGITS"]
+    assert [output.name() for output in encoded["outputs"]] == ["LABEL", "SCORE", "SPAN", "VERSION", "LOGITS", "CONFIDENCE"]
     assert [tensor.name() for tensor in encoded["inputs"]] == ["TEXT", "TEXT_PAIR"]
 
 
@@ -103,6 +103,17 @@ def test_logits_go_to_the_rows_that_have_some():
     of_the_second = np.array([[[0, 0], [1, 2]]], dtype=np.float32)
     (answer,) = wire.decode(answered(unread, LOGITS=of_the_second), wire.Question(["x"], "acme", logits=True))
     assert [row.logits for row in answer.rows] == [None, (1, 2)]
+
+
+def test_a_confidence_of_minus_one_is_none():
+    rows = [[("A", 0.5, (0, 1))]] * 2
+    question = wire.Question(["x", "y"], "acme", confidence=True)
+    answers = wire.decode(answered(rows, CONFIDENCE=np.array([[0.25], [-1]], dtype=np.float32)), question)
+    assert [answer.confidence for answer in answers] == [0.25, None]
+    (alone,) = wire.decode(answered(rows[:1]), wire.Question(["x"], "acme"))
+    assert alone.confidence is None
+    with pytest.raises(UnexpectedAnswer, match="CONFIDENCE"):
+        wire.decode(answered(rows), question)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_one_line_of_json(server, protocol, capsys):
     url = server.http_url if protocol == "http" else server.grpc_url
     answer = run("a text", "--tenant", "acme", "--url", url, "--protocol", protocol, "--json")
     row = {"label": "a text", "score": 1.0, "span": [0, 6]}
-    assert answer == {"tenant": "acme", "label": "a text", "score": 1.0, "rows": [row], "version": "v7"}
+    assert answer == {"tenant": "acme", "label": "a text", "score": 1.0, "rows": [row], "version": "v7", "confidence": None}
     assert json.loads(json.dumps(answer)) == answer
     assert capsys.readouterr().out == "", "the entry point prints the JSON"
 
@@ -46,6 +46,13 @@ def test_a_table_for_people(server, capsys):
         "WORDS  0.3333  7-12  words",
     ]
     assert "tagger" in last and "v7" in last
+
+
+def test_the_confidence_of_a_calibrated_tenant_is_shown(server, capsys):
+    assert run("a text", "--tenant", "sure", "--url", server.http_url)["confidence"] == 0.75
+    assert capsys.readouterr().out.splitlines()[-1].endswith(" 0.7500")
+    assert run("a text", "--tenant", "acme", "--url", server.http_url)["confidence"] is None
+    assert capsys.readouterr().out.splitlines()[-1].endswith(" v7")
 
 
 def test_long_texts_are_cut_in_the_table_and_pairs_left_out(server, capsys):

@@ -44,16 +44,19 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             deadline_ms=args.deadline_ms,
             top_k=args.top_k,
             truncate=args.truncate,
+            confidence=True,
         )
     if not args.json:
         print(table(answer, args.text if args.pair is None else None))
-        print(f"tenant {args.tenant}, version {answer.version}")
+        sure = f", confidence {answer.confidence:.4f}" if answer.confidence is not None else ""
+        print(f"tenant {args.tenant}, version {answer.version}{sure}")
     return {
         "tenant": args.tenant,
         "label": answer.label,
         "score": answer.score,
         "rows": [{"label": row.label, "score": row.score, "span": list(row.span)} for row in answer.rows],
         "version": answer.version,
+        "confidence": answer.confidence,
     }
 
 

@@ -10,6 +10,8 @@ import numpy as np
 from hplm.arrays import Array
 from hplm.tasks import TextAnswer
 
+CONFIDENCE = "CONFIDENCE"  # the output that is computed only for requests that want it
+
 
 @dataclass(frozen=True)
 class Filled:
@@ -19,6 +21,7 @@ class Filled:
     scores: Array
     logits: Array
     spans: Array
+    texts: Sequence[TextAnswer] = ()  # for their confidences
 
     def outputs(self, wanted: Collection[str], versions: Sequence[int]) -> dict[str, Array]:
         """Returns the requested outputs by their names on the wire, with strings as bytes. `versions` has one for each text."""
@@ -26,6 +29,8 @@ class Filled:
         outputs = {name: values for name, values in numbers.items() if name in wanted}
         if "LABEL" in wanted:
             outputs["LABEL"] = _objects([label.encode() for label in self.labels.flat]).reshape(self.labels.shape)
+        if CONFIDENCE in wanted:
+            outputs[CONFIDENCE] = np.array([[text.confidence] for text in self.texts], dtype=np.float32)
         if "VERSION" in wanted:
             outputs["VERSION"] = _objects([b"%d" % version for version in versions]).reshape(-1, 1)
         return outputs
@@ -52,6 +57,7 @@ def fill(texts: Sequence[TextAnswer]) -> Filled:
             scores=np.concatenate([text.scores for text in texts])[:, None],
             logits=np.concatenate([text.logits for text in texts])[:, None],
             spans=np.concatenate([text.spans for text in texts])[:, None],
+            texts=texts,
         )
     count, rows = len(texts), max(1, *(len(text.labels) for text in texts))  # a text may have no labels
     logit_rows, classes = max(len(text.logits) for text in texts), texts[0].logits.shape[1]
@@ -60,6 +66,7 @@ def fill(texts: Sequence[TextAnswer]) -> Filled:
         scores=np.zeros((count, rows), dtype=np.float32),
         logits=np.zeros((count, logit_rows, classes), dtype=np.float32),
         spans=np.full((count, rows, 2), -1, dtype=np.int32),
+        texts=texts,
     )
     for i, text in enumerate(texts):
         used = len(text.labels)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
-from hplm.engine.answer import fill, size_of
+from hplm.engine.answer import CONFIDENCE, fill, size_of
 from hplm.engine.channel import Ask, Asks, Beat, Begin, Channel, End, Ready, Replies, Reply
 from hplm.engine.looked_up import LookedUp
 from hplm.engine.memory import LARGE
@@ -157,7 +157,7 @@ class Child:
         ticket, found = Ticket.read(ask.signed)
         respond = partial(self._outbox.put, ask._replace(signed=b""), ticket)  # a waiting request keeps only its texts
         try:
-            service.submit(ticket, LookedUp.unpack(found), respond, ask.id)
+            service.submit(ticket, LookedUp.unpack(found), respond, ask.id, CONFIDENCE in ask.wanted)
         except Exception as error:
             respond(error)
 

@@ -34,12 +34,14 @@ class Request:
         respond: Callable[[Request, Answer], None],
         id: str = "",
         taken_ns: int = 0,
+        with_confidence: bool = False,
     ) -> None:
         self.id = id  # the client's name for it
         self.view = view  # keeps its tables and banks open until the request is answered
         self.tenant = tenant
         self.top_k = min(ticket.top_k, len(tenant.labels))
         self.read_each = None if self.top_k else tenant.task_object.read_each
+        self.calibration = tenant.calibration if with_confidence else None  # None: the answer has no confidence
         self.priority = ticket.priority
         self.arrival_ns = ticket.arrival_ns
         self.deadline_ns = ticket.deadline_ns  # 0: no deadline

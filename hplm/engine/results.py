@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from hplm.arrays import Array
 from hplm.engine.request import Text
 from hplm.errors import Broken, HplmError
-from hplm.tasks import TextAnswer
+from hplm.tasks import ReadEach, TextAnswer
 
 log = logging.getLogger(__name__)
-ReadEach = Callable[[Array, Array, Sequence[Sequence[str]]], list[TextAnswer]]
 
 
 def read_answers(texts: Sequence[Text], logits: Sequence[Array]) -> Iterator[tuple[Text, TextAnswer | HplmError]]:
@@ -38,7 +38,8 @@ def read_answers(texts: Sequence[Text], logits: Sequence[Array]) -> Iterator[tup
             continue
         some = [texts[index] for index in indexes]
         spans = np.concatenate([text.spans for text in some])
-        yield from zip(some, read_each(own, spans, [text.request.tenant.labels for text in some]), strict=True)
+        labels_of, calibrations = [text.request.tenant.labels for text in some], [text.request.calibration for text in some]
+        yield from zip(some, read_each(own, spans, labels_of, calibrations), strict=True)
 
 
 def _answer(text: Text, logits: Array) -> TextAnswer | HplmError | None:
@@ -51,7 +52,13 @@ def _answer(text: Text, logits: Array) -> TextAnswer | HplmError | None:
         if not np.isfinite(own).all():
             raise Broken(f"tenant {request.tenant.id!r} has logits that are not finite: train it again, with a lower rate")
         joined = request.joined(text, own)
-        return joined and request.tenant.task_object.answer(*joined, labels, request.top_k, text.passage)
+        if joined is None:
+            return None
+        task = request.tenant.task_object
+        answer = task.answer(*joined, labels, request.top_k, text.passage)
+        if request.calibration is None:
+            return answer
+        return replace(answer, confidence=task.confidence(request.calibration, *joined, labels))
     except HplmError as error:
         log.error("%s", error)
         return error

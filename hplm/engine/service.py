@@ -92,17 +92,19 @@ class Service:
         looked_up: LookedUp,
         respond: Callable[[Answer, Counted], None],
         id: str = "",
+        with_confidence: bool = False,
     ) -> None:
         """Takes a request with a valid ticket, or raises. A request that was taken is answered once, through `respond`.
 
-        `respond` takes the answer, and the series in which it is counted.
+        `respond` takes the answer, and the series in which it is counted. Confidences are computed only `with_confidence`.
         """
         if ticket.export != self._backbone.view.snapshot.export_number:
             raise Draining("another export of this backbone is being loaded: send the request again")
         view = self._backbone.at(ticket.generation)
         tenant = view.snapshot.by_uid(ticket.uid)
         count = looked_up.texts
-        request = Request(ticket, view, tenant, count, partial(self._leave, respond), id, time.monotonic_ns())
+        answered = partial(self._leave, respond)
+        request = Request(ticket, view, tenant, count, answered, id, time.monotonic_ns(), with_confidence)
         try:
             if request.taken_ns - ticket.arrival_ns > TICKET_SECONDS * 1_000_000_000:
                 raise DeadlineMissed(f"the request was on its way for more than {TICKET_SECONDS} s: send it again")

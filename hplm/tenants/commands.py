@@ -21,7 +21,8 @@ from safetensors.torch import load
 from torch import Tensor
 
 from hplm.adapters.layout import Layout, adapter_layout, head_layout
-from hplm.errors import InvalidInput
+from hplm.errors import MISFITS, InvalidInput
+from hplm.levels.calibration import Calibration
 from hplm.model.config import BackboneConfig
 from hplm.plot.table import Table
 from hplm.tasks import check_backbone, find_task
@@ -130,7 +131,17 @@ class Commands:
             labels=tuple(labels),
             head=(head, _layers(tensors, head, "head")[0]) if head is not None else None,
             adapter=(layout, _layers(tensors, layout, "adapter")) if layout is not None else None,
+            calibration=_calibration(given),
         )
+
+
+def _calibration(given: dict[str, Any]) -> Calibration | None:
+    if (stored := given.get("calibration")) is None:
+        return None
+    try:
+        return Calibration.read(stored)
+    except MISFITS as error:
+        raise InvalidInput(f"'calibration' is not that of a store's calibration.json ({error})") from None
 
 
 def _layers(tensors: dict[str, Tensor], layout: Layout, part: str) -> list[dict[str, Tensor]]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hplm.adapters.layout import Layout
 from hplm.errors import InvalidInput
+from hplm.levels.calibration import Calibration
 from hplm.plot.branch import Branch
 from hplm.tasks import TASKS
 
@@ -24,6 +25,7 @@ class Knowledge:
     head: tuple[Layout, Mapping[str, Tensor]] | None
     adapter: tuple[Layout, Sequence[Mapping[str, Tensor]]] | None
     version: int = 0  # its version in the store; 0: none
+    calibration: Calibration | None = None
 
     def check(self, tenant_id: str, branches: Iterable[Branch], width: int | None) -> None:
         """Raises if a backbone with these tables cannot serve the tenant. `width`: of the backbone's vectors; None: unknown."""
@@ -36,6 +38,10 @@ class Knowledge:
         if (self.head is None) != TASKS[self.task].generates:
             has = "no head" if self.head is None else "a head"
             raise InvalidInput(f"tenant {tenant_id!r} has the task {self.task} and {has}: export it again")
+        if self.calibration is not None and not self.calibration.suits(size):
+            raise InvalidInput(
+                f"tenant {tenant_id!r} has {size} labels and a calibration of another number: calibrate it again"
+            )
         branch = (self.domain, self.domain_version)
         if branch not in {(branch.domain, branch.version) for branch in branches}:
             raise InvalidInput(

@@ -110,7 +110,7 @@ class Manager:
             tenant = replace(
                 before, version=version, domain=domain, domain_version=domain_version, head=head_record, adapter=adapter
             )
-        change.put(tenant)
+        change.put(replace(tenant, calibration=knowledge.calibration))
         return _recorded(change, TenantChange(change.generation, tenant_id, before.version if before else None, version))
 
     def roll_back(self, tenant_id: str) -> TenantChange:

@@ -18,12 +18,13 @@ from typing import Any
 
 from hplm.adapters.record import Record
 from hplm.errors import MISFITS, Broken, InvalidInput, NoTenant
+from hplm.levels.calibration import Calibration
 from hplm.plot.branch import Branch
 from hplm.tasks import TASKS, Task
 from hplm.tenants.keys import Key
 
-FORMAT = 5
-READABLE = (2, 3, 4, FORMAT)  # docs/formats.md says what the earlier ones lack
+FORMAT = 6
+READABLE = (2, 3, 4, 5, FORMAT)  # docs/formats.md says what the earlier ones lack
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")  # of tenants, domains and backbones
 LIVE = "state/"  # prefix of the names of banks in the live state
 PROMISES = ("first_token_us", "token_us")  # limits that only a tenant that generates text may have
@@ -52,6 +53,7 @@ class Tenant:
     texts_rate: float = 0.0  # texts a second; 0: no limit
     tokens_rate: float = 0.0  # tokens a second; 0: no limit
     in_flight: int = 0  # requests in flight; 0: no limit
+    calibration: Calibration | None = None  # of this version's logits; None: its answers have no confidence
 
     @property
     def task_object(self) -> Task:
@@ -165,6 +167,8 @@ def read_tenant(entry: dict[str, Any]) -> Tenant:
     fields["labels"] = tuple(entry["labels"])
     fields["head"] = Record(**entry["head"]) if entry["head"] is not None else None
     fields["adapter"] = Record(**entry["adapter"]) if entry["adapter"] is not None else None
+    calibration = entry.get("calibration")
+    fields["calibration"] = Calibration.read(calibration) if calibration is not None else None
     fields["keys"] = tuple(Key(**key) for key in entry.get("keys", ()))
     tenant = Tenant(**fields)
     if not _is_tenant(tenant):
@@ -189,7 +193,8 @@ def _is_tenant(tenant: Tenant) -> bool:
         numbers.append(key.expires)
     rates = (tenant.rate, tenant.burst, tenant.texts_rate, tenant.tokens_rate)
     return (
-        all(type(word) is str for word in words)
+        (tenant.calibration is None or tenant.calibration.suits(len(tenant.labels)))
+        and all(type(word) is str for word in words)
         and all(type(number) is int for number in numbers)
         and all(type(rate) in (int, float) for rate in rates)
     )

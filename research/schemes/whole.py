@@ -29,11 +29,12 @@ input [
   { name: "TEXT_PAIR"  data_type: TYPE_STRING  dims: [ 1 ]  allow_ragged_batch: true  optional: true }
 ]
 output [
-  { name: "LABEL"    data_type: TYPE_STRING  dims: [ -1 ] },
-  { name: "SCORE"    data_type: TYPE_FP32    dims: [ -1 ] },
-  { name: "LOGITS"   data_type: TYPE_FP32    dims: [ -1, -1 ] },
-  { name: "SPAN"     data_type: TYPE_INT32   dims: [ -1, 2 ] },
-  { name: "VERSION"  data_type: TYPE_STRING  dims: [ 1 ] }
+  { name: "LABEL"       data_type: TYPE_STRING  dims: [ -1 ] },
+  { name: "SCORE"       data_type: TYPE_FP32    dims: [ -1 ] },
+  { name: "LOGITS"      data_type: TYPE_FP32    dims: [ -1, -1 ] },
+  { name: "SPAN"        data_type: TYPE_INT32   dims: [ -1, 2 ] },
+  { name: "CONFIDENCE"  data_type: TYPE_FP32    dims: [ 1 ] },
+  { name: "VERSION"     data_type: TYPE_STRING  dims: [ 1 ] }
 ]
 
 instance_group [ { kind: KIND_MODEL  count: 1 } ]

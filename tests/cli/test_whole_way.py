@@ -39,6 +39,8 @@ def material(tmp_path_factory):
     (folder / "corpus.txt").write_text("\n".join(" ".join(text) for _, text in examples) + "\n")
     classify = [json.dumps({"text": " ".join(text), "label": kind}) for kind, text in examples]
     tag = [json.dumps({"tokens": text, "tags": ["FRUIT" if word in FRUIT else "O" for word in text]}) for _, text in examples]
+    later = [json.dumps({"text": " ".join(_text(rng, kind)), "label": kind}) for kind in ("fruit", "metal") * 60]
+    (folder / "classify.held.jsonl").write_text("\n".join([*classify[:50], *classify[-10:], *later]) + "\n")
     for name, lines in (("classify", classify), ("tag", tag)):
         (folder / f"{name}.train.jsonl").write_text("\n".join(lines[:240]) + "\n")
         (folder / f"{name}.dev.jsonl").write_text("\n".join(lines[240:]) + "\n")
@@ -71,6 +73,9 @@ def test_from_a_checkpoint_to_an_answer(material, tmp_path, capsys):
             "--train", material / f"{task}.train.jsonl", "--dev", material / f"{task}.dev.jsonl", "--rank", 4,
         )  # fmt: skip
         assert built["dev"]["texts"] == 60
+    held = material / "classify.held.jsonl"
+    calibrated = _run(capsys, "calibrate", "--store", store, "--id", "classify-goods", "--texts", held)
+    assert (calibrated["texts"], calibrated["left_out"], calibrated["changed"]) == (120, 60, True)
     assert _run(capsys, "export", "--store", store, "--repository", repository)["tenants"] == 2
     listed = _run(capsys, "tenant", "list", "--repository", repository)["tenants"]
     assert [(t["id"], t["backbone"], t["domain"], t["task"]) for t in listed] == [
@@ -85,5 +90,6 @@ def test_from_a_checkpoint_to_an_answer(material, tmp_path, capsys):
             answer = json.loads(done.stdout)
             assert answer["label"] in labels and 0 <= answer["score"] <= 1 and answer["version"] == "1", done.stderr
             assert len(answer["rows"]) == (1 if tenant.startswith("classify") else 4)
+            assert answer["confidence"] is None if tenant.startswith("tag") else 0 < answer["confidence"] <= 1
         refused = subprocess.run([*command, "--tenant", "nobody", text], capture_output=True, text=True, timeout=60)
         assert refused.returncode == 1 and "[no_tenant]" in refused.stderr and not refused.stdout

@@ -27,6 +27,7 @@ NEED_A_STORE = {
     "import": ["--id", "x", "--from", "x", "--store", "x"],
     "export": ["--store", "x"],
     "evaluate": ["--id", "x", "--test", "x", "--store", "x"],
+    "calibrate": ["--id", "x", "--texts", "x", "--store", "x"],
     "tenant add": ["x", "--store", "x", "--repository", "x", "--state", "x"],
     "tenant update": ["x", "--store", "x", "--repository", "x", "--state", "x"],
     "domain add": ["--name", "x", "--store", "x", "--repository", "x", "--state", "x"],

@@ -76,7 +76,11 @@ def test_only_requested_outputs_are_returned_and_all_if_none_is_named(stock):
             [out["name"] for out in answer["outputs"]] if isinstance(answer, dict) else [out.name for out in answer.outputs]
             for answer in answers
         ]
-        assert sorted(names[0]) == sorted(names[1]) == sorted(outputs or ["LABEL", "SCORE", "LOGITS", "SPAN", "VERSION"])
+        assert (
+            sorted(names[0])
+            == sorted(names[1])
+            == sorted(outputs or ["LABEL", "SCORE", "LOGITS", "SPAN", "CONFIDENCE", "VERSION"])
+        )
 
 
 @pytest.mark.parametrize(

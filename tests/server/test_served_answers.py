@@ -74,7 +74,7 @@ def test_an_answer_in_json_is_json(served):
     request = urllib.request.Request(f"http://{server.http_url}/v2/models/toy/infer", data=body)
     with urllib.request.urlopen(request, timeout=60) as response:
         answer = json.loads(response.read(), parse_constant=_no_json)
-    assert {output["name"] for output in answer["outputs"]} == {"LABEL", "SCORE", "LOGITS", "SPAN", "VERSION"}
+    assert {output["name"] for output in answer["outputs"]} == {"LABEL", "SCORE", "LOGITS", "SPAN", "CONFIDENCE", "VERSION"}
 
 
 def _no_json(number):

@@ -2,12 +2,14 @@
 
 import base64
 import json
+from dataclasses import asdict
 
 import pytest
 from safetensors.torch import save
 
 from builder.store.store import TenantFile
 from hplm.errors import InvalidInput
+from hplm.levels.calibration import Calibration
 from hplm.model.config import BackboneConfig
 from hplm.tenants.commands import Commands
 from hplm.tenants.manager import Manager
@@ -21,6 +23,16 @@ def place(tmp_path):
     folder = repository / "toy/1"
     manager = Manager(folder, state)
     return store, manager, Commands(manager, BackboneConfig.load(folder / "backbone.json"))
+
+
+@pytest.mark.parametrize("calibration", [3, {"kind": "temperature"}, {**asdict(Calibration()), "temperature": -1}])
+def test_a_calibration_is_checked_and_published(place, calibration):
+    store, manager, commands = place
+    known = Calibration(temperature=1.5)
+    with pytest.raises(InvalidInput, match="'calibration'"):
+        commands.run(json.dumps({**trained(store), "calibration": calibration}))
+    commands.run(json.dumps({**trained(store), "calibration": asdict(known)}))
+    assert manager.current().find("acme").calibration == known
 
 
 def trained(store):

@@ -1,0 +1,51 @@
+"""The calibration of a tenant's version: `calibration.json` beside its weights. No other file there may be replaced."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from builder.store.resumable import write_json
+from builder.store.store import Store, TenantFile
+from hplm.errors import MISFITS, Broken
+from hplm.levels.calibration import Calibration
+
+FILE = "calibration.json"
+WAY_OUT = "calibrate the tenant again with `hplm calibrate`, or remove the file"
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    calibration: Calibration
+    asked: dict[str, Any]  # the texts' digest, the precision and the options that it was fitted with
+    report: dict[str, Any]
+
+
+def read_calibrated(store: Store, tenant: TenantFile) -> Calibrated | None:
+    """Returns the calibration of this version of a tenant; None if it has none."""
+    path = _path(store, tenant)
+    try:
+        stored = json.loads(path.read_text("utf-8"))
+        found = Calibrated(Calibration.read(stored["calibration"]), dict(stored["asked"]), dict(stored["report"]))
+    except FileNotFoundError:
+        return None
+    except MISFITS as error:
+        raise Broken(f"{path} does not describe a calibration ({error}): {WAY_OUT}") from None
+    if not found.calibration.suits(len(tenant.labels)):
+        raise Broken(f"{path} is of a tenant with another number of labels than {len(tenant.labels)}: {WAY_OUT}")
+    return found
+
+
+def calibration_of(store: Store, tenant: TenantFile) -> Calibration | None:
+    found = read_calibrated(store, tenant)
+    return found.calibration if found is not None else None
+
+
+def save_calibrated(store: Store, tenant: TenantFile, found: Calibrated) -> None:
+    write_json(_path(store, tenant), {"calibration": asdict(found.calibration), "asked": found.asked, "report": found.report})
+
+
+def _path(store: Store, tenant: TenantFile) -> Path:
+    return store.tenant_folder(tenant.id, tenant.version) / FILE

@@ -1,0 +1,1 @@
+"""The confidence of answers."""

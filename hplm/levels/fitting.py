@@ -1,0 +1,194 @@
+"""Fits a calibration to answers that are known to be right or wrong, by the negative log likelihood (NLL)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from hplm.arrays import Array
+from hplm.levels.calibration import BINS, DIRICHLET, Calibration
+from hplm.levels.evidence import Evidence, log_softmax
+
+TEMPERATURES = (0.05, 100.0)  # the range that is searched
+STEPS = 40  # of the grid over this range, and then of the golden section between two neighbours of the best
+MOST_CLASSES = 16  # of a Dirichlet map: it has classes x classes numbers, and every server keeps those of all tenants
+STRENGTHS = (1e-3, 1e-2, 1e-1)  # of its regularisation
+NEWTON_STEPS = 50
+BIN_COUNTS = (1, 2, 5, 10)
+FEWEST_IN_BIN = 20
+SURE = 1e-12  # a probability is at least so far from 0 and 1 when its logarithm is taken
+DIGITS = 8  # that are kept of a fitted number
+
+Fit = Callable[["Cases"], Calibration]
+
+
+@dataclass(frozen=True)
+class Cases:
+    """Answers that are known to be right or wrong, each with what it rests on."""
+
+    logits: Array  # texts x choices x classes; -inf fills up
+    chosen: Array  # texts x choices
+    right: Array  # bool
+    classes: Array | None  # the right class of each, where an answer rests on one choice
+
+    @classmethod
+    def of(cls, evidence: Sequence[Evidence], right: Sequence[bool], classes: Sequence[int] | None = None) -> Cases:
+        choices = len(evidence[0].chosen) if evidence else 0
+        widest = max((one.logits.shape[1] for one in evidence), default=0)
+        logits = np.full((len(evidence), choices, widest), -np.inf)
+        for number, one in enumerate(evidence):
+            logits[number, :, : one.logits.shape[1]] = one.logits
+        return cls(
+            logits=logits,
+            chosen=np.array([one.chosen for one in evidence]),
+            right=np.array(right, dtype=bool),
+            classes=np.array(classes) if classes is not None else None,
+        )
+
+    def __len__(self) -> int:
+        return len(self.right)
+
+    def part(self, rows: Array) -> Cases:
+        classes = self.classes[rows] if self.classes is not None else None
+        return Cases(self.logits[rows], self.chosen[rows], self.right[rows], classes)
+
+    @property
+    def values(self) -> Array:
+        """The answered numbers."""
+        return self.logits[:, 0, 0]
+
+    def confidences(self, calibration: Calibration) -> Array:
+        if calibration.kind == BINS:
+            return np.array(calibration.shares)[np.searchsorted(calibration.edges, self.values, side="right")]
+        found = np.take_along_axis(calibration.log_probabilities(self.logits), self.chosen[..., None], axis=2)
+        return np.exp(found.sum(axis=(1, 2)))
+
+    def losses(self, calibration: Calibration) -> Array:
+        """Returns the NLL of each text: of the right class, or where no class is known, of whether the answer is right."""
+        if self.classes is not None:
+            return -calibration.log_probabilities(self.logits[:, 0])[np.arange(len(self)), self.classes]
+        sure = self.confidences(calibration).clip(SURE, 1 - SURE)
+        return -np.log(np.where(self.right, sure, 1 - sure))
+
+
+@dataclass(frozen=True)
+class Fitted:
+    calibration: Calibration  # fitted to all texts
+    confidences: Array  # of each text, from a calibration that was fitted without its half
+    losses: Array  # the NLL of each, likewise
+
+
+def fitted(cases: Cases, delta: float | None = None) -> Fitted:
+    """Fits every kind that suits the cases, and returns the one with the least NLL on texts that it has not seen.
+
+    The texts are divided at random into two halves. Each kind is fitted to either half and judged on the other one; its NLL is
+    the mean over both. The chosen kind is then fitted to all texts. `delta`: the answers are numbers, right up to this error.
+    """
+    order = np.random.default_rng(0).permutation(len(cases))
+    halves = order[::2], order[1::2]
+    tried: list[tuple[Fit, Array, Array]] = []
+    for fit in _candidates(cases, delta):
+        confidences, losses = np.empty(len(cases)), np.empty(len(cases))
+        for mine, others in (halves, halves[::-1]):
+            calibration, held_out = fit(cases.part(mine)), cases.part(others)
+            confidences[others], losses[others] = held_out.confidences(calibration), held_out.losses(calibration)
+        tried.append((fit, confidences, losses))
+    fit, confidences, losses = min(tried, key=lambda one: float(one[2].mean()))
+    return Fitted(fit(cases), confidences, losses)
+
+
+def _candidates(cases: Cases, delta: float | None) -> list[Fit]:
+    if delta is not None:
+        counts = [count for count in BIN_COUNTS if count == 1 or len(cases) >= 2 * FEWEST_IN_BIN * count]
+        return [partial(fit_bins, delta=delta, count=count) for count in counts]
+    fits: list[Fit] = [fit_temperature]
+    if cases.classes is not None and 3 <= cases.logits.shape[2] <= MOST_CLASSES:
+        fits += [partial(fit_dirichlet, strength=strength) for strength in STRENGTHS]
+    return fits
+
+
+def fit_temperature(cases: Cases) -> Calibration:
+    """Returns the temperature with the least NLL: the best of a grid, then a golden section beside it, over its logarithm."""
+
+    def loss(logarithm: float) -> float:
+        return float(cases.losses(Calibration(temperature=math.exp(logarithm))).mean())
+
+    least, most = map(math.log, TEMPERATURES)
+    grid = [least + step * (most - least) / (STEPS - 1) for step in range(STEPS)]
+    best = int(np.argmin([loss(one) for one in grid]))
+    low, high = grid[max(0, best - 1)], grid[min(STEPS - 1, best + 1)]
+    golden = (5**0.5 - 1) / 2
+    left, right = high - golden * (high - low), low + golden * (high - low)
+    of_left, of_right = loss(left), loss(right)
+    for _ in range(STEPS):
+        if of_left < of_right:
+            high, right, of_right = right, left, of_left
+            left = high - golden * (high - low)
+            of_left = loss(left)
+        else:
+            low, left, of_left = left, right, of_right
+            right = low + golden * (high - low)
+            of_right = loss(right)
+    return Calibration(temperature=_rounded(math.exp((low + high) / 2)))
+
+
+def fit_dirichlet(cases: Cases, strength: float) -> Calibration:
+    """Returns a linear map of log probabilities, by Newton's method.
+
+    `strength` holds the numbers outside the diagonal, and the bias, near 0 (the paper's ODIR), so that few texts suffice.
+    """
+    assert cases.classes is not None  # `_candidates` asks for them
+    x = np.column_stack([log_softmax(cases.logits[:, 0]), np.ones(len(cases))])
+    texts, classes = len(x), x.shape[1] - 1
+    wanted = np.eye(classes)[cases.classes]
+    held = np.full((classes, classes + 1), 2 * strength / (classes * (classes - 1)))  # the second derivative of the penalty
+    held[:, -1] = 2 * strength / classes
+    np.fill_diagonal(held, 1e-6)  # without any, perfectly separated classes would have no best map
+    start = np.eye(classes, classes + 1)  # the diagonal is held at 1, and so lightly that only the lack of texts shows it
+
+    def loss(linear: Array) -> float:
+        of_texts = -(wanted * log_softmax(x @ linear.T)).sum(axis=1).mean()
+        return float(of_texts + 0.5 * (held * (linear - start) ** 2).sum())
+
+    linear, now = start, loss(start)
+    for _ in range(NEWTON_STEPS):
+        p = np.exp(log_softmax(x @ linear.T))
+        gradient = (p - wanted).T @ x / texts + held * (linear - start)
+        curvature = np.diag(held.ravel()).reshape(classes, classes + 1, classes, classes + 1)
+        for i in range(classes):
+            for j in range(classes):
+                curvature[i, :, j] += (x * (p[:, i] * ((i == j) - p[:, j]))[:, None]).T @ x / texts
+        step = np.linalg.solve(curvature.reshape(gradient.size, gradient.size), gradient.ravel()).reshape(gradient.shape)
+        size = 1.0
+        while (then := loss(linear - size * step)) > now and size > 1e-6:
+            size /= 2
+        if then > now - 1e-10:
+            break
+        linear, now = linear - size * step, then
+    weights = tuple(tuple(_all_rounded(row)) for row in linear[:, :-1])
+    return Calibration(DIRICHLET, weights=weights, bias=tuple(_all_rounded(linear[:, -1])))
+
+
+def fit_bins(cases: Cases, delta: float, count: int) -> Calibration:
+    """Returns the share of right numbers in each of `count` bins with equally many texts (histogram binning).
+
+    Half a right and half a wrong text are added to each bin, so that no share is 0 or 1.
+    """
+    edges = np.unique(_all_rounded(np.quantile(cases.values, np.linspace(0, 1, count + 1)[1:-1])))
+    places = np.searchsorted(edges, cases.values, side="right")
+    texts, right = (np.bincount(own, minlength=len(edges) + 1) for own in (places, places[cases.right]))
+    shares = (right + 0.5) / (texts + 1)
+    return Calibration(BINS, delta=_rounded(delta), edges=tuple(edges.tolist()), shares=tuple(_all_rounded(shares)))
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.{DIGITS}g}")
+
+
+def _all_rounded(numbers: Array) -> list[float]:
+    flat: list[float] = numbers.tolist()
+    return [_rounded(number) for number in flat]

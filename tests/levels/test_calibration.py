@@ -1,0 +1,175 @@
+"""Confidences against values computed by hand, and what a fit makes of logits whose truth is known."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+
+from hplm.levels.calibration import BINS, DIRICHLET, UNKNOWN, Calibration, confidences
+from hplm.levels.evidence import Evidence, of_first_row, of_least_certain_label, of_least_certain_row
+from hplm.levels.fitting import Cases, fit_dirichlet, fit_temperature, fitted
+from hplm.levels.reliability import Bin, bins_of, calibration_error
+
+MAP = Calibration(DIRICHLET, weights=((1.0, 0.5, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 2.0)), bias=(0.0, 0.1, -0.1))
+NUMBERS = Calibration(BINS, delta=0.5, edges=(1.0, 2.0), shares=(0.9, 0.5, 0.2))
+
+
+def drawn(texts, classes, temperature, seed=0, bias=0.0):
+    """Returns texts whose classes follow softmax(logits / temperature), with `bias` for the first class."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, 4, (texts, classes))
+    scaled = np.exp((logits + bias * (np.arange(classes) == 0)) / temperature)
+    classes_of = (rng.random((texts, 1)) > np.cumsum(scaled / scaled.sum(1, keepdims=True), 1)).sum(1)
+    return cases_of(logits, classes_of)
+
+
+def cases_of(logits, classes):
+    evidence = [of_first_row(row[None]) for row in logits]
+    return Cases.of(evidence, [int(one.chosen[0]) == wanted for one, wanted in zip(evidence, classes, strict=True)], classes)
+
+
+def error_of(confidences, cases):
+    return calibration_error(bins_of(confidences, cases.right))
+
+
+def test_softmax_and_temperature_give_the_values_of_the_paper():
+    row = np.log(np.array([[6.0, 3.0, 1.0]], dtype=np.float32))
+    assert Calibration().confidence(of_first_row(row)) == pytest.approx(0.6)  # Eq. 2
+    halved = 6**0.5 / (6**0.5 + 3**0.5 + 1)
+    assert Calibration(temperature=2.0).confidence(of_first_row(row)) == pytest.approx(halved)  # Eq. 3
+    assert Calibration(temperature=0.5).confidence(of_first_row(row)) == pytest.approx(36 / 46)
+
+
+def test_a_dirichlet_map_gives_the_probability_of_the_answered_label_even_if_another_one_is_likelier():
+    p = np.array([0.6, 0.3, 0.1])
+    mapped = np.exp([np.log(0.6) + 0.5 * np.log(0.3), np.log(0.3) + 0.1, 2 * np.log(0.1) - 0.1])
+    assert MAP.confidence(of_first_row(np.log(p)[None])) == pytest.approx(mapped[0] / mapped.sum())
+    even = Calibration(DIRICHLET, weights=((1.0, 0.0), (0.0, 1.0)), bias=(0.0, np.log(9.0)))
+    assert even.confidence(of_first_row(np.log([[0.6, 0.4]]))) == pytest.approx(0.6 / (0.6 + 9 * 0.4))
+
+
+def test_a_number_has_the_share_of_its_bin():
+    assert [NUMBERS.confidence(of_first_row(np.array([[at]]))) for at in (-3.0, 1.0, 1.9, 2.0)] == [0.9, 0.5, 0.5, 0.2]
+
+
+def test_an_answer_of_several_choices_is_right_if_all_are():
+    logits = np.log(np.array([[0.5, 0.5], [0.8, 0.2]]))
+    assert Calibration().confidence(Evidence(logits, np.array([0, 0]))) == pytest.approx(0.4)
+
+
+def test_the_least_certain_word_and_label_count():
+    rows = np.log(np.array([[0.9, 0.1], [0.4, 0.6], [0.5, 0.5]]))
+    evidence = of_least_certain_row(rows, np.array([True, True, False]))
+    assert evidence is not None
+    assert (evidence.about, evidence.chosen.tolist()) == (1, [1]) and Calibration().confidence(evidence) == pytest.approx(0.6)
+    assert of_least_certain_row(rows, np.array([False] * 3)) is None
+    for logit in (1.0, -1.0):  # whether the label is in the answer or not
+        evidence = of_least_certain_label(np.array([[3.0, logit, -2.0]]))
+        assert (evidence.about, evidence.chosen.tolist()) == (1, [int(logit > 0)])
+        assert Calibration(temperature=2.0).confidence(evidence) == pytest.approx(1 / (1 + np.exp(-0.5)))
+
+
+def test_many_texts_at_once_get_what_each_would_get():
+    logits = np.random.default_rng(0).normal(0, 3, (40, 3)).astype(np.float32)
+    kinds = [None, Calibration(temperature=3.0), MAP, Calibration(temperature=0.2), replace(MAP, bias=(0.3, 0.0, 0.0))]
+    calibrations = [kinds[number % 5] for number in range(40)]
+    expected = [
+        UNKNOWN if one is None else one.confidence(of_first_row(row[None]))
+        for one, row in zip(calibrations, logits, strict=True)
+    ]
+    assert confidences(calibrations, logits) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_a_fit_recovers_the_temperature(temperature):
+    cases = drawn(8000, 4, temperature)
+    assert fit_temperature(cases).temperature == pytest.approx(temperature, rel=0.08)
+
+
+def test_logits_that_are_too_sure_are_calibrated():
+    cases = drawn(3000, 2, temperature=4.0)
+    found, plain = fitted(cases), cases.confidences(Calibration())
+    assert found.calibration.kind == "temperature"
+    assert error_of(found.confidences, cases) < 0.3 * error_of(plain, cases)
+    assert found.losses.mean() < 0.8 * cases.losses(Calibration()).mean()
+
+
+def test_a_dirichlet_map_is_chosen_where_one_class_is_answered_too_seldom():
+    cases = drawn(3000, 4, temperature=2.0, bias=6.0)
+    found = fitted(cases)
+    one_temperature = cases.losses(fit_temperature(cases)).mean()
+    assert found.calibration.kind == DIRICHLET and found.losses.mean() < 0.9 * one_temperature
+    assert error_of(found.confidences, cases) < 0.05
+    even = fitted(drawn(3000, 40, temperature=2.0))  # a map of so many classes would be large
+    assert even.calibration.kind == "temperature"
+
+
+def test_few_texts_that_are_all_right_give_finite_numbers():
+    logits = np.eye(3)[np.arange(60) % 3] * 8
+    for calibration in (
+        fit_temperature(cases_of(logits, np.arange(60) % 3)),
+        fit_dirichlet(cases_of(logits, np.arange(60) % 3), 0.1),
+    ):
+        assert Calibration.read(json.loads(json.dumps(asdict(calibration)))) == calibration
+        assert calibration.confidence(of_first_row(logits[:1])) > 0.9
+
+
+def test_numbers_with_larger_errors_are_less_certain():
+    rng = np.random.default_rng(0)
+    values = rng.uniform(0, 10, 4000)
+    error = rng.normal(0, 0.1 + 0.1 * values)
+    evidence = [of_first_row(np.array([[value]])) for value in values]
+    cases = Cases.of(evidence, (np.abs(error) <= 0.5).tolist())
+    found = fitted(cases, 0.5)
+    assert (found.calibration.kind, found.calibration.delta) == (BINS, 0.5)
+    assert len(found.calibration.shares) > 2 and list(found.calibration.shares) == sorted(found.calibration.shares)[::-1]
+    assert error_of(found.confidences, cases) < 0.05
+    flat = fitted(Cases.of(evidence, (np.abs(rng.normal(0, 1, 4000)) <= 1).tolist()), 1.0)
+    assert flat.calibration.shares == pytest.approx([0.683] * len(flat.calibration.shares), abs=0.05)
+
+
+def test_products_of_several_choices_are_fitted_to_right_and_wrong_answers():
+    rng = np.random.default_rng(0)
+    evidence, right = [], []
+    for _ in range(1500):
+        logits = rng.normal(0, 4, (2, int(rng.integers(3, 9))))
+        chosen = logits.argmax(1)
+        p = np.exp(logits / 3)
+        right.append(bool(rng.random() < np.prod(p.max(1) / p.sum(1))))
+        evidence.append(Evidence(logits, chosen))
+    cases = Cases.of(evidence, right)
+    assert fit_temperature(cases).temperature == pytest.approx(3, rel=0.1)
+    one = Calibration(temperature=2.0)
+    assert cases.confidences(one).tolist() == pytest.approx([one.confidence(own) for own in evidence])
+
+
+def test_the_calibration_error_is_the_mean_distance_over_bins_of_equal_width():
+    sure, right = np.array([0.11, 0.11, 0.99, 1.0]), np.array([False, True, True, True])
+    bins = bins_of(sure, right)
+    assert bins == [Bin(2, pytest.approx(0.11), 0.5), Bin(2, pytest.approx(0.995), 1.0)]
+    assert calibration_error(bins) == pytest.approx((2 * 0.39 + 2 * 0.005) / 4)
+
+
+@pytest.mark.parametrize("calibration", [Calibration(temperature=1.7), MAP, NUMBERS], ids=lambda one: one.kind)
+def test_a_calibration_is_read_as_it_was_written(calibration):
+    assert Calibration.read(json.loads(json.dumps(asdict(calibration)))) == calibration
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"kind": "other"}, {"temperature": 0}, {"temperature": "1"}, {"temperature": float("nan")}, {"kind": BINS},
+        {"kind": DIRICHLET, "bias": [0, 0], "weights": [[1, 0], [0]]}, {"kind": BINS, "edges": [2, 1], "shares": [1, 1, 1]},
+        {"weights": 3}, {"more": 1},
+    ],
+)  # fmt: skip
+def test_a_calibration_with_other_numbers_is_refused(wrong):
+    with pytest.raises(TypeError):
+        Calibration.read({**asdict(Calibration()), **wrong})
+
+
+def test_a_calibration_suits_a_number_of_labels():
+    assert MAP.suits(3) and not MAP.suits(4) and NUMBERS.suits(1) and not NUMBERS.suits(2) and Calibration().suits(7)
