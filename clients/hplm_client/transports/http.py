@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
 from collections import deque
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
-from http.client import HTTPConnection, HTTPException, HTTPResponse
+from contextlib import contextmanager
+from http.client import HTTPException, HTTPResponse
 from typing import Any
 from urllib.parse import quote
 
@@ -23,6 +22,7 @@ from tritonclient.http import InferenceServerClient, InferResult
 from hplm_client.errors import ClientTimeout, ConnectionLost, NotConnected, UnexpectedAnswer, refusal
 from hplm_client.generation import EVENT, Outputs, Prompt, event_in
 from hplm_client.settings import Settings, host_and_port
+from hplm_client.transports.sockets import TimedConnection, TimedSocket, connected, is_quiet
 
 
 class HttpTransport:
@@ -113,7 +113,7 @@ class HttpTransport:
 
     def _connect(self, connection: TimedConnection, ends: float) -> TimedSocket:
         try:
-            connection.sock = sock = _connected(connection.host, connection.port, ends)
+            connection.sock = sock = connected(connection.host, connection.port, ends)
         except TimeoutError:
             raise
         except OSError as error:
@@ -124,7 +124,7 @@ class HttpTransport:
         if self._process != os.getpid():  # after a fork: a shared connection would read the parent's answers
             self._idle, self._process = deque(), os.getpid()
         while (connection := self._pop()) is not None:
-            if connection.sock is not None and _is_quiet(connection.sock):
+            if connection.sock is not None and is_quiet(connection.sock):
                 return connection
             connection.close()
         return TimedConnection(*host_and_port(self._settings.url))
@@ -158,73 +158,3 @@ class HttpTransport:
         except (ValueError, KeyError, TypeError):  # a proxy's page, not Triton's JSON
             message = body[:200].decode(errors="replace").strip() or "no message"
         raise refusal(f"{message} (HTTP {status} from {self._settings.url})", str(status))
-
-
-class TimedSocket(socket.socket):
-    """Limits all sending and receiving together to the time `ends`.
-
-    A socket's own timeout starts again with each piece of data. A server that sends a byte now and then could so block its
-    client for ever.
-    """
-
-    ends: float
-
-    def sendall(self, *arguments: Any) -> None:
-        self._limit()
-        super().sendall(*arguments)
-
-    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
-        self._limit()
-        return super().recv_into(buffer, nbytes, flags)
-
-    def _limit(self) -> None:
-        remaining = self.ends - time.monotonic()
-        if remaining <= 0:
-            raise TimeoutError
-        self.settimeout(remaining)
-
-
-class TimedConnection(HTTPConnection):
-    """A connection whose socket is a TimedSocket, or None while it is not connected."""
-
-    sock: TimedSocket | None
-
-
-def _connected(host: str, port: int, ends: float) -> TimedSocket:
-    """Connects to the first address of the host that answers.
-
-    An address without an answer takes half of the remaining time, and the last address takes all of it.
-    """
-    *others, last = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    for resolved in others:
-        with suppress(OSError):
-            return _connected_to(resolved, ends, share=0.5)
-    return _connected_to(last, ends, share=1.0)
-
-
-def _connected_to(resolved: tuple, ends: float, share: float) -> TimedSocket:
-    family, kind, protocol, _, address = resolved
-    remaining = ends - time.monotonic()
-    if remaining <= 0:
-        raise TimeoutError
-    sock = TimedSocket(family, kind, protocol)
-    try:
-        sock.settimeout(share * remaining)
-        sock.connect(address)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def _is_quiet(sock: socket.socket) -> bool:
-    """Whether an idle connection can still be used. One that the server has closed, or has written to, is readable."""
-    sock.setblocking(False)
-    try:
-        sock.recv(1, socket.MSG_PEEK)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
