@@ -25,6 +25,7 @@ from hplm_client import (
     HplmClient,
     HplmClientError,
     InvalidInput,
+    NoBackbone,
     NotConnected,
     Unavailable,
     UnexpectedAnswer,
@@ -127,6 +128,14 @@ def test_answers_of_other_http_servers_are_errors(answer, kind, named, is_async)
     with Canned(answer) as stranger, pytest.raises(kind, match=named) as caught:
         Way("http", is_async).call(stranger.url, infer, backbone="minilm")
     assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_server_that_does_not_list_its_models_wants_a_name(is_async):
+    refused = http("404 Not Found", b'{"error":"[invalid_input] only inference and health are served here"}')
+    for ask in (infer, lambda client: client.generate("a", tenant="acme")):
+        with Canned(refused) as door, pytest.raises(NoBackbone, match="--backbone"):
+            Way("http", is_async).call(door.url, ask)
 
 
 def test_the_port_of_the_other_protocol_is_not_connected(way, server):

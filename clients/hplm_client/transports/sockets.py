@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 from contextlib import suppress
 from http.client import HTTPConnection
@@ -18,19 +19,23 @@ class TimedSocket(socket.socket):
 
     ends: float
 
-    def sendall(self, *arguments: Any) -> None:
+    def sendall(self, data: Any, flags: int = 0) -> None:
         self._limit()
-        super().sendall(*arguments)
+        super().sendall(data, flags)
 
-    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+    def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
         self._limit()
-        return super().recv_into(buffer, nbytes, flags)
+        return super().recv_into(buffer, memoryview(buffer).nbytes if nbytes is None else nbytes, flags)
 
     def _limit(self) -> None:
         remaining = self.ends - time.monotonic()
         if remaining <= 0:
             raise TimeoutError
         self.settimeout(remaining)
+
+
+class TimedTlsSocket(TimedSocket, ssl.SSLSocket):
+    """The same with TLS. OpenSSL writes all data of a `sendall` within one timeout."""
 
 
 class TimedConnection(HTTPConnection):
@@ -67,12 +72,27 @@ def _connected_to(resolved: tuple, ends: float, share: float) -> TimedSocket:
     return sock
 
 
+def encrypted(sock: TimedSocket, context: ssl.SSLContext, host: str, ends: float) -> TimedSocket:
+    """Returns the same connection with TLS. Raises `ssl.SSLCertVerificationError` if the certificate is not trusted."""
+    try:
+        sock.settimeout(max(0.001, ends - time.monotonic()))
+        context.sslsocket_class = TimedTlsSocket
+        secure: Any = context.wrap_socket(sock, server_hostname=host)
+        return secure
+    except BaseException:
+        sock.close()
+        raise
+
+
 def is_quiet(sock: socket.socket) -> bool:
-    """Whether an idle connection can still be used. One that the server has closed, or has written to, is readable."""
+    """Whether an idle connection can still be used. One that the server has closed, or has written to, is readable.
+
+    It must not be used after False: a byte may have been taken from it.
+    """
     sock.setblocking(False)
     try:
-        sock.recv(1, socket.MSG_PEEK)
-    except BlockingIOError:
+        sock.recv(1)
+    except (BlockingIOError, ssl.SSLWantReadError):
         return True
     except OSError:
         return False
