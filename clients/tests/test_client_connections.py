@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+import tritonclient.grpc
 from client_stand_ins import Canned, Cutter, Dripping, Forwarder, Silent, before_each_pause, free_port
 from client_ways import Way
 
@@ -136,6 +137,18 @@ def test_a_server_that_does_not_list_its_models_wants_a_name(is_async):
     for ask in (infer, lambda client: client.generate("a", tenant="acme")):
         with Canned(refused) as door, pytest.raises(NoBackbone, match="--backbone"):
             Way("http", is_async).call(door.url, ask)
+
+
+def test_a_stream_that_has_failed_before_its_request_gives_its_own_error(monkeypatch):
+    send = tritonclient.grpc.InferenceServerClient.async_stream_infer
+
+    def late(client, *arguments, **more):
+        eventually(lambda: not client._stream._active)
+        send(client, *arguments, **more)
+
+    monkeypatch.setattr(tritonclient.grpc.InferenceServerClient, "async_stream_infer", late)
+    with HplmClient(f"127.0.0.1:{free_port()}", "grpc", "minilm", retries=0) as client, pytest.raises(NotConnected):
+        list(client.stream("a", tenant="acme"))
 
 
 def test_the_port_of_the_other_protocol_is_not_connected(way, server):

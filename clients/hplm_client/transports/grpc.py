@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ CHANNEL = [
     ("grpc.initial_reconnect_backoff_ms", 20),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
+LATEST_REPORT_S = 5.0  # from the end of a stream to its error, which another thread reports
 # gRPC reports failures of TLS by text only.
 NOT_TRUSTED = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed", "is not in peer certificate")
 NO_TLS = ("andshake", "ALPN")
@@ -50,13 +52,16 @@ class GrpcTransport:
         client = tritonclient.grpc.InferenceServerClient(**self._address)
         try:
             client.start_stream(lambda result, error: responses.put(error or result), headers=self._settings.headers)
-            client.async_stream_infer(
-                backbone,
-                tensors_of(prompt.inputs(), self.library, [1]),
-                timeout=timeout_us,
-                parameters=prompt.parameters(),
-                enable_empty_final_response=True,
-            )
+            try:
+                client.async_stream_infer(
+                    backbone,
+                    tensors_of(prompt.inputs(), self.library, [1]),
+                    timeout=timeout_us,
+                    parameters=prompt.parameters(),
+                    enable_empty_final_response=True,
+                )
+            except InferenceServerException as error:  # the stream has failed already, and its own error says why
+                raise failure(_reported(responses) or error, self._settings, seconds) from error
             is_last = False
             while not is_last:
                 try:
@@ -97,6 +102,14 @@ class GrpcTransport:
             return method(headers=self._settings.headers, client_timeout=seconds, **arguments)
         except InferenceServerException as error:
             raise failure(error, self._settings, seconds) from error
+
+
+def _reported(responses: queue.SimpleQueue[InferResult | InferenceServerException]) -> InferenceServerException | None:
+    """Returns the error of a stream, or None if none comes."""
+    with suppress(queue.Empty):
+        reported = responses.get(timeout=LATEST_REPORT_S)
+        return reported if isinstance(reported, InferenceServerException) else None
+    return None
 
 
 def failure(error: InferenceServerException, settings: Settings, seconds: float) -> HplmClientError:
