@@ -72,7 +72,7 @@ def test_looking_for_the_backbone_is_part_of_the_deadline(way, server, monkeypat
 def test_a_server_that_comes_up_is_found_by_a_retry(way, server, monkeypatch):
     port, target, started = free_port(), server.http_url if way.protocol == "http" else server.grpc_url, []
     before_each_pause(monkeypatch, lambda: started or started.append(Forwarder(port, target)))
-    answer = way.call(f"127.0.0.1:{port}", infer, backbone="minilm", retries=3)
+    answer = way.call(f"127.0.0.1:{port}", infer, backbone="minilm", retries=8)
     assert answer.label == "a" and started[0].connections == 1
     started[0].__exit__()
 
