@@ -27,6 +27,8 @@ from locust.runners import LocalRunner
 from locust.stats import CSV_STATS_INTERVAL_SEC
 
 from hplm.errors import HplmError, InvalidInput
+from hplm_client import HplmClientError
+from hplm_client.settings import Settings
 from loadtest.outcomes import Outcomes
 from loadtest.scenarios import Burst, Chat, Field, Gamma, Poisson, Replay, Scenario, Steady, Tenant
 from loadtest.server_count import ServerCount, difference
@@ -48,7 +50,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--backbone", "", "name of the backbone (default: the only one of the repository, or of the server)")
     add("--tenant-ids", "", "tenants, separated by commas (default: all in the repository)")
     add("--protocol", "http", "http or grpc", choices=("http", "grpc"))
-    add("--grpc", "", "HOST:PORT of gRPC (default: the port after that of --host)")
+    add("--grpc", "", "HOST:PORT of gRPC (default: the port after that of --host; with https:// the same port)")
+    add("--ca-file", "", "PEM file of the certificate of an https:// --host, or of the authority that signed it")
     add("--rate", 20.0, "requests a second of Poisson, Gamma and Chat", type=float)
     add("--duration", 30.0, "seconds of Poisson, Gamma and Chat", type=float)
     add("--max-tokens", 32, "tokens of an answer in Chat", type=int)
@@ -96,7 +99,7 @@ def _problem(environment: Environment, outcomes: Outcomes) -> str | None:
     """Makes the plans. Returns an error message if that fails."""
     try:
         _plan(environment, outcomes)
-    except (HplmError, OSError) as error:
+    except (HplmError, HplmClientError, OSError) as error:
         return str(error)
     return None
 
@@ -150,10 +153,20 @@ def _chosen(environment: Environment) -> list[type[Scenario]]:
 def _checked(given: argparse.Namespace, host: str | None) -> argparse.Namespace:
     options = argparse.Namespace(**vars(given))
     url = urlsplit(host or given.host or "")
-    if url.scheme != "http" or not url.hostname or not url.port:
-        raise InvalidInput(f"--host {host!r}: give the address of Triton's HTTP, http://HOST:PORT")
-    options.address = {"http": f"{url.hostname}:{url.port}", "grpc": given.grpc or f"{url.hostname}:{url.port + 1}"}
-    options.metrics = given.metrics or f"{url.hostname}:{url.port + 2}"
+    is_secure = url.scheme == "https"
+    port = url.port or (443 if is_secure else None)
+    if url.scheme not in ("http", "https") or not url.hostname or port is None:
+        raise InvalidInput(
+            f"--host {host!r}: give the address of Triton's HTTP, http://HOST:PORT, or https://HOST:PORT for TLS"
+        )
+    options.ca_file = given.ca_file or None
+    if options.ca_file is not None and not is_secure:
+        raise InvalidInput(f"--ca-file is for TLS, but --host is {host!r}: begin it with https://")
+    options.address = {"http": f"{url.hostname}:{port}", "grpc": given.grpc or f"{url.hostname}:{port + (not is_secure)}"}
+    if is_secure:
+        options.address = {protocol: f"https://{address}" for protocol, address in options.address.items()}
+    Settings(options.address[given.protocol], given.protocol, ca_file=options.ca_file)  # raises if it is wrong
+    options.metrics = given.metrics or f"{url.hostname}:{port + 2}"
     options.lengths = None if given.lengths == "real" else lengths_of(given.lengths)
     low, _, high = given.deadline.partition("-")
     try:

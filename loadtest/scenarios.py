@@ -107,7 +107,13 @@ class Scenario(User):
     def on_start(self) -> None:
         options = self.field.options
         self.client = HplmClient(
-            options.address[options.protocol], options.protocol, options.backbone, options.api_key, options.patience, retries=0
+            options.address[options.protocol],
+            options.protocol,
+            options.backbone,
+            options.api_key,
+            options.patience,
+            retries=0,
+            ca_file=options.ca_file,
         )
         self.field.begun.wait()
 

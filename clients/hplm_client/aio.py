@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from types import TracebackType
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hplm_client import generation, transports, wire
 from hplm_client.answer import Answer
-from hplm_client.errors import ConnectionFailed, Forbidden, HplmClientError, NoBackbone, SafeToRetry
+from hplm_client.errors import ConnectionFailed, HplmClientError, SafeToRetry, listing
 from hplm_client.generation import Generated, Messages, Outputs, Piece, Prompt
 from hplm_client.settings import Protocol, Settings
 
@@ -33,8 +34,10 @@ class AsyncHplmClient:
         api_key: str | None = None,
         network_timeout: float = 30.0,
         retries: int = 2,
+        tls: bool = False,
+        ca_file: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._settings = Settings(url, protocol, api_key, network_timeout, retries)
+        self._settings = Settings(url, protocol, api_key, network_timeout, retries, tls, ca_file)
         self._backbone = backbone
         self._decoder: str | None = None  # found on first use, if no backbone was given
         self._bound: tuple[asyncio.AbstractEventLoop, AsyncTransport] | None = None
@@ -137,14 +140,26 @@ class AsyncHplmClient:
         while True:
             try:
                 backbone = await self._find_decoder(attempts.network_s)
-                responses = transport.generate(backbone, prompt, attempts.timeout_us, attempts.network_s)
-                first = await anext(responses)
+                responses = self._ask(transport, backbone, prompt, attempts.timeout_us, attempts.network_s)
+                with generation.before_the_first_part(prompt, backbone):
+                    first = await anext(responses)
                 break
             except SafeToRetry as error:
                 pause = attempts.pause_s(error)
             await asyncio.sleep(pause)
         async with aclosing(responses):
             yield first
+            async for response in responses:
+                yield response
+
+    async def _ask(
+        self, transport: AsyncTransport, backbone: str, prompt: Prompt, timeout_us: int | None, seconds: float
+    ) -> AsyncGenerator[Outputs]:
+        if prompt.goes_by_infer(backbone):
+            arguments = prompt.arguments(transport.library, timeout_us)
+            yield generation.outputs_in(await transport.infer(backbone, arguments, seconds))
+            return
+        async with aclosing(transport.generate(backbone, prompt, timeout_us, seconds)) as responses:
             async for response in responses:
                 yield response
 
@@ -171,11 +186,10 @@ class AsyncHplmClient:
 
     async def _find_backbone(self, seconds: float) -> str:
         if self._backbone is None:
-            try:
+            with listing("backbones"):
                 statistics = await self._transport().statistics(min(seconds, self._settings.network_timeout))
-                self._backbone = wire.only_backbone(wire.backbones_in(statistics))
-            except Forbidden as error:
-                raise NoBackbone(f"the server does not list its backbones ({error}): name one with `backbone`") from error
+                names = wire.backbones_in(statistics)
+            self._backbone = wire.only_backbone(names)
         return self._backbone
 
     async def _find_decoder(self, seconds: float) -> str:
@@ -183,12 +197,10 @@ class AsyncHplmClient:
             return self._backbone
         if self._decoder is None:
             transport, seconds = self._transport(), min(seconds, self._settings.network_timeout)
-            try:
+            with listing("models"):
                 names = wire.others_in(await transport.statistics(seconds))
                 found = [name for name in names if generation.reads_prompts(await transport.metadata(name, seconds))]
-                self._decoder = generation.only_decoder(found)
-            except Forbidden as error:
-                raise NoBackbone(f"the server does not list its models ({error}): name one with `backbone`") from error
+            self._decoder = generation.only_decoder(found)
         return self._decoder
 
     def _transport(self) -> AsyncTransport:

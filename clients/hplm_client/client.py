@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
@@ -10,7 +11,7 @@ from typing import Any
 
 from hplm_client import generation, transports, wire
 from hplm_client.answer import Answer
-from hplm_client.errors import ConnectionFailed, Forbidden, HplmClientError, NoBackbone, SafeToRetry
+from hplm_client.errors import ConnectionFailed, HplmClientError, SafeToRetry, listing
 from hplm_client.generation import Generated, Messages, Outputs, Piece, Prompt
 from hplm_client.settings import Protocol, Settings
 
@@ -18,11 +19,13 @@ from hplm_client.settings import Protocol, Settings
 class HplmClient:
     """Asks one server, over HTTP or gRPC. Any number of threads may use one client, without waiting for each other.
 
-    url              HOST:PORT of the protocol (Triton's defaults: 8000 for HTTP, 8001 for gRPC)
+    url              HOST:PORT of the protocol (Triton's defaults: 8000 for HTTP, 8001 for gRPC); https://HOST[:PORT] for TLS
     backbone         None: found on first use, if the server has just one
     api_key          sent as `authorization: Bearer KEY`
     network_timeout  seconds for a request without a deadline; with a deadline, one second longer than that
     retries          attempts after the first, for refusals that are safe to repeat (see SafeToRetry); 0 turns them off
+    tls              encrypts connections, and checks the server's certificate
+    ca_file          PEM file: turns TLS on, and trusts the certificates in it instead of the system's
     """
 
     def __init__(
@@ -33,8 +36,10 @@ class HplmClient:
         api_key: str | None = None,
         network_timeout: float = 30.0,
         retries: int = 2,
+        tls: bool = False,
+        ca_file: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._settings = Settings(url, protocol, api_key, network_timeout, retries)
+        self._settings = Settings(url, protocol, api_key, network_timeout, retries, tls, ca_file)
         self._backbone = backbone
         self._decoder: str | None = None  # found on first use, if no backbone was given
         self._transport = transports.blocking(self._settings)
@@ -143,8 +148,9 @@ class HplmClient:
         while True:
             try:
                 backbone = self._find_decoder(attempts.network_s)
-                responses = self._transport.generate(backbone, prompt, attempts.timeout_us, attempts.network_s)
-                first = next(responses)
+                responses = self._ask(backbone, prompt, attempts.timeout_us, attempts.network_s)
+                with generation.before_the_first_part(prompt, backbone):
+                    first = next(responses)
                 break
             except SafeToRetry as error:
                 pause = attempts.pause_s(error)
@@ -152,6 +158,13 @@ class HplmClient:
         with closing(responses):
             yield first
             yield from responses
+
+    def _ask(self, backbone: str, prompt: Prompt, timeout_us: int | None, seconds: float) -> Generator[Outputs]:
+        if prompt.goes_by_infer(backbone):
+            arguments = prompt.arguments(self._transport.library, timeout_us)
+            yield generation.outputs_in(self._transport.infer(backbone, arguments, seconds))
+        else:
+            yield from self._transport.generate(backbone, prompt, timeout_us, seconds)
 
     @property
     def backbone(self) -> str:
@@ -178,24 +191,20 @@ class HplmClient:
 
     def _find_backbone(self, seconds: float) -> str:
         if self._backbone is None:
-            try:
-                statistics = self._transport.statistics(min(seconds, self._settings.network_timeout))
-                self._backbone = wire.only_backbone(wire.backbones_in(statistics))
-            except Forbidden as error:
-                raise NoBackbone(f"the server does not list its backbones ({error}): name one with `backbone`") from error
+            with listing("backbones"):
+                names = wire.backbones_in(self._transport.statistics(min(seconds, self._settings.network_timeout)))
+            self._backbone = wire.only_backbone(names)
         return self._backbone
 
     def _find_decoder(self, seconds: float) -> str:
         if self._backbone is not None:
             return self._backbone
         if self._decoder is None:
-            try:
-                seconds = min(seconds, self._settings.network_timeout)
+            seconds = min(seconds, self._settings.network_timeout)
+            with listing("models"):
                 names = wire.others_in(self._transport.statistics(seconds))
                 found = [name for name in names if generation.reads_prompts(self._transport.metadata(name, seconds))]
-                self._decoder = generation.only_decoder(found)
-            except Forbidden as error:
-                raise NoBackbone(f"the server does not list its models ({error}): name one with `backbone`") from error
+            self._decoder = generation.only_decoder(found)
         return self._decoder
 
     def _check_open(self) -> None:

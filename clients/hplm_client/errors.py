@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class HplmClientError(Exception):
@@ -83,6 +85,10 @@ class NoBackbone(HplmClientError):
     """The server has no such backbone, or it has several and none was named."""
 
 
+class NotTrusted(HplmClientError):
+    """The server's certificate is not trusted, or is for another name. Nothing was sent."""
+
+
 class ConnectionFailed(HplmClientError):
     """The base of all failures of the connection to the server."""
 
@@ -121,6 +127,7 @@ BY_STATUS: dict[str, type[HplmClientError]] = {
     "StatusCode.UNAVAILABLE": Unavailable,
     "StatusCode.CANCELLED": ConnectionLost,
 }
+NOT_SERVED = ("404", "StatusCode.UNIMPLEMENTED")  # the front door's answers to all but inference and health
 GRPC_RESTRICTED = "This protocol is restricted"  # Triton sends it with UNAVAILABLE, but 403 over HTTP
 UNKNOWN_MODEL = "Request for unknown model"  # an error within a stream of gRPC has no code
 # gRPC reports its own failures with a code that servers use too. Only the text differs.
@@ -142,3 +149,14 @@ def refusal(message: str, status: str | None) -> HplmClientError:
     if status == "StatusCode.UNAVAILABLE" and any(words in message for words in GRPC_CUT_OFF):
         return ConnectionLost(message, status)
     return BY_STATUS.get(status or "", ServerFault)(message, status)
+
+
+@contextmanager
+def listing(names: str) -> Iterator[None]:
+    """While the server is asked what it has: turns its refusal into the advice to name one."""
+    try:
+        yield
+    except HplmClientError as error:
+        if not isinstance(error, Forbidden) and error.status not in NOT_SERVED:
+            raise
+        raise NoBackbone(f"the server does not list its {names} ({error}): name one with `backbone` (--backbone)") from error

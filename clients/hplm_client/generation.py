@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from hplm_client.errors import InvalidInput, NoBackbone, UnexpectedAnswer, refusal
+import numpy as np
+
+from hplm_client.errors import Forbidden, HplmClientError, InvalidInput, NoBackbone, UnexpectedAnswer, refusal
+from hplm_client.wire import ALIAS, Tensors
 
 EVENT = b"data: "
 PROMPT, MESSAGES, OUTPUT = "text_input", "messages", "text_output"
@@ -102,6 +105,15 @@ class Prompt:
             parameters["hplm_priority"] = self.priority
         return parameters
 
+    def goes_by_infer(self, backbone: str) -> bool:
+        """Whether plain `infer` answers it too, which the front door lets through."""
+        return backbone == ALIAS and not self.stream
+
+    def arguments(self, library: Any, timeout_us: int | None) -> dict[str, Any]:
+        """Returns keyword arguments for `infer` of `library`, which is tritonclient.http or tritonclient.grpc."""
+        inputs = tensors_of(self.inputs(), library, [1, 1])
+        return {"inputs": inputs, "parameters": self.parameters(), "timeout": timeout_us}
+
     def path(self, backbone: str) -> str:
         """Returns the HTTP endpoint for it."""
         return f"/v2/models/{quote(backbone, safe='')}/{'generate_stream' if self.stream else 'generate'}"
@@ -130,6 +142,47 @@ def inputs_of(text: str | None, messages: str | None, sampling: Mapping[str, Any
 
 
 Outputs = Mapping[str, Any]  # the outputs of a response by name: lists, or alone where there is one value
+
+
+def tensors_of(inputs: Mapping[str, str | bool], library: Any, shape: list[int]) -> list[Any]:
+    """Returns an input of one value for each."""
+    tensors = []
+    for name, value in inputs.items():
+        tensor = library.InferInput(name, shape, "BOOL" if isinstance(value, bool) else "BYTES")
+        values = np.empty(shape, dtype=bool if isinstance(value, bool) else np.object_)
+        values[...] = value if isinstance(value, bool) else value.encode()
+        tensor.set_data_from_numpy(values)
+        tensors.append(tensor)
+    return tensors
+
+
+def listed(result: Tensors, name: str) -> list[Any]:
+    """Returns the values of an output."""
+    values = result.as_numpy(name)
+    if values is None:
+        raise UnexpectedAnswer(f"output {name} is missing: is this a decoder of hPLM?")
+    return [value.decode() if isinstance(value, bytes) else value for value in values.ravel().tolist()]
+
+
+def outputs_in(result: Tensors) -> Outputs:
+    """Returns the outputs of an answer to `infer`."""
+    return {name: listed(result, name) for name in (OUTPUT, "finish_reason", "num_input_tokens", "num_output_tokens")}
+
+
+@contextmanager
+def before_the_first_part(prompt: Prompt, backbone: str) -> Iterator[None]:
+    """Adds advice to a refusal of the front door, which lets neither `generate` nor streams through."""
+    try:
+        yield
+    except HplmClientError as error:
+        by_door = isinstance(error, InvalidInput) and "is not allowed here" in str(error)
+        if prompt.goes_by_infer(backbone) or (not by_door and error.status != "StatusCode.UNIMPLEMENTED"):
+            raise
+        raise Forbidden(
+            f"{error}: the front door lets no streams through, and whole answers only from the backbone `{ALIAS}`: name it "
+            f"(--backbone {ALIAS}), or use OpenAI's interface",
+            error.status,
+        ) from error
 
 
 def pieces_in(responses: Generator[Outputs]) -> Iterator[Piece]:

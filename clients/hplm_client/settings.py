@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+import os
+import re
+import ssl
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from hplm_client.errors import InvalidInput
 from hplm_client.retry import Attempts
+from hplm_client.tls import trusting
 
 Protocol = Literal["http", "grpc"]
+SECURE = "https://"
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,8 @@ class Settings:
     api_key: str | None = field(default=None, repr=False)
     network_timeout: float = 30.0
     retries: int = 2
+    tls: bool = False
+    ca_file: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         if self.protocol not in get_args(Protocol):
@@ -32,7 +40,20 @@ class Settings:
             raise InvalidInput(f"network_timeout {self.network_timeout} is not a limit: give a number of seconds above 0")
         if self.retries < 0:
             raise InvalidInput(f"retries {self.retries} is below 0: give 0 to turn retries off")
-        host_and_port(self.url)
+        host_and_port(self.address)
+        _ = self.context  # reads `ca_file`
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT."""
+        bare = self.url.removeprefix(SECURE)
+        return bare if bare == self.url or re.search(r":\d+$", bare) else f"{bare}:443"
+
+    @cached_property
+    def context(self) -> ssl.SSLContext | None:
+        """The settings of TLS; None for connections in plain text."""
+        is_secure = self.tls or self.ca_file is not None or self.url.startswith(SECURE)
+        return trusting(self.ca_file) if is_secure else None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -43,12 +64,12 @@ class Settings:
         return Attempts(self.retries, deadline_ms, self.network_timeout)
 
 
-def host_and_port(url: str) -> tuple[str, int]:
-    parts = urlsplit(f"//{url}")
+def host_and_port(address: str) -> tuple[str, int]:
+    parts = urlsplit(f"//{address}")
     try:
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise InvalidInput(f"url {url!r} is invalid ({error}): give HOST:PORT") from error
-    if not host or not port or parts.netloc != url or "@" in url:
-        raise InvalidInput(f"url {url!r} is invalid: give HOST:PORT, with nothing before or after it")
+        raise InvalidInput(f"url {address!r} is invalid ({error}): give HOST:PORT, or https://HOST:PORT for TLS") from error
+    if not host or not port or parts.netloc != address or "@" in address:
+        raise InvalidInput(f"url {address!r} is invalid: give HOST:PORT, or https://HOST:PORT for TLS, with nothing after it")
     return host, port

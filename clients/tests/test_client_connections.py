@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+import tritonclient.grpc
 from client_stand_ins import Canned, Cutter, Dripping, Forwarder, Silent, before_each_pause, free_port
 from client_ways import Way
 
@@ -25,6 +26,7 @@ from hplm_client import (
     HplmClient,
     HplmClientError,
     InvalidInput,
+    NoBackbone,
     NotConnected,
     Unavailable,
     UnexpectedAnswer,
@@ -70,7 +72,7 @@ def test_looking_for_the_backbone_is_part_of_the_deadline(way, server, monkeypat
 def test_a_server_that_comes_up_is_found_by_a_retry(way, server, monkeypatch):
     port, target, started = free_port(), server.http_url if way.protocol == "http" else server.grpc_url, []
     before_each_pause(monkeypatch, lambda: started or started.append(Forwarder(port, target)))
-    answer = way.call(f"127.0.0.1:{port}", infer, backbone="minilm", retries=3)
+    answer = way.call(f"127.0.0.1:{port}", infer, backbone="minilm", retries=8)
     assert answer.label == "a" and started[0].connections == 1
     started[0].__exit__()
 
@@ -127,6 +129,26 @@ def test_answers_of_other_http_servers_are_errors(answer, kind, named, is_async)
     with Canned(answer) as stranger, pytest.raises(kind, match=named) as caught:
         Way("http", is_async).call(stranger.url, infer, backbone="minilm")
     assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_server_that_does_not_list_its_models_wants_a_name(is_async):
+    refused = http("404 Not Found", b'{"error":"[invalid_input] only inference and health are served here"}')
+    for ask in (infer, lambda client: client.generate("a", tenant="acme")):
+        with Canned(refused) as door, pytest.raises(NoBackbone, match="--backbone"):
+            Way("http", is_async).call(door.url, ask)
+
+
+def test_a_stream_that_has_failed_before_its_request_gives_its_own_error(monkeypatch):
+    send = tritonclient.grpc.InferenceServerClient.async_stream_infer
+
+    def late(client, *arguments, **more):
+        eventually(lambda: not client._stream._active)
+        send(client, *arguments, **more)
+
+    monkeypatch.setattr(tritonclient.grpc.InferenceServerClient, "async_stream_infer", late)
+    with HplmClient(f"127.0.0.1:{free_port()}", "grpc", "minilm", retries=0) as client, pytest.raises(NotConnected):
+        list(client.stream("a", tenant="acme"))
 
 
 def test_the_port_of_the_other_protocol_is_not_connected(way, server):

@@ -7,6 +7,7 @@ import builtins
 import json
 
 import pytest
+from tls_stand_ins import TlsForwarder, certificate_and_pair
 
 from hplm.cli import infer
 from hplm.errors import HplmError
@@ -73,6 +74,19 @@ def test_options_and_key_reach_the_server(server, monkeypatch):
     assert 0 < timeout <= 90_000_500
     monkeypatch.setenv("HPLM_API_KEY", "FROM_ENVIRONMENT")
     assert told()[0]["authorization"] == "Bearer FROM_ENVIRONMENT"
+
+
+def test_tls_reaches_the_client(server, tmp_path):
+    certificate, pair = certificate_and_pair(tmp_path)
+    with TlsForwarder(pair, server.http_url) as door:
+        for connection in (["--url", f"https://{door.url}"], ["--url", door.url, "--tls"]):
+            answer = run("a text", "--tenant", "acme", "--ca-file", str(certificate), "--json", *connection)
+            assert answer["label"] == "a text"
+            with pytest.raises(HplmError, match="--ca-file"):
+                run("a text", "--tenant", "acme", *connection)
+        with pytest.raises(HplmError, match=r"nosuch\.pem"):
+            run("a text", "--tenant", "acme", "--ca-file", "nosuch.pem", "--url", door.url)
+    assert door.connections == 2
 
 
 def test_errors_of_the_client_become_errors_of_the_command(server):

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hplm.cli.client import open_client
+from hplm.cli.client import connection_options, open_client
 from hplm.registered import RIVALS, chosen, registered
 
 if TYPE_CHECKING:
@@ -25,12 +25,8 @@ def register(commands: argparse._SubParsersAction) -> None:
         action="store_true",
         help="also score with the shared products in 8 bits, as `hplm export --dtype int8` serves",
     )
-    command.add_argument("--url", metavar="HOST:PORT", help="also score the answers of the server at this address")
-    command.add_argument("--protocol", choices=("http", "grpc"), default="http", help="for --url (default: %(default)s)")
+    connection_options(command, "also score the answers of the server at this address", only_with_url=True)
     command.add_argument("--backbone", metavar="NAME", help="for --url: name of the served backbone (default: the store's)")
-    command.add_argument(
-        "--key", metavar="KEY", help="for --url: API key (default: the variable HPLM_API_KEY, which `ps` does not show)"
-    )
     command.add_argument(
         "--against",
         type=lambda text: tuple(text.split(",")),
@@ -74,7 +70,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.url is not None:
         from builder.evaluation.served import score_served
 
-        with open_client(args, args.url, args.backbone or store.config.name) as client:
+        with open_client(args, args.backbone or store.config.name) as client:
             scores["served"] = score_served(client, evaluation)
         _say_if_apart(evaluation.scores.main, scores["served"].main)
     for score in dict.fromkeys(rivals.values()):

@@ -6,8 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from hplm.cli.client import open_client
-from hplm.cli.infer import DEFAULT_URLS
+from hplm.cli.client import connection_options, open_client
 from hplm.errors import InvalidInput
 
 
@@ -19,11 +18,12 @@ def register(commands: Any) -> None:
     command.add_argument("--system", metavar="TEXT", help="instructions that the chat begins with (its system message)")
     command.add_argument("--tenant", required=True, help="the tenant that answers")
     command.add_argument("--stream", action="store_true", help="print the answer while it grows")
+    connection_options(command, "address of the server (default: 127.0.0.1:8000, for gRPC 127.0.0.1:8001)")
     command.add_argument(
-        "--url", metavar="HOST:PORT", help="address of the server (default: 127.0.0.1:8000, for gRPC 127.0.0.1:8001)"
+        "--backbone",
+        metavar="NAME",
+        help="name of the decoder (default: the only one of the server); hplm: whole answers through the front door",
     )
-    command.add_argument("--protocol", choices=sorted(DEFAULT_URLS), default="http", help="default: %(default)s")
-    command.add_argument("--backbone", metavar="NAME", help="name of the decoder (default: the only one of the server)")
     command.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of the answer (default: 16)")
     command.add_argument("--temperature", type=float, metavar="T", help="0 takes the likeliest token (default: 1)")
     command.add_argument("--top-p", type=float, metavar="P", help="choose among the likeliest tokens, which sum up to P")
@@ -36,7 +36,6 @@ def register(commands: Any) -> None:
         "--deadline-ms", type=float, metavar="MS", help="time after which the answer ends (default: the tenant's own)"
     )
     command.add_argument("--truncate", action="store_true", help="leave out the beginning of a prompt that is too long")
-    command.add_argument("--key", metavar="KEY", help="API key (default: the variable HPLM_API_KEY, which `ps` does not show)")
     command.add_argument("--json", action="store_true", help="one line of JSON instead of the text")
     command.set_defaults(run=run)
 
@@ -46,7 +45,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "prompt": args.prompt, "messages": messages(args), "tenant": args.tenant, "deadline_ms": args.deadline_ms,
         "truncate": args.truncate, **sampling(args),
     }  # fmt: skip
-    with open_client(args, args.url or DEFAULT_URLS[args.protocol], args.backbone) as client:
+    with open_client(args, args.backbone) as client:
         if not args.stream or args.json:
             answer = client.generate(**asked)
             if not args.json:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from hplm.cli.client import open_client
+from hplm.cli.client import connection_options, open_client
 
 if TYPE_CHECKING:
     from hplm_client import Answer
 
-DEFAULT_URLS = {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
 WIDEST_EXCERPT = 48
 
 
@@ -20,23 +19,23 @@ def register(commands: Any) -> None:
     command.add_argument("text", help="the text to send")
     command.add_argument("--tenant", required=True, help="the tenant that answers")
     command.add_argument("--pair", metavar="TEXT", help="second text, for tenants that read two")
+    connection_options(command, "address of the server (default: 127.0.0.1:8000, for gRPC 127.0.0.1:8001)")
     command.add_argument(
-        "--url", metavar="HOST:PORT", help="address of the server (default: 127.0.0.1:8000, for gRPC 127.0.0.1:8001)"
+        "--backbone",
+        metavar="NAME",
+        help="name of the backbone (default: the only one of the server; the front door does not tell it)",
     )
-    command.add_argument("--protocol", choices=sorted(DEFAULT_URLS), default="http", help="default: %(default)s")
-    command.add_argument("--backbone", metavar="NAME", help="name of the backbone (default: the only one of the server)")
     command.add_argument(
         "--deadline-ms", type=float, metavar="MS", help="time in which the answer must come (default: the tenant's own)"
     )
     command.add_argument("--top-k", type=int, metavar="K", help="return the K best labels instead of one")
     command.add_argument("--truncate", action="store_true", help="cut a text that is too long, instead of refusing it")
-    command.add_argument("--key", metavar="KEY", help="API key (default: the variable HPLM_API_KEY, which `ps` does not show)")
     command.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
     command.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    with open_client(args, args.url or DEFAULT_URLS[args.protocol], args.backbone) as client:
+    with open_client(args, args.backbone) as client:
         answer = client.infer(
             args.text,
             tenant=args.tenant,

@@ -1,11 +1,13 @@
 """OpenAI's interface behind the front door: a real HAProxy, the gateway, and a decoder behind a real Triton."""
 
+import asyncio
 import json
 
 import pytest
 
 from builder.store.store import TenantFile
 from hplm.tenants.keys import new_key
+from hplm_client import AsyncHplmClient, Forbidden, HplmClient, InvalidInput, NoTenant
 from hplm_openai.__main__ import parser
 from testing.toy import make_chat
 from tests.deploy.door import haproxy, require_haproxy
@@ -161,3 +163,27 @@ def test_compose_starts_the_gateway_only_on_request_and_publishes_it_on_loopback
     assert [program, flag, package] == ["python", "-m", "hplm_openai"]
     assert (args.url, args.address) == ("triton:8001", "0.0.0.0") and service["depends_on"].keys() == {"triton"}
     assert service["ports"] == [f"127.0.0.1:{args.port}:{args.port}"]
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_hplm_client_gets_whole_answers_of_the_model_hplm(door, server, protocol):
+    settings = {"tenant": "keyed", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+    with HplmClient(server.grpc_url, "grpc", "chat", SECRET) as direct:
+        expected = direct.generate("some words", **settings)
+    at_door = (f"localhost:{door.port}", protocol)
+    trust = {"api_key": SECRET, "ca_file": door.certificate}
+
+    async def asked():
+        async with AsyncHplmClient(*at_door, "hplm", **trust) as client:
+            return await client.generate("some words", **settings)
+
+    with HplmClient(*at_door, "hplm", **trust) as client:
+        assert client.generate("some words", **settings) == asyncio.run(asked()) == expected
+        with pytest.raises(Forbidden, match="OpenAI"):
+            list(client.stream("some words", **settings))
+        with pytest.raises(NoTenant):
+            client.generate("some words", tenant="nobody")
+        with pytest.raises(InvalidInput, match="first_token_ms"):
+            client.generate("some words", first_token_ms=100, **settings)
+    with HplmClient(*at_door, "chat", **trust) as client, pytest.raises(Forbidden, match="--backbone hplm"):
+        client.generate("some words", **settings)

@@ -24,6 +24,7 @@ from builder.store.store import TenantFile
 from hplm.server import TritonServer
 from testing.random_store import random_store
 from testing.toy import CHAT, Toy
+from tests.deploy.door import haproxy, require_haproxy
 from tests.loadtest.small_server import SmallServer
 from tests.naming import names
 from tests.serving import serving
@@ -84,6 +85,32 @@ def test_a_trace_over_grpc_with_deadlines_that_cannot_be_kept(served, tmp_path) 
     with open(tmp_path / "run_failures.csv") as file:
         failures = [row["Error"] for row in DictReader(file)]
     assert failures and all("[" in error for error in failures)  # one line for each word in brackets
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_requests_go_through_the_front_door(served, tmp_path, protocol) -> None:
+    require_haproxy()
+    options = (
+        "-u",
+        "10",
+        "-r",
+        "10",
+        "--rate",
+        "30",
+        "--duration",
+        "2",
+        "--protocol",
+        protocol,
+        "--metrics",
+        served.metrics_url,
+    )
+    with haproxy(tmp_path / "door", served.http_url, served.grpc_url, "toy") as door:
+        at_door = ("-H", f"https://localhost:{door.port}", "--grpc", "", *options)  # after those of `command`, so these count
+        outcomes, done = headless(served, tmp_path, *at_door, "--ca-file", str(door.certificate), "Poisson")
+        assert done.returncode == 0, done.stderr
+        assert outcomes["Poisson"]["on_time"] == outcomes["Poisson"]["requests"] > 20
+        _, failed = headless(served, tmp_path, *at_door, "Poisson")
+    assert failed.returncode != 0 and "NotTrusted" in failed.stderr + failed.stdout
 
 
 @pytest.fixture(scope="module")

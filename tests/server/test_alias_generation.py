@@ -116,6 +116,9 @@ def test_a_client_may_ask_the_alias(server):
     with HplmClient(server.http_url) as chat, HplmClient(server.http_url, backbone=ALIAS) as alias:
         assert alias.generate("some words", tenant="plain", **GREEDY) == chat.generate("some words", tenant="plain", **GREEDY)
         assert chat._find_decoder(30) == "chat"
+        talk = {"messages": json.loads(TALK), "tenant": "plain", **GREEDY, "n": 2}
+        with HplmClient(server.grpc_url, "grpc", ALIAS) as other:
+            assert other.generate(**talk) == alias.generate(**talk) == chat.generate(**talk)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import tritonclient.grpc.aio
 from tritonclient.grpc import InferResult
 from tritonclient.utils import InferenceServerException
 
-from hplm_client.errors import ClientTimeout, refusal
-from hplm_client.generation import Asked, Outputs
+from hplm_client.errors import ClientTimeout, HplmClientError
+from hplm_client.generation import Asked, Outputs, listed, tensors_of
 from hplm_client.settings import Settings
-from hplm_client.transports.grpc import CHANNEL, failure, listed, one_value
+from hplm_client.transports.grpc import CHANNEL, credentials, failure, refused, tells_no_more
 from hplm_client.waiting import within
 
 
@@ -24,7 +24,9 @@ class AsyncGrpcTransport:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._client = tritonclient.grpc.aio.InferenceServerClient(settings.url, channel_args=CHANNEL)
+        self._client = tritonclient.grpc.aio.InferenceServerClient(
+            settings.address, creds=credentials(settings), channel_args=CHANNEL
+        )
 
     async def infer(self, backbone: str, arguments: dict[str, Any], seconds: float) -> InferResult:
         return await self._call(self._client.infer, seconds, model_name=backbone, **arguments)
@@ -35,7 +37,7 @@ class AsyncGrpcTransport:
         async def asked() -> AsyncIterator[dict[str, Any]]:
             yield {
                 "model_name": backbone,
-                "inputs": [one_value(name, value) for name, value in prompt.inputs().items()],
+                "inputs": tensors_of(prompt.inputs(), self.library, [1]),
                 "timeout": timeout_us,
                 "parameters": prompt.parameters(),
             }
@@ -52,7 +54,7 @@ class AsyncGrpcTransport:
         except asyncio.TimeoutError as error:
             raise ClientTimeout(f"no answer from {self._settings.url} within {seconds:.3g} s") from error
         except grpc.RpcError as error:
-            raise refusal(f"{error.details()} (gRPC from {self._settings.url})", str(error.code())) from error
+            raise refused(error.details() or "", str(error.code()), self._settings) from error
         finally:
             responses.cancel()
 
@@ -60,9 +62,14 @@ class AsyncGrpcTransport:
         return await self._call(self._client.get_model_metadata, seconds, model_name=model, as_json=True)
 
     async def ready(self, backbone: str | None, seconds: float) -> bool:
-        return await self._call(self._client.is_server_ready, seconds) and (
-            backbone is None or await self._call(self._client.is_model_ready, seconds, model_name=backbone)
-        )
+        if not await self._call(self._client.is_server_ready, seconds):
+            return False
+        if backbone is None:
+            return True
+        try:
+            return await self._call(self._client.is_model_ready, seconds, model_name=backbone)
+        except HplmClientError as error:
+            return tells_no_more(error)
 
     async def statistics(self, seconds: float) -> dict[str, Any]:
         return await self._call(self._client.get_inference_statistics, seconds, as_json=True)

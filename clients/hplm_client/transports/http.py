@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import socket
+import ssl
 import time
 from collections import deque
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
-from http.client import HTTPConnection, HTTPException, HTTPResponse
+from contextlib import contextmanager
+from http.client import HTTPException, HTTPResponse
 from typing import Any
 from urllib.parse import quote
 
@@ -23,6 +23,8 @@ from tritonclient.http import InferenceServerClient, InferResult
 from hplm_client.errors import ClientTimeout, ConnectionLost, NotConnected, UnexpectedAnswer, refusal
 from hplm_client.generation import EVENT, Outputs, Prompt, event_in
 from hplm_client.settings import Settings, host_and_port
+from hplm_client.tls import NEEDED, NOT_SPOKEN, not_trusted
+from hplm_client.transports.sockets import TimedConnection, TimedSocket, connected, encrypted, is_quiet
 
 
 class HttpTransport:
@@ -33,6 +35,7 @@ class HttpTransport:
         self._idle: deque[TimedConnection] = deque()  # the last used one is taken first
         self._process = os.getpid()
         self._closed = False
+        self._answered = False
 
     def infer(self, backbone: str, arguments: dict[str, Any], seconds: float) -> InferResult:
         body, json_bytes = InferenceServerClient.generate_request_body(**arguments)
@@ -60,8 +63,12 @@ class HttpTransport:
 
     def ready(self, backbone: str | None, seconds: float) -> bool:
         ends = time.monotonic() + seconds
-        paths = ["/v2/health/ready"] + ([] if backbone is None else [f"/v2/models/{quote(backbone, safe='')}/ready"])
-        return all(self._exchange("GET", path, ends - time.monotonic())[0] == 200 for path in paths)
+        if self._exchange("GET", "/v2/health/ready", seconds)[0] != 200:
+            return False
+        if backbone is None:
+            return True
+        status, body, _ = self._exchange("GET", f"/v2/models/{quote(backbone, safe='')}/ready", ends - time.monotonic())
+        return status == 200 or tells_no_more(status, body)
 
     def statistics(self, seconds: float) -> dict[str, Any]:
         return self._json(self._expect_ok(*self._exchange("GET", "/v2/models/stats", seconds))[0])
@@ -98,6 +105,7 @@ class HttpTransport:
             sock.ends = ends
             connection.request(method, path, body, {**self._settings.headers, **(headers or {})})
             response = connection.getresponse()
+            self._answered = True
             yield response, sock
         except TimeoutError as error:
             connection.close()
@@ -105,29 +113,39 @@ class HttpTransport:
         except (OSError, HTTPException) as error:
             connection.close()
             reason = f"{type(error).__name__}: {error}"
-            raise ConnectionLost(f"connection to {self._settings.url} lost after sending ({reason})") from error
+            advice = "" if self._answered or self._settings.context else NEEDED
+            raise ConnectionLost(f"connection to {self._settings.url} lost after sending ({reason}){advice}") from error
         except BaseException:
             connection.close()
             raise
         self._give_back(connection)
 
     def _connect(self, connection: TimedConnection, ends: float) -> TimedSocket:
+        url, context = self._settings.url, self._settings.context
         try:
-            connection.sock = sock = _connected(connection.host, connection.port, ends)
+            sock = connected(connection.host, connection.port, ends)
         except TimeoutError:
             raise
         except OSError as error:
-            raise NotConnected(f"cannot connect to {self._settings.url} over HTTP: {error}") from error
+            raise NotConnected(f"cannot connect to {url} over HTTP: {error}") from error
+        try:
+            connection.sock = sock = sock if context is None else encrypted(sock, context, connection.host, ends)
+        except TimeoutError:
+            raise
+        except ssl.SSLCertVerificationError as error:
+            raise not_trusted(url, error.verify_message) from error
+        except OSError as error:
+            raise NotConnected(f"cannot connect to {url} over HTTP with TLS ({error}){NOT_SPOKEN}") from error
         return sock
 
     def _take(self) -> TimedConnection:
         if self._process != os.getpid():  # after a fork: a shared connection would read the parent's answers
             self._idle, self._process = deque(), os.getpid()
         while (connection := self._pop()) is not None:
-            if connection.sock is not None and _is_quiet(connection.sock):
+            if connection.sock is not None and is_quiet(connection.sock):
                 return connection
             connection.close()
-        return TimedConnection(*host_and_port(self._settings.url))
+        return TimedConnection(*host_and_port(self._settings.address))
 
     def _pop(self) -> TimedConnection | None:
         try:
@@ -160,71 +178,6 @@ class HttpTransport:
         raise refusal(f"{message} (HTTP {status} from {self._settings.url})", str(status))
 
 
-class TimedSocket(socket.socket):
-    """Limits all sending and receiving together to the time `ends`.
-
-    A socket's own timeout starts again with each piece of data. A server that sends a byte now and then could so block its
-    client for ever.
-    """
-
-    ends: float
-
-    def sendall(self, *arguments: Any) -> None:
-        self._limit()
-        super().sendall(*arguments)
-
-    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
-        self._limit()
-        return super().recv_into(buffer, nbytes, flags)
-
-    def _limit(self) -> None:
-        remaining = self.ends - time.monotonic()
-        if remaining <= 0:
-            raise TimeoutError
-        self.settimeout(remaining)
-
-
-class TimedConnection(HTTPConnection):
-    """A connection whose socket is a TimedSocket, or None while it is not connected."""
-
-    sock: TimedSocket | None
-
-
-def _connected(host: str, port: int, ends: float) -> TimedSocket:
-    """Connects to the first address of the host that answers.
-
-    An address without an answer takes half of the remaining time, and the last address takes all of it.
-    """
-    *others, last = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    for resolved in others:
-        with suppress(OSError):
-            return _connected_to(resolved, ends, share=0.5)
-    return _connected_to(last, ends, share=1.0)
-
-
-def _connected_to(resolved: tuple, ends: float, share: float) -> TimedSocket:
-    family, kind, protocol, _, address = resolved
-    remaining = ends - time.monotonic()
-    if remaining <= 0:
-        raise TimeoutError
-    sock = TimedSocket(family, kind, protocol)
-    try:
-        sock.settimeout(share * remaining)
-        sock.connect(address)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def _is_quiet(sock: socket.socket) -> bool:
-    """Whether an idle connection can still be used. One that the server has closed, or has written to, is readable."""
-    sock.setblocking(False)
-    try:
-        sock.recv(1, socket.MSG_PEEK)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
+def tells_no_more(status: int, body: bytes) -> bool:
+    """Whether this is the front door's answer to a question about a model's state. Triton itself has others."""
+    return status == 404 and b"[invalid_input]" in body

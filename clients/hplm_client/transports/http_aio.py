@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncGenerator, Awaitable
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import tritonclient.http
@@ -16,6 +18,8 @@ from tritonclient.utils import InferenceServerException
 from hplm_client.errors import ClientTimeout, ConnectionLost, NotConnected, UnexpectedAnswer, refusal
 from hplm_client.generation import EVENT, Outputs, Prompt, event_in
 from hplm_client.settings import Settings
+from hplm_client.tls import NEEDED, NOT_SPOKEN, not_trusted
+from hplm_client.transports.http import tells_no_more
 from hplm_client.waiting import within
 
 CONNECTIONS = 256  # further requests wait for a connection, within their time limit
@@ -26,10 +30,17 @@ class AsyncHttpTransport:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._answered = False
+        self._own: aiohttp.ClientSession | None = None
         # `_call` limits the time of each request. aiohttp's own limit would be the same for all requests.
-        self._session: aiohttp.ClientSession | None = None
         unlimited: Any = None  # aiohttp accepts None, which tritonclient's annotations do not say
-        self._client = tritonclient.http.aio.InferenceServerClient(settings.url, conn_limit=CONNECTIONS, conn_timeout=unlimited)
+        self._client = tritonclient.http.aio.InferenceServerClient(
+            settings.address,
+            conn_limit=CONNECTIONS,
+            conn_timeout=unlimited,
+            ssl=settings.context is not None,
+            ssl_context=settings.context,
+        )
 
     async def infer(self, backbone: str, arguments: dict[str, Any], seconds: float) -> InferResult:
         # Each request gets a dictionary of its own, because tritonclient adds headers to it.
@@ -37,10 +48,6 @@ class AsyncHttpTransport:
 
     async def generate(self, backbone: str, prompt: Prompt, timeout_us: int | None, seconds: float) -> AsyncGenerator[Outputs]:
         """Yields responses. `seconds` limit the wait for each. To close the generator closes the connection, which cancels."""
-        if self._session is None:  # tritonclient has no such request
-            self._session = aiohttp.ClientSession(
-                f"http://{self._settings.url}", timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False
-            )
         asked = prompt.body(timeout_us, self._settings.api_key)
         response = await self._call(
             self._session.post(prompt.path(backbone), data=asked, headers=self._settings.headers), seconds
@@ -60,31 +67,54 @@ class AsyncHttpTransport:
         return await self._call(self._client.get_model_metadata(model, headers=self._settings.headers), seconds)
 
     async def ready(self, backbone: str | None, seconds: float) -> bool:
-        return await self._call(self._client.is_server_ready(headers=self._settings.headers), seconds) and (
-            backbone is None or await self._call(self._client.is_model_ready(backbone, headers=self._settings.headers), seconds)
-        )
+        if not await self._call(self._client.is_server_ready(headers=self._settings.headers), seconds):
+            return False
+        if backbone is None:
+            return True
+        path = f"/v2/models/{quote(backbone, safe='')}/ready"
+        async with await self._call(self._session.get(path, headers=self._settings.headers), seconds) as response:
+            return response.status == 200 or tells_no_more(response.status, await self._call(response.read(), seconds))
 
     async def statistics(self, seconds: float) -> dict[str, Any]:
         return await self._call(self._client.get_inference_statistics(headers=self._settings.headers), seconds)
 
     async def close(self) -> None:
         await self._client.close()
-        if self._session is not None:
-            await self._session.close()
+        if self._own is not None:
+            await self._own.close()
+
+    @property
+    def _session(self) -> aiohttp.ClientSession:
+        """For requests that tritonclient does not have."""
+        if self._own is None:
+            context = self._settings.context
+            self._own = aiohttp.ClientSession(
+                f"{'http' if context is None else 'https'}://{self._settings.address}",
+                connector=None if context is None else aiohttp.TCPConnector(ssl=context),
+                timeout=aiohttp.ClientTimeout(total=None),
+                auto_decompress=False,
+            )
+        return self._own
 
     async def _call(self, request: Awaitable[Any], seconds: float) -> Any:
         url = self._settings.url
         try:
-            return await within(request, seconds)
+            result = await within(request, seconds)
+            self._answered = True
+            return result
         except InferenceServerException as error:
             raise refusal(f"{error.message()} (HTTP {error.status()} from {url})", error.status()) from error
         except asyncio.TimeoutError as error:
             raise ClientTimeout(f"no answer from {url} within {seconds:.3g} s") from error
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise not_trusted(url, getattr(error.certificate_error, "verify_message", error.certificate_error)) from error
         except aiohttp.ClientConnectorError as error:
-            raise NotConnected(f"cannot connect to {url} over HTTP: {error}") from error
+            refused = self._settings.context is None or isinstance(error.os_error, ConnectionRefusedError | socket.gaierror)
+            raise NotConnected(f"cannot connect to {url} over HTTP: {error}{'' if refused else NOT_SPOKEN}") from error
         except (aiohttp.ClientError, OSError) as error:
             reason = f"{type(error).__name__}: {error}"
-            raise ConnectionLost(f"connection to {url} lost after sending ({reason})") from error
+            advice = "" if self._answered or self._settings.context else NEEDED
+            raise ConnectionLost(f"connection to {url} lost after sending ({reason}){advice}") from error
         except (ValueError, KeyError, TypeError) as error:
             raise UnexpectedAnswer(f"the answer of {url} is not one of Triton's: {error}") from error
 

@@ -1,0 +1,101 @@
+"""hplm_client and the commands that use it, through the front door: a real HAProxy before a real Triton."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+
+import pytest
+
+from hplm_client import AsyncHplmClient, ConnectionFailed, HplmClient, NoBackbone, NoTenant, NotTrusted
+from testing.toy import WORDS
+from tests.deploy.door import haproxy, require_haproxy
+from tests.serving import serving
+
+pytestmark = pytest.mark.slow
+
+PROTOCOLS = ("http", "grpc")
+
+
+@pytest.fixture(scope="module")
+def server(toy):
+    require_haproxy()
+    with serving(toy.repository) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def door(server, tmp_path_factory):
+    with haproxy(tmp_path_factory.mktemp("door"), server.http_url, server.grpc_url, "toy") as door:
+        yield door
+
+
+@pytest.fixture
+def url(door):
+    return f"localhost:{door.port}"
+
+
+def asynchronously(url, protocol, backbone, door, use):
+    async def used():
+        async with AsyncHplmClient(url, protocol, backbone, ca_file=door.certificate) as client:
+            return await use(client)
+
+    return asyncio.run(used())
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("backbone", ["toy", "hplm"])
+def test_answers_are_those_of_the_server(server, door, url, protocol, backbone):
+    def ask(client):
+        return client.infer(WORDS[0], tenant="acme", deadline_ms=30_000, logits=True)
+
+    direct = server.http_url if protocol == "http" else server.grpc_url
+    with HplmClient(direct, protocol, backbone) as client:
+        expected = ask(client)
+    with HplmClient(url, protocol, backbone, ca_file=door.certificate) as client:
+        assert ask(client) == expected and client.ready()
+    assert asynchronously(url, protocol, backbone, door, ask) == expected
+    assert asynchronously(url, protocol, backbone, door, lambda client: client.ready())
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_batch_of_large_texts_gets_through(door, url, protocol):
+    with HplmClient(url, protocol, "toy", ca_file=door.certificate) as client:
+        assert len(client.infer_batch([" ".join(WORDS * 20)] * 150, tenant="acme", truncate=True)) == 150
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_the_backbone_must_be_named(door, url, protocol):
+    with HplmClient(url, protocol, ca_file=door.certificate) as client:
+        for ask in (lambda: client.infer("a", tenant="acme"), lambda: client.generate("a", tenant="acme")):
+            with pytest.raises(NoBackbone, match="--backbone"):
+                ask()
+        assert client.ready()
+    for use in (lambda client: client.infer("a", tenant="acme"), lambda client: client.generate("a", tenant="acme")):
+        with pytest.raises(NoBackbone, match="--backbone"):
+            asynchronously(url, protocol, None, door, use)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_errors_keep_their_words(door, url, protocol):
+    with HplmClient(url, protocol, "toy", ca_file=door.certificate) as client, pytest.raises(NoTenant):
+        client.infer("a", tenant="nobody")
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_other_settings_name_the_way_out(url, protocol):
+    with HplmClient(url, protocol, "toy", tls=True) as client, pytest.raises(NotTrusted, match="--ca-file"):
+        client.infer("a", tenant="acme")
+    with HplmClient(url, protocol, "toy", retries=0) as client, pytest.raises(ConnectionFailed, match="--tls"):
+        client.infer("a", tenant="acme")
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_the_command_gets_through(door, url, protocol):
+    command = [sys.executable, "-m", "hplm.cli.main", "infer", WORDS[0], "--tenant", "acme", "--backbone", "toy", "--json"]
+    connection = ["--url", f"https://{url}", "--protocol", protocol, "--ca-file", str(door.certificate)]
+    done = subprocess.run([*command, *connection], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["label"]
