@@ -136,7 +136,7 @@ def test_no_request_fails_while_another_backbone_takes_over(toy, new, expected, 
             load.end()
     assert not load.failures(), [str(one) for one in load.failures()[:3]]
     assert all(is_old(*answer) or is_new(*answer) for answer in load.answers)
-    assert all(is_new(*answer) for answer in load.answers[stopped + CLIENTS :])
+    assert sum(is_old(*answer) for answer in load.answers[stopped:]) <= CLIENTS  # each may still have had one to note
 
 
 def test_an_export_over_a_served_repository_changes_nothing_until_the_server_is_restarted(toy, changed, expected, tmp_path):

@@ -13,9 +13,18 @@ from testing.toy import TENANTS, WORDS
 from tests.engine.asker import Asker
 
 
+@pytest.fixture
+def same_threads():
+    """Gives later tests the threads that they would have had."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("same_threads")
 def test_only_the_thread_that_computes_does_on_a_cpu(toy, monkeypatch):
-    seen, before = {}, torch.get_num_threads()
+    seen = {}
 
     def noted(owner, name):
         call = getattr(owner, name)
@@ -31,7 +40,6 @@ def test_only_the_thread_that_computes_does_on_a_cpu(toy, monkeypatch):
     asker = Asker(toy.folder, threads="3")
     asker.wait(asker.ask(TENANTS[0].id, [WORDS[0]]))
     asker.close()
-    torch.set_num_threads(before)
     assert seen == {"stage": 1, "run": 3}
 
 

@@ -12,6 +12,7 @@ from hplm.generation.generator import Generator
 from hplm.generation.request import Request
 from hplm.generation.sampling import Sampling
 from tests.generation.small import START, Generating, Said, Small, decode
+from tests.waiting import eventually
 
 PATIENCE = 60
 
@@ -34,18 +35,20 @@ class Served:
 
         self.generator = Generator(self.inner.line, loop)
 
-    def ask(self, prompt, sampling, tenant=0, seed=0):
+    def ask(self, prompt, sampling, tenant=0, seed=0, respond=None):
+        """`respond` gets the pieces instead of what is returned."""
         source = self.inner.small.sources[tenant]
         ids = [START, *prompt]
         addresses = source.chain.lookup(np.array(ids), np.array([len(ids)])).addresses
         done = threading.Event()
 
-        def respond(piece):
+        def keep(piece):
             said(piece)
             if said.ended:
                 done.set()
 
-        request = Request(source, ids, addresses, sampling, respond, decode, arrival_ns=time.monotonic_ns(), seed=seed)
+        now, to = time.monotonic_ns(), respond or keep
+        request = Request(source, ids, addresses, sampling, to, decode, arrival_ns=now, seed=seed)
         said = Said(request)
         said.done = done
         self.generator.submit(request)
@@ -97,14 +100,11 @@ def test_a_reader_that_fails_is_cancelled_and_harms_no_other(small):
     def failing(piece):
         raise RuntimeError("the connection is gone")
 
-    bad = served.ask([3], Sampling(max_tokens=300, ignore_eos=True))
-    bad.request.respond = failing
+    bad = served.ask([3], Sampling(max_tokens=300, ignore_eos=True), respond=failing)
     good = served.ask([4], Sampling(max_tokens=20, ignore_eos=True))
     assert good.done.wait(PATIENCE) and len(good.ids()) == 20
-    until = time.monotonic() + PATIENCE
-    while not bad.request.ended and time.monotonic() < until:
-        time.sleep(0.01)
-    assert bad.request.cancelled and bad.request.ended
+    eventually(lambda: bad.request.ended)
+    assert bad.request.cancelled
     served.generator.close(PATIENCE)
 
 

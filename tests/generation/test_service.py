@@ -1,6 +1,7 @@
 """A served decoder: answers equal the reference of stored files, bad input is refused, and tenants change on the way."""
 
 import threading
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -20,6 +21,7 @@ from testing.generative import GenerativeReference
 from testing.random_store import random_store, random_tenant
 from testing.toy import CHAT
 from tests.naming import naming
+from tests.waiting import eventually
 
 PATIENCE = 60
 HOUR = 3600 * 10**9  # nanoseconds
@@ -31,14 +33,13 @@ GREEDY = Sampling(temperature=0, max_tokens=24, ignore_eos=True)
 
 class Answer:
     def __init__(self):
-        self.begun, self.done, self.pieces, self.error = threading.Event(), threading.Event(), [], None
+        self.done, self.pieces, self.error = threading.Event(), [], None
 
     def __call__(self, piece):
         if isinstance(piece, Exception):
             self.error = piece
         else:
             self.pieces.append(piece)
-        self.begun.set()
         if self.error is not None or piece.is_last:
             self.done.set()
 
@@ -68,6 +69,23 @@ class Place:
         view, answer = self.backbone.view, Answer()
         answer.request = self.service.submit(view, view.snapshot.find(tenant), prompt, sampling, answer, **more)
         return answer
+
+    @contextmanager
+    def gated(self):
+        """While the context is open, only those steps are computed for which the semaphore is released."""
+        decoder, may_run = self.service.generator.loop._decoder, threading.Semaphore(0)
+        run = decoder.run
+
+        def gated(step):
+            assert may_run.acquire(timeout=PATIENCE)
+            return run(step)
+
+        decoder.run = gated
+        try:
+            yield may_run
+        finally:
+            decoder.run = run
+            may_run.release()  # a step may wait
 
     def expected(self, prompt, tenant, count=24):
         return GenerativeReference(self.backbone).generate(self.prompts.encode(prompt).tolist(), tenant, count)
@@ -105,17 +123,19 @@ def test_a_tenant_that_is_updated_or_deleted_ends_its_answer_as_it_began(place):
     long = replace(GREEDY, max_tokens=60)
     before, kept = (place.ask("words", tenant, long).wait().ids for tenant in ("lora", "wide"))
     manager = Manager(place.folder, place.state)
-    asked = place.ask("words", "lora", long)
     random_tenant(place.store, replace(LORA, version=2), 0.3, seed=50)
-    manager.update("lora", knowledge_of(place.store, place.store.tenant("lora")))
-    place.backbone.refresh()
-    updated = place.ask("words", "lora", long)
-    deleted = place.ask("words", "wide", long)
-    assert deleted.begun.wait(PATIENCE)
-    manager.delete("wide")
-    place.backbone.refresh()
-    with pytest.raises(NoTenant):
-        place.ask("words", "wide")
+    with place.gated() as may_run:
+        asked, deleted = (place.ask("words", tenant, long) for tenant in ("lora", "wide"))
+        may_run.release(5)
+        eventually(lambda: asked.request.generated and deleted.request.generated)
+        manager.update("lora", knowledge_of(place.store, place.store.tenant("lora")))
+        place.backbone.refresh()
+        updated = place.ask("words", "lora", long)
+        manager.delete("wide")
+        place.backbone.refresh()
+        with pytest.raises(NoTenant):
+            place.ask("words", "wide")
+        assert not asked.request.ended and not deleted.request.ended
     assert deleted.wait().ids == kept
     assert asked.wait().ids == before
     assert updated.wait().ids != before
@@ -160,16 +180,17 @@ def test_only_the_end_of_a_very_long_prompt_is_read(place, monkeypatch):
 
 def test_generated_tokens_count_for_the_quota(place):
     manager = Manager(place.folder, place.state)
-    manager.limit("plain", tokens_rate=50)
+    manager.limit("plain", tokens_rate=1)
     place.backbone.refresh()
     place.ask("a", sampling=replace(GREEDY, max_tokens=90)).wait()
     with pytest.raises(Quota):
         place.ask("a")
     manager.limit("lora", in_flight=1)
     place.backbone.refresh()
-    first = place.ask("a", "lora", replace(GREEDY, max_tokens=90))
-    with pytest.raises(Quota):
-        place.ask("a", "lora")
+    with place.gated():
+        first = place.ask("a", "lora")
+        with pytest.raises(Quota):
+            place.ask("a", "lora")
     first.wait()
     assert place.ask("a", "lora").wait().error is None
 
@@ -182,9 +203,10 @@ def test_a_quota_is_checked_before_the_prompt_is_read(place):
     for _ in range(2):  # what was refused is not in flight
         with pytest.raises(InvalidInput):
             place.ask(Messages("no JSON"))
-    first = place.ask("a", sampling=replace(GREEDY, max_tokens=90))
-    with pytest.raises(Quota):
-        place.ask(Messages("no JSON"))
+    with place.gated():
+        first = place.ask("a")
+        with pytest.raises(Quota):
+            place.ask(Messages("no JSON"))
     first.wait()
 
 

@@ -15,12 +15,14 @@ from tritonclient.utils import InferenceServerException
 
 from hplm.errors import HplmError
 from hplm.server import Supervisor, TritonServer, held, supervisor
+from hplm.server.held import holders
 from hplm.server.stubs import regions, size_of, stubs
 from testing.toy import WORDS
 from tests.naming import naming
 from tests.server.plain_models import ECHO, add_model
 from tests.server.stock import Stock
 from tests.server.test_engine_ends import engine_of
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -139,7 +141,7 @@ def test_requests_that_a_dead_model_held_end_with_their_connections(watched, exp
 
     with ThreadPoolExecutor(30) as pool:
         asked = [pool.submit(ask, number) for number in range(30)]
-        time.sleep(1.0)
+        eventually(lambda: sum(one.held for one in holders(watched.server.id) if one.pid == dead.pid) > 1)  # one may be a probe
         os.kill(dead.pid, signal.SIGKILL)
         answers = [one.result(timeout=60) for one in asked]
     assert all(answer == expected or isinstance(answer, Exception) for answer in answers)
