@@ -117,7 +117,7 @@ class Loop:
     def abandon(self) -> None:
         """Ends all requests, because the server is shutting down."""
         stopping = Draining("the server is shutting down: send the request again")
-        for sequence in (*self._line.abandon(), *self.running.sequences, *self.running.returning):
+        for sequence in (*self._line.displaced(), *self._line.abandon(), *self.running.sequences, *self.running.returning):
             self._fail(sequence.request, stopping)
 
     def _drop(self, now: int) -> None:
