@@ -302,6 +302,33 @@ def test_a_copy_for_a_further_answer_that_fails_is_an_error_of_its_request_alone
     assert other.error is None and len(other.ids()) == 30
 
 
+def test_adapters_whose_copy_failed_are_copied_for_the_next_request(small):
+    generating = Generating(small)
+    sampling, tenant = Sampling(max_tokens=20, ignore_eos=True), 2
+    first = generating.ask(range(3, 9), sampling, tenant)
+    hold, fills = generating.stager.hold, []
+
+    def holding(sequence):
+        hold(sequence)
+        (slots,) = generating.stager.slots().values()
+        fill = slots.fill
+
+        def failing():
+            fills.append(fill)
+            slots.fill = fill
+            raise RuntimeError("the device is busy")
+
+        if not fills:
+            slots.fill = failing
+
+    generating.stager.hold = holding
+    generating.loop.step()
+    assert isinstance(first.error, Broken) and len(fills) == 1
+    second = generating.ask(range(3, 9), sampling, tenant)
+    generating.run()
+    assert second.error is None and same_as_reference(small, second) == 20
+
+
 def test_a_broken_adapter_is_an_error_of_its_tenant_alone(small):
     record, bank = small.sources[2].adapter
     broken = replace(small.sources[2], adapter=(replace(record, version=9), bank))
