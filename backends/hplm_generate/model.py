@@ -77,7 +77,7 @@ class Answer:
     """Sends what is said of one request. It has exactly one end, whatever fails."""
 
     def __init__(self, sender: replies.Sender, wanted: Wanted, prompts: Prompts, count: Callable[[Piece | str], None]) -> None:
-        """`count` is called once for each answer, with its last piece or the word of its error."""
+        """`count` is called once for each answer, with the last piece or the word of the error that the client got."""
         self._sender = sender
         self._wanted = wanted
         self._prompts = prompts
@@ -104,17 +104,24 @@ class Answer:
             self.fail(error)
             raise
         self._unsent = [Choice() for _ in self._unsent]
-        self.ended = piece.is_last
-        if piece.is_last:
-            self._count(piece)
-        failed = replies.send_outputs(self._sender, outputs, is_last=piece.is_last)
+        try:
+            failed = replies.send_outputs(self._sender, outputs, is_last=piece.is_last)
+        except Exception as error:  # Triton did not take it
+            if piece.is_last:
+                self._end(word_of(error))
+            raise
         if failed is not None:
-            self.ended = True
+            self._end(failed.word)
             raise failed
+        if piece.is_last:
+            self._end(piece)
+
+    def _end(self, end: Piece | str) -> None:
+        self.ended = True
+        self._count(end)
 
     def fail(self, error: Exception) -> None:
-        self.ended = True
-        self._count(word_of(error))
+        self._end(word_of(error))
         self._sender.send(replies.failure(error, "generating"))
 
     @property
