@@ -36,7 +36,7 @@ from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
 from hplm.model.openmp import apart
 from hplm.model.prompts import Messages, Prompts
-from hplm.parameters import Parameters, asked_flag, asked_number, whole_number, yes_or_no
+from hplm.parameters import Parameters, asked_flag, asked_number, yes_or_no
 from hplm.plot.table import Table
 from hplm.server import folder_lock
 from hplm.server.control import REVIVED
@@ -156,8 +156,6 @@ class TritonPythonModel:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
         parameters = Parameters(replies.model_parameters(args))
         name = parameters["backbone"]
-        if threads := whole_number(parameters, "threads", least=0):
-            torch.set_num_threads(threads)
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the other cores compute
         device = resolve_device(parameters["device"])
         settings = read_settings(parameters, device, _dtype(parameters["dtype"], device))

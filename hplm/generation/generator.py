@@ -28,11 +28,17 @@ Said = tuple[Request, Piece | HplmError]
 class Generator:
     """Pieces of one request come in order, from one thread. The last one ends it."""
 
-    def __init__(self, line: Line, loop: Callable[[Callable[[Request, Piece | HplmError], None]], Loop]) -> None:
-        """`loop` makes the loop, given what takes the pieces that it says."""
+    def __init__(
+        self,
+        line: Line,
+        loop: Callable[[Callable[[Request, Piece | HplmError], None]], Loop],
+        begin: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`loop` makes the loop, given what takes the pieces that it says. Its thread calls `begin` first."""
         self._line = line
         self._said: queue.SimpleQueue[Said | None] = queue.SimpleQueue()
         self.loop = loop(lambda request, piece: self._said.put((request, piece)))
+        self._begin = begin
         self._abandoned = threading.Event()
         self._since: dict[str, float] = {}  # when each thread began what it is at; by its name, of those that do not wait
         self._failures = 0  # of the loop, since it last got on
@@ -85,6 +91,7 @@ class Generator:
         self._threads[-1].join(max(1.0, deadline - time.monotonic()))
 
     def _generate(self) -> None:
+        self._begin()
         while True:
             try:
                 if self._abandoned.is_set():
