@@ -36,7 +36,7 @@ from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
 from hplm.model.openmp import apart
 from hplm.model.prompts import Messages, Prompts
-from hplm.parameters import Parameters, asked_flag, asked_number, whole_number, yes_or_no
+from hplm.parameters import Parameters, asked_flag, asked_number, yes_or_no
 from hplm.plot.table import Table
 from hplm.server import folder_lock
 from hplm.server.control import REVIVED
@@ -77,7 +77,7 @@ class Answer:
     """Sends what is said of one request. It has exactly one end, whatever fails."""
 
     def __init__(self, sender: replies.Sender, wanted: Wanted, prompts: Prompts, count: Callable[[Piece | str], None]) -> None:
-        """`count` is called once for each answer, with its last piece or the word of its error."""
+        """`count` is called once for each answer, with the last piece or the word of the error that the client got."""
         self._sender = sender
         self._wanted = wanted
         self._prompts = prompts
@@ -104,17 +104,24 @@ class Answer:
             self.fail(error)
             raise
         self._unsent = [Choice() for _ in self._unsent]
-        self.ended = piece.is_last
-        if piece.is_last:
-            self._count(piece)
-        failed = replies.send_outputs(self._sender, outputs, is_last=piece.is_last)
+        try:
+            failed = replies.send_outputs(self._sender, outputs, is_last=piece.is_last)
+        except Exception as error:  # Triton did not take it
+            if piece.is_last:
+                self._end(word_of(error))
+            raise
         if failed is not None:
-            self.ended = True
+            self._end(failed.word)
             raise failed
+        if piece.is_last:
+            self._end(piece)
+
+    def _end(self, end: Piece | str) -> None:
+        self.ended = True
+        self._count(end)
 
     def fail(self, error: Exception) -> None:
-        self.ended = True
-        self._count(word_of(error))
+        self._end(word_of(error))
         self._sender.send(replies.failure(error, "generating"))
 
     @property
@@ -149,8 +156,6 @@ class TritonPythonModel:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
         parameters = Parameters(replies.model_parameters(args))
         name = parameters["backbone"]
-        if threads := whole_number(parameters, "threads", least=0):
-            torch.set_num_threads(threads)
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the other cores compute
         device = resolve_device(parameters["device"])
         settings = read_settings(parameters, device, _dtype(parameters["dtype"], device))

@@ -29,6 +29,7 @@ class Decoders:
         self._seconds = seconds
         self._known: list[str] | None = None
         self._known_at = 0.0
+        self._renewing: asyncio.Task[list[str]] | None = None
 
     async def opened(self, key: str | None) -> dict[str, str]:
         """Returns the tenants that a key opens, each with its decoder."""
@@ -62,6 +63,8 @@ class Decoders:
             return False
 
     async def close(self) -> None:
+        if self._renewing is not None:
+            self._renewing.cancel()
         await self._transport.close()
 
     async def _opened(self, name: str, key: str | None) -> list[str]:
@@ -74,13 +77,27 @@ class Decoders:
             raise UnexpectedAnswer(f"model {name!r} does not say which tenants it has: is it a decoder of hPLM?") from error
 
     async def _names(self) -> list[str]:
-        """Returns the decoders to ask. One request renews the list; meanwhile the others use the old one."""
+        """Returns the decoders to ask. One task at a time renews the list; others use the old one meanwhile, if any."""
         if self._named:
             return self._named
-        now = time.monotonic()
-        if self._known is None or now - self._known_at >= SECONDS_KNOWN:
+        now, renewing = time.monotonic(), self._renewing
+        if renewing is None or renewing.done():
+            if self._known is not None and now - self._known_at < SECONDS_KNOWN:
+                return self._known
             self._known_at = now
-            models = wire.others_in(await self._transport.statistics(SECONDS_TO_FIND))
-            described = await asyncio.gather(*(self._transport.metadata(model, SECONDS_TO_FIND) for model in models))
-            self._known = [name for name, told in zip(models, described, strict=True) if generation.reads_prompts(told)]
+            renewing = self._renewing = asyncio.create_task(self._renewed())
+        elif self._known is not None:
+            return self._known
+        return await asyncio.shield(renewing)  # others may wait for it too
+
+    async def _renewed(self) -> list[str]:
+        models = wire.others_in(await self._transport.statistics(SECONDS_TO_FIND))
+        are_decoders = await asyncio.gather(*map(self._is_decoder, models))
+        self._known = [name for name, is_decoder in zip(models, are_decoders, strict=True) if is_decoder]
         return self._known
+
+    async def _is_decoder(self, model: str) -> bool:
+        try:
+            return generation.reads_prompts(await self._transport.metadata(model, SECONDS_TO_FIND))
+        except NoBackbone:  # it was unloaded meanwhile
+            return False

@@ -4,24 +4,34 @@ import asyncio
 
 import pytest
 
-from hplm_client.errors import Draining, NoBackbone, NoTenant, UnexpectedAnswer
+from hplm_client.errors import ConnectionFailed, Draining, NoBackbone, NoTenant, UnexpectedAnswer
 from hplm_openai.decoders import SECONDS_KNOWN, Decoders
 from hplm_openai.requests import Asked, Opened
 
 
 class Transport:
-    """`tenants`: those of each decoder; a decoder may be an error instead."""
+    """`tenants`: those of each decoder; a decoder may be an error instead. `gone`: models that are unloaded meanwhile.
 
-    def __init__(self, **tenants):
+    `failures`: what the next lists of models fail with.
+    """
+
+    def __init__(self, gone=(), failures=(), **tenants):
         self.tenants = tenants
+        self.gone = gone
+        self.failures = list(failures)
         self.asked = []
         self.listed = 0
 
     async def statistics(self, seconds):
         self.listed += 1
+        await asyncio.sleep(0)  # others come meanwhile
+        if self.failures:
+            raise self.failures.pop()
         return {"model_stats": [{"name": name} for name in (*self.tenants, "plain-model")]}
 
     async def metadata(self, model, seconds):
+        if model in self.gone:
+            raise NoBackbone("unknown model")
         return {"inputs": [{"name": "text_input" if model in self.tenants else "INPUT"}]}
 
     async def generate(self, name, asked, timeout_us, seconds):
@@ -36,6 +46,9 @@ class Transport:
         elif asked.tenant != "silent":
             yield {"text_output": [name]}
             yield {"text_output": ["end"]}
+
+    async def close(self):
+        pass
 
 
 def use(act, named=(), **tenants):
@@ -107,3 +120,64 @@ def test_one_request_at_a_time_renews_the_list_of_decoders():
 
     names, transport = use(act, y=["a"])
     assert names == [["y"]] * 5 and transport.listed == 2
+
+
+def test_a_model_that_was_unloaded_while_models_are_listed_is_passed_over():
+    answer, transport = use(asking("a"), gone=["plain-model", "y"], y=["a"], z=["a"])
+    assert answer == ["z", "end"] and transport.asked == ["z"]
+
+
+def test_the_first_requests_wait_for_one_list_of_decoders():
+    async def act(decoders):
+        return await asyncio.gather(*(decoders._names() for _ in range(5)))
+
+    names, transport = use(act, y=["a"])
+    assert names == [["y"]] * 5 and transport.listed == 1
+
+
+def test_a_client_that_goes_while_it_renews_the_list_takes_it_from_no_other():
+    async def act(decoders):
+        first, second = (asyncio.create_task(decoders._names()) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        return await second
+
+    names, transport = use(act, y=["a"])
+    assert names == ["y"] and transport.listed == 1
+
+
+def test_a_list_that_fails_fails_those_that_wait_for_it_and_is_asked_for_again():
+    async def act(decoders):
+        failed = await asyncio.gather(*(decoders._names() for _ in range(3)), return_exceptions=True)
+        return failed, await decoders._names()
+
+    (failed, names), transport = use(act, failures=[ConnectionFailed("nobody listens")], y=["a"])
+    assert [type(error) for error in failed] == [ConnectionFailed] * 3
+    assert names == ["y"] and transport.listed == 2
+
+
+def test_requests_use_the_old_list_while_another_renews_it_or_has_failed_to():
+    async def act(decoders):
+        await decoders._names()
+        decoders._known_at -= SECONDS_KNOWN
+        renewing = asyncio.create_task(decoders._names())
+        await asyncio.sleep(0)
+        decoders._transport.failures = [ConnectionFailed("nobody listens")]
+        old = await decoders._names()
+        with pytest.raises(ConnectionFailed):
+            await renewing
+        return old, await decoders._names()
+
+    assert use(act, y=["a"])[0] == (["y"], ["y"])
+
+
+def test_closing_ends_the_renewing_of_the_list():
+    async def act(decoders):
+        waiting = asyncio.create_task(decoders._names())
+        await asyncio.sleep(0)
+        await decoders.close()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+    assert use(act, y=["a"])[0] == []

@@ -1,5 +1,6 @@
 """The gateway before a real Triton with tiny decoders, asked by OpenAI's own client."""
 
+import asyncio
 import http.client
 import json
 import re
@@ -11,12 +12,16 @@ from dataclasses import replace
 
 import openai
 import pytest
+import tritonclient.http
 
 from builder.store.store import TenantFile
 from hplm.server import TritonServer
 from hplm.server.supervisor import Supervisor
 from hplm.tenants.keys import new_key
-from hplm_client import HplmClient
+from hplm_client import HplmClient, NoBackbone
+from hplm_client.settings import Settings
+from hplm_client.transports.grpc_aio import AsyncGrpcTransport
+from hplm_openai.requests import Asked
 from testing.toy import make_chat
 from tests.naming import names
 from tests.serving import cancelled, gateway_before, held, kill_model, serving, until_ready
@@ -176,6 +181,32 @@ def test_a_chat_whole_and_streamed_is_what_our_client_gets(client, ours):
     chunks = list(client.chat.completions.create(model="lora", messages=messages, stream=True, **GREEDY))
     assert chunks[0].choices[0].delta.role == "assistant" and chunks[-1].choices[0].finish_reason == "length"
     assert len(chunks) > 1 and "".join(chunk.choices[0].delta.content for chunk in chunks) == expected.text
+
+
+@pytest.mark.parametrize("ask", ["metadata", "prompt"])
+def test_a_model_that_was_unloaded_is_no_backbone(triton, ask):
+    """The gateway passes over such models."""
+
+    async def asked():
+        transport = AsyncGrpcTransport(Settings(triton.grpc_url, "grpc"))
+        try:
+            if ask == "metadata":
+                await transport.metadata("hplm", PATIENCE)
+            else:
+                async for _ in transport.generate("hplm", Asked("plain", "a"), None, PATIENCE):
+                    raise AssertionError("it answers")
+        finally:
+            await transport.close()
+
+    headers = dict([triton.admin_header])
+    with tritonclient.http.InferenceServerClient(triton.http_url) as control:
+        control.unload_model("hplm", headers=headers)
+        try:
+            eventually(lambda: not control.is_model_ready("hplm"))
+            with pytest.raises(NoBackbone):
+                asyncio.run(asked())
+        finally:
+            control.load_model("hplm", headers=headers)
 
 
 def test_a_triton_that_is_gone_is_503():

@@ -46,11 +46,16 @@ def run(args: argparse.Namespace) -> None:
         raise HplmError(
             f"no server answers at {args.url} ({type(error).__name__}): start it, or name another with --url"
         ) from None
+    worked = dict.fromkeys(probes, time.monotonic())
     while True:
         for model, probe in probes.items():
             health = control.probe(model, probe, args.timeout)
             if health.state is State.SILENT:
                 raise HplmError(f"model {model!r} gives {health.said} within {args.timeout:g} s: restart the server")
+            if health.state is not State.BROKEN:
+                worked[model] = time.monotonic()
+            elif args.once or time.monotonic() - worked[model] > args.timeout:
+                raise HplmError(f"model {model!r} does not work ({health.said}): restart the server")
             if health.state is State.UNLOADED or (health.state is State.DEAD and args.once):
                 raise HplmError(f"model {model!r} does not work ({health.said}): restart the server")
             if health.state is State.DEAD:

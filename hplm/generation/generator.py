@@ -7,6 +7,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 from hplm.errors import Broken, HplmError
 from hplm.generation.line import Line
@@ -16,19 +18,30 @@ from hplm.generation.request import Piece, Request, Sequence
 log = logging.getLogger(__name__)
 PAUSE = 0.05  # seconds after an exception of the loop itself, so that the log does not fill at once
 WAITS = 0.02  # seconds between two looks at the clock while something waits that cannot start yet
+STUCK_SECONDS = 60.0  # in one step, or in sending one piece: either takes milliseconds
+MOST_FAILURES = 100  # of the loop in a row: nobody has been answered for some seconds
 
+T = TypeVar("T")
 Said = tuple[Request, Piece | HplmError]
 
 
 class Generator:
     """Pieces of one request come in order, from one thread. The last one ends it."""
 
-    def __init__(self, line: Line, loop: Callable[[Callable[[Request, Piece | HplmError], None]], Loop]) -> None:
-        """`loop` makes the loop, given what takes the pieces that it says."""
+    def __init__(
+        self,
+        line: Line,
+        loop: Callable[[Callable[[Request, Piece | HplmError], None]], Loop],
+        begin: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`loop` makes the loop, given what takes the pieces that it says. Its thread calls `begin` first."""
         self._line = line
         self._said: queue.SimpleQueue[Said | None] = queue.SimpleQueue()
         self.loop = loop(lambda request, piece: self._said.put((request, piece)))
+        self._begin = begin
         self._abandoned = threading.Event()
+        self._since: dict[str, float] = {}  # when each thread began what it is at; by its name, of those that do not wait
+        self._failures = 0  # of the loop, since it last got on
         self._threads = [
             threading.Thread(target=self._generate, name="generate", daemon=True),
             threading.Thread(target=self._hand_out, name="say", daemon=True),
@@ -52,10 +65,18 @@ class Generator:
         return len(self._line)
 
     def check(self) -> None:
-        """Raises if a thread has ended, so that no request would be answered."""
+        """Raises if no request would be answered: a thread has ended or does not get on, or the loop fails again and again."""
         for thread in self._threads:
             if not thread.is_alive():
                 raise Broken(f"thread {thread.name!r} of the generator has ended: start the server again")
+            since = self._since.get(thread.name)
+            if since is not None and time.monotonic() - since > STUCK_SECONDS:
+                raise Broken(
+                    f"thread {thread.name!r} of the generator has not got on for more than {STUCK_SECONDS:g} s: "
+                    "read the server's log"
+                )
+        if (failures := self._failures) >= MOST_FAILURES:
+            raise Broken(f"the loop of the generator has failed {failures} times in a row: read the server's log")
 
     def close(self, timeout: float) -> None:
         """Answers what was taken for `timeout` seconds at most, and ends the rest with an error."""
@@ -70,17 +91,22 @@ class Generator:
         self._threads[-1].join(max(1.0, deadline - time.monotonic()))
 
     def _generate(self) -> None:
+        self._begin()
         while True:
             try:
                 if self._abandoned.is_set():
                     self.loop.abandon()
-                if self.loop.step():
+                    break
+                computed = self._at_work("generate", self.loop.step)
+                self._failures = 0
+                if computed:
                     continue
                 waiting = len(self._line) + len(self.loop.running)
                 if self._line.closed and not waiting:
                     break
                 self._line.wait(WAITS if waiting else None)
             except Exception:
+                self._failures += 1
                 log.exception("the loop failed")
                 time.sleep(PAUSE)
         self._said.put(None)
@@ -89,7 +115,14 @@ class Generator:
         while (said := self._said.get()) is not None:
             request, piece = said
             try:
-                request.respond(piece)
+                self._at_work("say", partial(request.respond, piece))
             except Exception:
                 log.exception("cannot send a piece: the request is cancelled")
                 self.cancel(request)
+
+    def _at_work(self, thread: str, work: Callable[[], T]) -> T:
+        self._since[thread] = time.monotonic()
+        try:
+            return work()
+        finally:
+            del self._since[thread]

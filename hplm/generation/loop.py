@@ -117,7 +117,7 @@ class Loop:
     def abandon(self) -> None:
         """Ends all requests, because the server is shutting down."""
         stopping = Draining("the server is shutting down: send the request again")
-        for sequence in (*self._line.abandon(), *self.running.sequences, *self.running.returning):
+        for sequence in (*self._line.displaced(), *self._line.abandon(), *self.running.sequences, *self.running.returning):
             self._fail(sequence.request, stopping)
 
     def _drop(self, now: int) -> None:
@@ -145,11 +145,11 @@ class Loop:
                     self._fail(request, DeadlineMissed.after(request.arrival_ns, request.deadline_ns))
 
     def _start(self, now: int) -> None:
-        started = self.running.start_returning(self._line.learned.share)
+        started = self.running.start_returning(self._starts)
         idle = not self.running.sequences
         started += self._line.start(self.running.capacity(), now, self.cost, self._takes, idle)
         for sequence in started:
-            if sequence.request.ended:  # a request before it in this loop had the same reason to fail
+            if sequence.request.ended:  # it failed to start, or another answer of its request failed in this loop
                 continue
             try:
                 self._stager.hold(sequence)
@@ -164,7 +164,16 @@ class Loop:
         together = len(self.running.sequences) + 1
         if bound and together > 1 and self._is_believed and self.cost.predict(together, together) > bound:
             return False
-        return self.running.start(sequence, self._line.learned.share)
+        return self._starts(sequence)
+
+    def _starts(self, sequence: Sequence) -> bool:
+        """Returns False if there is no memory for the sequence yet. One that fails to start has ended, and waits no longer."""
+        try:
+            return self.running.start(sequence, self._line.learned.share)
+        except Exception as error:
+            log.exception("an answer cannot start")
+            self._fail(sequence.request, Broken(f"the answer cannot start: {error}"))
+            return True
 
     def _most_tokens(self) -> int:
         """Returns how many tokens a step may have, so that it keeps the promises for single tokens."""

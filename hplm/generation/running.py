@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from hplm.errors import InvalidInput
@@ -106,11 +106,15 @@ class Running:
         for _ in range(forgotten):
             self._forget()
         like, alike = self._alike(sequence, self._finished)
-        sequence.room = own = self.cache.take(len(sequence.ids) + 1, like, alike)
+        own = self.cache.take(len(sequence.ids) + 1, like, alike)
         assert own is not None  # it was tried
         if like is not None:
-            self.cache.copy(like, own, alike)
-        sequence.computed = alike
+            try:
+                self.cache.copy(like, own, alike)
+            except BaseException:
+                self.cache.give_back(own)
+                raise
+        sequence.room, sequence.computed = own, alike
         insort(self.sequences, sequence, key=age)
         return True
 
@@ -145,11 +149,15 @@ class Running:
         sizes = [(self.places(sequence, share), sequence.room) for sequence in self.sequences]
         return sum(size - room.size for size, room in sizes if room is not None)
 
-    def start_returning(self, share: float) -> list[Sequence]:
-        """Starts what returns, the oldest first, and returns it."""
+    def start_returning(self, start: Callable[[Sequence], bool]) -> list[Sequence]:
+        """Starts what returns, the oldest first, until `start` refuses one. Returns what was started."""
         started: list[Sequence] = []
-        while self.returning and self.start(self.returning[0], share):
-            started.append(self.returning.pop(0))
+        while self.returning:
+            sequence = self.returning.pop(0)  # first: `start` may end other sequences that return
+            if not start(sequence):
+                self.comes_back(sequence)
+                break
+            started.append(sequence)
         return started
 
     def plan(self, most: int) -> tuple[list[Planned], list[Sequence]]:

@@ -169,7 +169,7 @@ READERS: dict[str, Reader] = {
     "min_p": _number(0, 1),
     "presence_penalty": _number(-2, 2),
     "frequency_penalty": _number(-2, 2),
-    "repetition_penalty": _number(0, 100, above=True),
+    "repetition_penalty": _number(0.01, 100),  # logits are divided by it, and must not overflow
     "logit_bias": _bias,
     "seed": _whole(-LARGEST_SEED - 1, LARGEST_SEED),
     "stop": _stops,

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -27,6 +28,7 @@ from hplm.generation.sampling import Sampling
 from hplm.generation.staging import Stager
 from hplm.metrics.meter import Meter
 from hplm.model.config import BackboneConfig
+from hplm.model.openmp import compute_with
 from hplm.model.prompts import Messages, Prompts, cut_prompt, started
 from hplm.model.stacks import UpperStack
 from hplm.options import AUTO
@@ -56,6 +58,7 @@ class Settings:
     queue_bytes: int = 10**9
     promise: Promise = NO_PROMISE  # for requests whose tenant has none
     resident_rows: int = 0  # of each table, on the device
+    threads: int = 0  # that compute, on a CPU; 0: as many as torch takes
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,9 @@ class Opened(Protocol):
 
 class Service:
     def __init__(self, backbone: Opened, prompts: Prompts, settings: Settings, meter: Meter | None = None) -> None:
+        """The thread that makes a service should end (`hplm.model.openmp`)."""
+        threads = settings.threads or torch.get_num_threads()
+        compute_with(threads)
         config = backbone.config
         check_backbone("generate", config)
         self._backbone = backbone
@@ -118,7 +124,7 @@ class Service:
         def loop(say: Callable[[Request, Piece | HplmError], None]) -> Loop:
             return Loop(line, running, stager, decoder, config.end_ids, time.monotonic_ns, say, meter)
 
-        self.generator = Generator(line, loop)
+        self.generator = Generator(line, loop, partial(compute_with, threads))
         log.info("generating with %s on %s, with room for %d tokens", config.name, settings.device, space.tokens)
 
     def submit(

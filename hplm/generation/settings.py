@@ -43,6 +43,7 @@ def read_settings(given: Mapping[str, str], device: torch.device, dtype: torch.d
             token_ns=_nanoseconds(parameters, "token_ms"),
         ),
         resident_rows=whole_number(parameters, "plot_hot", least=0) if device.type != "cpu" else 0,
+        threads=whole_number(parameters, "threads", least=0),
     )
 
 

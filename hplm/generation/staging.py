@@ -99,9 +99,9 @@ class Stager:
         planned, addresses = self._readable(forest, planned, broken)
         if not planned:
             return None
-        while self._awaited:
-            layout = self._awaited.pop()
+        for layout in list(self._awaited):
             self._arrived[layout] = self._slots[layout].fill()
+            self._awaited.remove(layout)  # only now: had it failed, the next step must copy
         counts = np.array([one.count for one in planned], dtype=np.int64)
         before = np.array([one.sequence.computed for one in planned], dtype=np.int64)
         ends = np.cumsum(counts)

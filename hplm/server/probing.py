@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hplm.errors import Broken
+
 PROBE = "hplm_probe"
 _TYPES = {"TYPE_STRING": "BYTES", "TYPE_BOOL": "BOOL"}  # the names of others differ from those on the wire only in the prefix
 _ZEROS: dict[str, object] = {"BYTES": "", "BOOL": False}
@@ -22,6 +24,7 @@ _UNLOADED = ("no available versions", "unknown model", "is not ready", "not foun
 class State(enum.Enum):
     WORKS = "works"
     BUSY = "busy"  # its own answer is an error that passes
+    BROKEN = "broken"  # it says itself that it answers no request
     DEAD = "dead"  # its process has ended
     UNLOADED = "unloaded"
     SILENT = "silent"  # no answer
@@ -73,6 +76,8 @@ def health(status: int, answer: bytes) -> Health:
         return Health(State.UNLOADED, said)
     if not said or any(words in said for words in _UNHEALTHY):
         return Health(State.DEAD, said or f"status {status} without a word")
+    if f"[{Broken.word}]" in said:
+        return Health(State.BROKEN, said)
     return Health(State.BUSY if status == 503 else State.WORKS, said)
 
 

@@ -21,7 +21,7 @@ from hplm.server.triton import TritonServer
 
 LOOK_SECONDS = 1.0
 PROBE_SECONDS = 5.0  # a busy machine may take long
-SILENT_SECONDS = 15.0  # a model that says nothing for so long stands still
+SILENT_SECONDS = 15.0  # a model that says nothing, or that it is broken, for so long does not recover
 LONGEST_PAUSE = 30.0  # seconds between attempts to start the server
 SOON_SECONDS = 5.0  # a server that ends so soon is started after a longer pause
 REGIONS_SHARE = 0.5  # of /dev/shm; a region grows with the largest request and never shrinks
@@ -59,13 +59,13 @@ class Supervisor:
             self._take_models(self._control.loaded() - self._models)
         for model, probe in self._probes.items():
             health = self._control.probe(model, probe, PROBE_SECONDS)
-            if health.state is not State.SILENT:
+            if health.state not in (State.SILENT, State.BROKEN):
                 self._heard[model] = time.monotonic()
             is_gone = health.state is State.SILENT and model in (holder.model for holder in self._gone())
             if health.state is State.DEAD or is_gone:
                 self._revive(model, health.said)
             elif time.monotonic() - self._heard[model] > SILENT_SECONDS:
-                self._restart(f"model {model!r} has not answered for {SILENT_SECONDS:g} s")
+                self._restart(f"model {model!r} has not worked for {SILENT_SECONDS:g} s ({health.said})")
             if self._server.wait(0) is not None:
                 return
         self._recycle()

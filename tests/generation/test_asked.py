@@ -14,6 +14,7 @@ PARAMETERS = {
     "seats": "4", "step_tokens": "64", "cache_tokens": "512", "cache": "auto", "cleaning": "early", "policy": "timely",
     "admission": "true",
     "queue_texts": "10", "queue_mb": "2", "deadline_ms": "1.5", "first_token_ms": "0", "token_ms": "2", "plot_hot": "7",
+    "threads": "3",
 }  # fmt: skip
 
 
@@ -54,6 +55,7 @@ def test_times_out_of_range_are_refused(name, value):
 def test_settings_are_read():
     settings = read()
     assert (settings.seats, settings.step_tokens, settings.cache_tokens, settings.queue_bytes) == (4, 64, 512, 2_000_000)
+    assert settings.threads == 3
     assert settings.promise == Promise(1_500_000, 0, 2_000_000)
     assert settings.cache == "auto" and read(cache="paged").cache == "paged"
     assert settings.resident_rows == 0 and read("cuda").resident_rows == 7

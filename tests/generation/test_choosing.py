@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from hplm.errors import InvalidInput
 from hplm.generation.choosing import CANDIDATES, Wish, choose
 from hplm.generation.draws import seed_of, uniform
-from hplm.generation.sampling import Sampling
+from hplm.generation.sampling import GREEDY, Sampling, read_sampling
 
 VOCABULARY = 1000
 
@@ -100,6 +101,27 @@ def test_top_p_of_nearly_nothing_and_a_tiny_temperature_take_the_likeliest():
     for sampling in (Sampling(top_p=1e-6), Sampling(top_k=1), Sampling(min_p=1.0), Sampling(temperature=1e-4)):
         assert drawn(logits, sampling, 50) == {best: 50}
     assert drawn(logits, Sampling(temperature=1e-30), 50) == {best: 50}
+
+
+def extremes_of(name):
+    """Returns the least and the largest number that is read for a setting, and those next to 0, as far as they may be given."""
+    extremes = []
+    for value in (-100, -2, 0, 1e-300, 1e-39, GREEDY, 0.01, 1, 2, 100):
+        try:
+            extremes.append(read_sampling({name: value}))
+        except InvalidInput:
+            continue
+    return extremes
+
+
+@pytest.mark.parametrize(
+    "name", ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"]
+)
+def test_no_number_that_is_read_makes_logits_overflow(name):
+    logits = torch.tensor([[-1e6, -30.0, 0.0, 30.0, 1e6]])
+    for sampling in extremes_of(name):
+        wish = Wish(sampling, 0, 4, np.array([0, 1, 3, 4]), 2)
+        assert choose(logits.clone(), [wish])[0].id >= 0
 
 
 SETTINGS = [

@@ -7,14 +7,13 @@ import time
 import numpy as np
 import pytest
 
-from hplm.errors import Draining, HplmError, InvalidInput
+from hplm.errors import Broken, Draining, HplmError, InvalidInput
+from hplm.generation import generator as module
 from hplm.generation.generator import Generator
 from hplm.generation.request import Request
 from hplm.generation.sampling import Sampling
 from tests.generation.small import START, Generating, Said, Small, decode
-from tests.waiting import eventually
-
-PATIENCE = 60
+from tests.waiting import PATIENCE, eventually
 
 
 @pytest.fixture(scope="module")
@@ -35,19 +34,20 @@ class Served:
 
         self.generator = Generator(self.inner.line, loop)
 
-    def ask(self, prompt, sampling, tenant=0, seed=0, respond=None):
-        """`respond` gets the pieces instead of what is returned."""
+    def ask(self, prompt, sampling, tenant=0, seed=0, before=lambda: None):
+        """`before` is called before each piece is taken."""
         source = self.inner.small.sources[tenant]
         ids = [START, *prompt]
         addresses = source.chain.lookup(np.array(ids), np.array([len(ids)])).addresses
         done = threading.Event()
 
-        def keep(piece):
+        def respond(piece):
+            before()
             said(piece)
             if said.ended:
                 done.set()
 
-        now, to = time.monotonic_ns(), respond or keep
+        now, to = time.monotonic_ns(), respond
         request = Request(source, ids, addresses, sampling, to, decode, arrival_ns=now, seed=seed)
         said = Said(request)
         said.done = done
@@ -97,10 +97,10 @@ def test_requests_of_many_threads_get_all_their_pieces_and_one_end(small):
 def test_a_reader_that_fails_is_cancelled_and_harms_no_other(small):
     served = Served(small)
 
-    def failing(piece):
+    def failing():
         raise RuntimeError("the connection is gone")
 
-    bad = served.ask([3], Sampling(max_tokens=300, ignore_eos=True), respond=failing)
+    bad = served.ask([3], Sampling(max_tokens=300, ignore_eos=True), before=failing)
     good = served.ask([4], Sampling(max_tokens=20, ignore_eos=True))
     assert good.done.wait(PATIENCE) and len(good.ids()) == 20
     eventually(lambda: bad.request.ended)
@@ -136,4 +136,69 @@ def test_a_loop_that_fails_once_goes_on(small):
     served.inner.loop._drop = failing
     said = served.ask([3], Sampling(max_tokens=3))
     assert said.done.wait(PATIENCE) and failed
+    served.generator.close(PATIENCE)
+
+
+def fails_a_check(generator):
+    try:
+        generator.check()
+    except Broken:
+        return True
+    return False
+
+
+def test_a_loop_that_always_fails_fails_the_check_and_still_closes(small, monkeypatch):
+    monkeypatch.setattr(module, "PAUSE", 0.001)
+    served = Served(small)
+    served.generator.check()
+
+    def failing(now):
+        raise HplmError("always")
+
+    served.inner.loop._drop = failing
+    said = served.ask([3], Sampling(max_tokens=3))
+    eventually(lambda: fails_a_check(served.generator))
+    served.generator.close(0.05)
+    assert said.done.wait(PATIENCE) and isinstance(said.error, Draining)
+
+
+def test_failures_with_steps_between_them_fail_no_check(small, monkeypatch):
+    monkeypatch.setattr(module, "PAUSE", 0)
+    monkeypatch.setattr(module, "MOST_FAILURES", 2)
+    served = Served(small)
+    step, calls = served.inner.loop._drop, []
+
+    def failing(now):
+        served.generator.check()  # a second failure in a row would fail the check, and so the next step
+        calls.append(now)
+        if len(calls) % 2:
+            raise HplmError("every other time")
+        step(now)
+
+    served.inner.loop._drop = failing
+    said = served.ask([3], Sampling(max_tokens=20, ignore_eos=True))
+    assert said.done.wait(PATIENCE) and said.error is None
+    served.generator.check()
+    served.generator.close(PATIENCE)
+
+
+@pytest.mark.parametrize("place", ["a step", "a reader"])
+def test_what_hangs_fails_the_check_until_it_gets_on(small, monkeypatch, place):
+    served = Served(small)
+    step, hangs, goes_on = served.inner.loop._drop, threading.Event(), threading.Event()
+
+    def hanging():
+        hangs.set()
+        assert goes_on.wait(PATIENCE)
+
+    if place == "a step":
+        served.inner.loop._drop = lambda now: (hanging(), step(now))
+    said = served.ask([3], Sampling(max_tokens=3), before=hanging if place == "a reader" else lambda: None)
+    assert hangs.wait(PATIENCE)
+    served.generator.check()
+    monkeypatch.setattr(module, "STUCK_SECONDS", 0.0)
+    eventually(lambda: fails_a_check(served.generator))
+    goes_on.set()
+    assert said.done.wait(PATIENCE)
+    eventually(lambda: not fails_a_check(served.generator))
     served.generator.close(PATIENCE)

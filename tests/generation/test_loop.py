@@ -261,6 +261,74 @@ def test_a_step_that_fails_ends_its_requests_and_no_other(small):
     assert isinstance(first.error, Broken) and second.error is None
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_that_fails_is_an_error_of_its_request_alone_and_keeps_no_room(small, kind):
+    generating = Generating(small, seats=4, kind=kind)
+    cache, sampling = generating.loop.running.cache, Sampling(max_tokens=30, ignore_eos=True)
+    copy = cache.copy
+    first = generating.ask(range(3, 23), sampling)
+    for _ in range(2):
+        generating.loop.step()
+
+    def failing(*rooms):
+        cache.copy = copy
+        raise RuntimeError("out of memory")
+
+    cache.copy = failing
+    like, other = (generating.ask([*range(3, 23), more], sampling) for more in (30, 31))
+    generating.loop.step()
+    assert isinstance(like.error, Broken) and cache.copy is copy
+    generating.run()
+    for said in (first, other):
+        assert said.error is None and same_as_reference(small, said) > 10
+
+
+def test_a_copy_for_a_further_answer_that_fails_is_an_error_of_its_request_alone(small):
+    generating = Generating(small, seats=8)
+    cache, sampling = generating.loop.running.cache, Sampling(max_tokens=30, ignore_eos=True)
+    copy, copies = cache.copy, []
+
+    def failing(*rooms):
+        copies.append(rooms)
+        if len(copies) == 2:  # one further answer runs, one is to start, and one waits behind it
+            raise RuntimeError("out of memory")
+        copy(*rooms)
+
+    other = generating.ask([5, 6], sampling)
+    cache.copy = failing
+    several = generating.ask(range(3, 23), replace(sampling, n=4))
+    generating.run()
+    assert isinstance(several.error, Broken) and len(copies) == 2
+    assert other.error is None and len(other.ids()) == 30
+
+
+def test_adapters_whose_copy_failed_are_copied_for_the_next_request(small):
+    generating = Generating(small)
+    sampling, tenant = Sampling(max_tokens=20, ignore_eos=True), 2
+    first = generating.ask(range(3, 9), sampling, tenant)
+    hold, fills = generating.stager.hold, []
+
+    def holding(sequence):
+        hold(sequence)
+        (slots,) = generating.stager.slots().values()
+        fill = slots.fill
+
+        def failing():
+            fills.append(fill)
+            slots.fill = fill
+            raise RuntimeError("the device is busy")
+
+        if not fills:
+            slots.fill = failing
+
+    generating.stager.hold = holding
+    generating.loop.step()
+    assert isinstance(first.error, Broken) and len(fills) == 1
+    second = generating.ask(range(3, 9), sampling, tenant)
+    generating.run()
+    assert second.error is None and same_as_reference(small, second) == 20
+
+
 def test_a_broken_adapter_is_an_error_of_its_tenant_alone(small):
     record, bank = small.sources[2].adapter
     broken = replace(small.sources[2], adapter=(replace(record, version=9), bank))

@@ -63,6 +63,8 @@ def test_one_stop_string_and_all_tokens_as_vllm_sends_them():
         ("presence_penalty", 3),
         ("frequency_penalty", -2.5),
         ("repetition_penalty", 0),
+        ("repetition_penalty", 1e-39),
+        ("repetition_penalty", 0.0099),
         ("logit_bias", [1]),
         ("logit_bias", {"x": 1}),
         ("logit_bias", {"1": 101}),

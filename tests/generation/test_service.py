@@ -5,15 +5,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+import torch
 
 from builder.publish.export import write_version
 from builder.publish.live import knowledge_of
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
 from hplm.errors import DeadlineMissed, Draining, InvalidInput, NoTenant, Quota
+from hplm.generation.decoder import Decoder
 from hplm.generation.promise import Promise
 from hplm.generation.sampling import Sampling
 from hplm.generation.service import Service, Settings
+from hplm.model.openmp import apart
 from hplm.model.prompts import READ_CHARACTERS, Messages, Prompts
 from hplm.options import PAGED, SLOTTED
 from hplm.tenants.manager import Manager
@@ -110,6 +113,23 @@ def test_answers_of_several_tenants_equal_the_reference(place):
         assert answer.text == place.prompts.decode(ids)
         compared += same
     assert compared > 150
+
+
+def test_the_thread_that_generates_has_the_number_of_threads_of_the_settings(tmp_path, monkeypatch):
+    before, found = torch.get_num_threads(), []
+    run = Decoder.run
+    monkeypatch.setattr(Decoder, "run", lambda decoder, step: found.append(torch.get_num_threads()) or run(decoder, step))
+    place = Place(tmp_path)
+    place.service.close()
+    try:
+        service = apart(lambda: Service(place.backbone, place.prompts, Settings(cache_tokens=512, seats=8, threads=before + 2)))
+        torch.set_num_threads(before + 1)  # what a thread would take over that sets no number of its own
+        place.service = service
+        place.ask("ab").wait()
+        service.close()
+    finally:
+        torch.set_num_threads(before)
+    assert set(found) == {before + 2}
 
 
 def test_an_answer_is_counted_and_echoed(place):

@@ -44,6 +44,7 @@ def test_a_probe_has_every_required_input_with_the_least_values():
         (404, "[no_tenant] no such tenant", State.WORKS),
         (500, "Failed to process the request(s): a model's own exception", State.WORKS),
         (503, "[draining] the engine is being started again", State.BUSY),
+        (500, "[broken] the loop has failed 100 times in a row", State.BROKEN),
         (500, "Stub process 'toy-lookup_0_0' is not healthy.", State.DEAD),
         (500, "", State.DEAD),
         (400, "Request for unknown model: 'toy' has no available versions", State.UNLOADED),
