@@ -66,13 +66,14 @@ class Client:
         return answers[0]
 
     def ask_until_served(self, tenant_id, texts):
-        until = time.monotonic() + 60
-        while True:
-            answer = self.wait(self.ask(tenant_id, texts))
-            if isinstance(answer, dict):
-                return answer
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        said = []
+
+        def served():
+            said.append(self.wait(self.ask(tenant_id, texts)))
+            return isinstance(said[-1], dict)
+
+        eventually(served)
+        return said[-1]
 
     def close(self):
         self.keeper.close()
@@ -128,12 +129,7 @@ def test_an_engine_that_does_not_move_is_ended(client, monkeypatch):
 def test_what_the_engine_counts_arrives(client):
     for _ in range(5):
         client.wait(client.ask("acme", [WORDS[0]]))
-    counted, until = 0.0, time.monotonic() + 30
-    while counted < 5 and time.monotonic() < until:
-        counts, _ = client.meter.take()
-        counted += sum(count for (metric, _), count in counts.items() if metric is not None and metric == names.REQUESTS)
-        time.sleep(0.1)
-    assert counted == 5
+    assert_counted(client, "acme", *5 * ["answered"])
     assert client.keeper.keeps((names.TENANT_REQUESTS, ("acme", "answered")))
     assert client.keeper.keeps((names.TENANT_REQUESTS, ("", "answered")))
     assert not client.keeper.keeps((names.TENANT_REQUESTS, ("nobody", "answered")))
@@ -150,15 +146,16 @@ def test_a_large_answer_that_could_not_be_sent_is_counted_as_refused(client):
 def assert_counted(client, tenant, *outcomes):
     """Checks in which series requests are counted, once the engine has said it."""
     domain = client.backbone.view.snapshot.find(tenant).domain
-    expected = {(names.REQUESTS.name, domain, outcome): 1 for outcome in outcomes}
-    expected |= {(names.TENANT_REQUESTS.name, tenant, outcome): 1 for outcome in outcomes}
-    counts, until = Counter(), time.monotonic() + 30
-    while {series: count for series, count in counts.items() if count} != expected:
-        assert time.monotonic() < until, counts
+    series = ((names.REQUESTS.name, domain), (names.TENANT_REQUESTS.name, tenant))
+    expected, counts = Counter((*one, outcome) for one in series for outcome in outcomes), Counter()
+
+    def counted():
         for (metric, labels), count in client.meter.take()[0].items():
             if metric in (names.REQUESTS, names.TENANT_REQUESTS):
                 counts[(metric.name, *labels)] += count
-        time.sleep(0.1)
+        return {one: count for one, count in counts.items() if count} == expected
+
+    eventually(counted)
 
 
 class Clock:

@@ -22,6 +22,7 @@ from testing.toy import WORDS
 from tests.engine.asker import Asker
 from tests.naming import names as names_in
 from tests.places import knowledge, make_place, served
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +67,7 @@ def test_a_reader_that_cannot_take_a_change_is_reported_as_late(place, monkeypat
         (reader,) = live.state.readers.glob("[!.]*")
         for _ in range(2):
             before = reader.stat().st_mtime_ns
-            until(lambda before=before: reader.stat().st_mtime_ns > before, "a reader that cannot take a change is silent")
+            eventually(lambda before=before: reader.stat().st_mtime_ns > before)
         monkeypatch.setattr("hplm.tenants.state.ALIVE_SECONDS", 60.0)
         assert live.settle(change.generation) == [reader.name]
     finally:
@@ -101,7 +102,7 @@ def test_a_reader_writes_its_file_while_it_takes_a_change(place, monkeypatch):
         until_somebody_reads(live)
         (reader,) = live.state.readers.glob("[!.]*")
         once = reader.stat().st_mtime_ns
-        until(lambda: reader.stat().st_mtime_ns > once, "a reader that takes a change is silent")
+        eventually(lambda: reader.stat().st_mtime_ns > once)
         assert not done.is_set() and reader.read_text() == "0\n"
     finally:
         done.set()
@@ -180,15 +181,7 @@ def test_a_ticket_of_a_skipped_generation_is_valid(place):
 
 
 def until_somebody_reads(live):
-    until(lambda: any(live.state.readers.glob("[!.]*")), "no reader has said what it serves")
-
-
-def until(come, otherwise):
-    for _ in range(1200):
-        if come():
-            return
-        time.sleep(0.05)
-    raise AssertionError(otherwise)
+    eventually(lambda: any(live.state.readers.glob("[!.]*")))
 
 
 def _read_only(*_):
