@@ -93,8 +93,8 @@ def run(args: argparse.Namespace) -> None:
             if gateway is not None:
                 gateway.start(server.grpc_url, log_file)
                 ending.callback(gateway.drain)  # while the server drains
+            supervisor = Supervisor(server, say)  # first: what dies once it is said to be ready is started again
             announce(server, gateway, reading.result())
-            supervisor = Supervisor(server, say)
             while True:
                 supervisor.look()
                 if gateway is not None:
