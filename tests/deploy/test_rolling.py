@@ -60,10 +60,10 @@ def expected(toy, new):
 
 
 class PatientStock(StockAtDoor):
-    """Sends a request again as hplm_client does by default."""
+    """Sends a request again as hplm_client does, more often because a busy door sees late that a server drains."""
 
     def ask(self, *arguments, **parameters):
-        attempts = Settings("localhost:1").attempts()
+        attempts = Settings("localhost:1", retries=10).attempts()
         while True:
             try:
                 return super().ask(*arguments, **parameters)
