@@ -20,7 +20,7 @@ from typing import Any
 import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from hplm_client.errors import ConnectionFailed, NotConnected, SafeToRetry, refusal
+from hplm_client.errors import ConnectionFailed, SafeToRetry, refusal
 from loadtest.apart import run_module
 
 MESSAGES: Any = service_pb2  # generated code, without types
@@ -34,20 +34,21 @@ def run_streams(
 ) -> dict[str, int]:
     """Returns how many requests were answered, refused, failed, or still in flight at the end. `certificate`: for TLS.
 
-    Also how many found no connection, which costs only the client, and how many were lost with theirs.
+    Also how many lost their connection.
     """
     given = address, model, tenant, in_flight, seconds, *([certificate] if certificate else [])
     return json.loads(run_module(__name__, *given, given=text, limit=120 + 2 * seconds))
 
 
 async def _hold(address: str, request: Any, in_flight: int, seconds: float, certificate: bytes | None) -> Counter[str]:
-    counts: Counter[str] = Counter(answered=0, refused=0, failed=0, not_connected=0, cut_off=0)
+    counts: Counter[str] = Counter(answered=0, refused=0, failed=0, cut_off=0)
     end = time.monotonic() + seconds
 
     async def ask(stub: service_pb2_grpc.GRPCInferenceServiceStub) -> None:
         while time.monotonic() < end:
             try:
-                await stub.ModelInfer(request)
+                # Without a connection it waits for one. To ask in vain again and again would take the cores of the server.
+                await stub.ModelInfer(request, wait_for_ready=True)
                 counts["answered"] += 1
             except grpc.aio.AioRpcError as error:
                 kind, pause = _judged(error)
@@ -77,7 +78,7 @@ def _judged(error: grpc.aio.AioRpcError) -> tuple[str, float]:
     """Returns what an error counts as, and the pause after it."""
     problem = refusal(error.details() or "", str(error.code()))
     if isinstance(problem, ConnectionFailed):
-        return "not_connected" if isinstance(problem, NotConnected) else "cut_off", REFUSED_S
+        return "cut_off", REFUSED_S
     pause = problem.retry_after_s if isinstance(problem, SafeToRetry) else None
     return "refused" if error.code() == grpc.StatusCode.UNAVAILABLE else "failed", pause or REFUSED_S
 
