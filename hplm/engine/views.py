@@ -74,10 +74,14 @@ class Views:
         return self._remembered[-1]
 
     def refresh(self) -> None:
-        """Opens the newest generation if it is new, and forgets views that no ticket can name any more."""
+        """Opens the newest generation if it is new, and forgets views that no ticket can name any more.
+
+        Tables that could not be opened are tried again, because their files may have been put right.
+        """
         with self._lock:
             self._used[self.view] = time.monotonic()
-            if self.state is not None and self.state.current() != self.view.snapshot.generation:
+            is_old = self.state is not None and self.state.current() != self.view.snapshot.generation
+            if is_old or self.view.forest.failures():
                 self._take(self._newest())
             self._forget()
 
@@ -122,7 +126,8 @@ class Views:
         for view in self._seen:
             branches.update(dict.fromkeys(view.snapshot.branches))
         forest = Forest(folders, branches, self._prepare, before.forest if before else None)
-        for failure in forest.failures():
+        said = set(map(str, before.forest.failures())) if before else set[str]()
+        for failure in set(map(str, forest.failures())) - said:
             log.error("%s", failure)
         view = View(snapshot, forest, self._banks(snapshot, before))
         self._seen.add(view)
@@ -146,20 +151,17 @@ class Views:
 class Watch:
     """Opens new generations as they are published, and reports the opened generation to managers, where it may write.
 
-    It has two threads. Opening may take long, for example to check the index of a huge table. Meanwhile the other thread
+    It has a thread for each. Opening may take long, for example to check the index of a huge table. Meanwhile the other thread
     shows managers that this reader is alive.
     """
 
     def __init__(self, views: Views) -> None:
         self._views = views
         self._stop = threading.Event()
-        self._threads: list[threading.Thread] = []
-        if views.state is not None:
-            self._reader = Reader(views.state)
-            self._threads = [
-                threading.Thread(target=self._take, name="watch", daemon=True),
-                threading.Thread(target=self._tell, name="heartbeat", daemon=True),
-            ]
+        self._reader = Reader(views.state) if views.state is not None else None
+        self._threads = [threading.Thread(target=self._take, name="watch", daemon=True)]
+        if self._reader is not None:
+            self._threads.append(threading.Thread(target=self._tell, args=(self._reader,), name="heartbeat", daemon=True))
         for thread in self._threads:
             thread.start()
 
@@ -167,7 +169,7 @@ class Watch:
         self._stop.set()
         for thread in self._threads:
             thread.join()
-        if self._threads:
+        if self._reader is not None:
             self._reader.close()
 
     def _take(self) -> None:
@@ -181,11 +183,11 @@ class Watch:
                     said = str(error)
                     log.error("cannot open the newest generation: %s", error)
 
-    def _tell(self) -> None:
+    def _tell(self, reader: Reader) -> None:
         said = ""
         while True:
             try:
-                self._reader.say(self._views.view.snapshot.generation)
+                reader.say(self._views.view.snapshot.generation)
                 said = ""
             except OSError as error:
                 if isinstance(error, PermissionError) or error.errno == errno.EROFS:

@@ -11,10 +11,12 @@ from functools import cache
 import numpy as np
 import pytest
 
+from hplm.engine.backbone import Backbone
 from hplm.engine.engine import Engine
 from hplm.engine.overlap import OVERLAPS
 from hplm.engine.packing import PACKINGS, Concat, Slotted
 from hplm.engine.staging import Stager
+from hplm.engine.views import Watch
 from hplm.errors import Broken, DeadlineMissed, InvalidInput
 from hplm.model.windows import Window
 from hplm.plot import rows as rows_module
@@ -28,6 +30,7 @@ from testing.toy import CONFIG, TENANTS, WORDS, Toy, make_toy, random_text
 from tests.engine.asker import Asker
 from tests.equality import Comparison
 from tests.naming import names, naming
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -194,6 +197,20 @@ def test_a_truncated_table_fails_only_its_own_tenants(toy, tmp_path, reference):
     (served,) = asker.wait(asker.ask("beta", [WORDS[0]]))
     np.testing.assert_allclose(served.logits, reference.forward(WORDS[0], "beta"), atol=1e-3)
     asker.close()
+
+
+def test_a_table_that_is_put_right_is_served_again(toy, tmp_path):
+    folder = _copy(toy, tmp_path)
+    values = folder / "plot/bio/1/values"
+    whole = values.read_bytes()
+    values.unlink()
+    values.write_bytes(whole[:-2])
+    backbone = Backbone(folder)
+    watch = Watch(backbone)
+    assert len(backbone.view.forest.failures()) == 1
+    values.write_bytes(whole)
+    eventually(lambda: not backbone.view.forest.failures())
+    watch.close()
 
 
 def test_pairs_have_a_second_segment(asker, reference):
