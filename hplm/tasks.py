@@ -54,9 +54,8 @@ class Task:
     read_answer: Callable[[Array, Array, Sequence[str], str], TextAnswer]  # logits, spans, labels, passage
     fixed_labels: tuple[str, ...] = ()  # names of the head's outputs; empty: each tenant has its own labels
     read_each: ReadEach | None = None  # `read_answer`, many at once
-    evidence: Callable[[Array, Array, Sequence[str]], Evidence | None] | None = (
-        None  # of an answer; None: none, and no confidence
-    )
+    # Takes logits, spans and labels, and returns what the confidence rests on. None: answers have no confidence.
+    evidence: Callable[[Array, Array, Sequence[str]], Evidence | None] | None = None
     further_label: str = ""  # the name of an output that only some tenants have, after the fixed ones
     needs_pair: bool = False  # the answer is a piece of the second text, the passage
     allows_top_k: bool = False  # a request may ask for the k best labels

@@ -1,4 +1,4 @@
-"""What the confidence in an answer is computed from: the choices between classes that the answer rests on."""
+"""Evidence for a confidence: the choices between classes that an answer rests on."""
 
 from __future__ import annotations
 

@@ -11,19 +11,11 @@ import pytest
 
 from hplm_client import AsyncHplmClient, ConnectionFailed, HplmClient, NoBackbone, NoTenant, NotTrusted
 from testing.toy import WORDS
-from tests.deploy.door import haproxy, require_haproxy
-from tests.serving import serving
+from tests.deploy.door import haproxy
 
 pytestmark = pytest.mark.slow
 
 PROTOCOLS = ("http", "grpc")
-
-
-@pytest.fixture(scope="module")
-def server(toy):
-    require_haproxy()
-    with serving(toy.repository) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

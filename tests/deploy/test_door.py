@@ -12,24 +12,16 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from testing.toy import TENANTS, WORDS
-from tests.deploy.door import StockAtDoor, haproxy, read_answer, require_haproxy
+from tests.deploy.door import StockAtDoor, haproxy, read_answer
 from tests.equality import Comparison
 from tests.naming import names
 from tests.server.stock import Stock
-from tests.serving import serving
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
 INFER = "/v2/models/toy/infer"
 LONGEST_REQUEST = 16 * 1024 * 1024
-
-
-@pytest.fixture(scope="module")
-def server(toy):
-    require_haproxy()
-    with serving(toy.repository) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What the front door itself answers over gRPC: a gRPC status with our word, never a bare status of HTTP."""
+"""The front door refuses gRPC requests with a gRPC status and our word."""
 
 import grpc
 import pytest
