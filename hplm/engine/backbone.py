@@ -31,6 +31,9 @@ class Backbone(Views):
         upper.load_state_dict(load_weights(self.folder / self.UPPER, WAY_OUT))
         return upper
 
+    def stacks(self) -> dict[str, UpperStack]:
+        return {}
+
     def bank(self, name: str) -> Bank:
         if name.startswith(LIVE):
             if self.state is None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from hplm.adapters.parts import Part, adapted
 from hplm.arrays import Array
+from hplm.engine.request import Text
 from hplm.engine.sheets import Sheet
 from hplm.engine.staging import StagedBatch
 from hplm.errors import InvalidInput
@@ -23,6 +26,7 @@ from hplm.model.prepacked import can_prepack, prepacked
 from hplm.model.stacks import UpperStack
 from hplm.model.tensors import array_of
 from hplm.options import ENGINE_DTYPES, LAYER_DTYPES
+from hplm.tenants.level import FULL
 
 MEASURED = 3  # measurements; the fastest counts, without other work on the machine
 CACHE_LINE = 16  # numbers of 32 bits
@@ -86,42 +90,73 @@ def resolve_precision(name: str, device: torch.device, auto_on_cpu: str = "auto"
     return Precision(torch.float32, eight_bits=True)
 
 
+@dataclass(frozen=True)
+class Computed:
+    """The texts of a batch that one stack has computed."""
+
+    texts: list[Text]
+    logits: list[Array]  # of each text: its answer rows x the size of the batch's largest head, fp32
+    received: dict[Text, Array]  # how much attention the tokens of watched texts have received
+
+
 class Engine:
-    def __init__(self, upper: UpperStack, device: torch.device, dtype: torch.dtype, eight_bits: bool = False) -> None:
-        if eight_bits:
-            to_eight_bits(upper.layers)
-        upper = upper.to(device=device, dtype=dtype).eval().requires_grad_(False)
-        self.takes_few_sizes = can_prepack(device, dtype)
-        self._upper = prepacked(upper) if self.takes_few_sizes else upper
-        if device.type == "cpu":
-            keep_freed_memory()
-            if dtype is torch.float32 and not eight_bits:
-                for layer in self._upper.layers:
-                    for linear in (layer.attention_out, layer.ffn_out):  # it would slow down large products of wider ones
-                        linear.weight.data = _transposed(linear.weight.data)
+    def __init__(
+        self,
+        upper: UpperStack,
+        device: torch.device,
+        dtype: torch.dtype,
+        eight_bits: bool = False,
+        stacks: Mapping[str, UpperStack] = MappingProxyType({}),
+    ) -> None:
+        """`stacks`: further upper stacks over the same tables, by name."""
         self.device = device
         self.dtype = dtype
+        self.takes_few_sizes = can_prepack(device, dtype)
+        if device.type == "cpu":
+            keep_freed_memory()
+        self._stacks = {name: self._ready(stack, eight_bits) for name, stack in {FULL: upper, **stacks}.items()}
+        self._upper = self._stacks[FULL]
+
+    def _ready(self, stack: UpperStack, eight_bits: bool) -> UpperStack:
+        if eight_bits:
+            to_eight_bits(stack.layers)
+        stack = stack.to(device=self.device, dtype=self.dtype).eval().requires_grad_(False)
+        stack = prepacked(stack) if self.takes_few_sizes else stack
+        if self.device.type == "cpu" and self.dtype is torch.float32 and not eight_bits:
+            for layer in stack.layers:
+                for linear in (layer.attention_out, layer.ffn_out):  # it would slow down large products of wider ones
+                    linear.weight.data = _transposed(linear.weight.data)
+        return stack
+
+    @property
+    def depths(self) -> dict[str, int]:
+        """The layers of each stack."""
+        return {name: len(stack.layers) for name, stack in self._stacks.items()}
 
     @torch.inference_mode()
-    def run(self, batch: StagedBatch) -> list[Array]:
-        """Returns the logits of each text: its answer rows x the size of its head, fp32."""
+    def run(self, batch: StagedBatch) -> Iterator[Computed]:
+        """Computes a batch, and yields the texts of each stack when they are done, the shallowest stack first."""
         batch.ready.wait()
         try:
-            computed = [self._compute(sheet) for sheet in batch.sheets]  # all sheets are started before one is waited for
-            read = [logits.cpu() for logits in computed]
+            for _, sheets in groupby(batch.sheets, lambda sheet: sheet.stack):
+                yield self._run(batch, list(sheets))
         except BaseException:
             self._wait()  # for what was started: staging takes the batch's memory as soon as nobody holds the batch
             raise
+
+    def _run(self, batch: StagedBatch, sheets: list[Sheet]) -> Computed:
+        computed = [self._compute(sheet) for sheet in sheets]  # all sheets are started before one is waited for
         by_text: dict[int, Array] = {}
-        for sheet, logits in zip(batch.sheets, read, strict=True):
-            parts = logits.split_with_sizes(sheet.rows_of)
+        for sheet, logits in zip(sheets, computed, strict=True):
+            parts = logits.cpu().split_with_sizes(sheet.rows_of)
             by_text.update((text, array_of(part)) for text, part in zip(sheet.indexes, parts, strict=True))
-        return [by_text[text] for text in range(len(batch.texts))]
+        return Computed([batch.texts[text] for text in by_text], list(by_text.values()), {})
 
     def _compute(self, sheet: Sheet) -> Tensor:
-        last = len(self._upper.layers) - 1
+        stack = self._stacks[sheet.stack]
+        last = len(stack.layers) - 1
         adapters = [partial(adapted, sheet.adapters, layer) for layer in range(last)] + [partial(_adapt_last, sheet, last)]
-        read = self._upper(sheet.sums, sheet.positions, sheet.segments, sheet.attend, adapters, sheet.reading)
+        read = stack(sheet.sums, sheet.positions, sheet.segments, sheet.attend, adapters, sheet.reading)
         return _read(read.float(), sheet.heads)
 
     @torch.inference_mode()

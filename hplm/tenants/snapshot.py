@@ -82,6 +82,20 @@ class Tenant:
         """Its ladder; without one, the plan of its own level alone."""
         return self.ladder or (Plan((Step(len(self.levels)),)),)
 
+    def plan(self, rung: int) -> Plan:
+        """Returns the plan of a rung, counted from 1, the dearest. Raises if there is none."""
+        if not 0 < rung <= len(self.plans):
+            has = f"rungs 1 to {len(self.plans)}" if len(self.plans) > 1 else "a single rung"
+            raise InvalidInput(
+                f"hplm_rung is {rung}, but the ladder of tenant {self.id!r} has {has}: choose one, or leave it out"
+            )
+        return self.plans[rung - 1]
+
+    @cached_property
+    def prunes(self) -> bool:
+        """Whether a plan leaves words out."""
+        return any(step.alpha for plan in self.ladder for step in plan.steps)
+
     def records(self) -> list[Record]:
         own = [record for record in (self.head, self.adapter) if record is not None]
         return own + [record for level in self.levels for record in level.records()]
@@ -217,7 +231,7 @@ def _is_tenant(tenant: Tenant) -> bool:
     return (
         (tenant.calibration is None or tenant.calibration.suits(len(tenant.labels)))
         and all(level.calibration is not None and level.calibration.suits(len(tenant.labels)) for level in tenant.levels)
-        and all(plan.suits(len(tenant.levels) + 1) for plan in tenant.ladder)
+        and all(plan.suits(len(tenant.levels)) for plan in tenant.ladder)
         and all(type(word) is str for word in words)
         and all(type(number) is int for number in numbers)
         and all(type(rate) in (int, float) for rate in rates)
