@@ -121,3 +121,40 @@ def test_the_best_span_is_the_best_of_all_pairs():
         logits = rng.normal(size=(tokens, 2)).astype(np.float32)
         pairs = [(i, j) for i in range(tokens) for j in range(i, min(i + LONGEST_ANSWER, tokens))]
         assert best_span(logits) == max(pairs, key=lambda ends: logits[ends[0], 0] + logits[ends[1], 1])
+
+
+@pytest.mark.parametrize("task", ["classify", "tag"])
+def test_two_answers_with_labels_share_the_probability_of_each_label(task):
+    before, now = np.log(np.array([[0.6, 0.4]], dtype=np.float32)), np.log(np.array([[0.2, 0.8]], dtype=np.float32))
+    joined = TASKS[task].combined(before, now, 0.25, WHOLE)
+    answer = TASKS[task].answer(joined, WHOLE, ["a", "b"])
+    assert answer.labels == ["a"] and answer.scores == pytest.approx([0.5])
+    assert np.exp(joined) == pytest.approx(np.array([[0.5, 0.5]]))
+
+
+def test_two_answers_with_holding_labels_or_numbers_share_them():
+    before, now = np.array([[0.0, -9.0]], dtype=np.float32), np.array([[np.log(4), 1.0]], dtype=np.float32)
+    labels = TASKS["multilabel"].answer(TASKS["multilabel"].combined(before, now, 0.5, WHOLE), WHOLE, ["a", "b"])
+    assert labels.labels == ["a"] and labels.scores == pytest.approx([0.65])
+    number = TASKS["regress"].combined(np.array([[1.0]]), np.array([[3.0]]), 0.75, WHOLE)
+    assert TASKS["regress"].answer(number, WHOLE, ["value"]).labels == ["2.5"]
+
+
+@pytest.mark.parametrize(("weight", "answered"), [(0.2, "ab"), (0.8, "hijk"), (1.0, "hijk")])
+def test_two_pieces_of_a_passage_share_the_probability_of_their_ends(weight, answered):
+    before = np.array([[9, 9], [4, 4], [0, 0], [0, 0], [0, 0]], dtype=np.float32)
+    now = np.array([[9, 9], [0, 0], [0, 0], [0, 0], [4, 4]], dtype=np.float32)
+    joined = TASKS["span"].combined(before, now, weight, PIECES)
+    assert TASKS["span"].answer(joined, PIECES, ["start", "end"], passage="ab cde fghijk").labels == [answered]
+
+
+@pytest.mark.parametrize(("weight", "answered"), [(0.2, ""), (0.8, "hijk")])
+def test_a_level_that_finds_no_answer_shares_in_the_answer(weight, answered):
+    before = np.array([[9, 9, 12], [0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]], dtype=np.float32)
+    now = np.array([[9, 9, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0], [6, 6, 0]], dtype=np.float32)
+    joined = TASKS["span"].combined(before, now, weight, PIECES)
+    assert TASKS["span"].answer(joined, PIECES, ["start", "end", "none"], passage="ab cde fghijk").labels == [answered]
+
+
+def test_every_trained_task_can_join_answers():
+    assert all((TASKS[name].combined is not None) == (name in TRAINING_TASKS) for name in TASKS)

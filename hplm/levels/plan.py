@@ -1,46 +1,61 @@
-"""Plans: which levels of a tenant may answer a text, and when an answer is enough (Tabi).
-
-A ladder is a tenant's plans, the dearest first.
-"""
+"""A plan: the levels that a text passes, shallow ones first, until one of them is sure enough of its answer."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Step:
-    """A level at which a text is computed, and the decision whether it goes on to the next step."""
+    """A level, and what follows from its answer. The equations are those of Tabi (EuroSys '23)."""
 
-    level: int  # 0 is the shallowest level of the tenant
-    cutoff: float = 0.0  # c of Eq. 4: at most this sure, a text goes on
-    slope: float = 0.0  # k of Eq. 4
-    alpha: float = 0.0  # Eq. 5: how many words the next step does not read; 0: it reads all
-    weight: float = 1.0  # w of Eq. 6: of this answer; the answer that the steps before have made has the rest
+    level: int  # 0: the tenant's shallowest one; the number of its levels: its own one, on the full stack
+    cutoff: float = 0.0  # c of Eq. 4: an answer with no more confidence than this goes on to the next step
+    slope: float = 0.0  # k of Eq. 4: the larger it is, the fewer of the surer answers go on
+    alpha: float = (
+        0.0  # of Eq. 5: the next step reads no words that got this share of the mean attention, or less; 0: all words
+    )
+    weight: float = 1.0  # w of Eq. 6: this answer's; 1 - w is that of what the earlier steps have answered together
 
 
 @dataclass(frozen=True)
 class Plan:
+    """The last step's answer is final: its `cutoff`, `slope` and `alpha` have no meaning."""
+
     steps: tuple[Step, ...]
 
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> Plan:
         """Reads what `asdict` has written. Raises TypeError if a field is missing or has another type or value."""
-        plan = cls(tuple(Step(**step) for step in stored["steps"]))
-        for step in plan.steps:
-            numbers = step.cutoff, step.slope, step.alpha, step.weight
-            if type(step.level) is not int or not all(type(one) in (int, float) and math.isfinite(one) for one in numbers):
-                raise TypeError("a plan holds something other than finite numbers")
-            if min(step.level, *numbers) < 0 or max(step.cutoff, step.weight) > 1:
-                raise TypeError("a plan holds a number outside its range")
-        levels = [step.level for step in plan.steps]
-        if not levels or levels != sorted(set(levels)):
-            raise TypeError("the steps of a plan do not ascend")
+        plan = cls(tuple(_step(own) for own in stored["steps"]))
+        plan._check()
         return plan
 
+    def _check(self) -> None:
+        if not self.steps:
+            raise TypeError("a plan has no steps")
+        levels = [step.level for step in self.steps]
+        if levels[0] < 0 or not all(before < after for before, after in pairwise(levels)):
+            raise TypeError(f"a plan's levels {levels} do not ascend from 0 or more")
+        for step in self.steps:
+            numbers = {"cutoff": step.cutoff, "slope": step.slope, "alpha": step.alpha, "weight": step.weight}
+            for name, number in numbers.items():
+                most = 1.0 if name in ("cutoff", "weight") else math.inf
+                if type(number) not in (int, float) or not math.isfinite(number) or not 0 <= number <= most:
+                    raise TypeError(f"a plan has the {name} {number!r}")
+        if self.steps[0].weight != 1:
+            raise TypeError(f"the first step of a plan has the weight {self.steps[0].weight}, and no answer to share it with")
+
     def suits(self, levels: int) -> bool:
-        """Whether a tenant with so many levels has all that the plan names."""
-        return self.steps[-1].level < levels
+        """Whether a tenant with so many levels, besides its own one, has all levels of the plan."""
+        return self.steps[-1].level <= levels
+
+
+def _step(stored: Mapping[str, Any]) -> Step:
+    if set(stored) != {field.name for field in fields(Step)} or type(stored["level"]) is not int:
+        raise TypeError(f"a step of a plan is {dict(stored)}")
+    return Step(**stored)
