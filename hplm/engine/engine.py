@@ -14,7 +14,6 @@ from torch import Tensor
 
 from hplm.adapters.parts import Part, adapted
 from hplm.arrays import Array
-from hplm.engine.request import Text
 from hplm.engine.sheets import Sheet
 from hplm.engine.staging import StagedBatch
 from hplm.errors import InvalidInput
@@ -94,9 +93,9 @@ def resolve_precision(name: str, device: torch.device, auto_on_cpu: str = "auto"
 class Computed:
     """The texts of a batch that one stack has computed."""
 
-    texts: list[Text]
-    logits: list[Array]  # of each text: its answer rows x the size of the batch's largest head, fp32
-    received: dict[Text, Array]  # how much attention the tokens of watched texts have received
+    indexes: list[int]  # of the texts in the batch
+    logits: list[Array]  # of each text: its answer rows x the size of its sheet's largest head, fp32
+    received: dict[int, Array]  # how much attention the tokens of watched texts have received
 
 
 class Engine:
@@ -139,18 +138,18 @@ class Engine:
         batch.ready.wait()
         try:
             for _, sheets in groupby(batch.sheets, lambda sheet: sheet.stack):
-                yield self._run(batch, list(sheets))
+                yield self._run(list(sheets))
         except BaseException:
             self._wait()  # for what was started: staging takes the batch's memory as soon as nobody holds the batch
             raise
 
-    def _run(self, batch: StagedBatch, sheets: list[Sheet]) -> Computed:
+    def _run(self, sheets: list[Sheet]) -> Computed:
         computed = [self._compute(sheet) for sheet in sheets]  # all sheets are started before one is waited for
         by_text: dict[int, Array] = {}
         for sheet, logits in zip(sheets, computed, strict=True):
             parts = logits.cpu().split_with_sizes(sheet.rows_of)
             by_text.update((text, array_of(part)) for text, part in zip(sheet.indexes, parts, strict=True))
-        return Computed([batch.texts[text] for text in by_text], list(by_text.values()), {})
+        return Computed(list(by_text), list(by_text.values()), {})
 
     def _compute(self, sheet: Sheet) -> Tensor:
         stack = self._stacks[sheet.stack]

@@ -133,22 +133,18 @@ class Pipeline:
         if chosen is None:
             return False
         batch, staged = chosen
-        left, last = set(staged.texts), None
+        unanswered = set(range(len(staged.texts)))
         try:
             for computed in self._run(batch, staged):
-                left.difference_update(computed.texts)
-                if left:  # other stacks compute after this one
-                    self._answer_beside(computed)
-                else:
-                    last = computed
+                if len(computed.indexes) < len(unanswered):  # other stacks compute after this one
+                    unanswered.difference_update(computed.indexes)
+                    self._answer_beside(staged.texts, computed)
             self._line.finished(batch, staged.brought)
         except Exception as error:
-            unanswered = left.union(last.texts if last else ())
-            self._give_up("computing", batch, [text for text in staged.texts if text in unanswered], error)
+            self._give_up("computing", batch, [staged.texts[index] for index in sorted(unanswered)], error)
         else:
             self._note(self._instruments.computed, staged)
-            if last is not None:
-                self._answer(last)
+            self._answer(staged.texts, computed)
         finally:
             self._computed.put(staged.held)
         return True
@@ -183,24 +179,25 @@ class Pipeline:
             except queue.Empty:
                 return
 
-    def _answer(self, computed: Computed) -> None:
-        if len({text.request for text in computed.texts}) == 1 and self._staged.empty():
-            self._answer_now(computed)  # the engine is idle, so this thread answers
+    def _answer(self, batch: list[Text], computed: Computed) -> None:
+        if len({batch[index].request for index in computed.indexes}) == 1 and self._staged.empty():
+            self._answer_now(batch, computed)  # the engine is idle, so this thread answers
         else:
-            self._answer_beside(computed)
+            self._answer_beside(batch, computed)
 
-    def _answer_beside(self, computed: Computed) -> None:
+    def _answer_beside(self, batch: list[Text], computed: Computed) -> None:
         try:
-            self._answering.submit(self._answer_now, computed)
+            self._answering.submit(self._answer_now, batch, computed)
         except RuntimeError:  # the pipeline was closed during this batch, which still needs its answer
-            self._answer_now(computed)
+            self._answer_now(batch, computed)
 
-    def _answer_now(self, computed: Computed) -> None:
+    def _answer_now(self, batch: list[Text], computed: Computed) -> None:
+        texts = [batch[index] for index in computed.indexes]
         try:
             with self._together():
                 last: list[tuple[Text, InHand]] = []
                 undecided: list[tuple[Text, InHand]] = []
-                for text, found in read_answers(computed.texts, computed.logits):
+                for text, found in read_answers(texts, computed.logits):
                     if isinstance(found, HplmError):
                         _sending(text.request.fail, found)
                     elif text.is_at_end:
@@ -208,11 +205,11 @@ class Pipeline:
                     else:
                         undecided.append((text, found))
                 self._done(last, "last")
-                sure, going_on = divided(undecided, computed.received)
+                sure, going_on = divided(undecided, {batch[index]: own for index, own in computed.received.items()})
                 self._done(sure, "sure")
                 self._end(self._line.again(going_on), "draining", _drained)
         except Exception as error:
-            self._fail(computed.texts, _failure("answering", error))
+            self._fail(texts, _failure("answering", error))
 
     def _done(self, answered: list[tuple[Text, InHand]], reason: str) -> None:
         for text, found in answered:

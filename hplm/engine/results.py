@@ -43,9 +43,8 @@ def _answer_each(read_each: ReadEach, texts: Sequence[Text], own: Array) -> Iter
     spans = np.concatenate([text.spans for text in texts])
     combined = texts[0].request.tenant.task_object.combined
     if combined is not None and any(text.in_hand is not None for text in texts):
-        before = np.concatenate(
-            [own[i : i + 1] if (held := text.in_hand) is None else held.logits for i, text in enumerate(texts)]
-        )
+        held = [text.in_hand for text in texts]
+        before = np.concatenate([own[i : i + 1] if one is None else one.logits for i, one in enumerate(held)])
         own = combined(before, own, np.array([text.weight for text in texts]), spans)
     labels = [text.request.tenant.labels for text in texts]
     answers = read_each(own, spans, labels, [text.calibration for text in texts])

@@ -87,7 +87,7 @@ class Tenant:
         if not 0 < rung <= len(self.plans):
             has = f"rungs 1 to {len(self.plans)}" if len(self.plans) > 1 else "a single rung"
             raise InvalidInput(
-                f"hplm_rung is {rung}, but the ladder of tenant {self.id!r} has {has}: choose one, or leave it out"
+                f"hplm_rung is {rung}, but the ladder of tenant {self.id!r} has {has}: name another or none"
             )
         return self.plans[rung - 1]
 
