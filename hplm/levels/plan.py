@@ -13,7 +13,7 @@ from typing import Any
 class Step:
     """A level, and what follows from its answer. The equations are those of Tabi (EuroSys '23)."""
 
-    level: int  # 0: the tenant's shallowest one; the number of its levels: its own one, on the full stack
+    level: int  # 0: the tenant's shallowest one; its own one, on the full stack, is the last
     cutoff: float = 0.0  # c of Eq. 4: an answer with no more confidence than this goes on to the next step
     slope: float = 0.0  # k of Eq. 4: the larger it is, the fewer of the surer answers go on
     alpha: float = (
@@ -51,8 +51,8 @@ class Plan:
             raise TypeError(f"the first step of a plan has the weight {self.steps[0].weight}, and no answer to share it with")
 
     def suits(self, levels: int) -> bool:
-        """Whether a tenant with so many levels, besides its own one, has all levels of the plan."""
-        return self.steps[-1].level <= levels
+        """Whether a tenant with so many levels, its own one included, has all that the plan names."""
+        return self.steps[-1].level < levels
 
 
 def _step(stored: Mapping[str, Any]) -> Step:

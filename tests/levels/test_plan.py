@@ -21,8 +21,8 @@ def test_a_plan_is_read_as_it_was_written():
 
 
 def test_a_plan_suits_a_tenant_that_has_its_deepest_level():
-    assert [PLAN.suits(levels) for levels in (0, 1, 2, 3)] == [False, False, True, True]
-    assert Plan((Step(0),)).suits(0)
+    assert [PLAN.suits(levels) for levels in (0, 1, 2, 3)] == [False, False, False, True]
+    assert Plan((Step(0),)).suits(1)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Levels of tenants on shallower stacks, and the plans that join them."""

@@ -1,0 +1,205 @@
+"""Candidates: what each plan would score and cost, from answers of single levels that are computed once (Tabi, section 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+
+import numpy as np
+
+from builder.training.labelled import Example
+from builder.training.tasks import TrainingTask
+from hplm.levels.calibration import Calibration
+from hplm.levels.dispatch import reroutes
+from hplm.levels.plan import Plan, Step
+
+CUTOFFS = tuple(round(0.95 - 0.05 * step, 2) for step in range(19))  # of Eq. 4, down to 0.05
+SLOPES = (4.0, 16.0, 64.0)  # from nearly even chances above the cutoff to a hard cut halfway between it and 1
+ALPHAS = tuple(round(0.5 + 0.1 * step, 1) for step in range(11))  # of Eq. 5; the paper's best ones are 0.7 and 0.9
+MOST_LOSS = 0.02  # of the score of a level that reads pruned texts
+MOST_LEVELS = 3  # of a plan
+MOST_TAIL = 1.5  # times the tail of a plan's slowest level alone
+TAIL = 75  # the percentile that is held to this
+DIGITS = 2  # of a weight
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What one level answers to all texts."""
+
+    logits: list[np.ndarray]  # of each text: answer rows x classes
+    tokens: np.ndarray  # that it has read of each text
+    words: np.ndarray  # the same, in words
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is known of all levels, the shallowest first. The last one is the tenant's own."""
+
+    task: TrainingTask
+    labels: Sequence[str]
+    examples: Sequence[Example]
+    spans: Sequence[np.ndarray]  # of each text: its answer rows x 3
+    draws: np.ndarray  # steps x texts: which texts go on by chance
+    whole: Sequence[Answered]  # by level
+    pruned: Callable[[int, int, float], Answered] | None  # takes the first level, a later one and alpha; None: never prune
+    calibrations: Sequence[Calibration | None]  # by level
+    seconds: Sequence[Callable[[np.ndarray], np.ndarray]]  # by level: takes the tokens of texts
+    in_one: np.ndarray  # whether a text is computed in one piece; others go to a plan's last level at once
+
+    @cached_property
+    def answers(self) -> list[list[list[str]]]:
+        """By level: its answers to all texts."""
+        every = np.arange(len(self.examples))
+        return [self.answers_to(every, one.logits) for one in self.whole]
+
+    @cached_property
+    def confidences(self) -> list[np.ndarray]:
+        """By level: how sure its answers are, empty for a level without calibration."""
+        every = np.arange(len(self.examples))
+        known = [calibration is not None for calibration in self.calibrations]
+        return [self.sure(level, every, one.logits) if known[level] else np.empty(0) for level, one in enumerate(self.whole)]
+
+    @cached_property
+    def scores(self) -> list[float]:
+        """By level: its score alone."""
+        every = np.arange(len(self.examples))
+        return [self.score(every, answers) for answers in self.answers]
+
+    def score(self, texts: np.ndarray, answers: Sequence[Sequence[str]]) -> float:
+        return self.task.score(self.labels, [self.examples[i] for i in texts], answers).main
+
+    def answers_to(self, texts: np.ndarray, logits: Sequence[np.ndarray]) -> list[list[str]]:
+        served, labels = self.task.served, self.labels
+        return [
+            served.answer(own, self.spans[i], labels, passage=self.examples[i].pair or "").labels
+            for i, own in zip(texts, logits, strict=True)
+        ]
+
+    def sure(self, level: int, texts: np.ndarray, logits: Sequence[np.ndarray]) -> np.ndarray:
+        served, labels, calibration = self.task.served, self.labels, self.calibrations[level]
+        assert calibration is not None  # of all levels but the last one, as `profile` checks
+        return np.array(
+            [served.confidence(calibration, own, self.spans[i], labels) for i, own in zip(texts, logits, strict=True)]
+        )
+
+    def combined(
+        self, texts: np.ndarray, before: Sequence[np.ndarray], now: Sequence[np.ndarray], weight: float
+    ) -> list[np.ndarray]:
+        """Returns the logits of both answers together."""
+        served = self.task.served
+        assert served.combined is not None  # as `profile` checks
+        if served.reads_first_token and len(texts):
+            joined = served.combined(np.concatenate(before), np.concatenate(now), weight, self.spans[texts[0]])
+            return list(joined[:, None])
+        combined, spans = served.combined, [self.spans[i] for i in texts]
+        return [combined(mine, own, weight, at) for mine, own, at in zip(before, now, spans, strict=True)]
+
+    def read(self, first: int, level: int, alpha: float) -> Answered:
+        """Returns what a level answers that reads the words which the plan's first level has left."""
+        if not alpha or self.pruned is None:
+            return self.whole[level]
+        return self.pruned(first, level, alpha)
+
+    def loss(self, first: int, level: int, alpha: float) -> float:
+        """Returns what pruning costs a level of its score."""
+        every = np.arange(len(self.examples))
+        return self.scores[level] - self.score(every, self.answers_to(every, self.read(first, level, alpha).logits))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan, and what it does to the texts."""
+
+    plan: Plan
+    score: float
+    mean: float  # seconds a text, without waiting
+    tail: float  # the 75th percentile of the seconds
+    reached: tuple[float, ...]  # by step: the share of the texts that it computes
+    pruned: float  # share of their words that the later steps do not read
+
+
+def candidates(measured: Measured) -> list[Candidate]:
+    """Returns single levels, and plans of two and three levels that may end anywhere.
+
+    All steps of a plan have the same cutoff and slope. The first one prunes: the later ones read the words that it has left.
+    """
+    levels = range(len(measured.whole))
+    found = [tried(measured, (level,)) for level in levels]
+    tails = [one.tail for one in found]
+    for size in range(2, MOST_LEVELS + 1):
+        for chosen in combinations(levels, size):
+            most = MOST_TAIL * max(tails[level] for level in chosen)
+            found += [one for one in _plans(measured, chosen) if one.tail <= most]
+    return found
+
+
+def _plans(measured: Measured, levels: tuple[int, ...]) -> Iterator[Candidate]:
+    """Yields plans with a lower and lower cutoff while they score no less than their levels do on average."""
+    least = float(np.mean([measured.scores[level] for level in levels]))
+    for alpha in _alphas(measured, levels):
+        for slope in SLOPES:
+            for cutoff in CUTOFFS:
+                found = tried(measured, levels, cutoff, slope, alpha)
+                if found.score < least:
+                    break
+                yield found
+
+
+def _alphas(measured: Measured, levels: tuple[int, ...]) -> Iterator[float]:
+    """Yields 0, then more and more pruning while no later level loses too much by it."""
+    yield 0.0
+    if measured.pruned is None:
+        return
+    first, *later = levels
+    for alpha in ALPHAS:
+        if max(measured.loss(first, level, alpha) for level in later) > MOST_LOSS:
+            return
+        yield alpha
+
+
+def tried(measured: Measured, levels: Sequence[int], cutoff: float = 0.0, slope: float = 0.0, alpha: float = 0.0) -> Candidate:
+    """Takes all texts through a plan as an engine does, with answers that are known already."""
+    *early, last = levels
+    first = levels[0]
+    steps = [Step(first, cutoff, slope, alpha) if early else Step(first)]
+    logits, answers = list(measured.whole[first].logits), list(measured.answers[first])
+    seconds = measured.seconds[first](measured.whole[first].tokens).copy()
+    texts = len(measured.examples)
+    going = np.flatnonzero(measured.in_one) if early else np.arange(texts)
+    reached, left, all_words = [len(going)], 0, 0
+    for number, level in enumerate(levels[1:]):
+        before = steps[-1].level
+        sure = measured.confidences[before][going] if not number else measured.sure(before, going, [logits[i] for i in going])
+        going = going[reroutes(sure, cutoff, slope, measured.draws[number, going])]
+        now = measured.read(first, level, alpha)
+        seconds[going] += measured.seconds[level](now.tokens[going])
+        left, all_words = left + int(now.words[going].sum()), all_words + int(measured.whole[level].words[going].sum())
+        weight = _weight(measured, going if len(going) else np.arange(texts), answers, now)
+        joined = measured.combined(going, [logits[i] for i in going], [now.logits[i] for i in going], weight)
+        for i, mine, answer in zip(going, joined, measured.answers_to(going, joined), strict=True):
+            logits[i], answers[i] = mine, answer
+        steps.append(Step(level, cutoff, slope, weight=weight) if level != last else Step(level, weight=weight))
+        reached.append(len(going))
+    if early:
+        for i in np.flatnonzero(~measured.in_one):
+            answers[i], seconds[i] = measured.answers[last][i], measured.seconds[last](measured.whole[last].tokens[[i]])[0]
+        reached[-1] += int((~measured.in_one).sum())
+    return Candidate(
+        plan=Plan(tuple(steps)),
+        score=measured.score(np.arange(texts), answers),
+        mean=float(seconds.mean()),
+        tail=float(np.percentile(seconds, TAIL)),
+        reached=tuple(count / texts for count in reached),
+        pruned=1 - left / all_words if all_words else 0.0,
+    )
+
+
+def _weight(measured: Measured, texts: np.ndarray, before: Sequence[Sequence[str]], now: Answered) -> float:
+    """Returns w of Eq. 6: the weights of both answers are proportional to their scores on these texts, which have gone on."""
+    new = measured.answers_to(texts, [now.logits[i] for i in texts])
+    old: Sequence[Sequence[str]] = [before[i] for i in texts]
+    earlier, later = max(0.0, measured.score(texts, old)), max(0.0, measured.score(texts, new))
+    return round(later / (earlier + later), DIGITS) if earlier + later else 0.5

@@ -1,0 +1,73 @@
+"""Selection: which plan meets a target at the lowest latency, and the ladder of cheaper ones below it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from builder.cascade.candidates import Candidate
+from hplm.errors import InvalidInput
+
+CHEAPER = 0.9  # a rung costs at most this share of the one above: a smaller step would not help in a rush
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a plan has to do. One of `drop` and `accuracy` is given."""
+
+    drop: float | None = None  # points that it may score below the tenant's own level alone
+    accuracy: float | None = None  # the least score
+    latency_ms: float | None = None  # the most milliseconds a text, on average
+
+    def __post_init__(self) -> None:
+        if (self.drop is None) == (self.accuracy is None):
+            raise InvalidInput("give either --drop or --accuracy: a plan needs one target for its score")
+        for name, value, most in (("drop", self.drop, 100), ("accuracy", self.accuracy, 1)):
+            if value is not None and not 0 <= value <= most:
+                raise InvalidInput(f"--{name} {value:g}: give a number from 0 to {most}")
+        if self.latency_ms is not None and not self.latency_ms > 0:
+            raise InvalidInput(f"--latency-ms {self.latency_ms:g}: give a number above 0")
+
+    def least(self, own: float) -> float:
+        """Returns the least score. `own`: that of the tenant's own level."""
+        return self.accuracy if self.accuracy is not None else own - (self.drop or 0) / 100
+
+
+def front_of(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Returns the plans that no other one beats in both score and mean latency, the dearest first."""
+    front: list[Candidate] = []
+    for one in sorted(candidates, key=lambda one: (one.mean, -one.score, len(one.plan.steps))):
+        if not front or one.score > front[-1].score:
+            front.append(one)
+    return front[::-1]
+
+
+def select(front: Sequence[Candidate], target: Target, own: float) -> list[Candidate]:
+    """Returns a ladder: the fastest plan that meets the target, then cheaper ones.
+
+    `front`: the dearest first. `own`: the score of the tenant's own level.
+    """
+    least = target.least(own)
+    in_time = [one for one in front if target.latency_ms is None or one.mean * 1000 <= target.latency_ms]
+    meeting = [one for one in in_time if one.score >= least]
+    if not meeting:
+        wanted = f"a score of {least:.4f}" + (f" within {target.latency_ms:g} ms" if target.latency_ms is not None else "")
+        best, what = (in_time[0], "the best one in time") if in_time else (front[-1], "the fastest one")
+        raise InvalidInput(
+            f"no plan reaches {wanted}: {what}, {described(best)}, reaches {best.score:.4f} in {best.mean * 1000:.3g} ms"
+        )
+    ladder: list[Candidate] = []
+    for one in front[front.index(meeting[-1]) :]:
+        if not ladder or one.mean <= CHEAPER * ladder[-1].mean:
+            ladder.append(one)
+    return ladder
+
+
+def described(candidate: Candidate, names: Sequence[str] = ()) -> str:
+    """Returns the levels of a plan, by name or by number from 1, with its numbers."""
+    levels = [names[step.level] if names else str(step.level + 1) for step in candidate.plan.steps]
+    first = candidate.plan.steps[0]
+    if len(levels) == 1:
+        return f"level {levels[0]} alone"
+    numbers = f"c {first.cutoff:g}, k {first.slope:g}" + (f", alpha {first.alpha:g}" if first.alpha else "")
+    return f"levels {' -> '.join(levels)} ({numbers})"

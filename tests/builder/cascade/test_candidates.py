@@ -1,0 +1,126 @@
+"""Plans tried on answers that are known already, against a loop over texts that follows the equations one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from builder.cascade.candidates import CUTOFFS, MOST_TAIL, candidates, tried
+from hplm.levels.plan import Plan, Step
+from tests.builder.cascade.measured import LABELS, measured
+
+
+@pytest.fixture(scope="module")
+def known():
+    return measured()
+
+
+@pytest.fixture(scope="module")
+def found(known):
+    return candidates(known)
+
+
+def probabilities(logits, temperature=1.0):
+    powers = np.exp(np.float64(logits[0]) / temperature)
+    return powers / powers.sum()
+
+
+def through(known, candidate):
+    """Returns the answer to each text, its seconds and its steps, text by text."""
+    outcomes, first = [], candidate.plan.steps[0]
+    for text in range(len(known.examples)):
+        seconds, before = 0.0, None
+        for number, step in enumerate(candidate.plan.steps):
+            read = known.whole if not number else {step.level: known.read(first.level, step.level, first.alpha)}
+            own = read[step.level]
+            seconds += float(known.seconds[step.level](own.tokens[text]))
+            now = own.logits[text]
+            if before is not None:
+                now = np.log(step.weight * probabilities(now) + (1 - step.weight) * probabilities(before))[None]
+            sure, before = probabilities(now, 2.0).max(), now
+            norm = (sure - step.cutoff) / (1 - step.cutoff) - 0.5
+            if sure > step.cutoff and known.draws[min(number, 1), text] >= 1 / (1 + np.exp(step.slope * norm)):
+                break
+        outcomes.append((LABELS[before[0].argmax()], seconds, number + 1))
+    return outcomes
+
+
+@pytest.mark.parametrize("levels", [(0,), (0, 2), (1, 2), (0, 1), (0, 1, 2)])
+@pytest.mark.parametrize(("cutoff", "slope", "alpha"), [(0.8, 4.0, 0.0), (0.6, 16.0, 0.7)])
+def test_a_plan_is_tried_as_an_engine_takes_it(known, levels, cutoff, slope, alpha):
+    one = tried(known, levels, cutoff, slope, alpha)
+    answers, seconds, steps = zip(*through(known, one), strict=True)
+    right = [answer == example.labels[0] for answer, example in zip(answers, known.examples, strict=True)]
+    assert one.score == pytest.approx(np.mean(right))
+    assert (one.mean, one.tail) == (pytest.approx(np.mean(seconds)), pytest.approx(np.percentile(seconds, 75)))
+    assert one.reached == pytest.approx([np.mean([count > number for count in steps]) for number in range(len(levels))])
+
+
+def test_weights_are_proportional_to_the_scores_on_texts_that_went_on(known):
+    one = tried(known, (0, 2), 0.8, 16.0)
+    going = [text for text, (_, _, steps) in enumerate(through(known, one)) if steps == 2]
+    early, late = (
+        np.mean([LABELS[known.whole[level].logits[i][0].argmax()] == known.examples[i].labels[0] for i in going])
+        for level in (0, 2)
+    )
+    assert 0 < len(going) < len(known.examples) and late > early
+    assert one.plan.steps[1].weight == pytest.approx(late / (early + late), abs=0.005)
+
+
+def test_a_plan_whose_texts_all_go_on_is_an_ensemble_and_one_level_is_itself(known):
+    assert tried(known, (0, 2), 1.0, 4.0).reached == (1.0, 1.0)
+    assert tried(known, (2,)).score == known.scores[2]
+    assert tried(known, (2,)).plan == Plan((Step(2),))
+
+
+def test_every_plan_scores_at_least_the_mean_of_its_levels(known, found):
+    assert {len(one.plan.steps) for one in found} == {1, 2, 3}
+    for one in found:
+        levels = [step.level for step in one.plan.steps]
+        assert one.score >= np.mean([known.scores[level] for level in levels])
+    pairs = [one.plan.steps[0].cutoff for one in found if [step.level for step in one.plan.steps] == [0, 2]]
+    assert max(pairs) == 0.95 and min(pairs) > CUTOFFS[-1]  # it ended before the lowest cutoff
+
+
+def test_a_cascade_of_a_weak_and_a_strong_level_keeps_the_score_at_less_cost(known, found):
+    cheapest = min((one for one in found if one.score >= known.scores[2] - 0.005), key=lambda one: one.mean)
+    assert len(cheapest.plan.steps) > 1 and cheapest.mean < 0.8 * tried(known, (2,)).mean
+
+
+def test_words_are_pruned_until_a_later_level_loses_too_much(found):
+    alphas = {one.plan.steps[0].alpha for one in found if len(one.plan.steps) == 2}
+    assert {0.0, 0.5} <= alphas and max(alphas) <= 0.7
+    pruned = [one for one in found if one.plan.steps[0].alpha == 0.5 and len(one.plan.steps) == 2]
+    assert all(0.2 < one.pruned < 0.4 for one in pruned)
+    assert all(one.pruned == 0 for one in found if not one.plan.steps[0].alpha)
+    assert {one.plan.steps[0].alpha for one in candidates(measured(prune=False))} == {0.0}
+
+
+def test_a_plan_with_a_longer_tail_than_its_slowest_level_is_dropped(monkeypatch):
+    known = measured(levels=2, costs=(3.0, 4.0), prune=False)
+    kept = candidates(known)
+    monkeypatch.setattr("builder.cascade.candidates.MOST_TAIL", np.inf)
+    every = candidates(known)
+    assert 2 < len(kept) < len(every)
+    assert kept == [one for one in every if one.tail <= MOST_TAIL * every[1].tail]
+
+
+def test_a_text_in_several_windows_goes_to_the_last_level_at_once(known):
+    windows = replace(known, in_one=np.arange(len(known.examples)) % 2 == 0)
+    one, alone = tried(windows, (0, 2), 0.8, 16.0), tried(known, (2,))
+    answers = [answer for answer, _, _ in through(known, one)]
+    odd = [LABELS[logits[0].argmax()] for logits in known.whole[2].logits[1::2]]
+    rights = [answer == example.labels[0] for answer, example in zip(answers, known.examples, strict=True)]
+    of_odd = [answer == example.labels[0] for answer, example in zip(odd, known.examples[1::2], strict=True)]
+    assert one.score == pytest.approx((sum(rights[::2]) + sum(of_odd)) / len(rights))
+    assert one.reached[0] == 0.5 and one.reached[1] > 0.5
+    assert one.mean > 0.5 * alone.mean
+
+
+def test_a_plan_no_text_goes_on_in_takes_its_weight_from_all_texts(known):
+    sure = replace(known, draws=np.ones_like(known.draws))
+    one = tried(sure, (1, 2), 0.0, 64.0)
+    assert one.reached == (1.0, 0.0)
+    assert one.plan.steps[1].weight == pytest.approx(known.scores[2] / (known.scores[1] + known.scores[2]), abs=0.006)
