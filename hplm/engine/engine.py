@@ -9,6 +9,7 @@ from functools import partial
 from itertools import groupby
 from types import MappingProxyType
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from hplm.engine.staging import StagedBatch
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.eightbit import to_eight_bits
+from hplm.model.importance import Received
 from hplm.model.layer import QKV, Adapt, Attend
 from hplm.model.malloc import keep_freed_memory
 from hplm.model.prepacked import can_prepack, prepacked
@@ -144,18 +146,29 @@ class Engine:
             raise
 
     def _run(self, sheets: list[Sheet]) -> Computed:
-        computed = [self._compute(sheet) for sheet in sheets]  # all sheets are started before one is waited for
+        started = [self._start(sheet) for sheet in sheets]  # all are started before one is waited for
         by_text: dict[int, Array] = {}
-        for sheet, logits in zip(sheets, computed, strict=True):
+        received: dict[int, Array] = {}
+        for sheet, (logits, watch) in zip(sheets, started, strict=True):
             parts = logits.cpu().split_with_sizes(sheet.rows_of)
             by_text.update((text, array_of(part)) for text, part in zip(sheet.indexes, parts, strict=True))
-        return Computed(list(by_text), list(by_text.values()), {})
+            if watch is not None:
+                received.update(_received(sheet, watch))
+        return Computed(list(by_text), list(by_text.values()), received)
 
-    def _compute(self, sheet: Sheet) -> Tensor:
+    def _start(self, sheet: Sheet) -> tuple[Tensor, Received | None]:
+        """Returns the logits of a sheet, and the attention that watches its texts if one of them is watched."""
+        if not any(sheet.watched):
+            return self._compute(sheet, sheet.attend), None
+        heads = self._stacks[sheet.stack].heads
+        watch = Received(sheet.attend, sheet.lengths.tolist(), heads, sheet.rooms.tolist(), sheet.watched)
+        return self._compute(sheet, watch), watch
+
+    def _compute(self, sheet: Sheet, attend: Attend) -> Tensor:
         stack = self._stacks[sheet.stack]
         last = len(stack.layers) - 1
         adapters = [partial(adapted, sheet.adapters, layer) for layer in range(last)] + [partial(_adapt_last, sheet, last)]
-        read = stack(sheet.sums, sheet.positions, sheet.segments, sheet.attend, adapters, sheet.reading)
+        read = stack(sheet.sums, sheet.positions, sheet.segments, attend, adapters, sheet.reading)
         return _read(read.float(), sheet.heads)
 
     @torch.inference_mode()
@@ -180,6 +193,15 @@ class Engine:
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def _received(sheet: Sheet, watch: Received) -> Iterator[tuple[int, Array]]:
+    """Yields the watched texts of a sheet with the attention that their tokens have received."""
+    assert watch.total is not None  # a layer has run
+    total, starts = array_of(watch.total.cpu()), np.cumsum(sheet.rooms) - sheet.rooms
+    for text, start, length, watched in zip(sheet.indexes, starts.tolist(), sheet.lengths.tolist(), sheet.watched, strict=True):
+        if watched:
+            yield text, total[start : start + length]
 
 
 def _transposed(weight: Tensor) -> Tensor:

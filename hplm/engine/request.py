@@ -147,8 +147,20 @@ class Text:
     """One text of a request, or a window of it. It waits in the queue (`hplm.scheduling.waiting`); the engine computes it."""
 
     __slots__ = (
-        *("addresses", "arrival_ns", "bytes", "deadline_ns", "draw", "in_hand", "index", "is_one_row", "level", "passage"),
-        *("positions", "priority", "read", "reading", "request", "segments", "slot_key", "spans", "step", "tenant", "tokens"),
+        *(
+            "addresses",
+            "arrival_ns",
+            "bytes",
+            "deadline_ns",
+            "draw",
+            "in_hand",
+            "index",
+            "is_one_row",
+            "kept",
+            "level",
+            "passage",
+        ),
+        *("priority", "read", "reading", "request", "segments", "slot_key", "spans", "step", "tenant", "tokens"),
         *("window", "windows", "words"),
     )
 
@@ -172,7 +184,7 @@ class Text:
         self.index = index
         self.addresses = addresses  # int64, one for each token
         self.segments = segments  # uint8
-        self.positions: Array | None = None  # of the tokens in the text; None: all of them, in order
+        self.kept: Array | None = None  # the tokens that the layers compute; None: all
         self.words = words
         self.spans = spans  # int32
         self.passage = passage
@@ -202,7 +214,12 @@ class Text:
         self.draw = 0.0 if self.is_at_end else draw(self.addresses, request.tenant.version, step)
         self.level = request.tenant.all_levels[request.plan.steps[step].level]
         self.slot_key: tuple[Record, Record | None] = self.level.head, self.level.adapter
-        self.tokens = max(1, round(len(self.addresses) * request.shares[self.level.stack]))  # of the full stack's work
+        self.tokens = max(1, round(self.length * request.shares[self.level.stack]))  # of the full stack's work
+
+    @property
+    def length(self) -> int:
+        """The tokens that the layers compute."""
+        return len(self.addresses) if self.kept is None else len(self.kept)
 
     @property
     def is_at_end(self) -> bool:
@@ -225,11 +242,12 @@ class Text:
         return self.level.calibration if self.request.with_confidence or not self.is_at_end else None
 
     def go_on(self, in_hand: InHand, kept: Array | None = None) -> None:
-        """Moves to its next step. `kept`: of its tokens, a bool for each; the special ones are always kept."""
+        """Moves to its next step. `kept`: of the tokens that were computed, a bool for each; special ones are always kept.
+
+        All rows are still gathered, because those of a token's neighbours hold a part of its vector.
+        """
         self.in_hand = in_hand
-        if kept is not None and not kept.all():
-            places = np.arange(len(kept)) if self.positions is None else self.positions
-            self.positions = places[kept]
-            self.addresses, self.segments = self.addresses[kept], self.segments[kept]
-            self.words = self.words[kept] if self.words is not None else None
+        if kept is not None and self.words is not None and not kept.all():
+            self.kept = np.flatnonzero(kept) if self.kept is None else self.kept[kept]
+            self.words = self.words[kept]
         self._stand_at(self.step + 1)

@@ -30,7 +30,11 @@ class Sheet:
     stack: str  # that computes it
     indexes: list[int]  # of the texts in the batch
     addresses: Array  # of all these texts, end to end
-    lengths: Array
+    gathered: Array  # addresses of each text
+    kept: Tensor | None  # the addresses whose tokens are computed; None: all
+    lengths: Array  # computed tokens of each text
+    rooms: Array  # the length of each text with the padding behind it
+    watched: list[bool]  # the texts of which it matters how much attention their tokens receive
     homes: Tensor | None  # the place of each token in the tensor; None: in order, with padding behind the last one only
     attend: Attend
     positions: Tensor
@@ -81,7 +85,7 @@ class Sheets:
 
     def _arrangements(self, texts: list[Text], places: Places | None) -> list[Arrangement]:
         """Returns arrangements that name the texts by their indexes in the batch."""
-        lengths = np.array([len(text.addresses) for text in texts], dtype=np.int64)
+        lengths = np.array([text.length for text in texts], dtype=np.int64)
         stacks = [text.level.stack for text in texts]
         found: list[Arrangement] = []
         for stack, own in _by_stack(stacks, self.depths):
@@ -111,21 +115,26 @@ class Sheets:
             return self._index(whole)
 
         rows_of = np.array([len(text.reading) for text in texts], dtype=np.int64)
-        positions = offsets
-        if any(text.positions is not None for text in texts):
-            positions = np.concatenate(
-                [np.arange(len(text.addresses)) if text.positions is None else text.positions for text in texts]
-            )
+        gathered = np.array([len(text.addresses) for text in texts], dtype=np.int64)
+        positions, kept, segments = offsets, None, np.concatenate([text.segments for text in texts])
+        if any(text.kept is not None for text in texts):
+            positions = np.concatenate([np.arange(text.length) if text.kept is None else text.kept for text in texts])
+            kept = positions + np.repeat(np.cumsum(gathered) - gathered, lengths)
+            segments = segments[kept]
         adapters, heads = parted(adapter_slots), parted(head_slots)
         return Sheet(
             stack=texts[0].level.stack,
             indexes=arrangement.texts.tolist(),
             attend=arrangement.attention(self.attention_heads, self.device, self.dtype),
             addresses=np.concatenate([text.addresses for text in texts]),
+            gathered=gathered,
+            kept=self._index(kept) if kept is not None else None,
             lengths=lengths,
+            rooms=rooms,
+            watched=[text.is_watched for text in texts],
             homes=self._index(home) if home is not None else None,
             positions=lay(positions),
-            segments=lay(np.concatenate([text.segments for text in texts])),
+            segments=lay(segments),
             reading=self._index(np.concatenate([text.reading for text in texts]) + np.repeat(starts, rows_of)),
             rows_of=rows_of.tolist(),
             adapters=parts_of(adapters, rooms, slots, arrived, self.device, self.dtype),

@@ -48,7 +48,7 @@ class StagedBatch:
 
     @property
     def tokens(self) -> int:
-        return sum(len(sheet.addresses) for sheet in self.sheets)
+        return sum(int(sheet.lengths.sum()) for sheet in self.sheets)
 
     @contextmanager
     def timed(self, stage: str) -> Generator[None]:
@@ -130,7 +130,9 @@ class Stager:
         batch.ready = self._copies.mark()
 
     def _retrieve(self, forest: Forest, sheet: Sheet) -> None:
-        sums = self._gatherer.sums(forest, sheet.addresses, sheet.lengths)
+        sums = self._gatherer.sums(forest, sheet.addresses, sheet.gathered)
+        if sheet.kept is not None:
+            sums = sums.index_select(0, sheet.kept)
         if sheet.homes is not None:
             sums = sums.new_zeros(len(sheet.positions), sums.shape[1]).index_copy_(0, sheet.homes, sums)
         elif len(sums) < len(sheet.positions):

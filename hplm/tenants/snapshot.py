@@ -86,9 +86,7 @@ class Tenant:
         """Returns the plan of a rung, counted from 1, the dearest. Raises if there is none."""
         if not 0 < rung <= len(self.plans):
             has = f"rungs 1 to {len(self.plans)}" if len(self.plans) > 1 else "a single rung"
-            raise InvalidInput(
-                f"hplm_rung is {rung}, but the ladder of tenant {self.id!r} has {has}: name another or none"
-            )
+            raise InvalidInput(f"hplm_rung is {rung}, but the ladder of tenant {self.id!r} has {has}: name another or none")
         return self.plans[rung - 1]
 
     @cached_property
@@ -231,7 +229,7 @@ def _is_tenant(tenant: Tenant) -> bool:
     return (
         (tenant.calibration is None or tenant.calibration.suits(len(tenant.labels)))
         and all(level.calibration is not None and level.calibration.suits(len(tenant.labels)) for level in tenant.levels)
-        and all(plan.suits(len(tenant.levels)) for plan in tenant.ladder)
+        and all(plan.suits(len(tenant.levels) + 1) for plan in tenant.ladder)
         and all(type(word) is str for word in words)
         and all(type(number) is int for number in numbers)
         and all(type(rate) in (int, float) for rate in rates)

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from hplm.adapters.record import Record
 from hplm.engine.engine import Engine
-from hplm.engine.request import Text
+from hplm.engine.request import WHOLE, Text
 from hplm.errors import Broken, DeadlineMissed, Draining, QueueFull
+from hplm.tenants.snapshot import Tenant
 from testing.toy import WORDS
 from tests.engine.asker import Asker
 from tests.equality import Comparison
