@@ -57,6 +57,7 @@ def add_levels(folder: Path, ladder: Sequence[Plan] = LADDER, calibrations: Mapp
         )
 
     adapter, entries, heads, tenants = adapter_layout(SHALLOW, "bottleneck", RANK), [], {}, []
+    assert adapter is not None
     for number, tenant in enumerate(exported.tenants):
         head = head_layout(SHALLOW, size_for(len(tenant.labels)))
         own = heads.setdefault(head, [])

@@ -31,6 +31,7 @@ from hplm.scheduling.waiting import Capacity
 
 log = logging.getLogger(__name__)
 
+NOTHING = Computed([], [], {})
 Together = Callable[[], AbstractContextManager[None]]
 
 
@@ -133,7 +134,7 @@ class Pipeline:
         if chosen is None:
             return False
         batch, staged = chosen
-        unanswered = set(range(len(staged.texts)))
+        unanswered, computed = set(range(len(staged.texts))), NOTHING
         try:
             for computed in self._run(batch, staged):
                 if len(computed.indexes) < len(unanswered):  # other stacks compute after this one

@@ -160,7 +160,7 @@ class Text:
             "level",
             "passage",
         ),
-        *("priority", "read", "reading", "request", "segments", "slot_key", "spans", "step", "tenant", "tokens"),
+        *("passage", "priority", "read", "reading", "request", "segments", "slot_key", "spans", "step", "tenant", "tokens"),
         *("window", "windows", "words"),
     )
 
