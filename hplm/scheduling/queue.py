@@ -50,18 +50,6 @@ class Queue(Generic[T]):
             self._look_at_expiry()
             return displaced
 
-    def again(self, texts):
-        with self._to_do:
-            if self._scheduler.draining:
-                return list(texts)
-            self._scheduler.again(texts, self._now_ns())
-            self._to_do.notify()
-            self._look_at_expiry()
-            return []
-
-    def rung(self, tenant, rungs):
-        return 0
-
     def take(self, capacity: Capacity) -> Batch[T] | None:
         """Waits for a batch and returns it. Returns None once the queue is closed and empty."""
         with self._to_do:

@@ -108,12 +108,6 @@ class Scheduler(Generic[T]):
             self._earliest = min(self._earliest[0], self._earliest_of(texts, self._earliest[1])), self._earliest[1]
         return displaced
 
-    def again(self, texts, now_ns):
-        for text in texts:
-            self.columns.add([text])
-        self._earliest = None
-        self._recount(now_ns)
-
     def close(self) -> None:
         """Refuses new requests. Waiting texts are still served."""
         self._draining = True
