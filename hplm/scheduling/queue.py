@@ -50,6 +50,18 @@ class Queue(Generic[T]):
             self._look_at_expiry()
             return displaced
 
+    def again(self, texts: Sequence[T]) -> list[T]:
+        """Puts texts into the line again, after `finished` of their batch. Returns those that were not taken.
+
+        None is taken once the queue is closed: the caller answers them with what it has. It does the same with those that
+        `expired`, `offer` or `abandon` return later.
+        """
+        with self._to_do:
+            left = self._scheduler.again(texts, self._now_ns())
+            self._to_do.notify()
+            self._look_at_expiry()
+            return left
+
     def take(self, capacity: Capacity) -> Batch[T] | None:
         """Waits for a batch and returns it. Returns None once the queue is closed and empty."""
         with self._to_do:

@@ -40,6 +40,7 @@ class Batch(Generic[T]):
     chosen_ns: int
     expected_ns: float  # how long it will compute
     alone: bool  # chosen while no other batch ran: its staging overlapped with nothing
+    promised: Array  # the deadline of each text if admission has promised it, else NEVER
     places: Places | None = None  # of the texts, if the policy has chosen them
     is_half: bool = False  # of a batch for which the device had no memory
     started_ns: int | None = None
@@ -104,9 +105,22 @@ class Scheduler(Generic[T]):
         self.columns.add(texts)
         if displaced:
             self._recount(now_ns)
-        if self._earliest:
-            self._earliest = min(self._earliest[0], self._earliest_of(texts, self._earliest[1])), self._earliest[1]
+        self._joined(texts)
         return displaced
+
+    def again(self, texts: Sequence[T], now_ns: int) -> list[T]:
+        """Puts texts of a finished batch into the line again. Returns those that were not taken: all, once the line is closed.
+
+        They pass limits and admission, and keep their arrivals and deadlines. Each is a request of its own from now on: it may
+        expire or be displaced alone. Then the caller answers it with what it has.
+        """
+        if self._draining:
+            return list(texts)
+        for text in texts:
+            self.columns.add([text], again=True)
+        self._joined(texts)
+        self._recount(now_ns)
+        return []
 
     def close(self) -> None:
         """Refuses new requests. Waiting texts are still served."""
@@ -143,7 +157,8 @@ class Scheduler(Generic[T]):
         slot_keys = len(set(self.columns.slot_key[indexes].tolist()))
         expected = float(self.cost.predict(tokens, len(indexes), slot_keys * self._loaded))
         alone = not self._running
-        batch = Batch(self._remove(indexes), tokens, slot_keys, now_ns, expected, alone, chosen.places)
+        promised = np.where(self.columns.came_back[indexes], NEVER, self.columns.deadline[indexes])
+        batch = Batch(self._remove(indexes), tokens, slot_keys, now_ns, expected, alone, promised, chosen.places)
         self._running.append(batch)
         if self._admission:
             self._admission.chosen(tokens, len(batch.texts), slot_keys * self._loaded, is_full=len(self.columns) > 0)
@@ -173,10 +188,9 @@ class Scheduler(Generic[T]):
         self.cost.observe(batch.tokens, len(batch.texts), adapters, now_ns - batch.started_ns)
         self._earliest = None
         if self._admission:
-            with_deadline = [text.deadline_ns for text in batch.texts if text.deadline_ns]
-            late = sum(deadline < now_ns + self._answering_ns for deadline in with_deadline)
+            late = np.count_nonzero(batch.promised < now_ns + self._answering_ns)
             self._admission.ran(now_ns)
-            self._admission.done(len(with_deadline) - late, late)
+            self._admission.done(np.count_nonzero(batch.promised < NEVER) - late, late)
             self._recount(now_ns)
 
     def dropped(self, batch: Batch[T], now_ns: int) -> None:
@@ -190,10 +204,11 @@ class Scheduler(Generic[T]):
         if batch.is_half or len(batch.texts) < 2:
             return False
         middle = len(batch.texts) // 2
-        for texts in (batch.texts[:middle], batch.texts[middle:]):
+        for half in (slice(middle), slice(middle, None)):
+            texts = batch.texts[half]
             tokens, slot_keys = sum(text.tokens for text in texts), len({text.slot_key for text in texts})
             expected = float(self.cost.predict(tokens, len(texts), slot_keys * self._loaded))
-            self._halves.append(Batch(texts, tokens, slot_keys, now_ns, expected, alone=False, is_half=True))
+            self._halves.append(Batch(texts, tokens, slot_keys, now_ns, expected, False, batch.promised[half], is_half=True))
         self.dropped(batch, now_ns)
         return True
 
@@ -214,6 +229,7 @@ class Scheduler(Generic[T]):
         """Returns all texts without an answer, also those of running batches. Running batches are not stopped."""
         gone, self._gone = self._gone, []
         chosen = [text for batch in (*self._running, *self._halves) for text in batch.texts]
+        self._halves.clear()
         return chosen + gone + self._remove(np.arange(len(self.columns)))
 
     def _put_aside(self, now_ns: int) -> None:
@@ -222,10 +238,11 @@ class Scheduler(Generic[T]):
         if earliest > start_ns:
             return
         late = np.flatnonzero(self._last_start(predicted) <= start_ns)
-        gone = self._remove(self.columns.whole_requests(late))
-        self._gone += gone
+        leaving = self.columns.whole_requests(late)
+        promised = np.count_nonzero(~self.columns.came_back[leaving])
+        self._gone += self._remove(leaving)
         if self._admission:
-            self._admission.done(0, len(gone))
+            self._admission.done(0, promised)
             self._recount(now_ns)
 
     def _predicts(self, now_ns: int) -> bool:
@@ -241,6 +258,10 @@ class Scheduler(Generic[T]):
         if self._earliest is None or self._earliest[1] != predicts:
             self._earliest = int(self._last_start(predicts).min(initial=NEVER)), predicts
         return self._earliest
+
+    def _joined(self, texts: Sequence[T]) -> None:
+        if self._earliest:
+            self._earliest = min(self._earliest[0], self._earliest_of(texts, self._earliest[1])), self._earliest[1]
 
     def _earliest_of(self, texts: Sequence[T], predicts: bool) -> int:
         """Returns the least of the last starts of new texts, without arrays: most requests have one text."""
