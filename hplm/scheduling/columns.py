@@ -35,6 +35,9 @@ class Numbers:
     def number_of(self, value: Hashable) -> int | None:
         return self._number.get(value)
 
+    def value_of(self, number: int) -> Hashable:
+        return self._value[number]
+
     def take(self, value: Hashable) -> int:
         number = self._number.get(value)
         if number is None:
@@ -158,6 +161,10 @@ class Columns(Generic[T]):
     def number_of(self, tenant: int) -> int | None:
         """Returns the number of a tenant that has waiting texts, else None."""
         return self._tenants.number_of(tenant)
+
+    def tenant_of(self, number: int) -> Hashable:
+        """Returns the tenant with waiting texts that has this number."""
+        return self._tenants.value_of(number)
 
     def text(self, index: int) -> T:
         return self._texts[int(self._columns["position"][index])]

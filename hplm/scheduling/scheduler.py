@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, overload
 
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.errors import Draining
+from hplm.errors import DeadlineMissed, Draining
 from hplm.scheduling.admission import Admission
 from hplm.scheduling.columns import NEVER, Columns
 from hplm.scheduling.cost import CostModel
+from hplm.scheduling.filling import fits
+from hplm.scheduling.governor import Governor
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.orders import FirstComeFirstServed
 from hplm.scheduling.policy import Policy
@@ -65,6 +67,7 @@ class Scheduler(Generic[T]):
         self.limits = limits
         self.columns: Columns[T] = Columns()
         self.cost = CostModel()
+        self.governor = Governor(self.cost)
         self._policy = policy
         self._admission = Admission(self.cost) if admission else None
         self._commit_ns = commit_ns
@@ -74,6 +77,7 @@ class Scheduler(Generic[T]):
         self._gone: list[T] = []  # expired texts that still have to be answered
         self._halves: deque[Batch[T]] = deque()  # to be run next
         self._staging_ns = 0.0  # from choice to start, with an idle engine
+        self._unserved = 0  # tokens that were refused for their deadline, or expired, since the last choice
         self._loaded = 0.0  # mean number of adapters copied to the device for each slot key of a batch
         # The earliest time by which a waiting text must start, and whether that was predicted. None: not known any more.
         self._earliest: tuple[int, bool] | None = None
@@ -100,7 +104,11 @@ class Scheduler(Generic[T]):
             raise Draining("the server is shutting down: send the request to another replica, or retry later")
         leaving = self.limits.displaced(texts, self.columns)
         if self._admission:
-            self._admission.check(texts, self.columns, bool(self._running), now_ns)
+            try:
+                self._admission.check(texts, self.columns, bool(self._running), now_ns)
+            except DeadlineMissed:
+                self._unserved += sum(text.tokens for text in texts)
+                raise
         displaced = self._remove(leaving) if len(leaving) else []
         self.columns.add(texts)
         if displaced:
@@ -122,6 +130,10 @@ class Scheduler(Generic[T]):
         self._recount(now_ns)
         return []
 
+    def rung(self, tenant: Hashable, tokens: int, costs: Sequence[float], now_ns: int) -> int:
+        """Returns the rung of a request that has arrived (`Governor.rung_for`)."""
+        return self.governor.rung_for(tenant, tokens, costs, now_ns)
+
     def close(self) -> None:
         """Refuses new requests. Waiting texts are still served."""
         self._draining = True
@@ -142,6 +154,8 @@ class Scheduler(Generic[T]):
         if not len(self.columns):
             return None
         capacity = self._bounded(capacity)
+        wanted = int(self.columns.demand.sum()) + self._unserved
+        one_batch = wanted <= capacity.tokens and fits(self.columns, capacity)
         # Policies compare deadlines with the end of computing, so the time after it is added to the start.
         start_ns = self._start_at(now_ns) + self._answering_ns
         try:
@@ -160,6 +174,9 @@ class Scheduler(Generic[T]):
         promised = np.where(self.columns.came_back[indexes], NEVER, self.columns.deadline[indexes])
         batch = Batch(self._remove(indexes), tokens, slot_keys, now_ns, expected, alone, promised, chosen.places)
         self._running.append(batch)
+        crowded = not one_batch and (len(self.columns) > 0 or self._unserved > 0)
+        self._unserved = 0
+        self.governor.chosen(tokens, len(indexes), slot_keys * self._loaded, self.columns, crowded, now_ns)
         if self._admission:
             self._admission.chosen(tokens, len(batch.texts), slot_keys * self._loaded, is_full=len(self.columns) > 0)
             self._recount(now_ns)
@@ -240,6 +257,7 @@ class Scheduler(Generic[T]):
         late = np.flatnonzero(self._last_start(predicted) <= start_ns)
         leaving = self.columns.whole_requests(late)
         promised = np.count_nonzero(~self.columns.came_back[leaving])
+        self._unserved += int(self.columns.tokens[leaving].sum())
         self._gone += self._remove(leaving)
         if self._admission:
             self._admission.done(0, promised)
