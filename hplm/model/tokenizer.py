@@ -52,7 +52,7 @@ class Encoded:
     def cut(self, kept: Array, lengths: Sequence[int] = ()) -> Encoded:
         """Returns the same text with these tokens only, without what was cut off."""
         left = Encoded(self.tokens[kept], self.segments[kept], self._encode, lengths)
-        left.offsets, left.special = self.offsets[kept], self.special[kept]
+        left.offsets, left.special, left.words = self.offsets[kept], self.special[kept], self.words[kept]
         del left._encode
         return left
 
@@ -68,6 +68,15 @@ class Encoded:
     @cached_property
     def special(self) -> Array:
         return np.array(self._encoding.special_tokens_mask, dtype=bool)
+
+    @cached_property
+    def words(self) -> Array:
+        """The number of each token's word, the pair's behind those of the text; -1 for special tokens; int16."""
+        numbers = np.array([-1 if word is None else word for word in self._encoding.word_ids], dtype=np.int16)
+        numbers[self.special] = -1
+        of_pair = np.array([part == 1 for part in self._encoding.sequence_ids], dtype=bool)
+        numbers[of_pair] += numbers[~of_pair].max(initial=-1) + 1
+        return numbers
 
 
 class Tokenizer:
