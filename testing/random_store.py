@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +114,12 @@ def random_tenant(store: Store, tenant: TenantFile, spread: float, seed: int) ->
         ]
 
     store.save_tenant(tenant, layers(adapter) if adapter is not None else None, layers(head)[0] if head is not None else {}, {})
+
+
+def random_stack(store: Store, name: str, layers: int, seed: int) -> None:
+    """Saves a shorter upper stack."""
+    _, stack = random_backbone(replace(store.config, upper_layers=layers), seed)
+    store.save_stack(name, stack, {})
 
 
 def random_table(
