@@ -197,9 +197,9 @@ def tried(measured: Measured, levels: Sequence[int], cutoff: float = 0.0, slope:
     )
 
 
-def _weight(measured: Measured, texts: np.ndarray, before: Sequence[Sequence[str]], now: Answered) -> float:
+def _weight(measured: Measured, texts: np.ndarray, before: list[list[str]], now: Answered) -> float:
     """Returns w of Eq. 6: the weights of both answers are proportional to their scores on these texts, which have gone on."""
     new = measured.answers_to(texts, [now.logits[i] for i in texts])
-    old: Sequence[Sequence[str]] = [before[i] for i in texts]
+    old = [before[i] for i in texts]
     earlier, later = max(0.0, measured.score(texts, old)), max(0.0, measured.score(texts, new))
     return round(later / (earlier + later), DIGITS) if earlier + later else 0.5

@@ -28,6 +28,8 @@ NEED_A_STORE = {
     "export": ["--store", "x"],
     "evaluate": ["--id", "x", "--test", "x", "--store", "x"],
     "calibrate": ["--id", "x", "--texts", "x", "--store", "x"],
+    "cascade profile": ["--id", "x", "--texts", "x", "--store", "x"],
+    "cascade select": ["--id", "x", "--drop", "1", "--store", "x"],
     "tenant add": ["x", "--store", "x", "--repository", "x", "--state", "x"],
     "tenant update": ["x", "--store", "x", "--repository", "x", "--state", "x"],
     "domain add": ["--name", "x", "--store", "x", "--repository", "x", "--state", "x"],
