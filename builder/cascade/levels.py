@@ -14,7 +14,7 @@ from builder.store.stacks import UPPER
 from builder.store.store import Store, TenantFile
 from builder.training.model import Weights
 from hplm.adapters.layout import Layout
-from hplm.errors import MISFITS, Broken
+from hplm.errors import MISFITS, Broken, InvalidInput
 from hplm.levels.calibration import Calibration
 from hplm.model.stacks import UpperStack
 from hplm.model.weights import load_weights
@@ -37,6 +37,8 @@ class StoredLevel:
 
 def levels_of(store: Store, tenant: TenantFile) -> list[StoredLevel]:
     """Returns the levels of this version of a tenant, the shallowest first. Its own one is the last."""
+    if not tenant.has_head:
+        raise InvalidInput(f"tenant {tenant.id!r} generates text: only answers of encoders have levels")
     paths = store.tenant_folder(tenant.id, tenant.version).glob(f"levels/*/{LEVEL}")
     shallower = [_shallower(store, path.parent) for path in paths]
     return [*sorted(shallower, key=lambda level: (level.layers, level.name)), own(store, tenant)]

@@ -41,7 +41,8 @@ class Profile:
 
 def described(levels: Sequence[StoredLevel]) -> list[list[Any]]:
     """Returns what a profile depends on: of each level its name, its weights and its calibration, in the form of JSON."""
-    calibrations = [asdict(level.calibration) if level.calibration is not None else None for level in levels]
+    early = [level.calibration for level in levels[:-1]]  # nothing follows from how sure the last one is
+    calibrations = [asdict(one) if one is not None else None for one in [*early, None]]
     stored = [[level.name, level.digest, own] for level, own in zip(levels, calibrations, strict=True)]
     return json.loads(json.dumps(stored))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from builder.cascade.candidates import Measured, candidates
 from builder.cascade.kept import Kept
@@ -62,7 +63,7 @@ def profile_tenant(
     answers = Kept(store.tenant_folder(tenant.id, tenant.version), texts_of)
     workload = Workload(tenant, task, levels, fresh, reader, texts, precision, device, answers)
     measured = workload.measured()
-    tried = candidates(measured)
+    tried = list(tqdm(candidates(measured), desc="trying plans", unit="plan", disable=not show_progress))
     report = {
         "tenant": tenant.id,
         "version": tenant.version,

@@ -90,7 +90,7 @@ class Workload:
             ),
             whole=every,
             pruned=cache(self._pruned) if self.prunes else None,
-            calibrations=[level.calibration for level in self.levels],
+            calibrations=[level.calibration for level in self.levels[:-1]],
             seconds=[partial(_interpolated, own) for own in self.seconds],
             in_one=np.array([len(own) == 1 for own in windows]),
         )

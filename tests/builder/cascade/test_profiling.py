@@ -18,7 +18,7 @@ from builder.cascade.levels import OWN, levels_of
 from builder.cascade.profile import read_profile
 from builder.cascade.profiling import profile_tenant
 from builder.store.ladders import read_ladder
-from builder.store.store import Store
+from builder.store.store import Store, TenantFile
 from builder.training.examples import Reader
 from builder.training.model import TenantModel
 from builder.training.tasks import training_task
@@ -218,6 +218,40 @@ def test_a_task_with_windows_or_words_is_never_pruned(store, tmp_path):
         assert all(step.alpha == 0 for one in profile.front for step in one.plan.steps)
         assert len(list(store.tenant_folder(tenant_id, 1).glob("profile/*"))) == 2
     assert profile.report["metric"] == "entity_f1"
+
+
+@pytest.mark.parametrize(
+    ("tenant_id", "calibration", "metric"),
+    [("many", CALIBRATION, "micro_f1"), ("mark", Calibration("bins", edges=(0.0,), shares=(0.6, 0.9)), "pearson")],
+)
+def test_labels_and_numbers_are_profiled_and_pruned(toy, store, tmp_path, tenant_id, calibration, metric):
+    tenant, reference, path = store.tenant(tenant_id), Reference.open(toy.folder), tmp_path / "texts.jsonl"
+    with path.open("w") as file:
+        for number in range(100):
+            text = random_text(random.Random(number), 12)
+            logits = reference.forward(text, tenant_id).numpy()[0]
+            held = [label for label, logit in zip(tenant.labels, logits, strict=True) if logit > 0]
+            answer = {"labels": held} if tenant_id == "many" else {"label": float(logits[0])}
+            file.write(json.dumps({"text": text, **answer}) + "\n")
+    make_level(store, tenant, "small", calibration=calibration)
+    profile, _ = profiled(store, path, tenant_id)
+    assert profile.report["metric"] == metric
+    assert profile.own == pytest.approx(1.0, abs=0.01) and profile.report["levels"][0]["score"] < 0.9
+    assert profile.front[0].score == pytest.approx(1.0, abs=0.01)
+    assert len(list(store.tenant_folder(tenant_id, 1).glob("profile/*"))) > 2
+
+
+def test_a_tenant_that_generates_has_no_levels(store):
+    with pytest.raises(InvalidInput, match="'chat'"):
+        levels_of(store, TenantFile("chat", 1, "root", 1, "generate", [], 0))
+
+
+def test_the_checks_of_all_files_know_the_ladder(store, texts, capsys):
+    assert main(["verify", "--store", str(store.folder)]) == 0
+    (store.tenant_folder("pair", 1) / "ladder.json").write_text('{"plans": []}')
+    capsys.readouterr()
+    assert main(["verify", "--store", str(store.folder)]) == 1
+    assert names(capsys.readouterr().err, store.tenant_folder("pair", 1) / "ladder.json")
 
 
 def test_bad_input_is_named(store, texts, tmp_path, capsys):
