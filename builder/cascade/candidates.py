@@ -45,7 +45,7 @@ class Measured:
     draws: np.ndarray  # steps x texts: which texts go on by chance
     whole: Sequence[Answered]  # by level
     pruned: Callable[[int, int, float], Answered] | None  # takes the first level, a later one and alpha; None: never prune
-    calibrations: Sequence[Calibration | None]  # by level
+    calibrations: Sequence[Calibration | None]  # by level, without the last one
     seconds: Sequence[Callable[[np.ndarray], np.ndarray]]  # by level: takes the tokens of texts
     in_one: np.ndarray  # whether a text is computed in one piece; others go to a plan's last level at once
 
@@ -57,10 +57,9 @@ class Measured:
 
     @cached_property
     def confidences(self) -> list[np.ndarray]:
-        """By level: how sure its answers are, empty for a level without calibration."""
+        """By level, without the last one: how sure its answers are."""
         every = np.arange(len(self.examples))
-        known = [calibration is not None for calibration in self.calibrations]
-        return [self.sure(level, every, one.logits) if known[level] else np.empty(0) for level, one in enumerate(self.whole)]
+        return [self.sure(level, every, one.logits) for level, one in enumerate(self.whole[:-1])]
 
     @cached_property
     def scores(self) -> list[float]:
@@ -73,6 +72,10 @@ class Measured:
 
     def answers_to(self, texts: np.ndarray, logits: Sequence[np.ndarray]) -> list[list[str]]:
         served, labels = self.task.served, self.labels
+        if served.read_each is not None and len(texts):
+            spans = np.concatenate([self.spans[i] for i in texts])
+            read = served.read_each(np.concatenate(logits), spans, [labels] * len(texts), [None] * len(texts))
+            return [answer.labels for answer in read]
         return [
             served.answer(own, self.spans[i], labels, passage=self.examples[i].pair or "").labels
             for i, own in zip(texts, logits, strict=True)
@@ -80,7 +83,7 @@ class Measured:
 
     def sure(self, level: int, texts: np.ndarray, logits: Sequence[np.ndarray]) -> np.ndarray:
         served, labels, calibration = self.task.served, self.labels, self.calibrations[level]
-        assert calibration is not None  # of all levels but the last one, as `profile` checks
+        assert calibration is not None  # as `profile_tenant` checks
         return np.array(
             [served.confidence(calibration, own, self.spans[i], labels) for i, own in zip(texts, logits, strict=True)]
         )
@@ -90,7 +93,7 @@ class Measured:
     ) -> list[np.ndarray]:
         """Returns the logits of both answers together."""
         served = self.task.served
-        assert served.combined is not None  # as `profile` checks
+        assert served.combined is not None  # as `profile_tenant` checks
         if served.reads_first_token and len(texts):
             joined = served.combined(np.concatenate(before), np.concatenate(now), weight, self.spans[texts[0]])
             return list(joined[:, None])
@@ -121,19 +124,18 @@ class Candidate:
     pruned: float  # share of their words that the later steps do not read
 
 
-def candidates(measured: Measured) -> list[Candidate]:
-    """Returns single levels, and plans of two and three levels that may end anywhere.
+def candidates(measured: Measured) -> Iterator[Candidate]:
+    """Yields single levels, and plans of two and three levels that may end anywhere.
 
     All steps of a plan have the same cutoff and slope. The first one prunes: the later ones read the words that it has left.
     """
     levels = range(len(measured.whole))
-    found = [tried(measured, (level,)) for level in levels]
-    tails = [one.tail for one in found]
+    alone = [tried(measured, (level,)) for level in levels]
+    yield from alone
     for size in range(2, MOST_LEVELS + 1):
         for chosen in combinations(levels, size):
-            most = MOST_TAIL * max(tails[level] for level in chosen)
-            found += [one for one in _plans(measured, chosen) if one.tail <= most]
-    return found
+            most = MOST_TAIL * max(alone[level].tail for level in chosen)
+            yield from (one for one in _plans(measured, chosen) if one.tail <= most)
 
 
 def _plans(measured: Measured, levels: tuple[int, ...]) -> Iterator[Candidate]:
@@ -197,9 +199,9 @@ def tried(measured: Measured, levels: Sequence[int], cutoff: float = 0.0, slope:
     )
 
 
-def _weight(measured: Measured, texts: np.ndarray, before: Sequence[Sequence[str]], now: Answered) -> float:
+def _weight(measured: Measured, texts: np.ndarray, before: list[list[str]], now: Answered) -> float:
     """Returns w of Eq. 6: the weights of both answers are proportional to their scores on these texts, which have gone on."""
     new = measured.answers_to(texts, [now.logits[i] for i in texts])
-    old: Sequence[Sequence[str]] = [before[i] for i in texts]
+    old = [before[i] for i in texts]
     earlier, later = max(0.0, measured.score(texts, old)), max(0.0, measured.score(texts, new))
     return round(later / (earlier + later), DIGITS) if earlier + later else 0.5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from builder.cascade.candidates import Candidate
 from hplm.errors import InvalidInput
@@ -61,6 +62,18 @@ def select(front: Sequence[Candidate], target: Target, own: float) -> list[Candi
         if not ladder or one.mean <= CHEAPER * ladder[-1].mean:
             ladder.append(one)
     return ladder
+
+
+def reported(candidate: Candidate, names: Sequence[str]) -> dict[str, Any]:
+    """Returns what a command shows of a plan."""
+    return {
+        "plan": described(candidate, names),
+        "score": round(candidate.score, 4),
+        "mean_ms": round(1000 * candidate.mean, 4),
+        "p75_ms": round(1000 * candidate.tail, 4),
+        "reached": [round(share, 4) for share in candidate.reached],
+        "pruned": round(candidate.pruned, 4),
+    }
 
 
 def described(candidate: Candidate, names: Sequence[str] = ()) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,13 @@ import numpy as np
 import torch
 
 from builder.evaluation.tenant import find_tenant, opened
+from builder.evaluation.unseen import FEWEST, unseen, used_files
 from builder.store.calibrations import Calibrated, read_calibrated, save_calibrated
 from builder.store.resumable import digest_of
 from builder.store.store import Store, TenantFile
 from builder.tables.text_files import check_file
 from builder.training.finetuning import rows_of
-from builder.training.labelled import Example, Labelled
+from builder.training.labelled import Labelled
 from builder.training.labels import check_labels
 from builder.training.tasks import TrainingTask, training_task
 from hplm.engine.engine import Precision
@@ -27,7 +28,6 @@ from hplm.levels.evidence import Evidence
 from hplm.levels.fitting import Cases, fitted
 from hplm.levels.reliability import Bin, bins_of, calibration_error
 
-FEWEST = 100  # texts
 WIDTH = 0.5  # the default of delta, in standard deviations of the values
 
 
@@ -50,20 +50,14 @@ def calibrate_tenant(
     task = training_task(tenant.task)
     _check(tenant, task, delta)
     check_file(file)
-    used = list(_used_files(store, tenant, seen))
+    used = list(used_files(store, tenant, seen))
     asked = {"texts": digest_of(file), "precision": precision.name, "delta": delta, "seen": sorted(map(digest_of, used))}
     known = read_calibrated(store, tenant)
     if known is not None and known.asked == asked:
         return known, False
     labelled = task.read(file)
     check_labels(labelled, tenant.labels, f"the training data of tenant {tenant_id!r}")
-    fresh = _unseen(labelled, (task.read(path) for path in used))
-    if len(fresh.examples) < FEWEST:
-        raise InvalidInput(
-            f"{file}: {len(labelled.examples) - len(fresh.examples):,} of its {len(labelled.examples):,} texts occur in the "
-            f"training or dev data of tenant {tenant_id!r}, and {len(fresh.examples):,} are left: a calibration needs "
-            f"{FEWEST} texts or more that have chosen nothing else"
-        )
+    fresh = unseen(labelled, (task.read(path) for path in used), f"tenant {tenant_id!r}", "a calibration")
     if task.is_number and delta is None:
         delta = WIDTH * float(np.std([example.value for example in fresh.examples]))
         if not delta:
@@ -112,41 +106,6 @@ def _described(confidences: np.ndarray, losses: np.ndarray, cases: Cases) -> dic
 
 def reported_bins(described: dict[str, Any]) -> list[Bin]:
     return [Bin(**one) for one in described["bins"]]
-
-
-def _used_files(store: Store, tenant: TenantFile, seen: Sequence[Path]) -> Iterator[Path]:
-    """Yields the files of the version's training and of those that it was trained on, then those of `seen`."""
-    for path in seen:
-        check_file(path)
-    moved = {digest_of(path): path for path in seen}
-    found: set[str] = set()
-    version = tenant.version
-    while version:
-        report = store.report(store.tenant_version(tenant.id, version))
-        for part in (report[name] for name in ("training", "dev") if name in report):
-            if part["digest"] in found:
-                continue
-            found.add(part["digest"])
-            if part["digest"] in moved:
-                continue
-            path = Path(part["file"])
-            if not path.is_file() or digest_of(path) != part["digest"]:
-                raise InvalidInput(
-                    f"version {version} of tenant {tenant.id!r} was trained on {path}, which was moved or changed since: name "
-                    "the file as it was with --seen, so that its texts are left out"
-                )
-            yield path
-        version = report.get("from_version", 0)
-    yield from seen
-
-
-def _unseen(labelled: Labelled, used: Iterable[Labelled]) -> Labelled:
-    known = {_key(example) for other in used for example in other.examples}
-    return Labelled(labelled.path, [example for example in labelled.examples if _key(example) not in known])
-
-
-def _key(example: Example) -> tuple[str, ...]:
-    return tuple(" ".join(text.split()) for text in (example.text, example.pair or ""))
 
 
 def _cases(

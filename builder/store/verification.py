@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from builder.store.calibrations import read_calibrated
+from builder.store.ladders import read_ladder
 from builder.store.store import Store, TenantFile
 from builder.tables.counts import Counts
 from hplm.errors import HplmError
@@ -52,10 +53,11 @@ def _check_tenant(store: Path, stands: bool) -> Callable[[Path, Progress], Itera
         for name in (*["head.safetensors"] * tenant.has_head, *["adapter.safetensors"] * bool(tenant.rank)):
             if not (path.parent / name).exists():
                 yield f"tenant {tenant.id}: {path.parent / name} is missing: build or copy it again"
-        try:
-            read_calibrated(Store(store), tenant)
-        except HplmError as error:
-            yield f"tenant {tenant.id}: {error}"
+        for read in (read_calibrated, read_ladder):
+            try:
+                read(Store(store), tenant)
+            except HplmError as error:
+                yield f"tenant {tenant.id}: {error}"
         table = store / "plot" / tenant.domain / str(tenant.domain_version)
         if stands and not table.is_dir():
             yield f"tenant {tenant.id} stands on {table}, which is missing: copy that table again, or build the tenant again"

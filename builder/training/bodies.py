@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from builder.training.examples import Pack, Text
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import Checkpoint, full_stack
-from hplm.model.layer import Adapt, Layers
+from hplm.model.layer import Adapt, Attend, Layers
 from hplm.model.stacks import UpperStack, through
 
 
@@ -43,8 +43,10 @@ class PlotBody(nn.Module):
         return self.from_sums(pack.sums, pack, adapters)
 
     def from_sums(self, sums: Tensor, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
-        attend = PackedAttention(pack.lengths, self._heads, sums.device)
-        return self.upper(sums, pack.positions, pack.segments, attend, adapters, pack.reading)
+        return self.upper(sums, pack.positions, pack.segments, self.attention(pack, sums.device), adapters, pack.reading)
+
+    def attention(self, pack: Pack, device: torch.device) -> Attend:
+        return PackedAttention(pack.lengths, self._heads, device)
 
 
 class WholeBody(nn.Module):

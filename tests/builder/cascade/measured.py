@@ -45,7 +45,7 @@ def measured(texts=TEXTS, task="classify", levels=3, prune=True, seed=0, costs=(
         draws=rng.random((2, texts)),
         whole=whole,
         pruned=(lambda first, later, alpha: left[first, later, alpha]) if prune else None,
-        calibrations=[Calibration(temperature=2.0)] * (levels - 1) + [None],
+        calibrations=[Calibration(temperature=2.0)] * (levels - 1),
         seconds=[lambda tokens, cost=cost: cost * 1e-3 * np.asarray(tokens, dtype=float) for cost in costs[:levels]],
         in_one=np.ones(texts, dtype=bool),
     )

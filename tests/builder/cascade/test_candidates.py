@@ -19,7 +19,7 @@ def known():
 
 @pytest.fixture(scope="module")
 def found(known):
-    return candidates(known)
+    return list(candidates(known))
 
 
 def probabilities(logits, temperature=1.0):
@@ -100,9 +100,9 @@ def test_words_are_pruned_until_a_later_level_loses_too_much(found):
 
 def test_a_plan_with_a_longer_tail_than_its_slowest_level_is_dropped(monkeypatch):
     known = measured(levels=2, costs=(3.0, 4.0), prune=False)
-    kept = candidates(known)
+    kept = list(candidates(known))
     monkeypatch.setattr("builder.cascade.candidates.MOST_TAIL", np.inf)
-    every = candidates(known)
+    every = list(candidates(known))
     assert 2 < len(kept) < len(every)
     assert kept == [one for one in every if one.tail <= MOST_TAIL * every[1].tail]
 

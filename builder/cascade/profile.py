@@ -1,0 +1,76 @@
+"""A profile: what the plans of a tenant's version score and cost. It is `profile.json` beside the version's weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from builder.cascade.candidates import Candidate
+from builder.cascade.levels import StoredLevel
+from builder.store.resumable import write_json
+from builder.store.store import Store, TenantFile
+from hplm.errors import MISFITS, Broken
+from hplm.levels.plan import Plan
+
+FILE = "profile.json"
+
+
+@dataclass(frozen=True)
+class Profile:
+    front: list[Candidate]  # the dearest first
+    asked: dict[str, Any]  # digests of the texts and the levels, and the precision
+    report: dict[str, Any]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the levels, the shallowest first."""
+        return [level["name"] for level in self.report["levels"]]
+
+    @property
+    def own(self) -> float:
+        """The score of the tenant's own level."""
+        return float(self.report["levels"][-1]["score"])
+
+    def is_of(self, levels: Sequence[StoredLevel]) -> bool:
+        """Whether these levels were profiled: none was built or calibrated again since."""
+        return self.asked["levels"] == described(levels)
+
+
+def described(levels: Sequence[StoredLevel]) -> list[list[Any]]:
+    """Returns what a profile depends on: of each level its name, its weights and its calibration, in the form of JSON."""
+    early = [level.calibration for level in levels[:-1]]  # nothing follows from how sure the last one is
+    calibrations = [asdict(one) if one is not None else None for one in [*early, None]]
+    stored = [[level.name, level.digest, own] for level, own in zip(levels, calibrations, strict=True)]
+    return json.loads(json.dumps(stored))
+
+
+def read_profile(store: Store, tenant: TenantFile) -> Profile | None:
+    """Returns the profile of this version of a tenant; None if it has none."""
+    path = _path(store, tenant)
+    try:
+        stored = json.loads(path.read_text("utf-8"))
+        front = [
+            Candidate(**{**entry, "plan": Plan.read(entry["plan"]), "reached": tuple(entry["reached"])})
+            for entry in stored["front"]
+        ]
+        found = Profile(front, dict(stored["asked"]), dict(stored["report"]))
+        if not front or not all(plan.plan.suits(len(found.names)) for plan in front) or "levels" not in found.asked:
+            raise TypeError("it has no plans, or plans of other levels")
+        float(found.own)
+    except FileNotFoundError:
+        return None
+    except MISFITS as error:
+        raise Broken(f"{path} does not describe a profile ({error}): remove it, and run `hplm cascade profile`") from None
+    return found
+
+
+def save_profile(store: Store, tenant: TenantFile, profile: Profile) -> None:
+    content = {"asked": profile.asked, "report": profile.report, "front": [asdict(one) for one in profile.front]}
+    write_json(_path(store, tenant), content)
+
+
+def _path(store: Store, tenant: TenantFile) -> Path:
+    return store.tenant_folder(tenant.id, tenant.version) / FILE

@@ -1,0 +1,124 @@
+"""Labelled texts and the levels that answer them: computes all that candidates are tried on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from builder.cascade.answering import Computed, computed
+from builder.cascade.candidates import MOST_LEVELS, Answered, Measured
+from builder.cascade.kept import Kept
+from builder.cascade.levels import StoredLevel
+from builder.store.store import TenantFile
+from builder.training.examples import Reader, Texts
+from builder.training.labelled import Labelled
+from builder.training.tasks import TrainingTask
+from hplm.engine.engine import Engine, Precision
+from hplm.errors import Broken
+from hplm.levels.dispatch import draw
+from hplm.levels.pruning import NO_WORD, kept
+
+SHORTEST = 4  # tokens of a text whose seconds are measured: pruned texts may be shorter than all whole ones
+QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the texts' tokens, for which seconds are measured
+
+
+@dataclass(frozen=True)
+class Workload:
+    tenant: TenantFile
+    task: TrainingTask
+    levels: Sequence[StoredLevel]  # the shallowest first
+    labelled: Labelled
+    reader: Reader
+    texts: Texts  # the same texts, looked up
+    precision: Precision
+    device: torch.device
+    answers: Kept
+
+    @property
+    def prunes(self) -> bool:
+        """Whether words may go. Those that an answer is about never do."""
+        return self.task.served.reads_first_token
+
+    @cached_property
+    def words(self) -> list[np.ndarray]:
+        """The number of each token's word, text by text."""
+        return self.reader.words(self.labelled, self.task)
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """The tokens of each text, in all its windows."""
+        return np.array([sum(own) for own in self._by_text(self.texts.lengths.tolist())])
+
+    @cached_property
+    def seconds(self) -> list[dict[int, float]]:
+        """By level: the seconds that single texts take, by their tokens."""
+        tokens = sorted({SHORTEST, *np.quantile(self.tokens, QUANTILES).astype(int).tolist()})
+        found: list[dict[int, float]] = []
+        for level in self.levels:
+            engine = Engine(level.open(), self.device, self.precision.dtype, self.precision.eight_bits)
+            found.append({count: engine.seconds(1, count) for count in tokens})
+        return found
+
+    @cached_property
+    def whole(self) -> list[Computed]:
+        """By level: what it makes of whole texts."""
+        found: list[Computed] = []
+        for level in self.levels:
+            watch = self.prunes and level is not self.levels[-1]
+            found.append(self.answers(partial(self._computed, level, watch=watch), level=level.digest))
+            if not all(np.isfinite(logits).all() for logits in found[-1].logits):
+                where = f"level {level.name!r} of tenant {self.tenant.id!r}"
+                raise Broken(f"{where} has logits that are not finite: train it again, with a lower rate")
+        return found
+
+    def measured(self) -> Measured:
+        every = [self._answered(own, self.tokens, self.words if self.prunes else None) for own in self.whole]
+        windows = self._by_text(self.texts.texts)
+        return Measured(
+            task=self.task,
+            labels=self.tenant.labels,
+            examples=self.texts.examples,
+            spans=self._joined([text.spans for text in self.texts.texts]),
+            draws=np.array(
+                [[draw(own[0].addresses, self.tenant.version, step) for own in windows] for step in range(MOST_LEVELS - 1)]
+            ),
+            whole=every,
+            pruned=cache(self._pruned) if self.prunes else None,
+            calibrations=[level.calibration for level in self.levels[:-1]],
+            seconds=[partial(_interpolated, own) for own in self.seconds],
+            in_one=np.array([len(own) == 1 for own in windows]),
+        )
+
+    def _pruned(self, first: int, later: int, alpha: float) -> Answered:
+        stay = [kept(own, words, alpha) for own, words in zip(self.whole[first].received, self.words, strict=True)]
+        level = self.levels[later]
+        found = self.answers(
+            partial(self._computed, level, stay=stay), level=level.digest, left_by=self.levels[first].digest, alpha=alpha
+        )
+        left = [words[own] for words, own in zip(self.words, stay, strict=True)]
+        return self._answered(found, np.array([len(own) for own in left]), left)
+
+    def _computed(self, level: StoredLevel, watch: bool = False, stay: Sequence[np.ndarray] | None = None) -> Computed:
+        return computed(level, self.reader, self.texts, self.precision, self.device, watch, stay)
+
+    def _answered(self, found: Computed, tokens: np.ndarray, words: Sequence[np.ndarray] | None) -> Answered:
+        counts = [len(np.unique(own[own != NO_WORD])) for own in words] if words is not None else [0] * len(tokens)
+        return Answered(self._joined(found.logits), tokens, np.array(counts))
+
+    def _by_text(self, parts: Sequence[Any]) -> list[Sequence[Any]]:
+        """Returns the parts of each text, of which each window has one."""
+        starts = [number for number, text in enumerate(self.texts.texts) if text.window == 0]
+        return [parts[start:stop] for start, stop in pairwise([*starts, len(parts)])]
+
+    def _joined(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return [np.concatenate(own) for own in self._by_text(parts)]
+
+
+def _interpolated(seconds: dict[int, float], tokens: np.ndarray) -> np.ndarray:
+    return np.interp(tokens, list(seconds), list(seconds.values()))

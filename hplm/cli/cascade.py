@@ -1,0 +1,168 @@
+"""`hplm cascade`: easy texts are answered by a few layers, and the others go on to more of them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hplm.errors import HplmError, InvalidInput
+from hplm.options import ENGINE_DTYPES
+
+if TYPE_CHECKING:
+    from builder.store.store import Store, TenantFile
+
+
+def register(commands: argparse._SubParsersAction) -> None:
+    command = commands.add_parser(
+        "cascade",
+        help="answer easy texts with fewer layers",
+        description="A tenant may have levels: adapters and heads on shallower stacks. A plan sends a text to the next level "
+        "only if the answer so far is not sure enough.",
+    )
+    actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
+    _register_profile(actions)
+    _register_select(actions)
+
+
+def _register_profile(actions: argparse._SubParsersAction) -> None:
+    command = actions.add_parser(
+        "profile",
+        help="measure what plans of a tenant's levels score and cost",
+        description="Compute each level of a tenant's newest version once on labelled texts, and try plans of one to three "
+        "levels on the answers. The same command changes nothing.",
+    )
+    command.add_argument("--store", type=Path, required=True, help="folder of the store")
+    command.add_argument("--id", required=True, help="name of the tenant")
+    command.add_argument(
+        "--texts", type=Path, required=True,
+        help="labelled texts, JSONL in the form of the tenant's training data; those that its training has seen are left out",
+    )  # fmt: skip
+    command.add_argument(
+        "--seen", type=Path, nargs="+", default=[], metavar="FILE",
+        help="more files with texts to leave out, and files of the training that were moved",
+    )  # fmt: skip
+    command.add_argument(
+        "--dtype", choices=("auto", *ENGINE_DTYPES), default="auto",
+        help="precision that will serve; auto measures as `hplm export` does (default: %(default)s)",
+    )  # fmt: skip
+    command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    command.add_argument("--json", action="store_true", help="end with one line of JSON")
+    command.set_defaults(run=run_profile)
+
+
+def _register_select(actions: argparse._SubParsersAction) -> None:
+    command = actions.add_parser(
+        "select",
+        help="choose the fastest plan that meets a target",
+        description="Choose from a profile the plan with the lowest mean latency that meets the target, and the cheaper ones "
+        "below it: the ladder that is served.",
+    )
+    command.add_argument("--store", type=Path, required=True, help="folder of the store")
+    tenants = command.add_mutually_exclusive_group(required=True)
+    tenants.add_argument("--id", help="name of the tenant")
+    tenants.add_argument("--all", action="store_true", help="every tenant that has levels")
+    score = command.add_mutually_exclusive_group(required=True)
+    score.add_argument("--drop", type=float, metavar="POINTS", help="most points below the score of the tenant's own level")
+    score.add_argument("--accuracy", type=float, metavar="SCORE", help="least score, from 0 to 1")
+    command.add_argument("--latency-ms", type=float, metavar="MS", help="most milliseconds a text on average, without waiting")
+    command.add_argument("--json", action="store_true", help="end with one line of JSON")
+    command.set_defaults(run=run_select)
+
+
+def run_profile(args: argparse.Namespace) -> dict[str, Any]:
+    from builder.cascade.levels import levels_of
+    from builder.cascade.profiling import profile_tenant
+    from builder.cascade.selection import reported
+    from builder.evaluation.tenant import find_tenant
+    from builder.publish.precision import served_precision
+    from builder.store.store import Store
+    from hplm.cli.options import device_of
+
+    store, device = Store(args.store), device_of(args)
+    tenant = find_tenant(store, args.id)
+    levels = levels_of(store, tenant)
+    precision = served_precision(store, args.dtype, device)
+    profile, is_new = profile_tenant(store, tenant, levels, args.texts, precision, device, args.seen)
+    report = profile.report
+    plans = [reported(one, profile.names) for one in profile.front]
+    if not args.json:
+        print(_profile_text(report))
+        print(_plans_text(plans, report["metric"]))
+        print("next: `hplm cascade select`" if is_new else "nothing has changed")
+    return {**report, "front": plans, "changed": is_new}
+
+
+def run_select(args: argparse.Namespace) -> dict[str, Any]:
+    from builder.cascade.ladder import choose_ladder
+    from builder.cascade.levels import levels_of
+    from builder.cascade.selection import Target
+    from builder.store.store import Store
+
+    target, store = Target(args.drop, args.accuracy, args.latency_ms), Store(args.store)
+    chosen: list[dict[str, Any]] = []
+    failed: list[str] = []
+    for tenant in _tenants(store, args):
+        try:
+            chosen.append(choose_ladder(store, tenant, levels_of(store, tenant), target))
+        except HplmError as error:
+            if not args.all:
+                raise
+            print(error, file=sys.stderr)
+            failed.append(tenant.id)
+            continue
+        if not args.json:
+            print(_chosen_text(chosen[-1]))
+    if failed:
+        raise InvalidInput(f"no ladder was chosen for {', '.join(failed)}; {len(chosen)} other tenants have theirs")
+    if not args.json:
+        print("next: `hplm export`, or `hplm tenant update` where it is served")
+    return {"tenants": chosen}
+
+
+def _tenants(store: Store, args: argparse.Namespace) -> Iterator[TenantFile]:
+    from builder.cascade.levels import levels_of
+    from builder.evaluation.tenant import find_tenant
+
+    if not args.all:
+        yield find_tenant(store, args.id)
+        return
+    having = [tenant for tenant in store.tenants() if tenant.has_head and len(levels_of(store, tenant)) > 1]
+    if not having:
+        raise InvalidInput(f"no tenant in {store.folder} has levels: make one with `hplm cascade build`")
+    yield from having
+
+
+def _profile_text(report: dict[str, Any]) -> str:
+    lines = [
+        f"{report['tenant']} version {report['version']} in {report['precision']}: {report['tried']:,} plans tried on "
+        f"{report['texts']:,} texts of {report['file']}; {report['left_out']:,} more were left out, because the training has "
+        "seen them",
+        f"{'level':<20}{'layers':>8}{report['metric']:>12}{'mean ms':>10}",
+    ]
+    lines += [
+        f"{level['name']:<20}{level['layers']:>8}{level['score']:>12.4f}{level['mean_ms']:>10.3f}" for level in report["levels"]
+    ]
+    return "\n".join(lines)
+
+
+def _plans_text(plans: list[dict[str, Any]], metric: str) -> str:
+    lines = [f"{metric:>10}{'mean ms':>10}{'p75 ms':>10}{'go on':>8}{'pruned':>8}  plan"]
+    for plan in plans:
+        goes_on = f"{plan['reached'][1]:.1%}" if len(plan["reached"]) > 1 else "-"
+        pruned = f"{plan['pruned']:.1%}" if plan["pruned"] else "-"
+        lines.append(
+            f"{plan['score']:>10.4f}{plan['mean_ms']:>10.3f}{plan['p75_ms']:>10.3f}{goes_on:>8}{pruned:>8}  {plan['plan']}"
+        )
+    return "\n".join(lines)
+
+
+def _chosen_text(chosen: dict[str, Any]) -> str:
+    own, first = chosen["own"], chosen["ladder"][0]
+    return (
+        f"{chosen['tenant']} version {chosen['version']}: {first['plan']}, {chosen['metric']} {first['score']:.4f} in "
+        f"{first['mean_ms']:.3f} ms; its own level alone has {own['score']:.4f} in {own['mean_ms']:.3f} ms\n"
+        f"{_plans_text(chosen['ladder'], chosen['metric'])}"
+    )
