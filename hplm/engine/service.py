@@ -109,7 +109,7 @@ class Service:
         tenant = view.snapshot.by_uid(ticket.uid)
         count = looked_up.texts
         answered = partial(self._leave, respond)
-        plan = self._plan(tenant, ticket.rung)
+        plan = self._plan(tenant, ticket.rung, looked_up.tokens)
         request = Request(ticket, view, tenant, count, answered, id, time.monotonic_ns(), with_confidence, plan, self._shares)
         try:
             if request.taken_ns - ticket.arrival_ns > TICKET_SECONDS * 1_000_000_000:
@@ -127,11 +127,15 @@ class Service:
             raise
         self._pipeline.refuse(displaced)
 
-    def _plan(self, tenant: Tenant, rung: int) -> Plan:
+    def _plan(self, tenant: Tenant, rung: int, tokens: int) -> Plan:
         """Returns the plan of the rung that a request asks for, or else the one that the load allows."""
-        if rung:
-            return tenant.plan(rung)
-        return tenant.plans[self._line.rung(tenant.uid, len(tenant.plans))]
+        asked = tenant.plan(rung) if rung else None
+        levels = tenant.all_levels
+        costs = tuple(
+            sum(step.reached * self._shares[levels[step.level].stack] for step in plan.steps) for plan in tenant.plans
+        )
+        allowed = self._line.rung(tenant.uid, tokens, costs)  # a request that asks for a rung is load too
+        return asked or tenant.plans[allowed]
 
     def _leave(self, respond: Callable[[Answer, Counted], None], request: Request, answer: Answer) -> None:
         # The quota is given back before the answer is sent, so that the client's next request is not refused.
