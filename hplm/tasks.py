@@ -35,6 +35,7 @@ class TextAnswer:
     logits: Array  # rows x classes, fp32
     spans: Array  # rows x 2, int32
     confidence: float = UNKNOWN  # the probability that it is right
+    level: int = 1  # of its tenant's levels, the last that was asked; 1 is the shallowest
 
     @property
     def is_one_label(self) -> bool:

@@ -22,6 +22,7 @@ from hplm.model.stacks import UpperStack
 from hplm.model.tokenizer import Encoded, Tokenizer, words_of
 from hplm.plot.table import Table
 from hplm.tasks import HOLDS, LONGEST_ANSWER
+from hplm.tenants.level import FULL, Level
 from hplm.tenants.snapshot import Tenant
 
 
@@ -76,8 +77,8 @@ class Reference:
         return self.backbone.tokenizer()
 
     @cached_property
-    def _upper(self) -> UpperStack:
-        return self.backbone.upper()
+    def _stacks(self) -> dict[str, UpperStack]:
+        return {FULL: self.backbone.upper(), **self.backbone.stacks()}
 
     @torch.no_grad()
     def forward(self, text: str, tenant_id: str, pair: str | None = None, truncate: bool = False) -> Tensor:
@@ -110,31 +111,49 @@ class Reference:
             start += length
         return found
 
+    @torch.no_grad()
+    def at_level(
+        self, text: str, tenant_id: str, number: int, kept: list[int] | None = None, pair: str | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns what a level says of each token, and the attention that each receives. `kept`: the tokens that it reads."""
+        tenant, encoded = self.backbone.view.snapshot.find(tenant_id), self._tokenizer.encode(text, pair)
+        return self._computed(encoded.tokens, encoded.segments, tenant, tenant.all_levels[number], kept)
+
     def _logits(self, tokens: np.ndarray, segments: np.ndarray, tenant: Tenant) -> Tensor:
         """Returns what the head says of each token."""
-        config, upper = self.backbone.config, self._upper
+        return self._computed(tokens, segments, tenant, tenant.all_levels[-1])[0]
+
+    def _computed(
+        self, tokens: np.ndarray, segments: np.ndarray, tenant: Tenant, level: Level, kept: list[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        config, upper = self.backbone.config, self._stacks[level.stack]
         adapter = adapter_layout = None
-        if tenant.adapter is not None:
-            bank = self.backbone.bank(tenant.adapter.bank)
-            adapter_layout, adapter = bank.layout, bank.weights(tenant.adapter)
+        if level.adapter is not None:
+            bank = self.backbone.bank(level.adapter.bank)
+            adapter_layout, adapter = bank.layout, bank.weights(level.adapter)
 
         x = self.lower_half([int(token) for token in tokens], tenant)
         x = x + upper.positions.weight[: len(x)] + upper.segments.weight[segments.astype(np.int64)]
         x = _norm(x, upper.norm)
+        if kept is not None:
+            x = x[kept]
+        received = torch.zeros(len(x))
         for i, layer in enumerate(upper.layers):
             own = Own(adapter_layout, adapter[i] if adapter is not None else {})
             query, key, value = self._product(x, layer.qkv).split(config.hidden, dim=1)
             query, key, value = own("query", x, query), own("key", x, key), own("value", x, value)
-            seen = _attention(query, key, value, config.heads)
+            weights = _attention(query, key, config.heads)
+            received += weights.sum((0, 1))
+            seen = _seen(weights, value)
             x = _norm(x + own("attention_out", seen, self._product(seen, layer.attention_out)), layer.attention_norm)
             inner = activation(config.activation)(own("ffn_in", x, self._product(x, layer.ffn_in)))
             x = _norm(x + own("ffn_out", inner, self._product(inner, layer.ffn_out)), layer.ffn_norm)
 
-        bank = self.backbone.bank(tenant.head_record.bank)
-        (head,) = bank.weights(tenant.head_record)
+        bank = self.backbone.bank(level.head.bank)
+        (head,) = bank.weights(level.head)
         if bank.layout.kind == "head2":
             x = activation(bank.layout.function)(x @ head["dense"].float().T + head["dense_bias"].float())
-        return (x @ head["weight"].float().T + head["bias"].float())[:, : len(tenant.labels)]
+        return (x @ head["weight"].float().T + head["bias"].float())[:, : len(tenant.labels)], received
 
     @torch.no_grad()
     def answer(self, text: str, tenant_id: str, pair: str | None = None, truncate: bool = False) -> Reading:
@@ -233,11 +252,16 @@ def _tokens_of_words(text: str, encoded: Encoded) -> list[int | None]:
     return [next((i for i in of_text if start <= encoded.offsets[i][0] < stop), None) for start, stop in words_of(text)]
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
+def _attention(query: Tensor, key: Tensor, heads: int) -> Tensor:
+    """Returns the weights: heads x the tokens that attend x those they attend to."""
     tokens, width = query.shape
-    query, key, value = (part.view(tokens, heads, width // heads).transpose(0, 1) for part in (query, key, value))
-    scores = query @ key.transpose(1, 2) / (width // heads) ** 0.5
-    return (torch.softmax(scores, dim=-1) @ value).transpose(0, 1).reshape(tokens, width)
+    query, key = (part.view(tokens, heads, width // heads).transpose(0, 1) for part in (query, key))
+    return torch.softmax(query @ key.transpose(1, 2) / (width // heads) ** 0.5, dim=-1)
+
+
+def _seen(weights: Tensor, value: Tensor) -> Tensor:
+    heads, tokens, _ = weights.shape
+    return (weights @ value.view(tokens, heads, -1).transpose(0, 1)).transpose(0, 1).reshape(tokens, -1)
 
 
 def _in_eight_bits(rows: Tensor, levels: int) -> tuple[Tensor, Tensor]:

@@ -93,7 +93,10 @@ class TritonPythonModel:
             # Not `priority`: Triton keeps that parameter for itself and passes it to no Python model.
             priority=asked_number(parameters, "hplm_priority", -(2**31), 2**31 - 1),
             top_k=asked_number(parameters, "top_k", 0, 2**16 - 1),
+            rung=asked_number(parameters, "hplm_rung", 0, 2**16 - 1),
         )
+        if ticket.rung:
+            tenant.plan(ticket.rung)  # raises if its ladder has none
         texts, pairs = replies.texts(request, "TEXT"), replies.optional_texts(request, "TEXT_PAIR")
         reading = Reading(view, tenant, texts, pairs, asked_flag(parameters, "truncate"))
         respond = partial(self._send, sender, ticket)

@@ -145,7 +145,7 @@ def _staging_share(folder: Path, traffic: Traffic, settings: Settings, case: Pip
         batch = stager.stage(texts[number * case.batch_texts :][: case.batch_texts], broken=_raise)
         staged = time.perf_counter()
         assert batch is not None  # or `_raise` has raised
-        engine.run(batch)
+        list(engine.run(batch))
         whole.append(time.perf_counter() - start)
         staging.append(staged - start)
         stager.release(batch.held)

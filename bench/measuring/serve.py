@@ -160,7 +160,7 @@ def measure_engine(folder: Path, case: ServeBench) -> dict:
             start = time.perf_counter()
             batch = stager.stage(next(batches), broken=_raise)
             assert batch is not None  # or `_raise` has raised
-            engine.run(batch)
+            list(engine.run(batch))
             times.append(time.perf_counter() - start)
             stager.release(batch.held)
         return float(np.median(times[1:]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 
@@ -120,8 +120,12 @@ class Candidate:
     score: float
     mean: float  # seconds a text, without waiting
     tail: float  # the 75th percentile of the seconds
-    reached: tuple[float, ...]  # by step: the share of the texts that it computes
-    pruned: float  # share of their words that the later steps do not read
+    pruned: float  # share of the words of texts that have gone on which the later steps do not read
+
+    @property
+    def reached(self) -> list[float]:
+        """By step: the share of the texts that it computes."""
+        return [step.reached for step in self.plan.steps]
 
 
 def candidates(measured: Measured) -> Iterator[Candidate]:
@@ -190,11 +194,10 @@ def tried(measured: Measured, levels: Sequence[int], cutoff: float = 0.0, slope:
             answers[i], seconds[i] = measured.answers[last][i], measured.seconds[last](measured.whole[last].tokens[[i]])[0]
         reached[-1] += int((~measured.in_one).sum())
     return Candidate(
-        plan=Plan(tuple(steps)),
+        plan=Plan(tuple(replace(step, reached=count / texts) for step, count in zip(steps, reached, strict=True))),
         score=measured.score(np.arange(texts), answers),
         mean=float(seconds.mean()),
         tail=float(np.percentile(seconds, TAIL)),
-        reached=tuple(count / texts for count in reached),
         pruned=1 - left / all_words if all_words else 0.0,
     )
 

@@ -52,10 +52,7 @@ def read_profile(store: Store, tenant: TenantFile) -> Profile | None:
     path = _path(store, tenant)
     try:
         stored = json.loads(path.read_text("utf-8"))
-        front = [
-            Candidate(**{**entry, "plan": Plan.read(entry["plan"]), "reached": tuple(entry["reached"])})
-            for entry in stored["front"]
-        ]
+        front = [Candidate(**{**entry, "plan": Plan.read(entry["plan"])}) for entry in stored["front"]]
         found = Profile(front, dict(stored["asked"]), dict(stored["report"]))
         if not front or not all(plan.plan.suits(len(found.names)) for plan in front) or "levels" not in found.asked:
             raise TypeError("it has no plans, or plans of other levels")

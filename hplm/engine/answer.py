@@ -11,6 +11,7 @@ from hplm.arrays import Array
 from hplm.tasks import TextAnswer
 
 CONFIDENCE = "CONFIDENCE"  # the output that is computed only for requests that want it
+LEVEL = "LEVEL"
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Filled:
     scores: Array
     logits: Array
     spans: Array
-    texts: Sequence[TextAnswer] = ()  # for their confidences
+    texts: Sequence[TextAnswer] = ()  # for their confidences and levels
 
     def outputs(self, wanted: Collection[str], versions: Sequence[int]) -> dict[str, Array]:
         """Returns the requested outputs by their names on the wire, with strings as bytes. `versions` has one for each text."""
@@ -31,6 +32,8 @@ class Filled:
             outputs["LABEL"] = _objects([label.encode() for label in self.labels.flat]).reshape(self.labels.shape)
         if CONFIDENCE in wanted:
             outputs[CONFIDENCE] = np.array([[text.confidence] for text in self.texts], dtype=np.float32)
+        if LEVEL in wanted:
+            outputs[LEVEL] = np.array([[text.level] for text in self.texts], dtype=np.int32)
         if "VERSION" in wanted:
             outputs["VERSION"] = _objects([b"%d" % version for version in versions]).reshape(-1, 1)
         return outputs

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
+from types import MappingProxyType
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,12 +20,14 @@ from hplm.engine.staging import StagedBatch
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.eightbit import to_eight_bits
+from hplm.model.importance import Received
 from hplm.model.layer import QKV, Adapt, Attend
 from hplm.model.malloc import keep_freed_memory
 from hplm.model.prepacked import can_prepack, prepacked
 from hplm.model.stacks import UpperStack
 from hplm.model.tensors import array_of
 from hplm.options import ENGINE_DTYPES, LAYER_DTYPES
+from hplm.tenants.level import FULL
 
 MEASURED = 3  # measurements; the fastest counts, without other work on the machine
 CACHE_LINE = 16  # numbers of 32 bits
@@ -86,42 +91,84 @@ def resolve_precision(name: str, device: torch.device, auto_on_cpu: str = "auto"
     return Precision(torch.float32, eight_bits=True)
 
 
+@dataclass(frozen=True)
+class Computed:
+    """The texts of a batch that one stack has computed."""
+
+    indexes: list[int]  # of the texts in the batch
+    logits: list[Array]  # of each text: its answer rows x the size of its sheet's largest head, fp32
+    received: dict[int, Array]  # how much attention the tokens of watched texts have received
+
+
 class Engine:
-    def __init__(self, upper: UpperStack, device: torch.device, dtype: torch.dtype, eight_bits: bool = False) -> None:
-        if eight_bits:
-            to_eight_bits(upper.layers)
-        upper = upper.to(device=device, dtype=dtype).eval().requires_grad_(False)
-        self.takes_few_sizes = can_prepack(device, dtype)
-        self._upper = prepacked(upper) if self.takes_few_sizes else upper
-        if device.type == "cpu":
-            keep_freed_memory()
-            if dtype is torch.float32 and not eight_bits:
-                for layer in self._upper.layers:
-                    for linear in (layer.attention_out, layer.ffn_out):  # it would slow down large products of wider ones
-                        linear.weight.data = _transposed(linear.weight.data)
+    def __init__(
+        self,
+        upper: UpperStack,
+        device: torch.device,
+        dtype: torch.dtype,
+        eight_bits: bool = False,
+        stacks: Mapping[str, UpperStack] = MappingProxyType({}),
+    ) -> None:
+        """`stacks`: further upper stacks over the same tables, by name."""
         self.device = device
         self.dtype = dtype
+        self.takes_few_sizes = can_prepack(device, dtype)
+        if device.type == "cpu":
+            keep_freed_memory()
+        self._stacks = {name: self._ready(stack, eight_bits) for name, stack in {FULL: upper, **stacks}.items()}
+        self._upper = self._stacks[FULL]
+
+    def _ready(self, stack: UpperStack, eight_bits: bool) -> UpperStack:
+        if eight_bits:
+            to_eight_bits(stack.layers)
+        stack = stack.to(device=self.device, dtype=self.dtype).eval().requires_grad_(False)
+        stack = prepacked(stack) if self.takes_few_sizes else stack
+        if self.device.type == "cpu" and self.dtype is torch.float32 and not eight_bits:
+            for layer in stack.layers:
+                for linear in (layer.attention_out, layer.ffn_out):  # it would slow down large products of wider ones
+                    linear.weight.data = _transposed(linear.weight.data)
+        return stack
+
+    @property
+    def depths(self) -> dict[str, int]:
+        """The layers of each stack."""
+        return {name: len(stack.layers) for name, stack in self._stacks.items()}
 
     @torch.inference_mode()
-    def run(self, batch: StagedBatch) -> list[Array]:
-        """Returns the logits of each text: its answer rows x the size of its head, fp32."""
+    def run(self, batch: StagedBatch) -> Iterator[Computed]:
+        """Computes a batch, and yields the texts of each stack when they are done, the shallowest stack first."""
         batch.ready.wait()
         try:
-            computed = [self._compute(sheet) for sheet in batch.sheets]  # all sheets are started before one is waited for
-            read = [logits.cpu() for logits in computed]
+            for _, sheets in groupby(batch.sheets, lambda sheet: sheet.stack):
+                yield self._run(list(sheets))
         except BaseException:
             self._wait()  # for what was started: staging takes the batch's memory as soon as nobody holds the batch
             raise
-        by_text: dict[int, Array] = {}
-        for sheet, logits in zip(batch.sheets, read, strict=True):
-            parts = logits.split_with_sizes(sheet.rows_of)
-            by_text.update((text, array_of(part)) for text, part in zip(sheet.indexes, parts, strict=True))
-        return [by_text[text] for text in range(len(batch.texts))]
 
-    def _compute(self, sheet: Sheet) -> Tensor:
-        last = len(self._upper.layers) - 1
+    def _run(self, sheets: list[Sheet]) -> Computed:
+        started = [self._start(sheet) for sheet in sheets]  # all are started before one is waited for
+        by_text: dict[int, Array] = {}
+        received: dict[int, Array] = {}
+        for sheet, (logits, watch) in zip(sheets, started, strict=True):
+            parts = logits.cpu().split_with_sizes(sheet.rows_of)
+            by_text.update((text, array_of(part)) for text, part in zip(sheet.indexes, parts, strict=True))
+            if watch is not None:
+                received.update(_received(sheet, watch))
+        return Computed(list(by_text), list(by_text.values()), received)
+
+    def _start(self, sheet: Sheet) -> tuple[Tensor, Received | None]:
+        """Returns the logits of a sheet, and the attention that watches its texts if one of them is watched."""
+        if not any(sheet.watched):
+            return self._compute(sheet, sheet.attend), None
+        heads = self._stacks[sheet.stack].heads
+        watch = Received(sheet.attend, sheet.lengths.tolist(), heads, sheet.rooms.tolist(), sheet.watched)
+        return self._compute(sheet, watch), watch
+
+    def _compute(self, sheet: Sheet, attend: Attend) -> Tensor:
+        stack = self._stacks[sheet.stack]
+        last = len(stack.layers) - 1
         adapters = [partial(adapted, sheet.adapters, layer) for layer in range(last)] + [partial(_adapt_last, sheet, last)]
-        read = self._upper(sheet.sums, sheet.positions, sheet.segments, sheet.attend, adapters, sheet.reading)
+        read = stack(sheet.sums, sheet.positions, sheet.segments, attend, adapters, sheet.reading)
         return _read(read.float(), sheet.heads)
 
     @torch.inference_mode()
@@ -146,6 +193,15 @@ class Engine:
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def _received(sheet: Sheet, watch: Received) -> Iterator[tuple[int, Array]]:
+    """Yields the watched texts of a sheet with the attention that their tokens have received."""
+    assert watch.total is not None  # a layer has run
+    total, starts = array_of(watch.total.cpu()), np.cumsum(sheet.rooms) - sheet.rooms
+    for text, start, length, watched in zip(sheet.indexes, starts.tolist(), sheet.lengths.tolist(), sheet.watched, strict=True):
+        if watched:
+            yield text, total[start : start + length]
 
 
 def _transposed(weight: Tensor) -> Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Sequence
 
 from hplm.adapters.layout import Layout
 from hplm.engine.journal import Journal
@@ -14,6 +16,7 @@ from hplm.metrics.busiest import Busiest
 from hplm.metrics.meter import Counted, Meter, Series
 from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Batch
+from hplm.tasks import TextAnswer
 
 BUSIEST = 20  # tenants with a series of their own
 SECONDS_BETWEEN_CHOICES = 30.0
@@ -57,7 +60,7 @@ class Instruments:
         now = time.monotonic_ns()
         for text in staged.texts:
             text.request.computed_ns = now
-        tokens = sum(text.tokens for text in staged.texts)
+        tokens = staged.tokens
         counts: dict[Series, float] = {
             (names.BATCHES, ()): 1,
             (names.BATCH_TEXTS, ()): len(staged.texts),
@@ -68,6 +71,11 @@ class Instruments:
             counts[names.STAGE_SECONDS, (stage,)] = (end - start) / 1e9
         self.meter.add_all(counts)
         self._journal.batch(self._batches, staged)
+
+    def answered(self, answers: Sequence[TextAnswer], reason: str) -> None:
+        """Counts answered texts of tenants with a ladder. `reason`: why no further level has answered."""
+        counts = Counter(str(answer.level) for answer in answers)
+        self.meter.add_all({(names.LEVEL_TEXTS, (level, reason)): count for level, count in counts.items()})
 
     def look(self, line: Queue[Text], stager: Stager) -> None:
         """Updates the levels, and the counts that the queue and the slots keep."""

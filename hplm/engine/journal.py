@@ -47,7 +47,7 @@ class Journal:
         self._write(
             batch=number,
             texts=len(staged.texts),
-            tokens=sum(text.tokens for text in staged.texts),
+            tokens=staged.tokens,
             brought=staged.brought,
             stages={stage: [start / 1e9, end / 1e9] for stage, (start, end) in staged.stages.items()},
         )

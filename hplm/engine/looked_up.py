@@ -9,7 +9,7 @@ import numpy as np
 
 from hplm.arrays import Array
 
-_SIZES = struct.Struct("<QIII4x")  # tokens, texts, answer rows, passages
+_SIZES = struct.Struct("<QIIII")  # tokens, texts, answer rows, passages, whether there are words
 
 
 @dataclass(slots=True)
@@ -22,6 +22,7 @@ class LookedUp:
     segments: Array  # of each token, uint8
     spans: Array  # answer rows x 3, int32
     passages: tuple[str, ...] = ()  # one for each text, if the tenant's task answers from the pair
+    words: Array | None = None  # the number of each token's word in its text, -1 of special ones, int16; None: not needed
 
     @property
     def texts(self) -> int:
@@ -34,26 +35,31 @@ class LookedUp:
     def pack(self) -> bytes:
         passages = [passage.encode() for passage in self.passages]
         arrays = [self.addresses, self.lengths, self.counts, self.spans, self.segments]
+        if self.words is not None:
+            arrays.append(self.words)
         if passages:
             arrays.append(np.array([len(passage) for passage in passages], dtype=np.int32))
-        sizes = _SIZES.pack(self.tokens, self.texts, len(self.spans), len(passages))
+        sizes = _SIZES.pack(self.tokens, self.texts, len(self.spans), len(passages), self.words is not None)
         return b"".join((sizes, *(array.tobytes() for array in arrays), *passages))
 
     @classmethod
     def unpack(cls, packed: bytes) -> LookedUp:
         """Reads what `pack` has written. Ignores bytes behind it."""
-        tokens, texts, rows, passages = _SIZES.unpack_from(packed)
+        tokens, texts, rows, passages, with_words = _SIZES.unpack_from(packed)
         lengths = _SIZES.size + 8 * tokens
         counts = lengths + 4 * texts
         spans = counts + 4 * texts
         segments = spans + 12 * rows
+        words = segments + tokens
+        end = words + 2 * tokens * with_words
         return cls(
             lengths=np.frombuffer(packed, np.int32, texts, lengths),
             counts=np.frombuffer(packed, np.int32, texts, counts),
             addresses=np.frombuffer(packed, np.int64, tokens, _SIZES.size),
             segments=np.frombuffer(packed, np.uint8, tokens, segments),
             spans=np.frombuffer(packed, np.int32, 3 * rows, spans).reshape(rows, 3),
-            passages=_passages(packed, segments + tokens, passages) if passages else (),
+            passages=_passages(packed, end, passages) if passages else (),
+            words=np.frombuffer(packed, np.int16, tokens, words) if with_words else None,
         )
 
 

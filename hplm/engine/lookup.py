@@ -99,7 +99,13 @@ class Reading:
             segments=_end_to_end([text.segments for text in self.encoded]),
             spans=_end_to_end(self.spans),
             passages=tuple(self.pairs) if self.pairs is not None and self.tenant.task_object.needs_pair else (),
+            words=_end_to_end([text.words for text in self.encoded]) if self._words_count else None,
         )
+
+    @property
+    def _words_count(self) -> bool:
+        """Whether words may be left out. Those that an answer is about never are."""
+        return self.tenant.prunes and self.tenant.task_object.reads_first_token
 
 
 class Lookup:

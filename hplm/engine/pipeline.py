@@ -10,16 +10,16 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 
 from hplm.adapters.slots import Slots
-from hplm.arrays import Array
-from hplm.engine.engine import Engine, is_out_of_memory
+from hplm.engine.dispatch import divided
+from hplm.engine.engine import Computed, Engine, is_out_of_memory
 from hplm.engine.instruments import Instruments
-from hplm.engine.request import Text
+from hplm.engine.request import InHand, Text
 from hplm.engine.results import read_answers
 from hplm.engine.staging import StagedBatch, Stager
 from hplm.engine.threads import repeat
@@ -31,6 +31,7 @@ from hplm.scheduling.waiting import Capacity
 
 log = logging.getLogger(__name__)
 
+NOTHING = Computed([], [], {})
 Together = Callable[[], AbstractContextManager[None]]
 
 
@@ -78,17 +79,12 @@ class Pipeline:
         deadline = time.monotonic() + timeout
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        self._fail(self._line.abandon(), Draining("the server is shutting down: send the request again"))
+        self._end(self._line.abandon(), "draining", _drained)
         self._answering.shutdown(wait=True)
 
     def refuse(self, texts: list[Text]) -> None:
         """Answers texts that lost their places in a full queue."""
-        for text in texts:
-            full = QueueFull(
-                f"the queue is full, and tenant {text.request.tenant.id!r} holds the largest part of it: retry after 0.1 s, or "
-                "send fewer texts in a request"
-            )
-            _sending(text.request.fail, full)
+        self._end(texts, "full", _full)
 
     def _stage_next(self) -> bool:
         """Stages one batch. Returns False when the pipeline closes.
@@ -130,8 +126,7 @@ class Pipeline:
         if texts is None:
             return False
         with self._together():
-            for text in texts:
-                _sending(text.request.fail, DeadlineMissed.after(text.arrival_ns, text.deadline_ns))
+            self._end(texts, "late", lambda text: DeadlineMissed.after(text.arrival_ns, text.deadline_ns))
         return True
 
     def _compute_next(self) -> bool:
@@ -139,19 +134,23 @@ class Pipeline:
         if chosen is None:
             return False
         batch, staged = chosen
+        unanswered, computed = set(range(len(staged.texts))), NOTHING
         try:
-            logits = self._run(batch, staged)
+            for computed in self._run(batch, staged):
+                if len(computed.indexes) < len(unanswered):  # other stacks compute after this one
+                    unanswered.difference_update(computed.indexes)
+                    self._answer_beside(staged.texts, computed)
             self._line.finished(batch, staged.brought)
         except Exception as error:
-            self._give_up("computing", batch, staged.texts, error)
+            self._give_up("computing", batch, [staged.texts[index] for index in sorted(unanswered)], error)
         else:
             self._note(self._instruments.computed, staged)
-            self._answer(staged.texts, logits)
+            self._answer(staged.texts, computed)
         finally:
             self._computed.put(staged.held)
         return True
 
-    def _run(self, batch: Batch[Text], staged: StagedBatch) -> list[Array]:
+    def _run(self, batch: Batch[Text], staged: StagedBatch) -> Iterator[Computed]:
         with ExitStack() as next_batch:
             next_batch.callback(self._may_choose.release)
             self._line.started(batch)
@@ -162,7 +161,7 @@ class Pipeline:
             with staged.timed("compute"):
                 self._computing_since = time.monotonic()
                 try:
-                    return self._engine.run(staged)
+                    yield from self._engine.run(staged)
                 finally:
                     self._computing_since = None
 
@@ -181,25 +180,49 @@ class Pipeline:
             except queue.Empty:
                 return
 
-    def _answer(self, texts: list[Text], logits: list[Array]) -> None:
-        if len({text.request for text in texts}) == 1 and self._staged.empty():
-            self._answer_now(texts, logits)  # the engine is idle, so this thread answers
-            return
-        try:
-            self._answering.submit(self._answer_now, texts, logits)
-        except RuntimeError:  # the pipeline was closed during this batch, which still needs its answer
-            self._answer_now(texts, logits)
+    def _answer(self, batch: list[Text], computed: Computed) -> None:
+        if len({batch[index].request for index in computed.indexes}) == 1 and self._staged.empty():
+            self._answer_now(batch, computed)  # the engine is idle, so this thread answers
+        else:
+            self._answer_beside(batch, computed)
 
-    def _answer_now(self, texts: list[Text], logits: list[Array]) -> None:
+    def _answer_beside(self, batch: list[Text], computed: Computed) -> None:
+        try:
+            self._answering.submit(self._answer_now, batch, computed)
+        except RuntimeError:  # the pipeline was closed during this batch, which still needs its answer
+            self._answer_now(batch, computed)
+
+    def _answer_now(self, batch: list[Text], computed: Computed) -> None:
+        texts = [batch[index] for index in computed.indexes]
         try:
             with self._together():
-                for text, answer in read_answers(texts, logits):
-                    if isinstance(answer, HplmError):
-                        _sending(text.request.fail, answer)
+                last: list[tuple[Text, InHand]] = []
+                undecided: list[tuple[Text, InHand]] = []
+                for text, found in read_answers(texts, computed.logits):
+                    if isinstance(found, HplmError):
+                        _sending(text.request.fail, found)
+                    elif text.is_at_end:
+                        last.append((text, found))
                     else:
-                        _sending(text.request.done, text.index, answer)
+                        undecided.append((text, found))
+                self._done(last, "last")
+                sure, going_on = divided(undecided, {batch[index]: own for index, own in computed.received.items()})
+                self._done(sure, "sure")
+                self._end(self._line.again(going_on), "draining", _drained)
         except Exception as error:
             self._fail(texts, _failure("answering", error))
+
+    def _done(self, answered: list[tuple[Text, InHand]], reason: str) -> None:
+        for text, found in answered:
+            _sending(text.request.done, text.index, found.answer)
+        self._note(self._instruments.answered, [found.answer for text, found in answered if text.request.tenant.ladder], reason)
+
+    def _end(self, texts: list[Text], reason: str, error: Callable[[Text], HplmError]) -> None:
+        """Answers texts that are not computed again: with the answer in hand, or with an error where there is none."""
+        self._done([(text, text.in_hand) for text in texts if text.in_hand is not None], reason)
+        for text in texts:
+            if text.in_hand is None:
+                _sending(text.request.fail, error(text))
 
     def _broken(self, text: Text, error: HplmError) -> None:
         log.error("tenant %s: %s", text.request.tenant.id, error)
@@ -208,6 +231,7 @@ class Pipeline:
     def _give_up(self, what: str, batch: Batch[Text], texts: list[Text], error: Exception) -> None:
         """Answers the texts of a batch that failed. If the device has no memory for it, its halves are tried first."""
         if is_out_of_memory(error):
+            batch.texts = texts
             if self._line.halve(batch):
                 log.warning("the device has no memory for a batch of %d tokens: its halves are next", batch.tokens)
                 return
@@ -222,6 +246,17 @@ class Pipeline:
         with self._together():
             for request in {text.request for text in texts}:
                 _sending(request.fail, failure)
+
+
+def _full(text: Text) -> QueueFull:
+    return QueueFull(
+        f"the queue is full, and tenant {text.request.tenant.id!r} holds the largest part of it: retry after 0.1 s, or send "
+        "fewer texts in a request"
+    )
+
+
+def _drained(text: Text) -> Draining:
+    return Draining("the server is shutting down: send the request again")
 
 
 def _failure(what: str, error: Exception) -> HplmError:

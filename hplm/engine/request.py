@@ -1,10 +1,16 @@
-"""A request and its texts on their way through the engine. A request is answered exactly once."""
+"""A request and its texts on their way through the engine. A request is answered exactly once.
+
+A text is computed at the steps of a plan, one after the other, until an answer is sure enough. Meanwhile it has the answer so
+far in hand, which is its answer if anything goes wrong.
+"""
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,11 +18,16 @@ from hplm.adapters.record import Record
 from hplm.arrays import Array
 from hplm.engine.looked_up import LookedUp
 from hplm.engine.views import View
+from hplm.levels.calibration import Calibration
+from hplm.levels.dispatch import draw
+from hplm.levels.plan import Plan
 from hplm.tasks import TextAnswer, windows_of
+from hplm.tenants.level import FULL
 from hplm.tenants.snapshot import Tenant
 from hplm.tenants.ticket import Ticket
 
 Answer = list[TextAnswer] | Exception
+WHOLE: Mapping[str, float] = MappingProxyType({FULL: 1.0})  # of a backbone without other stacks
 
 
 class Request:
@@ -35,13 +46,17 @@ class Request:
         id: str = "",
         taken_ns: int = 0,
         with_confidence: bool = False,
+        plan: Plan | None = None,
+        shares: Mapping[str, float] = WHOLE,
     ) -> None:
+        """`plan`: of its texts; None: the tenant's dearest. `shares`: of the full stack's work that each stack takes."""
         self.id = id  # the client's name for it
         self.view = view  # keeps its tables and banks open until the request is answered
         self.tenant = tenant
         self.top_k = min(ticket.top_k, len(tenant.labels))
-        self.read_each = None if self.top_k else tenant.task_object.read_each
-        self.calibration = tenant.calibration if with_confidence else None  # None: the answer has no confidence
+        self.with_confidence = with_confidence
+        self.plan = plan or tenant.plans[0]
+        self.shares = shares
         self.priority = ticket.priority
         self.arrival_ns = ticket.arrival_ns
         self.deadline_ns = ticket.deadline_ns  # 0: no deadline
@@ -65,7 +80,7 @@ class Request:
     def texts_from(self, looked_up: LookedUp) -> list[Text]:
         """Returns the looked-up texts one by one, a long one window by window. Only texts with passages have windows."""
         if self.texts == 1 and not looked_up.passages:
-            return [Text(self, 0, looked_up.addresses, looked_up.segments, looked_up.spans)]
+            return [Text(self, 0, looked_up.addresses, looked_up.segments, looked_up.spans, words=looked_up.words)]
         token = row = 0
         texts: list[Text] = []
         for index, (tokens, rows) in enumerate(zip(looked_up.lengths.tolist(), looked_up.counts.tolist(), strict=True)):
@@ -73,9 +88,10 @@ class Request:
             addresses = looked_up.addresses[token : token + tokens].copy()
             segments = looked_up.segments[token : token + tokens].copy()
             spans = looked_up.spans[row : row + rows].copy()
+            words = looked_up.words[token : token + tokens].copy() if looked_up.words is not None else None
             token, row = token + tokens, row + rows
             if not looked_up.passages:
-                texts.append(Text(self, index, addresses, segments, spans))
+                texts.append(Text(self, index, addresses, segments, spans, words=words))
                 continue
             windows = list(windows_of(spans, tokens))
             texts += [
@@ -98,7 +114,10 @@ class Request:
         return np.concatenate([own for own, _ in parts]), np.concatenate([spans for _, spans in parts])
 
     def done(self, index: int, rows: TextAnswer) -> None:
+        """Takes a text's answer, the first one if there are several."""
         with self._lock:
+            if self._rows[index] is not None:
+                return
             self._rows[index] = rows
             self._left -= 1
             if self._left or self._answered:
@@ -117,12 +136,32 @@ class Request:
 FIRST = np.zeros(1, dtype=np.int64)
 
 
+class InHand(NamedTuple):
+    """The answer to a text that the steps so far have made together."""
+
+    answer: TextAnswer
+    logits: Array  # rows x labels, with zeros in rows without a token
+
+
 class Text:
     """One text of a request, or a window of it. It waits in the queue (`hplm.scheduling.waiting`); the engine computes it."""
 
     __slots__ = (
-        *("addresses", "arrival_ns", "bytes", "deadline_ns", "index", "is_one_row", "passage", "priority", "read"),
-        *("reading", "request", "segments", "slot_key", "spans", "tenant", "tokens", "window", "windows"),
+        *(
+            "addresses",
+            "arrival_ns",
+            "bytes",
+            "deadline_ns",
+            "draw",
+            "in_hand",
+            "index",
+            "is_one_row",
+            "kept",
+            "level",
+            "passage",
+        ),
+        *("passage", "priority", "read", "reading", "request", "segments", "slot_key", "spans", "step", "tenant", "tokens"),
+        *("window", "windows", "words"),
     )
 
     def __init__(
@@ -135,26 +174,31 @@ class Text:
         passage: str = "",
         window: int = 0,
         windows: int = 1,
+        words: Array | None = None,
     ) -> None:
         """`spans` are answer rows x 3: token to read (-1: none), and the first and last code point that the row is about.
 
-        `passage` is the text with these code points, if the task answers from a pair.
+        `passage` is the text with these code points, if the task answers from a pair. `words`: see `LookedUp`.
         """
         self.request = request
         self.index = index
         self.addresses = addresses  # int64, one for each token
         self.segments = segments  # uint8
+        self.kept: Array | None = None  # the tokens that the layers compute; None: all
+        self.words = words
         self.spans = spans  # int32
         self.passage = passage
         self.window = window  # which of the text's windows it is
         self.windows = windows
-        self.tokens = len(addresses)
         self.bytes = addresses.nbytes + segments.nbytes + spans.nbytes + sys.getsizeof(passage) // windows
         self.arrival_ns = request.arrival_ns
         self.deadline_ns = request.deadline_ns
         self.priority = request.priority
         self.tenant: int = request.tenant.uid
-        self.slot_key: tuple[Record | None, Record | None] = request.tenant.head, request.tenant.adapter
+        self.in_hand: InHand | None = None
+        steps = len(request.plan.steps)
+        # A text in windows has one answer from all of them, which would have to go on together: it goes to the last step.
+        self._stand_at(0 if windows == 1 else steps - 1)
         self.is_one_row = len(spans) == 1 and bool(spans[0, 0] >= 0)
         if self.is_one_row and not spans[0, 0]:
             self.read, self.reading = FIRST, FIRST
@@ -163,3 +207,47 @@ class Text:
         # A text without a token that is read reads its first token, for its first row.
         self.read = rows if len(rows) else FIRST  # the rows that read a token
         self.reading = spans[rows, 0] if len(rows) else FIRST  # the token that each of them reads
+
+    def _stand_at(self, step: int) -> None:
+        request = self.request
+        self.step = step
+        self.draw = 0.0 if self.is_at_end else draw(self.addresses, request.tenant.version, step)
+        self.level = request.tenant.all_levels[request.plan.steps[step].level]
+        self.slot_key: tuple[Record, Record | None] = self.level.head, self.level.adapter
+        self.tokens = max(1, round(self.length * request.shares[self.level.stack]))  # of the full stack's work
+
+    @property
+    def length(self) -> int:
+        """The tokens that the layers compute."""
+        return len(self.addresses) if self.kept is None else len(self.kept)
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether its next answer is its last."""
+        return self.step == len(self.request.plan.steps) - 1
+
+    @property
+    def weight(self) -> float:
+        """The weight of this step's answer beside that of the steps before."""
+        return self.request.plan.steps[self.step].weight
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether it matters how much attention its tokens receive."""
+        return self.words is not None and not self.is_at_end and self.request.plan.steps[self.step].alpha > 0
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The calibration of its answer; None if nobody asks how sure this is."""
+        return self.level.calibration if self.request.with_confidence or not self.is_at_end else None
+
+    def go_on(self, in_hand: InHand, kept: Array | None = None) -> None:
+        """Moves to its next step. `kept`: of the tokens that were computed, a bool for each; special ones are always kept.
+
+        All rows are still gathered, because those of a token's neighbours hold a part of its vector.
+        """
+        self.in_hand = in_hand
+        if kept is not None and self.words is not None and not kept.all():
+            self.kept = np.flatnonzero(kept) if self.kept is None else self.kept[kept]
+            self.words = self.words[kept]
+        self._stand_at(self.step + 1)

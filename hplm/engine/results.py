@@ -9,41 +9,56 @@ from dataclasses import replace
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.engine.request import Text
+from hplm.engine.request import InHand, Text
 from hplm.errors import Broken, HplmError
 from hplm.tasks import ReadEach, TextAnswer
 
 log = logging.getLogger(__name__)
 
 
-def read_answers(texts: Sequence[Text], logits: Sequence[Array]) -> Iterator[tuple[Text, TextAnswer | HplmError]]:
+def read_answers(texts: Sequence[Text], logits: Sequence[Array]) -> Iterator[tuple[Text, InHand | HplmError]]:
     """Yields the texts with their answers, in any order; of a text in windows, the last one that is computed.
 
-    `logits` of a text are rows x the size of the batch's largest head.
+    `logits` of a text are rows x the size of the batch's largest head. A text that has an answer in hand gets one from both.
     """
     alike: dict[tuple[ReadEach, int], list[int]] = {}
     for index, text in enumerate(texts):
-        read_each = text.request.read_each
-        if read_each is not None and text.is_one_row:
-            alike.setdefault((read_each, len(text.request.tenant.labels)), []).append(index)
+        tenant = text.request.tenant
+        task = tenant.task_object
+        if task.read_each is not None and not text.request.top_k and text.is_one_row:
+            alike.setdefault((task.read_each, len(tenant.labels)), []).append(index)
         else:
-            answer = _answer(text, logits[index])
-            if answer is not None:
-                yield text, answer
+            yield from _answer(text, logits[index])
     for (read_each, labels), indexes in alike.items():
         own = np.concatenate([logits[index][:, :labels] for index in indexes])
         if not np.isfinite(own).all():
-            answers = ((texts[index], _answer(texts[index], logits[index])) for index in indexes)
-            yield from ((text, answer) for text, answer in answers if answer is not None)
+            for index in indexes:
+                yield from _answer(texts[index], logits[index])
             continue
-        some = [texts[index] for index in indexes]
-        spans = np.concatenate([text.spans for text in some])
-        labels_of, calibrations = [text.request.tenant.labels for text in some], [text.request.calibration for text in some]
-        yield from zip(some, read_each(own, spans, labels_of, calibrations), strict=True)
+        yield from _answer_each(read_each, [texts[index] for index in indexes], own)
 
 
-def _answer(text: Text, logits: Array) -> TextAnswer | HplmError | None:
-    """Returns the answer to a text, or None while other windows of it are to be computed."""
+def _answer_each(read_each: ReadEach, texts: Sequence[Text], own: Array) -> Iterator[tuple[Text, InHand]]:
+    """Yields the answers to texts with one row each."""
+    spans = np.concatenate([text.spans for text in texts])
+    combined = texts[0].request.tenant.task_object.combined
+    if combined is not None and any(text.in_hand is not None for text in texts):
+        held = [text.in_hand for text in texts]
+        before = np.concatenate([own[i : i + 1] if one is None else one.logits for i, one in enumerate(held)])
+        own = combined(before, own, np.array([text.weight for text in texts]), spans)
+    labels = [text.request.tenant.labels for text in texts]
+    answers = read_each(own, spans, labels, [text.calibration for text in texts])
+    for i, (text, answer) in enumerate(zip(texts, answers, strict=True)):
+        yield text, InHand(_at_level(text, answer), own[i : i + 1])
+
+
+def _at_level(text: Text, answer: TextAnswer) -> TextAnswer:
+    number = text.request.plan.steps[text.step].level + 1
+    return answer if number == answer.level else replace(answer, level=number)
+
+
+def _answer(text: Text, logits: Array) -> Iterator[tuple[Text, InHand | HplmError]]:
+    """Yields the answer to a text, or nothing while other windows of it are to be computed."""
     request = text.request
     try:
         labels = request.tenant.labels
@@ -53,15 +68,18 @@ def _answer(text: Text, logits: Array) -> TextAnswer | HplmError | None:
             raise Broken(f"tenant {request.tenant.id!r} has logits that are not finite: train it again, with a lower rate")
         joined = request.joined(text, own)
         if joined is None:
-            return None
+            return
+        own, spans = joined
         task = request.tenant.task_object
-        answer = task.answer(*joined, labels, request.top_k, text.passage)
-        if request.calibration is None:
-            return answer
-        return replace(answer, confidence=task.confidence(request.calibration, *joined, labels))
+        if text.in_hand is not None and task.combined is not None:
+            own = task.combined(text.in_hand.logits, own, text.weight, spans)
+        answer = task.answer(own, spans, labels, request.top_k, text.passage)
+        if (calibration := text.calibration) is not None:
+            answer = replace(answer, confidence=task.confidence(calibration, own, spans, labels))
+        yield text, InHand(_at_level(text, answer), own)
     except HplmError as error:
         log.error("%s", error)
-        return error
+        yield text, error
     except Exception as error:
         log.exception("answering failed")
-        return Broken(f"answering failed: {error}")
+        yield text, Broken(f"answering failed: {error}")

@@ -24,6 +24,7 @@ from hplm.engine.settings import Settings
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.engine.views import Watch
 from hplm.errors import DeadlineMissed, Draining, HplmError, InvalidInput
+from hplm.levels.plan import Plan
 from hplm.metrics.meter import Counted
 from hplm.model.openmp import compute_with
 from hplm.plot.rows import StoredRows
@@ -34,7 +35,9 @@ from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.waiting import Capacity
 from hplm.tasks import TASKS
+from hplm.tenants.level import FULL
 from hplm.tenants.quotas import Quotas
+from hplm.tenants.snapshot import Tenant
 from hplm.tenants.ticket import Ticket
 
 log = logging.getLogger(__name__)
@@ -62,7 +65,8 @@ class Service:
         self._serving = True
         self._positions = self._backbone.config.positions
         precision = settings.precision
-        engine = Engine(self._backbone.upper(), settings.device, precision.dtype, precision.eight_bits)
+        engine = Engine(self._backbone.upper(), settings.device, precision.dtype, precision.eight_bits, self._backbone.stacks())
+        self._shares = {stack: depth / engine.depths[FULL] for stack, depth in engine.depths.items()}
         staging = StagingSettings(
             settings.slots,
             settings.device,
@@ -70,6 +74,7 @@ class Service:
             resident_rows=settings.plot_hot if self._on_accelerator else 0,
             packing=read_packing(settings.packing, engine.seconds),
             few_sizes=engine.takes_few_sizes,
+            depths=engine.depths,
             overlap=settings.overlap,
         )
         # Two batches are in flight at most, and both pin their slots.
@@ -104,7 +109,8 @@ class Service:
         tenant = view.snapshot.by_uid(ticket.uid)
         count = looked_up.texts
         answered = partial(self._leave, respond)
-        request = Request(ticket, view, tenant, count, answered, id, time.monotonic_ns(), with_confidence)
+        plan = self._plan(tenant, ticket.rung, looked_up.tokens)
+        request = Request(ticket, view, tenant, count, answered, id, time.monotonic_ns(), with_confidence, plan, self._shares)
         try:
             if request.taken_ns - ticket.arrival_ns > TICKET_SECONDS * 1_000_000_000:
                 raise DeadlineMissed(f"the request was on its way for more than {TICKET_SECONDS} s: send it again")
@@ -120,6 +126,16 @@ class Service:
             self.instruments.left(request, error)
             raise
         self._pipeline.refuse(displaced)
+
+    def _plan(self, tenant: Tenant, rung: int, tokens: int) -> Plan:
+        """Returns the plan of the rung that a request asks for, or else the one that the load allows."""
+        asked = tenant.plan(rung) if rung else None
+        levels = tenant.all_levels
+        costs = tuple(
+            sum(step.reached * self._shares[levels[step.level].stack] for step in plan.steps) for plan in tenant.plans
+        )
+        allowed = self._line.rung(tenant.uid, tokens, costs)  # a request that asks for a rung is load too
+        return asked or tenant.plans[allowed]
 
     def _leave(self, respond: Callable[[Answer, Counted], None], request: Request, answer: Answer) -> None:
         # The quota is given back before the answer is sent, so that the client's next request is not refused.

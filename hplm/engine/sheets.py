@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -20,15 +20,21 @@ from hplm.model.layer import Attend
 from hplm.model.sending import sent
 from hplm.model.tensors import tensor_of
 from hplm.scheduling.selection import Places
+from hplm.tenants.level import FULL
 
 
 @dataclass
 class Sheet:
     """The texts of a batch that are computed in one tensor."""
 
+    stack: str  # that computes it
     indexes: list[int]  # of the texts in the batch
     addresses: Array  # of all these texts, end to end
-    lengths: Array
+    gathered: Array  # addresses of each text
+    kept: Tensor | None  # the addresses whose tokens are computed; None: all
+    lengths: Array  # computed tokens of each text
+    rooms: Array  # the length of each text with the padding behind it
+    watched: list[bool]  # the texts of which it matters how much attention their tokens receive
     homes: Tensor | None  # the place of each token in the tensor; None: in order, with padding behind the last one only
     attend: Attend
     positions: Tensor
@@ -43,13 +49,14 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Sheets:
-    """Lays the texts of a batch into sheets."""
+    """Lays the texts of a batch into sheets: those of each stack for themselves, the shallowest stack first."""
 
     packing: Packing
     attention_heads: int
     device: torch.device
     dtype: torch.dtype
     few_sizes: bool = False  # round the number of rows up, because the device prepares products for each size
+    depths: Mapping[str, int] = field(default_factory=lambda: {FULL: 0})  # the layers of each stack
 
     def lay(
         self,
@@ -61,21 +68,31 @@ class Sheets:
         places: Places | None,
     ) -> list[Sheet]:
         """`adapters` and `heads` say where each text has its own. `slots` has the weights, and `arrived` their marks."""
-        lengths = np.array([text.tokens for text in texts], dtype=np.int64)
-        arrangements = self.packing.arrange(lengths, places)
-        if self.few_sizes:
-            arrangements = [arrangement.rounded_up() for arrangement in arrangements]
-        return [
-            self._sheet(
-                arrangement,
-                [texts[i] for i in arrangement.texts],
-                [adapters[i] for i in arrangement.texts],
-                [heads[i] for i in arrangement.texts],
-                slots,
-                arrived,
+        sheets: list[Sheet] = []
+        for arrangement in self._arrangements(texts, places):
+            own = arrangement.texts.tolist()
+            sheets.append(
+                self._sheet(
+                    arrangement,
+                    [texts[i] for i in own],
+                    [adapters[i] for i in own],
+                    [heads[i] for i in own],
+                    slots,
+                    arrived,
+                )
             )
-            for arrangement in arrangements
-        ]
+        return sheets
+
+    def _arrangements(self, texts: list[Text], places: Places | None) -> list[Arrangement]:
+        """Returns arrangements that name the texts by their indexes in the batch."""
+        lengths = np.array([text.length for text in texts], dtype=np.int64)
+        stacks = [text.level.stack for text in texts]
+        found: list[Arrangement] = []
+        for stack, own in _by_stack(stacks, self.depths):
+            # The policy has chosen places by the work of texts, which is not their length on other stacks.
+            arranged = self.packing.arrange(lengths[own], places if stack == FULL and len(own) == len(texts) else None)
+            found += [replace(one, texts=own[one.texts]) for one in arranged]
+        return [one.rounded_up() for one in found] if self.few_sizes else found
 
     def _sheet(
         self,
@@ -98,15 +115,26 @@ class Sheets:
             return self._index(whole)
 
         rows_of = np.array([len(text.reading) for text in texts], dtype=np.int64)
+        gathered = np.array([len(text.addresses) for text in texts], dtype=np.int64)
+        positions, kept, segments = offsets, None, np.concatenate([text.segments for text in texts])
+        if any(text.kept is not None for text in texts):
+            positions = np.concatenate([np.arange(text.length) if text.kept is None else text.kept for text in texts])
+            kept = positions + np.repeat(np.cumsum(gathered) - gathered, lengths)
+            segments = segments[kept]
         adapters, heads = parted(adapter_slots), parted(head_slots)
         return Sheet(
+            stack=texts[0].level.stack,
             indexes=arrangement.texts.tolist(),
             attend=arrangement.attention(self.attention_heads, self.device, self.dtype),
             addresses=np.concatenate([text.addresses for text in texts]),
+            gathered=gathered,
+            kept=self._index(kept) if kept is not None else None,
             lengths=lengths,
+            rooms=rooms,
+            watched=[text.is_watched for text in texts],
             homes=self._index(home) if home is not None else None,
-            positions=lay(offsets),
-            segments=lay(np.concatenate([text.segments for text in texts])),
+            positions=lay(positions),
+            segments=lay(segments),
             reading=self._index(np.concatenate([text.reading for text in texts]) + np.repeat(starts, rows_of)),
             rows_of=rows_of.tolist(),
             adapters=parts_of(adapters, rooms, slots, arrived, self.device, self.dtype),
@@ -116,3 +144,14 @@ class Sheets:
 
     def _index(self, numbers: Array) -> Tensor:
         return sent(tensor_of(numbers.astype(np.int64)), self.device)
+
+
+def _by_stack(stacks: Sequence[str], depths: Mapping[str, int]) -> Iterator[tuple[str, Array]]:
+    """Yields each stack, the shallowest first, with the indexes of its texts."""
+    different = set(stacks)
+    if len(different) == 1:
+        yield stacks[0], np.arange(len(stacks))
+        return
+    names = np.array(stacks, dtype=object)
+    for stack in sorted(different, key=depths.__getitem__):
+        yield stack, np.flatnonzero(names == stack)

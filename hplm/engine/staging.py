@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from weakref import ref
@@ -32,6 +32,7 @@ from hplm.model.prepacked import with_rows
 from hplm.plot.forest import Forest
 from hplm.plot.gathering import Gatherer
 from hplm.scheduling.selection import Places
+from hplm.tenants.level import FULL
 
 
 @dataclass
@@ -44,6 +45,10 @@ class StagedBatch:
     brought: int = 0  # adapters and heads that had to be copied
     ready: Mark = field(init=False)  # after it all tensors of the sheets are on the device
     stages: dict[str, tuple[int, int]] = field(default_factory=dict)  # start and end of each stage, in nanoseconds
+
+    @property
+    def tokens(self) -> int:
+        return sum(int(sheet.lengths.sum()) for sheet in self.sheets)
 
     @contextmanager
     def timed(self, stage: str) -> Generator[None]:
@@ -60,6 +65,7 @@ class StagingSettings:
     resident_rows: int = 0  # of each table, on the device
     packing: Packing = field(default_factory=Packed)
     few_sizes: bool = False  # of batches (`Sheets`)
+    depths: Mapping[str, int] = field(default_factory=lambda: {FULL: 0})  # the layers of each stack
     overlap: Overlap = field(default_factory=Overlap)
 
 
@@ -67,7 +73,9 @@ class Stager:
     def __init__(self, backbone: Backbone, settings: StagingSettings) -> None:
         self._backbone = backbone
         self._settings = settings
-        self._sheets = Sheets(settings.packing, backbone.config.heads, settings.device, settings.dtype, settings.few_sizes)
+        self._sheets = Sheets(
+            settings.packing, backbone.config.heads, settings.device, settings.dtype, settings.few_sizes, settings.depths
+        )
         self._gatherer = Gatherer(settings.device, settings.dtype, settings.resident_rows)
         self._copies = Copies(settings.device)  # in a stream of its own, or staging would wait for the batch that computes
         self._slots: dict[Layout, Slots] = {}  # of all layouts ever served, so that their counts continue
@@ -122,7 +130,9 @@ class Stager:
         batch.ready = self._copies.mark()
 
     def _retrieve(self, forest: Forest, sheet: Sheet) -> None:
-        sums = self._gatherer.sums(forest, sheet.addresses, sheet.lengths)
+        sums = self._gatherer.sums(forest, sheet.addresses, sheet.gathered)
+        if sheet.kept is not None:
+            sums = sums.index_select(0, sheet.kept)
         if sheet.homes is not None:
             sums = sums.new_zeros(len(sheet.positions), sums.shape[1]).index_copy_(0, sheet.homes, sums)
         elif len(sums) < len(sheet.positions):
@@ -141,10 +151,10 @@ class Stager:
             forest = self._backbone.view.forest
             for number in self._readable(forest, texts, broken):
                 text = texts[number]
-                view, tenant = text.request.view, text.request.tenant
+                view, level = text.request.view, text.level
                 try:
-                    adapter = self._hold(view, tenant.adapter, held) if tenant.adapter is not None else None
-                    head = self._hold(view, tenant.head_record, held)
+                    adapter = self._hold(view, level.adapter, held) if level.adapter is not None else None
+                    head = self._hold(view, level.head, held)
                 except HplmError as error:
                     broken(text, error)
                     continue

@@ -16,10 +16,9 @@ class Step:
     level: int  # 0: the tenant's shallowest one; its own one, on the full stack, is the last
     cutoff: float = 0.0  # c of Eq. 4: an answer with no more confidence than this goes on to the next step
     slope: float = 0.0  # k of Eq. 4: the larger it is, the fewer of the surer answers go on
-    alpha: float = (
-        0.0  # of Eq. 5: the next step reads no words that got this share of the mean attention, or less; 0: all words
-    )
+    alpha: float = 0.0  # of Eq. 5: the next step reads no words that got at most this share of the mean attention; 0: all
     weight: float = 1.0  # w of Eq. 6: this answer's; 1 - w is that of what the earlier steps have answered together
+    reached: float = 1.0  # the share of texts that came as far when the plan was profiled
 
 
 @dataclass(frozen=True)
@@ -42,9 +41,10 @@ class Plan:
         if levels[0] < 0 or not all(before < after for before, after in pairwise(levels)):
             raise TypeError(f"a plan's levels {levels} do not ascend from 0 or more")
         for step in self.steps:
-            numbers = {"cutoff": step.cutoff, "slope": step.slope, "alpha": step.alpha, "weight": step.weight}
+            numbers = {"cutoff": step.cutoff, "slope": step.slope, "alpha": step.alpha}
+            numbers |= {"weight": step.weight, "reached": step.reached}
             for name, number in numbers.items():
-                most = 1.0 if name in ("cutoff", "weight") else math.inf
+                most = 1.0 if name in ("cutoff", "weight", "reached") else math.inf
                 if type(number) not in (int, float) or not math.isfinite(number) or not 0 <= number <= most:
                     raise TypeError(f"a plan has the {name} {number!r}")
         if self.steps[0].weight != 1:

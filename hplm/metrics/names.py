@@ -77,6 +77,13 @@ TENANT_REQUESTS = Metric(
     "Requests of the busiest tenants, by outcome; the tenant '' stands for all others",
     ("tenant", "outcome"),
 )
+LEVEL_TEXTS = Metric(
+    "hplm_level_texts_total",
+    COUNTER,
+    "Answered texts of tenants with a ladder, by the level that answered (1: the shallowest) and why no further one had to: "
+    "sure, last (of the plan), late, full or draining",
+    ("level", "reason"),
+)
 WAITING_TEXTS = Metric("hplm_waiting_texts", GAUGE, "Texts that wait for a batch")
 WAITING_BYTES = Metric("hplm_waiting_bytes", GAUGE, "Memory that waiting texts keep")
 WAIT_SECONDS = Histogram("hplm_wait_seconds", "Time from a text's arrival until its batch starts to compute")

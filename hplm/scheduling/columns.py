@@ -35,6 +35,9 @@ class Numbers:
     def number_of(self, value: Hashable) -> int | None:
         return self._number.get(value)
 
+    def value_of(self, number: int) -> Hashable:
+        return self._value[number]
+
     def take(self, value: Hashable) -> int:
         number = self._number.get(value)
         if number is None:
@@ -113,8 +116,13 @@ class Columns(Generic[T]):
 
     @property
     def request(self) -> Array:
-        """The texts of one request share a number. Later requests have higher numbers."""
+        """The texts of one request share a number. Later requests have higher numbers, and so has each text that came back."""
         return self._columns["request"][: self._length]
+
+    @property
+    def came_back(self) -> Array:
+        """Whether each text was computed before and joined the line again."""
+        return self.request % 2 == 1
 
     @property
     def slot_keys(self) -> int:
@@ -154,16 +162,20 @@ class Columns(Generic[T]):
         """Returns the number of a tenant that has waiting texts, else None."""
         return self._tenants.number_of(tenant)
 
+    def tenant_of(self, number: int) -> Hashable:
+        """Returns the tenant with waiting texts that has this number."""
+        return self._tenants.value_of(number)
+
     def text(self, index: int) -> T:
         return self._texts[int(self._columns["position"][index])]
 
-    def add(self, texts: Sequence[T]) -> None:
-        """Adds the texts of one request."""
+    def add(self, texts: Sequence[T], again: bool = False) -> None:
+        """Adds the texts of one request, or a text that was computed before: such texts have odd numbers."""
         end = self._length + len(texts)
         while end > len(self._columns["tokens"]):
             self._columns = {name: np.concatenate([column, np.empty_like(column)]) for name, column in self._columns.items()}
             self._table = self._place()
-        self._requests += 1
+        self._requests += 2
         for i, text in enumerate(texts, self._length):
             tokens, size, tenant = text.tokens, text.bytes, self._tenants.take(text.tenant)
             row = (
@@ -173,7 +185,7 @@ class Columns(Generic[T]):
                 text.priority,
                 self._slot_keys.take(text.slot_key),
                 tenant,
-                self._requests,
+                self._requests + again,
                 self._put(text),
             )
             for column, value in zip(self._columns.values(), row, strict=True):

@@ -117,6 +117,15 @@ def in_chunks(parts: Iterable[Array]) -> Iterator[Array]:
     return (part[start : start + CHUNK] for part in parts for start in range(0, len(part), CHUNK))
 
 
+def fits(columns: Columns, capacity: Capacity) -> bool:
+    """Whether one batch holds all that waits, as it mostly does: then there is nothing to choose."""
+    return (
+        len(columns) <= capacity.texts
+        and columns.slot_keys <= capacity.tenants
+        and int(columns.demand.sum()) <= capacity.tokens
+    )
+
+
 def first_come(columns: Columns) -> Array:
     """Returns all texts, highest priority first, then in the order they joined the queue."""
     return by_priority(columns, np.arange(len(columns)))

@@ -29,7 +29,8 @@ class Policy(Protocol):
     def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array | Selection:
         """Returns the indexes of the next batch, which will start to compute at `start_ns`, or a selection with their places.
 
-        `columns` are in order of arrival, not empty, and hold no expired text. A policy must not change or keep them.
+        `columns` are in the order in which texts joined the line, not empty, and hold no expired text. A policy must not change
+        or keep them.
         It must choose something while a text waits that can be answered in time. It must not choose a text twice, or more
         than `capacity`, except for a single text that is larger.
         """

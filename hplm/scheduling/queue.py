@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
@@ -15,10 +15,11 @@ from hplm.scheduling.waiting import Capacity, T
 
 @dataclass(frozen=True)
 class Levels:
-    """The queue's length and size, and the cost model, at one moment."""
+    """The queue's length and size, the governor's rung, and the cost model, at one moment."""
 
     texts: int
     bytes: int
+    rung: int  # of tenants beyond their fair share
     cost: dict[str, float]  # nanoseconds by term of the cost model
 
 
@@ -37,7 +38,17 @@ class Queue(Generic[T]):
     def levels(self) -> Levels:
         with self._to_do:
             cost = dict(zip(TERMS, self._scheduler.cost.terms.tolist(), strict=True))
-            return Levels(len(self._scheduler), self._scheduler.bytes, cost)
+            return Levels(len(self._scheduler), self._scheduler.bytes, self._scheduler.governor.rung, cost)
+
+    def rung(self, tenant: Hashable, tokens: int, costs: Sequence[float]) -> int:
+        """Counts a request as load, and returns the rung of its tenant's ladder: 0 is the dearest.
+
+        Call it once for each request that arrives, before it is offered: also for requests that have no choice, with the one
+        cost that they have. `costs`: of each rung, the dearest first: how many passes through all layers a token is expected to
+        take, first and later passes together.
+        """
+        with self._to_do:
+            return self._scheduler.rung(tenant, tokens, costs, self._now_ns())
 
     def offer(self, texts: Sequence[T]) -> list[T]:
         """Adds all texts of one request, or raises and adds none.
@@ -49,6 +60,18 @@ class Queue(Generic[T]):
             self._to_do.notify()
             self._look_at_expiry()
             return displaced
+
+    def again(self, texts: Sequence[T]) -> list[T]:
+        """Puts texts into the line again, after `finished` of their batch. Returns those that were not taken.
+
+        None is taken once the queue is closed: the caller answers them with what it has. It does the same with those that
+        `expired`, `offer` or `abandon` return later.
+        """
+        with self._to_do:
+            left = self._scheduler.again(texts, self._now_ns())
+            self._to_do.notify()
+            self._look_at_expiry()
+            return left
 
     def take(self, capacity: Capacity) -> Batch[T] | None:
         """Waits for a batch and returns it. Returns None once the queue is closed and empty."""

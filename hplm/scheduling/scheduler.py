@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, overload
 
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.errors import Draining
+from hplm.errors import DeadlineMissed, Draining
 from hplm.scheduling.admission import Admission
 from hplm.scheduling.columns import NEVER, Columns
 from hplm.scheduling.cost import CostModel
+from hplm.scheduling.filling import fits
+from hplm.scheduling.governor import Governor
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.orders import FirstComeFirstServed
 from hplm.scheduling.policy import Policy
@@ -40,6 +42,7 @@ class Batch(Generic[T]):
     chosen_ns: int
     expected_ns: float  # how long it will compute
     alone: bool  # chosen while no other batch ran: its staging overlapped with nothing
+    promised: Array  # the deadline of each text if admission has promised it, else NEVER
     places: Places | None = None  # of the texts, if the policy has chosen them
     is_half: bool = False  # of a batch for which the device had no memory
     started_ns: int | None = None
@@ -64,6 +67,7 @@ class Scheduler(Generic[T]):
         self.limits = limits
         self.columns: Columns[T] = Columns()
         self.cost = CostModel()
+        self.governor = Governor(self.cost)
         self._policy = policy
         self._admission = Admission(self.cost) if admission else None
         self._commit_ns = commit_ns
@@ -73,6 +77,7 @@ class Scheduler(Generic[T]):
         self._gone: list[T] = []  # expired texts that still have to be answered
         self._halves: deque[Batch[T]] = deque()  # to be run next
         self._staging_ns = 0.0  # from choice to start, with an idle engine
+        self._unserved = 0  # tokens that were refused for their deadline, or expired, since the last choice
         self._loaded = 0.0  # mean number of adapters copied to the device for each slot key of a batch
         # The earliest time by which a waiting text must start, and whether that was predicted. None: not known any more.
         self._earliest: tuple[int, bool] | None = None
@@ -99,14 +104,35 @@ class Scheduler(Generic[T]):
             raise Draining("the server is shutting down: send the request to another replica, or retry later")
         leaving = self.limits.displaced(texts, self.columns)
         if self._admission:
-            self._admission.check(texts, self.columns, bool(self._running), now_ns)
+            try:
+                self._admission.check(texts, self.columns, bool(self._running), now_ns)
+            except DeadlineMissed:
+                self._unserved += sum(text.tokens for text in texts)
+                raise
         displaced = self._remove(leaving) if len(leaving) else []
         self.columns.add(texts)
         if displaced:
             self._recount(now_ns)
-        if self._earliest:
-            self._earliest = min(self._earliest[0], self._earliest_of(texts, self._earliest[1])), self._earliest[1]
+        self._joined(texts)
         return displaced
+
+    def again(self, texts: Sequence[T], now_ns: int) -> list[T]:
+        """Puts texts of a finished batch into the line again. Returns those that were not taken: all, once the line is closed.
+
+        They pass limits and admission, and keep their arrivals and deadlines. Each is a request of its own from now on: it may
+        expire or be displaced alone. Then the caller answers it with what it has.
+        """
+        if self._draining:
+            return list(texts)
+        for text in texts:
+            self.columns.add([text], again=True)
+        self._joined(texts)
+        self._recount(now_ns)
+        return []
+
+    def rung(self, tenant: Hashable, tokens: int, costs: Sequence[float], now_ns: int) -> int:
+        """Returns the rung of a request that has arrived (`Governor.rung_for`)."""
+        return self.governor.rung_for(tenant, tokens, costs, now_ns)
 
     def close(self) -> None:
         """Refuses new requests. Waiting texts are still served."""
@@ -128,6 +154,8 @@ class Scheduler(Generic[T]):
         if not len(self.columns):
             return None
         capacity = self._bounded(capacity)
+        wanted = int(self.columns.demand.sum()) + self._unserved
+        one_batch = wanted <= capacity.tokens and fits(self.columns, capacity)
         # Policies compare deadlines with the end of computing, so the time after it is added to the start.
         start_ns = self._start_at(now_ns) + self._answering_ns
         try:
@@ -143,8 +171,12 @@ class Scheduler(Generic[T]):
         slot_keys = len(set(self.columns.slot_key[indexes].tolist()))
         expected = float(self.cost.predict(tokens, len(indexes), slot_keys * self._loaded))
         alone = not self._running
-        batch = Batch(self._remove(indexes), tokens, slot_keys, now_ns, expected, alone, chosen.places)
+        promised = np.where(self.columns.came_back[indexes], NEVER, self.columns.deadline[indexes])
+        batch = Batch(self._remove(indexes), tokens, slot_keys, now_ns, expected, alone, promised, chosen.places)
         self._running.append(batch)
+        crowded = not one_batch and (len(self.columns) > 0 or self._unserved > 0)
+        self._unserved = 0
+        self.governor.chosen(tokens, len(indexes), slot_keys * self._loaded, self.columns, crowded, now_ns)
         if self._admission:
             self._admission.chosen(tokens, len(batch.texts), slot_keys * self._loaded, is_full=len(self.columns) > 0)
             self._recount(now_ns)
@@ -173,10 +205,9 @@ class Scheduler(Generic[T]):
         self.cost.observe(batch.tokens, len(batch.texts), adapters, now_ns - batch.started_ns)
         self._earliest = None
         if self._admission:
-            with_deadline = [text.deadline_ns for text in batch.texts if text.deadline_ns]
-            late = sum(deadline < now_ns + self._answering_ns for deadline in with_deadline)
+            late = np.count_nonzero(batch.promised < now_ns + self._answering_ns)
             self._admission.ran(now_ns)
-            self._admission.done(len(with_deadline) - late, late)
+            self._admission.done(np.count_nonzero(batch.promised < NEVER) - late, late)
             self._recount(now_ns)
 
     def dropped(self, batch: Batch[T], now_ns: int) -> None:
@@ -190,10 +221,11 @@ class Scheduler(Generic[T]):
         if batch.is_half or len(batch.texts) < 2:
             return False
         middle = len(batch.texts) // 2
-        for texts in (batch.texts[:middle], batch.texts[middle:]):
+        for half in (slice(middle), slice(middle, None)):
+            texts = batch.texts[half]
             tokens, slot_keys = sum(text.tokens for text in texts), len({text.slot_key for text in texts})
             expected = float(self.cost.predict(tokens, len(texts), slot_keys * self._loaded))
-            self._halves.append(Batch(texts, tokens, slot_keys, now_ns, expected, alone=False, is_half=True))
+            self._halves.append(Batch(texts, tokens, slot_keys, now_ns, expected, False, batch.promised[half], is_half=True))
         self.dropped(batch, now_ns)
         return True
 
@@ -214,6 +246,7 @@ class Scheduler(Generic[T]):
         """Returns all texts without an answer, also those of running batches. Running batches are not stopped."""
         gone, self._gone = self._gone, []
         chosen = [text for batch in (*self._running, *self._halves) for text in batch.texts]
+        self._halves.clear()
         return chosen + gone + self._remove(np.arange(len(self.columns)))
 
     def _put_aside(self, now_ns: int) -> None:
@@ -222,10 +255,12 @@ class Scheduler(Generic[T]):
         if earliest > start_ns:
             return
         late = np.flatnonzero(self._last_start(predicted) <= start_ns)
-        gone = self._remove(self.columns.whole_requests(late))
-        self._gone += gone
+        leaving = self.columns.whole_requests(late)
+        promised = np.count_nonzero(~self.columns.came_back[leaving])
+        self._unserved += int(self.columns.tokens[leaving].sum())
+        self._gone += self._remove(leaving)
         if self._admission:
-            self._admission.done(0, len(gone))
+            self._admission.done(0, promised)
             self._recount(now_ns)
 
     def _predicts(self, now_ns: int) -> bool:
@@ -241,6 +276,10 @@ class Scheduler(Generic[T]):
         if self._earliest is None or self._earliest[1] != predicts:
             self._earliest = int(self._last_start(predicts).min(initial=NEVER)), predicts
         return self._earliest
+
+    def _joined(self, texts: Sequence[T]) -> None:
+        if self._earliest:
+            self._earliest = min(self._earliest[0], self._earliest_of(texts, self._earliest[1])), self._earliest[1]
 
     def _earliest_of(self, texts: Sequence[T], predicts: bool) -> int:
         """Returns the least of the last starts of new texts, without arrays: most requests have one text."""

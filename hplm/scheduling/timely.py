@@ -10,7 +10,7 @@ from hplm.arrays import Array
 from hplm.errors import InvalidInput
 from hplm.scheduling.columns import NEVER, Columns
 from hplm.scheduling.cost import Cost
-from hplm.scheduling.filling import LONGEST, Room, by_priority, first_come
+from hplm.scheduling.filling import LONGEST, Room, by_priority, first_come, fits
 from hplm.scheduling.kernel import Rules, kernel
 from hplm.scheduling.policy import positive
 from hplm.scheduling.sharing import fair_first
@@ -42,7 +42,7 @@ class Timely:
         self._batches = 1 + np.arange(self.horizon) * (1.0 - self.newcomers)  # how many the plan may fill until each ends
 
     def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array:
-        if _fits(columns, capacity):
+        if fits(columns, capacity):
             return first_come(columns)
         self._credit += self.reserve * capacity.tokens
         if self._credit > capacity.tokens:
@@ -120,12 +120,3 @@ class Timely:
                 tokens, due, left = tokens[kept], due[kept], left[kept]
         planned[left] = True
         return planned
-
-
-def _fits(columns: Columns, capacity: Capacity) -> bool:
-    """Whether one batch holds all that waits, as it mostly does: then there is nothing to choose."""
-    return (
-        len(columns) <= capacity.texts
-        and columns.slot_keys <= capacity.tenants
-        and int(columns.demand.sum()) <= capacity.tokens
-    )

@@ -76,8 +76,7 @@ class Banks:
             moved |= {old: replace(old, bank=LIVE + target, index=i) for i, old in enumerate(kept)}
         for known in (change.tenants, change.before):
             for tenant_id, tenant in known.items():
-                head, adapter = (record and moved.get(record, record) for record in (tenant.head, tenant.adapter))
-                known[tenant_id] = replace(tenant, head=head, adapter=adapter)
+                known[tenant_id] = tenant.moved(moved)
         return len(moved)
 
     def size(self) -> int:

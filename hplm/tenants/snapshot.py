@@ -10,8 +10,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,14 @@ from typing import Any
 from hplm.adapters.record import Record
 from hplm.errors import MISFITS, Broken, InvalidInput, NoTenant
 from hplm.levels.calibration import Calibration
+from hplm.levels.plan import Plan, Step
 from hplm.plot.branch import Branch
 from hplm.tasks import TASKS, Task
 from hplm.tenants.keys import Key
+from hplm.tenants.level import FULL, Level
 
-FORMAT = 6
-READABLE = (2, 3, 4, 5, FORMAT)  # docs/formats.md says what the earlier ones lack
+FORMAT = 7
+READABLE = (2, 3, 4, 5, 6, FORMAT)  # docs/formats.md says what the earlier ones lack
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")  # of tenants, domains and backbones
 LIVE = "state/"  # prefix of the names of banks in the live state
 PROMISES = ("first_token_us", "token_us")  # limits that only a tenant that generates text may have
@@ -54,6 +56,8 @@ class Tenant:
     tokens_rate: float = 0.0  # tokens a second; 0: no limit
     in_flight: int = 0  # requests in flight; 0: no limit
     calibration: Calibration | None = None  # of this version's logits; None: its answers have no confidence
+    levels: tuple[Level, ...] = ()  # on shallower stacks, the shallowest first
+    ladder: tuple[Plan, ...] = ()  # the dearest first; empty: its own level answers all texts
 
     @property
     def task_object(self) -> Task:
@@ -68,8 +72,36 @@ class Tenant:
             raise InvalidInput(f"tenant {self.id!r} generates text and has no head: ask its backbone to generate")
         return self.head
 
+    @cached_property
+    def all_levels(self) -> tuple[Level, ...]:
+        """Its levels on shallower stacks, and its own one on the full stack."""
+        return (*self.levels, Level(FULL, self.head_record, self.adapter, self.calibration))
+
+    @cached_property
+    def plans(self) -> tuple[Plan, ...]:
+        """Its ladder; without one, the plan of its own level alone."""
+        return self.ladder or (Plan((Step(len(self.levels)),)),)
+
+    def plan(self, rung: int) -> Plan:
+        """Returns the plan of a rung, counted from 1, the dearest. Raises if there is none."""
+        if not 0 < rung <= len(self.plans):
+            has = f"rungs 1 to {len(self.plans)}" if len(self.plans) > 1 else "a single rung"
+            raise InvalidInput(f"hplm_rung is {rung}, but the ladder of tenant {self.id!r} has {has}: name another or none")
+        return self.plans[rung - 1]
+
+    @cached_property
+    def prunes(self) -> bool:
+        """Whether a plan leaves words out."""
+        return any(step.alpha for plan in self.ladder for step in plan.steps)
+
     def records(self) -> list[Record]:
-        return [record for record in (self.head, self.adapter) if record is not None]
+        own = [record for record in (self.head, self.adapter) if record is not None]
+        return own + [record for level in self.levels for record in level.records()]
+
+    def moved(self, moved: Mapping[Record, Record]) -> Tenant:
+        """Returns the tenant with its records in other places."""
+        head, adapter = (record and moved.get(record, record) for record in (self.head, self.adapter))
+        return replace(self, head=head, adapter=adapter, levels=tuple(level.moved(moved) for level in self.levels))
 
 
 class Snapshot:
@@ -169,6 +201,8 @@ def read_tenant(entry: dict[str, Any]) -> Tenant:
     fields["adapter"] = Record(**entry["adapter"]) if entry["adapter"] is not None else None
     calibration = entry.get("calibration")
     fields["calibration"] = Calibration.read(calibration) if calibration is not None else None
+    fields["levels"] = tuple(Level.read(level) for level in entry.get("levels", ()))
+    fields["ladder"] = tuple(Plan.read(plan) for plan in entry.get("ladder", ()))
     fields["keys"] = tuple(Key(**key) for key in entry.get("keys", ()))
     tenant = Tenant(**fields)
     if not _is_tenant(tenant):
@@ -194,6 +228,8 @@ def _is_tenant(tenant: Tenant) -> bool:
     rates = (tenant.rate, tenant.burst, tenant.texts_rate, tenant.tokens_rate)
     return (
         (tenant.calibration is None or tenant.calibration.suits(len(tenant.labels)))
+        and all(level.calibration is not None and level.calibration.suits(len(tenant.labels)) for level in tenant.levels)
+        and all(plan.suits(len(tenant.levels) + 1) for plan in tenant.ladder)
         and all(type(word) is str for word in words)
         and all(type(number) is int for number in numbers)
         and all(type(rate) in (int, float) for rate in rates)

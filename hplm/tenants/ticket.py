@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from hplm.errors import NoTenant
 
-_BODY = struct.Struct("<QQQIqqiH")
+_BODY = struct.Struct("<QQQIqqiHH")
 _SIGNATURE_BYTES = 16
 TICKET_BYTES = _BODY.size + _SIGNATURE_BYTES  # before what was found
 PROBE_TICKET = b"\0"  # of a request that only asks whether the engine works
@@ -32,6 +32,7 @@ class Ticket(NamedTuple):
     deadline_ns: int  # 0: no deadline
     priority: int
     top_k: int  # 0: not requested
+    rung: int = 0  # of the tenant's ladder that the request asks for, from 1, the dearest; 0: the engine chooses
 
     def sign(self, secret: bytes, found: bytes) -> bytes:
         """Returns the ticket for what the lookup has found."""

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from hplm.adapters.record import Record
 from hplm.engine.engine import Engine
-from hplm.engine.request import Text
+from hplm.engine.request import WHOLE, Text
 from hplm.errors import Broken, DeadlineMissed, Draining, QueueFull
+from hplm.tenants.snapshot import Tenant
 from testing.toy import WORDS
 from tests.engine.asker import Asker
 from tests.equality import Comparison
@@ -122,8 +124,8 @@ def test_closing_with_a_stuck_engine_answers_every_request(toy, monkeypatch, tmp
 
 def test_a_passage_counts_for_the_memory_limit():
     numbers = np.zeros((1, 3), dtype=np.int32)
-    tenant = SimpleNamespace(uid=1, head=None, adapter=None)
-    request = SimpleNamespace(arrival_ns=0, deadline_ns=0, priority=0, tenant=tenant)
+    tenant = Tenant("acme", 1, 1, "root", 1, "span", ("start", "end"), Record("head-16.bank", 0, 1, 1), None)
+    request = SimpleNamespace(arrival_ns=0, deadline_ns=0, priority=0, tenant=tenant, plan=tenant.plans[0], shares=WHOLE)
     short, long = (Text(request, 0, numbers, numbers, numbers, "水" * length).bytes for length in (1, 100_000))
     assert long - short >= 199_000
 

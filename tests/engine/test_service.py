@@ -245,7 +245,11 @@ def test_a_tag_row_a_word_with_its_span(asker, reference):
 
 def test_logits_that_are_not_finite_are_broken_and_no_answer(asker, monkeypatch):
     run = Engine.run
-    monkeypatch.setattr(Engine, "run", lambda self, batch: [logits * np.nan for logits in run(self, batch)])
+
+    def without_numbers(self, batch):
+        return (replace(computed, logits=[own * np.nan for own in computed.logits]) for computed in run(self, batch))
+
+    monkeypatch.setattr(Engine, "run", without_numbers)
     failure = asker.wait(asker.ask("acme", [WORDS[0]]))
     assert isinstance(failure, Broken) and names(failure, "'acme'")
     monkeypatch.undo()

@@ -179,7 +179,10 @@ def test_the_next_expiry_is_that_of_the_texts_that_wait(admission):
         elif rng.random() < 0.3:
             scheduler.expired(now)
         elif running:
-            scheduler.finished(running.pop(), now, adapters=rng.randrange(3))
+            batch = running.pop()
+            scheduler.finished(batch, now, adapters=rng.randrange(3))
+            scheduler.next_expiry(now)
+            scheduler.again(batch.texts[::3], now)
         elif batch := scheduler.choose(ROOM, now):
             scheduler.started(batch, now)
             running.append(batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from hplm.errors import DeadlineMissed, QueueFull
 from hplm.scheduling.columns import NEVER
 from hplm.scheduling.scheduler import Batch, Scheduler
 from hplm.scheduling.simulation.arrivals import Arrivals, SimulatedText
+from hplm.scheduling.simulation.cascades import Cascades, Ladders
 from hplm.scheduling.simulation.engines import BatchTime
 from hplm.scheduling.waiting import Capacity
 
@@ -37,7 +39,10 @@ class Outcome:
     fate: Array
     started_ns: Array
     answered_ns: Array
+    rung: Array  # of its tenant's ladder
+    right: Array  # whether the answer is right
     batches: list[int] = field(default_factory=list)  # tokens of each batch
+    rungs: list[int] = field(default_factory=list)  # of the governor, after each batch was chosen
     busy_ns: int = 0
     end_ns: int = 0
 
@@ -74,7 +79,15 @@ class Outcome:
 class Simulation:
     """Goes from event to event: a batch ends, the next one starts or is chosen, texts expire, a text arrives."""
 
-    def __init__(self, scheduler: Scheduler[SimulatedText], machine: Machine, arrivals: Arrivals, seed: int = 0) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler[SimulatedText],
+        machine: Machine,
+        arrivals: Arrivals,
+        seed: int = 0,
+        ladders: Ladders = MappingProxyType({}),
+    ) -> None:
+        """Tenants without a ladder have all texts computed once, by all layers."""
         self._scheduler = scheduler
         self._machine = machine
         self._arrivals = arrivals
@@ -84,7 +97,9 @@ class Simulation:
         self._choose_at = NEVER
         count = len(arrivals)
         never = np.full(count, NEVER)
-        self._outcome = Outcome(arrivals, np.full(count, WAITS), never, never.copy())
+        nothing = np.zeros(count, np.int64)
+        self._outcome = Outcome(arrivals, np.full(count, WAITS), never, never.copy(), nothing, nothing.astype(bool))
+        self._cascades = Cascades(ladders, count, seed)
 
     def run(self) -> Outcome:
         arrival_ns = [*self._arrivals.at_ns.tolist(), NEVER]
@@ -98,8 +113,8 @@ class Simulation:
                 self._finish(self._computing[0], now)
             if self._staged and not self._computing and self._staged[1] <= now:
                 self._start(self._staged[0], now)
-            for text in self._scheduler.expired(now) if self._scheduler.next_expiry(now) <= now else ():
-                self._outcome.fate[text.number] = EXPIRED
+            if self._scheduler.next_expiry(now) <= now:
+                self._give_up(self._scheduler.expired(now), EXPIRED, now)
             while arrival_ns[arriving] <= now:
                 self._arrive(arriving, now)
                 arriving += 1
@@ -114,11 +129,28 @@ class Simulation:
         return min(events)
 
     def _arrive(self, i: int, now: int) -> None:
+        text = self._arrivals.text(i)
+        rung = self._scheduler.rung(text.tenant, text.tokens, self._cascades.costs(text.tenant), now)
+        self._outcome.rung[i] = rung
+        text = self._cascades.enter(text, rung)
         try:
-            displaced = [text.number for text in self._scheduler.offer([self._arrivals.text(i)], now)]
+            refused = self._scheduler.offer([text], now)
         except (QueueFull, DeadlineMissed):
-            displaced = [i]
-        self._outcome.fate[displaced] = REFUSED
+            refused = [text]
+        self._give_up(refused, REFUSED, now)
+
+    def _give_up(self, texts: Sequence[SimulatedText], fate: int, now: int) -> None:
+        """Answers texts that have a first answer with that."""
+        for text in texts:
+            if self._cascades.has_answer(text.number):
+                self._answer(text, now, in_hand=True)
+            else:
+                self._outcome.fate[text.number] = fate
+
+    def _answer(self, text: SimulatedText, now: int, in_hand: bool = False) -> None:
+        self._outcome.fate[text.number] = ANSWERED
+        self._outcome.answered_ns[text.number] = now + self._machine.answering_ns
+        self._outcome.right[text.number] = self._cascades.is_right(text.number, in_hand)
 
     def _choose(self, now: int) -> None:
         """Chooses a batch, as the pipeline does: not before the last chosen batch has started."""
@@ -131,6 +163,7 @@ class Simulation:
             return
         batch = self._scheduler.choose(self._machine.capacity, now)
         if batch:
+            self._outcome.rungs.append(self._scheduler.governor.rung)
             self._staged = (batch, now + self._machine.staging_ns)
             if not self._computing and not self._machine.staging_ns:
                 self._start(batch, now)
@@ -142,7 +175,8 @@ class Simulation:
         took = self._machine.batch_ns(np.array([text.tokens for text in batch.texts]), batch.places)
         if self._machine.noise:
             took *= max(0.2, self._rng.normal(1, self._machine.noise))
-        self._outcome.started_ns[_numbers(batch)] = now
+        numbers = [text.number for text in batch.texts]
+        self._outcome.started_ns[numbers] = np.minimum(self._outcome.started_ns[numbers], now)
         self._outcome.batches.append(batch.tokens)
         self._outcome.busy_ns += int(took)
         self._computing = (batch, now + max(1, int(took)))
@@ -150,9 +184,11 @@ class Simulation:
     def _finish(self, batch: Batch[SimulatedText], now: int) -> None:
         self._computing = None
         self._scheduler.finished(batch, now)
-        self._outcome.fate[_numbers(batch)] = ANSWERED
-        self._outcome.answered_ns[_numbers(batch)] = now + self._machine.answering_ns
-
-
-def _numbers(batch: Batch[SimulatedText]) -> Sequence[int]:
-    return [text.number for text in batch.texts]
+        back: list[SimulatedText] = []
+        for text in batch.texts:
+            next_pass = self._cascades.goes_on(text, int(self._arrivals.tokens[text.number]))
+            if next_pass is None:
+                self._answer(text, now)
+            else:
+                back.append(next_pass)
+        self._give_up(self._scheduler.again(back, now), REFUSED, now)

@@ -70,7 +70,7 @@ def test_weights_are_proportional_to_the_scores_on_texts_that_went_on(known):
 
 
 def test_a_plan_whose_texts_all_go_on_is_an_ensemble_and_one_level_is_itself(known):
-    assert tried(known, (0, 2), 1.0, 4.0).reached == (1.0, 1.0)
+    assert tried(known, (0, 2), 1.0, 4.0).reached == [1.0, 1.0]
     assert tried(known, (2,)).score == known.scores[2]
     assert tried(known, (2,)).plan == Plan((Step(2),))
 
@@ -122,5 +122,5 @@ def test_a_text_in_several_windows_goes_to_the_last_level_at_once(known):
 def test_a_plan_no_text_goes_on_in_takes_its_weight_from_all_texts(known):
     sure = replace(known, draws=np.ones_like(known.draws))
     one = tried(sure, (1, 2), 0.0, 64.0)
-    assert one.reached == (1.0, 0.0)
+    assert one.reached == [1.0, 0.0]
     assert one.plan.steps[1].weight == pytest.approx(known.scores[2] / (known.scores[1] + known.scores[2]), abs=0.006)

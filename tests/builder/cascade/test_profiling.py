@@ -292,7 +292,7 @@ def test_a_broken_profile_or_ladder_is_named(store, texts, broken):
 
 def test_a_ladder_of_levels_that_it_does_not_name_is_broken(store, texts):
     folder = store.tenant_folder("pair", 1)
-    plan = {"steps": [{"level": 2, "cutoff": 0.0, "slope": 0.0, "alpha": 0.0, "weight": 1.0}]}
+    plan = {"steps": [{"level": 2, "cutoff": 0.0, "slope": 0.0, "alpha": 0.0, "weight": 1.0, "reached": 1.0}]}
     assert Plan.read(plan)
     (folder / "ladder.json").write_text(json.dumps({"levels": ["small"], "plans": [plan], "asked": {}}))
     with pytest.raises(Broken, match=naming(folder / "ladder.json")):

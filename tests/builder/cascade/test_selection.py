@@ -15,7 +15,7 @@ from tests.naming import naming
 
 def candidate(score, milliseconds, *levels):
     steps = [Step(level, 0.9, 4.0, weight=1.0 if not number else 0.6) for number, level in enumerate(levels or (0,))]
-    return Candidate(Plan(tuple(steps)), score, milliseconds / 1000, milliseconds / 1000, (1.0,), 0.0)
+    return Candidate(Plan(tuple(steps)), score, milliseconds / 1000, milliseconds / 1000, 0.0)
 
 
 STRONG, CASCADE, FAST, WEAK = candidate(0.93, 4, 1), candidate(0.928, 2.5, 0, 1), candidate(0.9, 2, 0, 1), candidate(0.8, 1, 0)

@@ -1,0 +1,48 @@
+"""The dispatcher: sends texts whose answers are not sure enough on to the next step of their plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from hplm.arrays import Array
+from hplm.engine.request import InHand, Text
+from hplm.levels.dispatch import reroutes
+from hplm.levels.pruning import kept_of_each
+
+
+def divided(
+    read: Sequence[tuple[Text, InHand]], received: Mapping[Text, Array]
+) -> tuple[list[tuple[Text, InHand]], list[Text]]:
+    """Returns the texts that are answered, and those that stand at their next step now, with the answer so far in hand.
+
+    `received`: how much attention the tokens of texts have received. Of these, some words are not read at the next step.
+    """
+    if not read:
+        return [], []
+    steps = [text.request.plan.steps[text.step] for text, _ in read]
+    goes_on = reroutes(
+        np.array([found.answer.confidence for _, found in read]),
+        np.array([step.cutoff for step in steps]),
+        np.array([step.slope for step in steps]),
+        np.array([text.draw for text, _ in read]),
+    ).tolist()
+    answered = [one for one, goes in zip(read, goes_on, strict=True) if not goes]
+    unsure = [one for one, goes in zip(read, goes_on, strict=True) if goes]
+    kept = _kept([text for text, _ in unsure if text in received], received)
+    for text, found in unsure:
+        text.go_on(found, kept.get(text))
+    return answered, [text for text, _ in unsure]
+
+
+def _kept(texts: Sequence[Text], received: Mapping[Text, Array]) -> dict[Text, Array]:
+    """Returns for each text which of its tokens the next step reads."""
+    words = [text.words for text in texts if text.words is not None]
+    if not words:
+        return {}
+    lengths = np.array([len(own) for own in words])
+    alphas = np.array([text.request.plan.steps[text.step].alpha for text in texts])
+    importance = np.concatenate([received[text] for text in texts])
+    kept = kept_of_each(importance, np.concatenate(words), alphas, lengths)
+    return dict(zip(texts, np.split(kept, np.cumsum(lengths)[:-1]), strict=True))

@@ -1,0 +1,202 @@
+"""Chooses by load how dear answers are: the rung of its tenant's ladder that a request gets.
+
+A tenant's ladder lists ways to answer, the dearest first, with the cost of each. The governor has one rung for all tenants
+that ask for more than their fair share. It goes down when a crowd waits, and up when it is calm and the load would stay
+below a bound. Tenants within their fair share have the dearest way, whatever the others do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from math import exp
+
+import numpy as np
+
+from hplm.arrays import Array
+from hplm.scheduling.columns import Columns, Numbers
+from hplm.scheduling.cost import Cost
+from hplm.scheduling.sharing import fair_share
+
+BOUND = 0.7  # share of the engine that all tenants may use after a step up
+HORIZON_NS = 500_000_000  # the load is what has come in such a time
+HORIZON_BATCHES = 16  # or in so many full batches, if these take longer
+CALM = 3  # horizons without a crowd before a step up: then the load is known to 5 %
+LOOKS = 2  # crowded batches in a row before a step down: the next batch clears a shorter burst
+MOST_PATIENCE = 32  # times CALM, after steps up that did not last
+LEARNING = 0.1  # rate of the running mean of what a full batch holds
+TICKS = 16  # in a horizon: how often loads are aged
+LEAST = 1.0  # tokens: a tenant with less load is forgotten
+FIRST_ROOM = 64
+
+
+class Governor:
+    def __init__(self, cost: Cost) -> None:
+        self.rung = 0  # of tenants beyond their fair share, in ladders that are long enough
+        self._cost = cost
+        self._full: Array | None = None  # mean tokens, texts, adapters of batches that left a crowd waiting
+        self._horizon_ns = float(HORIZON_NS)
+        self._capacity = np.inf  # tokens that full batches compute in a horizon
+        self._numbers = Numbers()  # of tenants that are not forgotten. They index the arrays and the list below.
+        self._load = np.zeros(FIRST_ROOM)  # tokens that came in the last horizon, at the cost of the dearest rung
+        self._waits = np.zeros(FIRST_ROOM)  # tokens that wait
+        self._last = np.zeros(FIRST_ROOM, np.int64)  # the cheapest rung
+        self._beyond = np.zeros(FIRST_ROOM, bool)  # whether the tenant asks for more than its fair share
+        self._over_dearest = np.ones((FIRST_ROOM, 1))  # the cost of each rung; beyond the cheapest one its cost
+        self._costs: list[Sequence[float]] = []
+        self._share = 0.0  # the fair share, in tokens of a horizon
+        self._aged_ns = 0
+        self._calm_since_ns = 0
+        self._crowded = 0  # looks in a row
+        self._raised_ns: int | None = None  # the time of the last step, if it was up
+        self._patience = 1  # times CALM, before the next step up
+
+    def __len__(self) -> int:
+        """Returns how many tenants are not forgotten."""
+        return np.count_nonzero(self._load)
+
+    def rung_for(self, tenant: Hashable, tokens: int, costs: Sequence[float], now_ns: int) -> int:
+        """Counts a request as load, and returns its rung.
+
+        `costs`: of each rung, the dearest first: how many passes through all layers a token is expected to take.
+        """
+        self._age(now_ns)
+        number = self._number(tenant, costs)
+        self._load[number] += tokens * costs[0]
+        if not self.rung:
+            return 0
+        only = slice(number, number + 1)
+        self._beyond[only] = self._asks_for_more(only)
+        return min(self.rung, len(costs) - 1) if self._beyond[number] else 0
+
+    def chosen(self, tokens: int, texts: int, adapters: float, columns: Columns, crowded: bool, now_ns: int) -> None:
+        """Looks at the line after a batch has left it. `crowded`: more texts waited, or were not served, than a batch holds."""
+        if crowded:
+            held = np.array([tokens, texts, adapters], float)
+            self._full = held if self._full is None else self._full + LEARNING * (held - self._full)
+        if self._full is not None:
+            full: list[float] = self._full.tolist()
+            batch_ns = max(1.0, float(self._cost.predict(*full)))
+            self._horizon_ns = max(HORIZON_NS, HORIZON_BATCHES * batch_ns)
+            self._capacity = full[0] * self._horizon_ns / batch_ns
+        if not self.rung and not self._last[self._all].any():  # no tenant has a choice
+            return
+        if crowded or self.rung:
+            self._count(columns)
+        elif self._crowded:
+            self._waits[:] = 0
+        self._crowded = self._crowded + 1 if crowded else 0
+        if crowded:
+            self._calm_since_ns = now_ns
+        if self._crowded >= LOOKS:
+            self._crowded = 0
+            self._step_down(now_ns)
+        self._age(now_ns)
+
+    @property
+    def _all(self) -> slice:
+        return slice(0, len(self._numbers))
+
+    def _number(self, tenant: Hashable, costs: Sequence[float]) -> int:
+        number = self._numbers.number_of(tenant)
+        if number is None:
+            number = self._numbers.take(tenant)
+            if number == len(self._costs):
+                self._costs.append(())
+            if number == len(self._load):
+                self._load, self._waits, self._last, self._beyond, self._over_dearest = (
+                    np.concatenate([column, np.zeros_like(column)])
+                    for column in (self._load, self._waits, self._last, self._beyond, self._over_dearest)
+                )
+        if self._costs[number] != costs:
+            self._costs[number] = costs
+            self._take_ladder(number, costs)
+        return number
+
+    def _take_ladder(self, number: int, costs: Sequence[float]) -> None:
+        """Takes over a tenant's ladder."""
+        more = len(costs) - self._over_dearest.shape[1]
+        if more > 0:
+            self._over_dearest = np.pad(self._over_dearest, ((0, 0), (0, more)), mode="edge")
+        self._last[number] = len(costs) - 1
+        self._over_dearest[number] = costs[-1] / costs[0]
+        self._over_dearest[number, : len(costs)] = np.array(costs) / costs[0]
+
+    def _age(self, now_ns: int) -> None:
+        """Steps up if it is time, lets loads fade, and forgets tenants whose load has."""
+        passed = now_ns - self._aged_ns
+        if passed < self._horizon_ns / TICKS:
+            return
+        self._aged_ns = now_ns
+        load, fades = self._load[self._all], exp(-passed / 2 / self._horizon_ns)
+        load *= fades  # the other half comes after the look: what has come since the last one is half as old, on average
+        if self.rung:
+            self._share = self._fair_share()
+            if passed > CALM * self._horizon_ns:  # nothing came, and nothing was chosen
+                self._go_to(0, now_ns)
+            else:
+                self._step_up(now_ns)
+        load *= fades
+        idle = np.flatnonzero((load > 0) & (load < LEAST) & (self._waits[self._all] == 0))
+        if len(idle):
+            self._load[idle], self._last[idle], self._beyond[idle] = 0, 0, False
+            for number in idle.tolist():
+                self._costs[number] = ()
+            self._numbers.give_back(idle.tolist())
+
+    def _count(self, columns: Columns) -> None:
+        """Counts the waiting tokens of each tenant. They may be the rest of a load that has faded."""
+        self._waits[:] = 0
+        for number in np.flatnonzero(columns.demand).tolist():
+            mine = self._numbers.number_of(columns.tenant_of(number))
+            if mine is not None:
+                self._waits[mine] = columns.demand[number]
+
+    def _wanted(self, numbers: slice) -> Array:
+        return np.maximum(self._load[numbers], self._waits[numbers])
+
+    def _fair_share(self) -> float:
+        """Returns the most that a tenant may ask for and still have the dearest rung.
+
+        The tenants share the engine. A crowd may also come from a smaller load, in a burst. So they share no more than a part
+        of what they ask for: the tenants that ask for most are always beyond their share.
+        """
+        wanted = self._wanted(self._all)
+        share = fair_share(wanted, min(self._capacity, BOUND * float(wanted.sum())))
+        return share if np.isfinite(share) else 0.0
+
+    def _asks_for_more(self, numbers: slice) -> Array:
+        """Whether each tenant asks for more than its fair share. To be within it again, it must ask for clearly less."""
+        return self._wanted(numbers) > self._share * np.where(self._beyond[numbers], BOUND, 1.0)
+
+    def _step_down(self, now_ns: int) -> None:
+        self._share = self._fair_share()
+        beyond = self._beyond[self._all] = self._asks_for_more(self._all)
+        if self.rung >= self._last[self._all][beyond].max(initial=0):
+            return  # no tenant beyond its share has a cheaper rung
+        if self._raised_ns is not None:
+            lasted = now_ns - self._raised_ns >= self._calm_ns
+            self._patience = 1 if lasted else min(2 * self._patience, MOST_PATIENCE)
+            self._raised_ns = None
+        self._go_to(self.rung + 1, now_ns)
+
+    def _step_up(self, now_ns: int) -> None:
+        if now_ns - self._calm_since_ns >= self._calm_ns and self._use(self.rung - 1) < BOUND:
+            self._raised_ns = now_ns
+            self._go_to(self.rung - 1, now_ns)
+
+    @property
+    def _calm_ns(self) -> float:
+        """How long it must be calm before a step up."""
+        return self._patience * CALM * self._horizon_ns
+
+    def _use(self, rung: int) -> float:
+        """Returns the share of the engine that the load would take, with this rung for the tenants beyond their share."""
+        over_dearest = np.where(self._beyond[self._all], self._over_dearest[self._all, rung], 1.0)
+        return float(self._load[self._all] @ over_dearest) / self._capacity
+
+    def _go_to(self, rung: int, now_ns: int) -> None:
+        self.rung = rung
+        self._calm_since_ns = now_ns
+        if not rung:
+            self._beyond[:] = False
+            self._waits[:] = 0

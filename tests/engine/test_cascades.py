@@ -1,0 +1,274 @@
+"""Texts that go on from level to level: served answers equal the reference's, and every request gets exactly one answer."""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from hplm.engine.engine import Engine
+from hplm.errors import InvalidInput
+from hplm.levels.dispatch import draw
+from hplm.levels.plan import Plan, Step
+from hplm.metrics import names
+from hplm.scheduling.queue import Queue
+from hplm.tasks import TASKS
+from hplm.tenants.level import FULL
+from testing.reference import Reference
+from testing.toy import WORDS
+from tests.engine.asker import Asker
+from tests.equality import Comparison
+from tests.ladders import LADDER, OWN, make_ladders
+from tests.naming import naming
+from tests.tasks import TENANTS, question
+from tests.waiting import eventually
+
+CLOSE = 2e-3  # to the probability at which a text goes on: rounding may decide
+
+
+@pytest.fixture(scope="module")
+def ladders(tmp_path_factory):
+    return make_ladders(tmp_path_factory.mktemp("ladders"))
+
+
+@pytest.fixture(scope="module")
+def reference(ladders):
+    return Reference.open(ladders.folder)
+
+
+@pytest.fixture
+def asker(ladders):
+    asker = Asker(ladders.folder)
+    yield asker
+    asker.close()
+
+
+class Climb:
+    """A text at the steps of a plan, in plain Python."""
+
+    def __init__(self, reference, tenant_id, text, pair, plan, lookup):
+        view = reference.backbone.view
+        tenant = view.snapshot.find(tenant_id)
+        found = lookup.resolve(view, tenant, [text], pair and [pair])
+        addresses, words = found.addresses, found.words
+        task, labels = tenant.task_object, tenant.labels
+        kept, before, self.is_close, self.pruned = None, None, False, 0
+        for number, step in enumerate(plan.steps):
+            said, received = reference.at_level(text, tenant_id, step.level, kept, pair)
+            logits = np.array([said[row].tolist() if row >= 0 else [0.0] * len(labels) for row in found.spans[:, 0]])
+            if before is not None:
+                logits = joined(tenant.task, before, logits, step.weight, found.spans)
+            self.level, self.answer = step.level + 1, task.answer(logits, found.spans, labels, 0, pair or "")
+            if number == len(plan.steps) - 1:
+                return
+            sure = task.confidence(tenant.all_levels[step.level].calibration, logits, found.spans, labels)
+            goes, self.is_close = goes_on(sure, step, draw(addresses, tenant.version, number), self.is_close)
+            if not goes:
+                return
+            before = logits
+            if step.alpha and words is not None:
+                least = step.alpha * float(received.mean())
+                self.is_close |= bool(((received - least).abs() < CLOSE * least).any())
+                stay = {word for word, own in zip(words.tolist(), received.tolist(), strict=True) if own > least}
+                kept = [i for i, word in enumerate(words.tolist()) if word < 0 or word in stay]
+                self.pruned = len(set(words.tolist())) - len({words[i] for i in kept})
+
+
+def goes_on(sure, step, drawn, was_close):
+    """Eq. 4, and whether the decision is close."""
+    if sure <= step.cutoff:
+        return True, was_close or abs(sure - step.cutoff) < CLOSE
+    probability = 1 / (1 + math.exp(step.slope * ((sure - step.cutoff) / (1 - step.cutoff) - 0.5)))
+    return drawn < probability, was_close or abs(sure - step.cutoff) < CLOSE or abs(drawn - probability) < CLOSE
+
+
+def joined(task, before, now, weight, spans):
+    """Eq. 6, for the tasks whose rows are easily joined; the others are tested where they are defined."""
+    if weight == 1:
+        return now
+    if task in ("classify", "tag"):
+        return np.log(weight * softmax(now) + (1 - weight) * softmax(before))
+    if task == "multilabel":
+        holds = weight / (1 + np.exp(-now)) + (1 - weight) / (1 + np.exp(-before))
+        return np.log(holds / (1 - holds))
+    if task == "regress":
+        return weight * now + (1 - weight) * before
+    combined = TASKS[task].combined
+    assert combined is not None
+    return combined(before, now, weight, spans)
+
+
+def softmax(logits):
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    return p / p.sum(-1, keepdims=True)
+
+
+def test_every_task_in_mixed_batches_climbs_as_the_reference_does(asker, reference):
+    rng, asked = random.Random(5), []
+    for number in range(180):
+        tenant, rung = TENANTS[number % len(TENANTS)], number // len(TENANTS) % len(LADDER)
+        text, pair = question(rng, tenant.task)
+        if tenant.task == "span" and pair is not None:
+            pair = " ".join(pair.split()[:30])  # in one window
+        asked.append((tenant, text, pair, rung, asker.ask(tenant.id, [text], pair and [pair], confidence=True, rung=rung + 1)))
+    close, levels, comparison, pruned = 0, set(), Comparison(), 0
+    for tenant, text, pair, rung, number in asked:
+        (answer,) = asker.wait(number)
+        climb = Climb(reference, tenant.id, text, pair, LADDER[rung], asker.lookup)
+        if climb.is_close:
+            close += 1
+            continue
+        assert answer.level == climb.level, (tenant.id, rung)
+        assert tenant.task == "regress" or answer.labels == climb.answer.labels, (tenant.id, rung)
+        comparison.add(tenant.id, answer.logits, climb.answer.logits)
+        levels.add((rung, answer.level))
+        pruned += climb.pruned
+    assert close < 0.1 * len(asked) and pruned > 20
+    assert levels == {(0, 2), (1, 1), (1, 2), (2, 2), (3, 1)}
+    comparison.assert_equal("fp32")
+
+
+def test_a_plan_that_always_goes_on_gives_the_answers_of_the_last_level(tmp_path, reference):
+    whole = Plan((Step(0, cutoff=1.0), Step(1, weight=1.0)))
+    asker = Asker(make_ladders(tmp_path, (whole, OWN)).folder)
+    rng, asked = random.Random(2), []
+    for number in range(36):
+        tenant = TENANTS[number % len(TENANTS)]
+        text, pair = question(rng, tenant.task)
+        asked.append([asker.ask(tenant.id, [text], pair and [pair], rung=rung) for rung in (1, 2)])
+    for both in asked:
+        (climbed,), (plain,) = map(asker.wait, both)
+        assert (climbed.labels, climbed.level) == (plain.labels, 2)
+        np.testing.assert_allclose(climbed.logits, plain.logits, atol=1e-5)
+    asker.close()
+
+
+@pytest.mark.parametrize("packing", ["naive", "turbo", "concat:rows=4,length=80", "slotted:rows=4,length=80,slot=40"])
+def test_the_packings_climb_in_the_same_way(ladders, asker, packing):
+    other, rng = Asker(ladders.folder, packing=packing), random.Random(8)
+    asked = []
+    for number in range(80):
+        text, rung = question(rng, "classify")[0], 2 + number % 2
+        asked.append([one.ask(("pair", "many")[number % 2], [text], rung=rung) for one in (asker, other)])
+    for ours, theirs in asked:
+        (expected,), (found,) = asker.wait(ours), other.wait(theirs)
+        assert (found.labels, found.level) == (expected.labels, expected.level)
+        np.testing.assert_allclose(found.logits, expected.logits, atol=1e-4)
+    other.close()
+
+
+def test_the_same_text_goes_the_same_way(asker):
+    rng = random.Random(4)
+    texts = [question(rng, "classify")[0] for _ in range(20)]
+    ways = [[answer.level for answer in asker.wait(asker.ask("pair", texts, rung=2))] for _ in range(3)]
+    assert ways[0] == ways[1] == ways[2] and set(ways[0]) == {1, 2}
+
+
+def test_a_passage_in_windows_is_answered_by_the_last_level_alone(asker, reference):
+    passage = " ".join(random.Random(1).choices(WORDS, k=200))
+    (answer,) = asker.wait(asker.ask("find", ["a b"], [passage], rung=2))
+    assert answer.level == 2 and answer.labels == reference.answer("a b", "find", passage).labels
+
+
+def test_without_a_rung_a_quiet_server_takes_the_dearest_plan(asker):
+    assert asker.wait(asker.ask("pair", ["a b"]))[0].level == 2
+
+
+@pytest.mark.parametrize("rung", [5, 2**16 - 1])
+def test_an_unknown_rung_is_refused(asker, rung):
+    with pytest.raises(InvalidInput, match=naming("hplm_rung", rung, "'pair'", "1 to 4")):
+        asker.ask("pair", ["a b"], rung=rung)
+    asker.answers.pop()  # the request was refused
+
+
+class Held:
+    """Holds the batches of the full stack until it is opened."""
+
+    def __init__(self, monkeypatch):
+        self.opened, self.reached = threading.Event(), threading.Event()
+        compute = Engine._compute
+
+        def held(engine, sheet, attend):
+            if sheet.stack == FULL:
+                self.reached.set()
+                assert self.opened.wait(60)
+            return compute(engine, sheet, attend)
+
+        monkeypatch.setattr(Engine, "_compute", held)
+
+
+@pytest.fixture
+def held(monkeypatch):
+    held = Held(monkeypatch)
+    yield held
+    held.opened.set()
+
+
+def test_a_text_whose_time_is_over_is_answered_by_the_level_that_it_has_reached(asker, monkeypatch):
+    again = Queue.again
+
+    def too_late(line, texts):
+        eventually(lambda: all(time.monotonic_ns() > text.deadline_ns for text in texts))
+        return again(line, texts)
+
+    monkeypatch.setattr(Queue, "again", too_late)
+    number = asker.ask("pair", ["a b"], deadline_ns=time.monotonic_ns() + 3_000_000_000, rung=3)
+    assert asker.wait(number)[0].level == 1
+
+
+def test_closing_answers_texts_on_their_way_with_the_answer_in_hand(ladders, held):
+    asker = Asker(ladders.folder)
+    numbers = [asker.ask("pair", ["a b"], rung=3) for _ in range(5)]
+    assert held.reached.wait(60)  # they have gone on
+    closing = threading.Thread(target=asker.close)
+    closing.start()
+    held.opened.set()
+    closing.join(60)
+    assert not closing.is_alive()
+    assert all(asker.wait(number)[0].level == 2 for number in numbers)
+
+
+def test_a_closed_line_takes_no_text_again(ladders, monkeypatch):
+    asker = Asker(ladders.folder)
+    closed, again = threading.Event(), Queue.again
+
+    def late(line, texts):
+        assert closed.wait(60)
+        return again(line, texts)
+
+    monkeypatch.setattr(Queue, "again", late)
+    number = asker.ask("pair", ["a b"], rung=3)
+    closing = threading.Thread(target=asker.close)
+    closing.start()
+    eventually(lambda: asker.service._line._scheduler.draining)
+    closed.set()
+    closing.join(60)
+    assert asker.wait(number)[0].level == 1
+
+
+def test_texts_of_one_request_may_end_at_different_levels(asker):
+    rng = random.Random(4)
+    texts = [question(rng, "classify")[0] for _ in range(30)]
+    together = asker.wait(asker.ask("pair", texts, rung=2))
+    alone = [asker.wait(asker.ask("pair", [text], rung=2))[0] for text in texts]
+    assert [answer.level for answer in together] == [answer.level for answer in alone]
+    assert [answer.labels for answer in together] == [answer.labels for answer in alone]
+
+
+def test_the_best_labels_are_those_of_all_steps(asker):
+    full = asker.wait(asker.ask("pair", ["a b", "c d"], top_k=2, rung=2))
+    assert all(len(answer.labels) == 2 and answer.scores[0] >= answer.scores[1] for answer in full)
+
+
+def test_levels_are_counted_with_the_reason(ladders):
+    asker = Asker(ladders.folder)
+    asker.wait(asker.ask("pair", ["a b"], rung=4))
+    asker.wait(asker.ask("pair", ["a b"], rung=1))
+    asker.close()
+    counts, _ = asker.service.instruments.meter.take()
+    found = {labels: count for (metric, labels), count in counts.items() if metric == names.LEVEL_TEXTS}
+    assert found == {("1", "last"): 1, ("2", "last"): 1}

@@ -1,0 +1,289 @@
+"""Texts that were computed and join the line again: their first answer is not enough."""
+
+import random
+import threading
+from collections import Counter
+from dataclasses import replace
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hplm.errors import DeadlineMissed, QueueFull
+from hplm.scheduling.limits import Limits
+from hplm.scheduling.policy import OURS, policy
+from hplm.scheduling.queue import Queue
+from hplm.scheduling.scheduler import Scheduler
+from hplm.scheduling.simulation.arrivals import SimulatedText
+from hplm.scheduling.waiting import Capacity
+
+ROOM = Capacity(tokens=100, texts=10, tenants=3)
+BATCH_NS = 10_000_000
+
+
+def _text(number=0, tokens=10, deadline=0, tenant=0, size=1):
+    return SimulatedText(
+        tokens=tokens, bytes=size, arrival_ns=0, deadline_ns=deadline, tenant=tenant, slot_key=tenant, number=number
+    )
+
+
+def _scheduler(texts=100, admission=False, given="timely"):
+    return Scheduler(policy(given), Limits(texts, 1000), admission)
+
+
+def _queue(texts=100):
+    """On a clock that goes a microsecond on whenever somebody looks at it."""
+    clock = count(1)
+    return Queue(_scheduler(texts), lambda: next(clock) * 1000)
+
+
+def _run(scheduler, now, adapters=0):
+    batch = scheduler.choose(ROOM, now)
+    scheduler.started(batch, now)
+    scheduler.finished(batch, now + BATCH_NS, adapters)
+    return batch
+
+
+def test_texts_come_back_past_limits_and_admission_with_their_deadlines():
+    scheduler, now = _scheduler(texts=2, admission=True), 0
+    for _ in range(30):
+        scheduler.offer([_text()], now)
+        _run(scheduler, now)
+        now += BATCH_NS
+    mine = [_text(1, deadline=now + 10 * BATCH_NS), _text(2)]
+    scheduler.offer(mine, now)
+    assert _run(scheduler, now).texts == mine
+    scheduler.offer([_text(3), _text(4)], now)
+    with pytest.raises(QueueFull):
+        scheduler.offer([_text(5)], now)
+    assert scheduler.again(mine, now) == []
+    assert len(scheduler) == 4
+    assert scheduler.columns.came_back.tolist() == [False, False, True, True]
+    assert scheduler.columns.deadline[2] == mine[0].deadline_ns
+    assert {text.number for text in _run(scheduler, now).texts} == {1, 2, 3, 4}
+
+
+def test_each_text_that_came_back_expires_alone():
+    scheduler = _scheduler()
+    request = [_text(1, deadline=50), _text(2, deadline=500), _text(3, deadline=500)]
+    scheduler.offer(request, 0)
+    batch = scheduler.choose(replace(ROOM, texts=2), 0)
+    scheduler.started(batch, 0)
+    scheduler.finished(batch, 10)
+    assert scheduler.again(batch.texts, 10) == []
+    assert scheduler.next_expiry(10) == 50
+    assert [text.number for text in scheduler.expired(50)] == [1]
+    assert {text.number for text in scheduler.expired(500)} == {2, 3}
+
+
+def test_a_text_that_came_back_may_be_displaced_alone():
+    scheduler = _scheduler(texts=4)
+    scheduler.offer([_text(i, tenant=1) for i in range(3)], 0)
+    batch = _run(scheduler, 0)
+    scheduler.offer([_text(3, tenant=1), _text(4, tenant=1)], 0)
+    scheduler.again(batch.texts[:2], 0)
+    assert scheduler.offer([_text(5, tenant=2)], 0) == batch.texts[1:2]
+
+
+@pytest.mark.parametrize("came_back", [False, True])
+def test_admission_counts_texts_that_came_back_as_work(came_back):
+    scheduler, _, now = _busy()
+    waiting = [_text(deadline=now + 10 * BATCH_NS) for _ in range(20)]
+    if came_back:
+        scheduler.again(waiting, now)
+    else:
+        scheduler.offer(waiting, now)
+    with pytest.raises(DeadlineMissed):
+        scheduler.offer([_text(deadline=now + 2 * BATCH_NS)], now)
+
+
+@pytest.mark.parametrize("fate", ["expired", "late"])
+def test_admission_promises_the_first_pass_only(fate):
+    """Second passes that come too late change nothing about how many requests are let in. First passes do."""
+
+    def let_in(late_are_first):
+        scheduler, running, now = _busy()
+        for _ in range(40):
+            texts = [_text(deadline=now + (1 if fate == "expired" else 3 * BATCH_NS)) for _ in range(10)]
+            if late_are_first:
+                scheduler.columns.add(texts)
+            else:
+                scheduler.again(texts, now)
+            if fate == "expired":
+                assert scheduler.expired(now + 2) == texts
+                continue
+            scheduler.finished(running, now + BATCH_NS)
+            running = scheduler.choose(ROOM, now + BATCH_NS)
+            assert running.texts == texts
+            scheduler.started(running, now + BATCH_NS)
+            now += 4 * BATCH_NS
+        for admitted in count():
+            try:
+                scheduler.offer([_text(deadline=now + 5 * BATCH_NS)], now)
+            except DeadlineMissed:
+                return admitted
+
+    assert let_in(late_are_first=False) > 1.3 * let_in(late_are_first=True) > 0
+
+
+def _busy():
+    """Returns a scheduler that has learned its cost, a batch that has just started, and the time."""
+    scheduler, now = Scheduler(policy("timely"), Limits(1000, 10**6), admission=True), 0
+    for _ in range(30):
+        scheduler.offer([_text() for _ in range(11)], now)
+        _run(scheduler, now)
+        now += BATCH_NS
+        scheduler.abandon()
+    scheduler.offer([_text() for _ in range(10)], now)
+    running = scheduler.choose(ROOM, now)
+    scheduler.started(running, now)
+    return scheduler, running, now
+
+
+OFFER = st.tuples(
+    st.just("offer"), st.integers(0, 3), st.integers(1, 6), st.integers(1, 60), st.sampled_from([0, 2, 5, 30])
+)  # tenant, texts, tokens, batches until the deadline
+STEPS = st.lists(
+    st.one_of(
+        OFFER, OFFER, st.just(("choose",)), st.tuples(st.just("finish"), st.integers(0, 3)), st.just(("halve",)),
+        st.just(("drop",)), st.tuples(st.just("wait"), st.integers(1, 4)),
+    ),
+    max_size=60,
+)  # fmt: skip
+
+
+@given(STEPS, st.booleans(), st.sampled_from([*OURS]), st.integers(0, 60), st.booleans())
+def test_every_text_leaves_exactly_once(steps, admission, given_policy, closes_after, abandons):
+    """Texts come back in mid-way, and the queue closes at any moment: it serves what waits, or gives it up."""
+    scheduler = Scheduler(policy(given_policy), Limits(12, 1000), admission)
+    left, running, now, offered = Counter(), [], 0, 0
+
+    def leave(texts):
+        left.update(text.number for text in texts)
+
+    def finish(share):
+        """Lets one of so many texts come back with other tokens; 0: none."""
+        batch, is_given_up = running.pop(0)
+        scheduler.started(batch, now)
+        scheduler.finished(batch, now + BATCH_NS)
+        back = batch.texts[::share] if share else []
+        refused = scheduler.again([replace(text, tokens=text.tokens + 7) for text in back], now)
+        assert len(refused) == (len(back) if scheduler.draining else 0)
+        if not is_given_up:
+            leave([text for text in batch.texts if text not in back] + refused)
+
+    def choose():
+        batch = scheduler.choose(ROOM, now) if len(running) < 2 else None
+        if batch:
+            running.append((batch, False))
+
+    for number, step in enumerate([*steps, ("end",)]):
+        if number == min(closes_after, len(steps)):
+            scheduler.close()
+            if abandons:
+                leave(scheduler.abandon())
+                running = [(batch, True) for batch, _ in running]
+                assert not len(scheduler.columns)
+        match step:
+            case "offer", tenant, texts, tokens, batches:
+                deadline = now + batches * BATCH_NS if batches else 0
+                request = [_text(offered + i, tokens, deadline, tenant) for i in range(texts)]
+                offered += texts
+                try:
+                    leave(scheduler.offer(request, now))
+                except Exception:
+                    leave(request)
+            case ("choose",):
+                choose()
+            case "finish", share if running:
+                finish(share)
+            case ("halve",) if running and not running[-1][1] and scheduler.halve(running[-1][0], now):
+                running.pop()
+            case ("drop",) if running:
+                batch, is_given_up = running.pop()
+                scheduler.dropped(batch, now)
+                leave([] if is_given_up else batch.texts)
+            case "wait", batches:
+                now += batches * BATCH_NS
+                leave(scheduler.expired(now))
+    while len(scheduler) or running:
+        choose()
+        if running:
+            finish(1)
+        now += BATCH_NS
+        leave(scheduler.expired(now))
+    assert left == Counter(range(offered)) and not scheduler.bytes
+
+
+def test_halves_that_were_given_up_do_not_run():
+    scheduler = _scheduler()
+    scheduler.offer([_text(1), _text(2)], 0)
+    assert scheduler.halve(scheduler.choose(ROOM, 0), 0)
+    assert len(scheduler.abandon()) == 2 and not len(scheduler) and scheduler.choose(ROOM, 0) is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_queue_that_closes_answers_every_text_once(seed):
+    """Threads offer, compute, expire and close. Half of the texts come back, some of them several times."""
+    rng, left, lock, queue = random.Random(seed), Counter(), threading.Lock(), _queue(texts=40)
+    closes_after = rng.randrange(200)
+
+    def leave(texts):
+        with lock:
+            left.update(text.number for text in texts)
+
+    def compute():
+        while (batch := queue.take(ROOM)) is not None:
+            queue.started(batch)
+            queue.finished(batch)
+            back = [text for text in batch.texts if rng.random() < 0.5]
+            leave([text for text in batch.texts if text not in back])
+            leave(queue.again(back))
+
+    def expire():
+        while (texts := queue.expired()) is not None:
+            leave(texts)
+
+    threads = [threading.Thread(target=work, daemon=True) for work in (compute, expire)]
+    for thread in threads:
+        thread.start()
+    for number in range(200):
+        if number == closes_after:
+            queue.close()
+        text = _text(number, deadline=rng.choice([0, number * 1000 + 10**6]), tenant=number % 3)
+        try:
+            leave(queue.offer([text]))
+        except Exception:
+            leave([text])
+    queue.close()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert left == Counter(range(200)) and not len(queue)
+
+
+def test_a_closed_queue_ends_though_a_batch_still_runs():
+    """What comes back later is refused, so there is nothing to wait for."""
+    queue = _queue()
+    queue.offer([_text(1), _text(2)])
+    batch = queue.take(ROOM)
+    queue.close()
+    assert queue.take(ROOM) is None and queue.expired() is None
+    queue.started(batch)
+    queue.finished(batch)
+    assert queue.again(batch.texts) == batch.texts
+
+
+def test_a_text_that_comes_back_wakes_a_waiting_thread():
+    queue = _queue()
+    queue.offer([_text(1)])
+    batch = queue.take(ROOM)
+    queue.started(batch)
+    queue.finished(batch)
+    taken = []
+    taker = threading.Thread(target=lambda: taken.append(queue.take(ROOM)), daemon=True)
+    taker.start()
+    assert queue.again(batch.texts) == []
+    taker.join(10)
+    assert taken[0].texts == batch.texts
