@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from hplm.levels.calibration import Calibration
 from hplm.model.stacks import UpperStack
 from hplm.model.weights import load_weights
 
-OWN = "own"  # the name that reports give a tenant's own level
+OWN = "full"  # the name that reports give a tenant's own level, after its stack
 LEVEL = "level.json"  # describes a level as `tenant.json` describes a tenant
 
 
@@ -39,9 +39,17 @@ def levels_of(store: Store, tenant: TenantFile) -> list[StoredLevel]:
     """Returns the levels of this version of a tenant, the shallowest first. Its own one is the last."""
     if not tenant.has_head:
         raise InvalidInput(f"tenant {tenant.id!r} generates text: only answers of encoders have levels")
-    paths = store.tenant_folder(tenant.id, tenant.version).glob(f"levels/*/{LEVEL}")
-    shallower = [_shallower(store, path.parent) for path in paths]
+    shallower = [_shallower(store, folder) for folder in _folders(store, tenant)]
     return [*sorted(shallower, key=lambda level: (level.layers, level.name)), own(store, tenant)]
+
+
+def has_levels(store: Store, tenant: TenantFile) -> bool:
+    """Whether this version of a tenant has levels besides its own one."""
+    return any(_folders(store, tenant))
+
+
+def _folders(store: Store, tenant: TenantFile) -> Iterator[Path]:
+    return (path.parent for path in store.tenant_folder(tenant.id, tenant.version).glob(f"levels/*/{LEVEL}"))
 
 
 def own(store: Store, tenant: TenantFile) -> StoredLevel:

@@ -123,13 +123,13 @@ def run_select(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _tenants(store: Store, args: argparse.Namespace) -> Iterator[TenantFile]:
-    from builder.cascade.levels import levels_of
+    from builder.cascade.levels import has_levels
     from builder.evaluation.tenant import find_tenant
 
     if not args.all:
         yield find_tenant(store, args.id)
         return
-    having = [tenant for tenant in store.tenants() if tenant.has_head and len(levels_of(store, tenant)) > 1]
+    having = [tenant for tenant in store.tenants() if has_levels(store, tenant)]
     if not having:
         raise InvalidInput(f"no tenant in {store.folder} has levels: make one with `hplm cascade build`")
     yield from having
