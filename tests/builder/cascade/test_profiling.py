@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
 import numpy as np
@@ -26,7 +26,7 @@ from hplm.cli.main import main
 from hplm.engine.engine import resolve_precision
 from hplm.errors import Broken, InvalidInput
 from hplm.levels.calibration import Calibration
-from hplm.levels.plan import Plan
+from hplm.levels.plan import Plan, Step
 from hplm.model.attention import PackedAttention
 from hplm.tasks import softmax
 from testing.random_store import random_stack
@@ -292,7 +292,7 @@ def test_a_broken_profile_or_ladder_is_named(store, texts, broken):
 
 def test_a_ladder_of_levels_that_it_does_not_name_is_broken(store, texts):
     folder = store.tenant_folder("pair", 1)
-    plan = {"steps": [{"level": 2, "cutoff": 0.0, "slope": 0.0, "alpha": 0.0, "weight": 1.0, "reached": 1.0}]}
+    plan = asdict(Plan((Step(2),)))
     assert Plan.read(plan)
     (folder / "ladder.json").write_text(json.dumps({"levels": ["small"], "plans": [plan], "asked": {}}))
     with pytest.raises(Broken, match=naming(folder / "ladder.json")):
