@@ -89,8 +89,8 @@ class Layout:
 
     @property
     def name(self) -> str:
-        """The name of the bank's file. Every layout has another."""
-        parts = [self.kind, str(self.size)]
+        """The name of a new bank's file. Every layout has another: an adapter's also has its number of layers."""
+        parts = [self.kind, f"{self.size}x{self.layers}" if self.places else str(self.size)]
         if self.places and self.places != KINDS[self.kind].usual_places:
             parts.append("+".join(self.places))
         if self.function != "relu":

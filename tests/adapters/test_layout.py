@@ -82,6 +82,7 @@ def test_heads_equal_a_loop_over_rows(function):
 def test_different_layouts_have_different_file_names():
     layouts = [
         Layout("bottleneck", 8, 8, 2, ("attention_out",)),
+        Layout("bottleneck", 8, 8, 1, ("attention_out",)),
         Layout("bottleneck", 8, 8, 2, ("ffn_out",)),
         Layout("bottleneck", 8, 8, 2, ("attention_out",), function="gelu"),
         Layout("bottleneck", 8, 8, 2, ("attention_out",), dtype="bf16"),
@@ -92,7 +93,7 @@ def test_different_layouts_have_different_file_names():
         Layout("head2", 16, 8, 1, function="tanh"),
     ]
     assert len({layout.file_name for layout in layouts}) == len(layouts)
-    assert layouts[0].file_name == "bottleneck-8.bank" and layouts[6].file_name == "lora-8-value.bank"
+    assert layouts[0].file_name == "bottleneck-8x2.bank" and layouts[7].file_name == "lora-8x2-value.bank"
 
 
 def test_unpacking_returns_the_packed_weights():

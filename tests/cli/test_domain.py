@@ -146,7 +146,7 @@ def test_verify_names_everything_that_is_broken(repository, capsys):
     for number in (5, 9):
         flip(folder / "plot/bio/1/values", number * row + 7)
     flip(folder / "plot/law/1/keys", 3)
-    bank = next((folder / "adapters").glob("bottleneck-8.bank"))
+    bank = next((folder / "adapters").glob("bottleneck-8x2.bank"))
     flip(bank, PAGE + record_bytes(Bank(bank).layout) + HEADER_BYTES + 1)
     head = next((folder / "adapters").glob("head-16.bank"))
     flip(head, PAGE)  # the owner of the record

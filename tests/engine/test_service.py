@@ -333,7 +333,7 @@ def _copy(toy: Toy, tmp_path):
 
 def test_a_corrupt_record_fails_only_its_tenant(toy, tmp_path, reference):
     folder = _copy(toy, tmp_path)
-    bank = folder / "adapters" / "bottleneck-8.bank"
+    bank = folder / "adapters" / "bottleneck-8x2.bank"
     data = bytearray(bank.read_bytes())
     data[4096 + 200] ^= 1  # the first record: acme's
     bank.unlink()
@@ -352,7 +352,7 @@ def test_a_corrupt_record_fails_only_its_tenant(toy, tmp_path, reference):
 @pytest.mark.parametrize("damage", ["gone", "a folder", "no header", "another header"])
 def test_a_bank_that_cannot_be_opened_fails_only_its_tenants(toy, tmp_path, damage):
     folder = _copy(toy, tmp_path)
-    bank = folder / "adapters" / "bottleneck-4.bank"
+    bank = folder / "adapters" / "bottleneck-4x2.bank"
     data = bank.read_bytes()
     bank.unlink()
     if damage == "a folder":

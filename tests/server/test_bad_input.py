@@ -32,7 +32,7 @@ def repository(toy, tmp_path_factory):
     """The toy's repository, with a corrupt adapter record of acme."""
     folder = tmp_path_factory.mktemp("bad-input")
     export(toy.store, folder, ServingOptions(dtype="fp32"))
-    bank = folder / "toy/1/adapters/bottleneck-8.bank"
+    bank = folder / "toy/1/adapters/bottleneck-8x2.bank"
     data = bytearray(bank.read_bytes())
     data[4096 + 200] ^= 1
     bank.unlink()
@@ -93,7 +93,7 @@ def test_unknown_and_missing_tenants_get_the_same_error(stock, tenant):
 
 
 def test_a_corrupt_record_fails_only_its_tenant(stock):
-    _refused(stock, 500, ["[broken]", "'acme'", 0, "bottleneck-8.bank"], [WORDS[0]], "acme")
+    _refused(stock, 500, ["[broken]", "'acme'", 0, "bottleneck-8x2.bank"], [WORDS[0]], "acme")
     assert stock.ask([WORDS[0]], "dune")["LABEL"].shape == (1, 1)  # in the same bank
 
 

@@ -37,7 +37,7 @@ def test_a_snapshot_keeps_them(place, tmp_path):
     _, folder, _ = place
     snapshot = Snapshot.load(folder / "tenants.json")
     assert snapshot.find("plain").records() == [] and snapshot.find("changed").adapter is not None
-    assert snapshot.banks() == ["lora-4-" + "+".join(EVERY) + ".bank"]
+    assert snapshot.banks() == ["lora-4x2-" + "+".join(EVERY) + ".bank"]
     with pytest.raises(InvalidInput, match="'plain'"):
         _ = snapshot.find("plain").head_record
     snapshot.save(tmp_path / "copy.json")

@@ -223,7 +223,7 @@ def test_memory_of_removed_layouts_is_freed(place, monkeypatch):
 
     live.add("new-c", knowledge(store, "new-c"))
     answered("new-c")
-    assert stager.device_bytes > before and "lora-2-query+ffn_in" in {layout.name for layout in stager.slots()}
+    assert stager.device_bytes > before and "lora-2x2-query+ffn_in" in {layout.name for layout in stager.slots()}
     with monkeypatch.context() as later:
         later.setattr("hplm.engine.views.KEPT_SECONDS", 0.0)
         live.delete("new-c")
@@ -236,7 +236,7 @@ def test_memory_of_removed_layouts_is_freed(place, monkeypatch):
     assert stager.device_bytes > before
     service.look()
     counts, _ = service.instruments.meter.take()
-    assert counts[names.SLOT_MISSES, ("lora-2-query+ffn_in",)] == 2
+    assert counts[names.SLOT_MISSES, ("lora-2x2-query+ffn_in",)] == 2
     asker.close()
 
 

@@ -16,15 +16,15 @@ def test_a_saved_snapshot_is_loaded_unchanged(toy, tmp_path):
     assert [tenant.id for tenant in again.tenants] == [tenant.id for tenant in TENANTS]
     assert again.find("echo").adapter is None and again.by_uid(1).id == "acme"
     assert again.banks() == [
-        "bottleneck-4-attention_out+ffn_out-gelu-bf16.bank",
-        "bottleneck-4.bank",
-        "bottleneck-8.bank",
+        "bottleneck-4x2-attention_out+ffn_out-gelu-bf16.bank",
+        "bottleneck-4x2.bank",
+        "bottleneck-8x2.bank",
         "head-16-bf16.bank",
         "head-16.bank",
         "head-64.bank",
         "head2-16-tanh.bank",
-        "lora-2-query+key+attention_out+ffn_in+ffn_out.bank",
-        "lora-4.bank",
+        "lora-2x2-query+key+attention_out+ffn_in+ffn_out.bank",
+        "lora-4x2.bank",
     ]
 
 
