@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from builder.evaluation.tenant import find_tenant, opened
+from builder.evaluation.tenant import ServedBody, find_tenant, opened
 from builder.store.calibrations import Calibrated, read_calibrated, save_calibrated
 from builder.store.resumable import digest_of
 from builder.store.store import Store, TenantFile
+from builder.store.weights import Weights
 from builder.tables.text_files import check_file
-from builder.training.finetuning import rows_of
-from builder.training.labelled import Example, Labelled
+from builder.training.finetuning import Ground, rows_of
+from builder.training.history import learned_by
+from builder.training.labelled import Labelled, key_of
 from builder.training.labels import check_labels
+from builder.training.model import TenantModel
 from builder.training.tasks import TrainingTask, training_task
 from hplm.engine.engine import Precision
 from hplm.errors import Broken, InvalidInput
@@ -26,9 +30,62 @@ from hplm.levels.calibration import Calibration
 from hplm.levels.evidence import Evidence
 from hplm.levels.fitting import Cases, fitted
 from hplm.levels.reliability import Bin, bins_of, calibration_error
+from hplm.model.stacks import UpperStack
 
 FEWEST = 100  # texts
 WIDTH = 0.5  # the default of delta, in standard deviations of the values
+
+
+class CalibrationTexts:
+    """Labelled texts for calibrations of a tenant's version.
+
+    Texts that occur in the training or dev data of the version, or of those that it was trained on, are left out. `seen`: more
+    files of such texts, also moved ones.
+    """
+
+    def __init__(self, store: Store, tenant: TenantFile, file: Path, seen: Sequence[Path] = ()) -> None:
+        self.task = training_task(tenant.task)
+        if self.task.served.evidence is None or (self.task.right_class is None and self.task.is_right is None):
+            raise InvalidInput(f"tenant {tenant.id!r} has the task {tenant.task}, whose answers have no confidence")
+        check_file(file)
+        self.file = file
+        self._tenant = tenant
+        self._used = {digest_of(path): path for path in (*_used_files(store, tenant, seen), *seen)}
+
+    def asked(self, precision: Precision, delta: float | None) -> dict[str, Any]:
+        """Returns what a calibration with these texts is made of."""
+        return {"texts": digest_of(self.file), "precision": precision.name, "delta": delta, "seen": sorted(self._used)}
+
+    @cached_property
+    def fresh(self) -> Labelled:
+        """The texts that the training has not seen. Raises if they are too few."""
+        labelled = self._labelled
+        known = {key_of(example) for path in self._used.values() for example in self.task.read(path).examples}
+        found = [example for example in labelled.examples if key_of(example) not in known]
+        if len(found) < FEWEST:
+            raise InvalidInput(
+                f"{self.file}: {len(labelled.examples) - len(found):,} of its {len(labelled.examples):,} texts occur in the "
+                f"training or dev data of tenant {self._tenant.id!r}, and {len(found):,} are left: a calibration needs "
+                f"{FEWEST} texts or more that have chosen nothing else"
+            )
+        return Labelled(self.file, found)
+
+    @property
+    def left_out(self) -> int:
+        return len(self._labelled.examples) - len(self.fresh.examples)
+
+    def usual_delta(self) -> float:
+        """Returns the largest error of a right number, where none is given."""
+        delta = WIDTH * float(np.std([example.value for example in self.fresh.examples]))
+        if not delta:
+            raise InvalidInput(f"{self.file}: every value is the same: give different ones, or --delta")
+        return delta
+
+    @cached_property
+    def _labelled(self) -> Labelled:
+        labelled = self.task.read(self.file)
+        check_labels(labelled, self._tenant.labels, f"the training data of tenant {self._tenant.id!r}")
+        return labelled
 
 
 def calibrate_tenant(
@@ -43,56 +100,57 @@ def calibrate_tenant(
 ) -> tuple[Calibrated, bool]:
     """Stores the calibration beside the version. Returns it, and whether it is new: the same call again changes nothing.
 
-    Texts that occur in the training or dev data of the version, or of those that it was trained on, are left out.
-    `delta`: for numbers, the largest error of a right one. `seen`: more files of such texts, also moved ones.
+    `delta`: for numbers, the largest error of a right one. `seen`: see `CalibrationTexts`.
     """
     tenant = find_tenant(store, tenant_id)
-    task = training_task(tenant.task)
-    _check(tenant, task, delta)
-    check_file(file)
-    used = list(_used_files(store, tenant, seen))
-    asked = {"texts": digest_of(file), "precision": precision.name, "delta": delta, "seen": sorted(map(digest_of, used))}
+    texts = CalibrationTexts(store, tenant, file, seen)
+    _check_delta(tenant, texts.task, delta)
     known = read_calibrated(store, tenant)
-    if known is not None and known.asked == asked:
+    if known is not None and known.asked == texts.asked(precision, delta):
         return known, False
-    labelled = task.read(file)
-    check_labels(labelled, tenant.labels, f"the training data of tenant {tenant_id!r}")
-    fresh = _unseen(labelled, (task.read(path) for path in used))
-    if len(fresh.examples) < FEWEST:
-        raise InvalidInput(
-            f"{file}: {len(labelled.examples) - len(fresh.examples):,} of its {len(labelled.examples):,} texts occur in the "
-            f"training or dev data of tenant {tenant_id!r}, and {len(fresh.examples):,} are left: a calibration needs "
-            f"{FEWEST} texts or more that have chosen nothing else"
-        )
+    calibrated = calibrated_on(store, tenant, store.tenant_weights(tenant), texts, precision, device, delta, show_progress)
+    save_calibrated(store, tenant, calibrated)
+    return calibrated, True
+
+
+def calibrated_on(
+    store: Store,
+    tenant: TenantFile,
+    weights: Weights,
+    texts: CalibrationTexts,
+    precision: Precision,
+    device: torch.device,
+    delta: float | None,
+    show_progress: bool,
+    upper: UpperStack | None = None,
+) -> Calibrated:
+    """Fits a calibration to a tenant's answers. `upper`: the stack that the weights belong to; None: the full one."""
+    asked, task, file = texts.asked(precision, delta), texts.task, texts.file
+    fresh = texts.fresh
     if task.is_number and delta is None:
-        delta = WIDTH * float(np.std([example.value for example in fresh.examples]))
-        if not delta:
-            raise InvalidInput(f"{file}: every value is the same: give different ones, or --delta")
-    cases = _cases(store, tenant, task, fresh, precision, device, delta, show_progress)
+        delta = texts.usual_delta()
+    read = opened(store, tenant, weights, fresh, device, precision, show_progress, upper)
+    cases = _cases(tenant, task, *read, delta)
     if len(cases) < FEWEST:
         raise InvalidInput(f"{file}: {len(cases):,} of its texts have words that can be read: give {FEWEST} or more")
     found = fitted(cases, delta)
     report = {
-        "tenant": tenant_id,
+        "tenant": tenant.id,
         "version": tenant.version,
         "task": tenant.task,
         "file": str(file),
         "texts": len(cases),
-        "left_out": len(labelled.examples) - len(fresh.examples),
+        "left_out": texts.left_out,
         "precision": precision.name,
         "delta": delta,
         "right": round(float(cases.right.mean()), 4),
         "before": None if task.is_number else _described(cases.confidences(Calibration()), cases.losses(Calibration()), cases),
         "after": _described(found.confidences, found.losses, cases),
     }
-    calibrated = Calibrated(found.calibration, asked, report)
-    save_calibrated(store, tenant, calibrated)
-    return calibrated, True
+    return Calibrated(found.calibration, asked, report)
 
 
-def _check(tenant: TenantFile, task: TrainingTask, delta: float | None) -> None:
-    if task.served.evidence is None or (task.right_class is None and task.is_right is None):
-        raise InvalidInput(f"tenant {tenant.id!r} has the task {tenant.task}, whose answers have no confidence")
+def _check_delta(tenant: TenantFile, task: TrainingTask, delta: float | None) -> None:
     if delta is None:
         return
     if not task.is_number:
@@ -115,52 +173,15 @@ def reported_bins(described: dict[str, Any]) -> list[Bin]:
 
 
 def _used_files(store: Store, tenant: TenantFile, seen: Sequence[Path]) -> Iterator[Path]:
-    """Yields the files of the version's training and of those that it was trained on, then those of `seen`."""
-    for path in seen:
-        check_file(path)
-    moved = {digest_of(path): path for path in seen}
-    found: set[str] = set()
-    version = tenant.version
-    while version:
-        report = store.report(store.tenant_version(tenant.id, version))
-        for part in (report[name] for name in ("training", "dev") if name in report):
-            if part["digest"] in found:
-                continue
-            found.add(part["digest"])
-            if part["digest"] in moved:
-                continue
-            path = Path(part["file"])
-            if not path.is_file() or digest_of(path) != part["digest"]:
-                raise InvalidInput(
-                    f"version {version} of tenant {tenant.id!r} was trained on {path}, which was moved or changed since: name "
-                    "the file as it was with --seen, so that its texts are left out"
-                )
-            yield path
-        version = report.get("from_version", 0)
-    yield from seen
-
-
-def _unseen(labelled: Labelled, used: Iterable[Labelled]) -> Labelled:
-    known = {_key(example) for other in used for example in other.examples}
-    return Labelled(labelled.path, [example for example in labelled.examples if _key(example) not in known])
-
-
-def _key(example: Example) -> tuple[str, ...]:
-    return tuple(" ".join(text.split()) for text in (example.text, example.pair or ""))
+    """Yields the files of the version's training and of those that it was trained on."""
+    for learned in learned_by(store, tenant, seen):
+        yield from (path for path in (learned.train, learned.dev) if path is not None)
 
 
 def _cases(
-    store: Store,
-    tenant: TenantFile,
-    task: TrainingTask,
-    labelled: Labelled,
-    precision: Precision,
-    device: torch.device,
-    delta: float | None,
-    show_progress: bool,
+    tenant: TenantFile, task: TrainingTask, body: ServedBody, model: TenantModel, ground: Ground, delta: float | None
 ) -> Cases:
     labels, served = tenant.labels, task.served
-    body, model, ground = opened(store, tenant, store.tenant_weights(tenant), labelled, device, precision, show_progress)
     evidence: list[Evidence] = []
     right: list[bool] = []
     classes: list[int] = []
