@@ -70,6 +70,10 @@ class CalibrationTexts:
             )
         return Labelled(self.file, found)
 
+    def check(self) -> None:
+        """Raises if too few texts are left."""
+        _ = self.fresh
+
     @property
     def left_out(self) -> int:
         return len(self._labelled.examples) - len(self.fresh.examples)
