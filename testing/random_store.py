@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from builder.store.calibrations import Calibrated
-from builder.store.levels import LevelFile, save_level, stack_digest, stack_file, stack_of
+from builder.store.levels import LevelFile, save_level, stack_digest
 from builder.store.store import Store, TenantFile
 from builder.store.weights import Weights
 from builder.tables.ranking import SHORTER_IN_ROOT
@@ -20,7 +20,6 @@ from hplm.adapters.layout import Layout
 from hplm.levels.calibration import Calibration
 from hplm.model.checkpoint import random_backbone
 from hplm.model.config import BackboneConfig
-from hplm.model.weights import save_weights
 from hplm.model.windows import ABSENT
 from hplm.plot.keys import KeySpace, first_of_each, order
 from hplm.plot.table import TableSpec
@@ -112,19 +111,11 @@ def random_tenant(store: Store, tenant: TenantFile, spread: float, seed: int) ->
     store.save_tenant(tenant, *random_weights(store.config, tenant, spread, seed), {})
 
 
-def random_stack(store: Store, name: str, layers: int, seed: int = 0) -> None:
-    """Makes a shorter upper stack."""
-    _, upper = random_backbone(replace(store.config, upper_layers=layers), seed)
-    path = stack_file(store, name)
-    path.parent.mkdir(exist_ok=True)
-    save_weights(upper.state_dict(), path)
-
-
 def random_level(
     store: Store, tenant: TenantFile, stack: str, spread: float, seed: int, calibration: Calibration | None = None
 ) -> None:
     """Makes a level of a tenant's version, in the form of its own level."""
-    config = stack_of(store, stack).config
+    config = store.stack(stack).config
     form = {name: getattr(tenant, name) for name in ("rank", "adapter", "places", "function", "head_function", "dtype")}
     file = LevelFile(stack, config.upper_layers, stack_digest(store, stack), **form)
     calibrated = Calibrated(calibration or Calibration(), {}, {})
@@ -143,6 +134,12 @@ def random_weights(config: BackboneConfig, tenant: TenantFile, spread: float, se
         ]
 
     return (layers(adapter) if adapter is not None else None), (layers(head)[0] if head is not None else {})
+
+
+def random_stack(store: Store, name: str, layers: int, seed: int) -> None:
+    """Saves a shorter upper stack."""
+    _, stack = random_backbone(replace(store.config, upper_layers=layers), seed)
+    store.save_stack(name, stack, {})
 
 
 def random_table(

@@ -5,10 +5,9 @@ Both halves learn for a root. Only the lower half learns for a domain (HMI, obse
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -17,7 +16,8 @@ import torch
 from torch import Tensor
 
 from builder.adaptation.fit import fit
-from builder.adaptation.learning import Budget, Group, Learning, round_of
+from builder.adaptation.goal import Goal
+from builder.adaptation.learning import Budget, Group, Learning
 from builder.adaptation.lessons import Lesson, Lessons, Reading, Student
 from builder.adaptation.teacher import Teacher
 from builder.hardware import compiled, half_precision, step_tokens
@@ -29,7 +29,6 @@ from hplm.model.stacks import LowerStack, UpperStack
 HELD_OUT_TOKENS = 4096
 HELD_OUT_SHARE = 0.1
 FIT_LESSONS = 32
-ROUND_PARTS = 8  # of a round; an exam takes as long as one or two steps
 LEARNING_RATE = 6e-4  # of the lower layers
 DOMAIN_RATE = 1e-4  # of lower layers that were adapted before: at 3e-4 a short run makes them worse
 UPPER_RATE = 1e-4  # of the upper layers, which start close to their goal
@@ -112,33 +111,20 @@ def adapt(
         return loss
 
     fitted = Explained(**course.facts["fitted"])
-    exams: list[list[float]] = course.facts.setdefault("exams", [[0, fitted.at_split, fitted.at_end]])
 
-    def is_enough() -> bool:
-        return budget.until is not None and exams[-1][2] >= budget.until
+    def examine() -> tuple[float, float]:
+        return astuple(_explained(student, exam, scale))
 
-    def between(share: float) -> bool:
-        if budget.until is not None and _is_examined(course.steps):
-            found = _explained(student, exam, scale)
-            exams.append([course.steps, found.at_split, found.at_end])
-        return is_enough()
-
-    if not is_enough():  # an earlier run may have been interrupted when it had reached its goal
-        learning.run("adapting", losses, show_progress, between)
+    goal = Goal(budget, course, examine, astuple(fitted))
+    if not goal.is_reached:  # an earlier run may have been interrupted when it had reached its goal
+        learning.run("adapting", losses, show_progress, goal.between)
     end = _explained(student, exam, scale)
     kept = end.at_end >= fitted.at_end
     if not kept:
         learning.put(course.facts["first"])
     elif train_upper:
         _keep_apart(upper.segments.weight, course.facts["first"]["upper.segments"])
-    if not course.steps and not budget.empty and not is_enough():
-        print("adapting: the time was over before the first step, so nothing was learned: give more --minutes", file=sys.stderr)
-    elif budget.until is not None and not is_enough():
-        print(
-            f"adapting: {end.at_end:.3f} of the variance is explained after {course.steps:,} steps, less than --until "
-            f"{budget.until:g}: allow more --minutes or --steps",
-            file=sys.stderr,
-        )
+    goal.report_missed(end.at_end)
     student.requires_grad_(True)
     return AdaptationReport(
         documents=len(documents),
@@ -150,20 +136,13 @@ def adapt(
         first_loss=course.first_loss,
         last_loss=course.last_loss,
         curve=course.curve,
-        explained=exams,
+        explained=goal.exams,
         steps=course.steps,
         tokens=course.tokens,
         seconds=round(course.seconds, 1),
         tokens_per_second=round(course.tokens / course.seconds, 1),
         seed=seed,
     )
-
-
-def _is_examined(steps: int) -> bool:
-    """Returns whether held-out texts are explained after so many steps: in the second half of a round, whose rate is lower."""
-    start, length = round_of(steps - 1)
-    done, part = steps - start, length // ROUND_PARTS
-    return done == length or (2 * done >= length and done % part == 0)
 
 
 @torch.no_grad()

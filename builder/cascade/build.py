@@ -23,7 +23,6 @@ from builder.store.levels import (
     has_ladder,
     save_level,
     stack_digest,
-    stack_of,
     stored_levels,
 )
 from builder.store.resumable import write_json
@@ -74,7 +73,7 @@ def build_levels(
     it has ended, the same call changes nothing.
     """
     check_name("tenant", tenant_id)
-    layers = shallow_first(store, stacks)
+    layers = {name: store.stack(name).config.upper_layers for name in stacks}
     working = store.tenant_work_folder(tenant_id)
     with held(working, f"tenant {tenant_id!r}"):
         tenant = find_tenant(store, tenant_id)
@@ -88,21 +87,9 @@ def build_levels(
             save_calibrated(store, tenant, own)
         delta = own.calibration.delta or None
         builder = _Builder(store, tenant, material, texts, options, soft_labels, precision, device, delta, show_progress)
-        levels = [builder.build(name, count, working / f"level-{name}") for name, count in layers.items()]
+        shallow_first = sorted(layers, key=lambda name: (layers[name], name))
+        levels = [builder.build(name, layers[name], working / f"level-{name}") for name in shallow_first]
         return Built(tenant, is_new, levels)
-
-
-def shallow_first(store: Store, names: Sequence[str]) -> dict[str, int]:
-    """Returns the layers of each stack. Refuses stacks that save no layers."""
-    layers = {name: stack_of(store, check_name("stack", name)).config.upper_layers for name in names}
-    full = store.config.upper_layers
-    for name, count in layers.items():
-        if count >= full:
-            raise InvalidInput(
-                f"stack {name!r} has {count} layers and the full upper stack {full}: a level needs fewer; make one with "
-                "`hplm build stack --layers`"
-            )
-    return dict(sorted(layers.items(), key=lambda one: (one[1], one[0])))
 
 
 def options_of(store: Store, tenant: TenantFile, given: dict[str, Any]) -> TrainingOptions:
@@ -187,13 +174,13 @@ class _Builder:
             shutil.rmtree(working, ignore_errors=True)
             working.mkdir()
             write_json(working / PLAN, asked)
-        upper = stack_of(self.store, stack)
+        upper = self.store.stack(stack)
         body, ground = PlotBody(upper, upper.config.heads), self.material.ground(upper.config)
         further = self.material.soft_labels if self.soft_labels else None
         return train(body, ground, self.options, working / "training.pt", self.show_progress, further)
 
     def _calibrated(self, file: LevelFile, weights: Weights) -> Calibrated:
-        form, upper = file.of(self.tenant), stack_of(self.store, file.stack)
+        form, upper = file.of(self.tenant), self.store.stack(file.stack)
         return calibrated_on(
             self.store, form, weights, self.texts, self.precision, self.device, self.delta, self.show_progress, upper
         )

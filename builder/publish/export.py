@@ -62,6 +62,8 @@ def write_version(store: Store, tenants: list[TenantFile], version_folder: Path)
         store.config.save(folder / Backbone.CONFIG)
         for file in (Backbone.TOKENIZER, Backbone.UPPER):
             copy_file(store.folder / file, folder / file)
+        for name in store.stacks():
+            copy_file(store.stack_file(name), folder / Backbone.STACKS / store.stack_file(name).name)
         branches = assign_addresses(store.table(*branch) for branch in _needed(store, tenants))
         for branch in branches:
             for file in sorted((store.folder / "plot" / branch.folder).iterdir()):
@@ -147,6 +149,8 @@ def _digest(folder: Path, branches: list[Branch], tenants: list[Tenant]) -> str:
     """Returns a digest of the export's content, by which a live state recognises its export."""
     content = hashlib.sha256(repr((branches, tenants)).encode())
     content.update((folder / Backbone.UPPER).read_bytes())
+    for stack in sorted((folder / Backbone.STACKS).glob("*")):  # an export without stacks keeps the name that it had
+        content.update(stack.name.encode() + stack.read_bytes())
     for branch in branches:
         for name in ("meta.json", "checksums"):
             content.update((folder / Backbone.TABLES / branch.folder / name).read_bytes())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import filecmp
 import hashlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -131,6 +131,16 @@ def _check_store(manager: Manager, store: Store) -> None:
     )
     if not same:
         raise InvalidInput(f"{folder} was exported from another store than {store.folder}: name the one it came from")
+
+
+def check_stacks(manager: Manager, store: Store, names: Iterable[str]) -> None:
+    """Refuses stacks that the export does not have, or has with other weights: a level on one of them would answer wrongly."""
+    for name in names:
+        served, ours = manager.folder / Backbone.STACKS / f"{name}.safetensors", store.stack_file(name)
+        if not served.is_file() or not filecmp.cmp(ours, served, shallow=False):
+            raise InvalidInput(
+                f"{manager.folder} does not have stack {name!r} of {store.folder}: export the store again, and serve that"
+            )
 
 
 @contextmanager

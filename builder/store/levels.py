@@ -24,7 +24,6 @@ from hplm.adapters.layout import Layout
 from hplm.errors import MISFITS, Broken, InvalidInput
 from hplm.levels.plan import Plan
 from hplm.model.config import BackboneConfig
-from hplm.model.stacks import UpperStack
 from hplm.model.weights import load_weights
 
 LEVEL, LADDER, REPORT, PICTURE = "level.json", "ladder.json", "report.json", "training.png"
@@ -97,26 +96,9 @@ class StoredLevel:
         return json.loads((self.folder / REPORT).read_text("utf-8"))
 
 
-def stack_of(store: Store, name: str) -> UpperStack:
-    """Returns a shorter upper stack of the store."""
-    path = stack_file(store, name)
-    if not path.is_file():
-        known = ", ".join(sorted(file.stem for file in path.parent.glob("*.safetensors"))) or "none yet"
-        raise InvalidInput(f"stack {name!r} is not in {store.folder}: known are {known}; make one with `hplm build stack`")
-    weights = load_weights(path)
-    layers = len({part.split(".")[1] for part in weights if part.startswith("layers.")})
-    upper = UpperStack(replace(store.config, upper_layers=layers))
-    upper.load_state_dict(weights)
-    return upper
-
-
-def stack_file(store: Store, name: str) -> Path:
-    return store.folder / "stacks" / f"{name}.safetensors"
-
-
 def stack_digest(store: Store, name: str) -> str:
     """Returns a digest of a stack's file. A file is read once, however many levels are on its stack."""
-    path = stack_file(store, name)
+    path = store.stack_file(name)
     found = path.stat()
     return _digest_of(path, found.st_mtime_ns, found.st_size)
 
@@ -130,7 +112,7 @@ def levels_of(store: Store, tenant: TenantFile) -> list[StoredLevel]:
     """Returns the levels of a tenant's version, the shallowest first. Raises if a level's stack is gone, or is another one."""
     levels = stored_levels(store, tenant)
     for level in levels:
-        path = stack_file(store, level.stack)
+        path = store.stack_file(level.stack)
         if not path.is_file() or stack_digest(store, level.stack) != level.file.digest:
             found = "missing" if not path.is_file() else "another one now"
             raise InvalidInput(

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hplm.errors import InvalidInput
+from hplm.errors import Broken, InvalidInput
 
 META = "meta.json"
 PROGRESS = "progress.json"
@@ -84,6 +84,18 @@ def replaced(path: Path) -> Iterator[Path]:
 def write_json(path: Path, content: dict) -> None:
     with replaced(path) as temporary:
         temporary.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        stored = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise Broken(f"{path} is missing: build or copy it again") from None
+    except ValueError as error:
+        raise Broken(f"{path} is not JSON ({error}): build or copy it again") from None
+    if not isinstance(stored, dict):
+        raise Broken(f"{path} holds no JSON object: build or copy it again")
+    return stored
 
 
 def digest_of(*files: Path) -> str:

@@ -5,6 +5,7 @@
     lower/<domain>-<version>.safetensors        the lower stack that made a table, for further builds
     lower/<domain>-<version>.head.safetensors   the head that guesses masked words on top of it
     plot/<domain>/<version>/                    the table
+    stacks/<name>.safetensors  .json  .png      a shorter upper stack, and how it learned
     counts/<domain>/<version>/                  the count of each n-gram, for the next version
     tenants/<id>/<version>/                     tenant.json  adapter.safetensors  head.safetensors  report.json  training.png
 
@@ -21,18 +22,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
-from builder.store.resumable import digest_of, replaced, write_json
+from builder.store.resumable import digest_of, read_json, replaced, write_json
+from builder.store.stacks import UPPER, Stacks, replace_weights
 from builder.store.weights import HEAD, Weights, read_adapter, write_weights
 from hplm.adapters.layout import Layout, adapter_layout, head_layout
 from hplm.errors import Broken, InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack
 from hplm.model.tokenizer import Tokenizer
-from hplm.model.weights import load_weights, save_weights
+from hplm.model.weights import load_weights
 from hplm.plot.branch import Branch
 from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.keys import KeySpace
@@ -73,7 +74,7 @@ class TenantFile:
 
     @classmethod
     def read(cls, path: Path) -> TenantFile:
-        stored = _read_json(path)
+        stored = read_json(path)
         try:
             tenant = cls(**{**stored, "places": tuple(stored["places"]) if stored.get("places") else None})
             names = tenant.id, tenant.domain, tenant.task, tenant.adapter, tenant.function, tenant.dtype
@@ -110,13 +111,13 @@ def written_folder(folder: Path) -> Iterator[Path]:
     temporary.rename(folder)
 
 
-class Store:
+class Store(Stacks):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         path = folder / "store.json"
         if not path.exists():
             raise InvalidInput(f"{folder} is not a store: make one with `hplm build root --store {folder} ...`")
-        stored = _read_json(path)
+        stored = read_json(path)
         if stored.get("format") != FORMAT:
             raise InvalidInput(
                 f"{path} has format {stored.get('format')!r}, this version of hplm reads {FORMAT}: build the store again"
@@ -145,46 +146,15 @@ class Store:
             config.save(temporary)
         with replaced(folder / "tokenizer.json") as temporary:
             temporary.write_text(tokenizer_json, "utf-8")
-        with replaced(folder / "upper.safetensors") as temporary:
-            save_weights(upper.state_dict(), temporary)
+        replace_weights(folder / UPPER, upper.state_dict())
         if head is not None:
-            _save_below(folder, "root-1.head", head.state_dict())
-        _save_below(folder, "root-1", lower.state_dict())
+            replace_weights(folder / "lower" / "root-1.head.safetensors", head.state_dict())
+        replace_weights(folder / "lower" / "root-1.safetensors", lower.state_dict())
         write_json(folder / "store.json", {"format": FORMAT, "model": model})
         return cls(folder)
 
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.load(self.folder / "tokenizer.json", self.config.positions, self.config.start_id)
-
-    def upper(self) -> UpperStack:
-        upper = UpperStack(self.config)
-        upper.load_state_dict(load_weights(self.folder / "upper.safetensors"))
-        return upper
-
-    def lower(self, domain: str, version: int) -> LowerStack:
-        lower = LowerStack(self.config)
-        lower.load_state_dict(load_weights(self.folder / "lower" / f"{domain}-{version}.safetensors"))
-        return lower
-
-    def has_lower(self, domain: str, version: int) -> bool:
-        return (self.folder / "lower" / f"{domain}-{version}.safetensors").exists()
-
-    def lower_files(self, domain: str, version: int) -> list[Path]:
-        """Returns the files of a branch's lower stack, of which some may not exist."""
-        suffixes = (".safetensors", ".json", ".png", ".head.safetensors")
-        return [self.folder / "lower" / f"{domain}-{version}{suffix}" for suffix in suffixes]
-
-    def save_lower(self, domain: str, version: int, lower: LowerStack) -> None:
-        _save_below(self.folder, f"{domain}-{version}", lower.state_dict())
-
-    def masked_head(self, domain: str, version: int) -> dict[str, Tensor] | None:
-        """Returns the head that guesses masked words on the branch's lower stack; None if the branch has none."""
-        path = self.folder / "lower" / f"{domain}-{version}.head.safetensors"
-        return load_weights(path) if path.exists() else None
-
-    def save_masked_head(self, domain: str, version: int, weights: dict[str, Tensor]) -> None:
-        """Saves the head. Call it before `save_lower`: a branch with a lower stack counts as adapted."""
-        _save_below(self.folder, f"{domain}-{version}.head", weights)
 
     def table_folder(self, domain: str, version: int) -> Path:
         return self.folder / "plot" / domain / str(version)
@@ -358,7 +328,7 @@ class Store:
         return (read_adapter(folder, self.config.upper_layers) if tenant.rank else None), head
 
     def report(self, tenant: TenantFile) -> dict:
-        return _read_json(self.tenant_folder(tenant.id, tenant.version) / "report.json")
+        return read_json(self.tenant_folder(tenant.id, tenant.version) / "report.json")
 
     def save_tenant(
         self,
@@ -380,18 +350,6 @@ class Store:
                 draw(folder / "training.png")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        stored = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise Broken(f"{path} is missing: build or copy it again") from None
-    except ValueError as error:
-        raise Broken(f"{path} is not JSON ({error}): build or copy it again") from None
-    if not isinstance(stored, dict):
-        raise Broken(f"{path} holds no JSON object: build or copy it again")
-    return stored
-
-
 def _remove_folder(folder: Path) -> None:
     """Renames the folder before it removes it, so that a folder with this name is always complete."""
     going = folder.with_name(folder.name + ".removed")
@@ -402,10 +360,3 @@ def _remove_folder(folder: Path) -> None:
         shutil.rmtree(going)
     with suppress(OSError):  # it is not empty, or another process removed it
         folder.parent.rmdir()
-
-
-def _save_below(folder: Path, name: str, weights: dict[str, Tensor]) -> None:
-    target = folder / "lower" / f"{name}.safetensors"
-    target.parent.mkdir(exist_ok=True)
-    with replaced(target) as temporary:
-        save_weights(weights, temporary)

@@ -12,7 +12,7 @@ from builder.store.store import Store, TenantFile
 from builder.tables.counts import Counts
 from hplm.errors import HplmError
 from hplm.plot.table import TableMeta
-from hplm.tenants.verification import Part, Progress, check_file, check_table, versions
+from hplm.tenants.verification import Part, Progress, check_file, check_stack, check_table, versions
 
 TENANT = "tenant.json"
 
@@ -23,9 +23,11 @@ def store_parts(folder: Path) -> list[Part]:
     of_tenants = [*folder.glob("tenants/*/*/*.*"), *folder.glob("tenants/*/*/levels/*/*.*")]
     files += [path for path in sorted(of_tenants) if path.suffix in (".json", ".safetensors")]
     files = [file for file in files if file.name != TENANT and not _is_unfinished(file, folder)]
+    files += [store.stack_file(name, ".json") for name in store.stacks()]
+    stacks = [Part("file", store.stack_file(name), check_stack) for name in store.stacks()]
     tables = [Part("table", table, _check_branch(folder)) for table in versions(folder / "plot")]
     counts = [Part("counts", meta.parent, check_counts) for meta in sorted(folder.glob("counts/*/*/meta.json"))]
-    return tables + counts + [Part("file", file, check_file) for file in files] + _tenant_parts(store)
+    return tables + counts + [Part("file", file, check_file) for file in files] + stacks + _tenant_parts(store)
 
 
 def _is_unfinished(file: Path, store: Path) -> bool:

@@ -16,6 +16,7 @@ from hplm.errors import Broken
 from hplm.model.tensors import array_of
 
 CHECKSUM = "crc32"  # of names and tensors, in order of the names
+BUILD_AGAIN = "build or copy it again"
 
 
 def save_weights(tensors: dict[str, Tensor], path: Path) -> None:
@@ -27,7 +28,7 @@ def save_weights(tensors: dict[str, Tensor], path: Path) -> None:
     path.write_bytes(save(stored, {CHECKSUM: checksum_of(stored)}))
 
 
-def load_weights(path: Path, way_out: str = "build or copy it again") -> dict[str, Tensor]:
+def load_weights(path: Path, way_out: str = BUILD_AGAIN) -> dict[str, Tensor]:
     """Loads weights and compares them with their checksum. Older files have none."""
     try:
         file: Any = safe_open(path, "pt")  # the library has no types

@@ -14,6 +14,8 @@ from pathlib import Path
 from hplm.adapters.bank import WAY_OUT as EXPORT_AGAIN
 from hplm.adapters.bank import Bank
 from hplm.errors import Broken, HplmError, InvalidInput
+from hplm.model.config import BackboneConfig
+from hplm.model.stacks import UpperStack
 from hplm.model.weights import load_weights
 from hplm.plot.table import Table
 from hplm.registered import VERIFICATION, load, registered
@@ -23,6 +25,7 @@ from hplm.tenants.snapshot import LIVE, Snapshot
 from hplm.tenants.state import (
     EXPORTED_BANKS,
     EXPORTED_CONFIG,
+    EXPORTED_STACKS,
     EXPORTED_TABLES,
     EXPORTED_TENANTS,
     EXPORTED_TOKENIZER,
@@ -76,6 +79,7 @@ def repository_parts(repository: Path, state: Path | None) -> list[Part]:
             parts += [Part("bank", bank, partial(check_bank, way_out=way_out)) for bank in sorted(banks.glob("*.bank"))]
         files = [folder / name for name in (EXPORTED_CONFIG, EXPORTED_TOKENIZER, EXPORTED_UPPER)]
         parts += [Part("file", file, check_file) for file in files]
+        parts += [Part("file", file, check_stack) for file in sorted((folder / EXPORTED_STACKS).glob("*.safetensors"))]
         snapshots = [folder / EXPORTED_TENANTS]
         if live is not None and _is_begun(live):
             parts.append(Part("registry", live.registry, _check_registry(live)))
@@ -136,6 +140,15 @@ def check_file(path: Path, progress: Progress) -> Iterator[str]:
         yield f"file {error}"
     except Exception as error:  # the tokenizer library raises no narrower type
         yield f"cannot read file {path}: {error}"
+
+
+def check_stack(path: Path, progress: Progress) -> Iterator[str]:
+    """Checks a shorter upper stack, in a store or a model folder: its checksum, and that it fits the backbone beside it."""
+    try:
+        stack = UpperStack.shorter(path, BackboneConfig.load(path.parent.parent / EXPORTED_CONFIG))
+        progress(sum(tensor.nbytes for tensor in stack.state_dict().values()))
+    except HplmError as error:
+        yield f"stack {path}: {error}"
 
 
 def _check_registry(live: State) -> Callable[[Path, Progress], Iterator[str]]:

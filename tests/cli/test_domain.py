@@ -5,10 +5,13 @@ import shutil
 
 import pytest
 
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from hplm.adapters.bank import HEADER_BYTES, PAGE, Bank, record_bytes
 from hplm.cli.main import main, parser
-from testing.random_store import random_tenant
+from testing.random_store import random_stack, random_store, random_tenant, random_tenants
+from testing.toy import CONFIG
 from tests.builder.tables.branches import some_lines
 from tests.builder.tables.test_domain import corpus, rooted, tenant
 from tests.naming import names
@@ -161,6 +164,29 @@ def test_verify_names_everything_that_is_broken(repository, capsys):
         [folder / "upper.safetensors"],
     ):
         assert any(names(line, *named) for line in broken), named
+
+
+def test_verify_checks_the_stacks_of_a_store_and_of_a_model_folder(capsys, tmp_path):
+    store = random_store(tmp_path / "store", CONFIG, random_tenants(1, 2, 2), corpus_tokens=500)
+    random_stack(store, "small", 1, seed=1)
+    random_stack(store, "deep", 1, seed=2)
+    export(store, tmp_path / "repository", ServingOptions())
+    places = ("--store", store.folder), ("--repository", tmp_path / "repository")
+    for place in places:
+        run(capsys, "verify", *place)
+    served = tmp_path / "repository/toy/1/stacks"
+    flip(store.stack_file("small"), -5)
+    flip(served / "small.safetensors", -5)
+    for path in (store.stack_file("deep"), served / "deep.safetensors"):
+        path.unlink()
+        path.write_bytes((store.folder / "upper.safetensors").read_bytes())
+    store.stack_file("deep", ".json").unlink()
+    for place, folder, lost in zip(places, (store.folder / "stacks", served), (1, 0), strict=True):
+        broken = broken_of(refused(capsys, "verify", *place))
+        assert len(broken) == 2 + lost
+        assert any(names(line, folder / "small.safetensors") for line in broken)
+        assert any(names(line, folder / "deep.safetensors", CONFIG.upper_layers) for line in broken)
+    assert names(refused(capsys, "verify", "--store", store.folder), store.stack_file("deep", ".json"))
 
 
 def test_verify_names_missing_files(repository, capsys):

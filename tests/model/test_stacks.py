@@ -5,10 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from hplm.errors import Broken
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import random_backbone
+from hplm.model.stacks import UpperStack
+from hplm.model.weights import save_weights
 from hplm.model.windows import Window
-from testing.toy import CONFIG
+from testing.toy import CHAT, CONFIG
+from tests.naming import naming
 
 WINDOWS = [[0, 8, 0], [5, 6, 7], [0, 6, 7], [9, 3, 0], [5, 6, 7], [0, 9, 0], [2, 2, 2]]
 
@@ -60,3 +64,28 @@ def test_absent_tokens_get_zeros_and_no_gradient():
     used = torch.zeros(len(lower.words.weight), dtype=torch.bool)
     used[[token - 1 for window in WINDOWS for token in window if token]] = True
     assert (lower.words.weight.grad[used].abs().sum(1) > 0).all() and not lower.words.weight.grad[~used].any()
+
+
+@pytest.mark.parametrize("config", [CONFIG, CHAT], ids=["encoder", "decoder"])
+def test_a_shorter_stack_has_the_layers_that_its_file_has(tmp_path, config):
+    full = replace(config, upper_layers=4)
+    for layers in (1, 3):
+        _, stack = random_backbone(replace(config, upper_layers=layers), seed=layers)
+        save_weights(stack.state_dict(), tmp_path / "stack")
+        read = UpperStack.shorter(tmp_path / "stack", full)
+        assert read.config == replace(full, upper_layers=layers)
+        assert all(torch.equal(tensor, read.state_dict()[name]) for name, tensor in stack.state_dict().items())
+
+
+def test_a_stack_that_does_not_fit_is_broken(tmp_path):
+    def weights(**sizes):
+        return random_backbone(replace(CONFIG, **sizes))[1].state_dict()
+
+    other, gap = weights(upper_layers=1), weights(upper_layers=1)
+    other["more"] = torch.zeros(1)
+    gap |= {name.replace("layers.0.", "layers.1."): gap.pop(name) for name in list(gap) if name.startswith("layers.")}
+    bare = {name: tensor for name, tensor in weights().items() if not name.startswith("layers.")}
+    for found in (weights(upper_layers=2), bare, weights(upper_layers=1, hidden=16), other, gap, {}):
+        save_weights(found, tmp_path / "stack")
+        with pytest.raises(Broken, match=naming(tmp_path / "stack", "export it")):
+            UpperStack.shorter(tmp_path / "stack", CONFIG, "export it")

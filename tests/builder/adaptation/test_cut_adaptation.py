@@ -69,10 +69,9 @@ def killed(learn, at_save):
     assert child.exitcode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("learn", [distilled, guessed], ids=["distilled", "guessed"])
-def test_a_killed_adaptation_ends_with_the_same_weights(checkpoint, tmp_path, learn, monkeypatch):
-    documents = chained(checkpoint.config, 3000, 16, seed=1)
-    undisturbed, report = learn(checkpoint, documents, None)
+def killed_everywhere(learn, folder, monkeypatch):
+    """Kills `learn(saved)` at several savepoints. What continues must end with the same weights and report."""
+    undisturbed, report = learn(None)
     begun, load = [], savepoint.Savepoint.load
 
     def told(self):
@@ -82,9 +81,15 @@ def test_a_killed_adaptation_ends_with_the_same_weights(checkpoint, tmp_path, le
 
     monkeypatch.setattr(savepoint.Savepoint, "load", told)
     for at_save in (1, 4, 9):
-        saved = tmp_path / f"cut-{at_save}" / "adaptation.pt"
-        killed(lambda saved=saved: learn(checkpoint, documents, saved), at_save)
-        weights, its_report = learn(checkpoint, documents, saved)
+        saved = folder / f"cut-{at_save}" / "adaptation.pt"
+        killed(lambda saved=saved: learn(saved), at_save)
+        weights, its_report = learn(saved)
         assert all(torch.equal(one, other) for one, other in zip(weights, undisturbed, strict=True))
         assert its_report == report
     assert max(begun) >= 5  # it continued
+
+
+@pytest.mark.parametrize("learn", [distilled, guessed], ids=["distilled", "guessed"])
+def test_a_killed_adaptation_ends_with_the_same_weights(checkpoint, tmp_path, learn, monkeypatch):
+    documents = chained(checkpoint.config, 3000, 16, seed=1)
+    killed_everywhere(lambda saved: learn(checkpoint, documents, saved), tmp_path, monkeypatch)

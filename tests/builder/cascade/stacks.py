@@ -2,14 +2,10 @@
 
 from dataclasses import replace
 
-from builder.store.levels import stack_file
 from hplm.model.stacks import UpperStack
-from hplm.model.weights import save_weights
 
 
 def add_stack(store, name, layers):
-    upper = UpperStack(replace(store.config, upper_layers=layers))
-    weights = store.upper().state_dict()
-    path = stack_file(store, name)
-    path.parent.mkdir(exist_ok=True)
-    save_weights({part: weights[part] for part in upper.state_dict()}, path)
+    stack, weights = UpperStack(replace(store.config, upper_layers=layers)), store.upper().state_dict()
+    stack.load_state_dict({part: weights[part] for part in stack.state_dict()})
+    store.save_stack(name, stack, {})

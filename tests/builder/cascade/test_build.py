@@ -187,7 +187,7 @@ def test_soft_labels_bring_a_level_closer_to_the_tenant(store, tmp_path):
     for soft in (False, True):
         levels(store, fresh, soft_labels=soft, patience=8, doubt=100.0)  # keeps the last epoch
         (level,) = levels_of(store, tenant)
-        found = own_logits(store, level.tenant, train, level.weights(), cascade.stack_of(store, "small"))
+        found = own_logits(store, level.tenant, train, level.weights(), store.stack("small"))
         distance[soft] = float(np.square(found - wanted).mean())
     assert distance[True] < 0.7 * distance[False]
 
@@ -230,7 +230,7 @@ def test_bad_input_is_named(place, files, tmp_path, capsys):
         (["--id", "nobody", "--levels", "small", "--calibrate-texts", fresh], ["'nobody'"]),
         (["--id", "acme", "--levels", "large", "--calibrate-texts", fresh], ["'large'", "small", "hplm build stack"]),
         (["--id", "acme", "--levels", "../small", "--calibrate-texts", fresh], ["'../small'"]),
-        (["--id", "acme", "--levels", "small", "deep", "--calibrate-texts", fresh], ["'deep'", 3]),
+        (["--id", "acme", "--levels", "small", "deep", "--calibrate-texts", fresh], ["deep.safetensors", 3]),
         (["--id", "acme", "--levels", "small", "--calibrate-texts", few], [few, 99, 100]),
         (
             ["--id", "acme", "--levels", "small", "--calibrate-texts", tmp_path / "seen.jsonl"],

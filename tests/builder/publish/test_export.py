@@ -3,19 +3,20 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store, check_name
 from hplm.adapters.bank import Bank
 from hplm.engine.backbone import Backbone
-from hplm.errors import InvalidInput
+from hplm.errors import Broken, InvalidInput
 from hplm.model.checkpoint import random_backbone
 from hplm.model.config import FORMAT
 from hplm.plot.table import Table
 from hplm.tenants.snapshot import Snapshot
 from research.schemes.export import export_scheme
-from testing.random_store import random_store, random_tenants, random_values
+from testing.random_store import random_stack, random_store, random_tenants, random_values
 from testing.toy import CONFIG, TENANTS
 from tests.naming import naming
 
@@ -68,6 +69,40 @@ def test_the_name_of_an_export_depends_on_all_its_content(tmp_path, monkeypatch)
         assert name(tmp_path / "d") != first
     monkeypatch.setattr("testing.random_store.random_values", lambda spec, seed: random_values(spec, 7))
     assert name(tmp_path / "e") != first
+
+
+def test_stacks_are_exported_and_name_the_export(tmp_path):
+    store = random_store(tmp_path / "store", CONFIG, random_tenants(2, 2, 2), corpus_tokens=500)
+    folder = tmp_path / "repository/toy/1"
+
+    def exported():
+        export(store, tmp_path / "repository", ServingOptions())
+        return Snapshot.load(folder / "tenants.json").export
+
+    without = exported()
+    assert not (folder / "stacks").exists() and Backbone(folder).stacks() == {}
+    random_stack(store, "small", 1, seed=1)
+    store.stack_file("large").with_suffix(".safetensors.writing").write_bytes(b"unfinished")
+    first = exported()
+    assert [path.name for path in (folder / "stacks").iterdir()] == ["small.safetensors"]
+    (name, stack), *others = Backbone(folder).stacks().items()
+    wanted = store.stack("small").state_dict()
+    assert name == "small" and not others and len(stack.layers) == 1
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in stack.state_dict().items())
+    random_stack(store, "small", 1, seed=2)
+    second = exported()
+    store.stack_file("small").rename(store.stack_file("tiny"))
+    assert len({without, first, second, exported()}) == 4
+    store.stack_file("tiny").unlink()
+    assert exported() == without
+
+
+def test_a_stack_that_does_not_fit_the_export_is_named(tmp_path):
+    store = random_store(tmp_path / "store", CONFIG, random_tenants(1, 2, 2), corpus_tokens=500)
+    random_stack(store, "deep", CONFIG.upper_layers, seed=1)
+    export(store, tmp_path / "repository", ServingOptions())
+    with pytest.raises(Broken, match=naming(tmp_path / "repository/toy/1/stacks/deep.safetensors", 2, "export")):
+        Backbone(tmp_path / "repository/toy/1").stacks()
 
 
 def test_an_export_that_fails_leaves_the_old_one(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 
 import builder.publish.live
 from builder.publish.export import export
-from builder.publish.live import add_domain, update_domain, update_tenant
+from builder.publish.live import add_domain, check_stacks, update_domain, update_tenant
 from builder.publish.model_configs import ServingOptions
 from hplm.errors import Broken, InvalidInput, NoTenant
 from hplm.plot.writing import write_table
@@ -18,6 +18,7 @@ from hplm.tenants.registry import Registry
 from hplm.tenants.snapshot import Snapshot
 from testing.random_store import (
     random_documents,
+    random_stack,
     random_store,
     random_table,
     random_tenants,
@@ -39,6 +40,20 @@ def write_other_values(store, domain, version):
     spec = store.table_spec(domain, version, ("root", 1), "fp16", 3000)
     keys = ranked_keys(random_documents(CONFIG, 3000, 64, 50 + version), spec.space, root=False)
     write_table(store.table_folder(domain, version), spec, keys, random_values(spec, 1234))
+
+
+def test_a_stack_must_be_the_exported_one(place):
+    store, repository, state = place
+    random_stack(store, "small", 1, seed=1)
+    with pytest.raises(InvalidInput, match=naming("'small'", repository, "export")):
+        check_stacks(Manager.open(repository, state), store, ["small"])
+    export(store, repository, ServingOptions())
+    live = Manager.open(repository, state)
+    check_stacks(live, store, ["small"])
+    check_stacks(live, store, [])
+    random_stack(store, "small", 1, seed=2)
+    with pytest.raises(InvalidInput, match=naming("'small'", repository, "export")):
+        check_stacks(live, store, ["small"])
 
 
 def test_a_canary_moves_first_and_the_other_tenants_later(place):

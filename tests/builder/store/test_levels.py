@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from builder.store.levels import ladder_of, levels_of, save_ladder, stack_of, stored_levels
+from builder.store.levels import ladder_of, levels_of, save_ladder, stored_levels
 from builder.store.store import TenantFile
 from hplm.cli.main import main
 from hplm.errors import Broken, InvalidInput
@@ -24,7 +24,7 @@ WARM = Calibration(temperature=1.5)
 def store(tmp_path):
     store = random_store(tmp_path / "store", replace(CONFIG, upper_layers=3), [LORA], corpus_tokens=500, spread=0.3)
     for name, layers in (("small", 1), ("medium", 2)):
-        random_stack(store, name, layers)
+        random_stack(store, name, layers, seed=layers)
         random_level(store, LORA, name, 0.3, seed=layers, calibration=WARM)
     return store
 
@@ -67,7 +67,7 @@ def test_a_level_of_another_stack_is_refused(store):
         levels_of(store, LORA)
     assert len(stored_levels(store, LORA)) == 2
     with pytest.raises(InvalidInput, match=naming("'small'", "medium", "hplm build stack")):
-        stack_of(store, "small")
+        store.stack("small")
 
 
 def test_a_ladder_of_other_levels_is_refused(store):

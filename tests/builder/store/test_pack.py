@@ -12,7 +12,7 @@ from builder.store.verification import store_parts
 from builder.tables.domain import UpdateOptions, update_domain
 from hplm.cli.main import main
 from hplm.errors import Broken, InvalidInput
-from testing.random_store import random_table, random_tenant
+from testing.random_store import random_stack, random_table, random_tenant
 from tests.builder.killing import content
 from tests.builder.tables.branches import CPU
 from tests.builder.tables.test_domain import NO_TIME, corpus, rooted
@@ -25,6 +25,7 @@ def store(tmp_path):
     store = rooted(tmp_path)
     random_table(store, "bio", 1, ("root", 1), 1000, seed=4)
     random_tenant(store, TenantFile("acme", 1, "root", 1, "classify", ["a", "b"], 4), 0.3, seed=1)
+    random_stack(store, "small", 1, seed=2)
     return store
 
 
@@ -41,7 +42,12 @@ def test_an_unpacked_root_is_the_packed_one(store, tmp_path):
     assert main(["root", "pack", "--store", str(store.folder), str(file)]) == 0
     assert main(["root", "unpack", "--store", str(tmp_path / "there"), str(file)]) == 0
     there = Store(tmp_path / "there")
-    assert content(there.folder) == of_root(store) and there.domains() == [("root", 1)] and there.tenants() == []
+    assert (
+        there.stacks() == ["small"]
+        and content(there.folder) == of_root(store)
+        and there.domains() == [("root", 1)]
+        and there.tenants() == []
+    )
     assert not [wrong for part in store_parts(there.folder) for wrong in part.check(part.path, lambda done: None)]
     again = tmp_path / "again.tar"
     pack_root(there, again)

@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import save_file
 
 from builder.store.store import Store, TenantFile
-from hplm.errors import Broken
+from hplm.errors import Broken, InvalidInput
 from hplm.model.weights import load_weights
 from hplm.model.windows import TRIGRAMS
-from testing.random_store import random_tenant
+from testing.random_store import random_stack, random_tenant
 from tests.builder.tables.branches import make_store
 from tests.naming import naming
 
@@ -43,6 +43,7 @@ def store(tmp_path):
     for name, rank in (("acme", 4), ("bare", 0)):
         random_tenant(store, TenantFile(name, 1, "root", 1, "classify", ["a", "b"], rank), 0.3, seed=1)
     store.save_masked_head("root", 1, {"bias": torch.ones(3)})
+    random_stack(store, "small", 1, seed=3)
     return store
 
 
@@ -50,6 +51,7 @@ READERS = {
     "upper.safetensors": Store.upper,
     "lower/root-1.safetensors": lambda store: store.lower("root", 1),
     "lower/root-1.head.safetensors": lambda store: store.masked_head("root", 1),
+    "stacks/small.safetensors": lambda store: store.stack("small"),
     "tenants/acme/1/head.safetensors": lambda store: store.tenant_weights(store.tenant("acme")),
     "tenants/acme/1/adapter.safetensors": lambda store: store.tenant_weights(store.tenant("acme")),
 }
@@ -67,6 +69,8 @@ def test_weights_that_are_damaged_or_lost_are_refused(store, name):
     path.unlink()
     if name == "lower/root-1.head.safetensors":  # not every branch has one
         assert store.masked_head("root", 1) is None
+    elif name == "stacks/small.safetensors":  # a stack without weights is unfinished
+        assert store.stacks() == []
     else:
         with pytest.raises(Broken, match=naming(path)):
             READERS[name](store)
@@ -76,6 +80,19 @@ def test_a_tenant_without_an_adapter_and_weights_without_a_checksum_are_read(sto
     assert store.tenant_weights(store.tenant("bare"))[0] is None
     save_file({"bias": torch.arange(3.0)}, tmp_path / "old.safetensors")
     assert torch.equal(load_weights(tmp_path / "old.safetensors")["bias"], torch.arange(3.0))
+
+
+def test_stacks_are_known_by_name_and_have_as_many_layers_as_their_file(store):
+    random_stack(store, "9.b", 1, seed=4)
+    assert store.stacks() == ["9.b", "small"] and Store(store.folder).stacks() == store.stacks()
+    stack = store.stack("small")
+    assert len(stack.layers) == stack.config.upper_layers == 1 and store.config.upper_layers == 2
+    assert store.stack_report("small") == {} and not torch.equal(
+        stack.layers[0].qkv.weight, store.stack("9.b").layers[0].qkv.weight
+    )
+    for name in ("large", "../upper", ""):
+        with pytest.raises(InvalidInput, match=naming(repr(name), "9.b, small", "hplm build stack")):
+            store.stack(name)
 
 
 @pytest.mark.parametrize(
