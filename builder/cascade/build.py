@@ -21,9 +21,10 @@ from builder.store.levels import (
     StoredLevel,
     calibrate_level,
     has_ladder,
+    level_names,
     save_level,
     stack_digest,
-    stored_levels,
+    stored_level,
 )
 from builder.store.resumable import write_json
 from builder.store.store import Store, TenantFile, check_name
@@ -34,7 +35,7 @@ from builder.training.finetuning import Trained, TrainingOptions, adapter_of, tr
 from builder.training.learning_curve import draw_training
 from builder.training.start import form_of, say
 from hplm.engine.engine import Precision
-from hplm.errors import InvalidInput
+from hplm.errors import Broken, InvalidInput
 
 FORM = ("adapter", "rank", "places", "function", "head_function", "dtype")
 
@@ -122,8 +123,8 @@ class _Builder:
         """Builds a level, or what it lacks. `working`: a folder for the savepoint of its training."""
         store, tenant = self.store, self.tenant
         asked = self._asked(stack)
-        level = self._stored(stack)
-        is_trained = level is None or level.report()["asked"] != asked
+        level = self._whole(stack)
+        is_trained = level is None or level.report().get("asked") != asked
         is_calibrated = level is None or level.calibrated.asked != self.texts.asked(self.precision, self.delta)
         if is_trained or is_calibrated:
             self.texts.check()
@@ -149,12 +150,20 @@ class _Builder:
         elif is_calibrated and level is not None:
             calibrate_level(store, level, self._calibrated(level.file, level.weights()))
         shutil.rmtree(working, ignore_errors=True)
-        level = self._stored(stack)
-        assert level is not None  # it has just been saved
-        return BuiltLevel(level, is_trained, is_trained or is_calibrated)
+        return BuiltLevel(stored_level(store, tenant, stack), is_trained, is_trained or is_calibrated)
 
-    def _stored(self, stack: str) -> StoredLevel | None:
-        return next((level for level in stored_levels(self.store, self.tenant) if level.stack == stack), None)
+    def _whole(self, stack: str) -> StoredLevel | None:
+        """Returns the level that was built before; None if there is none, or if it is broken."""
+        if stack not in level_names(self.store, self.tenant):
+            return None
+        try:
+            level = stored_level(self.store, self.tenant, stack)
+            level.weights()
+            level.report()
+        except Broken as error:
+            say(f"{error}; it is built again now")
+            return None
+        return level
 
     def _asked(self, stack: str) -> dict[str, Any]:
         """Returns what a level is made of, as a file returns it."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from builder.store.calibrations import Calibrated, calibrated_in, write_calibrated
-from builder.store.resumable import digest_of, write_json
+from builder.store.resumable import digest_of, read_json, write_json
 from builder.store.store import Store, TenantFile, written_folder
 from builder.store.weights import HEAD, Weights, read_adapter, write_weights
 from hplm.adapters.layout import Layout
@@ -93,7 +93,7 @@ class StoredLevel:
         return (read_adapter(self.folder, self.config.upper_layers) if self.file.rank else None), head
 
     def report(self) -> dict[str, Any]:
-        return json.loads((self.folder / REPORT).read_text("utf-8"))
+        return read_json(self.folder / REPORT)
 
 
 def stack_digest(store: Store, name: str) -> str:
@@ -124,18 +124,24 @@ def levels_of(store: Store, tenant: TenantFile) -> list[StoredLevel]:
 
 def stored_levels(store: Store, tenant: TenantFile) -> list[StoredLevel]:
     """Returns the levels of a tenant's version, the shallowest first, whatever has become of their stacks."""
-    return sorted(_read(store, tenant), key=lambda level: (level.file.layers, level.stack))
+    levels = [stored_level(store, tenant, name) for name in level_names(store, tenant)]
+    return sorted(levels, key=lambda level: (level.file.layers, level.stack))
 
 
-def _read(store: Store, tenant: TenantFile) -> Iterator[StoredLevel]:
-    for path in _levels_folder(store, tenant).glob(f"*/{LEVEL}"):
-        folder, file = path.parent, LevelFile.read(path)
-        if file.stack != folder.name:  # a build was killed while it wrote or removed this
-            continue
-        calibrated = calibrated_in(folder, len(tenant.labels), WAY_OUT)
-        if calibrated is None:
-            raise Broken(f"level {file.stack!r} of tenant {tenant.id!r} has no calibration: {WAY_OUT}")
-        yield StoredLevel(file, folder, file.of(tenant), replace(store.config, upper_layers=file.layers), calibrated)
+def level_names(store: Store, tenant: TenantFile) -> list[str]:
+    """Returns the names of the stacks on which a tenant's version has levels, in order."""
+    folders = (path.parent for path in _levels_folder(store, tenant).glob(f"*/{LEVEL}"))
+    return sorted(folder.name for folder in folders if not folder.name.endswith(UNFINISHED))
+
+
+def stored_level(store: Store, tenant: TenantFile, stack: str) -> StoredLevel:
+    folder = _levels_folder(store, tenant) / stack
+    file = LevelFile.read(folder / LEVEL)
+    calibrated = calibrated_in(folder, len(tenant.labels), WAY_OUT)
+    if calibrated is None or file.stack != stack:
+        lacks = "has no calibration" if calibrated is None else f"is of the stack {file.stack!r}"
+        raise Broken(f"level {stack!r} of tenant {tenant.id!r} {lacks}: {WAY_OUT}")
+    return StoredLevel(file, folder, file.of(tenant), replace(store.config, upper_layers=file.layers), calibrated)
 
 
 def save_level(

@@ -8,6 +8,7 @@
     stacks/<name>.safetensors  .json  .png      a shorter upper stack, and how it learned
     counts/<domain>/<version>/                  the count of each n-gram, for the next version
     tenants/<id>/<version>/                     tenant.json  adapter.safetensors  head.safetensors  report.json  training.png
+                                                levels/<stack>/  ladder.json
 
 Every file is written under a temporary name, synced and renamed: a file with its own name is complete.
 """

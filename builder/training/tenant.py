@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from builder.store.levels import stored_levels
+from builder.store.levels import level_names
 from builder.store.resumable import write_json
 from builder.store.store import Store, TenantFile, check_name
 from builder.tables.build_folder import PLAN, held, put_away
@@ -99,7 +99,7 @@ def build_tenant(
         title = f"{tenant_id} version {version}: {task} on {domain}"
         store.save_tenant(tenant, *trained.model.stored(), report, partial(draw_training, report, title))
         put_away(working)
-        if before is not None and (left := [level.stack for level in stored_levels(store, before)]):
+        if before is not None and (left := level_names(store, before)):
             say(
                 f"tenant {tenant_id}: version {before.version} has levels on {', '.join(left)}; version {version} has none "
                 "until `hplm cascade build` builds them"

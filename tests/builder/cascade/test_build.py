@@ -12,6 +12,8 @@ import torch
 from builder.cascade import build as cascade
 from builder.cascade.build import build_levels
 from builder.evaluation.tenant import opened
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
 from builder.store.calibrations import read_calibrated
 from builder.store.levels import ladder_of, levels_of, save_ladder
 from builder.store.store import Store
@@ -22,6 +24,7 @@ from hplm.engine.engine import resolve_precision
 from hplm.errors import InvalidInput
 from hplm.levels.plan import Plan, Step
 from hplm.tasks import TASKS as SERVED
+from hplm.tenants.snapshot import Snapshot
 from testing.toy import CONFIG
 from tests.builder.cascade.stacks import add_stack
 from tests.builder.killing import content
@@ -210,6 +213,20 @@ def test_a_next_version_has_no_levels_and_says_so(place, tmp_path, capsys):
     assert level.report()["training"]["texts"] + level.report()["dev"]["texts"] == 140
 
 
+@pytest.mark.parametrize("file", ["level.json", "calibration.json", "report.json", "adapter.safetensors", "head.safetensors"])
+def test_a_broken_level_is_built_again(place, capsys, file):
+    store, fresh = place
+    levels(store, fresh, "small", "medium", epochs=1)
+    path = store.tenant_folder("acme", 1) / "levels/small" / file
+    whole = path.read_bytes()
+    path.write_bytes(b"short")
+    assert main(["verify", "--store", str(store.folder)]) == 1
+    assert [one.is_trained for one in levels(store, fresh, "medium", epochs=1).levels] == [False]
+    assert [one.is_trained for one in levels(store, fresh, epochs=1).levels] == [True]
+    assert main(["verify", "--store", str(store.folder)]) == 0
+    assert path.read_bytes() == whole or file == "report.json"  # which also says how long it took
+
+
 def test_files_that_were_moved_are_named(place, files, tmp_path):
     store, fresh = place
     moved = files[0].rename(tmp_path / "moved.jsonl")
@@ -246,6 +263,17 @@ def test_bad_input_is_named(place, files, tmp_path, capsys):
         assert main([str(word) for word in command]) == 1
         assert names(capsys.readouterr().err, *named), (arguments, named)
     assert not list(store.folder.glob("tenants/*/*/levels")) and not list(store.folder.glob("building/tenants/*"))
+
+
+def test_built_levels_are_exported(place, tmp_path):
+    store, fresh = place
+    levels(store, fresh, "medium", "small", epochs=1)
+    save_ladder(store, store.tenant("acme"), LADDER)
+    export(store, tmp_path / "repository", ServingOptions(dtype="fp32"))
+    assert main(["verify", "--repository", str(tmp_path / "repository")]) == 0
+    tenant = Snapshot.load(tmp_path / "repository/toy/1/tenants.json").find("acme")
+    assert [level.stack for level in tenant.levels] == ["small", "medium"] and tenant.ladder == tuple(LADDER)
+    assert tenant.calibration == read_calibrated(store, store.tenant("acme")).calibration
 
 
 def test_the_command_prints_each_level(place, capsys):
