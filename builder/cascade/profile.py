@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from builder.cascade.candidates import Candidate
-from builder.cascade.levels import StoredLevel
+from builder.cascade.levels import OpenLevel
 from builder.store.resumable import write_json
 from builder.store.store import Store, TenantFile
 from hplm.errors import MISFITS, Broken
@@ -34,12 +34,12 @@ class Profile:
         """The score of the tenant's own level."""
         return float(self.report["levels"][-1]["score"])
 
-    def is_of(self, levels: Sequence[StoredLevel]) -> bool:
+    def is_of(self, levels: Sequence[OpenLevel]) -> bool:
         """Whether these levels were profiled: none was built or calibrated again since."""
         return self.asked["levels"] == described(levels)
 
 
-def described(levels: Sequence[StoredLevel]) -> list[list[Any]]:
+def described(levels: Sequence[OpenLevel]) -> list[list[Any]]:
     """Returns what a profile depends on: of each level its name, its weights and its calibration, in the form of JSON."""
     early = [level.calibration for level in levels[:-1]]  # nothing follows from how sure the last one is
     calibrations = [asdict(one) if one is not None else None for one in [*early, None]]

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hplm.cli import cascade_build
 from hplm.errors import HplmError, InvalidInput
 from hplm.options import ENGINE_DTYPES
 
@@ -23,6 +24,7 @@ def register(commands: argparse._SubParsersAction) -> None:
         "only if the answer so far is not sure enough.",
     )
     actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
+    cascade_build.register(actions)
     _register_profile(actions)
     _register_select(actions)
 
@@ -73,7 +75,7 @@ def _register_select(actions: argparse._SubParsersAction) -> None:
 
 
 def run_profile(args: argparse.Namespace) -> dict[str, Any]:
-    from builder.cascade.levels import levels_of
+    from builder.cascade.levels import open_levels
     from builder.cascade.profiling import profile_tenant
     from builder.cascade.selection import reported
     from builder.evaluation.tenant import find_tenant
@@ -83,7 +85,7 @@ def run_profile(args: argparse.Namespace) -> dict[str, Any]:
 
     store, device = Store(args.store), device_of(args)
     tenant = find_tenant(store, args.id)
-    levels = levels_of(store, tenant)
+    levels = open_levels(store, tenant)
     precision = served_precision(store, args.dtype, device)
     profile, is_new = profile_tenant(store, tenant, levels, args.texts, precision, device, args.seen)
     report = profile.report
@@ -97,7 +99,7 @@ def run_profile(args: argparse.Namespace) -> dict[str, Any]:
 
 def run_select(args: argparse.Namespace) -> dict[str, Any]:
     from builder.cascade.ladder import choose_ladder
-    from builder.cascade.levels import levels_of
+    from builder.cascade.levels import open_levels
     from builder.cascade.selection import Target
     from builder.store.store import Store
 
@@ -106,7 +108,7 @@ def run_select(args: argparse.Namespace) -> dict[str, Any]:
     failed: list[str] = []
     for tenant in _tenants(store, args):
         try:
-            chosen.append(choose_ladder(store, tenant, levels_of(store, tenant), target))
+            chosen.append(choose_ladder(store, tenant, open_levels(store, tenant), target))
         except HplmError as error:
             if not args.all:
                 raise
@@ -123,13 +125,13 @@ def run_select(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _tenants(store: Store, args: argparse.Namespace) -> Iterator[TenantFile]:
-    from builder.cascade.levels import has_levels
     from builder.evaluation.tenant import find_tenant
+    from builder.store.levels import level_names
 
     if not args.all:
         yield find_tenant(store, args.id)
         return
-    having = [tenant for tenant in store.tenants() if has_levels(store, tenant)]
+    having = [tenant for tenant in store.tenants() if level_names(store, tenant)]
     if not having:
         raise InvalidInput(f"no tenant in {store.folder} has levels: make one with `hplm cascade build`")
     yield from having
