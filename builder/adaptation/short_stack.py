@@ -28,7 +28,7 @@ from builder.store.savepoint import Savepoint
 from hplm.model.layer import Layers
 from hplm.model.stacks import LowerStack, UpperStack
 
-LEARNING_RATE = 1e-3
+LEARNING_RATE = 1e-3  # on MiniLM, one layer of four explains less at 3e-4, two explain less at 3e-4 and at 2e-3
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ OF_OTHERS = {"bench"}  # commands of other packages
 NEED_A_STORE = {
     "build root": ["--model", "x", "--corpus", "x", "--store", "x"],
     "build domain": ["--name", "x", "--corpus", "x", "--store", "x"],
+    "build stack": ["--name", "x", "--corpus", "x", "--store", "x"],
     "build tenant": ["--id", "x", "--task", "tag", "--train", "x", "--store", "x"],
     "import": ["--id", "x", "--from", "x", "--store", "x"],
     "export": ["--store", "x"],

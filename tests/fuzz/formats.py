@@ -10,6 +10,8 @@ import struct
 import numpy as np
 from hypothesis import strategies as st
 
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
 from builder.store.pack import MANIFEST, pack_root, unpack_root
 from builder.store.store import Store
 from builder.store.verification import store_parts
@@ -25,6 +27,7 @@ from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state import State
 from hplm.tenants.ticket import Ticket
 from hplm.tenants.verification import Part, repository_parts
+from testing.random_store import random_stack
 from testing.toy import WORDS, make_toy
 from tests.fuzz.files import Files
 from tests.fuzz.mutations import dumped, mutated, mutated_json
@@ -43,14 +46,19 @@ class ModelFolder(Files):
     weight = 0.1
 
     def make(self, folder):
-        return make_toy(folder / "toy").folder
+        toy = make_toy(folder / "toy")
+        random_stack(toy.store, "small", 1, seed=1)
+        export(toy.store, toy.repository, ServingOptions())
+        return toy.folder
 
     def names(self):
-        return [name for name in super().names() if "bio" in name or "/" not in name or name.endswith(".bank")]
+        mine = ("stacks/", "plot/bio/")
+        return [name for name in super().names() if name.startswith(mine) or "/" not in name or name.endswith(".bank")]
 
     def read(self):
         backbone = Backbone(self.folder, prepare=lambda table: table.index)
         backbone.upper()
+        accepts(backbone.stacks, self.work, broken=True)
         lookup, view = Lookup(backbone), backbone.view
         for tenant in view.snapshot.tenants:
             for record in tenant.records():
@@ -163,7 +171,9 @@ class Stores(Files):
     weight = 0.02
 
     def make(self, folder):
-        return make_toy(folder / "toy").store.folder
+        store = make_toy(folder / "toy").store
+        random_stack(store, "small", 1, seed=1)
+        return store.folder
 
     def names(self):
         return [name for name in super().names() if name.endswith((".json", ".safetensors"))]
@@ -180,7 +190,7 @@ class Stores(Files):
                     True,
                 )
                 accepts(lambda tenant=tenant: store.tenant_weights(tenant), self.work, broken=True)
-            for read in (store.tokenizer, store.upper, lambda: store.lower("root", 1)):
+            for read in (store.tokenizer, store.upper, lambda: store.lower("root", 1), lambda: store.stack("small")):
                 accepts(read, self.work, broken=True)
 
         accepts(open_parts, self.work, broken=True)
