@@ -138,9 +138,10 @@ def stored_level(store: Store, tenant: TenantFile, stack: str) -> StoredLevel:
     folder = _levels_folder(store, tenant) / stack
     file = LevelFile.read(folder / LEVEL)
     calibrated = calibrated_in(folder, len(tenant.labels), WAY_OUT)
-    if calibrated is None or file.stack != stack:
-        lacks = "has no calibration" if calibrated is None else f"is of the stack {file.stack!r}"
-        raise Broken(f"level {stack!r} of tenant {tenant.id!r} {lacks}: {WAY_OUT}")
+    if file.stack != stack or not 1 <= file.layers < store.config.upper_layers:
+        raise Broken(f"{folder / LEVEL} describes a level on {file.layers} layers of stack {file.stack!r}: {WAY_OUT}")
+    if calibrated is None:
+        raise Broken(f"level {stack!r} of tenant {tenant.id!r} has no calibration: {WAY_OUT}")
     return StoredLevel(file, folder, file.of(tenant), replace(store.config, upper_layers=file.layers), calibrated)
 
 

@@ -251,7 +251,7 @@ def test_the_admin_model_carries_them(remote):
         ({"levels": [{"stack": "small", "calibration": asdict(WARM), "head_function": "tanh"}]}, ["levels.small.head.dense"]),
         ({"ladder": 3}, ["'ladder'"]),
         ({"ladder": [{"steps": [{"level": 1}, {"level": 0}]}]}, ["'ladder'"]),
-        ({"ladder": [{"steps": [{"level": 7}]}]}, ["'new'", 7]),
+        ({"ladder": [asdict(Plan((Step(7),)))]}, ["'new'", 7]),
     ],
 )
 def test_wrong_levels_from_afar_are_refused(remote, wrong, named):

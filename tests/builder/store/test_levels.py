@@ -18,6 +18,10 @@ from tests.naming import names, naming
 LORA = TenantFile("acme", 1, "root", 1, "classify", ["x", "y", "z"], 2, "lora", ("query", "ffn_in"), head_function="tanh")
 LADDER = (Plan((Step(0, 0.9, 2.0, 0.5), Step(2, weight=0.5))), Plan((Step(1),)))
 WARM = Calibration(temperature=1.5)
+LEVEL = (
+    b'{"stack": "%s", "layers": %s, "digest": "0", "rank": 2, "adapter": "lora", "places": null, "function": "relu", '
+    b'"head_function": null, "dtype": "fp16"}'
+)
 
 
 @pytest.fixture
@@ -86,6 +90,8 @@ def test_a_ladder_of_other_levels_is_refused(store):
     [
         ("levels/small/level.json", b"{}"),
         ("levels/small/level.json", b"[]"),
+        ("levels/small/level.json", LEVEL % (b"small", b"1000000000")),
+        ("levels/small/level.json", LEVEL % (b"medium", b"1")),
         ("levels/small/calibration.json", None),
         ("levels/small/calibration.json", b"{}"),
         ("levels/small/adapter.safetensors", b"short"),
