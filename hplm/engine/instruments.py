@@ -42,7 +42,7 @@ class Instruments:
             outcome = names.ON_TIME if now <= request.deadline_ns else names.LATE
         counted = (names.REQUESTS, (tenant.domain, outcome)), (names.TENANT_REQUESTS, (self._busiest.name(tenant.id), outcome))
         self.meter.add_all(dict.fromkeys(counted, 1))
-        self._journal.request(request, outcome, now)
+        self._journal.request(request, answer, outcome, now)
         return counted
 
     def started(self, batch: Batch[Text], staged: StagedBatch) -> None:

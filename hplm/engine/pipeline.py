@@ -196,16 +196,17 @@ class Pipeline:
         texts = [batch[index] for index in computed.indexes]
         try:
             with self._together():
-                last: list[tuple[Text, InHand]] = []
+                ended: dict[str, list[tuple[Text, InHand]]] = {"only": [], "last": []}
                 undecided: list[tuple[Text, InHand]] = []
                 for text, found in read_answers(texts, computed.logits):
                     if isinstance(found, HplmError):
                         _sending(text.request.fail, found)
                     elif text.is_at_end:
-                        last.append((text, found))
+                        ended["only" if text.in_hand is None else "last"].append((text, found))
                     else:
                         undecided.append((text, found))
-                self._done(last, "last")
+                for reason, answered in ended.items():
+                    self._done(answered, reason)
                 sure, going_on = divided(undecided, {batch[index]: own for index, own in computed.received.items()})
                 self._done(sure, "sure")
                 self._end(self._line.again(going_on), "draining", _drained)

@@ -80,8 +80,8 @@ TENANT_REQUESTS = Metric(
 LEVEL_TEXTS = Metric(
     "hplm_level_texts_total",
     COUNTER,
-    "Answered texts of tenants with a ladder, by the level that answered (1: the shallowest) and why no further one had to: "
-    "sure, last (of the plan), late, full or draining",
+    "Answered texts of tenants with a ladder, by the level that answered (1: the shallowest) and why no further one did: "
+    "only (no other has read the text), sure, last (of several in the plan), late, full or draining",
     ("level", "reason"),
 )
 WAITING_TEXTS = Metric("hplm_waiting_texts", GAUGE, "Texts that wait for a batch")
