@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from hplm.engine.channel import Ask, Asks, Beat, Begin, Channel, End, Failure, Outputs, Ready, Replies, Reply
+from hplm.engine.channel import DEVICE_FAILED, Ask, Asks, Beat, Begin, Channel, End, Failure, Outputs, Ready, Replies, Reply
 from hplm.engine.threads import repeat
 from hplm.errors import Broken, Draining, HplmError
 from hplm.metrics import names
@@ -296,6 +296,8 @@ def _end_late(process: subprocess.Popen[bytes]) -> None:
 
 
 def _reason(code: int) -> str:
+    if code == DEVICE_FAILED:
+        return f"code {code}, a fault of its device"
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
 
 

@@ -49,9 +49,15 @@ TICKET_SECONDS = 30  # how long a ticket is valid: it must not outlive a revoked
 
 class Service:
     def __init__(
-        self, folder: Path, settings: Settings, state: Path | None = None, together: Together = nullcontext[None]
+        self,
+        folder: Path,
+        settings: Settings,
+        state: Path | None = None,
+        together: Together = nullcontext[None],
+        device_failed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`together` surrounds the answers to a batch, so that they may leave as one message.
+        """`together` surrounds the answers to a batch, so that they may leave as one message. `device_failed` is called after a
+        fault of the device that stays, before anybody is told.
 
         The thread that makes a service should end (`hplm.model.openmp`).
         """
@@ -86,7 +92,7 @@ class Service:
         line = Queue(scheduler, time.monotonic_ns)
         self._line, self._stager = line, Stager(self._backbone, staging)
         self.instruments = Instruments(Journal(settings.journal))
-        self._pipeline = Pipeline(line, capacity, self._stager, engine, self.instruments, together, threads)
+        self._pipeline = Pipeline(line, capacity, self._stager, engine, self.instruments, together, device_failed, threads)
         self._quotas = Quotas()
         self._watch = Watch(self._backbone)
         log.info("serving %s on %s in %s", self._backbone.config.name, settings.device, precision.name)
