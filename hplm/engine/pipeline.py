@@ -214,6 +214,8 @@ class Pipeline:
                     self._done(answered, reason)
                 sure, going_on = divided(undecided, {batch[index]: own for index, own in computed.received.items()})
                 self._done(sure, "sure")
+                if undecided:
+                    self._note(self._instruments.decided, [text for text, _ in sure], going_on)
                 self._end(self._line.again(going_on), "draining", _drained)
         except Exception as error:
             self._fail(texts, _failure("answering", error))
