@@ -115,14 +115,14 @@ class Service:
         tenant = view.snapshot.by_uid(ticket.uid)
         count = looked_up.texts
         answered = partial(self._leave, respond)
-        plan = self._plan(tenant, ticket.rung, looked_up.tokens)
-        request = Request(ticket, view, tenant, count, answered, id, time.monotonic_ns(), with_confidence, plan, self._shares)
+        request = Request(ticket, view, tenant, count, answered, id, time.monotonic_ns(), with_confidence, self._shares)
         try:
             if request.taken_ns - ticket.arrival_ns > TICKET_SECONDS * 1_000_000_000:
                 raise DeadlineMissed(f"the request was on its way for more than {TICKET_SECONDS} s: send it again")
             self._quotas.take(tenant, count, looked_up.tokens)
             try:
                 self._check(request, looked_up, ticket.top_k)
+                request.plan = self._plan(tenant, ticket.rung, looked_up.tokens)
                 request.tokens = looked_up.tokens
                 displaced = self._line.offer(request.texts_from(looked_up))
             except BaseException:
