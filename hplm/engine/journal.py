@@ -77,7 +77,9 @@ def _climb(request: Request, answer: Answer) -> dict[str, Any]:
     ladder = request.tenant.ladder
     if not ladder:
         return {}
-    levels = Counter(text.level for text in answer) if not isinstance(answer, Exception) else {}
+    levels: Counter[int] = Counter()
+    if not isinstance(answer, Exception):
+        levels.update(text.level for text in answer)
     return {"rung": ladder.index(request.plan) + 1, "levels": dict(sorted(levels.items()))}
 
 
