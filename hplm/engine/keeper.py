@@ -221,16 +221,16 @@ class Keeper:
                 self._answers.put((respond, answer, counted, deadline_ns))
 
     def _end(self, engine: _Engine) -> None:
-        """Makes sure that the process has ended, and answers what it still had."""
+        """Answers what the process still had, and makes sure that it has ended. A driver or a disk may delay that."""
         engine.process.kill()
-        code = engine.process.wait()
         engine.channel.close()
         with self._lock:
             left, engine.held = list(engine.held.values()), {}
-        if not self._closing.is_set():
-            log.error("the engine ended with %s while it had %d requests", _reason(code), len(left))
         for respond in left:
             self._answers.put((respond, ENDED, (), 0))
+        code = engine.process.wait()
+        if not self._closing.is_set():
+            log.error("the engine ended with %s while it had %d requests", _reason(code), len(left))
 
     def _start_again(self) -> _Engine | None:
         """Returns a new engine, or None if the model is closed before there is one."""

@@ -129,6 +129,26 @@ def test_an_engine_that_does_not_move_is_ended(client, monkeypatch):
     client.ask_until_served("acme", [WORDS[0]])
 
 
+def test_requests_are_answered_before_the_system_has_ended_their_engine(client):
+    """A process that waits for a driver or a disk outlives SIGKILL."""
+    client.wait(client.ask("acme", [WORDS[0]]))
+    ended, process = threading.Event(), client.keeper._engine.process
+    wait = process.wait
+
+    def wait_for_the_driver(timeout=None):
+        assert ended.wait(300)
+        return wait(timeout)
+
+    process.wait = wait_for_the_driver
+    os.kill(process.pid, signal.SIGSTOP)
+    asked = client.ask("acme", [WORDS[0]])
+    os.kill(process.pid, signal.SIGKILL)
+    status, message = client.wait(asked)
+    assert status == Draining.status and "[draining]" in message
+    ended.set()
+    client.ask_until_served("acme", [WORDS[0]])
+
+
 def test_what_the_engine_counts_arrives(client):
     for _ in range(5):
         client.wait(client.ask("acme", [WORDS[0]]))
