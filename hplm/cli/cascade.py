@@ -50,6 +50,7 @@ def _register_profile(actions: argparse._SubParsersAction) -> None:
         "--dtype", choices=("auto", *ENGINE_DTYPES), default="auto",
         help="precision that will serve; auto measures as `hplm export` does (default: %(default)s)",
     )  # fmt: skip
+    command.add_argument("--picture", type=Path, metavar="FILE", help="draw scores over costs into a .png, .svg or .pdf file")
     command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     command.add_argument("--json", action="store_true", help="end with one line of JSON")
     command.set_defaults(run=run_profile)
@@ -84,10 +85,18 @@ def run_profile(args: argparse.Namespace) -> dict[str, Any]:
     from hplm.cli.options import device_of
 
     store, device = Store(args.store), device_of(args)
+    if args.picture is not None:
+        from builder.pictures import check_picture
+
+        check_picture(args.picture)
     tenant = find_tenant(store, args.id)
     levels = open_levels(store, tenant)
     precision = served_precision(store, args.dtype, device)
     profile, is_new = profile_tenant(store, tenant, levels, args.texts, precision, device, args.seen)
+    if args.picture is not None:
+        from builder.cascade.profile_picture import draw_profile
+
+        draw_profile(profile, args.picture)
     report = profile.report
     plans = [reported(one, profile.names) for one in profile.front]
     if not args.json:

@@ -180,7 +180,9 @@ def test_the_commands_choose_a_ladder(store, texts, capsys):
     common = ["--store", store.folder, "--id", "pair"]
     command = ["cascade", "profile", *common, "--texts", texts, "--dtype", "fp32"]
     first = run(capsys, *command)
-    assert first["changed"] and not run(capsys, *command)["changed"]
+    picture = store.folder / "profile.png"
+    assert first["changed"] and not run(capsys, *command, "--picture", picture)["changed"]
+    assert picture.stat().st_size > 1000
     assert main([str(word) for word in command]) == 0
     assert names(capsys.readouterr().out, "small", OWN, "accuracy", TEXTS)
     (chosen,) = run(capsys, "cascade", "select", *common, "--drop", "100")["tenants"]
@@ -266,6 +268,7 @@ def test_bad_input_is_named(store, texts, tmp_path, capsys):
         (["profile", *common, "--id", "nobody", "--texts", texts], ["'nobody'"]),
         (["profile", *common, "--id", "mark", "--texts", texts], ["'mark'", "hplm cascade build"]),
         (["profile", *common, "--id", "pair", "--texts", few], [few, 99, 100, "'pair'"]),
+        (["profile", *common, "--id", "pair", "--texts", texts, "--picture", "x.bmp"], ["x.bmp"]),
         (["select", *common, "--id", "pair", "--drop", "1"], ["'pair'", "hplm cascade profile"]),
         (["select", *common, "--id", "pair", "--drop", "-1"], ["--drop -1"]),
         (["select", *common, "--id", "pair", "--accuracy", "93"], ["--accuracy 93"]),
