@@ -45,14 +45,6 @@ class Precision:
         return INT8 if self.eight_bits else next(name for name, dtype in TORCH_DTYPES.items() if dtype is self.dtype)
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether the device has no memory. Then the device also gets back what torch keeps for later."""
-    if isinstance(error, torch.OutOfMemoryError):
-        torch.cuda.empty_cache()
-        return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)  # torch's words on a CPU
-
-
 def resolve_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

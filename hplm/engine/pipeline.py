@@ -17,7 +17,7 @@ from functools import partial
 
 from hplm.adapters.slots import Slots
 from hplm.engine.dispatch import divided
-from hplm.engine.engine import Computed, Engine, is_out_of_memory
+from hplm.engine.engine import Computed, Engine
 from hplm.engine.instruments import Instruments
 from hplm.engine.request import InHand, Text
 from hplm.engine.results import read_answers
@@ -241,7 +241,7 @@ class Pipeline:
         if faults.stays(error):
             log.critical("%s a batch failed, and the device with it", what, exc_info=error)
             self._device_failed()
-        if is_out_of_memory(error):
+        if faults.is_out_of_memory(error):
             batch.texts = texts
             if self._line.halve(batch):
                 log.warning("the device has no memory for a batch of %d tokens: its halves are next", batch.tokens)

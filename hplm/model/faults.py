@@ -1,4 +1,7 @@
-"""Faults of an accelerator that stay: after one, all that its process asks of it fails. Only another process gets on."""
+"""Errors of a device that say more than that a computation failed: it has no memory, or a fault stays.
+
+After a fault that stays, all that its process asks of an accelerator fails. Only another process gets on.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,17 @@ _NO_MEMORY = re.compile(r"out of memory|ALLOC_FAILED")
 
 def stays(error: Exception) -> bool:
     """Whether an error is such a fault. Some that would pass count too: to start another process costs seconds."""
-    said = str(error)
-    is_fault = isinstance(error, torch.AcceleratorError) or (isinstance(error, RuntimeError) and _FAULT.match(said) is not None)
-    return is_fault and not _NO_MEMORY.search(said)
+    return _is_of_accelerator(error) and not _NO_MEMORY.search(str(error))
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether the device has no memory. Then the device also gets back what torch keeps for later."""
+    if isinstance(error, torch.OutOfMemoryError) or (_is_of_accelerator(error) and _NO_MEMORY.search(str(error))):
+        torch.cuda.empty_cache()
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)  # torch's words on a CPU
+
+
+def _is_of_accelerator(error: Exception) -> bool:
+    told = isinstance(error, RuntimeError) and _FAULT.match(str(error)) is not None
+    return told or isinstance(error, torch.AcceleratorError)

@@ -18,15 +18,26 @@ from hplm.model import faults
     ],
 )
 def test_a_fault_stays(error):
-    assert faults.stays(error)
+    assert faults.stays(error) and not faults.is_out_of_memory(error)
+
+
+WITHOUT_MEMORY = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    torch.AcceleratorError("CUDA error: out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to ..."),
+]
+
+
+@pytest.mark.parametrize("error", WITHOUT_MEMORY)
+def test_a_device_without_memory_is_known(error):
+    assert faults.is_out_of_memory(error)
 
 
 @pytest.mark.parametrize(
     "error",
     [
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-        torch.AcceleratorError("CUDA error: out of memory"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        *WITHOUT_MEMORY,
         RuntimeError("The size of tensor a (3) must match the size of tensor b (4)"),
         Broken("CUDA error: told by somebody else"),
         ValueError("CUDA error: "),
