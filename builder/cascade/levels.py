@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from builder.store.calibrations import calibration_of
-from builder.store.levels import StoredLevel, levels_of
+from builder.store.levels import StoredLevel, file_digest, levels_of
 from builder.store.resumable import digest_of
 from builder.store.stacks import UPPER
 from builder.store.store import Store, TenantFile
@@ -67,4 +67,4 @@ def _shallower(store: Store, level: StoredLevel) -> OpenLevel:
 
 
 def _digest(folder: Path, stack: Path) -> str:
-    return digest_of(*(path for name in (ADAPTER, HEAD) if (path := folder / name).exists()), stack)
+    return f"{digest_of(*(path for name in (ADAPTER, HEAD) if (path := folder / name).exists()))}-{file_digest(stack)}"

@@ -8,6 +8,7 @@ from typing import Any
 
 from builder.cascade.candidates import Candidate
 from hplm.errors import InvalidInput
+from hplm.levels.plan import MOST_RUNGS
 
 CHEAPER = 0.9  # a rung costs at most this share of the one above: a smaller step would not help in a rush
 
@@ -61,7 +62,7 @@ def select(front: Sequence[Candidate], target: Target, own: float) -> list[Candi
     for one in front[front.index(meeting[-1]) :]:
         if not ladder or one.mean <= CHEAPER * ladder[-1].mean:
             ladder.append(one)
-    return ladder
+    return ladder[:MOST_RUNGS]
 
 
 def reported(candidate: Candidate, names: Sequence[str]) -> dict[str, Any]:

@@ -149,7 +149,7 @@ def _digest(folder: Path, branches: list[Branch], tenants: list[Tenant]) -> str:
     """Returns a digest of the export's content, by which a live state recognises its export."""
     content = hashlib.sha256(repr((branches, tenants)).encode())
     content.update((folder / Backbone.UPPER).read_bytes())
-    for stack in sorted((folder / Backbone.STACKS).glob("*")):  # an export without stacks keeps the name that it had
+    for stack in sorted((folder / Backbone.STACKS).glob("*")):
         content.update(stack.name.encode() + stack.read_bytes())
     for branch in branches:
         for name in ("meta.json", "checksums"):

@@ -1,6 +1,6 @@
 """The calibration of a tenant's version, or of one of its levels: `calibration.json` beside its weights.
 
-No other file of a version may be replaced, except `ladder.json`.
+Only it, `profile.json`, `ladder.json` and levels may be replaced, no other file of a version.
 """
 
 from __future__ import annotations

@@ -97,8 +97,12 @@ class StoredLevel:
 
 
 def stack_digest(store: Store, name: str) -> str:
-    """Returns a digest of a stack's file. A file is read once, however many levels are on its stack."""
-    path = store.stack_file(name)
+    """Returns a digest of a stack's file."""
+    return file_digest(store.stack_file(name))
+
+
+def file_digest(path: Path) -> str:
+    """Returns a digest of a large file, which is read once as long as it stays as it is."""
     found = path.stat()
     return _digest_of(path, found.st_mtime_ns, found.st_size)
 

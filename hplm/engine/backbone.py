@@ -33,9 +33,14 @@ class Backbone(Views):
         return upper
 
     def stacks(self) -> dict[str, UpperStack]:
-        """Returns the shorter upper stacks by name."""
-        files = sorted((self.folder / self.STACKS).glob("*.safetensors"))
-        return {file.stem: UpperStack.shorter(file, self.config, WAY_OUT) for file in files}
+        """Returns the shorter upper stacks by name. A broken one fails only requests that need it."""
+        stacks: dict[str, UpperStack] = {}
+        for file in sorted((self.folder / self.STACKS).glob("*.safetensors")):
+            try:
+                stacks[file.stem] = UpperStack.shorter(file, self.config, WAY_OUT)
+            except HplmError as error:
+                log.error("%s", error)
+        return stacks
 
     def bank(self, name: str) -> Bank:
         if name.startswith(LIVE):

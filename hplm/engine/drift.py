@@ -59,14 +59,16 @@ class Drift:
 
     def _compare(self, key: Key, tenant: Tenant, plan: Plan, found: float) -> None:
         now, after = plan.steps[key[3]], plan.steps[key[3] + 1]
-        expected = after.reached / now.reached if now.reached else 1.0
+        # Texts in several windows come to the last step at once, so that nothing is decided about them.
+        at_once = 1 - plan.steps[0].reached if after is plan.steps[-1] else 0.0
+        expected = max(0.0, after.reached - at_once) / now.reached if now.reached else 1.0
         if abs(found - expected) <= SLACK + ERRORS * sqrt(max(expected * (1 - expected), 0.0) / DECISIONS):
             self._off.pop(key, None)
             return
         if key not in self._off:
             log.warning(
-                "tenant %s: %.0f %% of its texts go on from level %d, but %.0f %% did when it was profiled: its texts have "
-                "changed; calibrate its levels and profile them again",
+                "tenant %s: %.0f %% of its texts go on from level %d, but %.0f %% did when it was profiled; its texts have "
+                "changed: build its levels with texts of today, and profile them again",
                 tenant.id, 100 * found, now.level + 1, 100 * expected,
             )  # fmt: skip
         self._off[key] = time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from hplm.adapters.layout import Layout
 from hplm.engine.drift import Drift
@@ -54,14 +54,19 @@ class Instruments:
             request = text.request
             request.started_ns = request.started_ns or now
             request.batch = self._batches
-        self.meter.observe(names.WAIT_SECONDS, ((now - text.arrival_ns) / 1e9 for text in batch.texts))
-        self.meter.observe(names.SLACK_SECONDS, ((text.deadline_ns - now) / 1e9 for text in batch.texts if text.deadline_ns))
+        new = [text for text in batch.texts if text.in_hand is None]  # the others have started before
+        self.meter.observe(names.WAIT_SECONDS, ((now - text.arrival_ns) / 1e9 for text in new))
+        self.meter.observe(names.SLACK_SECONDS, ((text.deadline_ns - now) / 1e9 for text in new if text.deadline_ns))
+
+    def reached(self, texts: Iterable[Text]) -> None:
+        """Notes when texts were computed, before their requests are answered."""
+        now = time.monotonic_ns()
+        for text in texts:
+            text.request.computed_ns = now
 
     def computed(self, staged: StagedBatch) -> None:
-        """Counts a computed batch, before its requests are answered."""
-        now = time.monotonic_ns()
-        for text in staged.texts:
-            text.request.computed_ns = now
+        """Counts a computed batch, before the last of its requests are answered."""
+        self.reached(staged.texts)
         tokens = staged.tokens
         counts: dict[Series, float] = {
             (names.BATCHES, ()): 1,
@@ -93,7 +98,7 @@ class Instruments:
         self.meter.set(names.WAITING_TEXTS, levels.texts)
         self.meter.set(names.WAITING_BYTES, levels.bytes)
         self.meter.set(names.DRIFTING_STEPS, len(self._drift))
-        self.meter.set(names.RUNG, levels.rung)
+        self.meter.set(names.GOVERNOR_RUNG, levels.rung + 1)
         for term, nanoseconds in levels.cost.items():
             self.meter.set(names.COST_SECONDS, nanoseconds / 1e9, term)
         for layout, slots in stager.slots().items():

@@ -22,7 +22,7 @@ class LookedUp:
     segments: Array  # of each token, uint8
     spans: Array  # answer rows x 3, int32
     passages: tuple[str, ...] = ()  # one for each text, if the tenant's task answers from the pair
-    words: Array | None = None  # the number of each token's word in its text, -1 of special ones, int16; None: not needed
+    words: Array | None = None  # the number of each token's word in its text, -1 of special ones, int32; None: not needed
 
     @property
     def texts(self) -> int:
@@ -51,7 +51,7 @@ class LookedUp:
         spans = counts + 4 * texts
         segments = spans + 12 * rows
         words = segments + tokens
-        end = words + 2 * tokens * with_words
+        end = words + 4 * tokens * with_words
         return cls(
             lengths=np.frombuffer(packed, np.int32, texts, lengths),
             counts=np.frombuffer(packed, np.int32, texts, counts),
@@ -59,7 +59,7 @@ class LookedUp:
             segments=np.frombuffer(packed, np.uint8, tokens, segments),
             spans=np.frombuffer(packed, np.int32, 3 * rows, spans).reshape(rows, 3),
             passages=_passages(packed, end, passages) if passages else (),
-            words=np.frombuffer(packed, np.int16, tokens, words) if with_words else None,
+            words=np.frombuffer(packed, np.int32, tokens, words) if with_words else None,
         )
 
 

@@ -41,6 +41,8 @@ class Reading:
         self.tokens = 0  # of the texts that were read
         self.encoded: list[Encoded] = []
         self.spans: list[Array] = []
+        # Words of an answer of its own are never left out.
+        self.words: list[Array] | None = [] if tenant.prunes and tenant.task_object.reads_first_token else None
         self.characters_left = sum(map(len, texts)) + sum(map(len, pairs or ()))
         if self.characters_left > MOST_CHARACTERS:
             raise InvalidInput(
@@ -75,6 +77,9 @@ class Reading:
             self.spans.append(self.tenant.task_object.rows(text, pair, encoded))
         except InvalidInput as error:
             raise InvalidInput(f"text {len(self.encoded) + 1} of {len(self.texts)}: {error}") from None
+        if self.words is not None:
+            self.words.append(encoded.words)
+        encoded.forget()
         self.encoded.append(encoded)
         self.tokens += len(encoded.tokens)
         if self.tokens > MOST_TOKENS:
@@ -99,13 +104,8 @@ class Reading:
             segments=_end_to_end([text.segments for text in self.encoded]),
             spans=_end_to_end(self.spans),
             passages=tuple(self.pairs) if self.pairs is not None and self.tenant.task_object.needs_pair else (),
-            words=_end_to_end([text.words for text in self.encoded]) if self._words_count else None,
+            words=_end_to_end(self.words) if self.words is not None else None,
         )
-
-    @property
-    def _words_count(self) -> bool:
-        """Whether words may be left out. Those that an answer is about never are."""
-        return self.tenant.prunes and self.tenant.task_object.reads_first_token
 
 
 class Lookup:

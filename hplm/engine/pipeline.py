@@ -84,7 +84,7 @@ class Pipeline:
         deadline = time.monotonic() + timeout
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        self._end(self._line.abandon(), "draining", _drained)
+        self._end(list(dict.fromkeys(self._line.abandon())), "draining", _drained)
         self._answering.shutdown(wait=True)
 
     def refuse(self, texts: list[Text]) -> None:
@@ -144,6 +144,7 @@ class Pipeline:
             for computed in self._run(batch, staged):
                 if len(computed.indexes) < len(unanswered):  # other stacks compute after this one
                     unanswered.difference_update(computed.indexes)
+                    self._note(self._instruments.reached, [staged.texts[index] for index in computed.indexes])
                     self._answer_beside(staged.texts, computed)
             self._line.finished(batch, staged.brought)
         except Exception as error:
@@ -223,6 +224,8 @@ class Pipeline:
     def _done(self, answered: list[tuple[Text, InHand]], reason: str) -> None:
         for text, found in answered:
             _sending(text.request.done, text.index, found.answer)
+        if not answered:
+            return
         self._note(self._instruments.answered, [found.answer for text, found in answered if text.request.tenant.ladder], reason)
 
     def _end(self, texts: list[Text], reason: str, error: Callable[[Text], HplmError]) -> None:
@@ -242,13 +245,12 @@ class Pipeline:
             log.critical("%s a batch failed, and the device with it", what, exc_info=error)
             self._device_failed()
         if faults.is_out_of_memory(error):
-            batch.texts = texts
-            if self._line.halve(batch):
-                log.warning("the device has no memory for a batch of %d tokens: its halves are next", batch.tokens)
+            if self._line.halve(batch, texts):
+                log.warning("the device has no memory for a batch of %d texts: smaller ones are next", len(batch.texts))
                 return
             error = Broken(
-                f"the device has no memory for a batch of {batch.tokens} tokens: give it fewer with the parameter "
-                "batch_tokens, or fewer slots"
+                f"the device has no memory for a batch of {len(texts)} texts with {sum(text.length for text in texts)} tokens: "
+                "give it fewer with the parameter batch_tokens, or fewer slots"
             )
         self._line.dropped(batch)
         self._fail(texts, _failure(what, error))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -141,24 +142,22 @@ class InHand(NamedTuple):
     answer: TextAnswer
     logits: Array  # rows x labels, with zeros in rows without a token
 
+    def apart(self) -> InHand:
+        """Returns it without the numbers of other texts, of which its own may be a part in memory."""
+        answer = self.answer
+        own = {"scores": answer.scores.copy(), "logits": answer.logits.copy(), "spans": answer.spans.copy()}
+        return InHand(replace(answer, **own), self.logits.copy())
+
+    @property
+    def bytes(self) -> int:
+        return self.logits.nbytes + self.answer.logits.nbytes + self.answer.scores.nbytes + self.answer.spans.nbytes
+
 
 class Text:
     """One text of a request, or a window of it. It waits in the queue (`hplm.scheduling.waiting`); the engine computes it."""
 
     __slots__ = (
-        *(
-            "addresses",
-            "arrival_ns",
-            "bytes",
-            "deadline_ns",
-            "draw",
-            "in_hand",
-            "index",
-            "is_one_row",
-            "kept",
-            "level",
-            "passage",
-        ),
+        *("addresses", "arrival_ns", "bytes", "deadline_ns", "draw", "in_hand", "index", "is_one_row", "kept", "level"),
         *("passage", "priority", "read", "reading", "request", "segments", "slot_key", "spans", "step", "tenant", "tokens"),
         *("window", "windows", "words"),
     )
@@ -189,7 +188,8 @@ class Text:
         self.passage = passage
         self.window = window  # which of the text's windows it is
         self.windows = windows
-        self.bytes = addresses.nbytes + segments.nbytes + spans.nbytes + sys.getsizeof(passage) // windows
+        of_words = words.nbytes if words is not None else 0
+        self.bytes = addresses.nbytes + segments.nbytes + spans.nbytes + of_words + sys.getsizeof(passage) // windows
         self.arrival_ns = request.arrival_ns
         self.deadline_ns = request.deadline_ns
         self.priority = request.priority
@@ -245,8 +245,9 @@ class Text:
 
         All rows are still gathered, because those of a token's neighbours hold a part of its vector.
         """
-        self.in_hand = in_hand
+        before, self.in_hand = self.in_hand, in_hand.apart()
         if kept is not None and self.words is not None and not kept.all():
             self.kept = np.flatnonzero(kept) if self.kept is None else self.kept[kept]
             self.words = self.words[kept]
+        self.bytes += self.in_hand.bytes - (before.bytes if before is not None else 0)
         self._stand_at(self.step + 1)

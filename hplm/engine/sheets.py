@@ -57,6 +57,7 @@ class Sheets:
     dtype: torch.dtype
     few_sizes: bool = False  # round the number of rows up, because the device prepares products for each size
     depths: Mapping[str, int] = field(default_factory=lambda: {FULL: 0})  # the layers of each stack
+    most_tokens: int | None = None  # of a sheet of another stack than the full one; None: any number
 
     def lay(
         self,
@@ -89,9 +90,10 @@ class Sheets:
         stacks = [text.level.stack for text in texts]
         found: list[Arrangement] = []
         for stack, own in _by_stack(stacks, self.depths):
-            # The policy has chosen places by the work of texts, which is not their length on other stacks.
-            arranged = self.packing.arrange(lengths[own], places if stack == FULL and len(own) == len(texts) else None)
-            found += [replace(one, texts=own[one.texts]) for one in arranged]
+            # Batch and places are chosen by the work of texts, which is less than their length on other stacks.
+            for some in [own] if stack == FULL else _cut(own, lengths, self.most_tokens):
+                arranged = self.packing.arrange(lengths[some], places if stack == FULL and len(some) == len(texts) else None)
+                found += [replace(one, texts=some[one.texts]) for one in arranged]
         return [one.rounded_up() for one in found] if self.few_sizes else found
 
     def _sheet(
@@ -155,3 +157,19 @@ def _by_stack(stacks: Sequence[str], depths: Mapping[str, int]) -> Iterator[tupl
     names = np.array(stacks, dtype=object)
     for stack in sorted(different, key=depths.__getitem__):
         yield stack, np.flatnonzero(names == stack)
+
+
+def _cut(texts: Array, lengths: Array, most: int | None) -> list[Array]:
+    """Cuts texts into parts of at most so many tokens, those of like lengths together. One longer text is a part."""
+    if most is None or int(lengths[texts].sum()) <= most:
+        return [texts]
+    ordered = texts[np.argsort(-lengths[texts], kind="stable")]
+    parts: list[list[int]] = []
+    room = 0
+    for text, length in zip(ordered.tolist(), lengths[ordered].tolist(), strict=True):
+        if not parts or length > room:
+            parts.append([])
+            room = most
+        parts[-1].append(text)
+        room -= length
+    return [np.array(part) for part in parts]

@@ -66,6 +66,7 @@ class StagingSettings:
     packing: Packing = field(default_factory=Packed)
     few_sizes: bool = False  # of batches (`Sheets`)
     depths: Mapping[str, int] = field(default_factory=lambda: {FULL: 0})  # the layers of each stack
+    batch_tokens: int | None = None  # the most of a sheet; None: any number
     overlap: Overlap = field(default_factory=Overlap)
 
 
@@ -74,7 +75,13 @@ class Stager:
         self._backbone = backbone
         self._settings = settings
         self._sheets = Sheets(
-            settings.packing, backbone.config.heads, settings.device, settings.dtype, settings.few_sizes, settings.depths
+            settings.packing,
+            backbone.config.heads,
+            settings.device,
+            settings.dtype,
+            settings.few_sizes,
+            settings.depths,
+            settings.batch_tokens,
         )
         self._gatherer = Gatherer(settings.device, settings.dtype, settings.resident_rows)
         self._copies = Copies(settings.device)  # in a stream of its own, or staging would wait for the batch that computes

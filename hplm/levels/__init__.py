@@ -1,1 +1,1 @@
-"""The confidence of answers."""
+"""The confidence of answers, and what a cascade does with it: plans, dispatch, pruning and ensembles."""

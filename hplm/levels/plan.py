@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
 
+MOST_RUNGS = 16  # of a ladder: each request looks at all of them
+
 
 @dataclass(frozen=True)
 class Step:
@@ -47,6 +49,8 @@ class Plan:
                 most = 1.0 if name in ("cutoff", "weight", "reached") else math.inf
                 if type(number) not in (int, float) or not math.isfinite(number) or not 0 <= number <= most:
                     raise TypeError(f"a plan has the {name} {number!r}")
+        if not max(step.reached for step in self.steps) > 0:
+            raise TypeError("a plan has no step that a text reaches")
         if self.steps[0].weight != 1:
             raise TypeError(f"the first step of a plan has the weight {self.steps[0].weight}, and no answer to share it with")
 

@@ -89,7 +89,9 @@ DRIFTING_STEPS = Metric(
     GAUGE,
     "Steps of plans from which texts go on clearly more or less often than when they were profiled",
 )
-RUNG = Metric("hplm_rung", GAUGE, "The rung of tenants that ask for more than their fair share; 0: the dearest")
+GOVERNOR_RUNG = Metric(
+    "hplm_governor_rung", GAUGE, "The rung of tenants that ask for more than their fair share; 1: the dearest"
+)
 WAITING_TEXTS = Metric("hplm_waiting_texts", GAUGE, "Texts that wait for a batch")
 WAITING_BYTES = Metric("hplm_waiting_bytes", GAUGE, "Memory that waiting texts keep")
 WAIT_SECONDS = Histogram("hplm_wait_seconds", "Time from a text's arrival until its batch starts to compute")

@@ -43,6 +43,7 @@ class Encoded:
         self.segments = segments
         self.lengths = np.array(lengths or [len(tokens)], dtype=np.int64)  # the model reads each window for itself
         self._encode = encoding
+        self._kept: Array | None = None  # the tokens that are left of the encoding; None: all
 
     @classmethod
     def of(cls, encoding: Encoding) -> Encoded:
@@ -52,9 +53,13 @@ class Encoded:
     def cut(self, kept: Array, lengths: Sequence[int] = ()) -> Encoded:
         """Returns the same text with these tokens only, without what was cut off."""
         left = Encoded(self.tokens[kept], self.segments[kept], self._encode, lengths)
-        left.offsets, left.special, left.words = self.offsets[kept], self.special[kept], self.words[kept]
-        del left._encode
+        left.offsets, left.special, left._kept = self.offsets[kept], self.special[kept], kept
         return left
+
+    def forget(self) -> None:
+        """Frees what fields are computed from. Those that were not used cannot be computed any more."""
+        self.__dict__.pop("_encoding", None)
+        del self._encode
 
     @cached_property
     def _encoding(self) -> Encoding:
@@ -71,12 +76,13 @@ class Encoded:
 
     @cached_property
     def words(self) -> Array:
-        """The number of each token's word, the pair's behind those of the text; -1 for special tokens; int16."""
-        numbers = np.array([-1 if word is None else word for word in self._encoding.word_ids], dtype=np.int16)
-        numbers[self.special] = -1
-        of_pair = np.array([part == 1 for part in self._encoding.sequence_ids], dtype=bool)
+        """The number of each token's word, the pair's behind those of the text; -1 for special tokens; int32."""
+        encoding = self._encoding
+        numbers = np.array([-1 if word is None else word for word in encoding.word_ids], dtype=np.int32)
+        numbers[np.array(encoding.special_tokens_mask, dtype=bool)] = -1
+        of_pair = np.array([part == 1 for part in encoding.sequence_ids], dtype=bool)
         numbers[of_pair] += numbers[~of_pair].max(initial=-1) + 1
-        return numbers
+        return numbers if self._kept is None else numbers[self._kept]
 
 
 class Tokenizer:

@@ -62,7 +62,7 @@ class Queue(Generic[T]):
             return displaced
 
     def again(self, texts: Sequence[T]) -> list[T]:
-        """Puts texts into the line again, after `finished` of their batch. Returns those that were not taken.
+        """Puts computed texts into the line again, also while others of their batch compute. Returns those not taken.
 
         None is taken once the queue is closed: the caller answers them with what it has. It does the same with those that
         `expired`, `offer` or `abandon` return later.
@@ -115,10 +115,13 @@ class Queue(Generic[T]):
             self._to_do.notify()
             self._look_at_expiry()
 
-    def halve(self, batch: Batch[T]) -> bool:
-        """Replaces a batch for which the device had no memory by two. Returns False if that was done before, or cannot be."""
+    def halve(self, batch: Batch[T], left: Sequence[T]) -> bool:
+        """Replaces a batch for which the device had no memory by smaller ones, with those of its texts that are `left`.
+
+        Returns False if that was done before, or cannot be.
+        """
         with self._to_do:
-            halved = self._scheduler.halve(batch, self._now_ns())
+            halved = self._scheduler.halve(batch, left, self._now_ns())
             self._to_do.notify()
             return halved
 

@@ -117,7 +117,7 @@ class Scheduler(Generic[T]):
         return displaced
 
     def again(self, texts: Sequence[T], now_ns: int) -> list[T]:
-        """Puts texts of a finished batch into the line again. Returns those that were not taken: all, once the line is closed.
+        """Puts computed texts into the line again. Returns those that were not taken: all, once the line is closed.
 
         They pass limits and admission, and keep their arrivals and deadlines. Each is a request of its own from now on: it may
         expire or be displaced alone. Then the caller answers it with what it has.
@@ -216,16 +216,20 @@ class Scheduler(Generic[T]):
             self._running.remove(batch)
         self._recount(now_ns)
 
-    def halve(self, batch: Batch[T], now_ns: int) -> bool:
-        """Replaces a batch for which the device had no memory by two. Returns False if that was done before, or cannot be."""
-        if batch.is_half or len(batch.texts) < 2:
+    def halve(self, batch: Batch[T], left: Sequence[T], now_ns: int) -> bool:
+        """Replaces a batch for which the device had no memory by smaller ones, with those of its texts that are `left`.
+
+        They are two, or one if the others of its texts were computed. Returns False if that was done before, or cannot be.
+        """
+        if batch.is_half or not left or len(left) == len(batch.texts) < 2:
             return False
-        middle = len(batch.texts) // 2
-        for half in (slice(middle), slice(middle, None)):
-            texts = batch.texts[half]
+        promised_to = {id(text): deadline for text, deadline in zip(batch.texts, batch.promised.tolist(), strict=True)}
+        middle = len(left) // 2 if len(left) == len(batch.texts) else len(left)
+        for texts in filter(None, (list(left[:middle]), list(left[middle:]))):
+            promised = np.array([promised_to[id(text)] for text in texts])
             tokens, slot_keys = sum(text.tokens for text in texts), len({text.slot_key for text in texts})
             expected = float(self.cost.predict(tokens, len(texts), slot_keys * self._loaded))
-            self._halves.append(Batch(texts, tokens, slot_keys, now_ns, expected, False, batch.promised[half], is_half=True))
+            self._halves.append(Batch(texts, tokens, slot_keys, now_ns, expected, False, promised, is_half=True))
         self.dropped(batch, now_ns)
         return True
 
@@ -243,7 +247,10 @@ class Scheduler(Generic[T]):
         return now_ns if predicted and earliest <= self._start_at(now_ns) else earliest
 
     def abandon(self) -> list[T]:
-        """Returns all texts without an answer, also those of running batches. Running batches are not stopped."""
+        """Returns all texts without an answer, also those of running batches. Running batches are not stopped.
+
+        A text that has joined the line again while others of its batch compute is there twice.
+        """
         gone, self._gone = self._gone, []
         chosen = [text for batch in (*self._running, *self._halves) for text in batch.texts]
         self._halves.clear()

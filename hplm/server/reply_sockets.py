@@ -18,6 +18,7 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 ROOM = 8 << 20  # bytes of each buffer: for some 10,000 answers
+KERNEL_DEFAULT = 212_992  # bytes
 ANSWER = 768  # bytes that a message takes, most of them the kernel's own
 _PIDFD_GETFD = 438  # the number of the system call on every architecture
 _SNDBUFFORCE = 32  # as SO_SNDBUF, beyond the system's limit; for root
@@ -41,7 +42,10 @@ def widen(pid: int) -> None:
 
 def usual() -> int:
     """Returns the size of a buffer that nobody has widened."""
-    return int(Path("/proc/sys/net/core/wmem_default").read_text())
+    try:
+        return int(Path("/proc/sys/net/core/wmem_default").read_text())
+    except FileNotFoundError:  # older kernels do not show it in a container's network
+        return KERNEL_DEFAULT
 
 
 def _widened(copied: socket.socket) -> int:

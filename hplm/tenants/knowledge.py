@@ -10,7 +10,7 @@ from torch import Tensor
 from hplm.adapters.layout import Layout
 from hplm.errors import InvalidInput
 from hplm.levels.calibration import Calibration
-from hplm.levels.plan import Plan
+from hplm.levels.plan import MOST_RUNGS, Plan
 from hplm.plot.branch import Branch
 from hplm.tasks import TASKS
 
@@ -103,6 +103,8 @@ class Knowledge:
                     f"tenant {tenant_id!r} has a plan with level {plan.steps[-1].level}, and {len(names)} levels below its own "
                     "one: choose its ladder again with `hplm cascade select`"
                 )
+        if len(self.ladder) > MOST_RUNGS:
+            raise InvalidInput(f"tenant {tenant_id!r} has {len(self.ladder)} plans: give {MOST_RUNGS} at most")
         if self.ladder and self.calibration is None:
             raise InvalidInput(
                 f"tenant {tenant_id!r} has a ladder and no calibration of its own: calibrate it with `hplm calibrate`"

@@ -19,7 +19,7 @@ from typing import Any
 from hplm.adapters.record import Record
 from hplm.errors import MISFITS, Broken, InvalidInput, NoTenant
 from hplm.levels.calibration import Calibration
-from hplm.levels.plan import Plan, Step
+from hplm.levels.plan import MOST_RUNGS, Plan, Step
 from hplm.plot.branch import Branch
 from hplm.tasks import TASKS, Task
 from hplm.tenants.keys import Key
@@ -230,6 +230,7 @@ def _is_tenant(tenant: Tenant) -> bool:
         (tenant.calibration is None or tenant.calibration.suits(len(tenant.labels)))
         and all(level.calibration is not None and level.calibration.suits(len(tenant.labels)) for level in tenant.levels)
         and all(plan.suits(len(tenant.levels) + 1) for plan in tenant.ladder)
+        and len(tenant.ladder) <= MOST_RUNGS
         and all(type(word) is str for word in words)
         and all(type(number) is int for number in numbers)
         and all(type(rate) in (int, float) for rate in rates)

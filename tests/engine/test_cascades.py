@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+import shutil
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hplm.engine.engine import Engine
-from hplm.errors import InvalidInput
+from hplm.errors import Broken, InvalidInput
 from hplm.levels.plan import Plan, Step
 from hplm.metrics import names
 from hplm.scheduling.queue import Queue
@@ -20,7 +22,7 @@ from testing.toy import WORDS
 from tests.climb import Climb
 from tests.engine.asker import Asker
 from tests.equality import Comparison
-from tests.ladders import LADDER, OWN, make_ladders
+from tests.ladders import LADDER, OWN, STACK, make_ladders
 from tests.naming import naming
 from tests.tasks import TENANTS, question
 from tests.waiting import eventually
@@ -209,3 +211,47 @@ def test_levels_are_counted_with_the_reason(ladders):
     counts, _ = asker.service.instruments.meter.take()
     found = {labels: count for (metric, labels), count in counts.items() if metric == names.LEVEL_TEXTS}
     assert found == {("1", "only"): 1, ("2", "only"): 1, ("2", "last"): 1}
+
+
+def test_a_sheet_has_no_more_tokens_than_a_batch_may_have(ladders, monkeypatch):
+    """The line counts the work of texts, which is a part of their length on a shallow stack."""
+    sheets, start = [], Engine._start
+
+    def watched(engine, sheet):
+        sheets.append((sheet.stack, int(sheet.lengths.sum())))
+        return start(engine, sheet)
+
+    monkeypatch.setattr(Engine, "_start", watched)
+    asker = Asker(ladders.folder, batch_tokens="128")
+    texts = [" ".join(WORDS[number : number + 14]) for number in range(40)]
+    early, whole = (asker.wait(asker.ask("pair", texts, rung=rung)) for rung in (4, 1))
+    asker.close()
+    assert {answer.level for answer in early} == {1} and {answer.level for answer in whole} == {2}
+    assert max(tokens for stack, tokens in sheets if stack != FULL) <= 128
+    assert len(sheets) > 6
+
+
+def test_a_stack_that_cannot_be_read_fails_only_requests_that_need_it(ladders, tmp_path):
+    folder = Path(shutil.copytree(ladders.repository, tmp_path / "repository")) / "toy" / "1"
+    stored = folder / "stacks" / f"{STACK}.safetensors"
+    stored.unlink()  # a hard link of the store's
+    stored.write_bytes(b"broken")
+    asker = Asker(folder)
+    with pytest.raises(Broken, match=naming("'pair'", f"'{STACK}'", "export")):
+        asker.ask("pair", ["a b"])
+    asker.answers.pop()  # the request was refused
+    asker.close()
+
+
+def test_an_answer_in_hand_keeps_no_numbers_of_other_texts(asker, monkeypatch):
+    kept, again = [], Queue.again
+
+    def noted(line, texts):
+        kept.extend(text.in_hand for text in texts)
+        return again(line, texts)
+
+    monkeypatch.setattr(Queue, "again", noted)
+    asker.wait(asker.ask("pair", ["a b", "c d", "e f"], rung=3))
+    assert len(kept) == 3
+    for held in kept:
+        assert all(one.base is None for one in (held.logits, held.answer.logits, held.answer.scores, held.answer.spans))

@@ -67,3 +67,14 @@ def test_what_is_remembered_is_bounded(monkeypatch):
     decide(drift, 400)
     monkeypatch.setattr(module, "REMEMBERED", 0.0)
     assert not len(drift)
+
+
+def test_texts_in_windows_come_to_the_last_step_without_a_decision():
+    windowed = Plan((Step(0, 0.9, reached=0.7), Step(2, reached=0.65)))  # 0.3 in windows, and half of the others
+    record = Record("head-16.bank", 0, 9, 1)
+    tenant = Tenant("span", 9, 1, "root", 1, "span", ("start", "end"), record, None, ladder=(windowed,))
+    request = SimpleNamespace(tenant=tenant, plan=windowed)
+    stays, goes = SimpleNamespace(request=request, step=0), SimpleNamespace(request=request, step=1)
+    drift = Drift()
+    drift.count([stays] * (DECISIONS // 2), [goes] * (DECISIONS // 2))
+    assert not len(drift)

@@ -198,7 +198,7 @@ def test_every_text_leaves_exactly_once(steps, admission, given_policy, closes_a
                 choose()
             case "finish", share if running:
                 finish(share)
-            case ("halve",) if running and not running[-1][1] and scheduler.halve(running[-1][0], now):
+            case ("halve",) if running and not running[-1][1] and scheduler.halve(running[-1][0], running[-1][0].texts, now):
                 running.pop()
             case ("drop",) if running:
                 batch, is_given_up = running.pop()
@@ -219,8 +219,21 @@ def test_every_text_leaves_exactly_once(steps, admission, given_policy, closes_a
 def test_halves_that_were_given_up_do_not_run():
     scheduler = _scheduler()
     scheduler.offer([_text(1), _text(2)], 0)
-    assert scheduler.halve(scheduler.choose(ROOM, 0), 0)
+    batch = scheduler.choose(ROOM, 0)
+    assert scheduler.halve(batch, batch.texts, 0)
     assert len(scheduler.abandon()) == 2 and not len(scheduler) and scheduler.choose(ROOM, 0) is None
+
+
+def test_what_is_left_of_a_batch_runs_alone_with_its_own_promises():
+    """The texts of a shallow stack were computed; the device has no memory for those of a deep one."""
+    scheduler = _scheduler()
+    scheduler.offer([_text(number, deadline=(number + 1) * 10**12) for number in range(3)], 0)
+    batch = scheduler.choose(ROOM, 0)
+    left = batch.texts[1:2]
+    assert scheduler.halve(batch, left, 0)
+    rest = scheduler.choose(ROOM, 0)
+    assert rest.texts == left and rest.promised.tolist() == [left[0].deadline_ns]
+    assert not scheduler.halve(rest, rest.texts, 0) and scheduler.choose(ROOM, 0) is None
 
 
 @pytest.mark.parametrize("seed", range(5))
