@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from bench.cascade import CascadeBench
-from bench.measuring.cascade_answers import Answers, answers_of, figures_of
+from bench.measuring.cascade_answers import Answers, Examined, answers_of, figures_of
 from bench.measuring.cascade_bare import Bare
-from bench.measuring.cascade_material import Material, material_of, say
+from bench.measuring.cascade_material import Cascaded, Material, material_of, say
 from bench.measuring.cascade_served import Served
 from bench.measuring.cascade_timing import timed
 from bench.measuring.cascade_traffic import BATCH_TOKENS, CASCADE, asked_of, exported, voters
@@ -35,21 +35,19 @@ TARGETS = {  # of issue 22: the bound, and whether a figure may be at most or ha
 
 def bench_cascade(case: CascadeBench) -> dict[str, Any]:
     material = material_of(case)
-    found = [_answers(material, number) for number in range(len(material.cascaded))]
+    found = [_examined(material, *pair) for pair in zip(material.cascaded, material.exits, strict=True)]
     figures = figures_of(found, case.drop)
     if case.timed != "nothing":
-        figures |= _timed(material, [test for test, _ in found], case)
+        figures |= _timed(material, [one.test for one in found], case)
     figures["targets"] = {name: _met(name, figures[name]) for name in TARGETS if name in figures}
     described = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(case).items()}
     return figures | {"dtype": material.precision.name, "case": described}
 
 
-def _answers(material: Material, number: int) -> tuple[Answers, Answers]:
-    one = material.cascaded[number]
+def _examined(material: Material, one: Cascaded, twin: Cascaded) -> Examined:
     say(f"the answers of {one.tenant.id} to its test texts")
-    kept = material.store.folder.parent / "answers"
-    test, profile = (answers_of(material, one, file, kept) for file in (one.question.test, one.question.profile))
-    return test, profile
+    kept, files = material.store.folder.parent / "answers", (one.question.test, one.question.profile)
+    return Examined(*(answers_of(material, of, file, kept) for of in (one, twin) for file in files))
 
 
 def _timed(material: Material, tests: list[Answers], case: CascadeBench) -> dict[str, Any]:

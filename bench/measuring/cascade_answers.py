@@ -27,6 +27,7 @@ from hplm.levels.reliability import bins_of, calibration_error
 
 ALPHAS = (0.5, 0.7, 0.9, 1.1)  # of Eq. 5; the paper's best ones are 0.7 and 0.9
 DRAWS = 20  # of random re-routing
+CASCADE, UNPRUNED, RANDOM = "cascade", "cascade, no word pruned", "random, same share"
 PLAIN = Calibration()  # the softmax of logits as they are
 
 Choose = Callable[[int, np.ndarray, np.ndarray], np.ndarray]  # takes a step, texts and confidences; returns which texts go on
@@ -82,8 +83,8 @@ class Answers:
 
     @property
     def pair(self) -> tuple[int, int]:
-        """The first and the last level of the dearest plan, or of all if it has a single one."""
-        levels = [step.level for step in self.of.ladder[0].steps]
+        """The first and the last level of the dearest plan; of all levels if it has a single one, or there is none."""
+        levels = [step.level for step in self.of.ladder[0].steps] if self.of.ladder else []
         return (levels[0], levels[-1]) if len(levels) > 1 else (0, self.last)
 
     def plain(self, level: int) -> np.ndarray:
@@ -125,6 +126,17 @@ class Answers:
     def by_hard_cut(self, cutoff: float) -> Outcome:
         """An answer of the first level stands if its plain softmax is above the cutoff; the last level answers the others."""
         return self._two(self.plain(self.pair[0]) <= cutoff)
+
+    def cheapest_hard_cut(self, drop: float) -> float | None:
+        """Returns the lowest cutoff that loses no more than so many points; None if all lose more."""
+        least = self.hits[self.last].mean() - drop / 100
+        meeting = (cutoff for cutoff in reversed(CUTOFFS) if self.by_hard_cut(cutoff).right.mean() >= least)
+        return next(meeting, None)
+
+    def hard_cut_of(self, profile: Answers, drop: float) -> Outcome:
+        """`profile`: answers of the same levels, which choose the cutoff."""
+        cutoff = profile.cheapest_hard_cut(drop)
+        return self.by_hard_cut(cutoff) if cutoff is not None else self.alone(self.last)
 
     def by_oracle(self) -> Outcome:
         """Exactly the first level's wrong answers go on."""
@@ -173,34 +185,46 @@ def answers_of(material: Material, cascaded: Cascaded, file: Path, kept: Path) -
     labelled = task.read(file)
     reader = Reader(store, tenant.domain, tenant.domain_version)
     texts = reader.read(labelled, task, tenant.labels, False)
-    shared = {"texts": digest_of(file), "tenant": tenant.id, "precision": material.precision.name}
-    (kept / tenant.id).mkdir(parents=True, exist_ok=True)
+    shared = {"texts": digest_of(file), "precision": material.precision.name}
+    kept.mkdir(parents=True, exist_ok=True)
     work = Workload(
         tenant, task, cascaded.levels, labelled, reader, texts, material.precision, material.device,
-        Kept(kept / tenant.id, shared),
+        Kept(kept, shared),
     )  # fmt: skip
     return Answers(cascaded, work.measured())
 
 
-def ways(test: Answers, profile: Answers, drop: float) -> dict[str, Outcome]:
-    """Returns what each way does to the test texts. Whatever a way chooses, it chooses on those of the profile."""
-    plan, last = test.of.ladder[0], test.last
-    scores = [float(hits.mean()) for hits in profile.hits]
-    least = scores[last] - drop / 100
-    meeting = [level for level in range(last + 1) if scores[level] >= least]
-    cutoffs = [cutoff for cutoff in reversed(CUTOFFS) if profile.by_hard_cut(cutoff).right.mean() >= least]
-    found = {
-        "strong": test.alone(last),
-        "cascade": test.through(plan),
-        "cascade, no word pruned": test.through(unpruned(plan)),
-        "random, same share": test.by_chance(plan),
-        "oracle": test.by_oracle(),
-        "softmax, hard cut": test.by_hard_cut(cutoffs[0]) if cutoffs else test.alone(last),
-        "INFaaS-like": test.alone(meeting[0]),
-        "Cocktail-like vote": test.by_vote(scores),
-        "small": test.alone(0),
-    }
-    return found
+@dataclass(frozen=True)
+class Examined:
+    """The answers of a tenant, and of its twin with an early exit, to the test texts and to those that choose."""
+
+    test: Answers
+    profile: Answers
+    exit_test: Answers
+    exit_profile: Answers
+
+    def ways(self, drop: float) -> dict[str, Outcome]:
+        """Returns what each way does to the test texts. Whatever a way chooses, it chooses on the other ones."""
+        test, plan, last = self.test, self.test.of.ladder[0], self.test.last
+        scores = [float(hits.mean()) for hits in self.profile.hits]
+        meeting = [level for level in range(last + 1) if scores[level] >= scores[last] - drop / 100]
+        return {
+            "strong": test.alone(last),
+            CASCADE: test.through(plan),
+            UNPRUNED: test.through(unpruned(plan)),
+            RANDOM: test.by_chance(plan),
+            "oracle": test.by_oracle(),
+            "softmax, hard cut": test.hard_cut_of(self.profile, drop),
+            "early exit": self._early_exit(drop),
+            "INFaaS-like": test.alone(meeting[0]),
+            "Cocktail-like vote": test.by_vote(scores),
+            "small": test.alone(0),
+        }
+
+    def _early_exit(self, drop: float) -> Outcome:
+        """Texts that go on take the other layers only, as if their vectors were still there."""
+        found = self.exit_test.hard_cut_of(self.exit_profile, drop)
+        return replace(found, work=np.minimum(found.work, 1.0))
 
 
 def unpruned(plan: Plan) -> Plan:
@@ -225,28 +249,27 @@ def lost(strong: Mapping[str, Sequence[Outcome]], other: Mapping[str, Sequence[O
     return 100 * float(np.mean(means)), 100 * float(np.sqrt(np.sum(variances))) / len(means)
 
 
-def figures_of(found: Sequence[tuple[Answers, Answers]], drop: float) -> dict[str, Any]:
-    """`found`: for each tenant, answers to the test texts and to those of the profile."""
+def figures_of(found: Sequence[Examined], drop: float) -> dict[str, Any]:
     outcomes: dict[str, dict[str, list[Outcome]]] = {}
-    for test, profile in found:
-        for way, outcome in ways(test, profile, drop).items():
-            outcomes.setdefault(way, {}).setdefault(test.of.question.name, []).append(outcome)
-    strong, cascade = outcomes["strong"], outcomes["cascade"]
-    before, after = (np.concatenate(own) for own in zip(*(test.errors() for test, _ in found), strict=True))
+    for one in found:
+        for way, outcome in one.ways(drop).items():
+            outcomes.setdefault(way, {}).setdefault(one.test.of.question.name, []).append(outcome)
+    strong, cascade = outcomes["strong"], outcomes[CASCADE]
+    before, after = (np.concatenate(own) for own in zip(*(one.test.errors() for one in found), strict=True))
     points, error = lost(strong, cascade)
     words = sum(one.words for own in cascade.values() for one in own)
     return {
         "points_lost": round(points, 3),
         "points_lost_error": round(error, 3),
-        "random_points_lost": round(lost(strong, outcomes["random, same share"])[0], 3),
+        "random_points_lost": round(lost(strong, outcomes[RANDOM])[0], 3),
         "pruned_share": round(sum(one.unread for own in cascade.values() for one in own) / max(1, words), 4),
-        "pruning_points": round(lost(outcomes["cascade, no word pruned"], cascade)[0], 3),
+        "pruning_points": round(lost(outcomes[UNPRUNED], cascade)[0], 3),
         "ece_before": round(float(before.mean()), 4),
         "ece_after": round(float(after.mean()), 4),
         "ece_ratio": round(float(after.mean() / before.mean()), 3),
         "ways": {way: _described(strong, own) for way, own in outcomes.items()},
         "pruning": {f"{alpha:g}": _swept(found, alpha) for alpha in ALPHAS},
-        "tenants": {test.of.tenant.id: _of_tenant(test) for test, _ in found},
+        "tenants": {one.test.of.tenant.id: _of_tenant(one.test) for one in found},
     }
 
 
@@ -262,11 +285,11 @@ def _described(strong: Mapping[str, Sequence[Outcome]], own: Mapping[str, Sequen
     }
 
 
-def _swept(found: Sequence[tuple[Answers, Answers]], alpha: float) -> dict[str, float]:
+def _swept(found: Sequence[Examined], alpha: float) -> dict[str, float]:
     """Returns what so much pruning does to the dearest plans with several steps."""
     words = unread = 0
     points: list[float] = []
-    for test, _ in found:
+    for test in (one.test for one in found):
         plan = test.of.ladder[0]
         if len(plan.steps) == 1:
             continue

@@ -75,12 +75,13 @@ class Bare:
         """Sends requests when they are due. Where there are several ways, each text is asked in all, and waits for the last."""
         texts = len(load.due)
         missing, lock, over = np.full(texts, len(ways)), threading.Lock(), threading.Event()
-        latencies, labels = np.full(texts, np.inf), [None] * texts
+        latencies = np.full(texts, np.inf)
+        labels: list[str | None] = [None] * texts
         left = texts
         start = time.monotonic() + 0.1
 
         def answering(number: int) -> Callable[[list | Exception, tuple], None]:
-            def answered(answer: list | Exception, counted: tuple = ()) -> None:
+            def answered(answer: list | Exception, counted: tuple) -> None:
                 nonlocal left
                 took = time.monotonic() - start - load.due[number]
                 with lock:
@@ -104,7 +105,7 @@ class Bare:
                 try:
                     found = self._send(way, self.asked[text], deadline, answered, found, round(1e9 * (start + due)))
                 except HplmError as error:  # refused
-                    answered(error)
+                    answered(error, ())
         if not over.wait(PATIENCE_S):
             raise HplmError(f"{left} of {texts} requests were not answered within {PATIENCE_S:.0f} s")
         return Sent(latencies, labels)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from bench.cascade import CascadeBench
 from builder.adaptation.learning import Budget
+from builder.adaptation.short_stack import cut
 from builder.cascade.build import build_levels
 from builder.cascade.ladder import choose_ladder
 from builder.cascade.levels import StoredLevel, levels_of
-from builder.cascade.profile import Profile
 from builder.cascade.profiling import profile_tenant
 from builder.cascade.selection import Target
 from builder.publish.precision import served_precision
@@ -36,6 +36,7 @@ ALL = 100_000  # texts: as many as there are
 PROFILED = 0.45  # of the test texts; they choose the plans, and the others judge them
 PARTS = ("train", "dev", "calibrate", "profile", "test")
 DEV = 200  # texts
+EXIT = "exit"  # a stack of the first layers of the full one, and the twins of tenants that have a level on it
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,12 @@ class Question:
 
 @dataclass(frozen=True)
 class Cascaded:
-    """A tenant, and what was built and chosen for it."""
+    """A tenant with its levels."""
 
     question: Question
     seed: int
     tenant: TenantFile
     levels: list[StoredLevel]  # the shallowest first, its own one last
-    profile: Profile
     ladder: tuple[Plan, ...]
 
 
@@ -68,6 +68,7 @@ class Material:
     device: torch.device
     precision: Precision
     cascaded: list[Cascaded]
+    exits: list[Cascaded]  # twins of these, whose only level is on the first layers of the full stack
 
 
 def material_of(case: CascadeBench) -> Material:
@@ -81,7 +82,8 @@ def material_of(case: CascadeBench) -> Material:
     cascaded = [
         _cascaded(store, question, seed, case, precision, device) for seed in range(case.seeds) for question in questions
     ]
-    return Material(store, device, precision, cascaded)
+    exits = [_with_exit(store, one, case, precision, device) for one in cascaded]
+    return Material(store, device, precision, cascaded, exits)
 
 
 def written(folder: Path, case: CascadeBench) -> tuple[Path, list[Question]]:
@@ -124,6 +126,9 @@ def _store(folder: Path, model: str, corpus: Path, case: CascadeBench, device: t
         if name not in store.stacks():
             say(f"a stack of {layers} layers, {case.stack_minutes:g} minutes")
             build_stack(store, name, [corpus], StackOptions(layers), Budget(minutes=case.stack_minutes), device)
+    if EXIT not in store.stacks():
+        layers = list(range(min(case.stacks)))
+        store.save_stack(EXIT, cut(store.upper(), layers), {"layers": len(layers), "started_from": layers}, None)
     return store
 
 
@@ -147,11 +152,21 @@ def _cascaded(
     stacks = [f"layers-{layers}" for layers in case.stacks]
     tenant = build_levels(store, id, stacks, question.calibrate, precision, device, epochs=case.epochs, seed=seed).tenant
     levels = levels_of(store, tenant)
-    profile, _ = profile_tenant(store, tenant, levels, question.profile, precision, device, [question.calibrate])
+    profile_tenant(store, tenant, levels, question.profile, precision, device, [question.calibrate])
     choose_ladder(store, tenant, levels, Target(drop=case.drop))
     ladder = read_ladder(store, tenant)
     assert ladder is not None  # it was just chosen
-    return Cascaded(question, seed, tenant, levels, profile, ladder.plans)
+    return Cascaded(question, seed, tenant, levels, ladder.plans)
+
+
+def _with_exit(store: Store, one: Cascaded, case: CascadeBench, precision: Precision, device: torch.device) -> Cascaded:
+    """Returns a copy of the tenant with an early exit. It is another tenant, because plans number all levels of one."""
+    twin = replace(one.tenant, id=f"{one.tenant.id}-{EXIT}")
+    if not store.tenant_folder(twin.id, twin.version).exists():
+        store.save_tenant(twin, *store.tenant_weights(one.tenant), store.report(one.tenant), lambda path: None)
+    say(f"the early exit of {one.tenant.id}")
+    build_levels(store, twin.id, [EXIT], one.question.calibrate, precision, device, epochs=case.epochs, seed=one.seed)
+    return Cascaded(one.question, one.seed, twin, levels_of(store, twin), ())
 
 
 def say(text: str) -> None:

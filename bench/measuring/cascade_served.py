@@ -47,7 +47,8 @@ class Served:
                 keep_bodies=True,
             )
         )
-        latencies, labels = np.full(len(requests), np.inf), [None] * len(requests)
+        latencies = np.full(len(requests), np.inf)
+        labels: list[str | None] = [None] * len(requests)
         for number, status, took, body in zip(
             report.numbers.tolist(), report.statuses.tolist(), report.latencies.tolist(), report.bodies, strict=True
         ):

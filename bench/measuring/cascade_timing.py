@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from bench.measuring.cascade_traffic import (
     Target,
     level_way,
 )
+from hplm.errors import HplmError
 
 SMALL = level_way(0)
 VOTE = "vote"
@@ -87,7 +87,7 @@ def _described(sent: Sequence[Sent]) -> dict[str, float]:
     latencies = 1e3 * np.concatenate([one.latencies for one in sent])
     unanswered = int((~np.isfinite(latencies)).sum())
     if unanswered:
-        print(f"{unanswered} of {len(latencies)} requests have no answer", file=sys.stderr)
+        raise HplmError(f"{unanswered} of {len(latencies)} requests have no answer: read the messages above, then try again")
     mean, tail = float(latencies.mean()), float(np.percentile(latencies, 99))
     return {"mean_ms": round(mean, 3), "p99_ms": round(tail, 3)}
 

@@ -104,7 +104,8 @@ def exported(material: Material, repository: Path) -> str:
     backbone = export(material.store, repository, options, replace=True).backbone
     path = repository / backbone / "1" / Backbone.TENANTS
     whole = Snapshot.load(path)
-    tenants = [own for tenant in whole.tenants for own in _in_all_ways(tenant)]
+    known = {one.tenant.id for one in material.cascaded}
+    tenants = [own for tenant in whole.tenants if tenant.id in known for own in _in_all_ways(tenant)]
     numbered = [replace(tenant, uid=number) for number, tenant in enumerate(tenants, start=1)]
     Snapshot(whole.generation, whole.branches, numbered, whole.export).save(path)
     return backbone
