@@ -10,7 +10,7 @@ from bench.options import benchmark, dtype_option, expect_above_zero, seconds_op
 from hplm.errors import InvalidInput
 
 TIMED = ("nothing", "bare", "served")  # each with those before it
-QUICK = {"train": 300, "epochs": 1, "seeds": 1, "minutes": 0.05, "stack_minutes": 0.02, "seconds": 2.0, "rounds": 1}
+QUICK = {"train": 300, "epochs": 1, "seeds": 1, "minutes": 0.05, "stack_minutes": 0.02, "seconds": 1.0, "rounds": 1}
 SHORT = {"calibrate": 150, "profile": 150, "test": 150}  # texts
 
 

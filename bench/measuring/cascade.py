@@ -71,8 +71,10 @@ def _timed(material: Material, tests: list[Answers], case: CascadeBench) -> dict
     return figures
 
 
-def _met(name: str, figure: float) -> bool:
+def _met(name: str, figure: float | None) -> bool:
     bound, target = TARGETS[name]
+    if figure is None:
+        return False
     return figure <= target if bound == "<=" else figure >= target
 
 
@@ -81,11 +83,9 @@ def table_of(figures: Mapping[str, Any]) -> str:
     lines = [f"{'':<26}{'bare':>10}{'served':>10}  target"]
     served = figures.get("served", {})
     for name, (bound, target) in TARGETS.items():
-        if name not in figures:
-            continue
-        beside = f"{served[name]:>10.3f}" if name in served else f"{'':>10}"
-        said = "met" if figures["targets"][name] else "missed"
-        lines.append(f"{name:<26}{figures[name]:>10.3f}{beside}  {bound} {target:g}: {said}")
+        if name in figures:
+            cells = f"{_cell(figures[name])}{_cell(served.get(name))}"
+            lines.append(f"{name:<26}{cells}  {bound} {target:g}: {'met' if figures['targets'][name] else 'missed'}")
     lines += ["", f"{'test texts':<26}{'accuracy':>10}{'lost':>8}{'+-':>7}{'work':>7}{'go on':>8}"]
     for way, own in figures["ways"].items():
         lines.append(
@@ -101,3 +101,7 @@ def table_of(figures: Mapping[str, Any]) -> str:
     lines += [f"{alpha:<26}{own['share']:>10.1%}{own['points']:>8.2f}" for alpha, own in figures["pruning"].items()]
     lines.append(f"{'ECE before / after':<26}{figures['ece_before']:>10.4f}{figures['ece_after']:>8.4f}")
     return "\n".join(lines)
+
+
+def _cell(figure: float | None) -> str:
+    return f"{figure:>10.3f}" if figure is not None else f"{'-':>10}"

@@ -10,7 +10,7 @@ import numpy as np
 
 from bench.measuring.cascade_traffic import IN_FLIGHT, Asked, Poisson, Sent
 from hplm.server import TritonServer
-from loadtest.encode import infer_request
+from loadtest.encode import Parameter, infer_request
 from loadtest.generator import run_apart
 from loadtest.report import Load
 
@@ -58,8 +58,10 @@ class Served:
 
     def _request(self, way: str, number: int, allowed: float | None = None) -> bytes:
         asked = self._asked[number]
-        timeout = {"timeout": round(1e6 * allowed)} if allowed is not None else {}
-        return infer_request(self._backbone, [asked.text], asked.of(way), outputs=("LABEL",), parameters=timeout)
+        parameters: dict[str, Parameter] = {"truncate": True}
+        if allowed is not None:
+            parameters["timeout"] = round(1e6 * allowed)
+        return infer_request(self._backbone, [asked.text], asked.of(way), outputs=("LABEL",), parameters=parameters)
 
 
 def label_in(body: bytes) -> str:

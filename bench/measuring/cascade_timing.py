@@ -92,5 +92,6 @@ def _described(sent: Sequence[Sent]) -> dict[str, float]:
     return {"mean_ms": round(mean, 3), "p99_ms": round(tail, 3)}
 
 
-def _ratio(one: float, other: float) -> float:
-    return round(one / other, 3) if other else 0.0
+def _ratio(one: float, other: float) -> float | None:
+    """None: the other one has nothing, not a right answer in time."""
+    return round(one / other, 3) if other else None

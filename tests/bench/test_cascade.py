@@ -13,14 +13,20 @@ from transformers import BertConfig, BertModel
 
 from bench.cascade import CascadeBench
 from bench.measuring.cascade import TARGETS, bench_cascade, table_of
-from bench.measuring.cascade_answers import Outcome, lost
+from bench.measuring.cascade_answers import Outcome, answers_of, lost
+from bench.measuring.cascade_bare import Bare
+from bench.measuring.cascade_material import material_of
 from bench.measuring.cascade_served import label_in
-from bench.measuring.cascade_traffic import Poisson
+from bench.measuring.cascade_traffic import CASCADE, Poisson, asked_of, exported
+from builder.cascade.profile import read_profile
+from builder.store.ladders import Ladder, save_ladder
 from hplm.errors import InvalidInput
+from hplm.levels.plan import Plan, Step
 from testing.random_store import SPECIAL
 from tests.naming import naming
 
 LAYERS = 4
+PLAN = Plan((Step(0, 0.5, 4.0, 1.0), Step(2, weight=0.6)))  # of the toy's three levels; it prunes, and it draws
 WORDS = ("a", "an", "and", "class", "file", "from", "if", "is", "name", "of", "return", "string", "the", "this", "to")
 
 
@@ -63,6 +69,42 @@ def test_a_second_run_measures_the_same_texts_again(model, tmp_path, capfd):
     again = bench_cascade(CascadeBench(**{**vars(case), "timed": "nothing"}))
     assert "adapting" not in capfd.readouterr().err
     assert again["ways"] == ways and again["tenants"] == tenants and "latency_over_strong" not in again
+    material = material_of(case)
+    for one in material.cascaded:
+        assert_plans_do_what_was_profiled(material, one, tmp_path / "answers")
+    assert_the_engine_answers_alike(material, tmp_path)
+
+
+def assert_plans_do_what_was_profiled(material, one, kept):
+    profile, found = answers_of(material, one, one.question.profile, kept), read_profile(material.store, one.tenant)
+    assert found is not None
+    for candidate in found.front:
+        outcome = profile.through(candidate.plan)
+        assert outcome.right.mean() == pytest.approx(candidate.score)
+        assert outcome.went_on == pytest.approx(candidate.reached[1:])
+
+
+def assert_the_engine_answers_alike(material, folder):
+    """Only texts that are so near a threshold that rounding moves them may have other answers."""
+    for one in material.cascaded:
+        save_ladder(material.store, one.tenant, Ladder(tuple(level.name for level in one.levels[:-1]), (PLAN,), {}))
+    expected = {}
+    for one in material.cascaded:
+        answers = answers_of(material, one, one.question.test, folder / "answers")
+        outcome = answers.through(PLAN)
+        assert outcome.unread
+        texts = [example.text for example in answers.measured.examples]
+        expected.update({(one.tenant.id, text): right for text, right in zip(texts, outcome.right, strict=True)})
+    asked = asked_of(material)
+    bare = Bare(folder / "repository", exported(material, folder / "repository"), asked)
+    try:
+        sent = bare.open_loop([CASCADE], Poisson(np.zeros(len(asked)), np.arange(len(asked))))
+    finally:
+        bare.close()
+    other = [
+        one for label, one in zip(sent.labels, asked, strict=True) if (label == one.label) != expected[one.tenant, one.text]
+    ]
+    assert len(other) < 0.02 * len(asked)
 
 
 def outcome(right):
