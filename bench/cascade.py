@@ -9,6 +9,7 @@ from pathlib import Path
 from bench.options import benchmark, dtype_option, expect_above_zero, seconds_option
 from hplm.errors import InvalidInput
 
+ALL = 100_000  # texts: as many as there are
 TIMED = ("nothing", "bare", "served")  # each with those before it
 QUICK = {"train": 300, "epochs": 1, "seeds": 1, "minutes": 0.05, "stack_minutes": 0.02, "seconds": 1.0, "rounds": 1}
 SHORT = {"calibrate": 150, "profile": 150, "test": 150}  # texts
@@ -16,7 +17,7 @@ SHORT = {"calibrate": 150, "profile": 150, "test": 150}  # texts
 
 @dataclass(frozen=True)
 class CascadeBench:
-    folder: Path = Path(".hplm/bench-cascade")  # data, store and repository, which later runs use again
+    folder: Path = Path(".hplm/bench-cascade")  # what is built, which later runs use again
     model: str | None = None  # None: the demo's MiniLM
     lower: int = 2  # layers that become a table; the others are the full upper stack
     stacks: tuple[int, ...] = (1, 2, 3)  # layers of each
@@ -25,18 +26,18 @@ class CascadeBench:
     minutes: float = 6.0  # of adapting the lower half
     stack_minutes: float = 4.0  # of each stack's learning
     train: int = 1500  # texts of each tenant
-    calibrate: int = 10_000  # as many as there are
-    profile: int = 10_000
-    test: int = 10_000
+    calibrate: int = ALL
+    profile: int = ALL
+    test: int = ALL
     epochs: int = 3
     seconds: float = 20.0  # of each timed measurement
     rounds: int = 3
     dtype: str = "auto"
-    timed: str = "served"
+    timed: str = TIMED[-1]
 
     def __post_init__(self) -> None:
-        expect_above_zero(seeds=self.seeds, minutes=self.minutes, seconds=self.seconds, rounds=self.rounds)
-        expect_above_zero(stack_minutes=self.stack_minutes)
+        expect_above_zero(seeds=self.seeds, minutes=self.minutes, stack_minutes=self.stack_minutes)
+        expect_above_zero(seconds=self.seconds, rounds=self.rounds)
         if not 0 <= self.drop <= 100:
             raise InvalidInput(f"--drop {self.drop:g}: give points from 0 to 100")
 

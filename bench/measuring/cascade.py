@@ -40,8 +40,15 @@ def bench_cascade(case: CascadeBench) -> dict[str, Any]:
     if case.timed != "nothing":
         figures |= _timed(material, [one.test for one in found], case)
     figures["targets"] = {name: _met(name, figures[name]) for name in TARGETS if name in figures}
+    figures["stacks"] = {f"layers-{layers}": _learned(material, f"layers-{layers}") for layers in case.stacks}
     described = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(case).items()}
     return figures | {"dtype": material.precision.name, "case": described}
+
+
+def _learned(material: Material, stack: str) -> dict[str, Any]:
+    """Returns how much a stack has learned: on a slow machine, it may be too little for a level that is worth its layers."""
+    report = material.store.stack_report(stack)
+    return {name: report[name] for name in ("layers", "at_end", "steps")}
 
 
 def _examined(material: Material, one: Cascaded, twin: Cascaded) -> Examined:
@@ -100,6 +107,10 @@ def table_of(figures: Mapping[str, Any]) -> str:
     ]
     lines += [f"{alpha:<26}{own['share']:>10.1%}{own['points']:>8.2f}" for alpha, own in figures["pruning"].items()]
     lines.append(f"{'ECE before / after':<26}{figures['ece_before']:>10.4f}{figures['ece_after']:>8.4f}")
+    lines += [
+        f"{name:<26}explains {own['at_end']:.1%} of the full stack's output, after {own['steps']} steps"
+        for name, own in figures["stacks"].items()
+    ]
     return "\n".join(lines)
 
 

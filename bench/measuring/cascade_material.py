@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from bench.cascade import CascadeBench
+from bench.cascade import ALL, CascadeBench
 from builder.adaptation.learning import Budget
 from builder.adaptation.short_stack import cut
 from builder.cascade.build import build_levels
@@ -32,7 +32,6 @@ from hplm.engine.engine import Precision, resolve_device
 from hplm.levels.plan import Plan
 
 QUESTIONS = ("stdlib-area", "stdlib-returns")  # about the docstrings of Python's own library, which every machine has
-ALL = 100_000  # texts: as many as there are
 PROFILED = 0.45  # of the test texts; they choose the plans, and the others judge them
 PARTS = ("train", "dev", "calibrate", "profile", "test")
 DEV = 200  # texts
