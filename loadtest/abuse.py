@@ -172,7 +172,7 @@ def _unknown(place: Place) -> Noise:
         infer_request(ALIAS, [text], TENANT),
     ]
     door, connections = place.door, place.given.flood
-    load = Load(HOST, door.port, requests, connections=connections, certificate=door.certificate, source=STRANGERS[0])
+    load = Load(HOST, door.port, requests, connections=connections, certificate=door.certificate, sources=STRANGERS[:1])
     return flooding(load, _statuses)
 
 

@@ -48,6 +48,7 @@ class Generator:
         self.sent = 0
         self.lag = 0.0
         self.lost = 0
+        self.connected = 0
         self.tls = None if load.certificate is None else ssl.create_default_context(cafile=load.certificate)
         self.selector = selectors.DefaultSelector()
         self.idle: deque[Connection] = deque()
@@ -176,7 +177,10 @@ class Generator:
                 self.lost += 1
 
     def _connect(self) -> None:
-        connection = Connection(self.load.host, self.load.port, CONNECT_TIMEOUT, self.load.source, self.tls)
+        sources = self.load.sources
+        source = sources[self.connected % len(sources)] if sources else None
+        self.connected += 1
+        connection = Connection(self.load.host, self.load.port, CONNECT_TIMEOUT, source, self.tls)
         self.selector.register(connection, READ)
         self.idle.append(connection)
 

@@ -6,7 +6,7 @@
 The quiet tenant sends ten requests a second, each with a deadline, from a process of its own: first alone, then beside the
 other tenant. Requests of the other have no deadline, except those of `overload`. So the server's count of requests in time is
 that of the quiet tenant, and with `overload` that of both. With `--door` both ask through the real HAProxy with the files of
-deploy/haproxy, from two addresses.
+deploy/haproxy, from two addresses; the overload comes from as many as its connections need.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ def main(arguments: list[str] | None = None) -> None:
                 addresses = Addresses(server.http_url, server.grpc_url, server.metrics_url)
             if given.door:
                 folder = Path(open_until_done.enter_context(tempfile.TemporaryDirectory(prefix="hplm-isolation-")))
-                door = open_until_done.enter_context(front_door(folder, addresses.http, addresses.grpc, given.backbone))
+                settings = {"HPLM_AT_ONCE": given.at_once} if given.at_once else {}
+                opened = front_door(folder, addresses.http, addresses.grpc, given.backbone, **settings)
+                door = open_until_done.enter_context(opened)
                 parts["door"] = lambda: [door.pid]
                 port = f"{HOST}:{door.port}"
                 addresses = Addresses(port, port, addresses.metrics, door.certificate, behind=addresses)
@@ -102,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--characters", type=int, default=4_000_000, help="characters of a long request (default: %(default)s)")
     add("--texts", type=int, default=20, help="texts of many words in flight (default: %(default)s)")
     add("--words", type=int, default=50_000, help="words of each of them (default: %(default)s)")
+    add("--at-once", type=int, help="requests that the door passes on at a time (default: the door's own)")
     add("--overload", type=float, default=3.0, help="multiple of the capacity to send (default: %(default)g)")
     return parser
 
@@ -193,6 +196,9 @@ def _overload(given: argparse.Namespace, addresses: Addresses) -> Noise:
     rate = given.overload * capacity
     connections = math.ceil(IN_FLIGHT * rate * DEADLINE_MS / 1000)  # with fewer, requests would wait for one
     load = _load(addresses, timely_request(given.backbone, given.text, given.noisy), connections)
+    if addresses.behind:  # from as many addresses as the door lets these connections have
+        sources = [f"127.0.1.{1 + number}" for number in range(math.ceil(connections / THROUGH_DOOR))]
+        load = replace(load, connections=connections, sources=sources)
     timed = replace(load, rate=rate, undisturbed=True)
     return flooding(timed, lambda report: {"capacity_per_s": round(capacity, 1), **said(report)})
 

@@ -59,7 +59,7 @@ def quiet_load(given: argparse.Namespace, host: str, port: int, connections: int
     """`certificate`: that of the front door, if there is one."""
     request = timely_request(given.backbone, given.text, given.quiet)
     load = Load(host, port, [request], given.seconds, connections=connections, rate=given.rate, undisturbed=True)
-    return load if certificate is None else replace(load, certificate=certificate, source=QUIET_ADDRESS)
+    return load if certificate is None else replace(load, certificate=certificate, sources=[QUIET_ADDRESS])
 
 
 def flooding(load: Load, told: Callable[[Report], dict[str, Any]]) -> Noise:

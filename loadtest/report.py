@@ -35,7 +35,7 @@ class Load:
     patience: float = 30.0  # seconds that an answer may take, and the whole load beyond `seconds`
     keep_bodies: bool = False
     certificate: Path | None = None  # of a server that is asked over TLS
-    source: str | None = None  # the client's own address; None: the system chooses one
+    sources: Sequence[str] = ()  # the client's own addresses, in turn; none: the system chooses one
     undisturbed: bool = False  # the generator goes before other processes, where the system allows it; for few requests
 
     def __post_init__(self) -> None:

@@ -173,7 +173,10 @@ class Scenario(User):
         """Sends a request of the plan and waits for its answer. Raises if there is none, or not the whole one."""
         text, priority = self.plan.texts[number], int(self.plan.arrivals.priority[number])
         question, passage = ("What is it about?", text) if find_task(tenant.task).needs_pair else (text, None)
-        self.client.infer(question, tenant=tenant.id, pair=passage, deadline_ms=deadline_ms, truncate=True, priority=priority)
+        rung = self.field.options.rung or None
+        self.client.infer(
+            question, tenant=tenant.id, pair=passage, deadline_ms=deadline_ms, truncate=True, priority=priority, rung=rung
+        )
 
 
 class Steady(Scenario):

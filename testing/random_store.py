@@ -11,9 +11,13 @@ import torch
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from builder.store.calibrations import Calibrated
+from builder.store.levels import LevelFile, save_level, stack_digest
 from builder.store.store import Store, TenantFile
+from builder.store.weights import Weights
 from builder.tables.ranking import SHORTER_IN_ROOT
 from hplm.adapters.layout import Layout
+from hplm.levels.calibration import Calibration
 from hplm.model.checkpoint import random_backbone
 from hplm.model.config import BackboneConfig
 from hplm.model.windows import ABSENT
@@ -104,8 +108,24 @@ def random_store(
 
 
 def random_tenant(store: Store, tenant: TenantFile, spread: float, seed: int) -> None:
+    store.save_tenant(tenant, *random_weights(store.config, tenant, spread, seed), {})
+
+
+def random_level(
+    store: Store, tenant: TenantFile, stack: str, spread: float, seed: int, calibration: Calibration | None = None
+) -> None:
+    """Makes a level of a tenant's version, in the form of its own level."""
+    config = store.stack(stack).config
+    form = {name: getattr(tenant, name) for name in ("rank", "adapter", "places", "function", "head_function", "dtype")}
+    file = LevelFile(stack, config.upper_layers, stack_digest(store, stack), **form)
+    calibrated = Calibrated(calibration or Calibration(), {}, {})
+    save_level(store, tenant, file, random_weights(config, tenant, spread, seed), calibrated, {}, Path.touch)
+
+
+def random_weights(config: BackboneConfig, tenant: TenantFile, spread: float, seed: int) -> Weights:
+    """Returns an adapter and a head in the form of the tenant's. `spread`: the standard deviation of their numbers."""
     generator = torch.Generator().manual_seed(seed)
-    adapter, head = tenant.adapter_layout(store.config), tenant.head_layout(store.config) if tenant.has_head else None
+    adapter, head = tenant.adapter_layout(config), tenant.head_layout(config) if tenant.has_head else None
 
     def layers(layout: Layout) -> list[dict[str, torch.Tensor]]:
         return [
@@ -113,7 +133,7 @@ def random_tenant(store: Store, tenant: TenantFile, spread: float, seed: int) ->
             for _ in range(layout.layers)
         ]
 
-    store.save_tenant(tenant, layers(adapter) if adapter is not None else None, layers(head)[0] if head is not None else {}, {})
+    return (layers(adapter) if adapter is not None else None), (layers(head)[0] if head is not None else {})
 
 
 def random_stack(store: Store, name: str, layers: int, seed: int) -> None:

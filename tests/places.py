@@ -5,6 +5,7 @@ from dataclasses import replace
 from builder.publish.export import export
 from builder.publish.live import knowledge_of
 from builder.publish.model_configs import ServingOptions
+from builder.store.calibrations import Calibrated, save_calibrated
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
 from testing.random_store import random_store, random_tenant, random_tenants
@@ -28,6 +29,10 @@ def make_place(tmp_path):
 def learn(store, name, version, seed):
     known = next(tenant for tenant in store.tenants() if tenant.id == name)
     random_tenant(store, replace(known, version=version), 0.3, seed)
+
+
+def calibrate(store, name, calibration):
+    save_calibrated(store, store.tenant(name), Calibrated(calibration, {}, {}))
 
 
 def knowledge(store, name):

@@ -12,7 +12,7 @@ import torch
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.calibrations import Calibrated, save_calibrated
-from builder.store.store import TenantFile
+from builder.store.store import Store, TenantFile
 from hplm.levels.calibration import Calibration
 from hplm.model.weights import save_weights
 from hplm.tasks import find_task
@@ -38,8 +38,12 @@ def make_tasks(folder: Path, calibrations: Mapping[str, Calibration] = MappingPr
     save_weights({**head, "bias": often}, store.tenant_folder("perhaps", 1) / "head.safetensors")
     for name, calibration in calibrations.items():
         save_calibrated(store, store.tenant(name), Calibrated(calibration, {}, {}))
-    export(store, folder / "repository", ServingOptions(dtype="fp32", slots=4, batch_tokens=256))
-    return Toy(store, folder / "repository")
+    return Toy(store, exported(store, folder / "repository"))
+
+
+def exported(store: Store, repository: Path) -> Path:
+    export(store, repository, ServingOptions(dtype="fp32", slots=4, batch_tokens=256))
+    return repository
 
 
 def question(rng: random.Random, task: str) -> tuple[str, str | None]:

@@ -50,7 +50,7 @@ class Kind:
         return DECODER if TASKS[task].generates else ENCODER
 
 
-ENCODER = Kind(("TEXT", "TEXT_PAIR"), ("LABEL", "SCORE", "LOGITS", "SPAN", "CONFIDENCE", "VERSION"))
+ENCODER = Kind(("TEXT", "TEXT_PAIR"), ("LABEL", "SCORE", "LOGITS", "SPAN", "CONFIDENCE", "LEVEL", "VERSION"))
 DECODER = Kind(
     (
         *("text_input", "messages", "sampling_parameters", "stream", "exclude_input_in_output"),

@@ -14,11 +14,11 @@ from builder.adaptation.learning import Budget
 from builder.adaptation.short_stack import cut
 from builder.cascade.build import build_levels
 from builder.cascade.ladder import choose_ladder
-from builder.cascade.levels import StoredLevel, levels_of
+from builder.cascade.levels import OpenLevel, open_levels
 from builder.cascade.profiling import profile_tenant
 from builder.cascade.selection import Target
 from builder.publish.precision import served_precision
-from builder.store.ladders import read_ladder
+from builder.store.levels import ladder_of
 from builder.store.resumable import write_json
 from builder.store.store import Store, TenantFile
 from builder.tables.root import RootOptions, build_root
@@ -57,7 +57,7 @@ class Cascaded:
     question: Question
     seed: int
     tenant: TenantFile
-    levels: list[StoredLevel]  # the shallowest first, its own one last
+    levels: list[OpenLevel]  # the shallowest first, its own one last
     ladder: tuple[Plan, ...]
 
 
@@ -150,12 +150,12 @@ def _cascaded(
     say(f"levels of {id}")
     stacks = [f"layers-{layers}" for layers in case.stacks]
     tenant = build_levels(store, id, stacks, question.calibrate, precision, device, epochs=case.epochs, seed=seed).tenant
-    levels = levels_of(store, tenant)
+    levels = open_levels(store, tenant)
     profile_tenant(store, tenant, levels, question.profile, precision, device, [question.calibrate])
     choose_ladder(store, tenant, levels, Target(drop=case.drop))
-    ladder = read_ladder(store, tenant)
+    ladder = ladder_of(store, tenant)
     assert ladder is not None  # it was just chosen
-    return Cascaded(question, seed, tenant, levels, ladder.plans)
+    return Cascaded(question, seed, tenant, levels, ladder)
 
 
 def _with_exit(store: Store, one: Cascaded, case: CascadeBench, precision: Precision, device: torch.device) -> Cascaded:
@@ -165,7 +165,7 @@ def _with_exit(store: Store, one: Cascaded, case: CascadeBench, precision: Preci
         store.save_tenant(twin, *store.tenant_weights(one.tenant), store.report(one.tenant), lambda path: None)
     say(f"the early exit of {one.tenant.id}")
     build_levels(store, twin.id, [EXIT], one.question.calibrate, precision, device, epochs=case.epochs, seed=one.seed)
-    return Cascaded(one.question, one.seed, twin, levels_of(store, twin), ())
+    return Cascaded(one.question, one.seed, twin, open_levels(store, twin), ())
 
 
 def say(text: str) -> None:

@@ -1,1 +1,1 @@
-"""Levels of tenants on shallower stacks, and the plans that join them."""
+"""Levels of tenants on shallower stacks, and the plans that join them: easy texts cost a fraction of the layers (Tabi)."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from builder.cascade.levels import StoredLevel
+from builder.cascade.levels import OpenLevel
 from builder.evaluation.tenant import ServedBody
 from builder.packed_batches import packed_batches
 from builder.training.examples import Pack, Reader, Texts
@@ -41,7 +41,7 @@ class WatchingBody(ServedBody):
 
 @torch.inference_mode()
 def computed(
-    level: StoredLevel,
+    level: OpenLevel,
     reader: Reader,
     texts: Texts,
     precision: Precision,

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
-from builder.cascade.levels import StoredLevel
+from builder.cascade.levels import OpenLevel
 from builder.cascade.profile import read_profile
 from builder.cascade.selection import Target, reported, select
-from builder.store.ladders import Ladder, save_ladder
+from builder.store.levels import save_ladder
 from builder.store.store import Store, TenantFile
 from hplm.errors import InvalidInput
 
 
-def choose_ladder(store: Store, tenant: TenantFile, levels: Sequence[StoredLevel], target: Target) -> dict[str, Any]:
+def choose_ladder(store: Store, tenant: TenantFile, levels: Sequence[OpenLevel], target: Target) -> dict[str, Any]:
     """Stores the ladder beside the version, and returns what is known of its plans. `levels`: as of `profile_tenant`."""
     profile = read_profile(store, tenant)
     if profile is None:
@@ -30,8 +29,7 @@ def choose_ladder(store: Store, tenant: TenantFile, levels: Sequence[StoredLevel
         chosen = select(profile.front, target, profile.own)
     except InvalidInput as error:
         raise InvalidInput(f"tenant {tenant.id!r}: {error}") from None
-    asked = {**asdict(target), "profile": profile.asked}
-    save_ladder(store, tenant, Ladder(tuple(profile.names[:-1]), tuple(one.plan for one in chosen), asked))
+    save_ladder(store, tenant, [one.plan for one in chosen])
     return {
         "tenant": tenant.id,
         "version": tenant.version,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from builder.cascade.candidates import Candidate
-from builder.cascade.levels import StoredLevel
+from builder.cascade.levels import OpenLevel
 from builder.store.resumable import write_json
 from builder.store.store import Store, TenantFile
 from hplm.errors import MISFITS, Broken
@@ -32,14 +33,14 @@ class Profile:
     @property
     def own(self) -> float:
         """The score of the tenant's own level."""
-        return float(self.report["levels"][-1]["score"])
+        return self.report["levels"][-1]["score"]
 
-    def is_of(self, levels: Sequence[StoredLevel]) -> bool:
+    def is_of(self, levels: Sequence[OpenLevel]) -> bool:
         """Whether these levels were profiled: none was built or calibrated again since."""
         return self.asked["levels"] == described(levels)
 
 
-def described(levels: Sequence[StoredLevel]) -> list[list[Any]]:
+def described(levels: Sequence[OpenLevel]) -> list[list[Any]]:
     """Returns what a profile depends on: of each level its name, its weights and its calibration, in the form of JSON."""
     early = [level.calibration for level in levels[:-1]]  # nothing follows from how sure the last one is
     calibrations = [asdict(one) if one is not None else None for one in [*early, None]]
@@ -54,14 +55,24 @@ def read_profile(store: Store, tenant: TenantFile) -> Profile | None:
         stored = json.loads(path.read_text("utf-8"))
         front = [Candidate(**{**entry, "plan": Plan.read(entry["plan"])}) for entry in stored["front"]]
         found = Profile(front, dict(stored["asked"]), dict(stored["report"]))
-        if not front or not all(plan.plan.suits(len(found.names)) for plan in front) or "levels" not in found.asked:
-            raise TypeError("it has no plans, or plans of other levels")
-        float(found.own)
+        _check(found)
     except FileNotFoundError:
         return None
     except MISFITS as error:
         raise Broken(f"{path} does not describe a profile ({error}): remove it, and run `hplm cascade profile`") from None
     return found
+
+
+def _check(profile: Profile) -> None:
+    """Raises one of MISFITS if something that a selection reads is missing, or of another type."""
+    if not profile.front or not all(one.plan.suits(len(profile.names)) for one in profile.front):
+        raise TypeError("it has no plans, or plans of other levels")
+    numbers = [number for one in profile.front for number in (one.score, one.mean, one.tail, one.pruned)]
+    numbers += [level[name] for level in profile.report["levels"] for name in ("score", "mean_ms")]
+    if not all(type(number) in (int, float) and math.isfinite(number) for number in numbers):
+        raise TypeError("it holds something other than finite numbers")
+    if not all(type(name) is str for name in (*profile.names, profile.report["metric"])) or "levels" not in profile.asked:
+        raise TypeError("its levels or its metric have no names")
 
 
 def save_profile(store: Store, tenant: TenantFile, profile: Profile) -> None:

@@ -11,16 +11,13 @@ from tqdm import tqdm
 
 from builder.cascade.candidates import Measured, candidates
 from builder.cascade.kept import Kept
-from builder.cascade.levels import StoredLevel
+from builder.cascade.levels import OpenLevel
 from builder.cascade.profile import Profile, described, read_profile, save_profile
 from builder.cascade.selection import front_of
 from builder.cascade.workload import Workload
-from builder.evaluation.unseen import unseen, used_files
-from builder.store.resumable import digest_of
+from builder.evaluation.unseen import UnseenTexts
 from builder.store.store import Store, TenantFile
-from builder.tables.text_files import check_file
 from builder.training.examples import Reader
-from builder.training.labels import check_labels
 from builder.training.tasks import training_task
 from hplm.engine.engine import Precision
 from hplm.errors import InvalidInput
@@ -29,7 +26,7 @@ from hplm.errors import InvalidInput
 def profile_tenant(
     store: Store,
     tenant: TenantFile,
-    levels: Sequence[StoredLevel],
+    levels: Sequence[OpenLevel],
     file: Path,
     precision: Precision,
     device: torch.device,
@@ -40,13 +37,12 @@ def profile_tenant(
 
     `levels`: the shallowest first, the tenant's own one last. `seen`: more files of texts to leave out, also moved ones.
     """
-    task = training_task(tenant.task)
     _check(tenant, levels)
-    check_file(file)
-    used = list(used_files(store, tenant, seen))
+    unseen = UnseenTexts(store, tenant, file, seen, "a profile")
+    task = unseen.task
     texts_of = {
-        "texts": digest_of(file),
-        "seen": sorted(map(digest_of, used)),
+        "texts": unseen.digest,
+        "seen": unseen.seen,
         "table": store.chain_digest(tenant.domain, tenant.domain_version),
         "precision": precision.name,
         "device": device.type,
@@ -55,9 +51,7 @@ def profile_tenant(
     known = read_profile(store, tenant)
     if known is not None and known.asked == asked:
         return known, False
-    labelled = task.read(file)
-    check_labels(labelled, tenant.labels, f"the training data of tenant {tenant.id!r}")
-    fresh = unseen(labelled, (task.read(path) for path in used), f"tenant {tenant.id!r}", "a profile")
+    fresh = unseen.fresh
     reader = Reader(store, tenant.domain, tenant.domain_version)
     texts = reader.read(fresh, task, tenant.labels, show_progress)
     answers = Kept(store.tenant_folder(tenant.id, tenant.version), texts_of)
@@ -71,7 +65,7 @@ def profile_tenant(
         "metric": task.score(tenant.labels, measured.examples, measured.answers[-1]).metric,
         "file": str(file),
         "texts": len(fresh.examples),
-        "left_out": len(labelled.examples) - len(fresh.examples),
+        "left_out": unseen.left_out,
         "precision": precision.name,
         "levels": _level_reports(workload, measured),
         "tried": len(tried),
@@ -82,15 +76,12 @@ def profile_tenant(
     return profile, True
 
 
-def _check(tenant: TenantFile, levels: Sequence[StoredLevel]) -> None:
+def _check(tenant: TenantFile, levels: Sequence[OpenLevel]) -> None:
     served = training_task(tenant.task).served
     if served.evidence is None or served.combined is None:
         raise InvalidInput(f"tenant {tenant.id!r} has the task {tenant.task}, whose answers have no confidence")
     if len(levels) < 2:
         raise InvalidInput(f"tenant {tenant.id!r} has no levels besides its own: make one with `hplm cascade build`")
-    for level in levels[:-1]:
-        if level.calibration is None:
-            raise InvalidInput(f"level {level.name!r} of tenant {tenant.id!r} has no calibration: build it again")
 
 
 def _level_reports(workload: Workload, measured: Measured) -> list[dict[str, Any]]:

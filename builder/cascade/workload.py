@@ -14,7 +14,7 @@ import torch
 from builder.cascade.answering import Computed, computed
 from builder.cascade.candidates import MOST_LEVELS, Answered, Measured
 from builder.cascade.kept import Kept
-from builder.cascade.levels import StoredLevel
+from builder.cascade.levels import OpenLevel
 from builder.store.store import TenantFile
 from builder.training.examples import Reader, Texts
 from builder.training.labelled import Labelled
@@ -32,7 +32,7 @@ QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the texts' tokens, for which secon
 class Workload:
     tenant: TenantFile
     task: TrainingTask
-    levels: Sequence[StoredLevel]  # the shallowest first
+    levels: Sequence[OpenLevel]  # the shallowest first
     labelled: Labelled
     reader: Reader
     texts: Texts  # the same texts, looked up
@@ -104,7 +104,7 @@ class Workload:
         left = [words[own] for words, own in zip(self.words, stay, strict=True)]
         return self._answered(found, np.array([len(own) for own in left]), left)
 
-    def _computed(self, level: StoredLevel, watch: bool = False, stay: Sequence[np.ndarray] | None = None) -> Computed:
+    def _computed(self, level: OpenLevel, watch: bool = False, stay: Sequence[np.ndarray] | None = None) -> Computed:
         return computed(level, self.reader, self.texts, self.precision, self.device, watch, stay)
 
     def _answered(self, found: Computed, tokens: np.ndarray, words: Sequence[np.ndarray] | None) -> Answered:

@@ -11,23 +11,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from builder.evaluation.tenant import find_tenant, opened
-from builder.evaluation.unseen import FEWEST, unseen, used_files
+from builder.evaluation.tenant import ServedBody, find_tenant, opened
+from builder.evaluation.unseen import FEWEST, UnseenTexts
 from builder.store.calibrations import Calibrated, read_calibrated, save_calibrated
-from builder.store.resumable import digest_of
 from builder.store.store import Store, TenantFile
-from builder.tables.text_files import check_file
-from builder.training.finetuning import rows_of
-from builder.training.labelled import Labelled
-from builder.training.labels import check_labels
-from builder.training.tasks import TrainingTask, training_task
+from builder.store.weights import Weights
+from builder.training.finetuning import Ground, rows_of
+from builder.training.model import TenantModel
+from builder.training.tasks import TrainingTask
 from hplm.engine.engine import Precision
 from hplm.errors import Broken, InvalidInput
 from hplm.levels.calibration import Calibration
 from hplm.levels.evidence import Evidence
 from hplm.levels.fitting import Cases, fitted
 from hplm.levels.reliability import Bin, bins_of, calibration_error
+from hplm.model.stacks import UpperStack
 
+PURPOSE = "a calibration"
 WIDTH = 0.5  # the default of delta, in standard deviations of the values
 
 
@@ -43,50 +43,57 @@ def calibrate_tenant(
 ) -> tuple[Calibrated, bool]:
     """Stores the calibration beside the version. Returns it, and whether it is new: the same call again changes nothing.
 
-    Texts that occur in the training or dev data of the version, or of those that it was trained on, are left out.
-    `delta`: for numbers, the largest error of a right one. `seen`: more files of such texts, also moved ones.
+    `delta`: for numbers, the largest error of a right one. `seen`: see `UnseenTexts`.
     """
     tenant = find_tenant(store, tenant_id)
-    task = training_task(tenant.task)
-    _check(tenant, task, delta)
-    check_file(file)
-    used = list(used_files(store, tenant, seen))
-    asked = {"texts": digest_of(file), "precision": precision.name, "delta": delta, "seen": sorted(map(digest_of, used))}
+    texts = UnseenTexts(store, tenant, file, seen, PURPOSE)
+    _check_delta(tenant, texts.task, delta)
     known = read_calibrated(store, tenant)
-    if known is not None and known.asked == asked:
+    if known is not None and known.asked == asked_of(texts, precision, delta):
         return known, False
-    labelled = task.read(file)
-    check_labels(labelled, tenant.labels, f"the training data of tenant {tenant_id!r}")
-    fresh = unseen(labelled, (task.read(path) for path in used), f"tenant {tenant_id!r}", "a calibration")
+    calibrated = calibrated_on(store, tenant, store.tenant_weights(tenant), texts, precision, device, delta, show_progress)
+    save_calibrated(store, tenant, calibrated)
+    return calibrated, True
+
+
+def calibrated_on(
+    store: Store,
+    tenant: TenantFile,
+    weights: Weights,
+    texts: UnseenTexts,
+    precision: Precision,
+    device: torch.device,
+    delta: float | None,
+    show_progress: bool,
+    upper: UpperStack | None = None,
+) -> Calibrated:
+    """Fits a calibration to a tenant's answers. `upper`: the stack that the weights belong to; None: the full one."""
+    asked, task, file = asked_of(texts, precision, delta), texts.task, texts.file
+    fresh = texts.fresh
     if task.is_number and delta is None:
-        delta = WIDTH * float(np.std([example.value for example in fresh.examples]))
-        if not delta:
-            raise InvalidInput(f"{file}: every value is the same: give different ones, or --delta")
-    cases = _cases(store, tenant, task, fresh, precision, device, delta, show_progress)
+        delta = _usual_delta(texts)
+    read = opened(store, tenant, weights, fresh, device, precision, show_progress, upper)
+    cases = _cases(tenant, task, *read, delta)
     if len(cases) < FEWEST:
         raise InvalidInput(f"{file}: {len(cases):,} of its texts have words that can be read: give {FEWEST} or more")
     found = fitted(cases, delta)
     report = {
-        "tenant": tenant_id,
+        "tenant": tenant.id,
         "version": tenant.version,
         "task": tenant.task,
         "file": str(file),
         "texts": len(cases),
-        "left_out": len(labelled.examples) - len(fresh.examples),
+        "left_out": texts.left_out,
         "precision": precision.name,
         "delta": delta,
         "right": round(float(cases.right.mean()), 4),
         "before": None if task.is_number else _described(cases.confidences(Calibration()), cases.losses(Calibration()), cases),
         "after": _described(found.confidences, found.losses, cases),
     }
-    calibrated = Calibrated(found.calibration, asked, report)
-    save_calibrated(store, tenant, calibrated)
-    return calibrated, True
+    return Calibrated(found.calibration, asked, report)
 
 
-def _check(tenant: TenantFile, task: TrainingTask, delta: float | None) -> None:
-    if task.served.evidence is None or (task.right_class is None and task.is_right is None):
-        raise InvalidInput(f"tenant {tenant.id!r} has the task {tenant.task}, whose answers have no confidence")
+def _check_delta(tenant: TenantFile, task: TrainingTask, delta: float | None) -> None:
     if delta is None:
         return
     if not task.is_number:
@@ -108,18 +115,23 @@ def reported_bins(described: dict[str, Any]) -> list[Bin]:
     return [Bin(**one) for one in described["bins"]]
 
 
+def asked_of(texts: UnseenTexts, precision: Precision, delta: float | None) -> dict[str, Any]:
+    """Returns what a calibration with these texts is made of."""
+    return {"texts": texts.digest, "precision": precision.name, "delta": delta, "seen": texts.seen}
+
+
+def _usual_delta(texts: UnseenTexts) -> float:
+    """Returns the largest error of a right number, where none is given."""
+    delta = WIDTH * float(np.std([example.value for example in texts.fresh.examples]))
+    if not delta:
+        raise InvalidInput(f"{texts.file}: every value is the same: give different ones, or --delta")
+    return delta
+
+
 def _cases(
-    store: Store,
-    tenant: TenantFile,
-    task: TrainingTask,
-    labelled: Labelled,
-    precision: Precision,
-    device: torch.device,
-    delta: float | None,
-    show_progress: bool,
+    tenant: TenantFile, task: TrainingTask, body: ServedBody, model: TenantModel, ground: Ground, delta: float | None
 ) -> Cases:
     labels, served = tenant.labels, task.served
-    body, model, ground = opened(store, tenant, store.tenant_weights(tenant), labelled, device, precision, show_progress)
     evidence: list[Evidence] = []
     right: list[bool] = []
     classes: list[int] = []

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from builder.store.store import Store, TenantFile
+from builder.store.weights import Weights
 from builder.training.bodies import PlotBody
 from builder.training.examples import Pack, Reader, Texts
 from builder.training.finetuning import Ground, answers_to
@@ -24,8 +25,6 @@ from hplm.errors import InvalidInput
 from hplm.model.eightbit import to_eight_bits
 from hplm.model.layer import Adapt
 from hplm.model.stacks import UpperStack
-
-Weights = tuple[list[dict[str, Tensor]] | None, dict[str, Tensor]]  # of the adapter, layer by layer, and the head
 
 
 @dataclass(frozen=True)
@@ -104,14 +103,20 @@ def opened(
     device: torch.device,
     precision: Precision,
     show_progress: bool,
+    upper: UpperStack | None = None,
 ) -> tuple[ServedBody, TenantModel, Ground]:
-    """Returns a tenant ready to answer labelled texts as it is served, and the texts, looked up."""
+    """Returns a tenant ready to answer labelled texts as it is served, and the texts, looked up.
+
+    `upper`: the stack that the weights belong to; None: the full one.
+    """
+    upper = upper if upper is not None else store.upper()
+    config = upper.config
     reader, task = Reader(store, tenant.domain, tenant.domain_version), training_task(tenant.task)
     texts = reader.read(labelled, task, tenant.labels, show_progress)
-    model = TenantModel(tenant.adapter_layout(store.config), tenant.head_layout(store.config), seed=0)
+    model = TenantModel(tenant.adapter_layout(config), tenant.head_layout(config), seed=0)
     model.load(*weights)
-    ground = Ground(store.config, reader, texts, texts, task, tenant.labels, device)
-    return ServedBody(store.upper(), store.config.heads, precision).to(device), model.to(device), ground
+    ground = Ground(config, reader, texts, texts, task, tenant.labels, device)
+    return ServedBody(upper, config.heads, precision).to(device), model.to(device), ground
 
 
 def find_tenant(store: Store, tenant_id: str) -> TenantFile:

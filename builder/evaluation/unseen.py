@@ -2,56 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from builder.store.resumable import digest_of
 from builder.store.store import Store, TenantFile
 from builder.tables.text_files import check_file
-from builder.training.labelled import Example, Labelled
+from builder.training.history import learned_by
+from builder.training.labelled import Labelled, key_of
+from builder.training.labels import check_labels
+from builder.training.tasks import training_task
 from hplm.errors import InvalidInput
 
 FEWEST = 100  # texts, from which something about answers can be learned
 
 
-def used_files(store: Store, tenant: TenantFile, seen: Sequence[Path]) -> Iterator[Path]:
-    """Yields the files of the version's training and of those that it was trained on, then those of `seen`."""
-    for path in seen:
-        check_file(path)
-    moved = {digest_of(path): path for path in seen}
-    found: set[str] = set()
-    version = tenant.version
-    while version:
-        report = store.report(store.tenant_version(tenant.id, version))
-        for part in (report[name] for name in ("training", "dev") if name in report):
-            if part["digest"] in found:
-                continue
-            found.add(part["digest"])
-            if part["digest"] in moved:
-                continue
-            path = Path(part["file"])
-            if not path.is_file() or digest_of(path) != part["digest"]:
-                raise InvalidInput(
-                    f"version {version} of tenant {tenant.id!r} was trained on {path}, which was moved or changed since: name "
-                    "the file as it was with --seen, so that its texts are left out"
-                )
-            yield path
-        version = report.get("from_version", 0)
-    yield from seen
+class UnseenTexts:
+    """The texts of a file without those that occur in the training or dev data of a tenant's version.
+
+    The same holds for the versions that it was trained on.
+    """
+
+    def __init__(self, store: Store, tenant: TenantFile, file: Path, seen: Sequence[Path], purpose: str) -> None:
+        """`seen`: more files of texts to leave out, also moved ones. `purpose` is a word for errors."""
+        self.task = training_task(tenant.task)
+        if self.task.served.evidence is None or (self.task.right_class is None and self.task.is_right is None):
+            raise InvalidInput(f"tenant {tenant.id!r} has the task {tenant.task}, whose answers have no confidence")
+        check_file(file)
+        self.file = file
+        self.digest = digest_of(file)
+        self._tenant = tenant
+        self._purpose = purpose
+        self._used = {digest_of(path): path for path in (*_used_files(store, tenant, seen), *seen)}
+
+    @property
+    def seen(self) -> list[str]:
+        """The digests of the files whose texts are left out."""
+        return sorted(self._used)
+
+    @cached_property
+    def fresh(self) -> Labelled:
+        """The texts that the training has not seen. Raises if they are too few."""
+        labelled = self._labelled
+        known = {key_of(example) for path in self._used.values() for example in self.task.read(path).examples}
+        found = [example for example in labelled.examples if key_of(example) not in known]
+        if len(found) < FEWEST:
+            raise InvalidInput(
+                f"{self.file}: {len(labelled.examples) - len(found):,} of its {len(labelled.examples):,} texts occur in the "
+                f"training or dev data of tenant {self._tenant.id!r}, and {len(found):,} are left: {self._purpose} needs "
+                f"{FEWEST} texts or more that have chosen nothing else"
+            )
+        return Labelled(self.file, found)
+
+    def check(self) -> None:
+        """Raises if too few texts are left."""
+        _ = self.fresh
+
+    @property
+    def left_out(self) -> int:
+        return len(self._labelled.examples) - len(self.fresh.examples)
+
+    @cached_property
+    def _labelled(self) -> Labelled:
+        labelled = self.task.read(self.file)
+        check_labels(labelled, self._tenant.labels, f"the training data of tenant {self._tenant.id!r}")
+        return labelled
 
 
-def unseen(labelled: Labelled, used: Iterable[Labelled], tenant: str, purpose: str) -> Labelled:
-    """Returns the texts that are not in `used`, and refuses too few of them. `tenant` and `purpose` are words for the error."""
-    known = {_key(example) for other in used for example in other.examples}
-    fresh = [example for example in labelled.examples if _key(example) not in known]
-    if len(fresh) < FEWEST:
-        raise InvalidInput(
-            f"{labelled.path}: {len(labelled.examples) - len(fresh):,} of its {len(labelled.examples):,} texts occur in the "
-            f"training or dev data of {tenant}, and {len(fresh):,} are left: {purpose} needs {FEWEST} texts or more that have "
-            "chosen nothing else"
-        )
-    return Labelled(labelled.path, fresh)
-
-
-def _key(example: Example) -> tuple[str, ...]:
-    return tuple(" ".join(text.split()) for text in (example.text, example.pair or ""))
+def _used_files(store: Store, tenant: TenantFile, seen: Sequence[Path]) -> Iterator[Path]:
+    for learned in learned_by(store, tenant, seen):
+        yield from (path for path in (learned.train, learned.dev) if path is not None)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from builder.evaluation.tenant import Weights, evaluate_weights
+from builder.evaluation.tenant import evaluate_weights
 from builder.importing.adapterhub import is_adapterhub, read_adapterhub
 from builder.importing.files import read_json
 from builder.importing.found import FoundAdapter, FoundHead, halves, records, storable, upper_layout, usual
@@ -18,6 +18,7 @@ from builder.importing.heads import check_head, chosen_labels
 from builder.importing.lower import NewDomain, check_mergeable, merged
 from builder.importing.peft import is_peft, read_peft
 from builder.store.store import Store, TenantFile, check_name
+from builder.store.weights import Weights
 from builder.tables.build_folder import held
 from builder.training.labelled import Labelled
 from builder.training.labels import check_labels

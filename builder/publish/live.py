@@ -14,11 +14,12 @@ from pathlib import Path
 
 from builder.publish.export import copy_file
 from builder.store.calibrations import calibration_of
+from builder.store.levels import StoredLevel, ladder_of, levels_of
 from builder.store.store import Store, TenantFile, written_folder
 from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
 from hplm.plot.table import Table
-from hplm.tenants.knowledge import Knowledge
+from hplm.tenants.knowledge import Knowledge, LevelKnowledge
 from hplm.tenants.manager import DomainChange, Manager, TenantChange
 from hplm.tenants.registry import Change
 from hplm.tenants.snapshot import Snapshot, Tenant
@@ -63,7 +64,7 @@ def update_domain(manager: Manager, store: Store, name: str, share: float = 1.0)
         on_it = sum((tenant.domain, tenant.domain_version) == (name, version) for tenant in change.tenants.values())
         going = ready[: max(0, max(1, round(share * (len(ready) + on_it))) - on_it)]
         for tenant in going:
-            manager.put(change, tenant.id, knowledge_of(store, tuned[tenant.id]))
+            manager.put(change, tenant.id, _checked(manager, store, tuned[tenant.id]))
         gone = {tenant.id for tenant in going}
         done = DomainChange(
             generation=change.generation,
@@ -100,6 +101,18 @@ def knowledge_of(store: Store, tenant: TenantFile) -> Knowledge:
         adapter=(layout, adapter) if layout is not None and adapter is not None else None,
         version=tenant.version,
         calibration=calibration_of(store, tenant),
+        levels=tuple(_level(level) for level in levels_of(store, tenant)),
+        ladder=ladder_of(store, tenant) or (),
+    )
+
+
+def _level(level: StoredLevel) -> LevelKnowledge:
+    (adapter, head), layout = level.weights(), level.adapter_layout
+    return LevelKnowledge(
+        stack=level.stack,
+        head=(level.head_layout, head),
+        adapter=(layout, adapter) if layout is not None and adapter is not None else None,
+        calibration=level.calibrated.calibration,
     )
 
 
@@ -110,7 +123,14 @@ def _trained(manager: Manager, store: Store, tenant_id: str) -> Knowledge:
         known = ", ".join(tenant.id for tenant in store.tenants()[:10]) or "none yet"
         raise InvalidInput(f"tenant {tenant_id!r} is not in {store.folder}: known are {known}")
     _check_same(manager, store, found.domain, found.domain_version)
-    return knowledge_of(store, found)
+    return _checked(manager, store, found)
+
+
+def _checked(manager: Manager, store: Store, tenant: TenantFile) -> Knowledge:
+    """Returns a tenant's knowledge. Refuses levels on stacks that the export does not have."""
+    knowledge = knowledge_of(store, tenant)
+    check_stacks(manager, store, [level.stack for level in knowledge.levels])
+    return knowledge
 
 
 def _check_same(manager: Manager, store: Store, domain: str, version: int) -> None:

@@ -58,6 +58,7 @@ _ANSWERS = """\
   { name: "LOGITS"      data_type: TYPE_FP32    dims: [ -1, -1 ] },
   { name: "SPAN"        data_type: TYPE_INT32   dims: [ -1, 2 ] },
   { name: "CONFIDENCE"  data_type: TYPE_FP32    dims: [ 1 ] },
+  { name: "LEVEL"       data_type: TYPE_INT32   dims: [ 1 ] },
   { name: "VERSION"     data_type: TYPE_STRING  dims: [ 1 ] }"""
 
 _PROMPTS = """\
@@ -109,6 +110,7 @@ ensemble_scheduling {
       output_map { key: "LOGITS"      value: "LOGITS" }
       output_map { key: "SPAN"        value: "SPAN" }
       output_map { key: "CONFIDENCE"  value: "CONFIDENCE" }
+      output_map { key: "LEVEL"       value: "LEVEL" }
       output_map { key: "VERSION"     value: "VERSION" }
     }
   ]

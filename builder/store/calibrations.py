@@ -1,4 +1,7 @@
-"""The calibration of a tenant's version: `calibration.json` beside its weights. No other file there may be replaced."""
+"""The calibration of a tenant's version, or of one of its levels: `calibration.json` beside its weights.
+
+No other file of a version may be replaced, except `ladder.json`.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +28,21 @@ class Calibrated:
 
 def read_calibrated(store: Store, tenant: TenantFile) -> Calibrated | None:
     """Returns the calibration of this version of a tenant; None if it has none."""
-    path = _path(store, tenant)
+    return calibrated_in(store.tenant_folder(tenant.id, tenant.version), len(tenant.labels))
+
+
+def calibrated_in(folder: Path, labels: int, way_out: str = WAY_OUT) -> Calibrated | None:
+    """Returns the calibration in a folder, of logits of this number of labels; None if there is none."""
+    path = folder / FILE
     try:
         stored = json.loads(path.read_text("utf-8"))
         found = Calibrated(Calibration.read(stored["calibration"]), dict(stored["asked"]), dict(stored["report"]))
     except FileNotFoundError:
         return None
     except MISFITS as error:
-        raise Broken(f"{path} does not describe a calibration ({error}): {WAY_OUT}") from None
-    if not found.calibration.suits(len(tenant.labels)):
-        raise Broken(f"{path} is of a tenant with another number of labels than {len(tenant.labels)}: {WAY_OUT}")
+        raise Broken(f"{path} does not describe a calibration ({error}): {way_out}") from None
+    if not found.calibration.suits(labels):
+        raise Broken(f"{path} is of a tenant with another number of labels than {labels}: {way_out}")
     return found
 
 
@@ -44,8 +52,8 @@ def calibration_of(store: Store, tenant: TenantFile) -> Calibration | None:
 
 
 def save_calibrated(store: Store, tenant: TenantFile, found: Calibrated) -> None:
-    write_json(_path(store, tenant), {"calibration": asdict(found.calibration), "asked": found.asked, "report": found.report})
+    write_calibrated(store.tenant_folder(tenant.id, tenant.version), found)
 
 
-def _path(store: Store, tenant: TenantFile) -> Path:
-    return store.tenant_folder(tenant.id, tenant.version) / FILE
+def write_calibrated(folder: Path, found: Calibrated) -> None:
+    write_json(folder / FILE, {"calibration": asdict(found.calibration), "asked": found.asked, "report": found.report})

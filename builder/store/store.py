@@ -8,6 +8,7 @@
     stacks/<name>.safetensors  .json  .png      a shorter upper stack, and how it learned
     counts/<domain>/<version>/                  the count of each n-gram, for the next version
     tenants/<id>/<version>/                     tenant.json  adapter.safetensors  head.safetensors  report.json  training.png
+                                                levels/<stack>/  ladder.json
 
 Every file is written under a temporary name, synced and renamed: a file with its own name is complete.
 """
@@ -27,12 +28,13 @@ from torch import Tensor, nn
 
 from builder.store.resumable import digest_of, read_json, replaced, write_json
 from builder.store.stacks import UPPER, Stacks, replace_weights
+from builder.store.weights import HEAD, Weights, read_adapter, write_weights
 from hplm.adapters.layout import Layout, adapter_layout, head_layout
 from hplm.errors import Broken, InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack
 from hplm.model.tokenizer import Tokenizer
-from hplm.model.weights import load_weights, save_weights
+from hplm.model.weights import load_weights
 from hplm.plot.branch import Branch
 from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.keys import KeySpace
@@ -320,17 +322,11 @@ class Store(Stacks):
     def tenant_folder(self, tenant_id: str, version: int) -> Path:
         return self.folder / "tenants" / tenant_id / str(version)
 
-    def tenant_weights(self, tenant: TenantFile) -> tuple[list[dict[str, Tensor]] | None, dict[str, Tensor]]:
+    def tenant_weights(self, tenant: TenantFile) -> Weights:
         """Returns the adapter by layer, None if the tenant has none, and the head, empty if it has none."""
         folder = self.tenant_folder(tenant.id, tenant.version)
-        head = load_weights(folder / "head.safetensors") if tenant.has_head else {}
-        if not tenant.rank:
-            return None, head
-        layers: list[dict[str, Tensor]] = [{} for _ in range(self.config.upper_layers)]
-        for name, tensor in load_weights(folder / "adapter.safetensors").items():
-            layer, _, part = name.partition(".")
-            layers[int(layer)][part] = tensor
-        return layers, head
+        head = load_weights(folder / HEAD) if tenant.has_head else {}
+        return (read_adapter(folder, self.config.upper_layers) if tenant.rank else None), head
 
     def report(self, tenant: TenantFile) -> dict:
         return read_json(self.tenant_folder(tenant.id, tenant.version) / "report.json")
@@ -348,11 +344,7 @@ class Store(Stacks):
         `head`: empty if the tenant has none.
         """
         with written_folder(self.tenant_folder(tenant.id, tenant.version)) as folder:
-            if adapter is not None:
-                flat = {f"{i}.{name}": tensor for i, layer in enumerate(adapter) for name, tensor in layer.items()}
-                save_weights(flat, folder / "adapter.safetensors")
-            if head:
-                save_weights(head, folder / "head.safetensors")
+            write_weights(folder, adapter, head)
             (folder / "tenant.json").write_text(json.dumps(asdict(tenant), indent=2) + "\n", "utf-8")
             (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", "utf-8")
             if draw is not None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from builder.store.calibrations import read_calibrated
-from builder.store.ladders import read_ladder
+from builder.store.levels import UNFINISHED, WAY_OUT, ladder_of, levels_of, stored_levels
 from builder.store.store import Store, TenantFile
 from builder.tables.counts import Counts
 from hplm.errors import HplmError
@@ -20,7 +20,8 @@ TENANT = "tenant.json"
 def store_parts(folder: Path) -> list[Part]:
     store = Store(folder)
     files = [folder / "tokenizer.json", folder / "upper.safetensors", *sorted(folder.glob("lower/*.safetensors"))]
-    files += [path for path in sorted(folder.glob("tenants/*/*/*.*")) if path.suffix in (".json", ".safetensors")]
+    of_tenants = [*folder.glob("tenants/*/*/*.*"), *folder.glob("tenants/*/*/levels/*/*.*")]
+    files += [path for path in sorted(of_tenants) if path.suffix in (".json", ".safetensors")]
     files = [file for file in files if file.name != TENANT and not _is_unfinished(file, folder)]
     files += [store.stack_file(name, ".json") for name in store.stacks()]
     stacks = [Part("file", store.stack_file(name), check_stack) for name in store.stacks()]
@@ -30,8 +31,11 @@ def store_parts(folder: Path) -> list[Part]:
 
 
 def _is_unfinished(file: Path, store: Path) -> bool:
+    """Whether a build or a removal was killed while it wrote or removed this."""
     place = file.relative_to(store).parts
-    return file.suffix == ".writing" or (place[0] == "tenants" and not place[2].isdecimal())
+    return file.suffix == ".writing" or (
+        place[0] == "tenants" and not (place[2].isdecimal() and not file.parent.name.endswith(UNFINISHED))
+    )
 
 
 def _tenant_parts(store: Store) -> list[Part]:
@@ -53,11 +57,16 @@ def _check_tenant(store: Path, stands: bool) -> Callable[[Path, Progress], Itera
         for name in (*["head.safetensors"] * tenant.has_head, *["adapter.safetensors"] * bool(tenant.rank)):
             if not (path.parent / name).exists():
                 yield f"tenant {tenant.id}: {path.parent / name} is missing: build or copy it again"
-        for read in (read_calibrated, read_ladder):
-            try:
-                read(Store(store), tenant)
-            except HplmError as error:
-                yield f"tenant {tenant.id}: {error}"
+        try:
+            opened = Store(store)
+            read_calibrated(opened, tenant)
+            for level in levels_of(opened, tenant) if stands else stored_levels(opened, tenant):
+                for name in ("head.safetensors", *["adapter.safetensors"] * bool(level.file.rank)):
+                    if not (level.folder / name).exists():
+                        yield f"tenant {tenant.id}: {level.folder / name} is missing: {WAY_OUT}"
+            ladder_of(opened, tenant)
+        except HplmError as error:
+            yield f"tenant {tenant.id}: {error}"
         table = store / "plot" / tenant.domain / str(tenant.domain_version)
         if stands and not table.is_dir():
             yield f"tenant {tenant.id} stands on {table}, which is missing: copy that table again, or build the tenant again"

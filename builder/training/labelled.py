@@ -32,6 +32,11 @@ class Labelled:
     examples: list[Example]
 
 
+def key_of(example: Example) -> tuple[str, ...]:
+    """Returns the texts of an example, by which it is found in other files: without differences in spaces."""
+    return tuple(" ".join(text.split()) for text in (example.text, example.pair or ""))
+
+
 ReadLine = Callable[[dict, str, int], Example]  # a line's JSON object, its file and line for errors, the line's number
 
 

@@ -55,6 +55,8 @@ class AsyncHplmClient:
         priority: int | None = None,
         logits: bool = False,
         confidence: bool = False,
+        rung: int | None = None,
+        level: bool = False,
     ) -> Answer:
         """Returns the answer for one text.
 
@@ -70,6 +72,8 @@ class AsyncHplmClient:
             priority=priority,
             logits=logits,
             confidence=confidence,
+            rung=rung,
+            level=level,
         )
         return answers[0]
 
@@ -85,9 +89,11 @@ class AsyncHplmClient:
         priority: int | None = None,
         logits: bool = False,
         confidence: bool = False,
+        rung: int | None = None,
+        level: bool = False,
     ) -> list[Answer]:
         """Returns an answer for each text, in order. All texts are one request: they succeed or fail together."""
-        question = wire.Question(texts, tenant, pairs, top_k, truncate, priority, logits, confidence)
+        question = wire.Question(texts, tenant, pairs, top_k, truncate, priority, logits, confidence, rung, level)
         transport = self._transport()
         attempts = self._settings.attempts(deadline_ms)  # includes the time to find the backbone
         arguments = wire.encode(question, transport.library)

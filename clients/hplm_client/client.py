@@ -57,6 +57,8 @@ class HplmClient:
         priority: int | None = None,
         logits: bool = False,
         confidence: bool = False,
+        rung: int | None = None,
+        level: bool = False,
     ) -> Answer:
         """Returns the answer for one text.
 
@@ -72,6 +74,8 @@ class HplmClient:
             priority=priority,
             logits=logits,
             confidence=confidence,
+            rung=rung,
+            level=level,
         )[0]
 
     def infer_batch(
@@ -86,9 +90,11 @@ class HplmClient:
         priority: int | None = None,
         logits: bool = False,
         confidence: bool = False,
+        rung: int | None = None,
+        level: bool = False,
     ) -> list[Answer]:
         """Returns an answer for each text, in order. All texts are one request: they succeed or fail together."""
-        question = wire.Question(texts, tenant, pairs, top_k, truncate, priority, logits, confidence)
+        question = wire.Question(texts, tenant, pairs, top_k, truncate, priority, logits, confidence, rung, level)
         attempts = self._settings.attempts(deadline_ms)  # includes the time to find the backbone
         self._check_open()
         arguments = wire.encode(question, self._transport.library)

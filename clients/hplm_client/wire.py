@@ -16,6 +16,7 @@ ALIAS = "hplm"  # the model that forwards to backbones
 OUTPUTS = ("LABEL", "SCORE", "SPAN", "VERSION")
 # Not "priority": Triton keeps that parameter for itself, no Python model sees it, and tritonclient refuses to send it.
 PRIORITY = "hplm_priority"
+RUNG = "hplm_rung"
 
 
 class Tensors(Protocol):
@@ -36,6 +37,8 @@ class Question:
     priority: int | None = None
     logits: bool = False
     confidence: bool = False
+    rung: int | None = None
+    level: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.texts, str) or isinstance(self.pairs, str):
@@ -55,6 +58,8 @@ class Question:
             parameters["top_k"] = self.top_k
         if self.priority is not None:
             parameters[PRIORITY] = self.priority
+        if self.rung is not None:
+            parameters[RUNG] = self.rung
         return parameters
 
 
@@ -63,7 +68,8 @@ def encode(question: Question, library: Any) -> dict[str, Any]:
     inputs = [_strings(library, "TEXT", question.texts)]
     if question.pairs is not None:
         inputs.append(_strings(library, "TEXT_PAIR", question.pairs))
-    names = OUTPUTS + ("LOGITS",) * question.logits + ("CONFIDENCE",) * question.confidence
+    asked = {"LOGITS": question.logits, "CONFIDENCE": question.confidence, "LEVEL": question.level}
+    names = [*OUTPUTS, *(name for name, wanted in asked.items() if wanted)]
     return {
         "inputs": inputs,
         "outputs": [library.InferRequestedOutput(name) for name in names],
@@ -83,10 +89,11 @@ def decode(result: Tensors, question: Question) -> list[Answer]:
         raise UnexpectedAnswer(f"the shapes of the outputs do not fit each other ({shapes}): is this an hPLM backbone?")
     logits = _tensor(result, "LOGITS", 3, batch).tolist() if question.logits else [[]] * batch
     sure = _tensor(result, "CONFIDENCE", 2, batch).tolist() if question.confidence else [[UNKNOWN]] * batch
+    levels = _tensor(result, "LEVEL", 2, batch).tolist() if question.level else [[None]] * batch
     columns = labels.tolist(), scores.tolist(), spans.tolist(), logits
     return [
-        Answer(tuple(_rows(*own)), _text(version[0]), confidence[0] if confidence[0] != UNKNOWN else None)
-        for *own, version, confidence in zip(*columns, versions.tolist(), sure, strict=True)
+        Answer(tuple(_rows(*own)), _text(version[0]), confidence[0] if confidence[0] != UNKNOWN else None, level[0])
+        for *own, version, confidence, level in zip(*columns, versions.tolist(), sure, levels, strict=True)
     ]
 
 

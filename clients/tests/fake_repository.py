@@ -19,6 +19,7 @@ output [
   { name: "LOGITS" data_type: TYPE_FP32 dims: [ -1, -1 ] },
   { name: "SPAN" data_type: TYPE_INT32 dims: [ -1, 2 ] },
   { name: "CONFIDENCE" data_type: TYPE_FP32 dims: [ 1 ] },
+  { name: "LEVEL" data_type: TYPE_INT32 dims: [ 1 ] },
   { name: "VERSION" data_type: TYPE_STRING dims: [ 1 ] }
 ]
 """
@@ -39,6 +40,6 @@ def write(repository: Path, backbone: str, answering: str) -> None:
 
 def _step(answering: str) -> str:
     maps = [f'input_map {{ key: "{name}" value: "{name}" }}' for name in ("TEXT", "TEXT_PAIR")]
-    outputs = ("LABEL", "SCORE", "LOGITS", "SPAN", "CONFIDENCE", "VERSION")
+    outputs = ("LABEL", "SCORE", "LOGITS", "SPAN", "CONFIDENCE", "LEVEL", "VERSION")
     maps += [f'output_map {{ key: "{name}" value: "{name}" }}' for name in outputs]
     return f'{{ model_name: "{answering}" model_version: -1 {" ".join(maps)} }}'

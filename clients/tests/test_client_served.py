@@ -62,6 +62,11 @@ def test_logits_are_returned_only_on_request(ask):
     assert ask(lambda client: client.infer("a", tenant="acme", logits=True)).rows[0].logits == (0.0, 1.0, 2.0)
 
 
+def test_levels_are_returned_only_on_request(ask):
+    assert ask(lambda client: client.infer("a", tenant="acme", rung=2)).level is None
+    assert ask(lambda client: client.infer("a", tenant="acme", rung=2, level=True)).level == 2
+
+
 def test_top_k_gives_k_rows(ask):
     assert [row.score for row in ask(lambda client: client.infer("a", tenant="acme", top_k=2)).rows] == [1.0, 0.5]
 
@@ -70,9 +75,9 @@ def test_parameters_key_and_deadline_reach_the_model(ask):
     def told(**options):
         return json.loads(ask(lambda client: client.infer("parameters", tenant="acme", **options), api_key="K3Y").label)
 
-    facts = told(truncate=True, top_k=1, priority=3, deadline_ms=60_000)
+    facts = told(truncate=True, top_k=1, priority=3, rung=2, deadline_ms=60_000)
     headers = {name.lower(): facts["parameters"].pop(name) for name in list(facts["parameters"]) if name[0] in "aA"}
-    assert facts["parameters"] == {"tenant": "acme", "truncate": True, "top_k": 1, "hplm_priority": 3}
+    assert facts["parameters"] == {"tenant": "acme", "truncate": True, "top_k": 1, "hplm_priority": 3, "hplm_rung": 2}
     assert headers == {"authorization": "Bearer K3Y"}
     assert 50_000_000 < facts["timeout"] <= 60_000_000
     assert told()["timeout"] == 0

@@ -55,10 +55,12 @@ def test_only_given_options_are_sent():
     plain = wire.encode(wire.Question(["a"], "acme"), tritonclient.http)
     assert plain["parameters"] == {"tenant": "acme"}
     assert [output.name() for output in plain["outputs"]] == ["LABEL", "SCORE", "SPAN", "VERSION"]
-    full = wire.Question(["a"], "acme", ["b"], top_k=3, truncate=True, priority=0, logits=True, confidence=True)
+    full = wire.Question(
+        ["a"], "acme", ["b"], top_k=3, truncate=True, priority=0, logits=True, confidence=True, rung=2, level=True
+    )
     encoded = wire.encode(full, tritonclient.http)
-    assert encoded["parameters"] == {"tenant": "acme", "truncate": True, "top_k": 3, "hplm_priority": 0}
-    assert [output.name() for output in encoded["outputs"]] == ["LABEL", "SCORE", "SPAN", "VERSION", "LOGITS", "CONFIDENCE"]
+    assert encoded["parameters"] == {"tenant": "acme", "truncate": True, "top_k": 3, "hplm_priority": 0, "hplm_rung": 2}
+    assert [output.name() for output in encoded["outputs"]] == [*wire.OUTPUTS, "LOGITS", "CONFIDENCE", "LEVEL"]
     assert [tensor.name() for tensor in encoded["inputs"]] == ["TEXT", "TEXT_PAIR"]
 
 
@@ -113,6 +115,17 @@ def test_a_confidence_of_minus_one_is_none():
     (alone,) = wire.decode(answered(rows[:1]), wire.Question(["x"], "acme"))
     assert alone.confidence is None
     with pytest.raises(UnexpectedAnswer, match="CONFIDENCE"):
+        wire.decode(answered(rows), question)
+
+
+def test_levels_go_to_their_texts():
+    rows = [[("A", 0.5, (0, 1))]] * 2
+    question = wire.Question(["x", "y"], "acme", level=True)
+    answers = wire.decode(answered(rows, LEVEL=np.array([[2], [1]], dtype=np.int32)), question)
+    assert [answer.level for answer in answers] == [2, 1]
+    (alone,) = wire.decode(answered(rows[:1]), wire.Question(["x"], "acme"))
+    assert alone.level is None
+    with pytest.raises(UnexpectedAnswer, match="LEVEL"):
         wire.decode(answered(rows), question)
 
 

@@ -32,7 +32,8 @@ def test_one_line_of_json(server, protocol, capsys):
     url = server.http_url if protocol == "http" else server.grpc_url
     answer = run("a text", "--tenant", "acme", "--url", url, "--protocol", protocol, "--json")
     row = {"label": "a text", "score": 1.0, "span": [0, 6]}
-    assert answer == {"tenant": "acme", "label": "a text", "score": 1.0, "rows": [row], "version": "v7", "confidence": None}
+    sure = {"confidence": None, "level": None}
+    assert answer == {"tenant": "acme", "label": "a text", "score": 1.0, "rows": [row], "version": "v7", **sure}
     assert json.loads(json.dumps(answer)) == answer
     assert capsys.readouterr().out == "", "the entry point prints the JSON"
 
@@ -56,6 +57,12 @@ def test_the_confidence_of_a_calibrated_tenant_is_shown(server, capsys):
     assert capsys.readouterr().out.splitlines()[-1].endswith(" v7")
 
 
+def test_the_level_of_a_fixed_rung_is_shown(server, capsys):
+    for options, level in ((["--rung", "2"], 2), (["--level"], 1)):
+        assert run("a text", "--tenant", "sure", "--url", server.http_url, *options)["level"] == level
+        assert capsys.readouterr().out.splitlines()[-1] == f"tenant sure, version v7, level {level}, confidence 0.7500"
+
+
 def test_long_texts_are_cut_in_the_table_and_pairs_left_out(server, capsys):
     run("x" * 100, "--tenant", "acme", "--url", server.http_url, "--top-k", "2")
     lines = capsys.readouterr().out.splitlines()
@@ -72,6 +79,7 @@ def test_options_and_key_reach_the_server(server, monkeypatch):
     parameters, timeout = told("--truncate", "--top-k", "1", "--deadline-ms", "90000.5", "--key", "FROM_OPTION")
     assert parameters == {"tenant": "acme", "truncate": True, "top_k": 1, "authorization": "Bearer FROM_OPTION"}
     assert 0 < timeout <= 90_000_500
+    assert told("--rung", "1")[0]["hplm_rung"] == 1
     monkeypatch.setenv("HPLM_API_KEY", "FROM_ENVIRONMENT")
     assert told()[0]["authorization"] == "Bearer FROM_ENVIRONMENT"
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hplm.cli import cascade_build
 from hplm.errors import HplmError, InvalidInput
 from hplm.options import ENGINE_DTYPES
 
@@ -23,6 +24,7 @@ def register(commands: argparse._SubParsersAction) -> None:
         "only if the answer so far is not sure enough.",
     )
     actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
+    cascade_build.register(actions)
     _register_profile(actions)
     _register_select(actions)
 
@@ -48,6 +50,7 @@ def _register_profile(actions: argparse._SubParsersAction) -> None:
         "--dtype", choices=("auto", *ENGINE_DTYPES), default="auto",
         help="precision that will serve; auto measures as `hplm export` does (default: %(default)s)",
     )  # fmt: skip
+    command.add_argument("--picture", type=Path, metavar="FILE", help="draw scores over costs into a .png, .svg or .pdf file")
     command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     command.add_argument("--json", action="store_true", help="end with one line of JSON")
     command.set_defaults(run=run_profile)
@@ -73,7 +76,7 @@ def _register_select(actions: argparse._SubParsersAction) -> None:
 
 
 def run_profile(args: argparse.Namespace) -> dict[str, Any]:
-    from builder.cascade.levels import levels_of
+    from builder.cascade.levels import open_levels
     from builder.cascade.profiling import profile_tenant
     from builder.cascade.selection import reported
     from builder.evaluation.tenant import find_tenant
@@ -82,10 +85,18 @@ def run_profile(args: argparse.Namespace) -> dict[str, Any]:
     from hplm.cli.options import device_of
 
     store, device = Store(args.store), device_of(args)
+    if args.picture is not None:
+        from builder.pictures import check_picture
+
+        check_picture(args.picture)
     tenant = find_tenant(store, args.id)
-    levels = levels_of(store, tenant)
+    levels = open_levels(store, tenant)
     precision = served_precision(store, args.dtype, device)
     profile, is_new = profile_tenant(store, tenant, levels, args.texts, precision, device, args.seen)
+    if args.picture is not None:
+        from builder.cascade.profile_picture import draw_profile
+
+        draw_profile(profile, args.picture)
     report = profile.report
     plans = [reported(one, profile.names) for one in profile.front]
     if not args.json:
@@ -97,7 +108,7 @@ def run_profile(args: argparse.Namespace) -> dict[str, Any]:
 
 def run_select(args: argparse.Namespace) -> dict[str, Any]:
     from builder.cascade.ladder import choose_ladder
-    from builder.cascade.levels import levels_of
+    from builder.cascade.levels import open_levels
     from builder.cascade.selection import Target
     from builder.store.store import Store
 
@@ -106,7 +117,7 @@ def run_select(args: argparse.Namespace) -> dict[str, Any]:
     failed: list[str] = []
     for tenant in _tenants(store, args):
         try:
-            chosen.append(choose_ladder(store, tenant, levels_of(store, tenant), target))
+            chosen.append(choose_ladder(store, tenant, open_levels(store, tenant), target))
         except HplmError as error:
             if not args.all:
                 raise
@@ -123,13 +134,13 @@ def run_select(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _tenants(store: Store, args: argparse.Namespace) -> Iterator[TenantFile]:
-    from builder.cascade.levels import levels_of
     from builder.evaluation.tenant import find_tenant
+    from builder.store.levels import level_names
 
     if not args.all:
         yield find_tenant(store, args.id)
         return
-    having = [tenant for tenant in store.tenants() if tenant.has_head and len(levels_of(store, tenant)) > 1]
+    having = [tenant for tenant in store.tenants() if level_names(store, tenant)]
     if not having:
         raise InvalidInput(f"no tenant in {store.folder} has levels: make one with `hplm cascade build`")
     yield from having

@@ -61,12 +61,14 @@ def _findings(args: argparse.Namespace) -> list[Finding]:
 
     from hplm.cli.served import check_state
     from hplm.doctor import checks
+    from hplm.server import reply_sockets
 
     check_state(args.state)
     is_open = checks.is_open_address(args.address)
     findings = [
         checks.triton(args.triton or _version(args.server), is_open),
         checks.open_files(resource.getrlimit(resource.RLIMIT_NOFILE)),
+        checks.reply_buffers(reply_sockets.usual(), reply_sockets.ROOM, reply_sockets.ANSWER),
         checks.shared_memory(SHARED_MEMORY),
         checks.regions(SHARED_MEMORY),
         checks.command_lines(Path("/proc")),

@@ -30,6 +30,17 @@ def register(commands: Any) -> None:
     )
     command.add_argument("--top-k", type=int, metavar="K", help="return the K best labels instead of one")
     command.add_argument("--truncate", action="store_true", help="cut a text that is too long, instead of refusing it")
+    command.add_argument(
+        "--rung",
+        type=int,
+        metavar="N",
+        help="answer by this plan of the tenant's ladder, 1 is the dearest (default: by load)",
+    )
+    command.add_argument(
+        "--level",
+        action="store_true",
+        help="say which of the tenant's levels has answered, 1 is the shallowest; so does --rung",
+    )
     command.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
     command.set_defaults(run=run)
 
@@ -44,11 +55,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             top_k=args.top_k,
             truncate=args.truncate,
             confidence=True,
+            rung=args.rung,
+            level=args.level or args.rung is not None,
         )
     if not args.json:
         print(table(answer, args.text if args.pair is None else None))
         sure = f", confidence {answer.confidence:.4f}" if answer.confidence is not None else ""
-        print(f"tenant {args.tenant}, version {answer.version}{sure}")
+        level = f", level {answer.level}" if answer.level is not None else ""
+        print(f"tenant {args.tenant}, version {answer.version}{level}{sure}")
     return {
         "tenant": args.tenant,
         "label": answer.label,
@@ -56,6 +70,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "rows": [{"label": row.label, "score": row.score, "span": list(row.span)} for row in answer.rows],
         "version": answer.version,
         "confidence": answer.confidence,
+        "level": answer.level,
     }
 
 

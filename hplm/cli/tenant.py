@@ -85,9 +85,13 @@ def run_list(args: argparse.Namespace) -> dict:
         for row in rows:
             print(
                 f"{row['id']:<{width}}  version {row['version']}  {row['backbone']}  {row['domain']} {row['domain_version']}  "
-                f"{row['task']}  {len(row['labels'])} labels{'' if row['open'] else '  with keys'}"
+                f"{row['task']}  {len(row['labels'])} labels{_levels(row)}{'' if row['open'] else '  with keys'}"
             )
     return {"tenants": rows}
+
+
+def _levels(row: dict) -> str:
+    return f"  levels {', '.join(row['levels'])} in {row['plans']} plans" if row["levels"] else ""
 
 
 def run_show(args: argparse.Namespace) -> dict:

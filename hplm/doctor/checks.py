@@ -70,6 +70,20 @@ def open_files(limits: tuple[int, int]) -> Finding:
     )
 
 
+def reply_buffers(size: int, enough: int, answer: int) -> Finding:
+    """`size`: of a new Unix socket's buffer, through which Triton's answers over HTTP go; `answer`: what each takes of it."""
+    seen = f"{size // answer:,} answers over HTTP may wait for a thread of Triton"
+    if size >= enough:
+        return Finding("reply buffers", OK, seen)
+    return Finding(
+        "reply buffers",
+        WARNING,
+        f"{seen}: it loses the next ones, and their clients wait for ever",
+        f"serve through the front door, or with `hplm serve`, which widens the buffers where it may; elsewhere `sysctl -w "
+        f"net.core.wmem_default={enough}` before the start",
+    )
+
+
 def shared_memory(folder: Path) -> Finding:
     space = os.statvfs(folder)
     size, free = space.f_frsize * space.f_blocks, space.f_frsize * space.f_bavail

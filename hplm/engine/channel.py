@@ -20,6 +20,7 @@ from hplm.metrics.meter import Counted, Series
 
 Outputs = dict[str, Array]  # by name on the wire
 Failure = tuple[str, str]  # the status, and the message for the wire
+DEVICE_FAILED = 70  # exit code of an engine whose device has a fault that stays
 READ = 1 << 18  # bytes that are received at once
 _SIZE = struct.Struct("<Q")
 

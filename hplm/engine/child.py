@@ -17,7 +17,7 @@ from functools import partial
 from typing import NamedTuple
 
 from hplm.engine.answer import CONFIDENCE, fill, size_of
-from hplm.engine.channel import Ask, Asks, Beat, Begin, Channel, End, Ready, Replies, Reply
+from hplm.engine.channel import DEVICE_FAILED, Ask, Asks, Beat, Begin, Channel, End, Ready, Replies, Reply
 from hplm.engine.looked_up import LookedUp
 from hplm.engine.memory import LARGE
 from hplm.engine.request import Answer
@@ -134,7 +134,8 @@ class Child:
             return  # the model process has ended already
         try:
             settings = Settings.read(begin.parameters)
-            service = apart(lambda: Service(begin.folder, settings, begin.state, self._outbox.together))
+            end = partial(os._exit, DEVICE_FAILED)  # the model process answers for it, and starts another engine
+            service = apart(lambda: Service(begin.folder, settings, begin.state, self._outbox.together, end))
         except Exception as error:
             if not isinstance(error, HplmError):
                 log.exception("the engine cannot be made")

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from hplm.adapters.layout import Layout
+from hplm.engine.drift import Drift
 from hplm.engine.journal import Journal
 from hplm.engine.request import Answer, Request, Text
 from hplm.engine.staging import StagedBatch, Stager
@@ -29,6 +30,7 @@ class Instruments:
         self._batches = 0
         self._busiest = Busiest(BUSIEST)
         self._chosen_at = time.monotonic()
+        self._drift = Drift()
         self._seen: dict[Layout, tuple[int, int]] = {}  # hits and misses that are already counted
 
     def left(self, request: Request, answer: Answer) -> Counted:
@@ -42,7 +44,7 @@ class Instruments:
             outcome = names.ON_TIME if now <= request.deadline_ns else names.LATE
         counted = (names.REQUESTS, (tenant.domain, outcome)), (names.TENANT_REQUESTS, (self._busiest.name(tenant.id), outcome))
         self.meter.add_all(dict.fromkeys(counted, 1))
-        self._journal.request(request, outcome, now)
+        self._journal.request(request, answer, outcome, now)
         return counted
 
     def started(self, batch: Batch[Text], staged: StagedBatch) -> None:
@@ -77,6 +79,10 @@ class Instruments:
         counts = Counter(str(answer.level) for answer in answers)
         self.meter.add_all({(names.LEVEL_TEXTS, (level, reason)): count for level, count in counts.items()})
 
+    def decided(self, answered: Sequence[Text], going_on: Sequence[Text]) -> None:
+        """Counts which texts were sure enough, and which go on."""
+        self._drift.count(answered, going_on)
+
     def look(self, line: Queue[Text], stager: Stager) -> None:
         """Updates the levels, and the counts that the queue and the slots keep."""
         now = time.monotonic()
@@ -86,6 +92,8 @@ class Instruments:
         levels = line.levels()
         self.meter.set(names.WAITING_TEXTS, levels.texts)
         self.meter.set(names.WAITING_BYTES, levels.bytes)
+        self.meter.set(names.DRIFTING_STEPS, len(self._drift))
+        self.meter.set(names.RUNG, levels.rung)
         for term, nanoseconds in levels.cost.items():
             self.meter.set(names.COST_SECONDS, nanoseconds / 1e9, term)
         for layout, slots in stager.slots().items():

@@ -9,10 +9,11 @@ import json
 import logging
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any, TextIO
 
-from hplm.engine.request import Request
+from hplm.engine.request import Answer, Request
 from hplm.engine.staging import StagedBatch
 from hplm.errors import InvalidInput
 
@@ -26,7 +27,7 @@ class Journal:
         self._lock = threading.Lock()
         self._file = {NONE: None, LOG: sys.stderr}[where] if where in (NONE, LOG) else _open(Path(where))
 
-    def request(self, request: Request, outcome: str, now_ns: int) -> None:
+    def request(self, request: Request, answer: Answer, outcome: str, now_ns: int) -> None:
         self._write(
             request=request.id,
             tenant=request.tenant.id,
@@ -41,6 +42,7 @@ class Journal:
             answered=now_ns / 1e9,
             deadline=request.deadline_ns and request.deadline_ns / 1e9,
             batch=request.batch,
+            **_climb(request, answer),
         )
 
     def batch(self, number: int, staged: StagedBatch) -> None:
@@ -68,6 +70,17 @@ class Journal:
             except OSError as error:  # a full disk must end only the journal, not answers
                 log.error("the journal ends here, because it cannot be written: %s", error)
                 self._file = None
+
+
+def _climb(request: Request, answer: Answer) -> dict[str, Any]:
+    """Returns the rung of the request's plan, and how many of its texts each level has answered. Without a ladder: nothing."""
+    ladder = request.tenant.ladder
+    if not ladder:
+        return {}
+    levels: Counter[int] = Counter()
+    if not isinstance(answer, Exception):
+        levels.update(text.level for text in answer)
+    return {"rung": ladder.index(request.plan) + 1, "levels": dict(sorted(levels.items()))}
 
 
 def _open(path: Path) -> TextIO:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from hplm.engine.channel import Ask, Asks, Beat, Begin, Channel, End, Failure, Outputs, Ready, Replies, Reply
+from hplm.engine.channel import DEVICE_FAILED, Ask, Asks, Beat, Begin, Channel, End, Failure, Outputs, Ready, Replies, Reply
 from hplm.engine.threads import repeat
 from hplm.errors import Broken, Draining, HplmError
 from hplm.metrics import names
@@ -221,16 +221,16 @@ class Keeper:
                 self._answers.put((respond, answer, counted, deadline_ns))
 
     def _end(self, engine: _Engine) -> None:
-        """Makes sure that the process has ended, and answers what it still had."""
+        """Answers what the process still had, and makes sure that it has ended. A driver or a disk may delay that."""
         engine.process.kill()
-        code = engine.process.wait()
         engine.channel.close()
         with self._lock:
             left, engine.held = list(engine.held.values()), {}
-        if not self._closing.is_set():
-            log.error("the engine ended with %s while it had %d requests", _reason(code), len(left))
         for respond in left:
             self._answers.put((respond, ENDED, (), 0))
+        code = engine.process.wait()
+        if not self._closing.is_set():
+            log.error("the engine ended with %s while it had %d requests", _reason(code), len(left))
 
     def _start_again(self) -> _Engine | None:
         """Returns a new engine, or None if the model is closed before there is one."""
@@ -296,6 +296,8 @@ def _end_late(process: subprocess.Popen[bytes]) -> None:
 
 
 def _reason(code: int) -> str:
+    if code == DEVICE_FAILED:
+        return f"code {code}, a fault of its device"
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
 
 

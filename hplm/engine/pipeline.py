@@ -24,6 +24,7 @@ from hplm.engine.results import read_answers
 from hplm.engine.staging import StagedBatch, Stager
 from hplm.engine.threads import repeat
 from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, QueueFull
+from hplm.model import faults
 from hplm.model.openmp import compute_with
 from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Batch
@@ -44,15 +45,19 @@ class Pipeline:
         engine: Engine,
         instruments: Instruments,
         together: Together,
+        device_failed: Callable[[], None],
         threads: int,
     ) -> None:
-        """`threads`: of the CPU, for the computing thread, or with CUDA for the staging thread. The other one has one."""
+        """`device_failed` is called after a fault of the device that stays. `threads`: of the CPU, for the computing thread, or
+        with CUDA for the staging thread. The other one has one.
+        """
         self._line = line
         self._capacity = capacity
         self._stager = stager
         self._engine = engine
         self._instruments = instruments
         self._together = together
+        self._device_failed = device_failed
         self._overlap = stager.overlap
         # Two batches are in flight at most: a batch is not chosen before the batch before it starts to compute.
         self._may_choose = threading.Semaphore(1)
@@ -196,18 +201,21 @@ class Pipeline:
         texts = [batch[index] for index in computed.indexes]
         try:
             with self._together():
-                last: list[tuple[Text, InHand]] = []
+                ended: dict[str, list[tuple[Text, InHand]]] = {"only": [], "last": []}
                 undecided: list[tuple[Text, InHand]] = []
                 for text, found in read_answers(texts, computed.logits):
                     if isinstance(found, HplmError):
                         _sending(text.request.fail, found)
                     elif text.is_at_end:
-                        last.append((text, found))
+                        ended["only" if text.in_hand is None else "last"].append((text, found))
                     else:
                         undecided.append((text, found))
-                self._done(last, "last")
+                for reason, answered in ended.items():
+                    self._done(answered, reason)
                 sure, going_on = divided(undecided, {batch[index]: own for index, own in computed.received.items()})
                 self._done(sure, "sure")
+                if undecided:
+                    self._note(self._instruments.decided, [text for text, _ in sure], going_on)
                 self._end(self._line.again(going_on), "draining", _drained)
         except Exception as error:
             self._fail(texts, _failure("answering", error))
@@ -230,6 +238,9 @@ class Pipeline:
 
     def _give_up(self, what: str, batch: Batch[Text], texts: list[Text], error: Exception) -> None:
         """Answers the texts of a batch that failed. If the device has no memory for it, its halves are tried first."""
+        if faults.stays(error):
+            log.critical("%s a batch failed, and the device with it", what, exc_info=error)
+            self._device_failed()
         if is_out_of_memory(error):
             batch.texts = texts
             if self._line.halve(batch):

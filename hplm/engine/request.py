@@ -46,16 +46,15 @@ class Request:
         id: str = "",
         taken_ns: int = 0,
         with_confidence: bool = False,
-        plan: Plan | None = None,
         shares: Mapping[str, float] = WHOLE,
     ) -> None:
-        """`plan`: of its texts; None: the tenant's dearest. `shares`: of the full stack's work that each stack takes."""
+        """`shares`: of the full stack's work that each stack takes."""
         self.id = id  # the client's name for it
         self.view = view  # keeps its tables and banks open until the request is answered
         self.tenant = tenant
         self.top_k = min(ticket.top_k, len(tenant.labels))
         self.with_confidence = with_confidence
-        self.plan = plan or tenant.plans[0]
+        self.plan: Plan = tenant.plans[0]  # of its texts, unless another one is set before they are made
         self.shares = shares
         self.priority = ticket.priority
         self.arrival_ns = ticket.arrival_ns

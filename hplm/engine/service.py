@@ -49,9 +49,15 @@ TICKET_SECONDS = 30  # how long a ticket is valid: it must not outlive a revoked
 
 class Service:
     def __init__(
-        self, folder: Path, settings: Settings, state: Path | None = None, together: Together = nullcontext[None]
+        self,
+        folder: Path,
+        settings: Settings,
+        state: Path | None = None,
+        together: Together = nullcontext[None],
+        device_failed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`together` surrounds the answers to a batch, so that they may leave as one message.
+        """`together` surrounds the answers to a batch, so that they may leave as one message. `device_failed` is called after a
+        fault of the device that stays, before anybody is told.
 
         The thread that makes a service should end (`hplm.model.openmp`).
         """
@@ -86,7 +92,7 @@ class Service:
         line = Queue(scheduler, time.monotonic_ns)
         self._line, self._stager = line, Stager(self._backbone, staging)
         self.instruments = Instruments(Journal(settings.journal))
-        self._pipeline = Pipeline(line, capacity, self._stager, engine, self.instruments, together, threads)
+        self._pipeline = Pipeline(line, capacity, self._stager, engine, self.instruments, together, device_failed, threads)
         self._quotas = Quotas()
         self._watch = Watch(self._backbone)
         log.info("serving %s on %s in %s", self._backbone.config.name, settings.device, precision.name)
@@ -109,14 +115,14 @@ class Service:
         tenant = view.snapshot.by_uid(ticket.uid)
         count = looked_up.texts
         answered = partial(self._leave, respond)
-        plan = self._plan(tenant, ticket.rung, looked_up.tokens)
-        request = Request(ticket, view, tenant, count, answered, id, time.monotonic_ns(), with_confidence, plan, self._shares)
+        request = Request(ticket, view, tenant, count, answered, id, time.monotonic_ns(), with_confidence, self._shares)
         try:
             if request.taken_ns - ticket.arrival_ns > TICKET_SECONDS * 1_000_000_000:
                 raise DeadlineMissed(f"the request was on its way for more than {TICKET_SECONDS} s: send it again")
             self._quotas.take(tenant, count, looked_up.tokens)
             try:
                 self._check(request, looked_up, ticket.top_k)
+                request.plan = self._plan(tenant, ticket.rung, looked_up.tokens)
                 request.tokens = looked_up.tokens
                 displaced = self._line.offer(request.texts_from(looked_up))
             except BaseException:

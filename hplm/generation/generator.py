@@ -75,6 +75,8 @@ class Generator:
                     f"thread {thread.name!r} of the generator has not got on for more than {STUCK_SECONDS:g} s: "
                     "read the server's log"
                 )
+        if self.loop.device_failed:
+            raise Broken("a step failed, and the device with it: start the server again")
         if (failures := self._failures) >= MOST_FAILURES:
             raise Broken(f"the loop of the generator has failed {failures} times in a row: read the server's log")
 

@@ -20,6 +20,7 @@ from hplm.generation.running import Planned, Running
 from hplm.generation.staging import Staged
 from hplm.metrics.meter import Meter
 from hplm.metrics.names import FIRST_TOKEN_SECONDS, TOKEN_SECONDS
+from hplm.model import faults
 from hplm.scheduling.cost import CostModel
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class Loop:
     ) -> None:
         """`say` is called once for each piece of a request, in order. `meter` counts the times of tokens."""
         self.counts = Counts()
+        self.device_failed = False  # with a fault that stays
         self.cost = CostModel()
         self.running = running
         self._line = line
@@ -98,6 +100,7 @@ class Loop:
             tokens = self._computed(planned)
         except Exception as error:
             log.exception("a step failed")
+            self.device_failed |= faults.stays(error)
             failure = error if isinstance(error, HplmError) else Broken(f"computing a step failed: {error}")
             for request in {one.sequence.request for one in planned}:
                 self._fail(request, failure)

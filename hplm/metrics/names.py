@@ -80,10 +80,16 @@ TENANT_REQUESTS = Metric(
 LEVEL_TEXTS = Metric(
     "hplm_level_texts_total",
     COUNTER,
-    "Answered texts of tenants with a ladder, by the level that answered (1: the shallowest) and why no further one had to: "
-    "sure, last (of the plan), late, full or draining",
+    "Answered texts of tenants with a ladder, by the level that answered (1: the shallowest) and why no further one did: "
+    "only (no other has read the text), sure, last (of several in the plan), late, full or draining",
     ("level", "reason"),
 )
+DRIFTING_STEPS = Metric(
+    "hplm_drifting_steps",
+    GAUGE,
+    "Steps of plans from which texts go on clearly more or less often than when they were profiled",
+)
+RUNG = Metric("hplm_rung", GAUGE, "The rung of tenants that ask for more than their fair share; 0: the dearest")
 WAITING_TEXTS = Metric("hplm_waiting_texts", GAUGE, "Texts that wait for a batch")
 WAITING_BYTES = Metric("hplm_waiting_bytes", GAUGE, "Memory that waiting texts keep")
 WAIT_SECONDS = Histogram("hplm_wait_seconds", "Time from a text's arrival until its batch starts to compute")

@@ -63,9 +63,12 @@ class Admission:
             missed = late / (on_time + late)
             self._promised = min(1.0, max(LEAST_PROMISED, self._promised + CORRECTION * (MISSED - missed)))
 
-    def count(self, columns: Columns, start_ns: int) -> None:
-        """Counts again, because a batch has left or another time is expected. The next batch starts at `start_ns`."""
-        self._start_ns = start_ns + int(CAUTION * self._cost.deviation * self._batch_ns)
+    def count(self, columns: Columns, start_ns: int, busy: bool) -> None:
+        """Counts again, because a batch has left or another time is expected. The next batch starts at `start_ns`.
+
+        `busy`: a batch is running, and may take longer than predicted. On an idle engine nothing delays the next one.
+        """
+        self._start_ns = start_ns + (int(CAUTION * self._cost.deviation * self._batch_ns) if busy else 0)
         self._waiting = int(columns.demand.sum())
         if self._full is None:
             return

@@ -306,7 +306,7 @@ class Scheduler(Generic[T]):
 
     def _recount(self, now_ns: int) -> None:
         if self._admission:
-            self._admission.count(self.columns, self._start_at(now_ns) + self._answering_ns)
+            self._admission.count(self.columns, self._start_at(now_ns) + self._answering_ns, bool(self._running))
 
     def _free_at(self, now_ns: int) -> float:
         """Returns when the engine will have computed all chosen batches."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hplm.errors import HplmError
-from hplm.server import inherited, log, process_group
+from hplm.server import inherited, log, process_group, reply_sockets
 from hplm.server.control import Control
 from hplm.server.discovery import find_backends, find_installation
 from hplm.server.flags import SECRET_HEADER, contract_flags
@@ -251,6 +251,7 @@ class TritonServer:
                 hidden = True
             if control.ready(self.id, self._ports.metrics):
                 make_private(self.id)
+                reply_sockets.widen(process.pid)
                 return True
             time.sleep(0.05)
         return False

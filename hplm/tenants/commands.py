@@ -12,8 +12,8 @@ import binascii
 import json
 import logging
 import shutil
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from typing import Any, TypeGuard, TypeVar
 
 from safetensors import SafetensorError
@@ -23,10 +23,11 @@ from torch import Tensor
 from hplm.adapters.layout import Layout, adapter_layout, head_layout
 from hplm.errors import MISFITS, InvalidInput
 from hplm.levels.calibration import Calibration
+from hplm.levels.plan import Plan
 from hplm.model.config import BackboneConfig
 from hplm.plot.table import Table
 from hplm.tasks import check_backbone, find_task
-from hplm.tenants.knowledge import Knowledge
+from hplm.tenants.knowledge import Adapter, Head, Knowledge, LevelKnowledge, layers_of
 from hplm.tenants.listing import described
 from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import LIMITS, NAME
@@ -117,22 +118,59 @@ class Commands:
         check_backbone(task, self._config)
         generates = find_task(task).generates
         labels = [] if generates else _names(given, "labels")
-        adapter, layout = _adapter(given), None
-        tensors = {} if generates and adapter is None else _tensors(given)
-        if adapter is not None:
-            places = tuple(_names(adapter, "places")) if adapter.get("places") is not None else None
-            kind, function = _word(adapter, "kind", "bottleneck"), _word(adapter, "function", "relu")
-            layout = adapter_layout(self._config, kind, _whole_number(adapter, "rank"), places, function)
-        head = None if generates else head_layout(self._config, len(labels), _word(given, "head_function", None))
+        tensors = {} if generates and _adapter(given) is None else _tensors(given)
         return Knowledge(
             domain=_text(given, "domain"),
             domain_version=_whole_number(given, "domain_version", 1),
             task=task,
             labels=tuple(labels),
-            head=(head, _layers(tensors, head, "head")[0]) if head is not None else None,
-            adapter=(layout, _layers(tensors, layout, "adapter")) if layout is not None else None,
+            head=None if generates else _given_head(given, self._config, tensors, len(labels)),
+            adapter=_given_adapter(given, self._config, tensors),
             calibration=_calibration(given),
+            levels=tuple(self._level(one, tensors, len(labels)) for one in _objects(given, "levels")),
+            ladder=_ladder(given),
         )
+
+    def _level(self, given: dict[str, Any], tensors: dict[str, Tensor], labels: int) -> LevelKnowledge:
+        stack, calibration = given.get("stack"), _calibration(given)
+        if not isinstance(stack, str) or calibration is None:
+            raise InvalidInput("each of 'levels' needs a 'stack', the name of an upper stack, and a 'calibration'")
+        config = replace(self._config, upper_layers=layers_of(stack, self._manager.stacks))
+        begin = f"levels.{stack}."
+        return LevelKnowledge(
+            stack,
+            _given_head(given, config, tensors, labels, begin),
+            _given_adapter(given, config, tensors, begin),
+            calibration,
+        )
+
+
+def _given_head(
+    given: dict[str, Any], config: BackboneConfig, tensors: dict[str, Tensor], labels: int, begin: str = ""
+) -> Head:
+    """`begin`: what the names of the tensors begin with."""
+    layout = head_layout(config, labels, _word(given, "head_function", None))
+    return layout, _layers(tensors, layout, [f"{begin}head."])[0]
+
+
+def _given_adapter(
+    given: dict[str, Any], config: BackboneConfig, tensors: dict[str, Tensor], begin: str = ""
+) -> Adapter | None:
+    adapter = _adapter(given)
+    if adapter is None:
+        return None
+    places = tuple(_names(adapter, "places")) if adapter.get("places") is not None else None
+    kind, function = _word(adapter, "kind", "bottleneck"), _word(adapter, "function", "relu")
+    layout = adapter_layout(config, kind, _whole_number(adapter, "rank"), places, function)
+    assert layout is not None  # its rank is positive
+    return layout, _layers(tensors, layout, [f"{begin}adapter.{number}." for number in range(layout.layers)])
+
+
+def _ladder(given: dict[str, Any]) -> tuple[Plan, ...]:
+    try:
+        return tuple(Plan.read(plan) for plan in _objects(given, "ladder"))
+    except MISFITS as error:
+        raise InvalidInput(f"'ladder' is not a list of plans as in a store's ladder.json ({error})") from None
 
 
 def _calibration(given: dict[str, Any]) -> Calibration | None:
@@ -144,14 +182,13 @@ def _calibration(given: dict[str, Any]) -> Calibration | None:
         raise InvalidInput(f"'calibration' is not that of a store's calibration.json ({error})") from None
 
 
-def _layers(tensors: dict[str, Tensor], layout: Layout, part: str) -> list[dict[str, Tensor]]:
-    """Returns the tensors of a head or an adapter, and checks their shapes against the layout.
+def _layers(tensors: dict[str, Tensor], layout: Layout, begins: Sequence[str]) -> list[dict[str, Tensor]]:
+    """Returns the tensors of a head or an adapter, layer by layer, and checks their shapes against the layout.
 
-    They are named `head.<tensor>`, or `adapter.<upper layer>.<tensor>`.
+    `begins`: what the names of each layer's tensors begin with.
     """
     layers: list[dict[str, Tensor]] = []
-    for number in range(layout.layers):
-        begin = "head." if part == "head" else f"adapter.{number}."
+    for begin in begins:
         layer: dict[str, Tensor] = {}
         for name, shape in layout.shapes.items():
             tensor = tensors.get(begin + name)
@@ -211,6 +248,13 @@ def _adapter(given: dict[str, Any]) -> dict[str, Any] | None:
     value: Any = given.get("adapter")
     if value is not None and not _is_object(value):
         raise InvalidInput('\'adapter\' is not an object: send one such as {"kind": "bottleneck", "rank": 32}')
+    return value
+
+
+def _objects(given: dict[str, Any], field: str) -> list[dict[str, Any]]:
+    value: Any = given.get(field, [])
+    if not _is_list(value) or not all(_is_object(one) for one in value):
+        raise InvalidInput(f"{field!r} must be a list of objects")
     return value
 
 

@@ -45,6 +45,8 @@ def tenant_row(backbone: str, tenant: Tenant) -> dict[str, Any]:
         "version": tenant.version,
         "task": tenant.task,
         "labels": list(tenant.labels),
+        "levels": [level.stack for level in tenant.levels],
+        "plans": len(tenant.ladder),
         "open": not tenant.keys,
     }
 

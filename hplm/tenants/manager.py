@@ -8,17 +8,28 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
-from hplm.adapters.bank import Bank
+from hplm.adapters.bank import WAY_OUT, Bank
 from hplm.adapters.heads import grown, size_for
+from hplm.adapters.record import Record
 from hplm.errors import InvalidInput
+from hplm.model.config import BackboneConfig
+from hplm.model.stacks import UpperStack
 from hplm.plot.table import Table, TableMeta
 from hplm.tenants.banks import Banks
 from hplm.tenants.keys import Key, expiry, new_key, without
-from hplm.tenants.knowledge import Knowledge
+from hplm.tenants.knowledge import Adapter, Head, Knowledge
+from hplm.tenants.level import Level
 from hplm.tenants.quotas import check_limits
 from hplm.tenants.registry import Change, Registry
 from hplm.tenants.snapshot import PROMISES, Snapshot, Tenant
-from hplm.tenants.state import EXPORTED_BANKS, EXPORTED_TABLES, EXPORTED_TENANTS, State
+from hplm.tenants.state import (
+    EXPORTED_BANKS,
+    EXPORTED_CONFIG,
+    EXPORTED_STACKS,
+    EXPORTED_TABLES,
+    EXPORTED_TENANTS,
+    State,
+)
 from hplm.tenants.tables import Tables, newest_version
 
 log = logging.getLogger(__name__)
@@ -86,7 +97,7 @@ class Manager:
 
     def put(self, change: Change, tenant_id: str, knowledge: Knowledge) -> TenantChange:
         """Writes a tenant's first or next version, within a change."""
-        knowledge.check(tenant_id, change.branches, self._width)
+        knowledge.check(tenant_id, change.branches, self._width, self.stacks if knowledge.levels else {})
         before = change.tenants.get(tenant_id)
         if before is not None and (knowledge.task, knowledge.labels) != (before.task, before.labels):
             raise InvalidInput(
@@ -95,23 +106,33 @@ class Manager:
             )
         uid = before.uid if before is not None else change.new_uid()
         version = max(change.next_version(tenant_id), knowledge.version)  # the store's version, unless it was already used
-        head_record = adapter = None
-        if knowledge.head is not None:
-            layout, head = knowledge.head
-            size = size_for(len(knowledge.labels))
-            head_record = self.banks.put(change, replace(layout, size=size), uid, version, [grown(head, size)])
-        if knowledge.adapter is not None:
-            adapter = self.banks.put(change, knowledge.adapter[0], uid, version, knowledge.adapter[1])
+        head, adapter = self._write(change, uid, version, knowledge.head, knowledge.adapter)
+        levels: list[Level] = []
+        for level in knowledge.levels:
+            own_head, own_adapter = self._write(change, uid, version, level.head, level.adapter)
+            assert own_head is not None  # every level has one
+            levels.append(Level(level.stack, own_head, own_adapter, level.calibration))
         domain, domain_version = knowledge.domain, knowledge.domain_version
         if before is None:
             task, labels = knowledge.task, knowledge.labels
-            tenant = Tenant(tenant_id, uid, version, domain, domain_version, task, labels, head_record, adapter)
+            tenant = Tenant(tenant_id, uid, version, domain, domain_version, task, labels, head, adapter)
         else:  # it keeps its task and labels, its keys and its limits
-            tenant = replace(
-                before, version=version, domain=domain, domain_version=domain_version, head=head_record, adapter=adapter
-            )
-        change.put(replace(tenant, calibration=knowledge.calibration))
+            tenant = replace(before, version=version, domain=domain, domain_version=domain_version, head=head, adapter=adapter)
+        change.put(replace(tenant, calibration=knowledge.calibration, levels=tuple(levels), ladder=knowledge.ladder))
         return _recorded(change, TenantChange(change.generation, tenant_id, before.version if before else None, version))
+
+    def _write(
+        self, change: Change, uid: int, version: int, head: Head | None, adapter: Adapter | None
+    ) -> tuple[Record | None, Record | None]:
+        """Writes a head and an adapter into banks. Returns their records."""
+        head_record = adapter_record = None
+        if head is not None:
+            layout, weights = head
+            size = size_for(layout.size)
+            head_record = self.banks.put(change, replace(layout, size=size), uid, version, [grown(weights, size)])
+        if adapter is not None:
+            adapter_record = self.banks.put(change, adapter[0], uid, version, adapter[1])
+        return head_record, adapter_record
 
     def roll_back(self, tenant_id: str) -> TenantChange:
         with self.registry.change("tenant rollback") as change:
@@ -231,6 +252,13 @@ class Manager:
     def settle_now(self) -> list[str]:
         """Waits for the last change that this manager made."""
         return self.settle(self.registry.decided)
+
+    @cached_property
+    def stacks(self) -> dict[str, int]:
+        """The layers of each shallower stack of the export."""
+        config = BackboneConfig.load(self.folder / EXPORTED_CONFIG)
+        files = sorted((self.folder / EXPORTED_STACKS).glob("*.safetensors"))
+        return {file.stem: UpperStack.shorter(file, config, WAY_OUT).config.upper_layers for file in files}
 
     @cached_property
     def _width(self) -> int | None:

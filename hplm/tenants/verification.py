@@ -210,6 +210,9 @@ def _check_snapshot(folder: Path, live: State | None) -> Callable[[Path, Progres
                 banks[name] = None
                 yield f"snapshot {path}: {error}"
         for tenant in snapshot.tenants:
+            for stack in (level.stack for level in tenant.levels):
+                if not (folder / EXPORTED_STACKS / f"{stack}.safetensors").exists():
+                    yield f"tenant {tenant.id}: its level {stack!r} needs a stack that {folder} does not have: {EXPORT_AGAIN}"
             for record in tenant.records():
                 if (bank := banks[record.bank]) is None:
                     continue

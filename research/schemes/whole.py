@@ -34,6 +34,7 @@ output [
   { name: "LOGITS"      data_type: TYPE_FP32    dims: [ -1, -1 ] },
   { name: "SPAN"        data_type: TYPE_INT32   dims: [ -1, 2 ] },
   { name: "CONFIDENCE"  data_type: TYPE_FP32    dims: [ 1 ] },
+  { name: "LEVEL"       data_type: TYPE_INT32   dims: [ 1 ] },
   { name: "VERSION"     data_type: TYPE_STRING  dims: [ 1 ] }
 ]
 

@@ -19,7 +19,7 @@ from bench.measuring.cascade_material import material_of
 from bench.measuring.cascade_served import label_in
 from bench.measuring.cascade_traffic import CASCADE, Poisson, asked_of, exported
 from builder.cascade.profile import read_profile
-from builder.store.ladders import Ladder, save_ladder
+from builder.store.levels import save_ladder
 from hplm.errors import InvalidInput
 from hplm.levels.plan import Plan, Step
 from testing.random_store import SPECIAL
@@ -87,7 +87,7 @@ def assert_plans_do_what_was_profiled(material, one, kept):
 def assert_the_engine_answers_alike(material, folder):
     """Only texts that are so near a threshold that rounding moves them may have other answers."""
     for one in material.cascaded:
-        save_ladder(material.store, one.tenant, Ladder(tuple(level.name for level in one.levels[:-1]), (PLAN,), {}))
+        save_ladder(material.store, one.tenant, (PLAN,))
     expected = {}
     for one in material.cascaded:
         answers = answers_of(material, one, one.question.test, folder / "answers")

@@ -30,6 +30,8 @@ def test_tenant_list_returns_the_facts_of_each_tenant(toy, capsys):
         "version": 1,
         "task": "classify",
         "labels": ["red", "grün", "blue"],
+        "levels": [],
+        "plans": 0,
         "open": True,
     }
 

@@ -21,19 +21,19 @@ class Held:
 
     def __init__(self, larger_than: int) -> None:
         self.count = 0
+        self.sizes: list[int] = []  # in the order of arrival
         self.may_answer = threading.Event()
         self._larger_than = larger_than
         self._lock = threading.Lock()
 
     def take(self, size: int) -> None:
         if size > self._larger_than:
-            self._change(1)
+            with self._lock:
+                self.count += 1
+                self.sizes.append(size)
             self.may_answer.wait(PATIENCE)
-            self._change(-1)
-
-    def _change(self, by: int) -> None:
-        with self._lock:
-            self.count += by
+            with self._lock:
+                self.count -= 1
 
 
 @contextmanager

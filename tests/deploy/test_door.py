@@ -69,7 +69,7 @@ def test_answers_equal_the_reference(door, reference, protocol, model):
 def test_large_requests_and_all_parameters_get_through(door, protocol):
     stock = StockAtDoor(door, protocol)
     longest = " ".join(random.Random(0).choices(WORDS, k=1000))
-    answer = stock.ask([longest] * 1024, "acme", truncate=True, top_k=2, hplm_priority=-3, timeout=500_000_000)
+    answer = stock.ask([longest] * 1024, "acme", truncate=True, top_k=2, hplm_priority=-3, hplm_rung=1, timeout=500_000_000)
     assert answer["LABEL"].shape == (1024, 2)
 
 

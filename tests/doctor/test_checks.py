@@ -80,6 +80,13 @@ def test_few_open_files_are_a_problem(soft, hard, status):
     assert checks.open_files((soft, hard)).status == status
 
 
+@pytest.mark.parametrize(("size", "status"), [(212992, WARNING), (8 << 20, OK)])
+def test_small_reply_buffers_are_told(size, status):
+    finding = checks.reply_buffers(size, enough=8 << 20, answer=768)
+    assert finding.status == status and names(finding.says, f"{size // 768:,}")
+    assert names(finding.do, 8 << 20) == (status == WARNING)
+
+
 @pytest.mark.parametrize(("mb", "free_mb", "status"), [(64, 64, PROBLEM), (2048, 100, PROBLEM), (2048, 2000, OK)])
 def test_little_shared_memory_is_a_problem(monkeypatch, tmp_path, mb, free_mb, status):
     space = os.statvfs_result((4096, 4096, mb * 256, free_mb * 256, free_mb * 256, 0, 0, 0, 0, 255))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import threading
 import time
@@ -12,22 +11,19 @@ import pytest
 
 from hplm.engine.engine import Engine
 from hplm.errors import InvalidInput
-from hplm.levels.dispatch import draw
 from hplm.levels.plan import Plan, Step
 from hplm.metrics import names
 from hplm.scheduling.queue import Queue
-from hplm.tasks import TASKS
 from hplm.tenants.level import FULL
 from testing.reference import Reference
 from testing.toy import WORDS
+from tests.climb import Climb
 from tests.engine.asker import Asker
 from tests.equality import Comparison
 from tests.ladders import LADDER, OWN, make_ladders
 from tests.naming import naming
 from tests.tasks import TENANTS, question
 from tests.waiting import eventually
-
-CLOSE = 2e-3  # to the probability at which a text goes on: rounding may decide
 
 
 @pytest.fixture(scope="module")
@@ -45,66 +41,6 @@ def asker(ladders):
     asker = Asker(ladders.folder)
     yield asker
     asker.close()
-
-
-class Climb:
-    """A text at the steps of a plan, in plain Python."""
-
-    def __init__(self, reference, tenant_id, text, pair, plan, lookup):
-        view = reference.backbone.view
-        tenant = view.snapshot.find(tenant_id)
-        found = lookup.resolve(view, tenant, [text], pair and [pair])
-        addresses, words = found.addresses, found.words
-        task, labels = tenant.task_object, tenant.labels
-        kept, before, self.is_close, self.pruned = None, None, False, 0
-        for number, step in enumerate(plan.steps):
-            said, received = reference.at_level(text, tenant_id, step.level, kept, pair)
-            logits = np.array([said[row].tolist() if row >= 0 else [0.0] * len(labels) for row in found.spans[:, 0]])
-            if before is not None:
-                logits = joined(tenant.task, before, logits, step.weight, found.spans)
-            self.level, self.answer = step.level + 1, task.answer(logits, found.spans, labels, 0, pair or "")
-            if number == len(plan.steps) - 1:
-                return
-            sure = task.confidence(tenant.all_levels[step.level].calibration, logits, found.spans, labels)
-            goes, self.is_close = goes_on(sure, step, draw(addresses, tenant.version, number), self.is_close)
-            if not goes:
-                return
-            before = logits
-            if step.alpha and words is not None:
-                least = step.alpha * float(received.mean())
-                self.is_close |= bool(((received - least).abs() < CLOSE * least).any())
-                stay = {word for word, own in zip(words.tolist(), received.tolist(), strict=True) if own > least}
-                kept = [i for i, word in enumerate(words.tolist()) if word < 0 or word in stay]
-                self.pruned = len(set(words.tolist())) - len({words[i] for i in kept})
-
-
-def goes_on(sure, step, drawn, was_close):
-    """Eq. 4, and whether the decision is close."""
-    if sure <= step.cutoff:
-        return True, was_close or abs(sure - step.cutoff) < CLOSE
-    probability = 1 / (1 + math.exp(step.slope * ((sure - step.cutoff) / (1 - step.cutoff) - 0.5)))
-    return drawn < probability, was_close or abs(sure - step.cutoff) < CLOSE or abs(drawn - probability) < CLOSE
-
-
-def joined(task, before, now, weight, spans):
-    """Eq. 6, for the tasks whose rows are easily joined; the others are tested where they are defined."""
-    if weight == 1:
-        return now
-    if task in ("classify", "tag"):
-        return np.log(weight * softmax(now) + (1 - weight) * softmax(before))
-    if task == "multilabel":
-        holds = weight / (1 + np.exp(-now)) + (1 - weight) / (1 + np.exp(-before))
-        return np.log(holds / (1 - holds))
-    if task == "regress":
-        return weight * now + (1 - weight) * before
-    combined = TASKS[task].combined
-    assert combined is not None
-    return combined(before, now, weight, spans)
-
-
-def softmax(logits):
-    p = np.exp(logits - logits.max(-1, keepdims=True))
-    return p / p.sum(-1, keepdims=True)
 
 
 def test_every_task_in_mixed_batches_climbs_as_the_reference_does(asker, reference):
@@ -268,7 +204,8 @@ def test_levels_are_counted_with_the_reason(ladders):
     asker = Asker(ladders.folder)
     asker.wait(asker.ask("pair", ["a b"], rung=4))
     asker.wait(asker.ask("pair", ["a b"], rung=1))
+    asker.wait(asker.ask("pair", ["a b"], rung=3))
     asker.close()
     counts, _ = asker.service.instruments.meter.take()
     found = {labels: count for (metric, labels), count in counts.items() if metric == names.LEVEL_TEXTS}
-    assert found == {("1", "last"): 1, ("2", "last"): 1}
+    assert found == {("1", "only"): 1, ("2", "only"): 1, ("2", "last"): 1}

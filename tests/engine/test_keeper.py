@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections import Counter
@@ -12,6 +13,7 @@ import pytest
 from hplm.engine import keeper
 from hplm.engine.answer import size_of
 from hplm.engine.backbone import Backbone
+from hplm.engine.channel import DEVICE_FAILED
 from hplm.engine.keeper import Asked, Keeper
 from hplm.engine.lookup import Lookup
 from hplm.engine.memory import LARGE
@@ -21,6 +23,7 @@ from hplm.metrics.meter import Meter
 from hplm.tenants.ticket import Ticket
 from testing.toy import WORDS
 from tests.engine.asker import PARAMETERS
+from tests.naming import names as names_of
 from tests.naming import naming
 from tests.waiting import eventually
 
@@ -126,6 +129,26 @@ def test_an_engine_that_does_not_move_is_ended(client, monkeypatch):
     client.ask_until_served("acme", [WORDS[0]])
 
 
+def test_requests_are_answered_before_the_system_has_ended_their_engine(client):
+    """A process that waits for a driver or a disk outlives SIGKILL."""
+    client.wait(client.ask("acme", [WORDS[0]]))
+    ended, process = threading.Event(), client.keeper._engine.process
+    wait = process.wait
+
+    def wait_for_the_driver(timeout=None):
+        assert ended.wait(300)
+        return wait(timeout)
+
+    process.wait = wait_for_the_driver
+    os.kill(process.pid, signal.SIGSTOP)
+    asked = client.ask("acme", [WORDS[0]])
+    os.kill(process.pid, signal.SIGKILL)
+    status, message = client.wait(asked)
+    assert status == Draining.status and "[draining]" in message
+    ended.set()
+    client.ask_until_served("acme", [WORDS[0]])
+
+
 def test_what_the_engine_counts_arrives(client):
     for _ in range(5):
         client.wait(client.ask("acme", [WORDS[0]]))
@@ -193,6 +216,38 @@ def test_an_engine_that_cannot_be_made_is_an_error_with_its_reason(toy):
         Client(toy.folder, device="abacus")
     with pytest.raises(Broken, match=naming("does not start", "slots")):
         Client(toy.folder, slots="1")
+
+
+FAILS_ONCE = """#!{python}
+import sys
+from pathlib import Path
+from hplm.engine import child
+from hplm.engine.engine import Engine
+
+def fail(engine, batch):
+    raise RuntimeError("CUDA error: unspecified launch failure")
+
+if not Path("{marker}").exists():
+    Path("{marker}").touch()
+    Engine.run = fail
+sys.argv = sys.argv[2:]
+child.main()
+"""
+
+
+def test_an_engine_whose_device_fails_ends_and_the_next_engine_serves(toy, monkeypatch, tmp_path, caplog):
+    """Without a GPU: its engine raises what torch raises for one."""
+    program = tmp_path / "engine"
+    program.write_text(FAILS_ONCE.format(python=sys.executable, marker=tmp_path / "failed"))
+    program.chmod(0o755)
+    monkeypatch.setattr(keeper, "_python", lambda: str(program))
+    client = Client(toy.folder)
+    status, message = client.wait(client.ask("acme", [WORDS[0]]))
+    assert status == Draining.status and "[draining]" in message
+    client.ask_until_served("acme", [WORDS[0]])
+    client.close()
+    assert names_of(caplog.text, DEVICE_FAILED)
+    assert client.meter.take()[0][names.ENGINE_RESTARTS, ()] == 1
 
 
 @pytest.fixture

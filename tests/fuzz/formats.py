@@ -10,8 +10,12 @@ import struct
 import numpy as np
 from hypothesis import strategies as st
 
+from builder.cascade import selection
+from builder.cascade.candidates import Candidate
+from builder.cascade.profile import Profile, read_profile, save_profile
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
+from builder.store.levels import ladder_of, levels_of, save_ladder
 from builder.store.pack import MANIFEST, pack_root, unpack_root
 from builder.store.store import Store
 from builder.store.verification import store_parts
@@ -20,6 +24,7 @@ from hplm.engine.backbone import Backbone
 from hplm.engine.channel import Asks, Channel, Replies
 from hplm.engine.lookup import Lookup
 from hplm.errors import NoTenant
+from hplm.levels.plan import Plan, Step
 from hplm.plot.table import Table
 from hplm.tenants.backup import back_up, restore
 from hplm.tenants.manager import Manager
@@ -27,7 +32,7 @@ from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state import State
 from hplm.tenants.ticket import Ticket
 from hplm.tenants.verification import Part, repository_parts
-from testing.random_store import random_stack
+from testing.random_store import random_level, random_stack
 from testing.toy import WORDS, make_toy
 from tests.fuzz.files import Files
 from tests.fuzz.mutations import dumped, mutated, mutated_json
@@ -173,6 +178,13 @@ class Stores(Files):
     def make(self, folder):
         store = make_toy(folder / "toy").store
         random_stack(store, "small", 1, seed=1)
+        acme, plan = store.tenant("acme"), Plan((Step(0, 0.9, 4.0, 0.7, reached=1.0), Step(1, weight=0.6, reached=0.4)))
+        random_level(store, acme, "small", 0.3, seed=1)
+        levels = [{"name": name, "layers": 1, "score": 0.9, "mean_ms": 1.0} for name in ("small", "full")]
+        asked = {"levels": [["small", "0", None], ["full", "1", None]]}
+        report = {"metric": "accuracy", "levels": levels}
+        save_profile(store, acme, Profile([Candidate(plan, 0.9, 0.01, 0.02, 0.1)], asked, report))
+        save_ladder(store, acme, [plan])
         return store.folder
 
     def names(self):
@@ -190,6 +202,9 @@ class Stores(Files):
                     True,
                 )
                 accepts(lambda tenant=tenant: store.tenant_weights(tenant), self.work, broken=True)
+                accepts(lambda tenant=tenant: _levels(store, tenant), self.work, broken=True)
+                accepts(lambda tenant=tenant: ladder_of(store, tenant), self.work, broken=True)
+                accepts(lambda tenant=tenant: _selected(store, tenant), self.work, broken=True)
             for read in (store.tokenizer, store.upper, lambda: store.lower("root", 1), lambda: store.stack("small")):
                 accepts(read, self.work, broken=True)
 
@@ -197,6 +212,20 @@ class Stores(Files):
         for part in store_parts(self.folder):
             if not part.path.name.startswith("values"):
                 _verified(part)
+
+
+def _levels(store, tenant):
+    for level in levels_of(store, tenant):
+        level.head_layout, level.adapter_layout  # noqa: B018
+        level.weights()
+        level.report()
+
+
+def _selected(store, tenant):
+    """Reads a tenant's profile, and selects from it."""
+    if (profile := read_profile(store, tenant)) is not None:
+        for one in selection.select(profile.front, selection.Target(accuracy=0), profile.own):
+            selection.reported(one, profile.names)
 
 
 def _verified(part: Part) -> None:

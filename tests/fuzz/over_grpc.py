@@ -34,7 +34,9 @@ WRONG = {
     "raw": st.one_of(st.none(), mutated(TEXT)),
     "typed": st.lists(st.one_of(st.just(WORDS[0].encode()), st.sampled_from(MAGIC), st.binary(max_size=20)), max_size=3),
     "parameters": st.dictionaries(
-        st.sampled_from(["top_k", "truncate", "hplm_priority", "priority", "timeout", "tenant", "authorization", "any"]),
+        st.sampled_from(
+            ["top_k", "truncate", "hplm_priority", "hplm_rung", "priority", "timeout", "tenant", "authorization", "any"]
+        ),
         st.one_of(st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(), st.text(max_size=9), st.just(LONG)),
         min_size=1,
         max_size=3,

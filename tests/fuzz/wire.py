@@ -56,8 +56,8 @@ def _small(shape: Any) -> Any:
 
 PARAMETERS = st.dictionaries(
     st.one_of(
-        st.sampled_from(["tenant", "top_k", "truncate", "hplm_priority", "priority", "timeout", "authorization", "sequence_id",
-                         "sequence_start", "binary_data_output", "triton_final_response", "headers"]),
+        st.sampled_from(["tenant", "top_k", "truncate", "hplm_priority", "hplm_rung", "priority", "timeout", "authorization",
+                         "sequence_id", "sequence_start", "binary_data_output", "triton_final_response", "headers"]),
         st.text(max_size=5),
     ),
     st.one_of(scalars, st.sampled_from(TENANTS), values),
@@ -79,7 +79,7 @@ class HttpJson(Wire):
     def cases(self):
         requests = [
             good("acme", [WORDS[0]]),
-            good("beta", [WORDS[0], "x"], truncate=True, hplm_priority=1),
+            good("beta", [WORDS[0], "x"], truncate=True, hplm_priority=1, hplm_rung=1),
             good("city", ["é"], top_k=2, timeout=10**7),
         ]
         bodies = st.one_of(

@@ -162,6 +162,21 @@ def test_a_loop_that_always_fails_fails_the_check_and_still_closes(small, monkey
     assert said.done.wait(PATIENCE) and isinstance(said.error, Draining)
 
 
+@pytest.mark.parametrize(("said", "stays"), [("CUDA error: device-side assert triggered", True), ("another", False)])
+def test_a_device_that_fails_for_good_fails_the_check(small, said, stays):
+    """Without a GPU: the decoder raises what torch raises for one."""
+    served = Served(small)
+
+    def fail(step):
+        raise RuntimeError(said)
+
+    served.inner.loop._decoder.run = fail
+    answer = served.ask([3], Sampling(max_tokens=3))
+    assert answer.done.wait(PATIENCE) and isinstance(answer.error, Broken)
+    assert fails_a_check(served.generator) == stays
+    served.generator.close(PATIENCE)
+
+
 def test_failures_with_steps_between_them_fail_no_check(small, monkeypatch):
     monkeypatch.setattr(module, "PAUSE", 0)
     monkeypatch.setattr(module, "MOST_FAILURES", 2)

@@ -62,7 +62,7 @@ def test_answers_over_tls_are_read_whole_and_the_client_has_the_address_that_was
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(pair)
     with SmallServer(lambda number, body: answer(body=body * 100_000), tls=tls) as server:  # of many records
-        report = loaded(server, count=20, connections=2, certificate=certificate, source="127.0.0.2", keep_bodies=True)
+        report = loaded(server, count=20, connections=2, certificate=certificate, sources=["127.0.0.2"], keep_bodies=True)
     assert report.by_status == {200: 20} and not report.failures
     assert Counter(report.bodies) == {str(number).encode() * 100_000: 4 for number in range(5)}
     assert server.peers == {"127.0.0.2"}

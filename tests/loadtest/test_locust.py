@@ -145,16 +145,17 @@ def test_a_scenario_for_another_kind_of_backbone_is_reported_at_once(served, dec
         assert done.returncode != 0 and names(done.stderr, scenario, tenant, "--backbone") and not outcomes
 
 
-def test_a_trace_keeps_its_priorities(tmp_path) -> None:
+def test_a_trace_keeps_its_priorities_and_a_rung_is_fixed(tmp_path) -> None:
     rows = [{"arrival": 0, "text": "a b c"}, {"arrival": 0, "text": "a b c", "priority": 3}]
     (tmp_path / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with SmallServer() as server:
         stand_in = SimpleNamespace(http_url=f"127.0.0.1:{server.port}", grpc_url="127.0.0.1:1", repository="")
-        options = ("--tenant-ids", "acme", "--backbone", "minilm", "--trace", "trace.jsonl", "Replay")
+        options = ("--tenant-ids", "acme", "--backbone", "minilm", "--trace", "trace.jsonl", "--rung", "2", "Replay")
         outcomes, done = headless(stand_in, tmp_path, *options)
         assert outcomes["Replay"]["requests"] == 2, done.stderr
         heads = [json.JSONDecoder().raw_decode(body.decode("latin-1"))[0] for body in server.bodies]
     assert sorted(head["parameters"]["hplm_priority"] for head in heads) == [0, 3]
+    assert [head["parameters"]["hplm_rung"] for head in heads] == [2, 2]
 
 
 def test_refusals_are_counted_by_their_word(served, tmp_path) -> None:

@@ -152,6 +152,22 @@ def test_a_slow_batch_does_not_refuse_requests_for_ever(slow):
     assert all(served)
 
 
+def test_after_an_overload_of_uneven_batches_an_idle_engine_refuses_nothing():
+    """How far batches were from their predictions says something of the running batch. Now there is none."""
+    scheduler, now = Scheduler(policy("timely"), Limits(1000, 10**6), admission=True), 0
+    for number in range(60):
+        for _ in range(11):
+            scheduler.offer([_text(0, now=now)], now)
+        batch = scheduler.choose(ROOM, now)
+        scheduler.started(batch, now)
+        now += FULL * (1 + 30 * (number % 3 == 0))  # a busy machine
+        scheduler.finished(batch, now)
+        scheduler.abandon()
+    needed, deviation = scheduler.cost.predict(10, 1), scheduler.cost.deviation * scheduler.cost.predict(100, 10)
+    assert deviation > FULL / 2 and not len(scheduler)
+    scheduler.offer([_text(now + int(needed + deviation), now=now)], now)
+
+
 def test_a_batch_that_takes_long_counts_as_running():
     scheduler, now = _busy(waiting=0)
     for _ in range(60):  # batches take seconds by now

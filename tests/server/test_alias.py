@@ -55,7 +55,7 @@ def test_the_answer_equals_that_of_the_backbone(stock):
     rng = random.Random(1)
     for tenant, backbone in BACKBONES.items():
         texts = [random_text(rng) for _ in range(3)] + ["日本"]
-        for parameters in ({}, {"truncate": True, "hplm_priority": 3, "unknown": "ü", "timeout": 60_000_000}):
+        for parameters in ({}, {"truncate": True, "hplm_priority": 3, "hplm_rung": 1, "unknown": "ü", "timeout": 60_000_000}):
             direct = stock.ask(texts, tenant, model=backbone, **parameters)
             _same(stock.ask(texts, tenant, model=ALIAS, **parameters), direct)
     pairs = {"texts": [WORDS[0]], "tenant": "other-acme", "pairs": [WORDS[1]]}
@@ -79,7 +79,7 @@ def test_only_requested_outputs_are_returned_and_all_if_none_is_named(stock):
         assert (
             sorted(names[0])
             == sorted(names[1])
-            == sorted(outputs or ["LABEL", "SCORE", "LOGITS", "SPAN", "CONFIDENCE", "VERSION"])
+            == sorted(outputs or ["LABEL", "SCORE", "LOGITS", "SPAN", "CONFIDENCE", "LEVEL", "VERSION"])
         )
 
 
@@ -92,6 +92,7 @@ def test_only_requested_outputs_are_returned_and_all_if_none_is_named(stock):
         {"texts": [WORDS[0]] * 2, "pairs": [WORDS[1]]},
         {"texts": [WORDS[0]], "top_k": -1},
         {"texts": [WORDS[0]], "truncate": "yes"},
+        {"texts": [WORDS[0]], "hplm_rung": 2},
         {"texts": [WORDS[0]] * 1025},
     ],
 )

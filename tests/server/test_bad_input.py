@@ -109,7 +109,16 @@ def test_too_many_texts_in_a_request_are_refused(stock):
 
 @pytest.mark.parametrize(
     "parameters",
-    [{"top_k": "three"}, {"top_k": -1}, {"top_k": 70000}, {"truncate": 1}, {"truncate": "yes"}, {"hplm_priority": True}],
+    [
+        {"top_k": "three"},
+        {"top_k": -1},
+        {"top_k": 70000},
+        {"truncate": 1},
+        {"truncate": "yes"},
+        {"hplm_priority": True},
+        {"hplm_rung": -1},
+        {"hplm_rung": "1"},
+    ],
 )
 def test_parameters_of_a_wrong_type_are_refused(stock, parameters):
     _refused(stock, 400, ["[invalid_input]", f"'{next(iter(parameters))}'"], [WORDS[0]], "city", **parameters)
@@ -117,6 +126,10 @@ def test_parameters_of_a_wrong_type_are_refused(stock, parameters):
 
 def test_top_k_is_refused_for_tag(stock):
     _refused(stock, 400, ["[invalid_input]", "top_k"], [WORDS[0]], "beta", top_k=2)
+
+
+def test_a_tenant_without_a_ladder_has_one_rung(stock):
+    _refused(stock, 400, ["[invalid_input]", "hplm_rung", "2", "'city'"], [WORDS[0]], "city", hplm_rung=2)
 
 
 def test_a_deadline_that_cannot_be_met_is_an_error(stock):

@@ -243,6 +243,7 @@ def test_many_at_once_are_answered_each_with_its_own(server):
         ("plain", {"max_tokens": 20_000}, {}, "invalid_input", ["max_tokens"]),
         ("plain", {"stop": [""]}, {}, "invalid_input", ["stop"]),
         ("plain", {}, {"first_token_ms": -1}, "invalid_input", ["first_token_ms"]),
+        ("plain", {}, {"hplm_rung": 2}, "invalid_input", ["hplm_rung", 2, "'plain'"]),
         ("plain", {}, {"temperature": 1}, "invalid_input", ["temperature", "sampling_parameters"]),
     ],
 )

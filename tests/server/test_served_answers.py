@@ -63,6 +63,7 @@ def test_outputs_have_their_documented_names_types_and_shapes(served, protocol):
     pair = stock.ask([WORDS[0]], "acme", pairs=[WORDS[1]])
     assert not np.allclose(pair["LOGITS"], stock.ask([WORDS[0]], "acme")["LOGITS"], atol=1e-3)
     assert stock.ask([text], "acme", outputs=["SCORE"]).keys() == {"SCORE"}
+    assert stock.ask([text, text], "acme", outputs=["LEVEL"], hplm_rung=1)["LEVEL"].tolist() == [[1], [1]]
 
 
 def test_an_answer_in_json_is_json(served):
@@ -74,7 +75,8 @@ def test_an_answer_in_json_is_json(served):
     request = urllib.request.Request(f"http://{server.http_url}/v2/models/toy/infer", data=body)
     with urllib.request.urlopen(request, timeout=60) as response:
         answer = json.loads(response.read(), parse_constant=_no_json)
-    assert {output["name"] for output in answer["outputs"]} == {"LABEL", "SCORE", "LOGITS", "SPAN", "CONFIDENCE", "VERSION"}
+    listed = {"LABEL", "SCORE", "LOGITS", "SPAN", "CONFIDENCE", "LEVEL", "VERSION"}
+    assert {output["name"] for output in answer["outputs"]} == listed
 
 
 def _no_json(number):

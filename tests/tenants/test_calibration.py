@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from builder.publish.live import add_tenant, update_tenant
-from builder.store.calibrations import Calibrated, calibration_of, save_calibrated
+from builder.store.calibrations import calibration_of
 from hplm.cli.main import main
 from hplm.errors import Broken, InvalidInput
 from hplm.levels.calibration import BINS, DIRICHLET, Calibration
@@ -17,16 +17,12 @@ from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state import State
 from tests.naming import naming
-from tests.places import knowledge, learn, make_place
+from tests.places import calibrate, knowledge, learn, make_place
 
 WARM = Calibration(temperature=1.5)
 MAP = Calibration(DIRICHLET, weights=((1.0, 0.1, 0.0), (0.0, 1.0, 0.2), (0.0, 0.0, 1.0)), bias=(0.0, 0.5, 0.0))
 
 PAIR = Calibration(DIRICHLET, weights=((1.0, 0.0), (0.0, 1.0)), bias=(0.0, 0.0))  # for another number of labels
-
-
-def calibrate(store, name, calibration):
-    save_calibrated(store, store.tenant(name), Calibrated(calibration, {}, {}))
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ class TritonPythonModel:
             rows = [[("" if m[0] == "~" else m[0].upper(), m.span()) for m in re.finditer(r"\S+", t)] for t in texts]
         else:
             rows = [[(text, (0, len(text)))] * parameters.get("top_k", 1) for text in texts]
-        return tensors(rows, 0.75 if parameters["tenant"] == "sure" else -1)
+        return tensors(rows, 0.75 if parameters["tenant"] == "sure" else -1, parameters.get("hplm_rung", 1))
 
     def send(self, sender, response):
         sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
@@ -85,7 +85,7 @@ def refusal(message, status):
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, status))
 
 
-def tensors(rows, confidence):
+def tensors(rows, confidence, level):
     """Texts with fewer rows are filled up with '', 0 and -1."""
     shape = (len(rows), max(map(len, rows)))
     labels = np.full(shape, "", dtype=np.object_)
@@ -99,5 +99,6 @@ def tensors(rows, confidence):
                 scores[text, row], logits[text, row] = 1 / (1 + row), range(CLASSES)
     outputs = {"LABEL": labels, "SCORE": scores, "LOGITS": logits, "SPAN": spans}
     outputs["CONFIDENCE"] = np.full((len(rows), 1), confidence, dtype=np.float32)
+    outputs["LEVEL"] = np.full((len(rows), 1), level, dtype=np.int32)
     outputs["VERSION"] = np.full((len(rows), 1), "v7", dtype=np.object_)
     return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outputs.items()])

@@ -14,10 +14,10 @@ import torch
 
 from builder.cascade.answering import Computed, computed
 from builder.cascade.kept import Kept
-from builder.cascade.levels import OWN, levels_of
+from builder.cascade.levels import OWN, open_levels
 from builder.cascade.profile import read_profile
 from builder.cascade.profiling import profile_tenant
-from builder.store.ladders import read_ladder
+from builder.store.levels import ladder_of
 from builder.store.store import Store, TenantFile
 from builder.training.examples import Reader
 from builder.training.model import TenantModel
@@ -29,10 +29,9 @@ from hplm.levels.calibration import Calibration
 from hplm.levels.plan import Plan, Step
 from hplm.model.attention import PackedAttention
 from hplm.tasks import softmax
-from testing.random_store import random_stack
+from testing.random_store import random_level, random_stack
 from testing.reference import Reference
 from testing.toy import random_text
-from tests.builder.cascade.levels import CALIBRATION, make_level
 from tests.naming import names, naming
 from tests.tasks import make_tasks
 
@@ -41,6 +40,11 @@ pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
 FP32 = resolve_precision("fp32", CPU)
 TEXTS = 130
+CALIBRATION = Calibration(temperature=3.0)
+
+
+def make_level(store, tenant, name, calibration=CALIBRATION, seed=0):
+    random_level(store, tenant, name, 0.3, seed, calibration)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +87,7 @@ def cut(path, target, lines):
 
 def profiled(store, texts, tenant_id="pair", precision=FP32):
     tenant = store.tenant(tenant_id)
-    return profile_tenant(store, tenant, levels_of(store, tenant), texts, precision, CPU, show_progress=False)
+    return profile_tenant(store, tenant, open_levels(store, tenant), texts, precision, CPU, show_progress=False)
 
 
 def run(capsys, *arguments):
@@ -95,14 +99,14 @@ def test_the_own_level_answers_as_the_reference_does(toy, store, texts):
     tenant, reference = store.tenant("pair"), Reference.open(toy.folder)
     labelled, reader = training_task("classify").read(texts), Reader(store, tenant.domain, tenant.domain_version)
     read = reader.read(labelled, training_task("classify"), tenant.labels, False)
-    found = computed(levels_of(store, tenant)[-1], reader, read, FP32, CPU)
+    found = computed(open_levels(store, tenant)[-1], reader, read, FP32, CPU)
     for example, logits in zip(labelled.examples[:20], found.logits, strict=False):
         assert logits == pytest.approx(reference.forward(example.text, "pair").numpy(), abs=1e-3)
 
 
 def test_words_that_are_left_out_change_neither_the_vectors_nor_the_positions_of_the_others(store, texts):
     tenant = store.tenant("pair")
-    level, _ = levels_of(store, tenant)
+    level, _ = open_levels(store, tenant)
     task, reader = training_task("classify"), Reader(store, tenant.domain, tenant.domain_version)
     read = reader.read(task.read(texts), task, tenant.labels, False)
     stay = [np.arange(len(text.tokens)) % 3 != 1 for text in read.texts]
@@ -176,16 +180,18 @@ def test_the_commands_choose_a_ladder(store, texts, capsys):
     common = ["--store", store.folder, "--id", "pair"]
     command = ["cascade", "profile", *common, "--texts", texts, "--dtype", "fp32"]
     first = run(capsys, *command)
-    assert first["changed"] and not run(capsys, *command)["changed"]
+    picture = store.folder / "profile.png"
+    assert first["changed"] and not run(capsys, *command, "--picture", picture)["changed"]
+    assert picture.stat().st_size > 1000
     assert main([str(word) for word in command]) == 0
     assert names(capsys.readouterr().out, "small", OWN, "accuracy", TEXTS)
     (chosen,) = run(capsys, "cascade", "select", *common, "--drop", "100")["tenants"]
-    ladder = read_ladder(store, store.tenant("pair"))
-    assert ladder.levels == ("small",) and len(chosen["ladder"]) == len(ladder.plans) == 1  # the fastest of all
+    ladder = ladder_of(store, store.tenant("pair"))
+    assert len(chosen["ladder"]) == len(ladder) == 1  # the fastest of all
     (chosen,) = run(capsys, "cascade", "select", "--store", store.folder, "--all", "--drop", "0")["tenants"]
-    ladder = read_ladder(store, store.tenant("pair"))
+    ladder = ladder_of(store, store.tenant("pair"))
     assert chosen["ladder"][0]["score"] >= chosen["own"]["score"] - 1e-4
-    assert len(ladder.plans) == len(chosen["ladder"]) and ladder.plans[0].suits(2)
+    assert len(ladder) == len(chosen["ladder"]) and ladder[0].suits(2)
     times = [one["mean_ms"] for one in chosen["ladder"]]
     assert times == sorted(times, reverse=True)
     assert main(["cascade", "select", *map(str, common), "--drop", "0"]) == 0
@@ -197,7 +203,7 @@ def test_a_profile_of_other_levels_is_refused(store, texts, capsys):
     make_level(store, store.tenant("pair"), "small", seed=5)
     assert main(["cascade", "select", "--store", str(store.folder), "--id", "pair", "--drop", "1"]) == 1
     assert names(capsys.readouterr().err, "'pair'", "profile")
-    assert read_ladder(store, store.tenant("pair")) is None
+    assert ladder_of(store, store.tenant("pair")) is None
 
 
 def test_a_task_with_windows_or_words_is_never_pruned(store, tmp_path):
@@ -243,7 +249,7 @@ def test_labels_and_numbers_are_profiled_and_pruned(toy, store, tmp_path, tenant
 
 def test_a_tenant_that_generates_has_no_levels(store):
     with pytest.raises(InvalidInput, match="'chat'"):
-        levels_of(store, TenantFile("chat", 1, "root", 1, "generate", [], 0))
+        open_levels(store, TenantFile("chat", 1, "root", 1, "generate", [], 0))
 
 
 def test_the_checks_of_all_files_know_the_ladder(store, texts, capsys):
@@ -256,13 +262,13 @@ def test_the_checks_of_all_files_know_the_ladder(store, texts, capsys):
 
 def test_bad_input_is_named(store, texts, tmp_path, capsys):
     few = cut(texts, tmp_path / "few.jsonl", 99)
-    make_level(store, store.tenant("many"), "small", calibration=None)
+    make_level(store, store.tenant("many"), "small")
     common = ["--store", str(store.folder)]
     for arguments, named in [
         (["profile", *common, "--id", "nobody", "--texts", texts], ["'nobody'"]),
         (["profile", *common, "--id", "mark", "--texts", texts], ["'mark'", "hplm cascade build"]),
-        (["profile", *common, "--id", "many", "--texts", texts], ["'many'", "'small'", "calibration"]),
         (["profile", *common, "--id", "pair", "--texts", few], [few, 99, 100, "'pair'"]),
+        (["profile", *common, "--id", "pair", "--texts", texts, "--picture", "x.bmp"], ["x.bmp"]),
         (["select", *common, "--id", "pair", "--drop", "1"], ["'pair'", "hplm cascade profile"]),
         (["select", *common, "--id", "pair", "--drop", "-1"], ["--drop -1"]),
         (["select", *common, "--id", "pair", "--accuracy", "93"], ["--accuracy 93"]),
@@ -284,7 +290,7 @@ def test_a_target_out_of_reach_names_the_tenant_and_the_best_plan(store, texts, 
 def test_a_broken_profile_or_ladder_is_named(store, texts, broken):
     tenant = store.tenant("pair")
     folder = store.tenant_folder("pair", 1)
-    for name, read in (("profile.json", read_profile), ("ladder.json", read_ladder)):
+    for name, read in (("profile.json", read_profile), ("ladder.json", ladder_of)):
         (folder / name).write_text(broken)
         with pytest.raises(Broken, match=naming(folder / name)):
             read(store, tenant)
@@ -294,9 +300,9 @@ def test_a_ladder_of_levels_that_it_does_not_name_is_broken(store, texts):
     folder = store.tenant_folder("pair", 1)
     plan = asdict(Plan((Step(2),)))
     assert Plan.read(plan)
-    (folder / "ladder.json").write_text(json.dumps({"levels": ["small"], "plans": [plan], "asked": {}}))
+    (folder / "ladder.json").write_text(json.dumps({"levels": ["small"], "plans": [plan]}))
     with pytest.raises(Broken, match=naming(folder / "ladder.json")):
-        read_ladder(store, store.tenant("pair"))
+        ladder_of(store, store.tenant("pair"))
 
 
 def test_kept_answers_depend_on_all_that_they_are_asked_with(tmp_path):

@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -36,6 +37,18 @@ def test_a_backbone_s_three_model_folders_and_the_alias(toy):
         if stored is not None:
             weights = Bank(toy.folder / "adapters" / tenant.adapter.bank).weights(tenant.adapter)
             assert all((weights[1][name] == stored[1][name].to(weights[1][name].dtype)).all() for name in stored[1])
+
+
+def test_all_models_that_answer_list_the_same_outputs(toy):
+    listed = {}
+    for model in ("toy", "toy-upper", "hplm"):
+        config = (toy.repository / model / "config.pbtxt").read_text("utf-8")
+        outputs = config[config.index("output [") :].split("\n]")[0]
+        listed[model] = re.findall(r'name: "([A-Z]+)" +data_type: (\w+) +dims: \[([^]]*)\]', outputs)
+    assert listed["toy"] == listed["toy-upper"] == listed["hplm"]
+    assert ("LEVEL", "TYPE_INT32", " 1 ") in listed["toy"]
+    ensemble = (toy.repository / "toy/config.pbtxt").read_text("utf-8")
+    assert re.findall(r'output_map \{ key: "(\w+)" +value: "\1"', ensemble) == [name for name, *_ in listed["toy"]]
 
 
 def test_all_exported_files_have_the_same_permissions(toy):

@@ -110,14 +110,14 @@ def made(folder, task, count, seed):
     return write(folder / f"{task}-{seed}.jsonl", [MAKERS[task](rng) for _ in range(count)])
 
 
-def make_store(folder):
-    lower, upper = random_backbone(CONFIG)
+def make_store(folder, config=CONFIG):
+    lower, upper = random_backbone(config)
     with torch.no_grad():
         for stack in (lower, upper):
             for name, parameter in stack.named_parameters():
                 if "norm" not in name:
                     parameter.mul_(8)  # with BERT's initial weights, tokens of this size would not influence each other
-    store = Store.create(folder, "m", CONFIG, tokenizer_json(CONFIG.vocabulary), lower, upper)
+    store = Store.create(folder, "m", config, tokenizer_json(config.vocabulary), lower, upper)
     build(store, folder, "root", some_lines(200, seed=1))
     return store
 

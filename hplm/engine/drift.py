@@ -1,0 +1,72 @@
+"""Drift: tenants whose texts go on clearly more or less often than when their plans were profiled."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from math import sqrt
+
+from hplm.engine.request import Text
+from hplm.levels.plan import Plan
+from hplm.tenants.snapshot import Tenant
+
+log = logging.getLogger(__name__)
+DECISIONS = 500  # after so many, a share is compared
+ERRORS = 4.0  # standard errors that the share may be off
+SLACK = 0.05  # and so much besides: a profile has its own errors, and no two hours have the same texts
+MOST = 4096  # steps that are watched at a time; of more, the oldest counts are forgotten
+REMEMBERED = 24 * 3600.0  # seconds without another comparison after which a drift is forgotten: its tenant may be gone
+
+Key = tuple[int, int, int, int]  # uid and version of the tenant, the plan's place in its ladder, the step
+
+
+class Drift:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: OrderedDict[Key, list[int]] = OrderedDict()  # decisions, and how many of them to go on
+        self._off: dict[Key, float] = {}  # steps that have drifted, and when that was last seen
+
+    def __len__(self) -> int:
+        """Returns how many steps of plans have drifted."""
+        with self._lock:
+            since = time.monotonic() - REMEMBERED
+            self._off = {key: seen for key, seen in self._off.items() if seen > since}
+            return len(self._off)
+
+    def count(self, answered: Iterable[Text], going_on: Iterable[Text]) -> None:
+        """Counts decisions. Texts that go on stand at their next step already."""
+        with self._lock:
+            for text in answered:
+                self._add(text, text.step, 0)
+            for text in going_on:
+                self._add(text, text.step - 1, 1)
+
+    def _add(self, text: Text, step: int, goes_on: int) -> None:
+        tenant, plan = text.request.tenant, text.request.plan
+        key = tenant.uid, tenant.version, tenant.plans.index(plan), step
+        counted = self._counts.setdefault(key, [0, 0])
+        if len(self._counts) > MOST:
+            self._counts.popitem(last=False)
+        counted[0] += 1
+        counted[1] += goes_on
+        if counted[0] < DECISIONS:
+            return
+        del self._counts[key]
+        self._compare(key, tenant, plan, counted[1] / counted[0])
+
+    def _compare(self, key: Key, tenant: Tenant, plan: Plan, found: float) -> None:
+        now, after = plan.steps[key[3]], plan.steps[key[3] + 1]
+        expected = after.reached / now.reached if now.reached else 1.0
+        if abs(found - expected) <= SLACK + ERRORS * sqrt(max(expected * (1 - expected), 0.0) / DECISIONS):
+            self._off.pop(key, None)
+            return
+        if key not in self._off:
+            log.warning(
+                "tenant %s: %.0f %% of its texts go on from level %d, but %.0f %% did when it was profiled: its texts have "
+                "changed; calibrate its levels and profile them again",
+                tenant.id, 100 * found, now.level + 1, 100 * expected,
+            )  # fmt: skip
+        self._off[key] = time.monotonic()

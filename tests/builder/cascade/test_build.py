@@ -1,0 +1,293 @@
+"""Levels of small tenants are trained, calibrated and stored."""
+
+import json
+import random
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from builder.cascade import build as cascade
+from builder.cascade.build import build_levels
+from builder.evaluation.tenant import opened
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
+from builder.store.calibrations import read_calibrated
+from builder.store.levels import ladder_of, levels_of, save_ladder
+from builder.store.store import Store
+from builder.training import finetuning
+from builder.training.tasks import training_task
+from hplm.cli.main import main
+from hplm.engine.engine import resolve_precision
+from hplm.errors import InvalidInput
+from hplm.levels.plan import Plan, Step
+from hplm.tasks import TASKS as SERVED
+from hplm.tenants.snapshot import Snapshot
+from testing.toy import CONFIG
+from tests.builder.cascade.stacks import add_stack
+from tests.builder.killing import content
+from tests.builder.training.small_tenants import CUT, TASKS, learn, make_store, write
+from tests.naming import names, naming
+
+pytestmark = pytest.mark.slow
+
+CPU = torch.device("cpu")
+FP32 = resolve_precision("fp32", CPU)
+LADDER = [Plan((Step(0, 0.9, 2.0), Step(1))), Plan((Step(0),))]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    store = make_store(tmp_path_factory.mktemp("root") / "store", replace(CONFIG, upper_layers=3))
+    add_stack(store, "small", 1)
+    add_stack(store, "medium", 2)
+    return store
+
+
+@pytest.fixture
+def store(root, tmp_path):
+    return Store(shutil.copytree(root.folder, tmp_path / "store"))
+
+
+def examples(folder, task, count, seed, name):
+    rng, maker = random.Random(seed), TASKS[task][1]
+    return write(folder / f"{name}.jsonl", [maker(rng) for _ in range(count)])
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Returns the training data and the texts for calibrations of a classifier."""
+    return examples(tmp_path, "classify", 80, 1, "train"), examples(tmp_path, "classify", 150, 2, "fresh")
+
+
+@pytest.fixture
+def place(store, files):
+    learn(store, "classify", files[0], epochs=2)
+    return store, files[1]
+
+
+def levels(store, fresh, *stacks, tenant="acme", **options):
+    return build_levels(store, tenant, stacks or ("small",), fresh, FP32, CPU, show_progress=False, **options)
+
+
+@pytest.mark.parametrize("task", ["classify", "tag", "multilabel", "regress", "span-or-none", "cut-values"])
+def test_a_level_learns_each_task(store, tmp_path, task):
+    train, fresh = examples(tmp_path, task, 400, 1, "train"), examples(tmp_path, task, 150, 2, "fresh")
+    name, _, metric, least = TASKS[task]
+    options = {"epochs": 12, "learning_rate": 1e-2, **(CUT if task.startswith("cut") else {})}
+    tenant = learn(store, name, train, **options)
+    built = levels(store, fresh, soft_labels=task != "cut-values")
+    (level,) = levels_of(store, tenant)
+    dev = level.report()["dev"]
+    assert dev["metric"] == metric and dev[metric] >= least - 0.1  # one layer of three
+    assert [(one.is_trained, one.is_calibrated) for one in built.levels] == [(True, True)] and built.is_calibrated
+    assert level.calibrated.calibration.suits(len(tenant.labels))
+    own = read_calibrated(store, tenant)
+    assert (level.calibrated.calibration.delta, level.calibrated.asked["texts"]) == (own.calibration.delta, own.asked["texts"])
+    adapter, head = level.weights()
+    assert (len(adapter), level.adapter_layout.layers) == (1, 1)
+    assert (level.adapter_layout.kind, level.adapter_layout.size) == (tenant.adapter, 8)
+    assert {name: tuple(part.shape) for name, part in head.items()} == level.head_layout.shapes
+
+
+def test_every_task_that_can_be_calibrated_is_tried():
+    known = {TASKS[task][0] for task in ("classify", "tag", "multilabel", "regress", "span-or-none")}
+    assert known == {name for name, task in SERVED.items() if task.evidence is not None}
+
+
+def test_levels_are_stored_the_shallowest_first_and_named_otherwise(place):
+    store, fresh = place
+    add_stack(store, "a-medium", 2)
+    built = levels(store, fresh, "medium", "small", "a-medium")
+    stored = levels_of(store, store.tenant("acme"))
+    assert [level.stack for level in stored] == ["small", "a-medium", "medium"] == [one.level.stack for one in built.levels]
+    assert [level.config.upper_layers for level in stored] == [1, 2, 2]
+    folder = store.tenant_folder("acme", 1) / "levels/small"
+    assert {path.name for path in folder.iterdir()} == {
+        "level.json", "adapter.safetensors", "head.safetensors", "calibration.json", "report.json", "training.png"
+    }  # fmt: skip
+    assert main(["verify", "--store", str(store.folder)]) == 0
+
+
+def test_options_are_those_of_the_version_unless_given(place):
+    store, fresh = place
+    learn(store, "classify", store.folder.parent / "train.jsonl", epochs=1, batch_texts=16, function="gelu")
+    levels(store, fresh, rank=2, seed=5)
+    (level,) = levels_of(store, store.tenant("acme"))
+    report = level.report()
+    assert {name: report[name] for name in ("rank", "seed", "batch_texts", "function", "epochs")} == {
+        "rank": 2, "seed": 5, "batch_texts": 16, "function": "gelu", "epochs": 1
+    }  # fmt: skip
+    assert (level.adapter_layout.size, level.adapter_layout.function) == (2, "gelu")
+    levels(store, fresh, rank=0)
+    (level,) = levels_of(store, store.tenant("acme"))
+    assert level.adapter_layout is None and level.weights()[0] is None
+    assert main(["verify", "--store", str(store.folder)]) == 0
+
+
+def test_the_same_call_changes_nothing_and_another_one_what_it_must(place, files, tmp_path):
+    store, fresh = place
+    levels(store, fresh)
+    save_ladder(store, store.tenant("acme"), LADDER)
+    before = content(store.folder)
+    built = levels(store, fresh)
+    assert content(store.folder) == before
+    assert [(one.is_trained, one.is_calibrated) for one in built.levels] == [(False, False)] and not built.is_calibrated
+    other = examples(tmp_path, "classify", 150, 3, "other")
+    built = levels(store, other)
+    assert [(one.is_trained, one.is_calibrated) for one in built.levels] == [(False, True)]
+    changed = {name for name, found in content(store.folder).items() if before.get(name) != found}
+    assert changed == {"tenants/acme/1/levels/small/calibration.json"}
+    built = levels(store, other, epochs=1)
+    assert [(one.is_trained, one.is_calibrated) for one in built.levels] == [(True, True)]
+    add_stack(store, "small", 2)  # another stack of that name
+    with pytest.raises(InvalidInput, match=naming("'small'", "'acme'", "another")):
+        levels_of(store, store.tenant("acme"))
+    assert levels(store, other, epochs=1).levels[0].is_trained and levels_of(store, store.tenant("acme"))
+
+
+def test_a_ladder_goes_when_its_levels_change(place, tmp_path, capsys):
+    store, fresh = place
+    levels(store, fresh)
+    tenant = store.tenant("acme")
+    assert ladder_of(store, tenant) is None
+    save_ladder(store, tenant, LADDER)
+    assert ladder_of(store, tenant) == tuple(LADDER)
+    levels(store, fresh, "medium")
+    assert ladder_of(store, tenant) is None and names(capsys.readouterr().err, "ladder", "hplm cascade select")
+    save_ladder(store, tenant, LADDER)
+    levels(store, examples(tmp_path, "classify", 150, 3, "other"))
+    assert ladder_of(store, tenant) is None
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_an_interrupted_build_continues(place, monkeypatch, soft):
+    store, fresh = place
+    levels(store, fresh, "medium", soft_labels=soft)
+    train, loss, steps = cascade.train, finetuning._loss, []
+
+    def cut_off(*given):
+        train(*given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as cut, pytest.raises(KeyboardInterrupt):
+        cut.setattr(cascade, "train", cut_off)
+        levels(store, fresh, "medium", "small", soft_labels=soft)
+    assert [level.stack for level in levels_of(store, store.tenant("acme"))] == ["medium"]
+    monkeypatch.setattr(finetuning, "_loss", lambda *given: steps.append(1) or loss(*given))
+    built = levels(store, fresh, "medium", "small", soft_labels=soft)
+    assert [one.is_trained for one in built.levels] == [True, False] and not steps
+    assert not list(store.folder.glob("building/tenants/*"))
+
+
+def test_soft_labels_bring_a_level_closer_to_the_tenant(store, tmp_path):
+    train, fresh = examples(tmp_path, "classify", 400, 1, "train"), examples(tmp_path, "classify", 150, 2, "fresh")
+    tenant = learn(store, "classify", train, epochs=8, learning_rate=1e-2)
+    wanted = own_logits(store, tenant, train, store.tenant_weights(tenant))
+    distance = {}
+    for soft in (False, True):
+        levels(store, fresh, soft_labels=soft, patience=8, doubt=100.0)  # keeps the last epoch
+        (level,) = levels_of(store, tenant)
+        found = own_logits(store, level.tenant, train, level.weights(), store.stack("small"))
+        distance[soft] = float(np.square(found - wanted).mean())
+    assert distance[True] < 0.7 * distance[False]
+
+
+def own_logits(store, tenant, file, weights, upper=None):
+    body, model, ground = opened(store, tenant, weights, training_task("classify").read(file), CPU, FP32, False, upper)
+    return np.concatenate(finetuning.logits_of(body, model, ground, ground.texts)[0])
+
+
+def test_a_next_version_has_no_levels_and_says_so(place, tmp_path, capsys):
+    store, fresh = place
+    levels(store, fresh)
+    capsys.readouterr()
+    learn(store, "classify", examples(tmp_path, "classify", 60, 5, "more"), epochs=1)
+    assert names(capsys.readouterr().err, "acme", 2, "small", "hplm cascade build")
+    assert levels_of(store, store.tenant("acme")) == []
+    levels(store, fresh)
+    (level,) = levels_of(store, store.tenant("acme"))
+    # Both versions' data, without the dev texts: the second was trained on the first.
+    assert level.report()["training"]["texts"] + level.report()["dev"]["texts"] == 140
+
+
+@pytest.mark.parametrize("file", ["level.json", "calibration.json", "report.json", "adapter.safetensors", "head.safetensors"])
+def test_a_broken_level_is_built_again(place, capsys, file):
+    store, fresh = place
+    levels(store, fresh, "small", "medium", epochs=1)
+    path = store.tenant_folder("acme", 1) / "levels/small" / file
+    whole = path.read_bytes()
+    path.write_bytes(b"short")
+    assert main(["verify", "--store", str(store.folder)]) == 1
+    assert [one.is_trained for one in levels(store, fresh, "medium", epochs=1).levels] == [False]
+    assert [one.is_trained for one in levels(store, fresh, epochs=1).levels] == [True]
+    assert main(["verify", "--store", str(store.folder)]) == 0
+    assert path.read_bytes() == whole or file == "report.json"  # which also says how long it took
+
+
+def test_files_that_were_moved_are_named(place, files, tmp_path):
+    store, fresh = place
+    moved = files[0].rename(tmp_path / "moved.jsonl")
+    with pytest.raises(InvalidInput, match=naming("'acme'", files[0], "--seen")):
+        levels(store, fresh)
+    levels(store, fresh, seen=[moved])
+    assert levels_of(store, store.tenant("acme"))[0].report()["training"]["texts"] == 72
+
+
+def test_bad_input_is_named(place, files, tmp_path, capsys):
+    store, fresh = place
+    add_stack(store, "deep", 3)
+    few = examples(tmp_path, "classify", 99, 4, "few")
+    write(tmp_path / "seen.jsonl", [json.loads(line) for line in files[0].read_text().splitlines()] * 2)
+    tenant = store.tenant("acme")
+    store.save_tenant(replace(tenant, id="imported"), *store.tenant_weights(tenant), {"task": "classify", "imported": {}})
+    for arguments, named in [
+        (["--id", "nobody", "--levels", "small", "--calibrate-texts", fresh], ["'nobody'"]),
+        (["--id", "acme", "--levels", "large", "--calibrate-texts", fresh], ["'large'", "small", "hplm build stack"]),
+        (["--id", "acme", "--levels", "../small", "--calibrate-texts", fresh], ["'../small'"]),
+        (["--id", "acme", "--levels", "small", "deep", "--calibrate-texts", fresh], ["deep.safetensors", 3]),
+        (["--id", "acme", "--levels", "small", "--calibrate-texts", few], [few, 99, 100]),
+        (
+            ["--id", "acme", "--levels", "small", "--calibrate-texts", tmp_path / "seen.jsonl"],
+            [tmp_path / "seen.jsonl", 0, 100],
+        ),
+        (["--id", "acme", "--levels", "small", "--calibrate-texts", tmp_path / "missing"], ["missing"]),
+        (["--id", "imported", "--levels", "small", "--calibrate-texts", fresh], ["'imported'", "hplm build tenant"]),
+        (["--id", "acme", "--levels", "small", "--calibrate-texts", fresh, "--places", "nose"], ["'nose'"]),
+        (["--id", "acme", "--levels", "small", "--calibrate-texts", fresh, "--epochs", "0"], ["epochs 0"]),
+        (["--id", "acme", "--levels", "small", "--calibrate-texts", fresh, "--rank", "0", "--upper-rate", "1"], ["--rank"]),
+    ]:
+        command = ["cascade", "build", "--store", store.folder, "--dtype", "fp32", *arguments]
+        assert main([str(word) for word in command]) == 1
+        assert names(capsys.readouterr().err, *named), (arguments, named)
+    assert not list(store.folder.glob("tenants/*/*/levels")) and not list(store.folder.glob("building/tenants/*"))
+
+
+def test_built_levels_are_exported(place, tmp_path):
+    store, fresh = place
+    levels(store, fresh, "medium", "small", epochs=1)
+    save_ladder(store, store.tenant("acme"), LADDER)
+    export(store, tmp_path / "repository", ServingOptions(dtype="fp32"))
+    assert main(["verify", "--repository", str(tmp_path / "repository")]) == 0
+    tenant = Snapshot.load(tmp_path / "repository/toy/1/tenants.json").find("acme")
+    assert [level.stack for level in tenant.levels] == ["small", "medium"] and tenant.ladder == tuple(LADDER)
+    assert tenant.calibration == read_calibrated(store, store.tenant("acme")).calibration
+
+
+def test_the_command_prints_each_level(place, capsys):
+    store, fresh = place
+    command = ["cascade", "build", "--store", store.folder, "--id", "acme", "--levels", "medium", "small", "--dtype", "fp32"]
+    command = [str(word) for word in [*command, "--calibrate-texts", fresh, "--epochs", "1"]]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert names(out, "small", 1, "medium", 2, "accuracy", "ECE", "calibrated")
+    assert main([*command, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (told["tenant"], told["version"], told["calibrated"]) == ("acme", 1, False)
+    assert [(one["stack"], one["layers"], one["changed"]) for one in told["levels"]] == [
+        ("small", 1, False),
+        ("medium", 2, False),
+    ]
+    assert {"kind", "texts", "right", "ece"} == told["levels"][0]["calibration"].keys()
