@@ -307,4 +307,5 @@ def _of_tenant(test: Answers) -> dict[str, Any]:
         "plan": [[step.level, step.cutoff, step.slope, step.alpha, step.weight] for step in plan.steps],
         "cascade": round(float(test.through(plan).right.mean()), 4),
         "rungs": len(test.of.ladder),
+        "ece": [[round(before, 4), round(after, 4)] for before, after in zip(*test.errors(), strict=True)],
     }
