@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from bench.cascade import ALL, CascadeBench
@@ -32,7 +33,7 @@ from hplm.engine.engine import Precision, resolve_device
 from hplm.levels.plan import Plan
 
 QUESTIONS = ("stdlib-area", "stdlib-returns")  # about the docstrings of Python's own library, which every machine has
-PROFILED = 0.45  # of the test texts; they choose the plans, and the others judge them
+SHARES = {"calibrate": 0.25, "profile": 0.35, "test": 0.4}  # of the texts that no training has seen
 PARTS = ("train", "dev", "calibrate", "profile", "test")
 DEV = 200  # texts
 EXIT = "exit"  # a stack of the first layers of the full one, and the twins of tenants that have a level on it
@@ -100,15 +101,13 @@ def written(folder: Path, case: CascadeBench) -> tuple[Path, list[Question]]:
 
 
 def _divide(found: DemoTenant, case: CascadeBench) -> None:
-    """Divides dev into texts that choose the epoch and texts that calibrate, test into those that choose plans and the rest."""
+    """Divides the texts that no training has seen. All parts are from the same files, as later texts of a user would be."""
     dev, test = (path.read_text("utf-8").splitlines(keepends=True) for path in (found.dev, found.test))
-    chosen = round(PROFILED * len(test))
-    parts = {
-        "dev": dev[:DEV],
-        "calibrate": dev[DEV:][: case.calibrate],
-        "profile": test[:chosen][: case.profile],
-        "test": test[chosen:][: case.test],
-    }
+    parts, left = {"dev": dev[:DEV]}, dev[DEV:] + test
+    left = [left[number] for number in np.random.default_rng(0).permutation(len(left))]
+    ends = np.cumsum([round(share * len(left)) for share in SHARES.values()]).tolist()
+    for part, start, end in zip(SHARES, [0, *ends], ends, strict=False):
+        parts[part] = left[start:end][: getattr(case, part)]
     for part, lines in parts.items():
         found.dev.with_name(f"{found.id}.{part}.jsonl").write_text("".join(lines), "utf-8")
 
