@@ -100,7 +100,7 @@ def bench_pipeline(case: PipelineBench) -> dict:
         store = random_store(Path(scratch) / "store", SIZES[case.size], random_tenants(case.tenants, case.rank, 4))
         options = ServingOptions(dtype=case.dtype, slots=case.slots, batch_tokens=case.batch_texts * case.tokens, batch_ms="0")
         folder = repository / export(store, repository, options).backbone / "1"
-        given = _parameters(folder.parent.with_name(f"{folder.parent.name}-upper") / "config.pbtxt")
+        given = parameters_of(folder.parent.with_name(f"{folder.parent.name}-upper") / "config.pbtxt")
         traffic = Traffic(folder, case)
         variants = {name: given | {"overlap": name, "commit_ms": EARLIEST} for name in OVERLAPS}
         variants |= {f"commit_{ms}_ms": given | {"commit_ms": str(ms)} for ms in COMMITS}
@@ -126,7 +126,7 @@ def bench_pipeline(case: PipelineBench) -> dict:
     }
 
 
-def _parameters(config: Path) -> dict[str, str]:
+def parameters_of(config: Path) -> dict[str, str]:
     """Returns the parameters that the server would give to the backend."""
     model = text_format.Parse(config.read_text("utf-8"), ModelConfig())
     return {name: value.string_value for name, value in model.parameters.items()}

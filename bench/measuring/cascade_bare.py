@@ -1,0 +1,188 @@
+"""Times the ways of answering in this process, without a server: the engine's lookup and its upper half."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from bench.measuring.cascade_traffic import IN_FLIGHT, Asked, Poisson, Sent
+from bench.measuring.pipeline import parameters_of
+from hplm import tasks
+from hplm.engine import pipeline, request
+from hplm.engine.backbone import Backbone
+from hplm.engine.looked_up import LookedUp
+from hplm.engine.lookup import Lookup
+from hplm.engine.service import Service
+from hplm.engine.settings import Settings
+from hplm.errors import HplmError
+from hplm.tasks import TASKS
+from hplm.tenants.ticket import Ticket
+
+PATIENCE_S = 120.0
+TASK = "classify"
+SINGLE = 200  # texts, one after the other, for the share of the control logic
+
+
+class Bare:
+    """A service in this process."""
+
+    def __init__(self, repository: Path, backbone: str, asked: Sequence[Asked]) -> None:
+        folder = repository / backbone / "1"
+        self.asked = asked
+        self._backbone = Backbone(folder)
+        self._lookup = Lookup(self._backbone)
+        self._service = Service(folder, Settings.read(parameters_of(repository / f"{backbone}-upper" / "config.pbtxt")))
+
+    def close(self) -> None:
+        self._service.close()
+
+    def saturated(self, way: str, seconds: float) -> float:
+        """Returns answers a second with so many requests in flight that the engine never waits."""
+        numbers, answers, failures = count(), count(), []
+        end, left = time.perf_counter() + seconds, threading.Semaphore(0)
+
+        def send() -> None:
+            self._send(way, self.asked[next(numbers) % len(self.asked)], 0, answered)
+
+        def answered(answer: list | Exception, counted: tuple) -> None:
+            if isinstance(answer, Exception):
+                failures.append(answer)
+            elif time.perf_counter() < end and not failures:
+                next(answers)
+                send()
+                return
+            left.release()
+
+        start = time.perf_counter()
+        for _ in range(IN_FLIGHT):
+            send()
+        for _ in range(IN_FLIGHT):
+            left.acquire()
+        if failures:
+            raise failures[0]
+        return (next(answers) + IN_FLIGHT) / (time.perf_counter() - start)
+
+    def open_loop(self, ways: Sequence[str], load: Poisson, allowed: np.ndarray | None = None) -> Sent:
+        """Sends requests when they are due. Where there are several ways, each text is asked in all, and waits for the last."""
+        texts = len(load.due)
+        missing, lock, over = np.full(texts, len(ways)), threading.Lock(), threading.Event()
+        latencies = np.full(texts, np.inf)
+        labels: list[str | None] = [None] * texts
+        left = texts
+        start = time.monotonic() + 0.1
+
+        def answering(number: int) -> Callable[[list | Exception, tuple], None]:
+            def answered(answer: list | Exception, counted: tuple) -> None:
+                nonlocal left
+                took = time.monotonic() - start - load.due[number]
+                with lock:
+                    missing[number] -= 1
+                    if missing[number]:
+                        return
+                    if not isinstance(answer, Exception):
+                        latencies[number], labels[number] = took, answer[0].labels[0]
+                    left -= 1
+                    if not left:
+                        over.set()
+
+            return answered
+
+        for number, (due, text) in enumerate(zip(load.due.tolist(), load.asked.tolist(), strict=True)):
+            time.sleep(max(0.0, start + due - time.monotonic()))
+            deadline = round(1e9 * (start + due + allowed[number])) if allowed is not None else 0
+            found = None
+            for way in ways:
+                answered = answering(number)
+                try:
+                    found = self._send(way, self.asked[text], deadline, answered, found, round(1e9 * (start + due)))
+                except HplmError as error:  # refused
+                    answered(error, ())
+        if not over.wait(PATIENCE_S):
+            raise HplmError(f"{left} of {texts} requests were not answered within {PATIENCE_S:.0f} s")
+        return Sent(latencies, labels)
+
+    def _send(
+        self,
+        way: str,
+        asked: Asked,
+        deadline_ns: int,
+        answered: Callable[[list | Exception, tuple], None],
+        found: LookedUp | None = None,
+        arrival_ns: int = 0,
+    ) -> LookedUp:
+        view = self._backbone.view
+        snapshot, tenant = view.snapshot, view.snapshot.find(asked.of(way))
+        if found is None or (tenant.prunes and found.words is None):
+            found = self._lookup.resolve(view, tenant, [asked.text], None, True)
+        arrival_ns = arrival_ns or time.monotonic_ns()
+        ticket = Ticket(snapshot.export_number, snapshot.generation, tenant.uid, tenant.version, arrival_ns, deadline_ns, 0, 0)
+        self._service.submit(ticket, found, answered)
+        return found
+
+    def control_share(self, way: str) -> dict[str, Any]:
+        """Returns the share of the control logic in the time of texts that come one after the other, without waiting.
+
+        `timer`: the same share of as many calls of the timer around nothing.
+        """
+        spent = Spent()
+        with patch_timed(spent):
+            start = time.perf_counter()
+            for text in self.asked[:SINGLE]:
+                done, failures = threading.Event(), []
+
+                def answered(answer: list | Exception, counted: tuple, done=done, failures=failures) -> None:
+                    failures += [answer] if isinstance(answer, Exception) else []
+                    done.set()
+
+                self._send(way, text, 0, answered)
+                if not done.wait(PATIENCE_S) or failures:
+                    raise failures[0] if failures else HplmError(f"no answer within {PATIENCE_S:.0f} s")
+            whole = time.perf_counter() - start
+        nothing = Spent()
+        empty = nothing.timed(lambda: None)
+        for _ in range(spent.calls):
+            empty()
+        return {"control_share": round(spent.seconds / whole, 4), "timer": round(nothing.seconds / whole, 5)}
+
+
+@dataclass
+class Spent:
+    """The time inside some functions, over all threads."""
+
+    seconds: float = 0.0
+    calls: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **named: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return function(*args, **named)
+            finally:
+                took = time.perf_counter() - start
+                with self.lock:
+                    self.seconds, self.calls = self.seconds + took, self.calls + 1
+
+        return run
+
+
+@contextmanager
+def patch_timed(spent: Spent) -> Iterator[None]:
+    """Times confidences (Eq. 3), dispatching and pruning (4, 5), draws, and the ensemble (6), in their places."""
+    with ExitStack() as patches:
+        for module, name in ((pipeline, "divided"), (request, "draw"), (tasks, "confidences")):
+            patches.enter_context(patch.object(module, name, spent.timed(getattr(module, name))))
+        classify = TASKS[TASK]
+        assert classify.combined is not None  # as of every task with levels
+        timed = {TASK: replace(classify, combined=spent.timed(classify.combined))}
+        patches.enter_context(patch.dict(TASKS, timed))
+        yield
