@@ -21,6 +21,7 @@ ALPHAS = tuple(round(0.5 + 0.1 * step, 1) for step in range(11))  # of Eq. 5; th
 MOST_LOSS = 0.02  # of the score of a level that reads pruned texts
 MOST_LEVELS = 3  # of a plan
 MOST_TAIL = 1.5  # times the tail of a plan's slowest level alone
+GROUPS = 10  # of texts, one of which is left out at a time
 TAIL = 75  # the percentile that is held to this
 DIGITS = 2  # of a weight
 
@@ -121,6 +122,7 @@ class Candidate:
     mean: float  # seconds a text, without waiting
     tail: float  # the 75th percentile of the seconds
     pruned: float  # share of the words of texts that have gone on which the later steps do not read
+    error: float = 0.0  # standard error of the score beside that of the tenant's own level, on the same texts
 
     @property
     def reached(self) -> list[float]:
@@ -167,7 +169,27 @@ def _alphas(measured: Measured, levels: tuple[int, ...]) -> Iterator[float]:
 
 
 def tried(measured: Measured, levels: Sequence[int], cutoff: float = 0.0, slope: float = 0.0, alpha: float = 0.0) -> Candidate:
-    """Takes all texts through a plan as an engine does, with answers that are known already."""
+    """Returns what a plan does to the texts, without the error of its score."""
+    return _taken(measured, levels, cutoff, slope, alpha)[0]
+
+
+def with_error(measured: Measured, candidate: Candidate) -> Candidate:
+    """Returns the candidate with the error of its score, by leaving out a tenth of the texts at a time (jackknife)."""
+    steps = candidate.plan.steps
+    _, answers = _taken(measured, [step.level for step in steps], steps[0].cutoff, steps[0].slope, steps[0].alpha)
+    own, tenth = measured.answers[-1], np.arange(len(answers)) % GROUPS
+    differences: list[float] = []
+    for left_out in range(GROUPS):
+        texts = np.flatnonzero(tenth != left_out)
+        mine, theirs = ([some[i] for i in texts] for some in (answers, own))
+        differences.append(measured.score(texts, mine) - measured.score(texts, theirs))
+    return replace(candidate, error=float(np.sqrt((GROUPS - 1) * np.var(differences))))
+
+
+def _taken(
+    measured: Measured, levels: Sequence[int], cutoff: float, slope: float, alpha: float
+) -> tuple[Candidate, list[list[str]]]:
+    """Takes all texts through a plan as an engine does, with answers that are known already. Returns also its answers."""
     *early, last = levels
     first = levels[0]
     steps = [Step(first, cutoff, slope, alpha) if early else Step(first)]
@@ -193,13 +215,14 @@ def tried(measured: Measured, levels: Sequence[int], cutoff: float = 0.0, slope:
         for i in np.flatnonzero(~measured.in_one):
             answers[i], seconds[i] = measured.answers[last][i], measured.seconds[last](measured.whole[last].tokens[[i]])[0]
         reached[-1] += int((~measured.in_one).sum())
-    return Candidate(
+    candidate = Candidate(
         plan=Plan(tuple(replace(step, reached=count / texts) for step, count in zip(steps, reached, strict=True))),
         score=measured.score(np.arange(texts), answers),
         mean=float(seconds.mean()),
         tail=float(np.percentile(seconds, TAIL)),
         pruned=1 - left / all_words if all_words else 0.0,
     )
+    return candidate, answers
 
 
 def _weight(measured: Measured, texts: np.ndarray, before: list[list[str]], now: Answered) -> float:

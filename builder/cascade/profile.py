@@ -67,7 +67,7 @@ def _check(profile: Profile) -> None:
     """Raises one of MISFITS if something that a selection reads is missing, or of another type."""
     if not profile.front or not all(one.plan.suits(len(profile.names)) for one in profile.front):
         raise TypeError("it has no plans, or plans of other levels")
-    numbers = [number for one in profile.front for number in (one.score, one.mean, one.tail, one.pruned)]
+    numbers = [number for one in profile.front for number in (one.score, one.mean, one.tail, one.pruned, one.error)]
     numbers += [level[name] for level in profile.report["levels"] for name in ("score", "mean_ms")]
     if not all(type(number) in (int, float) and math.isfinite(number) for number in numbers):
         raise TypeError("it holds something other than finite numbers")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from builder.cascade.candidates import Measured, candidates
+from builder.cascade.candidates import Measured, candidates, with_error
 from builder.cascade.kept import Kept
 from builder.cascade.levels import OpenLevel
 from builder.cascade.profile import Profile, described, read_profile, save_profile
@@ -70,7 +70,8 @@ def profile_tenant(
         "levels": _level_reports(workload, measured),
         "tried": len(tried),
     }
-    profile = Profile(front_of(tried), asked, report)
+    front = [with_error(measured, one) for one in front_of(tried, len(levels) - 1)]
+    profile = Profile(front, asked, report)
     save_profile(store, tenant, profile)
     answers.sweep()
     return profile, True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from builder.cascade.candidates import Candidate
 from hplm.errors import InvalidInput
 from hplm.levels.plan import MOST_RUNGS
 
+MOST_DOUBT = 10.0
 CHEAPER = 0.9  # a rung costs at most this share of the one above: a smaller step would not help in a rush
 
 
@@ -20,10 +22,13 @@ class Target:
     drop: float | None = None  # points that it may score below the tenant's own level alone
     accuracy: float | None = None  # the least score
     latency_ms: float | None = None  # the most milliseconds a text, on average
+    doubt: float = 1.0  # standard errors by which a score is trusted less: the best of many plans looks better than it is
 
     def __post_init__(self) -> None:
         if (self.drop is None) == (self.accuracy is None):
             raise InvalidInput("give either --drop or --accuracy: a plan needs one target for its score")
+        if not 0 <= self.doubt <= MOST_DOUBT:
+            raise InvalidInput(f"--doubt {self.doubt:g}: give a number from 0 to {MOST_DOUBT:g}")
         for name, value, most in (("drop", self.drop, 100), ("accuracy", self.accuracy, 1)):
             if value is not None and not 0 <= value <= most:
                 raise InvalidInput(f"--{name} {value:g}: give a number from 0 to {most}")
@@ -35,12 +40,17 @@ class Target:
         return self.accuracy if self.accuracy is not None else own - (self.drop or 0) / 100
 
 
-def front_of(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Returns the plans that no other one beats in both score and mean latency, the dearest first."""
+def front_of(candidates: Iterable[Candidate], own: int) -> list[Candidate]:
+    """Returns the plans that no other one beats in both score and mean latency, the dearest first.
+
+    The tenant's own level alone, number `own`, is always among them: what seems to beat it may owe that to chance.
+    """
     front: list[Candidate] = []
+    best = -math.inf
     for one in sorted(candidates, key=lambda one: (one.mean, -one.score, len(one.plan.steps))):
-        if not front or one.score > front[-1].score:
+        if one.score > best or [step.level for step in one.plan.steps] == [own]:
             front.append(one)
+            best = max(best, one.score)
     return front[::-1]
 
 
@@ -51,12 +61,14 @@ def select(front: Sequence[Candidate], target: Target, own: float) -> list[Candi
     """
     least = target.least(own)
     in_time = [one for one in front if target.latency_ms is None or one.mean * 1000 <= target.latency_ms]
-    meeting = [one for one in in_time if one.score >= least]
+    meeting = [one for one in in_time if one.score - target.doubt * one.error >= least]
     if not meeting:
         wanted = f"a score of {least:.4f}" + (f" within {target.latency_ms:g} ms" if target.latency_ms is not None else "")
-        best, what = (in_time[0], "the best one in time") if in_time else (front[-1], "the fastest one")
+        best = max(in_time, key=lambda one: one.score) if in_time else front[-1]
+        what = "the best one in time" if in_time else "the fastest one"
         raise InvalidInput(
-            f"no plan reaches {wanted}: {what}, {described(best)}, reaches {best.score:.4f} in {best.mean * 1000:.3g} ms"
+            f"no plan reaches {wanted} with --doubt {target.doubt:g}: {what}, {described(best)}, reaches {best.score:.4f} "
+            f"+- {best.error:.4f} in {best.mean * 1000:.3g} ms"
         )
     ladder: list[Candidate] = []
     for one in front[front.index(meeting[-1]) :]:
@@ -70,6 +82,7 @@ def reported(candidate: Candidate, names: Sequence[str]) -> dict[str, Any]:
     return {
         "plan": described(candidate, names),
         "score": round(candidate.score, 4),
+        "error": round(candidate.error, 4),
         "mean_ms": round(1000 * candidate.mean, 4),
         "p75_ms": round(1000 * candidate.tail, 4),
         "reached": [round(share, 4) for share in candidate.reached],

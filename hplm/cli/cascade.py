@@ -70,6 +70,11 @@ def _register_select(actions: argparse._SubParsersAction) -> None:
     score = command.add_mutually_exclusive_group(required=True)
     score.add_argument("--drop", type=float, metavar="POINTS", help="most points below the score of the tenant's own level")
     score.add_argument("--accuracy", type=float, metavar="SCORE", help="least score, from 0 to 1")
+    command.add_argument(
+        "--doubt", type=float, default=1.0, metavar="ERRORS",
+        help="standard errors by which scores are trusted less: the best of many plans looks better than it is on the texts "
+        "that chose it (default: %(default)s)",
+    )  # fmt: skip
     command.add_argument("--latency-ms", type=float, metavar="MS", help="most milliseconds a text on average, without waiting")
     command.add_argument("--json", action="store_true", help="end with one line of JSON")
     command.set_defaults(run=run_select)
@@ -112,7 +117,7 @@ def run_select(args: argparse.Namespace) -> dict[str, Any]:
     from builder.cascade.selection import Target
     from builder.store.store import Store
 
-    target, store = Target(args.drop, args.accuracy, args.latency_ms), Store(args.store)
+    target, store = Target(args.drop, args.accuracy, args.latency_ms, args.doubt), Store(args.store)
     chosen: list[dict[str, Any]] = []
     failed: list[str] = []
     for tenant in _tenants(store, args):
@@ -160,13 +165,12 @@ def _profile_text(report: dict[str, Any]) -> str:
 
 
 def _plans_text(plans: list[dict[str, Any]], metric: str) -> str:
-    lines = [f"{metric:>10}{'mean ms':>10}{'p75 ms':>10}{'go on':>8}{'pruned':>8}  plan"]
+    lines = [f"{metric:>10}{'+-':>8}{'mean ms':>10}{'p75 ms':>10}{'go on':>8}{'pruned':>8}  plan"]
     for plan in plans:
         goes_on = f"{plan['reached'][1]:.1%}" if len(plan["reached"]) > 1 else "-"
         pruned = f"{plan['pruned']:.1%}" if plan["pruned"] else "-"
-        lines.append(
-            f"{plan['score']:>10.4f}{plan['mean_ms']:>10.3f}{plan['p75_ms']:>10.3f}{goes_on:>8}{pruned:>8}  {plan['plan']}"
-        )
+        score = f"{plan['score']:>10.4f}{plan['error']:>8.4f}"
+        lines.append(f"{score}{plan['mean_ms']:>10.3f}{plan['p75_ms']:>10.3f}{goes_on:>8}{pruned:>8}  {plan['plan']}")
     return "\n".join(lines)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from builder.cascade.candidates import CUTOFFS, MOST_TAIL, candidates, tried
+from builder.cascade.candidates import CUTOFFS, MOST_TAIL, candidates, tried, with_error
 from hplm.levels.plan import Plan, Step
 from tests.builder.cascade.measured import LABELS, measured
 
@@ -73,6 +73,16 @@ def test_a_plan_whose_texts_all_go_on_is_an_ensemble_and_one_level_is_itself(kno
     assert tried(known, (0, 2), 1.0, 4.0).reached == [1.0, 1.0]
     assert tried(known, (2,)).score == known.scores[2]
     assert tried(known, (2,)).plan == Plan((Step(2),))
+
+
+def test_the_error_of_a_score_is_that_of_the_difference_to_the_own_level(known):
+    one = with_error(known, tried(known, (0, 2), 0.8, 16.0))
+    labels = [example.labels[0] for example in known.examples]
+    right = np.array([answer == label for (answer, _, _), label in zip(through(known, one), labels, strict=True)])
+    own = np.array([LABELS[logits[0].argmax()] == label for logits, label in zip(known.whole[-1].logits, labels, strict=True)])
+    plain = (right.astype(float) - own).std() / np.sqrt(len(labels))
+    assert 0.4 * plain < one.error < 2.5 * plain  # of ten groups, an estimate of an estimate
+    assert with_error(known, tried(known, (2,))).error == 0
 
 
 def test_every_plan_scores_at_least_the_mean_of_its_levels(known, found):

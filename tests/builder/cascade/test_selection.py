@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -24,7 +25,21 @@ FRONT = [STRONG, CASCADE, FAST, WEAK]
 
 def test_the_front_has_no_plan_that_another_one_beats():
     worse = [candidate(0.927, 2.6), candidate(0.8, 1.5), candidate(0.9, 2.5), candidate(0.93, 4.1, 0, 1)]
-    assert front_of([*worse, WEAK, STRONG, FAST, CASCADE]) == FRONT
+    assert front_of([*worse, WEAK, STRONG, FAST, CASCADE], own=1) == FRONT
+
+
+def test_the_own_level_stays_beside_a_plan_that_seems_better():
+    lucky = candidate(0.94, 2.5, 0, 1)
+    assert front_of([STRONG, lucky, WEAK], own=1) == [STRONG, lucky, WEAK]
+
+
+def test_a_score_is_trusted_less_by_its_error():
+    near, sure = replace(CASCADE, error=0.01), replace(FAST, score=0.929, error=0.001)
+    front = [STRONG, near, sure, WEAK]
+    assert select(front, Target(drop=0.5), 0.93)[0] == sure
+    assert select([STRONG, near, WEAK], Target(drop=0.5), 0.93)[0] == STRONG
+    assert select([STRONG, near, WEAK], Target(drop=0.5, doubt=0), 0.93)[0] == near
+    assert select([STRONG, near, WEAK], Target(drop=1.5), 0.93)[0] == near
 
 
 def test_the_fastest_plan_that_meets_the_target_comes_first_and_then_cheaper_ones():
@@ -57,7 +72,7 @@ def test_a_target_out_of_reach_names_the_best_plan(target, things):
 
 @pytest.mark.parametrize(
     "given",
-    [{}, {"drop": 0.5, "accuracy": 0.9}, {"drop": -1}, {"accuracy": 93}, {"accuracy": float("nan")},
+    [{}, {"drop": 0.5, "accuracy": 0.9}, {"drop": -1}, {"accuracy": 93}, {"accuracy": float("nan")}, {"drop": 0.5, "doubt": -1},
      {"drop": 0.5, "latency_ms": 0}, {"drop": 0.5, "latency_ms": float("nan")}],
 )  # fmt: skip
 def test_a_target_that_makes_no_sense_is_refused(given):
