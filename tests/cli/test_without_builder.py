@@ -29,6 +29,7 @@ NEED_A_STORE = {
     "export": ["--store", "x"],
     "evaluate": ["--id", "x", "--test", "x", "--store", "x"],
     "calibrate": ["--id", "x", "--texts", "x", "--store", "x"],
+    "cascade build": ["--id", "x", "--levels", "x", "--calibrate-texts", "x", "--store", "x"],
     "cascade profile": ["--id", "x", "--texts", "x", "--store", "x"],
     "cascade select": ["--id", "x", "--drop", "1", "--store", "x"],
     "tenant add": ["x", "--store", "x", "--repository", "x", "--state", "x"],

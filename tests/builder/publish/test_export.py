@@ -11,7 +11,7 @@ from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store, check_name
 from hplm.adapters.bank import Bank
 from hplm.engine.backbone import Backbone
-from hplm.errors import Broken, InvalidInput
+from hplm.errors import InvalidInput
 from hplm.model.checkpoint import random_backbone
 from hplm.model.config import FORMAT
 from hplm.plot.table import Table
@@ -19,7 +19,7 @@ from hplm.tenants.snapshot import Snapshot
 from research.schemes.export import export_scheme
 from testing.random_store import random_stack, random_store, random_tenants, random_values
 from testing.toy import CONFIG, TENANTS
-from tests.naming import naming
+from tests.naming import names, naming
 
 
 def test_a_backbone_s_three_model_folders_and_the_alias(toy):
@@ -110,12 +110,13 @@ def test_stacks_are_exported_and_name_the_export(tmp_path):
     assert exported() == without
 
 
-def test_a_stack_that_does_not_fit_the_export_is_named(tmp_path):
+def test_a_stack_that_does_not_fit_the_export_is_named_and_left_out(tmp_path, caplog):
     store = random_store(tmp_path / "store", CONFIG, random_tenants(1, 2, 2), corpus_tokens=500)
     random_stack(store, "deep", CONFIG.upper_layers, seed=1)
+    random_stack(store, "small", 1, seed=1)
     export(store, tmp_path / "repository", ServingOptions())
-    with pytest.raises(Broken, match=naming(tmp_path / "repository/toy/1/stacks/deep.safetensors", 2, "export")):
-        Backbone(tmp_path / "repository/toy/1").stacks()
+    assert list(Backbone(tmp_path / "repository/toy/1").stacks()) == ["small"]
+    assert names(caplog.text, tmp_path / "repository/toy/1/stacks/deep.safetensors", 2, "export")
 
 
 def test_an_export_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
