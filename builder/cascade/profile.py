@@ -53,7 +53,7 @@ def read_profile(store: Store, tenant: TenantFile) -> Profile | None:
     path = _path(store, tenant)
     try:
         stored = json.loads(path.read_text("utf-8"))
-        front = [Candidate(**{**entry, "plan": Plan.read(entry["plan"])}) for entry in stored["front"]]
+        front = [Candidate(**{**entry, "plan": Plan.read(entry["plan"]), "error": entry["error"]}) for entry in stored["front"]]
         found = Profile(front, dict(stored["asked"]), dict(stored["report"]))
         _check(found)
     except FileNotFoundError:
