@@ -44,7 +44,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Answers:
-    """What the levels of one tenant answer to some texts."""
+    """The answers of one tenant's levels to some texts."""
 
     of: Cascaded
     measured: Measured

@@ -1,4 +1,4 @@
-"""What the timed part of the cascade benchmark sends: test texts to tenants that answer in different ways, at random times.
+"""Traffic of the timed part of the cascade benchmark: test texts for tenants that answer in different ways, at random times.
 
 For each way, every tenant is exported once more, with the same weights and another ladder.
 """

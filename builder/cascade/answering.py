@@ -23,7 +23,7 @@ from hplm.model.layer import Attend
 
 @dataclass(frozen=True)
 class Computed:
-    """What a level makes of texts, window by window."""
+    """The logits of a level, and the attention in it, window by window."""
 
     logits: list[np.ndarray]  # rows x classes, fp32
     received: list[np.ndarray]  # the attention of each token, fp32; empty where it was not asked for

@@ -28,7 +28,7 @@ DIGITS = 2  # of a weight
 
 @dataclass(frozen=True)
 class Answered:
-    """What one level answers to all texts."""
+    """The answers of one level to all texts."""
 
     logits: list[np.ndarray]  # of each text: answer rows x classes
     tokens: np.ndarray  # that it has read of each text
@@ -37,7 +37,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class Measured:
-    """What is known of all levels, the shallowest first. The last one is the tenant's own."""
+    """All that is known of the levels, the shallowest first. The last one is the tenant's own."""
 
     task: TrainingTask
     labels: Sequence[str]

@@ -17,7 +17,7 @@ CHEAPER = 0.9  # a rung costs at most this share of the one above: a smaller ste
 
 @dataclass(frozen=True)
 class Target:
-    """What a plan has to do. One of `drop` and `accuracy` is given."""
+    """The demands on a plan. One of `drop` and `accuracy` is given."""
 
     drop: float | None = None  # points that it may score below the tenant's own level alone
     accuracy: float | None = None  # the least score

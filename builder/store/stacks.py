@@ -18,7 +18,7 @@ UPPER = "upper.safetensors"
 
 
 class Stacks:
-    """What a `Store` reads and writes of its stacks."""
+    """The part of a `Store` that reads and writes its stacks."""
 
     folder: Path
     config: BackboneConfig

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hplm.cli import cascade_build
+from hplm.cli.options import held_out_options
 from hplm.errors import HplmError, InvalidInput
-from hplm.options import ENGINE_DTYPES
 
 if TYPE_CHECKING:
     from builder.store.store import Store, TenantFile
@@ -38,18 +38,7 @@ def _register_profile(actions: argparse._SubParsersAction) -> None:
     )
     command.add_argument("--store", type=Path, required=True, help="folder of the store")
     command.add_argument("--id", required=True, help="name of the tenant")
-    command.add_argument(
-        "--texts", type=Path, required=True,
-        help="labelled texts, JSONL in the form of the tenant's training data; those that its training has seen are left out",
-    )  # fmt: skip
-    command.add_argument(
-        "--seen", type=Path, nargs="+", default=[], metavar="FILE",
-        help="more files with texts to leave out, and files of the training that were moved",
-    )  # fmt: skip
-    command.add_argument(
-        "--dtype", choices=("auto", *ENGINE_DTYPES), default="auto",
-        help="precision that will serve; auto measures as `hplm export` does (default: %(default)s)",
-    )  # fmt: skip
+    held_out_options(command)
     command.add_argument("--picture", type=Path, metavar="FILE", help="draw scores over costs into a .png, .svg or .pdf file")
     command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     command.add_argument("--json", action="store_true", help="end with one line of JSON")

@@ -33,8 +33,3 @@ def kept_of_each(importance: Array, words: Array, alphas: Array, lengths: Array)
     stay = special | holding[word]
     whole = (alphas == 0) | ~np.logical_or.reduceat(stay & ~special, starts)
     return stay | whole[text]
-
-
-def pruned_words(words: Array, stay: Array) -> int:
-    """Returns how many words of one text were left out."""
-    return len(np.unique(words[~stay]))

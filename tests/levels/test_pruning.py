@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hplm.levels.pruning import NO_WORD, kept, kept_of_each, pruned_words
+from hplm.levels.pruning import NO_WORD, kept, kept_of_each
 
 # "[CLS] this paper beautiful ##ly written [SEP]": the mean is 2.
 IMPORTANCE = np.array([4.0, 0.5, 2.0, 3.0, 0.4, 1.1, 3.0])
@@ -41,11 +41,11 @@ def test_an_alpha_of_zero_prunes_nothing_not_even_a_word_without_attention():
     assert kept(np.array([4.0, 0.0, 2.0, 3.0, 0.0, 1.0, 3.0]), WORDS, 0.0).all()
 
 
-def test_pruned_words_are_counted_not_tokens():
-    assert pruned_words(WORDS, kept(IMPORTANCE, WORDS, 0.6)) == 2
-    assert pruned_words(WORDS, kept(IMPORTANCE, WORDS, 0.0)) == 0
+def test_a_word_goes_with_all_its_tokens():
+    assert len(np.unique(WORDS[~kept(IMPORTANCE, WORDS, 0.6)])) == 2
+    assert kept(IMPORTANCE, WORDS, 0.0).all()
     split = np.array([NO_WORD, 0, 0, 0, 1, 1, NO_WORD])
-    assert pruned_words(split, kept(np.array([4.0, 0.1, 0.1, 0.1, 9, 9, 4]), split, 0.6)) == 1
+    assert kept(np.array([4.0, 0.1, 0.1, 0.1, 9, 9, 4]), split, 0.6).tolist() == [True, False, False, False, True, True, True]
 
 
 @settings(max_examples=80)

@@ -277,7 +277,7 @@ def test_a_queue_that_closes_answers_every_text_once(seed):
 
 
 def test_a_closed_queue_ends_though_a_batch_still_runs():
-    """What comes back later is refused, so there is nothing to wait for."""
+    """A text that comes back later is refused, so there is nothing to wait for."""
     queue = _queue()
     queue.offer([_text(1), _text(2)])
     batch = queue.take(ROOM)

@@ -156,10 +156,11 @@ def test_a_request_that_is_cancelled_while_it_waits_is_not_computed(server):
     errors = [answered.get(timeout=120) for _ in range(5)]  # the alias has all of them by now, and most wait there
     for call in calls[60:]:
         call.cancel()
+    assert client.is_server_live()  # over the same connection, so that the server has the cancellations by now
+    taken = _looked_up(server) - before
     errors += [answered.get(timeout=120) for _ in calls[5:]]
     assert sum(error is None for error in errors) >= 60
-    # Some were sent on before they were taken back, the more the busier the machine is.
-    assert 60 <= _settled(server) - before <= 130
+    assert 60 <= _settled(server) - before <= max(60, taken) + 32, "those that were sent on when they were taken back"
 
 
 def _looked_up(server):
