@@ -54,13 +54,13 @@ def _learned(material: Material, stack: str) -> dict[str, Any]:
 def _examined(material: Material, one: Cascaded, twin: Cascaded) -> Examined:
     say(f"the answers of {one.tenant.id} to its test texts")
     kept, files = material.store.folder.parent / "answers", (one.question.test, one.question.profile)
-    return Examined(*(answers_of(material, of, file, kept) for of in (one, twin) for file in files))
+    return Examined(one, *(answers_of(material, of, file, kept) for of in (one, twin) for file in files))
 
 
 def _timed(material: Material, tests: list[Answers], case: CascadeBench) -> dict[str, Any]:
     """The keys of the issue are those of the bare engine; a server's are in `served`."""
     asked, ways = asked_of(material), voters(material)
-    work = sum(level.layers for level in tests[0].of.levels) / tests[0].of.levels[-1].layers
+    work = sum(tests[0].layers) / tests[0].layers[-1]
     batch_texts = BATCH_TOKENS / float(np.mean(np.concatenate([test.measured.whole[-1].tokens for test in tests])))
     with tempfile.TemporaryDirectory(prefix="hplm-bench-") as folder:
         repository = Path(folder) / "repository"

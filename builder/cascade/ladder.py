@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from builder.cascade.levels import OpenLevel
-from builder.cascade.profile import read_profile
+from builder.cascade.profile import Profile, read_profile
 from builder.cascade.selection import Target, reported, select
 from builder.store.levels import save_ladder
 from builder.store.store import Store, TenantFile
 from hplm.errors import InvalidInput
 
 
-def choose_ladder(store: Store, tenant: TenantFile, levels: Sequence[OpenLevel], target: Target) -> dict[str, Any]:
-    """Stores the ladder beside the version, and returns what is known of its plans. `levels`: as of `profile_tenant`."""
+def profile_of(store: Store, tenant: TenantFile, levels: Sequence[OpenLevel]) -> Profile:
+    """Returns the profile of these levels of a tenant's version. Raises if there is none."""
     profile = read_profile(store, tenant)
     if profile is None:
         raise InvalidInput(
@@ -25,6 +25,12 @@ def choose_ladder(store: Store, tenant: TenantFile, levels: Sequence[OpenLevel],
             f"the levels of tenant {tenant.id!r} or their calibrations have changed since its profile was made: make it again "
             "with `hplm cascade profile`"
         )
+    return profile
+
+
+def choose_ladder(store: Store, tenant: TenantFile, levels: Sequence[OpenLevel], target: Target) -> dict[str, Any]:
+    """Stores the ladder beside the version, and returns what is known of its plans. `levels`: as of `profile_tenant`."""
+    profile = profile_of(store, tenant, levels)
     try:
         chosen = select(profile.front, target, profile.own)
     except InvalidInput as error:

@@ -39,6 +39,7 @@ class Workload:
     precision: Precision
     device: torch.device
     answers: Kept
+    known_seconds: Sequence[dict[int, float]] | None = None  # by level, as a profile has measured them; None: measured now
 
     @property
     def prunes(self) -> bool:
@@ -56,8 +57,10 @@ class Workload:
         return np.array([sum(own) for own in self._by_text(self.texts.lengths.tolist())])
 
     @cached_property
-    def seconds(self) -> list[dict[int, float]]:
+    def seconds(self) -> Sequence[dict[int, float]]:
         """By level: the seconds that single texts take, by their tokens."""
+        if self.known_seconds is not None:
+            return self.known_seconds
         tokens = sorted({SHORTEST, *np.quantile(self.tokens, QUANTILES).astype(int).tolist()})
         found: list[dict[int, float]] = []
         for level in self.levels:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from builder.store.calibrations import Calibrated, read_calibrated, save_calibra
 from builder.store.store import Store, TenantFile
 from builder.store.weights import Weights
 from builder.training.finetuning import Ground, rows_of
+from builder.training.labelled import Example
 from builder.training.model import TenantModel
 from builder.training.tasks import TrainingTask
 from hplm.engine.engine import Precision
@@ -131,21 +132,37 @@ def _usual_delta(texts: UnseenTexts) -> float:
 def _cases(
     tenant: TenantFile, task: TrainingTask, body: ServedBody, model: TenantModel, ground: Ground, delta: float | None
 ) -> Cases:
-    labels, served = tenant.labels, task.served
-    evidence: list[Evidence] = []
-    right: list[bool] = []
-    classes: list[int] = []
+    labels = tenant.labels
+    found: list[Judged] = []
     for (spans, logits), example in zip(rows_of(body, model, ground, ground.texts)[0], ground.texts.examples, strict=True):
         if not np.isfinite(logits).all():
             raise Broken(f"tenant {tenant.id!r} has logits that are not finite: train it again, with a lower rate")
-        own = served.evidence(logits, spans, labels) if served.evidence is not None else None
-        if own is None:
-            continue  # no word of it can be read
-        evidence.append(own)
-        if task.right_class is not None:
-            classes.append(task.right_class(example, own, labels))
-            right.append(classes[-1] == own.chosen[0])
-        elif task.is_right is not None:
-            answer = served.answer(logits, spans, labels, passage=example.pair or "")
-            right.append(task.is_right(example, answer, delta or 0.0))
-    return Cases.of(evidence, right, classes if task.right_class is not None else None)
+        if (own := judged(task, labels, example, logits, spans, delta or 0.0)) is not None:
+            found.append(own)
+    classes = [own.right_class for own in found] if task.right_class is not None else None
+    return Cases.of([own.evidence for own in found], [own.is_right for own in found], classes)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An answer, as a calibration sees it."""
+
+    evidence: Evidence
+    is_right: bool
+    right_class: int  # of the evidence; -1 where the task has none
+
+
+def judged(
+    task: TrainingTask, labels: Sequence[str], example: Example, logits: np.ndarray, spans: np.ndarray, delta: float
+) -> Judged | None:
+    """Returns None if no word of the text can be read. `delta`: the largest error of a right number."""
+    served = task.served
+    own = served.evidence(logits, spans, labels) if served.evidence is not None else None
+    if own is None:
+        return None
+    if task.right_class is not None:
+        wanted = task.right_class(example, own, labels)
+        return Judged(own, wanted == int(own.chosen[0]), wanted)
+    assert task.is_right is not None  # as `UnseenTexts` checks
+    answer = served.answer(logits, spans, labels, passage=example.pair or "")
+    return Judged(own, task.is_right(example, answer, delta), -1)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hplm.cli import cascade_build
+from hplm.cli import cascade_build, cascade_report
 from hplm.cli.options import held_out_options
 from hplm.errors import HplmError, InvalidInput
 
@@ -27,6 +27,7 @@ def register(commands: argparse._SubParsersAction) -> None:
     cascade_build.register(actions)
     _register_profile(actions)
     _register_select(actions)
+    cascade_report.register(actions)
 
 
 def _register_profile(actions: argparse._SubParsersAction) -> None:

@@ -13,7 +13,7 @@ from transformers import BertConfig, BertModel
 
 from bench.cascade import CascadeBench
 from bench.measuring.cascade import TARGETS, bench_cascade, table_of
-from bench.measuring.cascade_answers import Outcome, answers_of, lost
+from bench.measuring.cascade_answers import answers_of
 from bench.measuring.cascade_bare import Bare
 from bench.measuring.cascade_material import material_of
 from bench.measuring.cascade_served import label_in
@@ -79,8 +79,8 @@ def assert_plans_do_what_was_profiled(material, one, kept):
     profile, found = answers_of(material, one, one.question.profile, kept), read_profile(material.store, one.tenant)
     assert found is not None
     for candidate in found.front:
-        outcome = profile.through(candidate.plan)
-        assert outcome.right.mean() == pytest.approx(candidate.score)
+        outcome = profile.outcome(profile.through(candidate.plan))
+        assert outcome.score == pytest.approx(candidate.score)
         assert outcome.went_on == pytest.approx(candidate.reached[1:])
 
 
@@ -91,10 +91,10 @@ def assert_the_engine_answers_alike(material, folder):
     expected = {}
     for one in material.cascaded:
         answers = answers_of(material, one, one.question.test, folder / "answers")
-        outcome = answers.through(PLAN)
+        outcome = answers.outcome(answers.through(PLAN))
         assert outcome.unread
         texts = [example.text for example in answers.measured.examples]
-        expected.update({(one.tenant.id, text): right for text, right in zip(texts, outcome.right, strict=True)})
+        expected.update({(one.tenant.id, text): right for text, right in zip(texts, outcome.values, strict=True)})
     asked = asked_of(material)
     bare = Bare(folder / "repository", exported(material, folder / "repository"), asked)
     try:
@@ -105,20 +105,6 @@ def assert_the_engine_answers_alike(material, folder):
         one for label, one in zip(sent.labels, asked, strict=True) if (label == one.label) != expected[one.tenant, one.text]
     ]
     assert len(other) < 0.02 * len(asked)
-
-
-def outcome(right):
-    return Outcome(np.array(right, dtype=float), np.ones(len(right)))
-
-
-def test_lost_points_are_paired():
-    """Two seeds: the second text is lost by one of them. The error is that of the mean over four texts."""
-    strong = {"a": [outcome([1, 1, 0, 0]), outcome([1, 1, 0, 0])]}
-    other = {"a": [outcome([1, 1, 0, 0]), outcome([1, 0, 0, 0])]}
-    points, error = lost(strong, other)
-    assert points == 12.5
-    assert error == pytest.approx(100 * np.std([0, 0.5, 0, 0], ddof=1) / 2)
-    assert lost(strong, strong) == (0, 0)
 
 
 def test_labels_are_read_behind_the_header_of_an_answer():
