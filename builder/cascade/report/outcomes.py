@@ -9,7 +9,7 @@ import numpy as np
 
 from builder.cascade.candidates import Measured
 
-GROUPS = 20  # of texts, one of which is left out at a time
+GROUPS = 10  # of texts, one of which is left out at a time
 
 
 @dataclass(frozen=True)

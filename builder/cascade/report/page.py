@@ -16,7 +16,7 @@ WAYS = {
     VOTE: "all levels answer, weighted by their scores on the profile's texts; the time is that of one after the other",
     CASCADE: "the dearest plan of the ladder that has several levels",
     RANDOM: "the cascade's plan, but as many random texts go on",
-    ORACLE: "exactly the wrong answers of the plan's first level go on, which no dispatcher can know; nothing is pruned or joined",
+    ORACLE: "exactly the wrong answers of the plan's first level go on, which no dispatcher can know",
 }
 PARTS = {
     PLAIN: "calibration",
@@ -92,7 +92,7 @@ def _of_plan(figures: Figures) -> str:
     if figures["rung"] is None:
         return f"Every plan of the ladder is a single level. Calm traffic is answered by {described}: there is no cascade."
     if figures["rung"] > 1:
-        return f"The cascade is rung {figures['rung']}: {described}. The rungs above it are single levels, and answer calm traffic."
+        return f"The cascade is rung {figures['rung']}: {described}. Rungs above are single levels, for calm traffic."
     return f"The cascade: {described}."
 
 

@@ -1,0 +1,228 @@
+"""`hplm cascade report`, on tenants of the toy with a level of random weights."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from builder.cascade.levels import open_levels
+from builder.cascade.profiling import profile_tenant
+from builder.cascade.report.figures import Examined
+from builder.cascade.report.page import page_of
+from builder.cascade.report.subject import Subject
+from builder.cascade.report.ways import CASCADE, ORACLE, STRONG
+from builder.store.calibrations import Calibrated
+from builder.store.levels import calibrate_level, save_ladder, stored_level
+from builder.store.resumable import digest_of
+from builder.store.store import Store
+from hplm.cli.main import main
+from hplm.engine.engine import resolve_precision
+from hplm.errors import InvalidInput
+from hplm.levels.calibration import Calibration
+from hplm.levels.plan import Plan, Step
+from testing.random_store import random_level, random_stack
+from testing.toy import random_text
+from tests.naming import names, naming
+from tests.tasks import make_tasks
+
+pytestmark = pytest.mark.slow
+
+CPU = torch.device("cpu")
+FP32 = resolve_precision("fp32", CPU)
+TEXTS = 130
+NUMBERS = Calibration(kind="bins", delta=0.5, edges=(0.0,), shares=(0.4, 0.7))
+CALIBRATIONS = {"pair": Calibration(temperature=3.0), "mark": NUMBERS, "word": Calibration(temperature=2.0)}
+LADDER = (Plan((Step(0, 0.75, 16.0, 0.5), Step(1, weight=0.7))), Plan((Step(0),)))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A store whose tenants have a level, a profile and a ladder; and files, by tenant and use."""
+    folder = tmp_path_factory.mktemp("report")
+    store = make_tasks(folder / "tasks", {"mark": NUMBERS}).store
+    random_stack(store, "small", 1, seed=1)
+    for tenant_id, calibration in CALIBRATIONS.items():
+        tenant = store.tenant(tenant_id)
+        random_level(store, tenant, "small", 0.3, 0)
+        texts = write(folder, tenant, "calibrate", TEXTS)
+        known = Calibrated(calibration, {"texts": digest_of(texts)}, {"file": str(texts)})
+        calibrate_level(store, stored_level(store, tenant, "small"), known)
+        for use in ("profile", "test"):
+            write(folder, tenant, use, TEXTS)
+        with pytest.MonkeyPatch.context() as few:
+            for name, values in (("CUTOFFS", (0.9, 0.7)), ("SLOPES", (16.0,)), ("ALPHAS", (0.5,))):
+                few.setattr(f"builder.cascade.candidates.{name}", values)
+            levels = open_levels(store, tenant)
+            profile_tenant(store, tenant, levels, folder / f"{tenant_id}.profile.jsonl", FP32, CPU, show_progress=False)
+        save_ladder(store, tenant, LADDER)
+    return folder, store
+
+
+@pytest.fixture
+def place(built, tmp_path):
+    shutil.copytree(built[1].folder, tmp_path / "store")
+    return built[0], Store(tmp_path / "store")
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch):
+    monkeypatch.setattr("builder.cascade.report.figures.CUTOFFS", (0.5, 0.9))
+    monkeypatch.setattr("builder.cascade.report.figures.ALPHAS", (1.0,))
+    monkeypatch.setattr("builder.cascade.report.answers.DRAWS", 3)
+    monkeypatch.setattr("builder.cascade.report.outcomes.GROUPS", 4)
+
+
+def write(folder, tenant, use, count):
+    rng = random.Random(f"{tenant.id} {use}")
+    texts = dict.fromkeys(f"{random_text(rng, 12)} {use} {random_text(rng, 3)}" for _ in range(2 * count))
+    path = folder / f"{tenant.id}.{use}.jsonl"
+    path.write_text("".join(json.dumps(line_of(tenant, text, rng)) + "\n" for text in list(texts)[:count]))
+    return path
+
+
+def line_of(tenant, text, rng):
+    if tenant.task == "tag":
+        tokens = text.split()
+        return {"tokens": tokens, "tags": [rng.choice(tenant.labels) for _ in tokens]}
+    return {"text": text, "label": rng.choice(tenant.labels) if tenant.task == "classify" else rng.random()}
+
+
+def command(place, *tenants, use="test", to="report"):
+    folder, store = place
+    texts = [f"{tenant}={folder / f'{tenant}.{use}.jsonl'}" for tenant in tenants]
+    return ["cascade", "report", "--store", str(store.folder), "--texts", *texts, "--to", str(store.folder.parent / to)]
+
+
+def test_the_command_writes_page_figures_and_pictures(place, capsys):
+    assert main([*command(place, "pair", "mark", "word"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    to = place[1].folder.parent / "report"
+    page, report = (to / "report.md").read_text(), json.loads((to / "report.json").read_text())
+    assert set(told["tenants"]) == {"pair", "mark", "word"} and told["across"] == report["across"]
+    shown = re.findall(r"!\[.*\]\((.*)\)", page)
+    assert sorted(shown) == sorted(path.name for path in to.glob("*.svg")) and "pair-pruning.svg" in shown
+    assert all((to / name).stat().st_size > 1000 for name in shown)
+    assert names(page, "## pair", "## mark", "## word", "all tenants", TEXTS, "none (")
+    pair, mark, word = report["tenants"]
+    assert (pair["texts"], pair["left_out"], pair["rung"]) == (TEXTS, 0, 1)
+    assert [one["metric"] for one in report["tenants"]] == ["accuracy", "pearson", "entity_f1"]
+    for own in report["tenants"]:
+        strong, ways = own["ways"][STRONG], own["ways"]
+        assert (strong["points"], strong["points_error"], strong["mean_over_strong"]) == (0, 0, 1)
+        assert ways["level small"]["mean_ms"] < strong["mean_ms"] and ways[CASCADE]["points_error"] > 0
+        assert ways[CASCADE]["score"] - strong["score"] == pytest.approx(ways[CASCADE]["points"] / 100, abs=1e-3)
+    assert pair["ways"][ORACLE]["score"] >= max(pair["ways"][way]["score"] for way in (STRONG, "level small"))
+    assert "before" not in mark["confidence"] and "alphas" not in word
+    assert sum(one["texts"] for one in pair["confidence"]["parts"]) == TEXTS
+    (chosen,) = [row for row in pair["cutoffs"] if row["chosen"]]
+    assert (chosen["cutoff"], chosen["score"]) == (0.75, pair["ways"][CASCADE]["score"])
+    assert [row["cutoff"] for row in pair["cutoffs"]] == [0.5, 0.75, 0.9]
+    whole, own, more = pair["alphas"]
+    assert (whole["pruned"], whole["points"], whole["mean_over_whole"]) == (0, 0, 1) and own["chosen"]
+    assert more["pruned"] > own["pruned"] >= 0
+
+
+def test_what_was_computed_is_kept_and_the_store_stays(place, monkeypatch):
+    arguments, to = command(place, "pair"), place[1].folder.parent / "report"
+    before = {path: path.stat().st_mtime_ns for path in place[1].folder.rglob("*")}
+    assert main(arguments) == 0
+    assert {path: path.stat().st_mtime_ns for path in place[1].folder.rglob("*")} == before
+    first = {path.name: path.read_bytes() for path in to.iterdir() if path.is_file()}
+
+    def refuse(*_, **__):
+        raise AssertionError("a level was computed again")
+
+    monkeypatch.setattr("builder.cascade.workload.computed", refuse)
+    assert main(arguments) == 0
+    assert {path.name: path.read_bytes() for path in to.iterdir() if path.is_file()} == first
+
+
+def test_texts_that_calibrated_or_profiled_are_left_out(place):
+    folder, store = place
+    lines = [(folder / f"pair.{use}.jsonl").read_text() for use in ("test", "profile", "calibrate")]
+    mixed = store.folder.parent / "mixed.jsonl"
+    mixed.write_text("".join(lines))
+    subject = Subject.open(store, "pair", mixed, [])
+    assert (len(subject.unseen.fresh.examples), subject.unseen.left_out) == (TEXTS, 2 * TEXTS)
+
+
+def test_a_ladder_of_single_levels_is_no_cascade(place):
+    folder, store = place
+    save_ladder(store, store.tenant("pair"), (Plan((Step(1),)), Plan((Step(0),))))
+    subject = Subject.open(store, "pair", folder / "pair.test.jsonl", [])
+    figures = Examined(subject, subject.answers(store.folder.parent, CPU, False), 0.5).figures(lambda part: None)
+    assert figures["rung"] is None and "cutoffs" not in figures
+    assert figures["ways"][CASCADE]["points"] == 0
+    page = page_of({"tenants": [figures], "drop": 0.5}, {"pair": {"latency": "x.svg", "promises": "y.svg"}})
+    assert names(page, "no cascade", "x.svg")
+    save_ladder(store, store.tenant("pair"), (Plan((Step(1),)), *LADDER))
+    assert Subject.open(store, "pair", folder / "pair.test.jsonl", []).rung == 2
+
+
+def test_bad_input_is_named(place, tmp_path, capsys):
+    folder, store = place
+    test, few = folder / "pair.test.jsonl", tmp_path / "few.jsonl"
+    few.write_text("".join(test.read_text().splitlines(keepends=True)[:99]))
+    for texts, named in [
+        ("nobody=x", ["'nobody'"]),
+        ("pair", ["--texts", "pair", "acme="]),
+        (f"many={test}", ["'many'", "no levels", "hplm cascade build"]),
+        (f"pair={tmp_path / 'no.jsonl'}", ["no.jsonl"]),
+        (f"pair={few}", [few, 99, 100]),
+        (f"pair={folder / 'pair.profile.jsonl'}", ["pair.profile.jsonl", "'pair'", "chosen"]),
+        (f"pair={folder / 'pair.calibrate.jsonl'}", ["pair.calibrate.jsonl", "'pair'", "calibrated"]),
+    ]:
+        arguments = ["cascade", "report", "--store", str(store.folder), "--texts", texts, "--to", str(tmp_path / "report")]
+        assert main(arguments) == 1, texts
+        assert names(capsys.readouterr().err, *named), texts
+    for further, named in [(["--drop", "-1"], ["--drop"]), (["--to", str(few)], ["--to", few])]:
+        assert main([*command(place, "pair"), *further]) == 1
+        assert names(capsys.readouterr().err, *named)
+    assert main([*command(place, "pair", "pair")]) == 1 and names(capsys.readouterr().err, "'pair'", "twice")
+    assert not (tmp_path / "report").exists()
+
+
+def test_what_is_missing_is_named_with_the_command_that_makes_it(place):
+    folder, store = place
+    test, version = folder / "pair.test.jsonl", store.tenant_folder("pair", 1)
+    (version / "ladder.json").unlink()
+    with pytest.raises(InvalidInput, match=naming("'pair'", "ladder", "hplm cascade select")):
+        Subject.open(store, "pair", test, [])
+    (version / "profile.json").unlink()
+    with pytest.raises(InvalidInput, match=naming("'pair'", "profile", "hplm cascade profile")):
+        Subject.open(store, "pair", test, [])
+
+
+def test_moved_files_are_named(place, tmp_path):
+    folder, store = place
+    tenant, test = store.tenant("pair"), folder / "pair.test.jsonl"
+    path = store.tenant_folder("pair", 1) / "profile.json"
+    stored = json.loads(path.read_text())
+    stored["report"]["file"] = str(tmp_path / "gone.jsonl")
+    path.write_text(json.dumps(stored))
+    save_ladder(store, tenant, LADDER)
+    with pytest.raises(InvalidInput, match=naming("'pair'", "gone.jsonl", "--seen")):
+        Subject.open(store, "pair", test, [])
+    moved = tmp_path / "moved.jsonl"
+    shutil.copy(folder / "pair.profile.jsonl", moved)
+    assert len(Subject.open(store, "pair", test, [moved]).unseen.fresh.examples) == TEXTS
+
+
+def test_costs_are_those_of_the_profile(place):
+    folder, store = place
+    path = store.tenant_folder("pair", 1) / "profile.json"
+    stored = json.loads(path.read_text())
+    for number, level in enumerate(stored["report"]["levels"], start=1):
+        level["ms_by_tokens"] = {"1": float(number), "100": float(number)}
+    path.write_text(json.dumps(stored))
+    subject = Subject.open(store, "pair", folder / "pair.test.jsonl", [])
+    ways = Examined(subject, subject.answers(store.folder.parent, CPU, False), 0.5).ways
+    assert ways[STRONG].seconds == pytest.approx(0.002)
+    assert set(np.round(1000 * ways[CASCADE].seconds, 6)) <= {1.0, 3.0}
+    assert (ways[CASCADE].seconds > 0.002).mean() == ways[CASCADE].went_on[0]
