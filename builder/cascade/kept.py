@@ -1,4 +1,4 @@
-"""Computed answers that are kept by digest, mostly in the folder of a tenant's version, so that no level is computed twice."""
+"""Computed answers that are kept by digest in the folder of a tenant's version, so that no level is computed twice."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ FOLDER = "profile"
 
 
 class Kept:
-    def __init__(self, home: Path, shared: Mapping[str, Any], name: str = FOLDER) -> None:
-        """`name`: of the folder in `home`, mostly that of a version. `shared`: what all answers depend on."""
-        self._folder = home / name
+    def __init__(self, version_folder: Path, shared: Mapping[str, Any], folder: str = FOLDER) -> None:
+        """`shared`: what all answers depend on."""
+        self._folder = version_folder / folder
         self._shared = shared
         self._used: set[Path] = set()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from builder.pictures import GRID, INK, OTHERS, OWN
+from builder.pictures import GRID, INK, OTHERS, OWN, save
 
 Runs = Sequence[dict[str, Any]]
 
@@ -87,8 +87,6 @@ def draw(runs: Runs, title: str, path: Path, weights: dict[str, float] | None = 
     """The format is that of the path's suffix."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-
-    from research.drawing import save
 
     table = scores_of(runs)
     table = {**table, "average": averages_of(table, weights)}

@@ -14,9 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, PercentFormatter
 
 from bench.tools.thread_spans import Span
-from builder.pictures import GRID, INK
+from builder.pictures import GRID, INK, save
 from research.comparison.served_schemes import COMPARED, DISK
-from research.drawing import save
 
 CHARACTERS = 11  # characters of a title in an inch
 NAMES = {

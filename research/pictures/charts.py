@@ -10,11 +10,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from builder.pictures import save
 from builder.tables.coverage_picture import GRID, INK
 from research.comparison.compare import summary
 from research.comparison.pictures import COLOURS
 from research.comparison.results import Results
-from research.drawing import save
 
 NAMES = {
     "hplm": "hPLM",

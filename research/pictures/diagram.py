@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.path import Path as Line
 
+from builder.pictures import save
 from builder.tables.coverage_picture import INK
-from research.drawing import save
 
 POINTS_PER_INCH = 72
 LINE_HEIGHT = 1.35  # of the size of the text

@@ -213,13 +213,13 @@ def pair_of(plan: Plan, last: int) -> tuple[int, int]:
 
 def with_alpha(plan: Plan, alpha: float) -> Plan:
     first, *later = plan.steps
-    return Plan((replace(first, alpha=alpha), *later))
+    return replace(plan, steps=(replace(first, alpha=alpha), *later))
 
 
 def with_cutoff(plan: Plan, cutoff: float) -> Plan:
     *early, last = plan.steps
-    return Plan((*(replace(step, cutoff=cutoff) for step in early), last))
+    return replace(plan, steps=(*(replace(step, cutoff=cutoff) for step in early), last))
 
 
 def without_ensemble(plan: Plan) -> Plan:
-    return Plan(tuple(replace(step, weight=1.0) for step in plan.steps))
+    return replace(plan, steps=tuple(replace(step, weight=1.0) for step in plan.steps))

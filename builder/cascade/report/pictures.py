@@ -10,7 +10,7 @@ import numpy as np
 
 from builder.cascade.report.figures import PARTS
 from builder.cascade.report.ways import CASCADE, INFAAS, ORACLE, RANDOM, STRONG, VOTE
-from builder.pictures import GRID, INK, OTHERS, OWN
+from builder.pictures import GRID, INK, OTHERS, OWN, save
 from hplm.levels.dispatch import probabilities
 from hplm.levels.reliability import BINS
 
@@ -35,15 +35,6 @@ def draw_all(figures: Figures, folder: Path) -> dict[str, str]:
     return names
 
 
-def save(figure: Figure, path: Path) -> None:
-    """The same figures give the same bytes."""
-    from matplotlib import rc_context
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with rc_context({"svg.hashsalt": "hplm"}):
-        figure.savefig(path, metadata={"Date": None, "Creator": None})
-
-
 def _panels(figures: Figures, count: int, title: str, width: float = 4.6) -> tuple[Figure, list[Axes]]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -63,17 +54,17 @@ def confidence(figures: Figures) -> Figure:
     """Fig. 6: how often answers of a confidence are right, and which of them go on."""
     found = figures["confidence"]
     figure, (left, right) = _panels(figures, 2, f"confidence of level {found['level']}")
-    for name, color, shift in (("before", OTHERS[1], -0.25), ("after", OWN, 0.25)):
+    for name, color, side in (("before", OTHERS[1], -1), ("after", OWN, 1)):
         if name in found:
-            places = [one["confidence"] + shift / BINS for one in found[name]["bins"]]
             most = max(one["count"] for one in found[name]["bins"])
-            for place, one in zip(places, found[name]["bins"], strict=True):
-                left.bar(place, one["right"], width=0.45 / BINS, color=color, alpha=0.15 + 0.85 * one["count"] / most)
+            for one in found[name]["bins"]:
+                middle = (min(int(one["confidence"] * BINS), BINS - 1) + 0.5 + 0.21 * side) / BINS
+                left.bar(middle, one["right"], width=0.42 / BINS, color=color, alpha=0.15 + 0.85 * one["count"] / most)
             left.bar(-1, 0, color=color, label=f"{name} calibration: ECE {found[name]['ece']:.3f}")
     left.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle="--")
     left.set(xlim=_from_lowest(found["after"]["bins"]), ylim=(0, 1.02), xlabel="confidence (darker: more texts)")
     left.set_ylabel("share of right answers")
-    left.legend(loc="upper left", frameon=False, fontsize=9)
+    _legend_above(left, 1)
     first, texts = figures["plan"]["steps"][0], [one["texts"] for one in found["parts"]]
     middles = (np.arange(PARTS) + 0.5) / PARTS
     right.bar(middles, np.array(texts) / sum(texts), width=0.9 / PARTS, color=GRID, label="share of texts")
@@ -83,8 +74,12 @@ def confidence(figures: Figures) -> Figure:
     went = [(place, one["went_on"]) for place, one in zip(middles, found["parts"], strict=True) if one["went_on"] is not None]
     right.plot(*zip(*went, strict=True), "o", color=OTHERS[0], markersize=4, label="texts that went on")
     right.set(xlim=_from_lowest(found["after"]["bins"]), ylim=(-0.02, 1.05), xlabel="calibrated confidence", ylabel="share")
-    right.legend(loc="center left", frameon=False, fontsize=9)
+    _legend_above(right, 1)
     return figure
+
+
+def _legend_above(axes: Axes, columns: int) -> None:
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, frameon=False, fontsize=9)
 
 
 def _from_lowest(bins: Sequence[Mapping[str, float]]) -> tuple[float, float]:
@@ -121,7 +116,12 @@ def cutoffs(figures: Figures) -> Figure:
     _with_errors(left, places, rows, "points against strong")
     _chosen(left, [(row["cutoff"], row["points"]) for row in rows if row["chosen"]])
     right.plot(places, [row["mean_ms"] for row in rows], color=OWN, marker="o", markersize=4)
-    _strong_line(right, figures["ways"][STRONG]["mean_ms"])
+    strong = figures["ways"][STRONG]["mean_ms"]
+    right.axhline(strong, color=INK, linewidth=1, linestyle="--")
+    right.annotate(
+        STRONG, (0.99, strong), xycoords=("axes fraction", "data"), textcoords="offset points", xytext=(0, 3), ha="right",
+        color=INK, fontsize=9,
+    )  # fmt: skip
     _chosen(right, [(row["cutoff"], row["mean_ms"]) for row in rows if row["chosen"]])
     right.set(xlabel="cutoff c", ylabel="mean milliseconds a text")
     right.set_ylim(bottom=0)
@@ -156,19 +156,24 @@ def pruning(figures: Figures) -> Figure:
 
 def promises(figures: Figures) -> Figure:
     """Scores over costs of the profile's plans: as they were promised, and on texts that have chosen nothing."""
-    rows = sorted(figures["targets"], key=lambda row: row["mean_ms"])
+    rows = figures["targets"]
     figure, (axes,) = _panels(figures, 1, "plans of the profile", 7.4)
-    promised = sorted((row["profiled"]["mean_ms"], row["profiled"]["points"]) for row in rows)
-    axes.plot(*zip(*promised, strict=True), color=OTHERS[1], marker="s", markersize=4, linestyle="--", label="in the profile")
+    for row in rows:
+        promised = row["profiled"]
+        axes.plot([promised["mean_ms"], row["mean_ms"]], [promised["points"], row["points"]], color=INK, linewidth=0.7)
+    axes.plot(
+        [row["profiled"]["mean_ms"] for row in rows], [row["profiled"]["points"] for row in rows],
+        color=OTHERS[1], marker="s", markersize=5, linestyle="none", label="in the profile",
+    )  # fmt: skip
     axes.errorbar(
         [row["mean_ms"] for row in rows], [row["points"] for row in rows], [row["points_error"] for row in rows],
-        color=OWN, marker="o", markersize=4, capsize=2, linewidth=1.5, elinewidth=0.8, label="on these texts",
+        color=OWN, marker="o", markersize=5, capsize=2, linestyle="none", elinewidth=0.8, label="on these texts",
     )  # fmt: skip
-    _strong_line(axes, 0.0)
+    axes.axhline(0.0, color=INK, linewidth=1, linestyle="--")
     _chosen(axes, [(row["mean_ms"], row["points"]) for row in rows if row["chosen"]])
     axes.set(xlabel="mean milliseconds a text, without waiting", ylabel="points against strong")
     axes.set_xlim(left=0)
-    axes.legend(loc="lower right", frameon=False)
+    _legend_above(axes, 2)
     return figure
 
 
@@ -177,18 +182,14 @@ def _with_errors(axes: Axes, places: Sequence[float], rows: Sequence[Mapping[str
         places, [row["points"] for row in rows], [row["points_error"] for row in rows],
         color=OWN, marker="o", markersize=4, capsize=2, elinewidth=0.8,
     )  # fmt: skip
-    _strong_line(axes, 0.0)
+    axes.axhline(0.0, color=INK, linewidth=1, linestyle="--")
     axes.set_ylabel(label)
-
-
-def _strong_line(axes: Axes, height: float) -> None:
-    axes.axhline(height, color=INK, linewidth=1, linestyle="--")
 
 
 def _chosen(axes: Axes, places: Sequence[tuple[float, float]]) -> None:
     for place in places:
         axes.plot(*place, "o", color="none", markeredgecolor=OTHERS[0], markeredgewidth=2, markersize=11, zorder=4)
-        axes.annotate("chosen", place, textcoords="offset points", xytext=(0, -18), ha="center", color=OTHERS[0], fontsize=9)
+        axes.annotate("chosen", place, textcoords="offset points", xytext=(9, -13), color=OTHERS[0], fontsize=9)
 
 
 def draw_across(tenants: Sequence[Figures], path: Path) -> None:
@@ -216,6 +217,6 @@ def draw_across(tenants: Sequence[Figures], path: Path) -> None:
     axes.grid(color=GRID, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title("all tenants; bars: standard errors", loc="left", color=INK, fontsize=11)
-    axes.legend(loc="best", frameon=False)
+    figure.suptitle("all tenants; bars: standard errors", color=INK, x=0.01, ha="left", fontsize=11)
+    _legend_above(axes, 4)
     save(figure, path)
