@@ -4,10 +4,30 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from builder.adaptation.learning import Budget, Course, round_of
 
 ROUND_PARTS = 8  # of a round; an exam takes as long as one or two steps
+
+
+@dataclass(frozen=True)
+class GoalReport:
+    """The part of a report that is the same for every adaptation that explains held-out texts."""
+
+    documents: int
+    held_out_tokens: int
+    seed: int
+    kept: bool  # False: the result explains held-out texts worse than the start, and was dropped
+    first_loss: float  # the mean over the first tenth of the steps; 0 without steps
+    last_loss: float
+    curve: list[list[float]]
+    explained: list[list[float]]  # on the way to `until`: steps, and the shares explained after them
+    steps: int
+    tokens: int
+    seconds: float
+    tokens_per_second: float
 
 
 class Goal:
@@ -25,6 +45,20 @@ class Goal:
         if self._budget.until is not None and _is_examined(self._course.steps):
             self.exams.append([self._course.steps, *self._examine()])
         return self.is_reached
+
+    def reported(self) -> dict[str, Any]:
+        """Returns the fields of `GoalReport` that the course knows."""
+        course = self._course
+        return {
+            "first_loss": course.first_loss,
+            "last_loss": course.last_loss,
+            "curve": course.curve,
+            "explained": self.exams,
+            "steps": course.steps,
+            "tokens": course.tokens,
+            "seconds": round(course.seconds, 1),
+            "tokens_per_second": round(course.tokens / course.seconds, 1),
+        }
 
     def report_missed(self, end: float) -> None:
         """Prints a warning if nothing was learned, or less than the goal. `end`: the share that is explained now."""

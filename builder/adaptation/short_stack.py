@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from builder.adaptation.distillation import split_documents
-from builder.adaptation.goal import Goal
+from builder.adaptation.goal import Goal, GoalReport
 from builder.adaptation.learning import Budget, Group, Learning
 from builder.adaptation.lessons import Reading, Shrinking, Student, Windowed, in_packs, index_of
 from builder.hardware import OpaqueAttention, compiled, half_precision, step_tokens
@@ -49,24 +49,12 @@ class Start:
 
 
 @dataclass(frozen=True)
-class StackReport:
+class StackReport(GoalReport):
     layers: int
     started_from: list[int]  # the layers of the full stack that explain most without learning
     tried: list[dict[str, Any]]  # the choices that were compared for this
-    documents: int
-    held_out_tokens: int
     at_start: float  # share of the variance of the full stack's output that is explained on held-out texts; below 0 is bad
     at_end: float
-    kept: bool  # False: the result explains held-out texts worse than the start, and was dropped
-    first_loss: float  # the mean over the first tenth of the steps; 0 without steps
-    last_loss: float
-    curve: list[list[float]]
-    explained: list[list[float]]  # on the way to `until`: steps, and the share explained after them
-    steps: int
-    tokens: int
-    seconds: float
-    tokens_per_second: float
-    seed: int
 
 
 class StackLessons:
@@ -141,15 +129,8 @@ def shorten(
         at_start=start.explained,
         at_end=end if kept else start.explained,
         kept=kept,
-        first_loss=course.first_loss,
-        last_loss=course.last_loss,
-        curve=course.curve,
-        explained=goal.exams,
-        steps=course.steps,
-        tokens=course.tokens,
-        seconds=round(course.seconds, 1),
-        tokens_per_second=round(course.tokens / course.seconds, 1),
         seed=seed,
+        **goal.reported(),
     )
     return stack, report
 
