@@ -31,6 +31,10 @@ PERCENTILES = (1, 25, 50, 75, 99)  # of latency: those of the paper's boxes
 PARTS = 10  # of the confidences from 0 to 1, for the shares that go on
 FEWEST = 40  # texts, of which a score says something
 
+# What a plan does instead of one of its parts.
+PLAIN_SOFTMAX, RANDOM_TEXTS, BY_RANK = "plain softmax, same c and k", "random texts go on, same share", "hard cut, same share"
+UNPRUNED, LAST_ALONE = "no word pruned", "last answer alone"
+
 
 @dataclass(frozen=True)
 class Examined:
@@ -150,7 +154,7 @@ class Examined:
             found |= _numbers("ece_gain", Difference(found["before"]["ece"] - found["after"]["ece"], values), 4)
         sure, went_on = answers.measured.confidences[level], np.isin(answers.every, self._passed.going[0])
         part = np.clip((sure * PARTS).astype(int), 0, PARTS - 1)
-        members = [part == number for number in range(PARTS)]
+        members = [(part == number) & answers.measured.in_one for number in range(PARTS)]
         found["parts"] = [
             {"texts": int(own.sum()), "went_on": round(float(went_on[own].mean()), 4) if own.any() else None} for own in members
         ]
@@ -159,9 +163,9 @@ class Examined:
     def _without_parts(self) -> dict[str, Outcome]:
         """Returns the plan without each of its parts."""
         answers, plan = self.answers, self.plan
-        found = {RANDOM_INSTEAD: self.ways[RANDOM], BY_RANK: answers.outcome(answers.by_rank(plan))}
+        found = {RANDOM_TEXTS: self.ways[RANDOM], BY_RANK: answers.outcome(answers.by_rank(plan))}
         if not answers.measured.task.is_number:
-            found = {PLAIN: answers.outcome(answers.uncalibrated.through(plan)), **found}
+            found = {PLAIN_SOFTMAX: answers.outcome(answers.uncalibrated.through(plan)), **found}
         if plan.steps[0].alpha and answers.measured.pruned is not None:
             found[UNPRUNED] = answers.outcome(answers.through(with_alpha(plan, 0.0)))
         return {**found, LAST_ALONE: answers.outcome(answers.through(without_ensemble(plan)))}
@@ -179,7 +183,7 @@ class Examined:
         """Returns how texts that were answered early and texts that went on are answered, and would be by the other level."""
         answers, (first, last) = self.answers, pair_of(self.plan, self.answers.last)
         went_on = self._passed.going[0]
-        early = np.setdiff1d(answers.every, went_on)
+        early = np.setdiff1d(answers.every[answers.measured.in_one], went_on)  # others are answered by the last level at once
         levels = answers.measured.answers
         return {
             "early": self._apart(early, self._passed.answers, levels[last]),
@@ -230,10 +234,6 @@ class Examined:
         tokens = passed.tokens.copy()
         tokens[self.plan.steps[0].level] = 0
         return self.answers.outcome(Passed(passed.answers, tokens)).seconds
-
-
-PLAIN, RANDOM_INSTEAD, BY_RANK = "plain softmax, same c and k", "random texts go on, same share", "hard cut, same share"
-UNPRUNED, LAST_ALONE = "no word pruned", "last answer alone"  # what a plan without one of its parts does instead
 
 
 def level_way(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from builder.cascade.report.figures import BY_RANK, LAST_ALONE, PLAIN, RANDOM_INSTEAD, UNPRUNED
+from builder.cascade.report.figures import BY_RANK, LAST_ALONE, PLAIN_SOFTMAX, RANDOM_TEXTS, UNPRUNED
 from builder.cascade.report.ways import CASCADE, INFAAS, ORACLE, RANDOM, STRONG, VOTE
 
 Figures = Mapping[str, Any]
@@ -19,8 +19,8 @@ WAYS = {
     ORACLE: "exactly the wrong answers of the plan's first level go on, which no dispatcher can know",
 }
 PARTS = {
-    PLAIN: "calibration",
-    RANDOM_INSTEAD: "choosing which texts go on",
+    PLAIN_SOFTMAX: "calibration",
+    RANDOM_TEXTS: "choosing which texts go on",
     BY_RANK: "the draw of Eq. 4",
     UNPRUNED: "pruning",
     LAST_ALONE: "the ensemble",

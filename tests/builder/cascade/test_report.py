@@ -118,6 +118,11 @@ def test_the_command_writes_page_figures_and_pictures(place, capsys):
         assert ways["level small"]["mean_ms"] < strong["mean_ms"] and ways[CASCADE]["points_error"] > 0
         assert ways[CASCADE]["score"] - strong["score"] == pytest.approx(ways[CASCADE]["points"] / 100, abs=1e-3)
     assert pair["ways"][ORACLE]["score"] >= max(pair["ways"][way]["score"] for way in (STRONG, "level small"))
+    own_page = page.partition("## pair")[2].partition("## mark")[0]
+    for way, row in pair["ways"].items():
+        (line,) = re.findall(rf"^\| \**{re.escape(way)}\** \| \d.*", own_page, re.MULTILINE)
+        is_small = 0 < abs(row["points"]) <= row["points_error"]
+        assert (f"none ({row['points']:+.2f}" in line) == is_small
     assert "before" not in mark["confidence"] and "alphas" not in word
     assert sum(one["texts"] for one in pair["confidence"]["parts"]) == TEXTS
     (chosen,) = [row for row in pair["cutoffs"] if row["chosen"]]
