@@ -82,6 +82,7 @@ class Examined:
         }
         done("ways")
         figures["ways"] = {way: self._way(outcome) for way, outcome in self.ways.items()}
+        figures["against"] = {way: self._gained(self.ways[way]) for way in (INFAAS, VOTE)}
         done("plans of the profile")
         figures["targets"] = [self._promised(one) for one in profile.front]
         if subject.rung is None:
@@ -89,7 +90,10 @@ class Examined:
         done("confidence")
         figures["confidence"] = self._confidence()
         done("parts")
-        figures["parts"] = {part: self._part(outcome) for part, outcome in self._without_parts().items()}
+        figures["parts"] = {
+            part: {**self._gained(outcome), "went_on": round(outcome.went_on[0], 4)}
+            for part, outcome in self._without_parts().items()
+        }
         figures["dispatch"] = self._dispatch()
         done("cutoffs")
         cutoffs = sorted({*CUTOFFS, self.plan.steps[0].cutoff})
@@ -115,7 +119,7 @@ class Examined:
             "percentiles_ms": [round(float(one), 4) for one in np.percentile(seconds, PERCENTILES)],
             **_numbers("mean_over_strong", ratio_between(own.seconds, strong.seconds)),
             "work": round(float(own.work.mean()), 4),
-            "went_on": round(own.went_on[0], 4) if own.went_on else None,
+            "went_on": [round(share, 4) for share in own.went_on],
         }
 
     def _promised(self, candidate: Candidate) -> dict[str, Any]:
@@ -170,13 +174,12 @@ class Examined:
             found[UNPRUNED] = answers.outcome(answers.through(with_alpha(plan, 0.0)))
         return {**found, LAST_ALONE: answers.outcome(answers.through(without_ensemble(plan)))}
 
-    def _part(self, without: Outcome) -> dict[str, Any]:
-        """Returns what the plan gains by a part: its points above those without it, and its cost over that without it."""
+    def _gained(self, other: Outcome) -> dict[str, Any]:
+        """Returns how many points more the plan scores than another way, and its cost over that of the other."""
         own = self.ways[CASCADE]
         return {
-            **_numbers("points", points_between(own, without)),
-            **_numbers("mean_over_without", ratio_between(own.seconds, without.seconds)),
-            "went_on": round(without.went_on[0], 4),
+            **_numbers("points", points_between(own, other)),
+            **_numbers("mean_over_other", ratio_between(own.seconds, other.seconds)),
         }
 
     def _dispatch(self) -> dict[str, Any]:

@@ -75,7 +75,8 @@ def _tenant(figures: Figures, pictures: Mapping[str, str]) -> Iterator[str]:
     )
     yield ""
     yield _of_plan(figures)
-    yield from ("", *_ways(figures["ways"], figures["metric"]), "", _picture("latency", pictures))
+    yield from ("", *_ways(figures["ways"], figures["metric"]), "", *_against(figures["against"]))
+    yield from ("", _picture("latency", pictures))
     if figures["rung"] is not None:
         yield from ("", *_confidence(figures["confidence"]), "", _picture("confidence", pictures))
         yield from ("", *_dispatch(figures["dispatch"]))
@@ -101,8 +102,14 @@ def _ways(ways: Mapping[str, Any], metric: str) -> Iterator[str]:
     for way, own in ways.items():
         _, _, middle, third, tail = own["percentiles_ms"]
         times = (f"{own['mean_ms']:.2f}", f"{middle:.2f}", f"{third:.2f}", f"{tail:.2f}")
-        goes_on = f"{own['went_on']:.1%}" if own["went_on"] is not None else ""
+        goes_on = " / ".join(f"{share:.1%}" for share in own["went_on"])
         yield _row(_bold(way, way == CASCADE), f"{own['score']:.4f}", _points(own), *times, _ratio(own), goes_on)
+
+
+def _against(against: Mapping[str, Any]) -> Iterator[str]:
+    yield from _head("cascade against", "points", "time / time")
+    for way, own in against.items():
+        yield _row(way, _points(own), _ratio(own, "mean_over_other"))
 
 
 def _confidence(found: Mapping[str, Any]) -> Iterator[str]:
@@ -132,7 +139,7 @@ def _dispatch(found: Mapping[str, Any]) -> Iterator[str]:
 def _parts(parts: Mapping[str, Any]) -> Iterator[str]:
     yield from _head("part", "without it", "points that the part adds", "time with / without", "go on without")
     for without, own in parts.items():
-        ratio = _ratio(own, "mean_over_without")
+        ratio = _ratio(own, "mean_over_other")
         yield _row(PARTS[without], without, _points(own), ratio, f"{own['went_on']:.1%}")
 
 
