@@ -107,7 +107,7 @@ def _ways(ways: Mapping[str, Any], metric: str) -> Iterator[str]:
 
 
 def _against(against: Mapping[str, Any]) -> Iterator[str]:
-    yield from _head("cascade against", "points", "time / time")
+    yield from _head("cascade against", "points", "time / its time")
     for way, own in against.items():
         yield _row(way, _points(own), _ratio(own, "mean_over_other"))
 
