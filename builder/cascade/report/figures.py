@@ -65,27 +65,13 @@ class Examined:
 
     def figures(self, done: Callable[[str], None]) -> dict[str, Any]:
         """`done`: is told what comes next."""
-        subject, measured = self.subject, self.answers.measured
-        profile = subject.profile
-        figures: dict[str, Any] = {
-            "tenant": subject.tenant.id,
-            "version": subject.tenant.version,
-            "task": subject.tenant.task,
-            "metric": profile.report["metric"],
-            "file": str(subject.unseen.file),
-            "texts": len(self.answers.every),
-            "left_out": subject.unseen.left_out,
-            "precision": profile.asked["precision"],
-            "levels": [{"name": level.name, "layers": level.layers} for level in subject.levels],
-            "plan": asdict(self.plan) | {"described": self._described(self.plan)},
-            "rung": subject.rung,
-        }
+        figures = self._about()
         done("ways")
         figures["ways"] = {way: self._way(outcome) for way, outcome in self.ways.items()}
         figures["against"] = {way: self._gained(self.ways[way]) for way in (INFAAS, VOTE)}
         done("plans of the profile")
-        figures["targets"] = [self._promised(one) for one in profile.front]
-        if subject.rung is None:
+        figures["targets"] = [self._promised(one) for one in self.subject.profile.front]
+        if self.subject.rung is None:
             return figures
         done("confidence")
         figures["confidence"] = self._confidence()
@@ -98,10 +84,26 @@ class Examined:
         done("cutoffs")
         cutoffs = sorted({*CUTOFFS, self.plan.steps[0].cutoff})
         figures["cutoffs"] = [{"cutoff": cutoff, **self._swept(with_cutoff(self.plan, cutoff))} for cutoff in cutoffs]
-        if measured.pruned is not None:
+        if self.answers.measured.pruned is not None:
             alphas = sorted({0.0, *ALPHAS, self.plan.steps[0].alpha})
             figures["alphas"] = [self._on_texts_that_went_on(alpha, done) for alpha in alphas]
         return figures
+
+    def _about(self) -> dict[str, Any]:
+        subject, profile = self.subject, self.subject.profile
+        return {
+            "tenant": subject.tenant.id,
+            "version": subject.tenant.version,
+            "task": subject.tenant.task,
+            "metric": profile.report["metric"],
+            "file": str(subject.unseen.file),
+            "texts": len(self.answers.every),
+            "left_out": subject.unseen.left_out,
+            "precision": profile.asked["precision"],
+            "levels": [{"name": level.name, "layers": level.layers} for level in subject.levels],
+            "plan": asdict(self.plan) | {"described": self._described(self.plan)},
+            "rung": subject.rung,
+        }
 
     def _described(self, plan: Plan) -> str:
         return described(Candidate(plan, 0.0, 0.0, 0.0, 0.0), self.subject.profile.names)
