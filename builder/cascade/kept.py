@@ -18,9 +18,9 @@ FOLDER = "profile"
 
 
 class Kept:
-    def __init__(self, version_folder: Path, shared: Mapping[str, Any]) -> None:
+    def __init__(self, version_folder: Path, shared: Mapping[str, Any], folder: str = FOLDER) -> None:
         """`shared`: what all answers depend on."""
-        self._folder = version_folder / FOLDER
+        self._folder = version_folder / folder
         self._shared = shared
         self._used: set[Path] = set()
 

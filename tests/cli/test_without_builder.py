@@ -32,6 +32,8 @@ NEED_A_STORE = {
     "cascade build": ["--id", "x", "--levels", "x", "--calibrate-texts", "x", "--store", "x"],
     "cascade profile": ["--id", "x", "--texts", "x", "--store", "x"],
     "cascade select": ["--id", "x", "--drop", "1", "--store", "x"],
+    "cascade across": ["--id", "x", "--to", "x", "--texts", "x", "--drop", "1", "--store", "x"],
+    "cascade unlink": ["--id", "x", "--store", "x"],
     "tenant add": ["x", "--store", "x", "--repository", "x", "--state", "x"],
     "tenant update": ["x", "--store", "x", "--repository", "x", "--state", "x"],
     "domain add": ["--name", "x", "--store", "x", "--repository", "x", "--state", "x"],
