@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
+from builder.publish.live import update_tenant
 from builder.publish.model_configs import ALIAS
+from builder.store.links import link_of, remove_link, save_link
+from builder.store.store import Store
 from hplm.engine.backbone import Backbone
 from hplm.engine.lookup import Lookup
 from hplm.server import process_group
@@ -20,6 +25,8 @@ from hplm.server.held import holders
 from hplm.server.stubs import stubs
 from hplm.tenants.keys import new_key
 from hplm.tenants.link import Link
+from hplm.tenants.manager import Manager
+from testing.random_store import random_tenant
 from testing.reference import Reference
 from tests.equality import Comparison
 from tests.links import FAR, FAR_IDS, PLANS, Crossing, make_linked, near_tenants
@@ -252,3 +259,33 @@ def test_an_engine_that_ends_there_leaves_the_answers_in_hand(server, asked):
 
 def _parent(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_links_and_what_they_lead_to_change_while_they_are_served(linked, asked, tmp_path):
+    given = [(texts, pairs) for tenant, texts, pairs, _ in asked if tenant.id == "mark"]
+    texts, pairs = (sum(side, ()) for side in zip(*given, strict=True))  # each version has other draws, so one is too few
+    near, far = (Store(shutil.copytree(store.folder, tmp_path / store.config.name)) for store in (linked.near, linked.far))
+    repository, state = shutil.copytree(linked.repository, tmp_path / "repository"), tmp_path / "state"
+    here, there = (Manager.open(repository, state, store.config.name) for store in (near, far))
+    tenant, target = next(one for one in near_tenants() if one.id == "mark"), far.tenant("mark-there")
+    link = link_of(near, tenant)
+    with serving(repository, state=state) as server:
+        stock = Stock(server, "http")
+
+        def level():
+            return stock.ask(texts, "mark", pairs, ["LEVEL"], ALIAS)["LEVEL"].max()
+
+        assert level() == 3
+        remove_link(near, tenant)
+        update_tenant(here, near, "mark")
+        eventually(lambda: level() == 2)
+        save_link(near, tenant, link, {})
+        update_tenant(here, near, "mark")
+        eventually(lambda: level() == 3)
+        update_tenant(there, far, "mark-there")  # the same version of the store under another number
+        eventually(lambda: stock.ask(texts, "mark-there", pairs, ["VERSION"], FAR)["VERSION"][0, 0] == b"2")
+        eventually(lambda: level() == 3)
+        random_tenant(far, replace(target, version=3), 0.3, seed=1)
+        update_tenant(there, far, "mark-there")
+        eventually(lambda: level() == 2)
+        eventually(lambda: Scraped(server).of("hplm_across_texts_total", outcome="changed") > 0)
