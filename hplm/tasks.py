@@ -36,6 +36,7 @@ class TextAnswer:
     spans: Array  # rows x 2, int32
     confidence: float = UNKNOWN  # the probability that it is right
     level: int = 1  # of its tenant's levels, the last that was asked; 1 is the shallowest
+    onward: str = ""  # what another backbone is to read of the text; "": nothing, the answer is final
 
     @property
     def is_one_label(self) -> bool:

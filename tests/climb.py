@@ -14,7 +14,7 @@ CLOSE = 2e-3  # to the probability at which a text goes on: rounding may decide
 
 
 class Climb:
-    """A text at the steps of a plan, in plain Python."""
+    """A text at the steps of a plan, in plain Python. It stops before a step in another backbone, with `words_left`."""
 
     def __init__(self, reference, tenant_id, text, pair, plan, lookup):
         view = reference.backbone.view
@@ -22,8 +22,13 @@ class Climb:
         found = lookup.resolve(view, tenant, [text], pair and [pair])
         addresses, words = found.addresses, found.words
         task, labels = tenant.task_object, tenant.labels
-        kept, before, self.is_close, self.pruned = None, None, False, 0
+        kept, before, self.is_close, self.pruned, self.words_left = None, None, False, 0, None
         for number, step in enumerate(plan.steps):
+            if step.level == len(tenant.all_levels):
+                self.words_left = None if kept is None else {int(words[i]) for i in kept if words[i] >= 0}
+                self.goes_across = True
+                return
+            self.goes_across = False
             said, received = reference.at_level(text, tenant_id, step.level, kept, pair)
             logits = np.array([said[row].tolist() if row >= 0 else [0.0] * len(labels) for row in found.spans[:, 0]])
             if before is not None:

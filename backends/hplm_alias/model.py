@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,18 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from backends import replies
+from backends.across import Across
+from backends.forwarded import DECODER, ENCODER, Forwarded, Kind, ask, refusal
 from hplm.engine.threads import repeat
-from hplm.errors import Broken, DeadlineMissed, Draining, InvalidInput, QueueFull, error_in
+from hplm.errors import DeadlineMissed, InvalidInput, QueueFull
 from hplm.generation.sampling import READERS
+from hplm.metrics.meter import Meter
+from hplm.metrics.publisher import Publisher
 from hplm.parameters import asked_number
 from hplm.scheduling.turns import Bounds, Turns
 from hplm.server.held import Held
-from hplm.tasks import TASKS
 from hplm.tenants.directory import Directory
-from hplm.tenants.ticket import FORWARDED, SharedSecret
+from hplm.tenants.ticket import ACROSS, FORWARDED, SharedSecret
 
 DOING = "forwarding the request"  # what has failed, for exceptions that nobody expected
 AT_ONCE = 32  # as many threads as Triton's own pool for such requests
@@ -38,49 +41,18 @@ SECONDS_BETWEEN_LOOKS = 0.05  # for requests that can no longer be in time
 A_WHILE_NS = 10_000_000  # to ask whether the client is still connected is a round trip to the server process
 
 
-@dataclass(frozen=True)
-class Kind:
-    """The tensors of encoders or of decoders."""
-
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-    @classmethod
-    def of(cls, task: str) -> Kind:
-        return DECODER if TASKS[task].generates else ENCODER
-
-
-ENCODER = Kind(("TEXT", "TEXT_PAIR"), ("LABEL", "SCORE", "LOGITS", "SPAN", "CONFIDENCE", "LEVEL", "VERSION"))
-DECODER = Kind(
-    (
-        *("text_input", "messages", "sampling_parameters", "stream", "exclude_input_in_output"),
-        *("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens", "return_logprobs"),
-    ),
-    ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens", "logprobs"),
-)
-
-
-@dataclass(frozen=True, eq=False)
-class Forwarded:
-    """A request on its way to a backbone. Times are nanoseconds of the monotonic clock."""
-
-    request: pb_utils.InferenceRequest
-    sender: replies.Sender
-    parameters: dict[str, Any]
-    kind: Kind
-    outputs: list[str]  # that the client asked for
-    backbone: str
-    tenant: tuple[str, int]  # the backbone and the tenant's uid in it
-    arrival_ns: int
-    deadline_ns: int  # 0: no deadline
-    left: int = 1  # every request counts as one
-
-
 class Lane:
     """Requests that wait to be forwarded, and the threads that forward them, tenants in turn."""
 
-    def __init__(self, name: str, at_once: int, refusals: replies.Refusals) -> None:
+    def __init__(
+        self,
+        name: str,
+        at_once: int,
+        refusals: replies.Refusals,
+        forward: Callable[[Forwarded], pb_utils.InferenceResponse],
+    ) -> None:
         self._refusals = refusals
+        self._forward = forward
         self._line: Turns[Forwarded] = Turns(WAITING, 1, time.monotonic_ns)
         self._closing = threading.Event()
         self._threads = [repeat(self._forward_next, f"forward {name} {number}") for number in range(at_once)]
@@ -105,7 +77,7 @@ class Lane:
             try:
                 waited = time.monotonic_ns() - forwarded.arrival_ns
                 cancelled = waited > A_WHILE_NS and forwarded.sender.is_cancelled
-                response = _cancelled() if cancelled else _forward(forwarded)
+                response = _cancelled() if cancelled else self._forward(forwarded)
             except Exception as error:
                 response = replies.failure(error, DOING)
             forwarded.sender.send(response)
@@ -135,9 +107,12 @@ class TritonPythonModel:
         self._held = Held(args["model_name"])
         self._mark = {FORWARDED: SharedSecret(FORWARDED, os.getppid()).value.hex()}
         self._refusals = replies.Refusals(DOING)
+        meter = Meter()
+        self._across = Across(self._directory, meter, self._mark)
+        self._publisher = Publisher(pb_utils.MetricFamily, meter, args["model_name"])
         self._lanes = {
-            ENCODER: Lane("texts", AT_ONCE, self._refusals),
-            DECODER: Lane("prompts", PROMPTS_AT_ONCE, self._refusals),
+            ENCODER: Lane("texts", AT_ONCE, self._refusals, self._forward_texts),
+            DECODER: Lane("prompts", PROMPTS_AT_ONCE, self._refusals, _forward),
         }
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[None]:
@@ -166,15 +141,23 @@ class TritonPythonModel:
             raise InvalidInput(f"tenant {tenant.id!r} answers with {', '.join(kind.outputs)}: request some of these outputs")
         timeout_us = request.timeout() or asked_number(parameters, "timeout", 0, 2**63 - 1)  # `generate` leaves it a parameter
         deadline_ns = arrival_ns + 1000 * timeout_us if timeout_us else 0
+        parameters.pop(ACROSS, None)  # only we may say it
         parameters |= self._mark
         self._lanes[kind].offer(
-            Forwarded(request, sender, parameters, kind, outputs, backbone, (backbone, tenant.uid), arrival_ns, deadline_ns)
+            Forwarded(request, sender, parameters, kind, outputs, backbone, tenant, arrival_ns, deadline_ns)
         )
+
+    def _forward_texts(self, forwarded: Forwarded) -> pb_utils.InferenceResponse:
+        link = forwarded.found.link
+        if link is None or forwarded.parameters.get("hplm_rung"):  # a rung is a plan within the backbone
+            return _forward(forwarded)
+        return self._across.forward(forwarded, link)
 
     def finalize(self) -> None:
         for lane in self._lanes.values():
             lane.close()
         self._refusals.close()
+        self._publisher.close()
         self._held.close()
 
 
@@ -199,27 +182,14 @@ def _forward(forwarded: Forwarded) -> pb_utils.InferenceResponse:
     inputs, parameters = request.inputs(), forwarded.parameters
     if is_prompt:
         inputs, parameters = _prompt(inputs, parameters)
-    call = pb_utils.InferenceRequest(
-        request_id=replies.request_id(request),
-        model_name=backbone,
-        inputs=inputs,
-        requested_output_names=forwarded.outputs,
-        # Triton does not forward fractions. An encoder has no parameter that is one, so it refuses them as text too. A decoder
-        # reads text for milliseconds; settings of sampling are an input by now.
-        parameters={name: str(value) if isinstance(value, float) else value for name, value in parameters.items()},
-        timeout=_left_us(forwarded),
-    )
+    call = ask(forwarded, backbone, inputs, forwarded.outputs, parameters, forwarded.left_us)
     answer = _only_response(call) if is_prompt else call.exec()
-    if not answer.has_error():
-        tensors = answer.output_tensors()  # already in shared memory
-        if is_prompt:
-            tensors = [replies.tensor(one.name(), one.as_numpy().reshape(1, -1)) for one in tensors]
-        return pb_utils.InferenceResponse(tensors)
-    message = answer.error().message()  # Triton does not pass on the error's code
-    known = error_in(message)
-    if known is None and not pb_utils.is_model_ready(backbone):
-        raise Draining(f"backbone {backbone!r} is being unloaded or loaded: send the request again")
-    return replies.failure_with((known or Broken).status, message)
+    if answer.has_error():
+        return refusal(answer, backbone)
+    tensors = answer.output_tensors()  # already in shared memory
+    if is_prompt:
+        tensors = [replies.tensor(one.name(), one.as_numpy().reshape(1, -1)) for one in tensors]
+    return pb_utils.InferenceResponse(tensors)
 
 
 def _prompt(inputs: list[pb_utils.Tensor], parameters: dict[str, Any]) -> tuple[list[pb_utils.Tensor], dict[str, Any]]:
@@ -236,16 +206,6 @@ def _only_response(call: pb_utils.InferenceRequest) -> pb_utils.InferenceRespons
     """Returns the answer of a decoupled model. Triton may end it with an empty response."""
     responses = [one for one in call.exec(decoupled=True) if one.has_error() or one.output_tensors()]
     return responses[0]
-
-
-def _left_us(forwarded: Forwarded) -> int:
-    """Returns the rest of the request's timeout; 0 means no timeout."""
-    if not forwarded.deadline_ns:
-        return 0
-    left = (forwarded.deadline_ns - time.monotonic_ns()) // 1000
-    if left <= 0:
-        raise DeadlineMissed.after(forwarded.arrival_ns, forwarded.deadline_ns)
-    return left
 
 
 def _cancelled() -> pb_utils.InferenceResponse:

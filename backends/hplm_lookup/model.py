@@ -25,9 +25,9 @@ from hplm.parameters import asked_flag, asked_number, deadline_us
 from hplm.server import folder_lock
 from hplm.server.control import REVIVED
 from hplm.server.held import Held, HeldBy
-from hplm.tenants.authorize import admit
+from hplm.tenants.authorize import admit, follow
 from hplm.tenants.quotas import Quotas
-from hplm.tenants.ticket import FORWARDED, PROBE_TICKET, TICKET_BYTES, SharedSecret, Ticket
+from hplm.tenants.ticket import ACROSS, FORWARDED, FROM, PROBE_TICKET, TICKET_BYTES, TO, SharedSecret, Ticket
 
 log = logging.getLogger(__name__)
 LONGEST_TIMEOUT_US = 10**12  # longer ones would overflow a deadline in nanoseconds
@@ -80,7 +80,10 @@ class TritonPythonModel:
             replies.send_outputs(sender, {"TICKET": np.frombuffer(PROBE_TICKET, dtype=np.uint8).reshape(1, -1)})
             return
         view = self._views.view
-        tenant = admit(view.snapshot, parameters, time.time())
+        is_forwarded = compare_digest(str(parameters.get(FORWARDED, "")).encode(), self._forwarded.encode())
+        across = parameters.get(ACROSS) if is_forwarded else None  # of others it means nothing
+        tenant = follow(view.snapshot, parameters) if across == TO else admit(view.snapshot, parameters, time.time())
+        link = tenant.link if across == FROM else None
         self._quotas.spend(tenant)  # upper counts again, over all lookups; a refusal here saves the look-up
         timeout_us = min(request.timeout() or tenant.deadline_us or self._deadline_us, LONGEST_TIMEOUT_US)
         ticket = Ticket(
@@ -94,14 +97,14 @@ class TritonPythonModel:
             priority=asked_number(parameters, "hplm_priority", -(2**31), 2**31 - 1),
             top_k=asked_number(parameters, "top_k", 0, 2**16 - 1),
             rung=asked_number(parameters, "hplm_rung", 0, 2**16 - 1),
+            across=int(link is not None),
         )
         if ticket.rung:
             tenant.plan(ticket.rung)  # raises if its ladder has none
         texts, pairs = replies.texts(request, "TEXT"), replies.optional_texts(request, "TEXT_PAIR")
-        reading = Reading(view, tenant, texts, pairs, asked_flag(parameters, "truncate"))
+        reading = Reading(view, tenant, texts, pairs, asked_flag(parameters, "truncate"), link)
         respond = partial(self._send, sender, ticket)
         # A forwarded request keeps a thread of the model `hplm` busy, for which other tenants wait.
-        is_forwarded = compare_digest(str(parameters.get(FORWARDED, "")).encode(), self._forwarded.encode())
         self._service.submit(LookupRequest(reading, arrival_ns, ticket.deadline_ns, respond, refuse_at_once=is_forwarded))
 
     def _send(self, sender: replies.Sender, ticket: Ticket, found: LookedUp | Exception) -> None:

@@ -40,6 +40,7 @@ class Workload:
     device: torch.device
     answers: Kept
     known_seconds: Sequence[dict[int, float]] | None = None  # by level, as a profile has measured them; None: measured now
+    last_is_watched: bool = False  # another backbone reads what its last level leaves
 
     @property
     def prunes(self) -> bool:
@@ -73,7 +74,7 @@ class Workload:
         """By level: what it makes of whole texts."""
         found: list[Computed] = []
         for level in self.levels:
-            watch = self.prunes and level is not self.levels[-1]
+            watch = self.prunes and (self.last_is_watched or level is not self.levels[-1])
             found.append(self.answers(partial(self._computed, level, watch=watch), level=level.digest))
             if not all(np.isfinite(logits).all() for logits in found[-1].logits):
                 where = f"level {level.name!r} of tenant {self.tenant.id!r}"
@@ -99,20 +100,28 @@ class Workload:
         )
 
     def _pruned(self, first: int, later: int, alpha: float) -> Answered:
-        stay = [kept(own, words, alpha) for own, words in zip(self.whole[first].received, self.words, strict=True)]
-        level = self.levels[later]
+        stay, level = self.stay(first, alpha), self.levels[later]
         found = self.answers(
             partial(self._computed, level, stay=stay), level=level.digest, left_by=self.levels[first].digest, alpha=alpha
         )
         left = [words[own] for words, own in zip(self.words, stay, strict=True)]
         return self._answered(found, np.array([len(own) for own in left]), left)
 
+    def answered_by(self, level: OpenLevel, **kept_by: Any) -> Answered:
+        """Returns what a level answers to whole texts. `kept_by`: what tells these texts from others."""
+        found = self.answers(partial(self._computed, level), level=level.digest, **kept_by)
+        return self._answered(found, self.tokens, None)
+
+    def stay(self, level: int, alpha: float) -> list[np.ndarray]:
+        """Returns which tokens of each text a level leaves."""
+        return [kept(own, words, alpha) for own, words in zip(self.whole[level].received, self.words, strict=True)]
+
     def _computed(self, level: OpenLevel, watch: bool = False, stay: Sequence[np.ndarray] | None = None) -> Computed:
         return computed(level, self.reader, self.texts, self.precision, self.device, watch, stay)
 
     def _answered(self, found: Computed, tokens: np.ndarray, words: Sequence[np.ndarray] | None) -> Answered:
-        counts = [len(np.unique(own[own != NO_WORD])) for own in words] if words is not None else [0] * len(tokens)
-        return Answered(self._joined(found.logits), tokens, np.array(counts))
+        counts = words_in(words) if words is not None else np.zeros(len(tokens), dtype=np.int64)
+        return Answered(self._joined(found.logits), tokens, counts)
 
     def _by_text(self, parts: Sequence[Any]) -> list[Sequence[Any]]:
         """Returns the parts of each text, of which each window has one."""
@@ -121,6 +130,11 @@ class Workload:
 
     def _joined(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
         return [np.concatenate(own) for own in self._by_text(parts)]
+
+
+def words_in(words: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns how many words each text has, from the numbers of its tokens' words."""
+    return np.array([len(np.unique(own[own != NO_WORD])) for own in words])
 
 
 def _interpolated(seconds: dict[int, float], tokens: np.ndarray) -> np.ndarray:

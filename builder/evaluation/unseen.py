@@ -41,6 +41,11 @@ class UnseenTexts:
         """The digests of the files whose texts are left out."""
         return sorted(self._used)
 
+    @property
+    def files(self) -> list[Path]:
+        """The files whose texts are left out."""
+        return list(self._used.values())
+
     @cached_property
     def fresh(self) -> Labelled:
         """The texts that the training has not seen. Raises if they are too few."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from builder.publish.export import copy_file
 from builder.store.calibrations import calibration_of
 from builder.store.levels import StoredLevel, ladder_of, levels_of
+from builder.store.links import link_of
 from builder.store.store import Store, TenantFile, written_folder
 from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
@@ -103,6 +104,7 @@ def knowledge_of(store: Store, tenant: TenantFile) -> Knowledge:
         calibration=calibration_of(store, tenant),
         levels=tuple(_level(level) for level in levels_of(store, tenant)),
         ladder=ladder_of(store, tenant) or (),
+        link=link_of(store, tenant),
     )
 
 

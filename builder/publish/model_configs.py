@@ -151,7 +151,9 @@ input [
   { name: "TICKET"  data_type: TYPE_UINT8  dims: [ -1 ]  allow_ragged_batch: true }
 ]
 output [
-$answers
+$answers,
+  # What another backbone is to read of a text, only for the model hplm; all others get "".
+  { name: "ONWARD"      data_type: TYPE_STRING  dims: [ 1 ] }
 ]
 
 # KIND_MODEL: the backend chooses its device itself, see the parameter.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from builder.store.calibrations import calibration_of
 from builder.store.levels import ladder_of, levels_of
+from builder.store.links import link_of
 from builder.store.store import Store, TenantFile
 from builder.store.weights import Weights
 from hplm.adapters.bank import write_bank
@@ -50,6 +51,7 @@ class Records:
             calibration=calibration_of(store, tenant),
             levels=tuple(of_levels),
             ladder=ladder_of(store, tenant) or (),
+            link=link_of(store, tenant),
         )
 
     def write(self, folder: Path) -> None:

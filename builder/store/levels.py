@@ -26,7 +26,7 @@ from hplm.levels.plan import Plan
 from hplm.model.config import BackboneConfig
 from hplm.model.weights import load_weights
 
-LEVEL, LADDER, REPORT, PICTURE = "level.json", "ladder.json", "report.json", "training.png"
+LEVEL, LADDER, LINK, REPORT, PICTURE = "level.json", "ladder.json", "link.json", "report.json", "training.png"
 REMOVED = ".removed"  # ends the name of a folder that is being removed
 UNFINISHED = (".writing", REMOVED)
 WAY_OUT = "build the level again with `hplm cascade build`"
@@ -199,11 +199,18 @@ def save_ladder(store: Store, tenant: TenantFile, plans: Sequence[Plan]) -> None
 
 
 def remove_ladder(store: Store, tenant: TenantFile) -> None:
-    _ladder_file(store, tenant).unlink(missing_ok=True)
+    """Removes the ladder and the link of a version: their cutoffs are of levels that change now."""
+    for path in _chosen_files(store, tenant):
+        path.unlink(missing_ok=True)
 
 
 def has_ladder(store: Store, tenant: TenantFile) -> bool:
-    return _ladder_file(store, tenant).exists()
+    """Whether a version has a ladder or a link."""
+    return any(path.exists() for path in _chosen_files(store, tenant))
+
+
+def _chosen_files(store: Store, tenant: TenantFile) -> list[Path]:
+    return [_ladder_file(store, tenant), store.tenant_folder(tenant.id, tenant.version) / LINK]
 
 
 def _ladder_file(store: Store, tenant: TenantFile) -> Path:

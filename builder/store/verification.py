@@ -8,6 +8,7 @@ from pathlib import Path
 
 from builder.store.calibrations import read_calibrated
 from builder.store.levels import UNFINISHED, WAY_OUT, ladder_of, levels_of, stored_levels
+from builder.store.links import link_of
 from builder.store.store import Store, TenantFile
 from builder.tables.counts import Counts
 from hplm.errors import HplmError
@@ -65,6 +66,7 @@ def _check_tenant(store: Path, stands: bool) -> Callable[[Path, Progress], Itera
                     if not (level.folder / name).exists():
                         yield f"tenant {tenant.id}: {level.folder / name} is missing: {WAY_OUT}"
             ladder_of(opened, tenant)
+            link_of(opened, tenant)
         except HplmError as error:
             yield f"tenant {tenant.id}: {error}"
         table = store / "plot" / tenant.domain / str(tenant.domain_version)

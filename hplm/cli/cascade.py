@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hplm.cli import cascade_build, cascade_report
+from hplm.cli import cascade_across, cascade_build, cascade_report
+from hplm.cli.cascade_plans import plans_text, target_of, target_options
 from hplm.cli.options import held_out_options
 from hplm.errors import HplmError, InvalidInput
 
@@ -28,6 +29,7 @@ def register(commands: argparse._SubParsersAction) -> None:
     _register_profile(actions)
     _register_select(actions)
     cascade_report.register(actions)
+    cascade_across.register(actions)
 
 
 def _register_profile(actions: argparse._SubParsersAction) -> None:
@@ -57,15 +59,7 @@ def _register_select(actions: argparse._SubParsersAction) -> None:
     tenants = command.add_mutually_exclusive_group(required=True)
     tenants.add_argument("--id", help="name of the tenant")
     tenants.add_argument("--all", action="store_true", help="every tenant that has levels")
-    score = command.add_mutually_exclusive_group(required=True)
-    score.add_argument("--drop", type=float, metavar="POINTS", help="most points below the score of the tenant's own level")
-    score.add_argument("--accuracy", type=float, metavar="SCORE", help="least score, from 0 to 1")
-    command.add_argument(
-        "--doubt", type=float, default=1.0, metavar="ERRORS",
-        help="standard errors by which scores are trusted less: the best of many plans looks better than it is on the texts "
-        "that chose it (default: %(default)s)",
-    )  # fmt: skip
-    command.add_argument("--latency-ms", type=float, metavar="MS", help="most milliseconds a text on average, without waiting")
+    target_options(command, "the tenant's own level")
     command.add_argument("--json", action="store_true", help="end with one line of JSON")
     command.set_defaults(run=run_select)
 
@@ -96,7 +90,7 @@ def run_profile(args: argparse.Namespace) -> dict[str, Any]:
     plans = [reported(one, profile.names) for one in profile.front]
     if not args.json:
         print(_profile_text(report))
-        print(_plans_text(plans, report["metric"]))
+        print(plans_text(plans, report["metric"]))
         print("next: `hplm cascade select`" if is_new else "nothing has changed")
     return {**report, "front": plans, "changed": is_new}
 
@@ -104,10 +98,9 @@ def run_profile(args: argparse.Namespace) -> dict[str, Any]:
 def run_select(args: argparse.Namespace) -> dict[str, Any]:
     from builder.cascade.ladder import choose_ladder
     from builder.cascade.levels import open_levels
-    from builder.cascade.selection import Target
     from builder.store.store import Store
 
-    target, store = Target(args.drop, args.accuracy, args.latency_ms, args.doubt), Store(args.store)
+    target, store = target_of(args), Store(args.store)
     chosen: list[dict[str, Any]] = []
     failed: list[str] = []
     for tenant in _tenants(store, args):
@@ -154,20 +147,10 @@ def _profile_text(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _plans_text(plans: list[dict[str, Any]], metric: str) -> str:
-    lines = [f"{metric:>10}{'+-':>8}{'mean ms':>10}{'p75 ms':>10}{'go on':>8}{'pruned':>8}  plan"]
-    for plan in plans:
-        goes_on = f"{plan['reached'][1]:.1%}" if len(plan["reached"]) > 1 else "-"
-        pruned = f"{plan['pruned']:.1%}" if plan["pruned"] else "-"
-        score = f"{plan['score']:>10.4f}{plan['error']:>8.4f}"
-        lines.append(f"{score}{plan['mean_ms']:>10.3f}{plan['p75_ms']:>10.3f}{goes_on:>8}{pruned:>8}  {plan['plan']}")
-    return "\n".join(lines)
-
-
 def _chosen_text(chosen: dict[str, Any]) -> str:
     own, first = chosen["own"], chosen["ladder"][0]
     return (
         f"{chosen['tenant']} version {chosen['version']}: {first['plan']}, {chosen['metric']} {first['score']:.4f} in "
         f"{first['mean_ms']:.3f} ms; its own level alone has {own['score']:.4f} in {own['mean_ms']:.3f} ms\n"
-        f"{_plans_text(chosen['ladder'], chosen['metric'])}"
+        f"{plans_text(chosen['ladder'], chosen['metric'])}"
     )

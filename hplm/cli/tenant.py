@@ -91,7 +91,8 @@ def run_list(args: argparse.Namespace) -> dict:
 
 
 def _levels(row: dict) -> str:
-    return f"  levels {', '.join(row['levels'])} in {row['plans']} plans" if row["levels"] else ""
+    levels = f"  levels {', '.join(row['levels'])} in {row['plans']} plans" if row["levels"] else ""
+    return f"{levels}  unsure texts go on to {row['link']}" if row["link"] else levels
 
 
 def run_show(args: argparse.Namespace) -> dict:

@@ -12,6 +12,7 @@ from hplm.tasks import TextAnswer
 
 CONFIDENCE = "CONFIDENCE"  # the output that is computed only for requests that want it
 LEVEL = "LEVEL"
+ONWARD = "ONWARD"  # says which texts go on to another backbone; only for the model `hplm`
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Filled:
             outputs[CONFIDENCE] = np.array([[text.confidence] for text in self.texts], dtype=np.float32)
         if LEVEL in wanted:
             outputs[LEVEL] = np.array([[text.level] for text in self.texts], dtype=np.int32)
+        if ONWARD in wanted:
+            outputs[ONWARD] = _objects([text.onward.encode() for text in self.texts]).reshape(-1, 1)
         if "VERSION" in wanted:
             outputs["VERSION"] = _objects([b"%d" % version for version in versions]).reshape(-1, 1)
         return outputs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,13 +15,14 @@ from hplm.levels.pruning import kept_of_each
 
 def divided(
     read: Sequence[tuple[Text, InHand]], received: Mapping[Text, Array]
-) -> tuple[list[tuple[Text, InHand]], list[Text]]:
-    """Returns the texts that are answered, and those that stand at their next step now, with the answer so far in hand.
+) -> tuple[list[tuple[Text, InHand]], list[Text], list[tuple[Text, InHand]]]:
+    """Returns the texts that are answered, those that stand at their next step now, with the answer so far in hand, and those
+    whose next step is in another backbone, with answers that say what it is to read.
 
     `received`: how much attention the tokens of texts have received. Of these, some words are not read at the next step.
     """
     if not read:
-        return [], []
+        return [], [], []
     steps = [text.request.plan.steps[text.step] for text, _ in read]
     goes_on = reroutes(
         np.array([found.answer.confidence for _, found in read]),
@@ -31,9 +33,15 @@ def divided(
     answered = [one for one, goes in zip(read, goes_on, strict=True) if not goes]
     unsure = [one for one, goes in zip(read, goes_on, strict=True) if goes]
     kept = _kept([text for text, _ in unsure if text in received], received)
-    for text, found in unsure:
+    leaving = [one for one in unsure if one[0].leaves_next]
+    going_on = [one for one in unsure if not one[0].leaves_next]
+    for text, found in going_on:
         text.go_on(found, kept.get(text))
-    return answered, [text for text, _ in unsure]
+    return answered, [text for text, _ in going_on], [_given_back(*one, kept.get(one[0])) for one in leaving]
+
+
+def _given_back(text: Text, found: InHand, kept: Array | None) -> tuple[Text, InHand]:
+    return text, found._replace(answer=replace(found.answer, onward=text.onward(kept)))
 
 
 def _kept(texts: Sequence[Text], received: Mapping[Text, Array]) -> dict[Text, Array]:

@@ -20,7 +20,8 @@ SLACK = 0.05  # and so much besides: a profile has its own errors, and no two ho
 MOST = 4096  # steps that are watched at a time; of more, the oldest counts are forgotten
 REMEMBERED = 24 * 3600.0  # seconds without another comparison after which a drift is forgotten: its tenant may be gone
 
-Key = tuple[int, int, int, int]  # uid and version of the tenant, the plan's place in its ladder, the step
+Key = tuple[int, int, int, int]  # uid and version of the tenant, the plan's place in its ladder, or OF_LINK, the step
+OF_LINK = -1
 
 
 class Drift:
@@ -36,17 +37,20 @@ class Drift:
             self._off = {key: seen for key, seen in self._off.items() if seen > since}
             return len(self._off)
 
-    def count(self, answered: Iterable[Text], going_on: Iterable[Text]) -> None:
-        """Counts decisions. Texts that go on stand at their next step already."""
+    def count(self, answered: Iterable[Text], going_on: Iterable[Text], leaving: Iterable[Text] = ()) -> None:
+        """Counts decisions. Texts that go on stand at their next step already, but for those that leave the backbone."""
         with self._lock:
             for text in answered:
                 self._add(text, text.step, 0)
             for text in going_on:
                 self._add(text, text.step - 1, 1)
+            for text in leaving:
+                self._add(text, text.step, 1)
 
     def _add(self, text: Text, step: int, goes_on: int) -> None:
         tenant, plan = text.request.tenant, text.request.plan
-        key = tenant.uid, tenant.version, tenant.plans.index(plan), step
+        place = tenant.plans.index(plan) if plan in tenant.plans else OF_LINK
+        key = tenant.uid, tenant.version, place, step
         counted = self._counts.setdefault(key, [0, 0])
         if len(self._counts) > MOST:
             self._counts.popitem(last=False)

@@ -80,13 +80,13 @@ class Instruments:
         self._journal.batch(self._batches, staged)
 
     def answered(self, answers: Sequence[TextAnswer], reason: str) -> None:
-        """Counts answered texts of tenants with a ladder. `reason`: why no further level has answered."""
+        """Counts answered texts of tenants with a ladder or a link. `reason`: why no further level has answered."""
         counts = Counter(str(answer.level) for answer in answers)
         self.meter.add_all({(names.LEVEL_TEXTS, (level, reason)): count for level, count in counts.items()})
 
-    def decided(self, answered: Sequence[Text], going_on: Sequence[Text]) -> None:
-        """Counts which texts were sure enough, and which go on."""
-        self._drift.count(answered, going_on)
+    def decided(self, answered: Sequence[Text], leaving: Sequence[Text], going_on: Sequence[Text]) -> None:
+        """Counts which texts were sure enough, which go on to another backbone, and which to their next step here."""
+        self._drift.count(answered, going_on, leaving)
 
     def look(self, line: Queue[Text], stager: Stager) -> None:
         """Updates the levels, and the counts that the queue and the slots keep."""

@@ -73,14 +73,18 @@ class Journal:
 
 
 def _climb(request: Request, answer: Answer) -> dict[str, Any]:
-    """Returns the rung of the request's plan, and how many of its texts each level has answered. Without a ladder: nothing."""
-    ladder = request.tenant.ladder
-    if not ladder:
+    """Returns the rung of the request's plan, and how many of its texts each level has answered.
+
+    A tenant without a ladder and a link has neither. The plan of a link has the rung 0.
+    """
+    if not request.tenant.is_cascaded:
         return {}
     levels: Counter[int] = Counter()
     if not isinstance(answer, Exception):
         levels.update(text.level for text in answer)
-    return {"rung": ladder.index(request.plan) + 1, "levels": dict(sorted(levels.items()))}
+    plans = request.tenant.plans
+    rung = plans.index(request.plan) + 1 if request.plan in plans else 0
+    return {"rung": rung, "levels": dict(sorted(levels.items()))}
 
 
 def _open(path: Path) -> TextIO:

@@ -213,10 +213,12 @@ class Pipeline:
                         undecided.append((text, found))
                 for reason, answered in ended.items():
                     self._done(answered, reason)
-                sure, going_on = divided(undecided, {batch[index]: own for index, own in computed.received.items()})
+                received = {batch[index]: own for index, own in computed.received.items()}
+                sure, going_on, leaving = divided(undecided, received)
                 self._done(sure, "sure")
+                self._done(leaving, "across")
                 if undecided:
-                    self._note(self._instruments.decided, [text for text, _ in sure], going_on)
+                    self._note(self._instruments.decided, *([text for text, _ in some] for some in (sure, leaving)), going_on)
                 self._end(self._line.again(going_on), "draining", _drained)
         except Exception as error:
             self._fail(texts, _failure("answering", error))
@@ -226,7 +228,8 @@ class Pipeline:
             _sending(text.request.done, text.index, found.answer)
         if not answered:
             return
-        self._note(self._instruments.answered, [found.answer for text, found in answered if text.request.tenant.ladder], reason)
+        counted = [found.answer for text, found in answered if text.request.tenant.is_cascaded]
+        self._note(self._instruments.answered, counted, reason)
 
     def _end(self, texts: list[Text], reason: str, error: Callable[[Text], HplmError]) -> None:
         """Answers texts that are not computed again: with the answer in hand, or with an error where there is none."""

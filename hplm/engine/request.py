@@ -6,6 +6,7 @@ far in hand, which is its answer if anything goes wrong.
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from hplm.engine.views import View
 from hplm.levels.calibration import Calibration
 from hplm.levels.dispatch import draw
 from hplm.levels.plan import Plan
+from hplm.levels.pruning import runs_of
 from hplm.tasks import TextAnswer, windows_of
 from hplm.tenants.level import FULL
 from hplm.tenants.snapshot import Tenant
@@ -80,7 +82,8 @@ class Request:
     def texts_from(self, looked_up: LookedUp) -> list[Text]:
         """Returns the looked-up texts one by one, a long one window by window. Only texts with passages have windows."""
         if self.texts == 1 and not looked_up.passages:
-            return [Text(self, 0, looked_up.addresses, looked_up.segments, looked_up.spans, words=looked_up.words)]
+            alone = looked_up.addresses, looked_up.segments, looked_up.spans
+            return [Text(self, 0, *alone, words=looked_up.words, places=looked_up.places)]
         token = row = 0
         texts: list[Text] = []
         for index, (tokens, rows) in enumerate(zip(looked_up.lengths.tolist(), looked_up.counts.tolist(), strict=True)):
@@ -89,9 +92,10 @@ class Request:
             segments = looked_up.segments[token : token + tokens].copy()
             spans = looked_up.spans[row : row + rows].copy()
             words = looked_up.words[token : token + tokens].copy() if looked_up.words is not None else None
+            places = looked_up.places[token : token + tokens].copy() if looked_up.places is not None else None
             token, row = token + tokens, row + rows
             if not looked_up.passages:
-                texts.append(Text(self, index, addresses, segments, spans, words=words))
+                texts.append(Text(self, index, addresses, segments, spans, words=words, places=places))
                 continue
             windows = list(windows_of(spans, tokens))
             texts += [
@@ -134,6 +138,7 @@ class Request:
 
 
 FIRST = np.zeros(1, dtype=np.int64)
+WHOLE_TEXT = "[]"  # no words are left out
 
 
 class InHand(NamedTuple):
@@ -158,8 +163,8 @@ class Text:
 
     __slots__ = (
         *("addresses", "arrival_ns", "bytes", "deadline_ns", "draw", "in_hand", "index", "is_one_row", "kept", "level"),
-        *("passage", "priority", "read", "reading", "request", "segments", "slot_key", "spans", "step", "tenant", "tokens"),
-        *("window", "windows", "words"),
+        *("passage", "places", "priority", "read", "reading", "request", "segments", "slot_key", "spans", "step", "tenant"),
+        *("tokens", "window", "windows", "words"),
     )
 
     def __init__(
@@ -173,10 +178,12 @@ class Text:
         window: int = 0,
         windows: int = 1,
         words: Array | None = None,
+        places: Array | None = None,
     ) -> None:
         """`spans` are answer rows x 3: token to read (-1: none), and the first and last code point that the row is about.
 
-        `passage` is the text with these code points, if the task answers from a pair. `words`: see `LookedUp`.
+        `passage` is the text with these code points, if the task answers from a pair. `words`, `places`: see
+        `LookedUp`.
         """
         self.request = request
         self.index = index
@@ -184,11 +191,12 @@ class Text:
         self.segments = segments  # uint8
         self.kept: Array | None = None  # the tokens that the layers compute; None: all
         self.words = words
+        self.places = places  # of all tokens, also of those that are not kept
         self.spans = spans  # int32
         self.passage = passage
         self.window = window  # which of the text's windows it is
         self.windows = windows
-        of_words = words.nbytes if words is not None else 0
+        of_words = sum(part.nbytes for part in (words, places) if part is not None)
         self.bytes = addresses.nbytes + segments.nbytes + spans.nbytes + of_words + sys.getsizeof(passage) // windows
         self.arrival_ns = request.arrival_ns
         self.deadline_ns = request.deadline_ns
@@ -226,6 +234,11 @@ class Text:
         return self.step == len(self.request.plan.steps) - 1
 
     @property
+    def leaves_next(self) -> bool:
+        """Whether its next step is in another backbone."""
+        return not self.is_at_end and self.request.plan.steps[self.step + 1].level == len(self.request.tenant.all_levels)
+
+    @property
     def weight(self) -> float:
         """The weight of this step's answer beside that of the steps before."""
         return self.request.plan.steps[self.step].weight
@@ -251,3 +264,17 @@ class Text:
             self.words = self.words[kept]
         self.bytes += self.in_hand.bytes - (before.bytes if before is not None else 0)
         self._stand_at(self.step + 1)
+
+    def onward(self, kept: Array | None = None) -> str:
+        """Returns what another backbone is to read of it: WHOLE_TEXT, or the code points of words, in runs.
+
+        `kept`: see `go_on`.
+        """
+        words, places = self.words, self.places
+        if words is None or places is None:
+            return WHOLE_TEXT
+        if self.kept is not None:
+            places = places[self.kept]
+        if kept is not None:
+            words, places = words[kept], places[kept]
+        return json.dumps(runs_of(words, places)) if len(words) < len(self.addresses) else WHOLE_TEXT

@@ -124,7 +124,7 @@ class Service:
             self._quotas.take(tenant, count, looked_up.tokens)
             try:
                 self._check(request, looked_up, ticket.top_k)
-                request.plan = self._plan(tenant, ticket.rung, looked_up.tokens)
+                request.plan = self._plan(tenant, ticket, looked_up.tokens)
                 request.tokens = looked_up.tokens
                 displaced = self._line.offer(request.texts_from(looked_up))
             except BaseException:
@@ -135,12 +135,15 @@ class Service:
             raise
         self._pipeline.refuse(displaced)
 
-    def _plan(self, tenant: Tenant, rung: int, tokens: int) -> Plan:
-        """Returns the plan of the rung that a request asks for, or else the one that the load allows."""
-        asked = tenant.plan(rung) if rung else None
+    def _plan(self, tenant: Tenant, ticket: Ticket, tokens: int) -> Plan:
+        """Returns the plan of the rung that a request asks for, or else the one that the load allows.
+
+        Unsure texts may leave the backbone if the request comes by the model `hplm` and the load allows the dearest plan.
+        """
+        asked = tenant.plan(ticket.rung) if ticket.rung else None
         levels = tenant.all_levels
         lacking = next((level.stack for level in tenant.levels if level.stack not in self._shares), None)
-        if tenant.ladder and lacking is not None:
+        if tenant.is_cascaded and lacking is not None:
             raise Broken(
                 f"tenant {tenant.id!r} has a level on the stack {lacking!r}, which this export does not have or cannot read: "
                 "export the repository again"
@@ -153,6 +156,8 @@ class Service:
             )
         )
         allowed = self._line.rung(tenant.uid, tokens, costs)  # a request that asks for a rung is load too
+        if ticket.across and tenant.link is not None and not asked and not allowed:
+            return tenant.link.plan
         return asked or tenant.plans[allowed]
 
     def _leave(self, respond: Callable[[Answer, Counted], None], request: Request, answer: Answer) -> None:

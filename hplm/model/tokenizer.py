@@ -80,9 +80,18 @@ class Encoded:
         encoding = self._encoding
         numbers = np.array([-1 if word is None else word for word in encoding.word_ids], dtype=np.int32)
         numbers[np.array(encoding.special_tokens_mask, dtype=bool)] = -1
-        of_pair = np.array([part == 1 for part in encoding.sequence_ids], dtype=bool)
+        of_pair = self._all_of_pair
         numbers[of_pair] += numbers[~of_pair].max(initial=-1) + 1
         return numbers if self._kept is None else numbers[self._kept]
+
+    def places(self, text: str) -> Array:
+        """tokens x 2, int32: the code points of each token, those of a pair counted on behind the text's."""
+        of_pair = self._all_of_pair if self._kept is None else self._all_of_pair[self._kept]
+        return self.offsets + np.where(of_pair, len(text), 0).astype(np.int32)[:, None]
+
+    @property
+    def _all_of_pair(self) -> Array:
+        return np.array([part == 1 for part in self._encoding.sequence_ids], dtype=bool)
 
 
 class Tokenizer:

@@ -28,6 +28,7 @@ from hplm.model.config import BackboneConfig
 from hplm.plot.table import Table
 from hplm.tasks import check_backbone, find_task
 from hplm.tenants.knowledge import Adapter, Head, Knowledge, LevelKnowledge, layers_of
+from hplm.tenants.link import Link
 from hplm.tenants.listing import described
 from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import LIMITS, NAME
@@ -129,6 +130,7 @@ class Commands:
             calibration=_calibration(given),
             levels=tuple(self._level(one, tensors, len(labels)) for one in _objects(given, "levels")),
             ladder=_ladder(given),
+            link=_link(given),
         )
 
     def _level(self, given: dict[str, Any], tensors: dict[str, Tensor], labels: int) -> LevelKnowledge:
@@ -171,6 +173,15 @@ def _ladder(given: dict[str, Any]) -> tuple[Plan, ...]:
         return tuple(Plan.read(plan) for plan in _objects(given, "ladder"))
     except MISFITS as error:
         raise InvalidInput(f"'ladder' is not a list of plans as in a store's ladder.json ({error})") from None
+
+
+def _link(given: dict[str, Any]) -> Link | None:
+    if (stored := given.get("link")) is None:
+        return None
+    try:
+        return Link.read(stored)
+    except MISFITS as error:
+        raise InvalidInput(f"'link' is not the object of that name in a store's link.json ({error})") from None
 
 
 def _calibration(given: dict[str, Any]) -> Calibration | None:

@@ -13,6 +13,7 @@ from hplm.levels.calibration import Calibration
 from hplm.levels.plan import MOST_RUNGS, Plan
 from hplm.plot.branch import Branch
 from hplm.tasks import TASKS
+from hplm.tenants.link import Link
 
 Head = tuple[Layout, Mapping[str, Tensor]]
 Adapter = tuple[Layout, Sequence[Mapping[str, Tensor]]]
@@ -42,6 +43,7 @@ class Knowledge:
     calibration: Calibration | None = None
     levels: tuple[LevelKnowledge, ...] = ()  # on shallower stacks, the shallowest first
     ladder: tuple[Plan, ...] = ()  # the dearest first
+    link: Link | None = None  # to a tenant of another backbone
 
     def check(self, tenant_id: str, branches: Iterable[Branch], width: int | None, stacks: Mapping[str, int]) -> None:
         """Raises if a backbone with these tables and stacks cannot serve the tenant.
@@ -108,6 +110,11 @@ class Knowledge:
         if self.ladder and self.calibration is None:
             raise InvalidInput(
                 f"tenant {tenant_id!r} has a ladder and no calibration of its own: calibrate it with `hplm calibrate`"
+            )
+        if self.link is not None and (not self.link.suits(len(names) + 1) or self.calibration is None):
+            raise InvalidInput(
+                f"tenant {tenant_id!r} has a link to backbone {self.link.backbone!r} for other levels, or no calibration: make "
+                "it again with `hplm cascade across`"
             )
 
 

@@ -118,7 +118,9 @@ class Manager:
             tenant = Tenant(tenant_id, uid, version, domain, domain_version, task, labels, head, adapter)
         else:  # it keeps its task and labels, its keys and its limits
             tenant = replace(before, version=version, domain=domain, domain_version=domain_version, head=head, adapter=adapter)
-        change.put(replace(tenant, calibration=knowledge.calibration, levels=tuple(levels), ladder=knowledge.ladder))
+        cascade = {"levels": tuple(levels), "ladder": knowledge.ladder, "link": knowledge.link}
+        stored = knowledge.version if knowledge.version != version else 0
+        change.put(replace(tenant, calibration=knowledge.calibration, stored=stored, **cascade))
         return _recorded(change, TenantChange(change.generation, tenant_id, before.version if before else None, version))
 
     def _write(

@@ -24,6 +24,7 @@ from hplm.plot.branch import Branch
 from hplm.tasks import TASKS, Task
 from hplm.tenants.keys import Key
 from hplm.tenants.level import FULL, Level
+from hplm.tenants.link import Link
 
 FORMAT = 7
 READABLE = (2, 3, 4, 5, 6, FORMAT)  # docs/formats.md says what the earlier ones lack
@@ -58,6 +59,8 @@ class Tenant:
     calibration: Calibration | None = None  # of this version's logits; None: its answers have no confidence
     levels: tuple[Level, ...] = ()  # on shallower stacks, the shallowest first
     ladder: tuple[Plan, ...] = ()  # the dearest first; empty: its own level answers all texts
+    link: Link | None = None  # where unsure texts of requests to the model `hplm` go on
+    stored: int = 0  # its version in the store, if that was published before and so has another number here
 
     @property
     def task_object(self) -> Task:
@@ -89,9 +92,19 @@ class Tenant:
             raise InvalidInput(f"hplm_rung is {rung}, but the ladder of tenant {self.id!r} has {has}: name another or none")
         return self.plans[rung - 1]
 
+    @property
+    def stored_version(self) -> int:
+        """Its version in the store."""
+        return self.stored or self.version
+
+    @property
+    def is_cascaded(self) -> bool:
+        """Whether answers may be of several levels."""
+        return bool(self.ladder or self.link)
+
     @cached_property
     def prunes(self) -> bool:
-        """Whether a plan leaves words out."""
+        """Whether a plan of its ladder leaves words out."""
         return any(step.alpha for plan in self.ladder for step in plan.steps)
 
     def records(self) -> list[Record]:
@@ -203,6 +216,8 @@ def read_tenant(entry: dict[str, Any]) -> Tenant:
     fields["calibration"] = Calibration.read(calibration) if calibration is not None else None
     fields["levels"] = tuple(Level.read(level) for level in entry.get("levels", ()))
     fields["ladder"] = tuple(Plan.read(plan) for plan in entry.get("ladder", ()))
+    link = entry.get("link")
+    fields["link"] = Link.read(link) if link is not None else None
     fields["keys"] = tuple(Key(**key) for key in entry.get("keys", ()))
     tenant = Tenant(**fields)
     if not _is_tenant(tenant):
@@ -217,7 +232,7 @@ def _is_branch(branch: Branch) -> bool:
 def _is_tenant(tenant: Tenant) -> bool:
     """Whether all fields have their types. They are checked here, once, because a wrong one fails far from its file."""
     words: list[object] = [tenant.id, tenant.domain, tenant.task, *tenant.labels]
-    numbers: list[object] = [tenant.uid, tenant.version, tenant.domain_version, tenant.in_flight]
+    numbers: list[object] = [tenant.uid, tenant.version, tenant.stored, tenant.domain_version, tenant.in_flight]
     numbers += (tenant.deadline_us, tenant.first_token_us, tenant.token_us)
     for record in tenant.records():
         words.append(record.bank)
@@ -231,6 +246,7 @@ def _is_tenant(tenant: Tenant) -> bool:
         and all(level.calibration is not None and level.calibration.suits(len(tenant.labels)) for level in tenant.levels)
         and all(plan.suits(len(tenant.levels) + 1) for plan in tenant.ladder)
         and len(tenant.ladder) <= MOST_RUNGS
+        and (tenant.link is None or (tenant.link.suits(len(tenant.levels) + 1) and tenant.calibration is not None))
         and all(type(word) is str for word in words)
         and all(type(number) is int for number in numbers)
         and all(type(rate) in (int, float) for rate in rates)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from hplm.errors import NoTenant
 
-_BODY = struct.Struct("<QQQIqqiHH")
+_BODY = struct.Struct("<QQQIqqiHHB")
 _SIGNATURE_BYTES = 16
 TICKET_BYTES = _BODY.size + _SIGNATURE_BYTES  # before what was found
 PROBE_TICKET = b"\0"  # of a request that only asks whether the engine works
@@ -33,6 +33,7 @@ class Ticket(NamedTuple):
     priority: int
     top_k: int  # 0: not requested
     rung: int = 0  # of the tenant's ladder that the request asks for, from 1, the dearest; 0: the engine chooses
+    across: int = 0  # 1: unsure texts are given back, for the tenant's link to another backbone
 
     def sign(self, secret: bytes, found: bytes) -> bytes:
         """Returns the ticket for what the lookup has found."""
@@ -57,6 +58,9 @@ def _signature(secret: bytes, body: bytes, found: bytes) -> bytes:
 
 
 FORWARDED = "hplm_forwarded"  # parameter and secret: by it a model knows requests that the model `hplm` has forwarded
+ACROSS = "hplm_across"  # parameter of forwarded requests that follow a link between tenants of two backbones
+FROM = "from"  # its value at the backbone where the link begins: unsure texts are given back
+TO = "to"  # its value at the other backbone: the link stands for a key
 
 
 class SharedSecret:

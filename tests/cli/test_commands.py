@@ -32,6 +32,7 @@ def test_tenant_list_returns_the_facts_of_each_tenant(toy, capsys):
         "labels": ["red", "grün", "blue"],
         "levels": [],
         "plans": 0,
+        "link": None,
         "open": True,
     }
 

@@ -33,6 +33,8 @@ NEED_A_STORE = {
     "cascade profile": ["--id", "x", "--texts", "x", "--store", "x"],
     "cascade select": ["--id", "x", "--drop", "1", "--store", "x"],
     "cascade report": ["--texts", "x=x", "--to", "x", "--store", "x"],
+    "cascade across": ["--id", "x", "--to", "x", "--texts", "x", "--drop", "1", "--store", "x"],
+    "cascade unlink": ["--id", "x", "--store", "x"],
     "tenant add": ["x", "--store", "x", "--repository", "x", "--state", "x"],
     "tenant update": ["x", "--store", "x", "--repository", "x", "--state", "x"],
     "domain add": ["--name", "x", "--store", "x", "--repository", "x", "--state", "x"],

@@ -27,10 +27,10 @@ class Asker:
         self.answers = []
         self._arrived = threading.Condition()
 
-    def ask(self, tenant_id, texts, pairs=None, truncate=False, deadline_ns=0, top_k=0, confidence=False, rung=0):
+    def ask(self, tenant_id, texts, pairs=None, truncate=False, deadline_ns=0, top_k=0, confidence=False, rung=0, across=False):
         view = self.backbone.view
         tenant = view.snapshot.find(tenant_id)
-        resolved = self.lookup.resolve(view, tenant, texts, pairs, truncate)
+        resolved = self.lookup.resolve(view, tenant, texts, pairs, truncate, tenant.link if across else None)
         number = len(self.answers)
         self.answers.append([])
 
@@ -41,7 +41,7 @@ class Asker:
 
         snapshot = view.snapshot
         found_in = snapshot.export_number, snapshot.generation, tenant.uid, tenant.version
-        ticket = Ticket(*found_in, time.monotonic_ns(), deadline_ns, 0, top_k, rung)
+        ticket = Ticket(*found_in, time.monotonic_ns(), deadline_ns, 0, top_k, rung, int(across))
         self.service.submit(ticket, resolved, respond, f"request {number}", confidence)
         return number
 

@@ -1,5 +1,6 @@
 """Drift: steps from which texts go on more or less often than when their plan was profiled."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,7 @@ from hplm.adapters.record import Record
 from hplm.engine import drift as module
 from hplm.engine.drift import DECISIONS, Drift
 from hplm.levels.plan import Plan, Step
+from hplm.tenants.link import Link
 from hplm.tenants.snapshot import Tenant
 
 PLAN = Plan((Step(0, 0.9, reached=1.0), Step(1, 0.9, reached=0.4), Step(2, reached=0.1)))
@@ -17,6 +19,15 @@ OWN = Plan((Step(2),))
 def tenant_of(uid, version=1):
     record = Record("head-16.bank", 0, uid, version)
     return Tenant(f"tenant-{uid}", uid, version, "root", 1, "classify", ("a", "b"), record, None, ladder=(OWN, PLAN))
+
+
+def test_a_plan_of_a_link_is_watched_too():
+    link = Link("large", "there", 1, Plan((Step(0, 0.9, reached=1.0), Step(1, reached=0.4))))
+    tenant, drift = replace(tenant_of(1), link=link), Drift()
+    text = SimpleNamespace(request=SimpleNamespace(tenant=tenant, plan=link.plan), step=0)  # it stays there when it leaves
+    for leaving, off in ((200, 0), (400, 1)):
+        drift.count([text] * (DECISIONS - leaving), [], [text] * leaving)
+        assert len(drift) == off
 
 
 def decide(drift, going, step=0, tenant=None, decisions=DECISIONS):

@@ -16,6 +16,7 @@ from builder.cascade.profile import Profile, read_profile, save_profile
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.levels import ladder_of, levels_of, save_ladder
+from builder.store.links import link_of, save_link
 from builder.store.pack import MANIFEST, pack_root, unpack_root
 from builder.store.store import Store
 from builder.store.verification import store_parts
@@ -27,6 +28,7 @@ from hplm.errors import NoTenant
 from hplm.levels.plan import Plan, Step
 from hplm.plot.table import Table
 from hplm.tenants.backup import back_up, restore
+from hplm.tenants.link import Link
 from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state import State
@@ -185,6 +187,7 @@ class Stores(Files):
         report = {"metric": "accuracy", "levels": levels}
         save_profile(store, acme, Profile([Candidate(plan, 0.9, 0.01, 0.02, 0.1)], asked, report))
         save_ladder(store, acme, [plan])
+        save_link(store, acme, Link("large", "acme", 1, Plan((Step(1, 0.9, 4.0, 0.7), Step(2, weight=0.6)))), {})
         return store.folder
 
     def names(self):
@@ -204,6 +207,7 @@ class Stores(Files):
                 accepts(lambda tenant=tenant: store.tenant_weights(tenant), self.work, broken=True)
                 accepts(lambda tenant=tenant: _levels(store, tenant), self.work, broken=True)
                 accepts(lambda tenant=tenant: ladder_of(store, tenant), self.work, broken=True)
+                accepts(lambda tenant=tenant: link_of(store, tenant), self.work, broken=True)
                 accepts(lambda tenant=tenant: _selected(store, tenant), self.work, broken=True)
             for read in (store.tokenizer, store.upper, lambda: store.lower("root", 1), lambda: store.stack("small")):
                 accepts(read, self.work, broken=True)

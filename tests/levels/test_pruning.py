@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hplm.levels.pruning import NO_WORD, kept, kept_of_each
+from hplm.levels.pruning import NO_WORD, kept, kept_of_each, runs_of, without_words
 
 # "[CLS] this paper beautiful ##ly written [SEP]": the mean is 2.
 IMPORTANCE = np.array([4.0, 0.5, 2.0, 3.0, 0.4, 1.1, 3.0])
@@ -65,3 +65,35 @@ def test_texts_end_to_end_are_pruned_like_each_alone(lengths, seed):
             tokens = numbers == word
             assert len(set(stay[tokens].tolist())) == 1
             assert stay[tokens].all() or (own[tokens] <= alpha * own.mean()).all()
+
+
+TEXT = "this paper, beautifully  written"
+PLACES = np.array([[0, 0], [0, 4], [5, 10], [10, 11], [12, 20], [20, 23], [25, 32], [0, 0]])
+OF_TEXT = np.array([NO_WORD, 0, 1, 2, 3, 3, 4, NO_WORD])
+
+
+def left_of(words, places, text, pair=None, left=()):
+    own = np.isin(words, [NO_WORD, *left])
+    return without_words(text, pair, runs_of(words[own], places[own]))
+
+
+def test_neighbouring_words_that_stay_keep_what_stands_between_them():
+    assert runs_of(OF_TEXT, PLACES) == [(0, 32)]
+    assert left_of(OF_TEXT, PLACES, TEXT, left=[0, 1, 2, 3, 4]) == (TEXT, None)
+    assert left_of(OF_TEXT, PLACES, TEXT, left=[1, 2, 4]) == ("paper, written", None)
+    assert left_of(OF_TEXT, PLACES, TEXT, left=[3, 4]) == ("beautifully  written", None)
+
+
+def test_a_word_between_two_that_stay_leaves_a_space():
+    assert left_of(np.array([0, 1, 2]), np.array([[0, 3], [3, 4], [4, 5]]), "don't", left=[0, 2]) == ("don t", None)
+
+
+def test_text_and_pair_are_cut_apart():
+    words, places = np.array([0, 1, 2, 3, 4]), np.array([[0, 1], [2, 3], [3, 4], [5, 6], [7, 8]])
+    for left, expected in [
+        ([0, 1, 2, 4], ("a b", "c e")),
+        ([1, 2], ("b", "c")),
+        ([4], ("a b", "e")),  # the text would lose all its words
+        ([0], ("a", "c d e")),
+    ]:
+        assert left_of(words, places, "a b", "c d e", left) == expected

@@ -100,6 +100,7 @@ def test_a_ladder_of_other_levels_is_refused(store):
         ("ladder.json", b'{"plans": []}'),
         ("ladder.json", b'{"levels": ["small"], "plans": []}'),
         ("ladder.json", b'{"levels": ["small", "medium"], "plans": [{"steps": [{"level": 3}]}]}'),
+        ("link.json", b"{}"),
         ("../../../stacks/small.safetensors", None),
     ],
 )
@@ -110,4 +111,4 @@ def test_verify_names_what_is_broken(store, capsys, file, content):
     else:
         path.write_bytes(content)
     assert main(["verify", "--store", str(store.folder)]) == 1
-    assert names(capsys.readouterr().err, "acme", "ladder.json" if "ladder" in file else "small")
+    assert names(capsys.readouterr().err, "acme", file if file in ("ladder.json", "link.json") else "small")

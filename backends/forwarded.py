@@ -1,0 +1,108 @@
+"""A request that the model `hplm` forwards to a backbone, and what becomes of the backbone's refusals."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from backends import replies
+from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, error_in
+from hplm.tasks import TASKS
+from hplm.tenants.snapshot import Tenant
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The tensors of encoders or of decoders."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    @classmethod
+    def of(cls, task: str) -> Kind:
+        return DECODER if TASKS[task].generates else ENCODER
+
+
+ENCODER = Kind(("TEXT", "TEXT_PAIR"), ("LABEL", "SCORE", "LOGITS", "SPAN", "CONFIDENCE", "LEVEL", "VERSION"))
+DECODER = Kind(
+    (
+        *("text_input", "messages", "sampling_parameters", "stream", "exclude_input_in_output"),
+        *("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens", "return_logprobs"),
+    ),
+    ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens", "logprobs"),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Forwarded:
+    """A request on its way to a backbone. Times are nanoseconds of the monotonic clock."""
+
+    request: pb_utils.InferenceRequest
+    sender: replies.Sender
+    parameters: dict[str, Any]
+    kind: Kind
+    outputs: list[str]  # that the client asked for
+    backbone: str
+    found: Tenant
+    arrival_ns: int
+    deadline_ns: int  # 0: no deadline
+    left: int = 1  # every request counts as one
+
+    @property
+    def tenant(self) -> tuple[str, int]:
+        """The backbone and the tenant's uid in it."""
+        return self.backbone, self.found.uid
+
+    @property
+    def left_us(self) -> int:
+        """The rest of the request's timeout; 0 means no timeout. Raises if there is none left."""
+        return left_us(self.arrival_ns, self.deadline_ns)
+
+
+def left_us(arrival_ns: int, deadline_ns: int) -> int:
+    """Returns the time until a deadline; 0 if there is none. Raises DeadlineMissed when it is over."""
+    if not deadline_ns:
+        return 0
+    left = (deadline_ns - time.monotonic_ns()) // 1000
+    if left <= 0:
+        raise DeadlineMissed.after(arrival_ns, deadline_ns)
+    return left
+
+
+def ask(
+    forwarded: Forwarded,
+    model: str,
+    inputs: list[pb_utils.Tensor],
+    outputs: list[str],
+    parameters: dict[str, Any],
+    timeout_us: int,
+) -> pb_utils.InferenceRequest:
+    """Returns a request to another model, with the name that the client gave to its own."""
+    return pb_utils.InferenceRequest(
+        request_id=replies.request_id(forwarded.request),
+        model_name=model,
+        inputs=inputs,
+        requested_output_names=outputs,
+        # Triton does not forward fractions. An encoder has no parameter that is one, so it refuses them as text too. A decoder
+        # reads text for milliseconds; settings of sampling are an input by now.
+        parameters={name: str(value) if isinstance(value, float) else value for name, value in parameters.items()},
+        timeout=timeout_us,
+    )
+
+
+def error_of(answer: pb_utils.InferenceResponse, model: str) -> tuple[type[HplmError], str]:
+    """Returns the error in an answer of another model. Triton does not pass on its code, but the word in its message."""
+    message = answer.error().message()
+    known = error_in(message)
+    if known is None and not pb_utils.is_model_ready(model):
+        return Draining, Draining(f"backbone {model!r} is being unloaded or loaded: send the request again").wire()
+    return known or Broken, message
+
+
+def refusal(answer: pb_utils.InferenceResponse, model: str) -> pb_utils.InferenceResponse:
+    """Returns the error in an answer as the client gets it."""
+    error, message = error_of(answer, model)
+    return replies.failure_with(error.status, message)
