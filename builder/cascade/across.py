@@ -154,7 +154,11 @@ class _Both:
             reader = Reader(side.store, side.tenant.domain, side.tenant.domain_version)
             texts = reader.read(fresh, task, side.tenant.labels, show_progress)
             watched = side is near
-            loads.append(Workload(side.tenant, task, own_levels, fresh, reader, texts, precision, device, answers, watched))
+            loads.append(
+                Workload(
+                    side.tenant, task, own_levels, fresh, reader, texts, precision, device, answers, last_is_watched=watched
+                )
+            )
         return cls(*loads)
 
     def measured(self) -> Measured:
