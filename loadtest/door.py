@@ -17,7 +17,7 @@ from hplm.errors import HplmError
 CONFIG = Path(__file__).parents[1] / "deploy" / "haproxy" / "haproxy.cfg"
 HOST = "127.0.0.1"
 _PATIENCE = 30.0  # seconds to start and to end
-_BEFORE_OTHERS = ("chrt", "--rr", "1")  # as deploy/README.md starts it beside a server; only root may
+_BEFORE_OTHERS = ("chrt", "--rr", "1")  # as deploy/README.md says for a door beside a server; only root may
 
 
 @dataclass(frozen=True)
