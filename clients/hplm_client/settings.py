@@ -6,6 +6,7 @@ import math
 import os
 import re
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, get_args
@@ -17,6 +18,8 @@ from hplm_client.tls import trusting
 
 Protocol = Literal["http", "grpc"]
 SECURE = "https://"
+PRINTABLE = re.compile(r"[!-~]+")  # ASCII without spaces
+TENANT_HEADER = "hplm-tenant"  # names the tenant to proxies, which do not read the parameter
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,16 @@ class Settings:
     def headers(self) -> dict[str, str]:
         """The headers for HTTP and the metadata for gRPC, whose keys must be lower-case."""
         return {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
+
+    def headers_for(self, parameters: Mapping[str, object]) -> dict[str, str]:
+        """The headers of a request with these parameters.
+
+        Without the tenant's if its name cannot be a header's value: no server has such a tenant.
+        """
+        tenant = parameters.get("tenant")
+        if not isinstance(tenant, str) or not PRINTABLE.fullmatch(tenant):
+            return self.headers
+        return self.headers | {TENANT_HEADER: tenant}
 
     def attempts(self, deadline_ms: float | None = None) -> Attempts:
         return Attempts(self.retries, deadline_ms, self.network_timeout)

@@ -76,16 +76,16 @@ def test_parameters_key_and_deadline_reach_the_model(ask):
         return json.loads(ask(lambda client: client.infer("parameters", tenant="acme", **options), api_key="K3Y").label)
 
     facts = told(truncate=True, top_k=1, priority=3, rung=2, deadline_ms=60_000)
-    headers = {name.lower(): facts["parameters"].pop(name) for name in list(facts["parameters"]) if name[0] in "aA"}
+    headers = {name.lower(): facts["parameters"].pop(name) for name in ("authorization", "hplm-tenant")}
     assert facts["parameters"] == {"tenant": "acme", "truncate": True, "top_k": 1, "hplm_priority": 3, "hplm_rung": 2}
-    assert headers == {"authorization": "Bearer K3Y"}
+    assert headers == {"authorization": "Bearer K3Y", "hplm-tenant": "acme"}
     assert 50_000_000 < facts["timeout"] <= 60_000_000
     assert told()["timeout"] == 0
 
 
-def test_without_a_key_no_header_is_sent(ask):
+def test_without_a_key_no_header_of_one_is_sent(ask):
     facts = json.loads(ask(lambda client: client.infer("parameters", tenant="acme")).label)
-    assert facts["parameters"] == {"tenant": "acme"}
+    assert facts["parameters"] == {"tenant": "acme", "hplm-tenant": "acme"}
 
 
 @pytest.mark.parametrize(

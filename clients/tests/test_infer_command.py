@@ -76,8 +76,9 @@ def test_options_and_key_reach_the_server(server, monkeypatch):
         facts = json.loads(run("parameters", "--tenant", "acme", "--url", server.http_url, "--json", *arguments)["label"])
         return {name.lower(): value for name, value in facts["parameters"].items()}, facts["timeout"]
 
+    headers = {"authorization": "Bearer FROM_OPTION", "hplm-tenant": "acme"}
     parameters, timeout = told("--truncate", "--top-k", "1", "--deadline-ms", "90000.5", "--key", "FROM_OPTION")
-    assert parameters == {"tenant": "acme", "truncate": True, "top_k": 1, "authorization": "Bearer FROM_OPTION"}
+    assert parameters == {"tenant": "acme", "truncate": True, "top_k": 1} | headers
     assert 0 < timeout <= 90_000_500
     assert told("--rung", "1")[0]["hplm_rung"] == 1
     monkeypatch.setenv("HPLM_API_KEY", "FROM_ENVIRONMENT")

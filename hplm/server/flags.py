@@ -12,8 +12,9 @@ SECRET_HEADER = "hplm-admin"
 # is part of CVE-2025-23319, -23320 and -23334. A model can be loaded from files in the request. Logs and traces go to any path.
 _RESTRICTED = "shared-memory,model-repository,logging,trace"
 
-# Triton's expressions are RE2. HTTP clients choose the case of a header, gRPC allows lower case only.
-_KEY_HEADER = "(?i)^authorization$"
+# Those that become parameters of a request. Triton's expressions are RE2. HTTP clients choose the case of a header, gRPC allows
+# lower case only.
+_HEADERS = "(?i)^(authorization|hplm-tenant)$"
 
 
 def contract_flags(secret: str, load: Sequence[str] = ("*",)) -> list[str]:
@@ -24,8 +25,8 @@ def contract_flags(secret: str, load: Sequence[str] = ("*",)) -> list[str]:
         *(f"--load-model={model}" for model in load),
         # Our configurations are complete. To complete them, Triton would start each Python model once more.
         "--disable-auto-complete-config",
-        f"--http-header-forward-pattern={_KEY_HEADER}",
-        f"--grpc-header-forward-pattern={_KEY_HEADER}",
+        f"--http-header-forward-pattern={_HEADERS}",
+        f"--grpc-header-forward-pattern={_HEADERS}",
         f"--http-restricted-api={_RESTRICTED}:{SECRET_HEADER}={secret}",
         f"--grpc-restricted-protocol={_RESTRICTED}:{SECRET_HEADER}={secret}",
     ]

@@ -82,6 +82,18 @@ class StockAtDoor(Stock):
         return self._client
 
 
+def command(path: Path, line: str) -> str:
+    """Gives HAProxy a command, and returns what it says."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(path))
+        connection.sendall(line.encode() + b"\n")
+        connection.shutdown(socket.SHUT_WR)
+        said = b""
+        while piece := connection.recv(1 << 16):
+            said += piece
+    return said.decode().strip()
+
+
 @contextmanager
 def haproxy(folder: Path, http_url: str, grpc_url: str, backbones: str, **settings: object) -> Iterator[DoorToAsk]:
     with front_door(folder, http_url, grpc_url, backbones, **settings) as door:

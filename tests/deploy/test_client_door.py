@@ -8,10 +8,11 @@ import subprocess
 import sys
 
 import pytest
+from tritonclient.utils import InferenceServerException
 
 from hplm_client import AsyncHplmClient, ConnectionFailed, HplmClient, NoBackbone, NoTenant, NotTrusted
 from testing.toy import WORDS
-from tests.deploy.door import haproxy
+from tests.deploy.door import StockAtDoor, haproxy
 
 pytestmark = pytest.mark.slow
 
@@ -74,6 +75,14 @@ def test_the_backbone_must_be_named(door, url, protocol):
 def test_errors_keep_their_words(door, url, protocol):
     with HplmClient(url, protocol, "toy", ca_file=door.certificate) as client, pytest.raises(NoTenant):
         client.infer("a", tenant="nobody")
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_the_door_passes_the_header_of_the_tenant_on(door, protocol):
+    stock = StockAtDoor(door, protocol)
+    assert stock.ask([WORDS[0]], "acme", headers={"hplm-tenant": "acme"})["LABEL"].shape == (1, 1)
+    with pytest.raises(InferenceServerException, match=r"invalid_input.*hplm-tenant"):
+        stock.ask([WORDS[0]], "acme", headers={"hplm-tenant": "beta"})
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

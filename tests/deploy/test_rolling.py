@@ -17,7 +17,7 @@ from hplm_client.settings import Settings
 from testing.random_store import random_store
 from testing.reference import Reference
 from testing.toy import CONFIG, DOMAINS, TENANTS, random_text
-from tests.deploy.door import StockAtDoor, haproxy, require_haproxy
+from tests.deploy.door import StockAtDoor, command, haproxy, require_haproxy
 from tests.deploy.image import DEPLOY
 from tests.server.asking import Asking
 from tests.server.stock import Stock
@@ -79,18 +79,6 @@ def free_port():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
-
-
-def command(path, line):
-    """Gives HAProxy a command, and returns what it says."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(str(path))
-        connection.sendall(line.encode() + b"\n")
-        connection.shutdown(socket.SHUT_WR)
-        said = b""
-        while piece := connection.recv(1 << 16):
-            said += piece
-    return said.decode().strip()
 
 
 def in_progress(path, server):

@@ -267,6 +267,12 @@ def test_a_key_stands_in_a_header_or_in_the_body(server):
         assert "[no_tenant]" in json.dumps(answer)
 
 
+def test_a_header_that_names_another_tenant_is_refused(server):
+    assert len(Asked(server, "a", "plain", headers={"hplm-tenant": "plain"}).pieces()) == 1
+    with pytest.raises(InferenceServerException, match=r"invalid_input.*hplm-tenant"):
+        Asked(server, "a", "plain", headers={"hplm-tenant": "wide"}).pieces()
+
+
 def test_a_key_opens_its_tenant_and_those_without_keys(server):
     for headers, expected in (({}, []), ({"authorization": f"Bearer {SECRET}"}, ["keyed"])):
         (answer,) = Asked(server, "", "nobody", {}, headers=headers, parameters={"hplm_tenants": True}).pieces()

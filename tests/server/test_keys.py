@@ -93,6 +93,15 @@ def test_every_refusal_equals_that_of_an_unknown_tenant(stock, model):
     assert _refusal(stock, [WORDS[0]], "city", model=model, headers={"authorization": f"Bearer {SECRETS[0]}"}) == stranger
 
 
+@pytest.mark.parametrize("model", ["toy", "hplm"])
+def test_a_header_that_names_another_tenant_is_refused(stock, model):
+    named = {"hplm-tenant": "beta"}
+    assert stock.ask([WORDS[0]], "beta", model=model, headers=named)["LABEL"].shape == (1, 1)
+    for tenant in ("acme", None):
+        status, message = _refusal(stock, [WORDS[0]], tenant, model=model, headers=named)
+        assert status == STATUS[stock.protocol][400] and names(message, "[invalid_input]", "hplm-tenant")
+
+
 def test_lookup_gives_no_ticket_without_a_key(stock):
     text = stock.tensor("TEXT", np.array([[b"x"]], dtype=object))
     with pytest.raises(InferenceServerException) as caught:

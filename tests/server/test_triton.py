@@ -72,17 +72,17 @@ def test_a_backend_of_ours_answers_with_parameters_and_state(served, protocol):
     assert said["state"].endswith("/state")
 
 
-@pytest.mark.parametrize("name", ["authorization", "Authorization", "AUTHORIZATION"])
-def test_the_key_reaches_the_model_in_any_case_of_the_header(served, name):
-    headers = {name: "Bearer K", "x-authorization": "no", "authorization-x": "no"}
+@pytest.mark.parametrize("name", ["authorization", "Authorization", "AUTHORIZATION", "hplm-tenant", "Hplm-Tenant"])
+def test_key_and_tenant_reach_the_model_in_any_case_of_the_header(served, name):
+    headers = {name: "Bearer K", f"x-{name}": "no", f"{name}-x": "no"}
     said = json.loads(ask(connect(served, "http"), "http", headers=headers))
     assert said["parameters"] == {name: "Bearer K"}
 
 
-def test_the_key_reaches_the_model_over_grpc(served):
-    headers = {"authorization": "Bearer K", "x-authorization": "no"}
+def test_key_and_tenant_reach_the_model_over_grpc(served):
+    headers = {"authorization": "Bearer K", "hplm-tenant": "acme", "x-authorization": "no"}
     said = json.loads(ask(connect(served, "grpc"), "grpc", headers=headers))
-    assert said["parameters"] == {"authorization": "Bearer K"}
+    assert said["parameters"] == {"authorization": "Bearer K", "hplm-tenant": "acme"}
 
 
 RESTRICTED = {

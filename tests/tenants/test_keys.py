@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from hplm.errors import NoTenant
+from hplm.errors import InvalidInput, NoTenant
 from hplm.tenants.authorize import admit, opened
 from hplm.tenants.keys import Key, allows, key_of, new_key, presented_key
 from hplm.tenants.snapshot import LIMITS, PROMISES, Snapshot
@@ -80,6 +80,19 @@ def snapshot(toy):
 def _with(snapshot, tenant_id, **changes):
     tenants = [replace(t, **changes) if t.id == tenant_id else t for t in snapshot.tenants]
     return Snapshot(snapshot.generation, snapshot.branches, tenants, snapshot.export)
+
+
+def test_a_header_names_the_same_tenant_or_the_request_is_refused(snapshot):
+    for header in ({}, {"hplm-tenant": "beta"}, {"Hplm-Tenant": "beta", "hplm-tenant": "beta"}):
+        assert admit(snapshot, {"tenant": "beta", **header}, NOW).id == "beta"
+    for parameters in (
+        {"tenant": "beta", "hplm-tenant": "acme"},
+        {"tenant": "beta", "hplm-tenant": "beta", "HPLM-TENANT": "acme"},
+        {"tenant": "nobody", "hplm-tenant": ""},
+        {"hplm-tenant": "beta"},
+    ):
+        with pytest.raises(InvalidInput, match="hplm-tenant"):
+            admit(snapshot, parameters, NOW)
 
 
 def test_an_unknown_tenant_and_a_wrong_key_get_the_same_refusal(snapshot, monkeypatch):

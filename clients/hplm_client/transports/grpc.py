@@ -51,7 +51,9 @@ class GrpcTransport:
         responses: queue.SimpleQueue[InferResult | InferenceServerException] = queue.SimpleQueue()
         client = tritonclient.grpc.InferenceServerClient(**self._address)
         try:
-            client.start_stream(lambda result, error: responses.put(error or result), headers=self._settings.headers)
+            client.start_stream(
+                lambda result, error: responses.put(error or result), headers=self._settings.headers_for(prompt.parameters())
+            )
             try:
                 client.async_stream_infer(
                     backbone,
@@ -99,7 +101,8 @@ class GrpcTransport:
 
     def _call(self, method: Callable[..., Any], seconds: float, **arguments: Any) -> Any:
         try:
-            return method(headers=self._settings.headers, client_timeout=seconds, **arguments)
+            headers = self._settings.headers_for(arguments.get("parameters", {}))
+            return method(headers=headers, client_timeout=seconds, **arguments)
         except InferenceServerException as error:
             raise failure(error, self._settings, seconds) from error
 

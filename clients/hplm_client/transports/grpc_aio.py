@@ -42,7 +42,7 @@ class AsyncGrpcTransport:
                 "parameters": prompt.parameters(),
             }
 
-        responses: Any = self._client.stream_infer(asked(), headers=self._settings.headers)
+        responses: Any = self._client.stream_infer(asked(), headers=self._settings.headers_for(prompt.parameters()))
         try:
             while True:
                 result, error = await within(anext(responses), seconds)
@@ -79,6 +79,7 @@ class AsyncGrpcTransport:
 
     async def _call(self, method: Callable[..., Awaitable[Any]], seconds: float, **arguments: Any) -> Any:
         try:
-            return await method(headers=self._settings.headers, client_timeout=seconds, **arguments)
+            headers = self._settings.headers_for(arguments.get("parameters", {}))
+            return await method(headers=headers, client_timeout=seconds, **arguments)
         except InferenceServerException as error:
             raise failure(error, self._settings, seconds) from error

@@ -39,7 +39,7 @@ class HttpTransport:
 
     def infer(self, backbone: str, arguments: dict[str, Any], seconds: float) -> InferResult:
         body, json_bytes = InferenceServerClient.generate_request_body(**arguments)
-        headers = {"inference-header-content-length": str(json_bytes)}
+        headers = self._settings.headers_for(arguments["parameters"]) | {"inference-header-content-length": str(json_bytes)}
         path = f"/v2/models/{quote(backbone, safe='')}/infer"
         answer, json_length = self._expect_ok(*self._exchange("POST", path, seconds, body, headers))
         try:
@@ -50,10 +50,11 @@ class HttpTransport:
     def generate(self, backbone: str, prompt: Prompt, timeout_us: int | None, seconds: float) -> Generator[Outputs]:
         """Yields responses. `seconds` limit the wait for each. To close the generator closes the connection, which cancels."""
         path, asked = prompt.path(backbone), prompt.body(timeout_us, self._settings.api_key)
+        headers = self._settings.headers_for(prompt.parameters())
         if not prompt.stream:
-            yield self._json(self._expect_ok(*self._exchange("POST", path, seconds, asked))[0])
+            yield self._json(self._expect_ok(*self._exchange("POST", path, seconds, asked, headers))[0])
             return
-        with self._sent("POST", path, seconds, asked) as (response, sock):
+        with self._sent("POST", path, seconds, asked, headers) as (response, sock):
             if response.status != 200:
                 self._expect_ok(response.status, response.read().removeprefix(EVENT), None)
             while line := response.readline():

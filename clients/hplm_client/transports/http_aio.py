@@ -43,15 +43,14 @@ class AsyncHttpTransport:
         )
 
     async def infer(self, backbone: str, arguments: dict[str, Any], seconds: float) -> InferResult:
-        # Each request gets a dictionary of its own, because tritonclient adds headers to it.
-        return await self._call(self._client.infer(backbone, headers=dict(self._settings.headers), **arguments), seconds)
+        headers = self._settings.headers_for(arguments["parameters"])
+        return await self._call(self._client.infer(backbone, headers=headers, **arguments), seconds)
 
     async def generate(self, backbone: str, prompt: Prompt, timeout_us: int | None, seconds: float) -> AsyncGenerator[Outputs]:
         """Yields responses. `seconds` limit the wait for each. To close the generator closes the connection, which cancels."""
         asked = prompt.body(timeout_us, self._settings.api_key)
-        response = await self._call(
-            self._session.post(prompt.path(backbone), data=asked, headers=self._settings.headers), seconds
-        )
+        headers = self._settings.headers_for(prompt.parameters())
+        response = await self._call(self._session.post(prompt.path(backbone), data=asked, headers=headers), seconds)
         try:
             if response.status != 200 or not prompt.stream:
                 body = await self._call(response.read(), seconds)
