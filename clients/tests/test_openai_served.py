@@ -266,7 +266,7 @@ def test_a_stream_on_its_way_is_whole_when_the_server_stops(repository, tmp_path
         try:
             url = re.search(r"http://\S+/v1", until_ready(serving))[0]
             with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE) as client:
-                few = {**GREEDY, "max_tokens": 120}  # a slow machine makes as many while it drains
+                few = {**GREEDY, "max_tokens": 60}  # a slow, busy machine makes as many while it drains
                 chunks = client.completions.create(model="plain", prompt="a", stream=True, **few)
                 next(iter(chunks))
                 serving.send_signal(signal.SIGTERM)
