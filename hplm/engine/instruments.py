@@ -10,7 +10,8 @@ from hplm.adapters.layout import Layout
 from hplm.engine.drift import Drift
 from hplm.engine.journal import Journal
 from hplm.engine.request import Answer, Request, Text
-from hplm.engine.staging import StagedBatch, Stager
+from hplm.engine.staged import StagedBatch
+from hplm.engine.staging import Stager
 from hplm.errors import word_of
 from hplm.metrics import names
 from hplm.metrics.busiest import Busiest

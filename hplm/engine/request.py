@@ -213,7 +213,21 @@ class Text:
         self.draw = 0.0 if self.is_at_end else draw(self.addresses, request.tenant.version, step)
         self.level = request.tenant.all_levels[request.plan.steps[step].level]
         self.slot_key: tuple[Record, Record | None] = self.level.head, self.level.adapter
-        self.tokens = max(1, round(self.length * request.shares[self.level.stack]))  # of the full stack's work
+        self.tokens = max(1, round(self.length * self._expected_work()))
+
+    def _expected_work(self) -> float:
+        """Returns the share of the full stack's work that this step takes, and later ones by the share of texts in them."""
+        request, steps = self.request, self.request.plan.steps[self.step :]
+        levels, reached = request.tenant.all_levels, steps[0].reached
+        work = request.shares[self.level.stack]
+        for step in steps[1:]:
+            work += request.shares[levels[step.level].stack] * min(1.0, step.reached / reached if reached else 1.0)
+        return work
+
+    def further_records(self) -> list[Record]:
+        """Returns the records of levels that it may reach after its own."""
+        levels, steps = self.request.tenant.all_levels, self.request.plan.steps[self.step + 1 :]
+        return [record for step in steps for record in levels[step.level].records()]
 
     @property
     def length(self) -> int:

@@ -130,6 +130,18 @@ class Scheduler(Generic[T]):
         self._recount(now_ns)
         return []
 
+    def going_on(self, batch: Batch[T], texts: Sequence[T], now_ns: int) -> list[T]:
+        """Returns those of a running batch's computed texts that may be computed again in it. The others join the line again.
+
+        These are texts that would be answered too late, and all texts of a smaller batch for which the device has memory.
+        """
+        if batch.is_half:
+            return []
+        needed_ns = 0
+        if self._predicts(now_ns):
+            needed_ns = self._answering_ns + int(self.cost.predict(sum(text.tokens for text in texts), len(texts)))
+        return [text for text in texts if not text.deadline_ns or now_ns + needed_ns < text.deadline_ns]
+
     def rung(self, tenant: Hashable, tokens: int, costs: Sequence[float], now_ns: int) -> int:
         """Returns the rung of a request that has arrived (`Governor.rung_for`)."""
         return self.governor.rung_for(tenant, tokens, costs, now_ns)
