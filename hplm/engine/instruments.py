@@ -16,8 +16,8 @@ from hplm.errors import word_of
 from hplm.metrics import names
 from hplm.metrics.busiest import Busiest
 from hplm.metrics.meter import Counted, Meter, Series
+from hplm.scheduling.batch import Batch
 from hplm.scheduling.queue import Queue
-from hplm.scheduling.scheduler import Batch
 from hplm.tasks import TextAnswer
 
 BUSIEST = 20  # tenants with a series of their own

@@ -28,8 +28,8 @@ from hplm.engine.threads import repeat
 from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, QueueFull
 from hplm.model import faults
 from hplm.model.openmp import compute_with
+from hplm.scheduling.batch import Batch
 from hplm.scheduling.queue import Queue
-from hplm.scheduling.scheduler import Batch
 from hplm.scheduling.waiting import Capacity
 
 log = logging.getLogger(__name__)

@@ -213,16 +213,7 @@ class Text:
         self.draw = 0.0 if self.is_at_end else draw(self.addresses, request.tenant.version, step)
         self.level = request.tenant.all_levels[request.plan.steps[step].level]
         self.slot_key: tuple[Record, Record | None] = self.level.head, self.level.adapter
-        self.tokens = max(1, round(self.length * self._expected_work()))
-
-    def _expected_work(self) -> float:
-        """Returns the share of the full stack's work that this step takes, and later ones by the share of texts in them."""
-        request, steps = self.request, self.request.plan.steps[self.step :]
-        levels, reached = request.tenant.all_levels, steps[0].reached
-        work = request.shares[self.level.stack]
-        for step in steps[1:]:
-            work += request.shares[levels[step.level].stack] * min(1.0, step.reached / reached if reached else 1.0)
-        return work
+        self.tokens = max(1, round(self.length * request.shares[self.level.stack]))  # of the full stack's work
 
     def further_records(self) -> list[Record]:
         """Returns the records of levels that it may reach after its own."""

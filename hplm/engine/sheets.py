@@ -93,7 +93,7 @@ class Sheets:
         found: list[Arrangement] = []
         chosen: list[int] = which.tolist()
         for stack, own in _by_stack([texts[i].level.stack for i in chosen], self.depths):
-            # Batch and places are chosen by the work of texts, which is not their length where they have several levels.
+            # Batch and places are chosen by the work of texts, which is less than their length on other stacks.
             for some in _cut(which[own], lengths, self.most_tokens):
                 arranged = self.packing.arrange(lengths[some], places if stack == FULL and len(some) == len(texts) else None)
                 found += [replace(one, texts=some[one.texts]) for one in arranged]

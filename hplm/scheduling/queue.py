@@ -7,9 +7,10 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
+from hplm.scheduling.batch import Batch
 from hplm.scheduling.columns import NEVER
 from hplm.scheduling.cost import TERMS
-from hplm.scheduling.scheduler import Batch, Scheduler
+from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.waiting import Capacity, T
 
 

@@ -43,9 +43,9 @@ class Cascades:
         return tuple(rung.cost for rung in self._ladders.get(tenant, PLAIN))
 
     def enter(self, text: SimulatedText, rung: int) -> SimulatedText:
-        """Returns a text as it waits for its first pass. It counts as the work that it is expected to take."""
+        """Returns a text as it waits for its first pass."""
         chosen = self._rungs[text.number] = self._ladders.get(text.tenant, PLAIN)[rung]
-        return _counting(text, work_of(text.tokens, chosen.cost))
+        return _counting(text, work_of(text.tokens, chosen.first))
 
     def goes_on(self, text: SimulatedText, tokens: int) -> SimulatedText | None:
         """Returns a text, of so many tokens, as it takes its second pass; None if its answer is final."""

@@ -10,8 +10,9 @@ import numpy as np
 
 from hplm.arrays import Array
 from hplm.errors import DeadlineMissed, QueueFull
+from hplm.scheduling.batch import Batch
 from hplm.scheduling.columns import NEVER
-from hplm.scheduling.scheduler import Batch, Scheduler
+from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.simulation.arrivals import Arrivals, SimulatedText
 from hplm.scheduling.simulation.cascades import Cascades, Ladders, work_of
 from hplm.scheduling.simulation.engines import BatchTime
@@ -208,7 +209,7 @@ class Simulation:
                 self._answer(text, now)
             else:
                 unsure.append(next_pass)
-        going_on = set(self._scheduler.going_on(batch, unsure, now)) if self._machine.within else set()
+        going_on = set(self._scheduler.going_on(batch, unsure if self._machine.within else [], now))
         self._lay([text for text in unsure if text in going_on])
         if self._sheets:
             self._compute(batch, now)
