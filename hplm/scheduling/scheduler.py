@@ -128,10 +128,13 @@ class Scheduler(Generic[T]):
         if self._predicts(now_ns):
             needed_ns = self._answering_ns + int(self.cost.predict(sum(text.tokens for text in texts), len(texts)))
         going_on = [text for text in texts if not text.deadline_ns or now_ns + needed_ns < text.deadline_ns]
+        if not going_on:
+            return []
         assert batch.started_ns is not None  # its texts were computed
         tokens = sum(text.tokens for text in going_on)
         ends_ns = now_ns - batch.started_ns + float(self.cost.predict(tokens, len(going_on)))
         batch.expected_ns = max(batch.expected_ns, ends_ns)
+        batch.passes += 1
         batch.further_tokens += tokens
         batch.further_texts += len(going_on)
         return going_on
@@ -214,7 +217,7 @@ class Scheduler(Generic[T]):
         self._loaded += LEARNING * (adapters / batch.slot_keys - self._loaded)
         self._further += LEARNING * (batch.further_tokens / batch.tokens - self._further)
         tokens, texts = batch.tokens + batch.further_tokens, len(batch.texts) + batch.further_texts
-        self.cost.observe(tokens, texts, adapters, now_ns - batch.started_ns)
+        self.cost.observe(tokens, texts, adapters, now_ns - batch.started_ns, batch.passes)
         self._earliest = None
         if self._admission:
             late = np.count_nonzero(batch.promised < now_ns + self._answering_ns)
