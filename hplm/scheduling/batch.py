@@ -22,8 +22,9 @@ class Batch(Generic[T]):
     alone: bool  # chosen while no other batch ran: its staging overlapped with nothing
     promised: Array  # the deadline of each text if admission has promised it, else NEVER
     places: Places | None = None  # of the texts, if the policy has chosen them
-    passes: int = 1  # one more whenever texts are computed again in it: so many tokens, and so many texts
+    passes: int = 1  # one more whenever texts are computed again in it: so many tokens and texts, in a time by prediction
     further_tokens: int = 0
     further_texts: int = 0
+    further_ns: float = 0.0
     is_half: bool = False  # of a batch for which the device had no memory
     started_ns: int | None = None

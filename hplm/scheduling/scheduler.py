@@ -65,7 +65,7 @@ class Scheduler(Generic[T]):
         self._capacity = Capacity(0, 0, 0)  # of the batch that was chosen last
         self._unserved = 0  # tokens that were refused for their deadline, or expired, since the last choice
         self._loaded = 0.0  # mean number of adapters copied to the device for each slot key of a batch
-        self._further = 0.0  # mean number of tokens that are computed again in a batch, for each token of it
+        self._further = 0.0  # mean time of further passes in a batch, over that of its first one
         # The earliest time by which a waiting text must start, and whether that was predicted. None: not known any more.
         self._earliest: tuple[int, bool] | None = None
         self._draining = False
@@ -132,8 +132,9 @@ class Scheduler(Generic[T]):
             return []
         assert batch.started_ns is not None  # its texts were computed
         tokens = sum(text.tokens for text in going_on)
-        ends_ns = now_ns - batch.started_ns + float(self.cost.predict(tokens, len(going_on)))
-        batch.expected_ns = max(batch.expected_ns, ends_ns)
+        further_ns = float(self.cost.predict(tokens, len(going_on)))
+        batch.expected_ns = max(batch.expected_ns, now_ns - batch.started_ns + further_ns)
+        batch.further_ns += further_ns
         batch.passes += 1
         batch.further_tokens += tokens
         batch.further_texts += len(going_on)
@@ -177,7 +178,7 @@ class Scheduler(Generic[T]):
             return None
         tokens = int(self.columns.tokens[indexes].sum())
         slot_keys = len(set(self.columns.slot_key[indexes].tolist()))
-        expected = float(self.cost.predict(tokens * (1 + self._further), len(indexes), slot_keys * self._loaded))
+        expected = float(self.cost.predict(tokens, len(indexes), slot_keys * self._loaded)) * (1 + self._further)
         alone = not self._running
         promised = np.where(self.columns.came_back[indexes], NEVER, self.columns.deadline[indexes])
         batch = Batch(self._remove(indexes), tokens, slot_keys, now_ns, expected, alone, promised, chosen.places)
@@ -215,7 +216,8 @@ class Scheduler(Generic[T]):
         assert batch.started_ns is not None  # `started` was called before
         self._running.remove(batch)
         self._loaded += LEARNING * (adapters / batch.slot_keys - self._loaded)
-        self._further += LEARNING * (batch.further_tokens / batch.tokens - self._further)
+        first_ns = float(self.cost.predict(batch.tokens, len(batch.texts), adapters))
+        self._further += LEARNING * (batch.further_ns / first_ns - self._further)
         tokens, texts = batch.tokens + batch.further_tokens, len(batch.texts) + batch.further_texts
         self.cost.observe(tokens, texts, adapters, now_ns - batch.started_ns, batch.passes)
         self._earliest = None
