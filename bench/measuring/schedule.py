@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+from bench.measuring import schedule_cascades
 from bench.schedule import ScheduleBench
 from hplm.errors import DeadlineMissed
 from hplm.scheduling import columns as columns_of
@@ -21,7 +22,6 @@ from hplm.scheduling.policy import DEFAULT, policy
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import Selection
 from hplm.scheduling.simulation.arrivals import Arrivals, Lengths, Stream, read_trace
-from hplm.scheduling.simulation.cascades import SimulatedRung
 from hplm.scheduling.simulation.engines import PACKINGS, EngineCost
 from hplm.scheduling.simulation.server import REFUSED, Machine, Outcome, Simulation
 from hplm.scheduling.waiting import Capacity
@@ -44,12 +44,6 @@ TEXTS_A_SECOND = TOKENS / MEAN / (BATCH_NS / 1e9)  # at a rate of 1.0
 VARIANCES = (20, 100)
 WAITING = 10_000
 UNBOUNDED = Limits(10**7, 10**12)
-LADDER = (  # a stack of one layer of four: invented shares, as a tenant may have them
-    SimulatedRung(1.0, right=0.92),
-    SimulatedRung(0.25, 1.0, goes_on=0.4, right=0.915, right_in_hand=0.7),
-    SimulatedRung(0.25, 1.0, goes_on=0.1, right=0.89, right_in_hand=0.75),
-    SimulatedRung(0.25, right=0.84),
-)
 
 
 def bench_schedule(case: ScheduleBench) -> dict:
@@ -67,6 +61,7 @@ def bench_schedule(case: ScheduleBench) -> dict:
         "fairness": _fairness(case),
         "admission": _admission(case),
         "cascades": _cascades(case),
+        "cascade_latency": schedule_cascades.latency(case, UNBOUNDED),
         "commit": _commit(case),
         "targets": targets(by_variance),
     }
@@ -186,20 +181,8 @@ def _admission(case: ScheduleBench) -> dict[str, dict]:
 
 
 def _cascades(case: ScheduleBench) -> dict[str, dict]:
-    """Simulates cascades with admission: the governor, and the dearest rung for all texts."""
-    machine = Machine(EngineCost(score=0).packed, CAPACITY)
-    figures = {}
-    for rate in case.rates:
-        load, of = _stream(case, rate, 20).draw(case.seed), {}
-        for name, ladder in (("governed", LADDER), ("dearest", LADDER[:1])):
-            scheduler = Scheduler(policy(DEFAULT), UNBOUNDED, admission=True, commit_ns=0)
-            of[name] = Simulation(scheduler, machine, load, ladders={0: ladder}).run()
-        right = {name: round(float((outcome.right & outcome.on_time).mean()), 4) for name, outcome in of.items()}
-        figures[str(rate)] = right | {
-            "governed_over_dearest": round(right["governed"] / right["dearest"], 2),
-            "steps": int(np.count_nonzero(np.diff([0, *of["governed"].rungs]))),
-        }
-    return figures
+    streams = {str(rate): _stream(case, rate, 20) for rate in case.rates}
+    return schedule_cascades.in_time(case, streams, Machine(EngineCost(score=0).packed, CAPACITY), UNBOUNDED)
 
 
 def _commit(case: ScheduleBench) -> dict[str, float]:
@@ -287,6 +270,6 @@ def table_of(figures: dict) -> str:
     for tenants, took in figures["offer_us"].items():
         shown = ", ".join(f"{name} {took[name]} us" for name in ("alone", "taken", "compared"))
         lines.append(f"a request beside {took['waiting']:,} waiting texts of up to {int(tenants):,} tenants: {shown}")
-    for title in ("fairness", "admission", "cascades", "commit", "targets"):
+    for title in ("fairness", "admission", "cascades", "cascade_latency", "commit", "targets"):
         lines += [title, *(f"  {name}: {value}" for name, value in figures[title].items())]
     return "\n".join(lines)

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from hplm.arrays import Array
 from hplm.engine.request import InHand, Text
+from hplm.errors import HplmError
 from hplm.levels.dispatch import reroutes
 from hplm.levels.pruning import kept_of_each
+
+
+@dataclass
+class Leaving:
+    """Texts that leave a batch, because nothing is computed for them in it any more."""
+
+    texts: list[Text]  # at the last steps of their plans
+    logits: list[Array]  # of these, still to be read
+    sure: list[tuple[Text, InHand]] = field(default_factory=list)  # with answers that are sure enough
+    across: list[tuple[Text, InHand]] = field(default_factory=list)  # to another backbone
+    broken: list[tuple[Text, HplmError]] = field(default_factory=list)
+    back: list[Text] = field(default_factory=list)  # to the line, to be computed in a later batch
+
+    @property
+    def all(self) -> list[Text]:
+        return [*self.texts, *self.back, *(text for text, _ in (*self.sure, *self.across, *self.broken))]
 
 
 def divided(

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from types import MappingProxyType
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch import Tensor
 from hplm.adapters.parts import Part, adapted
 from hplm.arrays import Array
 from hplm.engine.sheets import Sheet
-from hplm.engine.staging import StagedBatch
+from hplm.engine.staged import StagedBatch
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.eightbit import to_eight_bits
@@ -128,11 +127,14 @@ class Engine:
 
     @torch.inference_mode()
     def run(self, batch: StagedBatch) -> Iterator[Computed]:
-        """Computes a batch, and yields the texts of each stack when they are done, the shallowest stack first."""
+        """Computes a batch, and yields the texts of each stack when they are done, the shallowest stack first.
+
+        The caller may let texts that it gets go on in the batch (`StagedBatch.go_on`), before it asks for the next ones.
+        """
         batch.ready.wait()
         try:
-            for _, sheets in groupby(batch.sheets, lambda sheet: sheet.stack):
-                yield self._run(list(sheets))
+            while sheets := batch.next_sheets():
+                yield self._run(sheets)
         except BaseException:
             self._wait()  # for what was started: staging takes the batch's memory as soon as nobody holds the batch
             raise

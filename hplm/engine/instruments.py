@@ -10,13 +10,14 @@ from hplm.adapters.layout import Layout
 from hplm.engine.drift import Drift
 from hplm.engine.journal import Journal
 from hplm.engine.request import Answer, Request, Text
-from hplm.engine.staging import StagedBatch, Stager
+from hplm.engine.staged import StagedBatch
+from hplm.engine.staging import Stager
 from hplm.errors import word_of
 from hplm.metrics import names
 from hplm.metrics.busiest import Busiest
 from hplm.metrics.meter import Counted, Meter, Series
+from hplm.scheduling.batch import Batch
 from hplm.scheduling.queue import Queue
-from hplm.scheduling.scheduler import Batch
 from hplm.tasks import TextAnswer
 
 BUSIEST = 20  # tenants with a series of their own

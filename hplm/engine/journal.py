@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from hplm.engine.request import Answer, Request
-from hplm.engine.staging import StagedBatch
+from hplm.engine.staged import StagedBatch
 from hplm.errors import InvalidInput
 
 log = logging.getLogger(__name__)

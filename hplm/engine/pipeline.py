@@ -14,25 +14,26 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
+from itertools import compress
 
 from hplm.adapters.slots import Slots
-from hplm.engine.dispatch import divided
+from hplm.engine.dispatch import Leaving, divided
 from hplm.engine.engine import Computed, Engine
 from hplm.engine.instruments import Instruments
 from hplm.engine.request import InHand, Text
 from hplm.engine.results import read_answers
-from hplm.engine.staging import StagedBatch, Stager
+from hplm.engine.staged import StagedBatch
+from hplm.engine.staging import Stager
 from hplm.engine.threads import repeat
 from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, QueueFull
 from hplm.model import faults
 from hplm.model.openmp import compute_with
+from hplm.scheduling.batch import Batch
 from hplm.scheduling.queue import Queue
-from hplm.scheduling.scheduler import Batch
 from hplm.scheduling.waiting import Capacity
 
 log = logging.getLogger(__name__)
 
-NOTHING = Computed([], [], {})
 Together = Callable[[], AbstractContextManager[None]]
 
 
@@ -139,22 +140,48 @@ class Pipeline:
         if chosen is None:
             return False
         batch, staged = chosen
-        unanswered, computed = set(range(len(staged.texts))), NOTHING
+        left, leaving = set(range(len(staged.texts))), Leaving([], [])
         try:
             for computed in self._run(batch, staged):
-                if len(computed.indexes) < len(unanswered):  # other stacks compute after this one
-                    unanswered.difference_update(computed.indexes)
-                    self._note(self._instruments.reached, [staged.texts[index] for index in computed.indexes])
-                    self._answer_beside(staged.texts, computed)
+                leaving, going_on = self._divide(batch, staged, computed)
+                rest = left.difference(computed.indexes).union(going_on)
+                if rest:  # more is computed in this batch
+                    left = rest
+                    self._note(self._instruments.reached, leaving.all)
+                    self._answer_beside(leaving)
+                    staged.go_on(going_on)
             self._line.finished(batch, staged.brought)
         except Exception as error:
-            self._give_up("computing", batch, [staged.texts[index] for index in sorted(unanswered)], error)
+            self._give_up("computing", batch, [staged.texts[index] for index in sorted(left)], error)
         else:
             self._note(self._instruments.computed, staged)
-            self._answer(staged.texts, computed)
+            self._answer(leaving)
         finally:
             self._computed.put(staged.held)
         return True
+
+    def _divide(self, batch: Batch[Text], staged: StagedBatch, computed: Computed) -> tuple[Leaving, list[int]]:
+        """Returns the computed texts that leave the batch, and the indexes of those that go on in it."""
+        texts = [staged.texts[index] for index in computed.indexes]
+        at_end = [text.is_at_end for text in texts]
+        leaving = Leaving(list(compress(texts, at_end)), list(compress(computed.logits, at_end)))
+        if all(at_end):
+            return leaving, []
+        undecided = [not ends for ends in at_end]
+        texts, logits = list(compress(texts, undecided)), list(compress(computed.logits, undecided))
+        try:
+            read = list(read_answers(texts, logits))
+            broken = [(text, found) for text, found in read if isinstance(found, HplmError)]
+            answers = [(text, found) for text, found in read if not isinstance(found, HplmError)]
+            sure, unsure, across = divided(answers, {staged.texts[index]: own for index, own in computed.received.items()})
+            self._note(self._instruments.decided, *([text for text, _ in some] for some in (sure, across)), unsure)
+            going_on = set(self._line.going_on(batch, [text for text in unsure if staged.has_level_of(text)]))
+        except Exception as error:
+            self._fail(texts, _failure("answering", error))
+            return leaving, []
+        leaving.sure, leaving.across, leaving.broken = sure, across, broken
+        leaving.back = [text for text in unsure if text not in going_on]
+        return leaving, [index for index in computed.indexes if staged.texts[index] in going_on]
 
     def _run(self, batch: Batch[Text], staged: StagedBatch) -> Iterator[Computed]:
         with ExitStack() as next_batch:
@@ -186,42 +213,37 @@ class Pipeline:
             except queue.Empty:
                 return
 
-    def _answer(self, batch: list[Text], computed: Computed) -> None:
-        if len({batch[index].request for index in computed.indexes}) == 1 and self._staged.empty():
-            self._answer_now(batch, computed)  # the engine is idle, so this thread answers
+    def _answer(self, leaving: Leaving) -> None:
+        if len({text.request for text in leaving.all}) == 1 and self._staged.empty():
+            self._answer_now(leaving)  # the engine is idle, so this thread answers
         else:
-            self._answer_beside(batch, computed)
+            self._answer_beside(leaving)
 
-    def _answer_beside(self, batch: list[Text], computed: Computed) -> None:
+    def _answer_beside(self, leaving: Leaving) -> None:
         try:
-            self._answering.submit(self._answer_now, batch, computed)
+            self._answering.submit(self._answer_now, leaving)
         except RuntimeError:  # the pipeline was closed during this batch, which still needs its answer
-            self._answer_now(batch, computed)
+            self._answer_now(leaving)
 
-    def _answer_now(self, batch: list[Text], computed: Computed) -> None:
-        texts = [batch[index] for index in computed.indexes]
+    def _answer_now(self, leaving: Leaving) -> None:
         try:
             with self._together():
+                self._done(leaving.sure, "sure")
+                self._done(leaving.across, "across")
+                broken: list[tuple[Text, HplmError]] = [*leaving.broken]
                 ended: dict[str, list[tuple[Text, InHand]]] = {"only": [], "last": []}
-                undecided: list[tuple[Text, InHand]] = []
-                for text, found in read_answers(texts, computed.logits):
+                for text, found in read_answers(leaving.texts, leaving.logits):
                     if isinstance(found, HplmError):
-                        _sending(text.request.fail, found)
-                    elif text.is_at_end:
-                        ended["only" if text.in_hand is None else "last"].append((text, found))
+                        broken.append((text, found))
                     else:
-                        undecided.append((text, found))
+                        ended["only" if text.in_hand is None else "last"].append((text, found))
+                for text, error in broken:
+                    _sending(text.request.fail, error)
                 for reason, answered in ended.items():
                     self._done(answered, reason)
-                received = {batch[index]: own for index, own in computed.received.items()}
-                sure, going_on, leaving = divided(undecided, received)
-                self._done(sure, "sure")
-                self._done(leaving, "across")
-                if undecided:
-                    self._note(self._instruments.decided, *([text for text, _ in some] for some in (sure, leaving)), going_on)
-                self._end(self._line.again(going_on), "draining", _drained)
+                self._end(self._line.again(leaving.back), "draining", _drained)
         except Exception as error:
-            self._fail(texts, _failure("answering", error))
+            self._fail(leaving.all, _failure("answering", error))
 
     def _done(self, answered: list[tuple[Text, InHand]], reason: str) -> None:
         for text, found in answered:

@@ -223,6 +223,11 @@ class Text:
         self.slot_key: tuple[Record, Record | None] = self.level.head, self.level.adapter
         self.tokens = max(1, round(self.length * request.shares[self.level.stack]))  # of the full stack's work
 
+    def further_records(self) -> list[Record]:
+        """Returns the records of levels that it may reach after its own."""
+        levels, steps = self.request.tenant.all_levels, self.request.plan.steps[self.step + 1 :]
+        return [record for step in steps for record in levels[step.level].records()]
+
     @property
     def length(self) -> int:
         """The tokens that the layers compute."""

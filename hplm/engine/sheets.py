@@ -12,6 +12,7 @@ from torch import Tensor
 from hplm.adapters.copying import Mark
 from hplm.adapters.layout import Layout
 from hplm.adapters.parts import Part, Placed, parted, parts_of
+from hplm.adapters.record import Record
 from hplm.adapters.slots import Slots
 from hplm.arrays import Array
 from hplm.engine.packing import Arrangement, Packing
@@ -33,6 +34,7 @@ class Sheet:
     gathered: Array  # addresses of each text
     kept: Tensor | None  # the addresses whose tokens are computed; None: all
     lengths: Array  # computed tokens of each text
+    tokens: Array  # the numbers of these tokens in their texts, end to end
     rooms: Array  # the length of each text with the padding behind it
     watched: list[bool]  # the texts of which it matters how much attention their tokens receive
     homes: Tensor | None  # the place of each token in the tensor; None: in order, with padding behind the last one only
@@ -46,6 +48,12 @@ class Sheet:
     heads: list[Part]
     sums: Tensor | None = None  # None: not yet gathered
 
+    def places(self) -> list[tuple[Array, Array]]:
+        """Returns for each text the rows of its computed tokens in the tensors, and their numbers in the text."""
+        starts, ends = np.cumsum(self.rooms) - self.rooms, np.cumsum(self.lengths)
+        rows: Array = np.arange(int(ends[-1])) + np.repeat(starts - (ends - self.lengths), self.lengths)
+        return list(zip(np.split(rows, ends[:-1]), np.split(self.tokens, ends[:-1]), strict=True))
+
 
 @dataclass(frozen=True)
 class Sheets:
@@ -57,41 +65,36 @@ class Sheets:
     dtype: torch.dtype
     few_sizes: bool = False  # round the number of rows up, because the device prepares products for each size
     depths: Mapping[str, int] = field(default_factory=lambda: {FULL: 0})  # the layers of each stack
-    most_tokens: int | None = None  # of a sheet of another stack than the full one; None: any number
+    most_tokens: int | None = None  # of a sheet, unless it is a single text; None: any number
 
     def lay(
         self,
         texts: list[Text],
-        adapters: list[Placed | None],
-        heads: list[Placed],
+        placed: Mapping[Record, Placed],
         slots: Mapping[Layout, Slots],
         arrived: dict[Layout, list[Mark]],
-        places: Places | None,
+        which: Array | None = None,
+        places: Places | None = None,
     ) -> list[Sheet]:
-        """`adapters` and `heads` say where each text has its own. `slots` has the weights, and `arrived` their marks."""
-        sheets: list[Sheet] = []
-        for arrangement in self._arrangements(texts, places):
-            own = arrangement.texts.tolist()
-            sheets.append(
-                self._sheet(
-                    arrangement,
-                    [texts[i] for i in own],
-                    [adapters[i] for i in own],
-                    [heads[i] for i in own],
-                    slots,
-                    arrived,
-                )
-            )
-        return sheets
+        """Returns sheets of the texts of a batch: of all, or of `which` indexes.
 
-    def _arrangements(self, texts: list[Text], places: Places | None) -> list[Arrangement]:
+        `placed` says where their adapters and heads are. `slots` has the weights, and `arrived` their marks.
+        """
+        arrangements = self._arrangements(texts, np.arange(len(texts)) if which is None else which, places)
+        return [self._sheet(one, [texts[i] for i in one.texts.tolist()], placed, slots, arrived) for one in arrangements]
+
+    def in_order(self, sheets: list[Sheet]) -> list[Sheet]:
+        """Returns sheets of shallow stacks first."""
+        return sorted(sheets, key=lambda sheet: self.depths[sheet.stack])
+
+    def _arrangements(self, texts: list[Text], which: Array, places: Places | None) -> list[Arrangement]:
         """Returns arrangements that name the texts by their indexes in the batch."""
         lengths = np.array([text.length for text in texts], dtype=np.int64)
-        stacks = [text.level.stack for text in texts]
         found: list[Arrangement] = []
-        for stack, own in _by_stack(stacks, self.depths):
+        chosen: list[int] = which.tolist()
+        for stack, own in _by_stack([texts[i].level.stack for i in chosen], self.depths):
             # Batch and places are chosen by the work of texts, which is less than their length on other stacks.
-            for some in [own] if stack == FULL else _cut(own, lengths, self.most_tokens):
+            for some in _cut(which[own], lengths, self.most_tokens):
                 arranged = self.packing.arrange(lengths[some], places if stack == FULL and len(some) == len(texts) else None)
                 found += [replace(one, texts=some[one.texts]) for one in arranged]
         return [one.rounded_up() for one in found] if self.few_sizes else found
@@ -100,8 +103,7 @@ class Sheets:
         self,
         arrangement: Arrangement,
         texts: list[Text],
-        adapter_slots: list[Placed | None],
-        head_slots: list[Placed],
+        placed: Mapping[Record, Placed],
         slots: Mapping[Layout, Slots],
         arrived: dict[Layout, list[Mark]],
     ) -> Sheet:
@@ -123,7 +125,8 @@ class Sheets:
             positions = np.concatenate([np.arange(text.length) if text.kept is None else text.kept for text in texts])
             kept = positions + np.repeat(np.cumsum(gathered) - gathered, lengths)
             segments = segments[kept]
-        adapters, heads = parted(adapter_slots), parted(head_slots)
+        adapters = parted([placed[text.level.adapter] if text.level.adapter is not None else None for text in texts])
+        heads = parted([placed[text.level.head] for text in texts])
         return Sheet(
             stack=texts[0].level.stack,
             indexes=arrangement.texts.tolist(),
@@ -132,6 +135,7 @@ class Sheets:
             gathered=gathered,
             kept=self._index(kept) if kept is not None else None,
             lengths=lengths,
+            tokens=positions,
             rooms=rooms,
             watched=[text.is_watched for text in texts],
             homes=self._index(home) if home is not None else None,

@@ -6,16 +6,17 @@ batch k computes, in the one thread that owns the slots.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import ref
 
 import numpy as np
 import torch
 
+from hplm.adapters.bank import Bank
 from hplm.adapters.copying import Copies, Mark
 from hplm.adapters.layout import Layout
 from hplm.adapters.parts import Placed
@@ -26,7 +27,7 @@ from hplm.engine.overlap import Overlap
 from hplm.engine.packing import Packed, Packing
 from hplm.engine.request import Text
 from hplm.engine.sheets import Sheet, Sheets
-from hplm.engine.views import View
+from hplm.engine.staged import StagedBatch
 from hplm.errors import Broken, HplmError
 from hplm.model.prepacked import with_rows
 from hplm.plot.forest import Forest
@@ -34,27 +35,7 @@ from hplm.plot.gathering import Gatherer
 from hplm.scheduling.selection import Places
 from hplm.tenants.level import FULL
 
-
-@dataclass
-class StagedBatch:
-    texts: list[Text]
-    forest: Forest
-    sheets: list[Sheet]
-    arrived: dict[Layout, list[Mark]]  # the marks of its sheets' parts; empty until copying starts
-    held: list[tuple[Slots, int]]
-    brought: int = 0  # adapters and heads that had to be copied
-    ready: Mark = field(init=False)  # after it all tensors of the sheets are on the device
-    stages: dict[str, tuple[int, int]] = field(default_factory=dict)  # start and end of each stage, in nanoseconds
-
-    @property
-    def tokens(self) -> int:
-        return sum(int(sheet.lengths.sum()) for sheet in self.sheets)
-
-    @contextmanager
-    def timed(self, stage: str) -> Generator[None]:
-        start = time.monotonic_ns()
-        yield
-        self.stages[stage] = start, time.monotonic_ns()
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -151,17 +132,15 @@ class Stager:
     ) -> StagedBatch | None:
         """Assigns slots, places and indexes. Adapters and vectors follow later."""
         held: list[tuple[Slots, int]] = []
-        adapter_slots: list[Placed | None] = []
-        head_slots: list[Placed] = []
+        placed: dict[Record, Placed] = {}
         kept: list[int] = []
         try:
             forest = self._backbone.view.forest
             for number in self._readable(forest, texts, broken):
                 text = texts[number]
-                view, level = text.request.view, text.level
                 try:
-                    adapter = self._hold(view, level.adapter, held) if level.adapter is not None else None
-                    head = self._hold(view, level.head, held)
+                    for record in text.level.records():
+                        placed[record] = self._hold(self._bank(text, record), record, held)
                 except HplmError as error:
                     broken(text, error)
                     continue
@@ -169,16 +148,15 @@ class Stager:
                     broken(text, Broken(f"cannot get a slot: {error}"))
                     continue
                 kept.append(number)
-                adapter_slots.append(adapter)
-                head_slots.append(head)
             if not kept:
                 self.release(held)
                 return None
-            layouts = dict.fromkeys(slot[0] for slot in (*adapter_slots, *head_slots) if slot is not None)
-            arrived: dict[Layout, list[Mark]] = {layout: [] for layout in layouts}
             staged = [texts[number] for number in kept]
-            sheets = self._sheets.lay(staged, adapter_slots, head_slots, self._slots, arrived, places and places.of(kept))
-            return StagedBatch(staged, forest, sheets, arrived, held)
+            self._hold_further(staged, placed, held)
+            slots = {layout: self._slots[layout] for layout, _ in placed.values()}
+            arrived: dict[Layout, list[Mark]] = {layout: [] for layout in slots}
+            sheets = self._sheets.lay(staged, placed, slots, arrived, places=places and places.of(kept))
+            return StagedBatch(staged, forest, sheets, placed, slots, arrived, held, self._sheets)
         except BaseException:
             self.release(held)
             raise
@@ -216,8 +194,28 @@ class Stager:
                 kept.append(number)
         return kept
 
-    def _hold(self, view: View, record: Record, held: list[tuple[Slots, int]]) -> Placed:
-        bank = view.banks.get(record.bank) or self._backbone.bank(record.bank)  # raises, with the reason if it cannot be opened
+    def _hold_further(self, texts: Sequence[Text], placed: dict[Record, Placed], held: list[tuple[Slots, int]]) -> None:
+        """Holds slots of the levels that texts may reach later, while the batch has no more than its half of the slots.
+
+        A text that reaches another level goes on in a later batch, and learns there what is wrong with the level.
+        """
+        taken = Counter(layout for layout, _ in placed.values())
+        for text, record in ((one, record) for one in texts for record in one.further_records()):
+            if record in placed:
+                continue
+            try:
+                bank = self._bank(text, record)
+                if taken[bank.layout] < self._settings.slots // 2:
+                    placed[record] = self._hold(bank, record, held)
+                    taken[bank.layout] += 1
+            except Exception as error:
+                log.warning("tenant %s: a level that a text may reach cannot be staged: %s", text.request.tenant.id, error)
+
+    def _bank(self, text: Text, record: Record) -> Bank:
+        """Returns the bank of a record, or raises with the reason why it cannot be opened."""
+        return text.request.view.banks.get(record.bank) or self._backbone.bank(record.bank)
+
+    def _hold(self, bank: Bank, record: Record, held: list[tuple[Slots, int]]) -> Placed:
         slots = self._slots_for(bank.layout)
         slot = slots.hold(record, bank)
         held.append((slots, slot))

@@ -60,8 +60,9 @@ class CostModel:
         _, token, text, adapter = self.terms.tolist()
         return int(ns / max(token + (text + adapter * adapters) / mean, 1e-9))
 
-    def observe(self, tokens: int, texts: int, adapters: int, took_ns: int) -> None:
-        features = np.array([1.0, tokens, texts, adapters])
+    def observe(self, tokens: int, texts: int, adapters: int, took_ns: int, passes: int = 1) -> None:
+        """`passes`: each takes what a batch takes whatever is in it."""
+        features = np.array([passes, tokens, texts, adapters], float)
         expected = float(features @ self.terms)
         error = abs(took_ns - expected) / expected
         weight = 1.0

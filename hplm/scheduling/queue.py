@@ -7,9 +7,10 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
+from hplm.scheduling.batch import Batch
 from hplm.scheduling.columns import NEVER
 from hplm.scheduling.cost import TERMS
-from hplm.scheduling.scheduler import Batch, Scheduler
+from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.waiting import Capacity, T
 
 
@@ -60,6 +61,11 @@ class Queue(Generic[T]):
             self._to_do.notify()
             self._look_at_expiry()
             return displaced
+
+    def going_on(self, batch: Batch[T], texts: Sequence[T]) -> list[T]:
+        """Returns those of a running batch's computed texts that may be computed again in it. The others are for `again`."""
+        with self._to_do:
+            return self._scheduler.going_on(batch, texts, self._now_ns())
 
     def again(self, texts: Sequence[T]) -> list[T]:
         """Puts computed texts into the line again, also while others of their batch compute. Returns those not taken.

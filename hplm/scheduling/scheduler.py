@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Generic, overload
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from hplm.arrays import Array
 from hplm.errors import DeadlineMissed, Draining
 from hplm.scheduling.admission import Admission
+from hplm.scheduling.batch import Batch
 from hplm.scheduling.columns import NEVER, Columns
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.filling import fits
@@ -23,29 +24,13 @@ from hplm.scheduling.governor import Governor
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.orders import FirstComeFirstServed
 from hplm.scheduling.policy import Policy
-from hplm.scheduling.selection import Places, Selection
+from hplm.scheduling.selection import Selection
 from hplm.scheduling.waiting import Capacity, T
 
 log = logging.getLogger(__name__)
 KNOWN = 8  # batches before the length of a batch is bounded by prediction: a process starts slowly
 LEAST_TOKENS = 128  # of a batch that is bounded, so that one wrong prediction cannot make batches tiny
-LEARNING = 0.1  # rate of the running means of staging time and of copied adapters
-
-
-@dataclass(eq=False)
-class Batch(Generic[T]):
-    """Texts that were chosen to run together, with their times."""
-
-    texts: list[T]
-    tokens: int
-    slot_keys: int
-    chosen_ns: int
-    expected_ns: float  # how long it will compute
-    alone: bool  # chosen while no other batch ran: its staging overlapped with nothing
-    promised: Array  # the deadline of each text if admission has promised it, else NEVER
-    places: Places | None = None  # of the texts, if the policy has chosen them
-    is_half: bool = False  # of a batch for which the device had no memory
-    started_ns: int | None = None
+LEARNING = 0.1  # rate of running means
 
 
 class Scheduler(Generic[T]):
@@ -77,8 +62,10 @@ class Scheduler(Generic[T]):
         self._gone: list[T] = []  # expired texts that still have to be answered
         self._halves: deque[Batch[T]] = deque()  # to be run next
         self._staging_ns = 0.0  # from choice to start, with an idle engine
+        self._capacity = Capacity(0, 0, 0)  # of the batch that was chosen last
         self._unserved = 0  # tokens that were refused for their deadline, or expired, since the last choice
         self._loaded = 0.0  # mean number of adapters copied to the device for each slot key of a batch
+        self._further = 0.0  # mean time of further passes in a batch, over that of its first one
         # The earliest time by which a waiting text must start, and whether that was predicted. None: not known any more.
         self._earliest: tuple[int, bool] | None = None
         self._draining = False
@@ -130,6 +117,29 @@ class Scheduler(Generic[T]):
         self._recount(now_ns)
         return []
 
+    def going_on(self, batch: Batch[T], texts: Sequence[T], now_ns: int) -> list[T]:
+        """Returns those of a running batch's computed texts that are computed again in it. The others join the line again.
+
+        These are texts that would be answered too late, all texts while a crowd waits, and those of a batch that is a half.
+        """
+        if batch.is_half or self._waits_a_crowd():
+            return []
+        needed_ns = 0
+        if self._predicts(now_ns):
+            needed_ns = self._answering_ns + int(self.cost.predict(sum(text.tokens for text in texts), len(texts)))
+        going_on = [text for text in texts if not text.deadline_ns or now_ns + needed_ns < text.deadline_ns]
+        if not going_on:
+            return []
+        assert batch.started_ns is not None  # its texts were computed
+        tokens = sum(text.tokens for text in going_on)
+        further_ns = float(self.cost.predict(tokens, len(going_on)))
+        batch.expected_ns = max(batch.expected_ns, now_ns - batch.started_ns + further_ns)
+        batch.further_ns += further_ns
+        batch.passes += 1
+        batch.further_tokens += tokens
+        batch.further_texts += len(going_on)
+        return going_on
+
     def rung(self, tenant: Hashable, tokens: int, costs: Sequence[float], now_ns: int) -> int:
         """Returns the rung of a request that has arrived (`Governor.rung_for`)."""
         return self.governor.rung_for(tenant, tokens, costs, now_ns)
@@ -153,9 +163,8 @@ class Scheduler(Generic[T]):
         self._put_aside(now_ns)
         if not len(self.columns):
             return None
-        capacity = self._bounded(capacity)
-        wanted = int(self.columns.demand.sum()) + self._unserved
-        one_batch = wanted <= capacity.tokens and fits(self.columns, capacity)
+        capacity = self._capacity = self._bounded(capacity)
+        waits_a_crowd = self._waits_a_crowd()
         # Policies compare deadlines with the end of computing, so the time after it is added to the start.
         start_ns = self._start_at(now_ns) + self._answering_ns
         try:
@@ -169,12 +178,12 @@ class Scheduler(Generic[T]):
             return None
         tokens = int(self.columns.tokens[indexes].sum())
         slot_keys = len(set(self.columns.slot_key[indexes].tolist()))
-        expected = float(self.cost.predict(tokens, len(indexes), slot_keys * self._loaded))
+        expected = float(self.cost.predict(tokens, len(indexes), slot_keys * self._loaded)) * (1 + self._further)
         alone = not self._running
         promised = np.where(self.columns.came_back[indexes], NEVER, self.columns.deadline[indexes])
         batch = Batch(self._remove(indexes), tokens, slot_keys, now_ns, expected, alone, promised, chosen.places)
         self._running.append(batch)
-        crowded = not one_batch and (len(self.columns) > 0 or self._unserved > 0)
+        crowded = waits_a_crowd and (len(self.columns) > 0 or self._unserved > 0)
         self._unserved = 0
         self.governor.chosen(tokens, len(indexes), slot_keys * self._loaded, self.columns, crowded, now_ns)
         if self._admission:
@@ -190,6 +199,11 @@ class Scheduler(Generic[T]):
         tokens = self.cost.tokens_within(self._batch_ns, mean, self._loaded)
         return replace(capacity, tokens=min(capacity.tokens, max(tokens, LEAST_TOKENS)))
 
+    def _waits_a_crowd(self) -> bool:
+        """Whether more waits than a batch holds, with what was not served in time since the last choice."""
+        wanted = int(self.columns.demand.sum()) + self._unserved
+        return wanted > self._capacity.tokens or not fits(self.columns, self._capacity)
+
     def started(self, batch: Batch[T], now_ns: int) -> None:
         """Records that the engine has started the batch."""
         batch.started_ns = now_ns
@@ -202,7 +216,10 @@ class Scheduler(Generic[T]):
         assert batch.started_ns is not None  # `started` was called before
         self._running.remove(batch)
         self._loaded += LEARNING * (adapters / batch.slot_keys - self._loaded)
-        self.cost.observe(batch.tokens, len(batch.texts), adapters, now_ns - batch.started_ns)
+        first_ns = float(self.cost.predict(batch.tokens, len(batch.texts), adapters))
+        self._further += LEARNING * (batch.further_ns / first_ns - self._further)
+        tokens, texts = batch.tokens + batch.further_tokens, len(batch.texts) + batch.further_texts
+        self.cost.observe(tokens, texts, adapters, now_ns - batch.started_ns, batch.passes)
         self._earliest = None
         if self._admission:
             late = np.count_nonzero(batch.promised < now_ns + self._answering_ns)

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from hplm.engine.engine import Engine
 from hplm.errors import Broken, InvalidInput
 from hplm.levels.plan import Plan, Step
 from hplm.metrics import names
+from hplm.plot.gathering import Gatherer
 from hplm.scheduling.queue import Queue
 from hplm.tenants.level import FULL
 from testing.reference import Reference
@@ -78,9 +80,10 @@ def test_a_plan_that_always_goes_on_gives_the_answers_of_the_last_level(tmp_path
         tenant = TENANTS[number % len(TENANTS)]
         text, pair = question(rng, tenant.task)
         asked.append([asker.ask(tenant.id, [text], pair and [pair], rung=rung) for rung in (1, 2)])
-    for both in asked:
+    for number, both in enumerate(asked):
         (climbed,), (plain,) = map(asker.wait, both)
-        assert (climbed.labels, climbed.level) == (plain.labels, 2)
+        assert climbed.level == plain.level == 2
+        assert TENANTS[number % len(TENANTS)].task == "regress" or climbed.labels == plain.labels
         np.testing.assert_allclose(climbed.logits, plain.logits, atol=1e-5)
     asker.close()
 
@@ -123,6 +126,85 @@ def test_an_unknown_rung_is_refused(asker, rung):
     asker.answers.pop()  # the request was refused
 
 
+def through_the_line(line, batch, texts):
+    """In place of `Queue.going_on`: no text goes on within its batch."""
+    return []
+
+
+@pytest.fixture
+def came_back(monkeypatch):
+    """Returns the texts that have joined the line again."""
+    found, again = [], Queue.again
+
+    def noted(line, texts):
+        found.extend(texts)
+        return again(line, texts)
+
+    monkeypatch.setattr(Queue, "again", noted)
+    return found
+
+
+def test_unsure_texts_go_on_within_their_batch_and_take_their_vectors_along(asker, monkeypatch, came_back):
+    gathered, sums = [], Gatherer.sums
+
+    def noted(gatherer, forest, addresses, lengths):
+        gathered.append(len(lengths))
+        return sums(gatherer, forest, addresses, lengths)
+
+    monkeypatch.setattr(Gatherer, "sums", noted)
+    answers = asker.wait(asker.ask("pair", ["a b", "c d e", "f"], rung=3))
+    assert [answer.level for answer in answers] == [2, 2, 2]
+    assert not came_back and gathered == [3]
+    eventually(lambda: asker.service.instruments.meter.take()[0].get((names.BATCHES, ())) == 1)
+
+
+def test_texts_get_the_same_answers_through_the_line(ladders, monkeypatch, came_back):
+    rng, asked = random.Random(9), []
+    for number in range(2 * len(TENANTS)):
+        tenant = TENANTS[number % len(TENANTS)]
+        text, pair = question(rng, tenant.task)
+        asked.append((tenant, [text], pair and [" ".join(pair.split()[:30])], 2 + number // len(TENANTS)))
+
+    def answers():
+        asker = Asker(ladders.folder)
+        numbers = [asker.ask(tenant.id, text, pair, rung=rung) for tenant, text, pair, rung in asked]
+        found = [asker.wait(number)[0] for number in numbers]
+        asker.close()
+        return found
+
+    within = answers()
+    through_batches = len(came_back)
+    monkeypatch.setattr(Queue, "going_on", through_the_line)
+    for (tenant, *_), found, expected in zip(asked, answers(), within, strict=True):
+        assert found.level == expected.level
+        assert tenant.task == "regress" or found.labels == expected.labels
+        np.testing.assert_allclose(found.logits, expected.logits, atol=1e-4)
+    assert len(came_back) - through_batches >= len(TENANTS)
+
+
+def test_a_text_whose_next_level_finds_no_slot_goes_on_through_the_line(ladders, came_back):
+    asker = Asker(ladders.folder, slots="2")  # of these a batch has one, for the head of the first level
+    assert asker.wait(asker.ask("pair", ["a b"], rung=3))[0].level == 2
+    asker.close()
+    assert len(came_back) == 1
+
+
+def test_texts_for_whose_next_level_the_device_has_no_memory_run_in_smaller_batches(asker, monkeypatch, came_back):
+    sizes, compute = [], Engine._compute
+
+    def scarce(engine, sheet, attend):
+        if sheet.stack == FULL:
+            sizes.append(len(sheet.indexes))
+            if len(sheet.indexes) > 2:
+                raise torch.OutOfMemoryError("none left")
+        return compute(engine, sheet, attend)
+
+    monkeypatch.setattr(Engine, "_compute", scarce)
+    answers = asker.wait(asker.ask("pair", ["a b", "c d e", "f"], rung=3))
+    assert [answer.level for answer in answers] == [2, 2, 2]
+    assert sizes[0] == 3 and sorted(sizes[1:]) == [1, 2] and not came_back
+
+
 class Held:
     """Holds the batches of the full stack until it is opened."""
 
@@ -147,13 +229,13 @@ def held(monkeypatch):
 
 
 def test_a_text_whose_time_is_over_is_answered_by_the_level_that_it_has_reached(asker, monkeypatch):
-    again = Queue.again
+    going_on = Queue.going_on
 
-    def too_late(line, texts):
+    def too_late(line, batch, texts):
         eventually(lambda: all(time.monotonic_ns() > text.deadline_ns for text in texts))
-        return again(line, texts)
+        return going_on(line, batch, texts)
 
-    monkeypatch.setattr(Queue, "again", too_late)
+    monkeypatch.setattr(Queue, "going_on", too_late)
     number = asker.ask("pair", ["a b"], deadline_ns=time.monotonic_ns() + 3_000_000_000, rung=3)
     assert asker.wait(number)[0].level == 1
 
@@ -172,6 +254,7 @@ def test_closing_answers_texts_on_their_way_with_the_answer_in_hand(ladders, hel
 
 def test_a_closed_line_takes_no_text_again(ladders, monkeypatch):
     asker = Asker(ladders.folder)
+    monkeypatch.setattr(Queue, "going_on", through_the_line)
     closed, again = threading.Event(), Queue.again
 
     def late(line, texts):
@@ -244,13 +327,13 @@ def test_a_stack_that_cannot_be_read_fails_only_requests_that_need_it(ladders, t
 
 
 def test_an_answer_in_hand_keeps_no_numbers_of_other_texts(asker, monkeypatch):
-    kept, again = [], Queue.again
+    kept, going_on = [], Queue.going_on
 
-    def noted(line, texts):
+    def noted(line, batch, texts):
         kept.extend(text.in_hand for text in texts)
-        return again(line, texts)
+        return going_on(line, batch, texts)
 
-    monkeypatch.setattr(Queue, "again", noted)
+    monkeypatch.setattr(Queue, "going_on", noted)
     asker.wait(asker.ask("pair", ["a b", "c d", "e f"], rung=3))
     assert len(kept) == 3
     for held in kept:

@@ -141,6 +141,50 @@ def _busy():
     return scheduler, running, now
 
 
+def test_computed_texts_go_on_in_their_batch_if_they_are_in_time_there():
+    scheduler, running, now = _busy()
+    passed, passed_when_they_are_computed, far, none = now - 1, now + 2_000_000, now + 10**9, 0
+    deadlines = passed, passed_when_they_are_computed, far, none
+    second = [replace(text, tokens=100, deadline_ns=one) for text, one in zip(running.texts[:4], deadlines, strict=True)]
+    assert scheduler.going_on(running, second, now) == second[2:]
+
+
+def test_while_a_crowd_waits_computed_texts_are_for_the_line():
+    scheduler, running, now = _busy()
+    scheduler.offer([_text() for _ in range(ROOM.texts)], now)
+    assert scheduler.going_on(running, running.texts, now) == running.texts
+    scheduler.offer([_text()], now)
+    assert scheduler.going_on(running, running.texts, now) == []
+
+
+def test_texts_of_a_smaller_batch_for_which_there_is_memory_are_for_the_line():
+    scheduler, running, now = _busy()
+    assert scheduler.halve(running, running.texts, now)
+    half = scheduler.choose(ROOM, now)
+    scheduler.started(half, now)
+    assert scheduler.going_on(half, half.texts, now) == []
+
+
+def test_a_batch_is_as_long_as_all_that_is_computed_in_it():
+    """The cost model learns the same from texts that are computed twice in their batch as from longer ones."""
+
+    def learned(again):
+        scheduler, now = _scheduler(), 0
+        for number in range(200):
+            count, tokens = 1 + number % 4, 10 + number % 3
+            scheduler.offer([_text(tokens=tokens) for _ in range(count)], now)
+            batch = scheduler.choose(ROOM, now)
+            scheduler.started(batch, now)
+            goes_on = scheduler.going_on(batch, batch.texts, now + 1) if again and number % 2 else []
+            assert batch.passes == (2 if goes_on else 1)
+            took = 1_000_000 * batch.passes + sum(100_000 * text.tokens + 50_000 for text in [*batch.texts, *goes_on])
+            scheduler.finished(batch, now + took)
+            now += 2 * took
+        return scheduler.cost.predict(100, 8)
+
+    assert learned(again=True) == pytest.approx(learned(again=False), rel=0.02)
+
+
 OFFER = st.tuples(
     st.just("offer"), st.integers(0, 3), st.integers(1, 6), st.integers(1, 60), st.sampled_from([0, 2, 5, 30])
 )  # tenant, texts, tokens, batches until the deadline

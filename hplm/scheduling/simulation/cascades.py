@@ -45,18 +45,23 @@ class Cascades:
     def enter(self, text: SimulatedText, rung: int) -> SimulatedText:
         """Returns a text as it waits for its first pass."""
         chosen = self._rungs[text.number] = self._ladders.get(text.tenant, PLAIN)[rung]
-        return _passing(text, text.tokens, chosen.first)
+        return _counting(text, work_of(text.tokens, chosen.first))
 
     def goes_on(self, text: SimulatedText, tokens: int) -> SimulatedText | None:
-        """Returns a text, of so many tokens, as it waits for its second pass; None if its answer is final."""
+        """Returns a text, of so many tokens, as it takes its second pass; None if its answer is final."""
         rung, number = self._rungs[text.number], text.number
         if not self._is_first[number] or self._unsure[number] >= rung.goes_on:
             return None
         self._is_first[number] = False
-        return _passing(text, tokens, rung.second)
+        return _counting(text, work_of(tokens, rung.second))
+
+    def layers(self, number: int) -> float:
+        """The share of the layers that a text's current pass takes."""
+        rung = self._rungs[number]
+        return rung.first if self._is_first[number] else rung.second
 
     def has_answer(self, number: int) -> bool:
-        """Whether a text has taken its first pass and waits for the second one."""
+        """Whether a text has taken its first pass, and has not ended with it."""
         return not self._is_first[number]
 
     def is_right(self, number: int, in_hand: bool) -> bool:
@@ -65,5 +70,10 @@ class Cascades:
         return bool(self._wrong[number] < (rung.right_in_hand if in_hand else rung.right))
 
 
-def _passing(text: SimulatedText, tokens: int, cost: float) -> SimulatedText:
-    return text if cost == 1 and text.tokens == tokens else replace(text, tokens=max(1, round(tokens * cost)))
+def work_of(tokens: int, layers: float) -> int:
+    """Returns tokens that take as much work through all layers as these do through a share of them."""
+    return max(1, round(tokens * layers))
+
+
+def _counting(text: SimulatedText, tokens: int) -> SimulatedText:
+    return text if text.tokens == tokens else replace(text, tokens=tokens)

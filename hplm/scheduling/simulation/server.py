@@ -10,10 +10,11 @@ import numpy as np
 
 from hplm.arrays import Array
 from hplm.errors import DeadlineMissed, QueueFull
+from hplm.scheduling.batch import Batch
 from hplm.scheduling.columns import NEVER
-from hplm.scheduling.scheduler import Batch, Scheduler
+from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.simulation.arrivals import Arrivals, SimulatedText
-from hplm.scheduling.simulation.cascades import Cascades, Ladders
+from hplm.scheduling.simulation.cascades import Cascades, Ladders, work_of
 from hplm.scheduling.simulation.engines import BatchTime
 from hplm.scheduling.waiting import Capacity
 
@@ -28,7 +29,8 @@ class Machine:
     capacity: Capacity
     staging_ns: int = 0
     answering_ns: int = 0  # from the end of computing until the client has the answer
-    noise: float = 0.0  # relative standard deviation of a batch's time
+    noise: float = 0.0  # relative standard deviation of the time of a sheet: what is computed at once, by the same layers
+    within: bool = True  # texts that go on do so within their batch; False: all join the line again
 
 
 @dataclass
@@ -41,7 +43,7 @@ class Outcome:
     answered_ns: Array
     rung: Array  # of its tenant's ladder
     right: Array  # whether the answer is right
-    batches: list[int] = field(default_factory=list)  # tokens of each batch
+    batches: list[int] = field(default_factory=list)  # the work of each batch, in tokens that all layers compute
     rungs: list[int] = field(default_factory=list)  # of the governor, after each batch was chosen
     busy_ns: int = 0
     end_ns: int = 0
@@ -77,7 +79,7 @@ class Outcome:
 
 
 class Simulation:
-    """Goes from event to event: a batch ends, the next one starts or is chosen, texts expire, a text arrives."""
+    """Goes from event to event: a sheet ends, the next batch starts or is chosen, texts expire, a text arrives."""
 
     def __init__(
         self,
@@ -92,7 +94,9 @@ class Simulation:
         self._machine = machine
         self._arrivals = arrivals
         self._rng = np.random.default_rng(seed)
-        self._computing: tuple[Batch[SimulatedText], int] | None = None  # a batch, and when it will be done
+        self._computing: tuple[Batch[SimulatedText], int] | None = None  # a batch, and when its current sheet will be done
+        self._sheet: list[SimulatedText] = []  # the current one
+        self._sheets: dict[float, list[SimulatedText]] = {}  # the others of the batch, by the share of the layers
         self._staged: tuple[Batch[SimulatedText], int] | None = None  # a batch, and when it will be ready
         self._choose_at = NEVER
         count = len(arrivals)
@@ -172,23 +176,44 @@ class Simulation:
     def _start(self, batch: Batch[SimulatedText], now: int) -> None:
         self._staged = None
         self._scheduler.started(batch, now)
-        took = self._machine.batch_ns(np.array([text.tokens for text in batch.texts]), batch.places)
-        if self._machine.noise:
-            took *= max(0.2, self._rng.normal(1, self._machine.noise))
         numbers = [text.number for text in batch.texts]
         self._outcome.started_ns[numbers] = np.minimum(self._outcome.started_ns[numbers], now)
-        self._outcome.batches.append(batch.tokens)
+        self._outcome.batches.append(0)
+        self._lay(batch.texts)
+        self._compute(batch, now)
+
+    def _lay(self, texts: Sequence[SimulatedText]) -> None:
+        for text in texts:
+            self._sheets.setdefault(self._cascades.layers(text.number), []).append(text)
+
+    def _compute(self, batch: Batch[SimulatedText], now: int) -> None:
+        """Starts the sheet with the fewest layers."""
+        self._sheet = self._sheets.pop(min(self._sheets))
+        work = np.array([self._work(text) for text in self._sheet])
+        took = self._machine.batch_ns(work, batch.places if self._sheet == batch.texts else None)
+        if self._machine.noise:
+            took *= max(0.2, self._rng.normal(1, self._machine.noise))
+        self._outcome.batches[-1] += int(work.sum())
         self._outcome.busy_ns += int(took)
         self._computing = (batch, now + max(1, int(took)))
 
+    def _work(self, text: SimulatedText) -> int:
+        return work_of(int(self._arrivals.tokens[text.number]), self._cascades.layers(text.number))
+
     def _finish(self, batch: Batch[SimulatedText], now: int) -> None:
-        self._computing = None
-        self._scheduler.finished(batch, now)
-        back: list[SimulatedText] = []
-        for text in batch.texts:
+        """Ends a sheet: its texts are answered, or go on."""
+        unsure: list[SimulatedText] = []
+        for text in self._sheet:
             next_pass = self._cascades.goes_on(text, int(self._arrivals.tokens[text.number]))
             if next_pass is None:
                 self._answer(text, now)
             else:
-                back.append(next_pass)
-        self._give_up(self._scheduler.again(back, now), REFUSED, now)
+                unsure.append(next_pass)
+        going_on = set(self._scheduler.going_on(batch, unsure if self._machine.within else [], now))
+        self._lay([text for text in unsure if text in going_on])
+        if self._sheets:
+            self._compute(batch, now)
+        else:
+            self._computing = None
+            self._scheduler.finished(batch, now)
+        self._give_up(self._scheduler.again([text for text in unsure if text not in going_on], now), REFUSED, now)

@@ -39,9 +39,9 @@ def _then(first, second):
     return Arrivals(np.concatenate([first.at_ns, begins + second.at_ns]), *rest)
 
 
-def _run(load, ladders, admission=True):
+def _run(load, ladders, admission=True, within=True):
     scheduler = Scheduler(policy("timely"), Limits(10**6, 10**9), admission, 0)
-    return Simulation(scheduler, Machine(COST.packed, CAPACITY, noise=0.05), load, ladders=ladders).run()
+    return Simulation(scheduler, Machine(COST.packed, CAPACITY, noise=0.05, within=within), load, ladders=ladders).run()
 
 
 def _changes(outcome):
@@ -72,6 +72,19 @@ def test_a_text_without_time_for_its_second_pass_is_answered_by_its_first():
     outcome = _run(load, {0: [SimulatedRung(0.25, 1.0, goes_on=1.0, right_in_hand=0.0)]})
     in_hand = outcome.answered & ~outcome.right
     assert 0.2 < in_hand.mean() < 0.9 and (outcome.on_time[in_hand]).mean() > 0.95
+
+
+def test_second_passes_within_the_batch_are_answered_sooner_than_through_the_line():
+    load = _load(0.7, allowed_ms=(0.0, 0.0))
+    within, line = (_run(load, {0: LADDER[1:2]}, within=one) for one in (True, False))
+    took = [(outcome.answered_ns - load.at_ns) for outcome in (within, line)]
+    assert took[0].mean() < 0.9 * took[1].mean() and np.percentile(took[0], 99) < 0.8 * np.percentile(took[1], 99)
+
+
+def test_in_a_crowd_second_passes_cost_no_first_ones():
+    load = _load(3.0, 3.0)
+    within, line = (_run(load, {0: LADDER[1:2]}, within=one) for one in (True, False))
+    assert (within.right & within.on_time).mean() > 0.9 * (line.right & line.on_time).mean()
 
 
 def test_a_crowd_steps_down_within_some_batches_and_calm_steps_up_again():
