@@ -47,6 +47,7 @@ class Measured:
     whole: Sequence[Answered]  # by level
     pruned: Callable[[int, int, float], Answered] | None  # takes the first level, a later one and alpha; None: never prune
     calibrations: Sequence[Calibration | None]  # by level, without the last one
+    depths: Sequence[float]  # by level: its layers, as a share of the own level's
     seconds: Sequence[Callable[[np.ndarray], np.ndarray]]  # by level: takes the tokens of texts
     in_one: np.ndarray  # whether a text is computed in one piece; others go to a plan's last level at once
 
@@ -195,6 +196,7 @@ def _taken(
     steps = [Step(first, cutoff, slope, alpha) if early else Step(first)]
     logits, answers = list(measured.whole[first].logits), list(measured.answers[first])
     seconds = measured.seconds[first](measured.whole[first].tokens).copy()
+    passes = measured.depths[first] * measured.whole[first].tokens
     texts = len(measured.examples)
     going = np.flatnonzero(measured.in_one) if early else np.arange(texts)
     reached, left, all_words = [len(going)], 0, 0
@@ -204,6 +206,7 @@ def _taken(
         going = going[reroutes(sure, cutoff, slope, measured.draws[number, going])]
         now = measured.read(first, level, alpha)
         seconds[going] += measured.seconds[level](now.tokens[going])
+        passes[going] += measured.depths[level] * now.tokens[going]
         left, all_words = left + int(now.words[going].sum()), all_words + int(measured.whole[level].words[going].sum())
         weight = _weight(measured, going if len(going) else np.arange(texts), answers, now)
         joined = measured.combined(going, [logits[i] for i in going], [now.logits[i] for i in going], weight)
@@ -212,11 +215,14 @@ def _taken(
         steps.append(Step(level, cutoff, slope, weight=weight) if level != last else Step(level, weight=weight))
         reached.append(len(going))
     if early:
-        for i in np.flatnonzero(~measured.in_one):
-            answers[i], seconds[i] = measured.answers[last][i], measured.seconds[last](measured.whole[last].tokens[[i]])[0]
-        reached[-1] += int((~measured.in_one).sum())
+        windows, whole = np.flatnonzero(~measured.in_one), measured.whole[last].tokens
+        seconds[windows], passes[windows] = measured.seconds[last](whole[windows]), measured.depths[last] * whole[windows]
+        for i in windows:
+            answers[i] = measured.answers[last][i]
+        reached[-1] += len(windows)
+    profiled = tuple(replace(step, reached=count / texts) for step, count in zip(steps, reached, strict=True))
     candidate = Candidate(
-        plan=Plan(tuple(replace(step, reached=count / texts) for step, count in zip(steps, reached, strict=True))),
+        plan=Plan(profiled, cost=float(passes.sum() / measured.whole[last].tokens.sum())),
         score=measured.score(np.arange(texts), answers),
         mean=float(seconds.mean()),
         tail=float(np.percentile(seconds, TAIL)),

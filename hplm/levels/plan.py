@@ -28,11 +28,15 @@ class Plan:
     """The last step's answer is final: its `cutoff`, `slope` and `alpha` have no meaning."""
 
     steps: tuple[Step, ...]
+    cost: float = 1.0  # passes through all layers that a token took on average when the plan was profiled, without pruned words
 
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> Plan:
-        """Reads what `asdict` has written. Raises TypeError if a field is missing or has another type or value."""
-        plan = cls(tuple(_step(own) for own in stored["steps"]))
+        """Reads what `asdict` has written. Raises TypeError if a field is missing or has another type or value.
+
+        Ladders of earlier versions have no `cost`: they cost as much as the full stack.
+        """
+        plan = cls(tuple(_step(own) for own in stored["steps"]), stored.get("cost", 1.0))
         plan._check()
         return plan
 
@@ -49,6 +53,8 @@ class Plan:
                 most = 1.0 if name in ("cutoff", "weight", "reached") else math.inf
                 if type(number) not in (int, float) or not math.isfinite(number) or not 0 <= number <= most:
                     raise TypeError(f"a plan has the {name} {number!r}")
+        if type(self.cost) not in (int, float) or not 0 < self.cost < math.inf:
+            raise TypeError(f"a plan has the cost {self.cost!r}")
         if not max(step.reached for step in self.steps) > 0:
             raise TypeError("a plan has no step that a text reaches")
         if self.steps[0].weight != 1:

@@ -46,6 +46,7 @@ def measured(texts=TEXTS, task="classify", levels=3, prune=True, seed=0, costs=(
         whole=whole,
         pruned=(lambda first, later, alpha: left[first, later, alpha]) if prune else None,
         calibrations=[Calibration(temperature=2.0)] * (levels - 1),
+        depths=[0.25, 0.5, 1.0][:levels],
         seconds=[lambda tokens, cost=cost: cost * 1e-3 * np.asarray(tokens, dtype=float) for cost in costs[:levels]],
         in_one=np.ones(texts, dtype=bool),
     )
