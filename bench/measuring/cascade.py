@@ -107,6 +107,7 @@ def table_of(figures: Mapping[str, Any]) -> str:
     ]
     lines += [f"{alpha:<26}{own['share']:>10.1%}{own['points']:>8.2f}" for alpha, own in figures["pruning"].items()]
     lines.append(f"{'ECE before / after':<26}{figures['ece_before']:>10.4f}{figures['ece_after']:>8.4f}")
+    lines.append(f"{'without its bias':<26}{figures['debiased_before']:>10.4f}{figures['debiased_after']:>8.4f}")
     lines += [
         f"{name:<26}explains {own['at_end']:.1%} of the full stack's output, after {own['steps']} steps"
         for name, own in figures["stacks"].items()

@@ -23,7 +23,7 @@ from builder.training.tasks import training_task
 from hplm.levels.calibration import Calibration
 from hplm.levels.dispatch import reroutes
 from hplm.levels.plan import Plan
-from hplm.levels.reliability import bins_of, calibration_error
+from hplm.levels.reliability import bins_of, calibration_error, debiased_error
 
 ALPHAS = (0.5, 0.7, 0.9, 1.1)  # of Eq. 5; the paper's best ones are 0.7 and 0.9
 DRAWS = 20  # of random re-routing
@@ -169,14 +169,15 @@ class Answers:
         mean_right, mean_work = (np.mean([getattr(one, part) for one in found], axis=0) for part in ("right", "work"))
         return Outcome(mean_right, mean_work, found[0].went_on)
 
-    def errors(self) -> tuple[list[float], list[float]]:
-        """Returns the calibration errors of the levels that are asked how sure they are, before and after calibration."""
-        before, after = [], []
-        for level, sure in enumerate(self.measured.confidences):
-            right = self.hits[level]
-            before.append(calibration_error(bins_of(self.plain(level), right)))
-            after.append(calibration_error(bins_of(sure, right)))
-        return before, after
+    def errors(self) -> np.ndarray:
+        """Returns of each level that is asked how sure it is: ECE without and with calibration, then both debiased squares."""
+        return np.array(
+            [_errors_of(self.hits[level], self.plain(level), sure) for level, sure in enumerate(self.measured.confidences)]
+        )
+
+
+def _errors_of(right: np.ndarray, *confidences: np.ndarray) -> list[float]:
+    return [calibration_error(bins_of(one, right)) for one in confidences] + [debiased_error(one, right) for one in confidences]
 
 
 def answers_of(material: Material, cascaded: Cascaded, file: Path, kept: Path) -> Answers:
@@ -255,7 +256,8 @@ def figures_of(found: Sequence[Examined], drop: float) -> dict[str, Any]:
         for way, outcome in one.ways(drop).items():
             outcomes.setdefault(way, {}).setdefault(one.test.of.question.name, []).append(outcome)
     strong, cascade = outcomes["strong"], outcomes[CASCADE]
-    before, after = (np.concatenate(own) for own in zip(*(one.test.errors() for one in found), strict=True))
+    before, after, *squares = np.concatenate([one.test.errors() for one in found]).mean(axis=0)
+    debiased = np.sqrt(np.maximum(squares, 0.0))
     points, error = lost(strong, cascade)
     words = sum(one.words for own in cascade.values() for one in own)
     return {
@@ -264,9 +266,11 @@ def figures_of(found: Sequence[Examined], drop: float) -> dict[str, Any]:
         "random_points_lost": round(lost(strong, outcomes[RANDOM])[0], 3),
         "pruned_share": round(sum(one.unread for own in cascade.values() for one in own) / max(1, words), 4),
         "pruning_points": round(lost(outcomes[UNPRUNED], cascade)[0], 3),
-        "ece_before": round(float(before.mean()), 4),
-        "ece_after": round(float(after.mean()), 4),
-        "ece_ratio": round(float(after.mean() / before.mean()), 3),
+        "ece_before": round(float(before), 4),
+        "ece_after": round(float(after), 4),
+        "ece_ratio": round(float(after / before), 3),
+        "debiased_before": round(float(debiased[0]), 4),
+        "debiased_after": round(float(debiased[1]), 4),
         "ways": {way: _described(strong, own) for way, own in outcomes.items()},
         "pruning": {f"{alpha:g}": _swept(found, alpha) for alpha in ALPHAS},
         "tenants": {one.test.of.tenant.id: _of_tenant(one.test) for one in found},
@@ -307,5 +311,5 @@ def _of_tenant(test: Answers) -> dict[str, Any]:
         "plan": [[step.level, step.cutoff, step.slope, step.alpha, step.weight] for step in plan.steps],
         "cascade": round(float(test.through(plan).right.mean()), 4),
         "rungs": len(test.of.ladder),
-        "ece": [[round(before, 4), round(after, 4)] for before, after in zip(*test.errors(), strict=True)],
+        "ece": test.errors()[:, :2].round(4).tolist(),
     }
