@@ -130,7 +130,7 @@ class Answers:
     def cheapest_hard_cut(self, drop: float) -> float | None:
         """Returns the lowest cutoff that loses no more than so many points; None if all lose more."""
         least = self.hits[self.last].mean() - drop / 100
-        meeting = (cutoff for cutoff in reversed(CUTOFFS) if self.by_hard_cut(cutoff).right.mean() >= least)
+        meeting = (cutoff for cutoff in reversed(CUTOFFS) if cutoff > 0 and self.by_hard_cut(cutoff).right.mean() >= least)
         return next(meeting, None)
 
     def hard_cut_of(self, profile: Answers, drop: float) -> Outcome:

@@ -60,7 +60,7 @@ def _register_select(actions: argparse._SubParsersAction) -> None:
     score.add_argument("--drop", type=float, metavar="POINTS", help="most points below the score of the tenant's own level")
     score.add_argument("--accuracy", type=float, metavar="SCORE", help="least score, from 0 to 1")
     command.add_argument(
-        "--doubt", type=float, default=1.0, metavar="ERRORS",
+        "--doubt", type=float, default=1.5, metavar="ERRORS",
         help="standard errors by which scores are trusted less: the best of many plans looks better than it is on the texts "
         "that chose it (default: %(default)s)",
     )  # fmt: skip

@@ -40,7 +40,8 @@ def test_a_plan_suits_a_tenant_that_has_its_deepest_level():
 @pytest.mark.parametrize(
     "changed",
     [
-        {"level": -1}, {"level": 2}, {"level": 3}, {"level": 0.0}, {"level": True}, {"cutoff": 1.1}, {"cutoff": "high"},
+        {"level": -1}, {"level": 2}, {"level": 3}, {"level": 0.0}, {"level": True}, {"cutoff": 1.1}, {"cutoff": -1.1},
+        {"cutoff": "high"},
         {"slope": -1.0}, {"slope": float("inf")}, {"alpha": float("nan")}, {"weight": 0.5}, {"weight": True}, {"members": 3},
     ],
 )  # fmt: skip
