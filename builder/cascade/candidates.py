@@ -20,7 +20,7 @@ from hplm.levels.plan import Plan, Step
 
 CUTOFFS = tuple(round(0.95 - 0.05 * step, 2) for step in range(38))  # of Eq. 4, down to -0.9
 SLOPE = 64.0  # of Eq. 4: nearly a hard cut, halfway between the cutoff and 1: so a cutoff below 0 has a meaning
-ALPHAS = tuple(round(0.1 + 0.1 * step, 1) for step in range(15))  # of Eq. 5; the paper's best ones are 0.7 and 0.9
+ALPHAS = tuple(round(0.3 + 0.1 * step, 1) for step in range(13))  # of Eq. 5; the paper's best ones are 0.7 and 0.9
 MOST_LOSS = 0.01  # of the score of a level that reads pruned texts, with the error of this loss
 MOST_LEVELS = 3  # of a plan
 MOST_TAIL = 1.5  # times the tail of a plan's slowest level alone
@@ -127,7 +127,7 @@ class Measured:
         """Returns the score of all answers, then the scores without one group of texts at a time."""
         group = np.arange(len(answers)) % GROUPS
         parts = [np.flatnonzero(group != left_out) for left_out in (GROUPS, *range(GROUPS))]
-        return [self.score(texts, [answers[i] for i in texts.tolist()]) for texts in parts]
+        return [self.score(texts, [answers[int(i)] for i in texts]) for texts in parts]
 
 
 @dataclass(frozen=True)
