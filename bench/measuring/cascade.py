@@ -60,7 +60,7 @@ def _examined(material: Material, one: Cascaded, twin: Cascaded) -> Examined:
 def _timed(material: Material, tests: list[Answers], case: CascadeBench) -> dict[str, Any]:
     """The keys of the issue are those of the bare engine; a server's are in `served`."""
     asked, ways = asked_of(material), voters(material)
-    work = sum(tests[0].layers) / tests[0].layers[-1]
+    work = sum(tests[0].measured.depths)
     batch_texts = BATCH_TOKENS / float(np.mean(np.concatenate([test.measured.whole[-1].tokens for test in tests])))
     with tempfile.TemporaryDirectory(prefix="hplm-bench-") as folder:
         repository = Path(folder) / "repository"
@@ -107,6 +107,7 @@ def table_of(figures: Mapping[str, Any]) -> str:
     ]
     lines += [f"{alpha:<26}{own['share']:>10.1%}{own['points']:>8.2f}" for alpha, own in figures["pruning"].items()]
     lines.append(f"{'ECE before / after':<26}{figures['ece_before']:>10.4f}{figures['ece_after']:>8.4f}")
+    lines.append(f"{'without its bias':<26}{figures['debiased_before']:>10.4f}{figures['debiased_after']:>8.4f}")
     lines += [
         f"{name:<26}explains {own['at_end']:.1%} of the full stack's output, after {own['steps']} steps"
         for name, own in figures["stacks"].items()

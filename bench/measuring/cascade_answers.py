@@ -38,7 +38,7 @@ def answers_of(material: Material, cascaded: Cascaded, file: Path, kept: Path) -
         tenant, task, cascaded.levels, labelled, reader, texts, material.precision, material.device,
         Kept(kept, shared),
     )  # fmt: skip
-    return Answers(work.measured(), [level.layers for level in cascaded.levels], cascaded.seed)
+    return Answers(work.measured(), cascaded.seed)
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,8 @@ def figures_of(found: Sequence[Examined], drop: float) -> dict[str, Any]:
         for way, outcome in one.ways(drop).items():
             outcomes.setdefault(way, {}).setdefault(one.of.question.name, []).append(outcome)
     strong, cascade = outcomes[STRONG], outcomes[CASCADE]
-    before, after = (np.concatenate(own) for own in zip(*(one.test.errors() for one in found), strict=True))
+    before, after, *squares = np.concatenate([one.test.errors() for one in found]).mean(axis=0)
+    debiased = np.sqrt(np.maximum(squares, 0.0))
     points, error = points_lost(strong, cascade)
     words = sum(one.words for own in cascade.values() for one in own)
     return {
@@ -86,9 +87,11 @@ def figures_of(found: Sequence[Examined], drop: float) -> dict[str, Any]:
         "random_points_lost": round(points_lost(strong, outcomes[RANDOM])[0], 3),
         "pruned_share": round(sum(one.unread for own in cascade.values() for one in own) / max(1, words), 4),
         "pruning_points": round(points_lost(outcomes[UNPRUNED], cascade)[0], 3),
-        "ece_before": round(float(before.mean()), 4),
-        "ece_after": round(float(after.mean()), 4),
-        "ece_ratio": round(float(after.mean() / before.mean()), 3),
+        "ece_before": round(float(before), 4),
+        "ece_after": round(float(after), 4),
+        "ece_ratio": round(float(after / before), 3),
+        "debiased_before": round(float(debiased[0]), 4),
+        "debiased_after": round(float(debiased[1]), 4),
         "ways": {way: _described(strong, own) for way, own in outcomes.items()},
         "pruning": {f"{alpha:g}": _swept(found, alpha) for alpha in ALPHAS},
         "tenants": {one.of.tenant.id: _of_tenant(one) for one in found},
@@ -128,5 +131,5 @@ def _of_tenant(found: Examined) -> dict[str, Any]:
         "plan": [[step.level, step.cutoff, step.slope, step.alpha, step.weight] for step in ladder[0].steps],
         "cascade": round(test.outcome(test.through(ladder[0])).score, 4),
         "rungs": len(ladder),
-        "ece": [[round(before, 4), round(after, 4)] for before, after in zip(*test.errors(), strict=True)],
+        "ece": test.errors()[:, :2].round(4).tolist(),
     }

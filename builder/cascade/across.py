@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from builder.cascade.candidates import Answered, Candidate, Measured, candidates, with_error
+from builder.cascade.candidates import Answered, Candidate, Measured, candidates
 from builder.cascade.kept import Kept
 from builder.cascade.levels import open_levels, own
 from builder.cascade.selection import Target, front_of, reported, select
@@ -75,10 +75,9 @@ def link_tenants(
     ]
     if not tried:
         raise InvalidInput(f"{near}: each plan that goes on to {far} scores less than its levels do, so there is no link")
-    front = [with_error(measured, one) for one in front_of(tried, last)]
     strong = measured.scores[last]
     try:
-        chosen = select(front, target, strong)[0]
+        chosen = select(front_of(tried, last), target, strong)[0]
     except InvalidInput as error:
         raise InvalidInput(f"{near}, which would go on to {far}: {error}") from None
     link = Link(far.backbone, far.tenant.id, far.tenant.version, chosen.plan)
@@ -175,6 +174,7 @@ class _Both:
             whole=whole,
             pruned=cache(pruned) if near.pruned is not None else None,
             calibrations=[level.calibration for level in self.near.levels],
+            depths=[level.layers / self.far.levels[0].layers for level in (*self.near.levels, *self.far.levels)],
             seconds=[*near.seconds, *far.seconds],
         )
 

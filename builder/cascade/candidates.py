@@ -1,11 +1,14 @@
-"""Candidates: what each plan would score and cost, from answers of single levels that are computed once (Tabi, section 5)."""
+"""Candidates: what each plan would score and cost, from answers of single levels that are computed once (Tabi, section 5).
+
+They are few, because the best of many owes its score to chance: it seems better than it is on the texts that chose it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 
@@ -15,15 +18,15 @@ from hplm.levels.calibration import Calibration
 from hplm.levels.dispatch import reroutes
 from hplm.levels.plan import Plan, Step
 
-CUTOFFS = tuple(round(0.95 - 0.05 * step, 2) for step in range(19))  # of Eq. 4, down to 0.05
-SLOPES = (4.0, 16.0, 64.0)  # from nearly even chances above the cutoff to a hard cut halfway between it and 1
-ALPHAS = tuple(round(0.5 + 0.1 * step, 1) for step in range(11))  # of Eq. 5; the paper's best ones are 0.7 and 0.9
-MOST_LOSS = 0.02  # of the score of a level that reads pruned texts
+CUTOFFS = tuple(round(0.95 - 0.05 * step, 2) for step in range(38))  # of Eq. 4, down to -0.9
+SLOPE = 64.0  # of Eq. 4: nearly a hard cut, halfway between the cutoff and 1: so a cutoff below 0 has a meaning
+ALPHAS = tuple(round(0.3 + 0.1 * step, 1) for step in range(13))  # of Eq. 5; the paper's best ones are 0.7 and 0.9
+MOST_LOSS = 0.01  # of the score of a level that reads pruned texts, with the error of this loss
 MOST_LEVELS = 3  # of a plan
 MOST_TAIL = 1.5  # times the tail of a plan's slowest level alone
-GROUPS = 10  # of texts, one of which is left out at a time
 TAIL = 75  # the percentile that is held to this
-DIGITS = 2  # of a weight
+DOUBT = 1.5  # standard errors that are taken off a score before it is trusted
+GROUPS = 20  # of texts, one of which is left out at a time
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Measured:
     whole: Sequence[Answered]  # by level
     pruned: Callable[[int, int, float], Answered] | None  # takes the first level, a later one and alpha; None: never prune
     calibrations: Sequence[Calibration | None]  # by level, without the last one
+    depths: Sequence[float]  # by level: its layers, as a share of the own level's
     seconds: Sequence[Callable[[np.ndarray], np.ndarray]]  # by level: takes the tokens of texts
     in_one: np.ndarray  # whether a text is computed in one piece; others go to a plan's last level at once
 
@@ -107,10 +111,23 @@ class Measured:
             return self.whole[level]
         return self.pruned(first, level, alpha)
 
-    def loss(self, first: int, level: int, alpha: float) -> float:
-        """Returns what pruning costs a level of its score."""
-        every = np.arange(len(self.examples))
-        return self.scores[level] - self.score(every, self.answers_to(every, self.read(first, level, alpha).logits))
+    def below(self, level: int, answers: Sequence[Sequence[str]]) -> tuple[float, float]:
+        """Returns how much less than a level alone these answers to all texts score, and the standard error of that.
+
+        The error is that of the difference on the same texts, by leaving out a part of them at a time (jackknife).
+        """
+        whole, *others = np.subtract(self._alone_in_parts[level], self._in_parts(answers))
+        return float(whole), float(np.sqrt((GROUPS - 1) * np.var(others)))
+
+    @cached_property
+    def _alone_in_parts(self) -> list[list[float]]:
+        return [self._in_parts(answers) for answers in self.answers]
+
+    def _in_parts(self, answers: Sequence[Sequence[str]]) -> list[float]:
+        """Returns the score of all answers, then the scores without one group of texts at a time."""
+        group = np.arange(len(answers)) % GROUPS
+        parts = [np.flatnonzero(group != left_out) for left_out in (GROUPS, *range(GROUPS))]
+        return [self.score(texts, [answers[int(i)] for i in texts]) for texts in parts]
 
 
 @dataclass(frozen=True)
@@ -123,6 +140,11 @@ class Candidate:
     tail: float  # the 75th percentile of the seconds
     pruned: float  # share of the words of texts that have gone on which the later steps do not read
     error: float = 0.0  # standard error of the score beside that of the tenant's own level, on the same texts
+
+    @property
+    def trusted(self) -> float:
+        """The score less what it may owe to chance."""
+        return self.score - DOUBT * self.error
 
     @property
     def reached(self) -> list[float]:
@@ -147,87 +169,61 @@ def candidates(measured: Measured) -> Iterator[Candidate]:
 def _plans(measured: Measured, levels: tuple[int, ...]) -> Iterator[Candidate]:
     """Yields plans with a lower and lower cutoff while they score no less than their levels do on average."""
     least = float(np.mean([measured.scores[level] for level in levels]))
-    for alpha in _alphas(measured, levels):
-        for slope in SLOPES:
-            for cutoff in CUTOFFS:
-                found = tried(measured, levels, cutoff, slope, alpha)
-                if found.score < least:
-                    break
-                yield found
+    for alpha in sorted({0.0, most_pruning(measured, levels)}):
+        for cutoff in CUTOFFS:
+            found = tried(measured, levels, cutoff, SLOPE, alpha)
+            if found.score < least:
+                break
+            yield found
 
 
-def _alphas(measured: Measured, levels: tuple[int, ...]) -> Iterator[float]:
-    """Yields 0, then more and more pruning while no later level loses too much by it."""
-    yield 0.0
-    if measured.pruned is None:
-        return
+def most_pruning(measured: Measured, levels: tuple[int, ...]) -> float:
+    """Returns the alpha up to which no later level loses too much. It is chosen before any plan is tried."""
     first, *later = levels
-    for alpha in ALPHAS:
-        if max(measured.loss(first, level, alpha) for level in later) > MOST_LOSS:
-            return
-        yield alpha
+    most = 0.0
+    for alpha in ALPHAS if measured.pruned is not None else ():
+        for level in later:
+            every = np.arange(len(measured.examples))
+            loss, error = measured.below(level, measured.answers_to(every, measured.read(first, level, alpha).logits))
+            if loss + error > MOST_LOSS:
+                return most
+        most = alpha
+    return most
 
 
 def tried(measured: Measured, levels: Sequence[int], cutoff: float = 0.0, slope: float = 0.0, alpha: float = 0.0) -> Candidate:
-    """Returns what a plan does to the texts, without the error of its score."""
-    return _taken(measured, levels, cutoff, slope, alpha)[0]
-
-
-def with_error(measured: Measured, candidate: Candidate) -> Candidate:
-    """Returns the candidate with the error of its score, by leaving out a tenth of the texts at a time (jackknife)."""
-    steps = candidate.plan.steps
-    _, answers = _taken(measured, [step.level for step in steps], steps[0].cutoff, steps[0].slope, steps[0].alpha)
-    own, tenth = measured.answers[-1], np.arange(len(answers)) % GROUPS
-    differences: list[float] = []
-    for left_out in range(GROUPS):
-        texts = np.flatnonzero(tenth != left_out)
-        mine, theirs = ([some[i] for i in texts] for some in (answers, own))
-        differences.append(measured.score(texts, mine) - measured.score(texts, theirs))
-    return replace(candidate, error=float(np.sqrt((GROUPS - 1) * np.var(differences))))
-
-
-def _taken(
-    measured: Measured, levels: Sequence[int], cutoff: float, slope: float, alpha: float
-) -> tuple[Candidate, list[list[str]]]:
-    """Takes all texts through a plan as an engine does, with answers that are known already. Returns also its answers."""
+    """Takes all texts through a plan as an engine does, with answers that are known already. The last answer counts alone."""
     *early, last = levels
     first = levels[0]
-    steps = [Step(first, cutoff, slope, alpha) if early else Step(first)]
-    logits, answers = list(measured.whole[first].logits), list(measured.answers[first])
-    seconds = measured.seconds[first](measured.whole[first].tokens).copy()
+    steps = [Step(level, cutoff, slope, alpha if level == first else 0.0) for level in early]
+    now, answers = measured.whole[first], list(measured.answers[first])
+    seconds = measured.seconds[first](now.tokens).copy()
+    passes = measured.depths[first] * now.tokens
     texts = len(measured.examples)
     going = np.flatnonzero(measured.in_one) if early else np.arange(texts)
     reached, left, all_words = [len(going)], 0, 0
-    for number, level in enumerate(levels[1:]):
-        before = steps[-1].level
-        sure = measured.confidences[before][going] if not number else measured.sure(before, going, [logits[i] for i in going])
+    for number, (before, level) in enumerate(pairwise(levels)):
+        sure = measured.sure(before, going, [now.logits[i] for i in going]) if number else measured.confidences[before][going]
         going = going[reroutes(sure, cutoff, slope, measured.draws[number, going])]
         now = measured.read(first, level, alpha)
         seconds[going] += measured.seconds[level](now.tokens[going])
+        passes[going] += measured.depths[level] * now.tokens[going]
         left, all_words = left + int(now.words[going].sum()), all_words + int(measured.whole[level].words[going].sum())
-        weight = _weight(measured, going if len(going) else np.arange(texts), answers, now)
-        joined = measured.combined(going, [logits[i] for i in going], [now.logits[i] for i in going], weight)
-        for i, mine, answer in zip(going, joined, measured.answers_to(going, joined), strict=True):
-            logits[i], answers[i] = mine, answer
-        steps.append(Step(level, cutoff, slope, weight=weight) if level != last else Step(level, weight=weight))
+        for i, answer in zip(going, measured.answers_to(going, [now.logits[i] for i in going]), strict=True):
+            answers[i] = answer
         reached.append(len(going))
     if early:
-        for i in np.flatnonzero(~measured.in_one):
-            answers[i], seconds[i] = measured.answers[last][i], measured.seconds[last](measured.whole[last].tokens[[i]])[0]
-        reached[-1] += int((~measured.in_one).sum())
-    candidate = Candidate(
-        plan=Plan(tuple(replace(step, reached=count / texts) for step, count in zip(steps, reached, strict=True))),
+        windows, whole = np.flatnonzero(~measured.in_one), measured.whole[last].tokens
+        seconds[windows], passes[windows] = measured.seconds[last](whole[windows]), measured.depths[last] * whole[windows]
+        for i in windows:
+            answers[i] = measured.answers[last][i]
+        reached[-1] += len(windows)
+    profiled = tuple(replace(step, reached=count / texts) for step, count in zip([*steps, Step(last)], reached, strict=True))
+    return Candidate(
+        plan=Plan(profiled, cost=float(passes.sum() / measured.whole[last].tokens.sum())),
         score=measured.score(np.arange(texts), answers),
         mean=float(seconds.mean()),
         tail=float(np.percentile(seconds, TAIL)),
         pruned=1 - left / all_words if all_words else 0.0,
+        error=measured.below(-1, answers)[1],
     )
-    return candidate, answers
-
-
-def _weight(measured: Measured, texts: np.ndarray, before: list[list[str]], now: Answered) -> float:
-    """Returns w of Eq. 6: the weights of both answers are proportional to their scores on these texts, which have gone on."""
-    new = measured.answers_to(texts, [now.logits[i] for i in texts])
-    old = [before[i] for i in texts]
-    earlier, later = max(0.0, measured.score(texts, old)), max(0.0, measured.score(texts, new))
-    return round(later / (earlier + later), DIGITS) if earlier + later else 0.5

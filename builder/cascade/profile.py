@@ -17,6 +17,7 @@ from hplm.errors import MISFITS, Broken
 from hplm.levels.plan import Plan
 
 FILE = "profile.json"
+FORMAT = 2  # of a profile: one of an earlier version is made again
 
 
 @dataclass(frozen=True)

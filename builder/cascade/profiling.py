@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from builder.cascade.candidates import Measured, candidates, with_error
+from builder.cascade.candidates import Measured, candidates
 from builder.cascade.kept import Kept
 from builder.cascade.levels import OpenLevel
-from builder.cascade.profile import Profile, described, read_profile, save_profile
+from builder.cascade.profile import FORMAT, Profile, described, read_profile, save_profile
 from builder.cascade.selection import front_of
 from builder.cascade.workload import Workload
 from builder.evaluation.unseen import UnseenTexts
@@ -47,7 +47,7 @@ def profile_tenant(
         "precision": precision.name,
         "device": device.type,
     }
-    asked = {**texts_of, "levels": described(levels)}
+    asked = {**texts_of, "format": FORMAT, "levels": described(levels)}
     known = read_profile(store, tenant)
     if known is not None and known.asked == asked:
         return known, False
@@ -70,8 +70,7 @@ def profile_tenant(
         "levels": _level_reports(workload, measured),
         "tried": len(tried),
     }
-    front = [with_error(measured, one) for one in front_of(tried, len(levels) - 1)]
-    profile = Profile(front, asked, report)
+    profile = Profile(front_of(tried, len(levels) - 1), asked, report)
     save_profile(store, tenant, profile)
     answers.sweep()
     return profile, True

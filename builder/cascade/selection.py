@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from builder.cascade.candidates import Candidate
+from builder.cascade.candidates import DOUBT, Candidate
 from hplm.errors import InvalidInput
 from hplm.levels.plan import MOST_RUNGS
 
@@ -22,7 +22,7 @@ class Target:
     drop: float | None = None  # points that it may score below the tenant's own level alone
     accuracy: float | None = None  # the least score
     latency_ms: float | None = None  # the most milliseconds a text, on average
-    doubt: float = 1.0  # standard errors by which a score is trusted less: the best of many plans looks better than it is
+    doubt: float = DOUBT  # standard errors by which a score is trusted less: the best of many plans looks better than it is
 
     def __post_init__(self) -> None:
         if (self.drop is None) == (self.accuracy is None):
@@ -41,16 +41,16 @@ class Target:
 
 
 def front_of(candidates: Iterable[Candidate], own: int) -> list[Candidate]:
-    """Returns the plans that no other one beats in both score and mean latency, the dearest first.
+    """Returns the plans that no other one beats in both trusted score and mean latency, the dearest first.
 
     The tenant's own level alone, number `own`, is always among them: what seems to beat it may owe that to chance.
     """
     front: list[Candidate] = []
     best = -math.inf
-    for one in sorted(candidates, key=lambda one: (one.mean, -one.score, len(one.plan.steps))):
-        if one.score > best or [step.level for step in one.plan.steps] == [own]:
+    for one in sorted(candidates, key=lambda one: (one.mean, -one.trusted, len(one.plan.steps))):
+        if one.trusted > best or [step.level for step in one.plan.steps] == [own]:
             front.append(one)
-            best = max(best, one.score)
+            best = max(best, one.trusted)
     return front[::-1]
 
 
@@ -85,6 +85,7 @@ def reported(candidate: Candidate, names: Sequence[str]) -> dict[str, Any]:
         "error": round(candidate.error, 4),
         "mean_ms": round(1000 * candidate.mean, 4),
         "p75_ms": round(1000 * candidate.tail, 4),
+        "cost": round(candidate.plan.cost, 4),
         "reached": [round(share, 4) for share in candidate.reached],
         "pruned": round(candidate.pruned, 4),
     }

@@ -95,6 +95,7 @@ class Workload:
             whole=every,
             pruned=cache(self._pruned) if self.prunes else None,
             calibrations=[level.calibration for level in self.levels[:-1]],
+            depths=[level.layers / self.levels[-1].layers for level in self.levels],
             seconds=[partial(_interpolated, own) for own in self.seconds],
             in_one=np.array([len(own) == 1 for own in windows]),
         )

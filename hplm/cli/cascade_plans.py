@@ -15,7 +15,7 @@ def target_options(command: argparse.ArgumentParser, strong: str) -> None:
     score.add_argument("--drop", type=float, metavar="POINTS", help=f"most points below the score of {strong}")
     score.add_argument("--accuracy", type=float, metavar="SCORE", help="least score, from 0 to 1")
     command.add_argument(
-        "--doubt", type=float, default=1.0, metavar="ERRORS",
+        "--doubt", type=float, default=1.5, metavar="ERRORS",
         help="standard errors by which scores are trusted less: the best of many plans looks better than it is on the texts "
         "that chose it (default: %(default)s)",
     )  # fmt: skip

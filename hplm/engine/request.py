@@ -224,9 +224,9 @@ class Text:
         self.tokens = max(1, round(self.length * request.shares[self.level.stack]))  # of the full stack's work
 
     def further_records(self) -> list[Record]:
-        """Returns the records of levels that it may reach after its own."""
+        """Returns the records of levels that it may reach after its own, in this backbone."""
         levels, steps = self.request.tenant.all_levels, self.request.plan.steps[self.step + 1 :]
-        return [record for step in steps for record in levels[step.level].records()]
+        return [record for step in steps if step.level < len(levels) for record in levels[step.level].records()]
 
     @property
     def length(self) -> int:

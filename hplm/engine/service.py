@@ -44,7 +44,6 @@ log = logging.getLogger(__name__)
 ANSWERING_NS = 2_000_000  # from the end of computing to the client, through the server
 DRAIN_SECONDS = 8.0  # less than the exit timeout that `hplm serve` gives Triton
 MOST_NUMBERS = 1 << 24  # the most logits of an answer, over all rows
-OWN_LEVEL = (1.0,)  # what the only rung of a tenant without a ladder costs
 TICKET_SECONDS = 30  # how long a ticket is valid: it must not outlive a revoked key for long
 
 
@@ -141,21 +140,13 @@ class Service:
         Unsure texts may leave the backbone if the request comes by the model `hplm` and the load allows the dearest plan.
         """
         asked = tenant.plan(ticket.rung) if ticket.rung else None
-        levels = tenant.all_levels
         lacking = next((level.stack for level in tenant.levels if level.stack not in self._shares), None)
         if tenant.is_cascaded and lacking is not None:
             raise Broken(
                 f"tenant {tenant.id!r} has a level on the stack {lacking!r}, which this export does not have or cannot read: "
                 "export the repository again"
             )
-        costs = (
-            OWN_LEVEL
-            if not tenant.ladder
-            else tuple(
-                sum(step.reached * self._shares[levels[step.level].stack] for step in plan.steps) for plan in tenant.plans
-            )
-        )
-        allowed = self._line.rung(tenant.uid, tokens, costs)  # a request that asks for a rung is load too
+        allowed = self._line.rung(tenant.uid, tokens, tenant.costs)  # a request that asks for a rung is load too
         if ticket.across and tenant.link is not None and not asked and not allowed:
             return tenant.link.plan
         return asked or tenant.plans[allowed]

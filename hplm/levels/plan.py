@@ -16,7 +16,7 @@ class Step:
     """A level, and what follows from its answer. The equations are those of Tabi (EuroSys '23)."""
 
     level: int  # 0: the tenant's shallowest one; its own one, on the full stack, is the last
-    cutoff: float = 0.0  # c of Eq. 4: an answer with no more confidence than this goes on to the next step
+    cutoff: float = 0.0  # c of Eq. 4: an answer with no more confidence than this goes on to the next step; -1 to 1
     slope: float = 0.0  # k of Eq. 4: the larger it is, the fewer of the surer answers go on
     alpha: float = 0.0  # of Eq. 5: the next step reads no words that got at most this share of the mean attention; 0: all
     weight: float = 1.0  # w of Eq. 6: this answer's; 1 - w is that of what the earlier steps have answered together
@@ -28,11 +28,15 @@ class Plan:
     """The last step's answer is final: its `cutoff`, `slope` and `alpha` have no meaning."""
 
     steps: tuple[Step, ...]
+    cost: float = 1.0  # passes through all layers that a token took on average when the plan was profiled, without pruned words
 
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> Plan:
-        """Reads what `asdict` has written. Raises TypeError if a field is missing or has another type or value."""
-        plan = cls(tuple(_step(own) for own in stored["steps"]))
+        """Reads what `asdict` has written. Raises TypeError if a field is missing or has another type or value.
+
+        Ladders of earlier versions have no `cost`: they cost as much as the full stack.
+        """
+        plan = cls(tuple(_step(own) for own in stored["steps"]), stored.get("cost", 1.0))
         plan._check()
         return plan
 
@@ -46,9 +50,11 @@ class Plan:
             numbers = {"cutoff": step.cutoff, "slope": step.slope, "alpha": step.alpha}
             numbers |= {"weight": step.weight, "reached": step.reached}
             for name, number in numbers.items():
-                most = 1.0 if name in ("cutoff", "weight", "reached") else math.inf
-                if type(number) not in (int, float) or not math.isfinite(number) or not 0 <= number <= most:
+                least, most = -1.0 if name == "cutoff" else 0.0, 1.0 if name in ("cutoff", "weight", "reached") else math.inf
+                if type(number) not in (int, float) or not math.isfinite(number) or not least <= number <= most:
                     raise TypeError(f"a plan has the {name} {number!r}")
+        if type(self.cost) not in (int, float) or not 0 < self.cost < math.inf:
+            raise TypeError(f"a plan has the cost {self.cost!r}")
         if not max(step.reached for step in self.steps) > 0:
             raise TypeError("a plan has no step that a text reaches")
         if self.steps[0].weight != 1:

@@ -85,6 +85,11 @@ class Tenant:
         """Its ladder; without one, the plan of its own level alone."""
         return self.ladder or (Plan((Step(len(self.levels)),)),)
 
+    @cached_property
+    def costs(self) -> tuple[float, ...]:
+        """What each rung of its ladder costs."""
+        return tuple(plan.cost for plan in self.plans)
+
     def plan(self, rung: int) -> Plan:
         """Returns the plan of a rung, counted from 1, the dearest. Raises if there is none."""
         if not 0 < rung <= len(self.plans):

@@ -56,7 +56,7 @@ def model(tmp_path_factory):
 def test_a_second_run_measures_the_same_texts_again(model, tmp_path, capfd):
     case = CascadeBench(tmp_path, str(model), lower=1, stacks=(1, 2), drop=50, dtype="fp32", timed="bare").quick()
     figures = bench_cascade(case)
-    assert set(TARGETS) | {"random_points_lost"} <= set(figures)
+    assert set(TARGETS) | {"random_points_lost", "debiased_before", "debiased_after"} <= set(figures)
     assert all(name in table_of(figures) for name in (*TARGETS, *figures["ways"]))
     ways, tenants = figures["ways"], figures["tenants"]
     assert ways["strong"]["points_lost"] == 0 and ways["strong"]["work"] == 1

@@ -11,7 +11,7 @@ import pytest
 from hplm.levels.calibration import BINS, DIRICHLET, UNKNOWN, Calibration, confidences
 from hplm.levels.evidence import Evidence, of_first_row, of_least_certain_label, of_least_certain_row
 from hplm.levels.fitting import Cases, fit_dirichlet, fit_temperature, fitted
-from hplm.levels.reliability import Bin, bins_of, calibration_error
+from hplm.levels.reliability import Bin, bins_of, calibration_error, debiased_error
 
 MAP = Calibration(DIRICHLET, weights=((1.0, 0.5, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 2.0)), bias=(0.0, 0.1, -0.1))
 NUMBERS = Calibration(BINS, delta=0.5, edges=(1.0, 2.0), shares=(0.9, 0.5, 0.2))
@@ -151,6 +151,25 @@ def test_the_calibration_error_is_the_mean_distance_over_bins_of_equal_width():
     bins = bins_of(sure, right)
     assert bins == [Bin(2, pytest.approx(0.11), 0.5), Bin(2, pytest.approx(0.995), 1.0)]
     assert calibration_error(bins) == pytest.approx((2 * 0.39 + 2 * 0.005) / 4)
+
+
+def test_the_debiased_error_is_freed_of_chance():
+    """True confidences have an error of 0 on average, and others theirs. The plain one is far above it."""
+    rng = np.random.default_rng(0)
+    errors = []
+    for _ in range(200):
+        sure = rng.uniform(0.5, 1, 300)
+        right = rng.random((2, 300)) < np.stack([sure, sure - 0.1])
+        errors.append(
+            [debiased_error(sure, right[0]), debiased_error(sure, right[1]), calibration_error(bins_of(sure, right[0]))]
+        )
+    true, off, plain = np.mean(errors, axis=0)
+    assert true == pytest.approx(0, abs=3e-4) and off == pytest.approx(0.01, abs=1e-3) and plain > 0.05
+
+
+def test_the_debiased_error_of_a_bin():
+    sure, right = np.array([0.6, 0.8, 0.7, 0.7]), np.array([True, True, True, False])
+    assert debiased_error(sure, right, 1) == pytest.approx((0.7 - 0.75) ** 2 - 0.75 * 0.25 / 3)
 
 
 @pytest.mark.parametrize("calibration", [Calibration(temperature=1.7), MAP, NUMBERS], ids=lambda one: one.kind)

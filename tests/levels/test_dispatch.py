@@ -38,8 +38,13 @@ def test_every_text_may_have_a_plan_of_its_own():
     assert reroutes(np.array([0.86, 0.84]), 0.7, np.array([1e9, 1e9]), 0.5).tolist() == [False, True]
 
 
+def test_a_cutoff_below_zero_cuts_low_confidences():
+    confidences = np.array([UNKNOWN, 0.0, 0.24, 0.26, 0.5])
+    assert reroutes(confidences, -0.5, 1e9, 0.5).tolist() == [True, True, True, False, False]
+
+
 @settings(max_examples=60)
-@given(SHARES, SHARES, st.floats(0, 1e12), st.floats(0, 1, exclude_max=True))
+@given(SHARES, st.floats(-1, 1, allow_subnormal=False), st.floats(0, 1e12), st.floats(0, 1, exclude_max=True))
 def test_with_a_cutoff_of_one_or_without_a_confidence_all_go_on(confidence, cutoff, slope, drawn):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

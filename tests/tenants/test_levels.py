@@ -11,7 +11,7 @@ from hplm.tenants.level import FULL, Level
 from hplm.tenants.snapshot import Snapshot
 
 LEVEL = Level("small", Record("head-16.bank", 7, 1, 1), Record("bottleneck-4-1.bank", 8, 1, 1), Calibration())
-LADDER = (Plan((Step(0, 0.9, 2.0, 0.5), Step(1, weight=0.6))), Plan((Step(0),)))
+LADDER = (Plan((Step(0, 0.9, 2.0, 0.5), Step(1, weight=0.6)), cost=0.6), Plan((Step(0),), cost=0.25))
 
 
 @pytest.fixture
@@ -26,13 +26,23 @@ def test_levels_and_ladders_are_saved_and_loaded(snapshot, tmp_path):
     again = Snapshot.load(tmp_path / "3").find("acme")
     assert (again.levels, again.ladder) == ((LEVEL,), LADDER)
     assert [level.stack for level in again.all_levels] == ["small", FULL]
-    assert again.plans == LADDER
+    assert (again.plans, again.costs) == (LADDER, (0.6, 0.25))
     assert "bottleneck-4-1.bank" in snapshot.banks()
+
+
+def test_a_snapshot_whose_plans_have_no_cost_is_read(snapshot, tmp_path):
+    snapshot.save(tmp_path / "3")
+    stored = json.loads((tmp_path / "3").read_text())
+    for plan in next(tenant for tenant in stored["tenants"] if tenant["id"] == "acme")["ladder"]:
+        del plan["cost"]
+    (tmp_path / "3").write_text(json.dumps(stored))
+    again = Snapshot.load(tmp_path / "3").find("acme")
+    assert ([plan.steps for plan in again.ladder], again.costs) == ([plan.steps for plan in LADDER], (1.0, 1.0))
 
 
 def test_a_tenant_without_a_ladder_is_answered_by_its_own_level(snapshot):
     tenant = replace(snapshot.find("acme"), ladder=())
-    assert tenant.plans == (Plan((Step(1),)),)
+    assert (tenant.plans, tenant.costs) == ((Plan((Step(1),)),), (1.0,))
     assert tenant.all_levels[1] == Level(FULL, tenant.head, tenant.adapter, tenant.calibration)
 
 

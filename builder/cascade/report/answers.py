@@ -14,7 +14,7 @@ from builder.evaluation.calibration import judged
 from hplm.levels.calibration import UNKNOWN, Calibration
 from hplm.levels.dispatch import reroutes
 from hplm.levels.plan import Plan
-from hplm.levels.reliability import Bin, bins_of, calibration_error
+from hplm.levels.reliability import Bin, bins_of, calibration_error, debiased_error
 
 DRAWS = 20  # of random re-routing
 PLAIN = Calibration()  # the softmax of logits as they are (Eq. 2)
@@ -36,12 +36,11 @@ class Passed:
 @dataclass(frozen=True)
 class Answers:
     measured: Measured
-    layers: Sequence[int]  # by level
     seed: int = 0  # of random re-routing
 
     @property
     def last(self) -> int:
-        return len(self.layers) - 1
+        return len(self.measured.whole) - 1
 
     @cached_property
     def every(self) -> np.ndarray:
@@ -65,25 +64,32 @@ class Answers:
         """The same answers, whose confidence is a plain softmax."""
         return replace(self, measured=replace(self.measured, calibrations=[PLAIN] * self.last))
 
-    def errors(self) -> tuple[list[float], list[float]]:
-        """Returns the calibration errors of the levels that are asked how sure they are, before and after calibration."""
-        before, after = (
-            [calibration_error(own.bins(level)) for level in range(self.last)] for own in (self.uncalibrated, self)
+    def errors(self) -> np.ndarray:
+        """Returns of each level that is asked how sure it is: ECE without and with calibration, then both debiased squares."""
+        both = self.uncalibrated, self
+        return np.array(
+            [
+                [calibration_error(own.bins(level)) for own in both] + [debiased_error(*own.known(level)) for own in both]
+                for level in range(self.last)
+            ]
         )
-        return before, after
 
     def bins(self, level: int, texts: np.ndarray | None = None) -> list[Bin]:
         """Returns how often answers of a confidence are right. `texts`: the numbers of some; None: of all."""
+        return bins_of(*self.known(level, texts))
+
+    def known(self, level: int, texts: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the confidences of answers, where they are known, and whether these are right."""
         texts = self.every if texts is None else texts
         sure, right = self.measured.confidences[level][texts], self.hits[level][texts]
         known = sure != UNKNOWN
-        return bins_of(sure[known], right[known])
+        return sure[known], right[known]
 
     def outcome(self, passed: Passed) -> Outcome:
         measured, texts = self.measured, len(self.every)
         asked = passed.tokens > 0
         seconds = [np.where(own, cost(read), 0) for own, cost, read in zip(asked, measured.seconds, passed.tokens, strict=True)]
-        work = np.array(self.layers) @ passed.tokens / (self.layers[-1] * measured.whole[-1].tokens)
+        work = np.array(measured.depths) @ passed.tokens / measured.whole[-1].tokens
         went_on = tuple(len(own) / texts for own in passed.going)
         score, values = measured.score(self.every, passed.answers), values_of(measured, passed.answers)
         return Outcome(score, values, np.sum(seconds, axis=0), work, went_on, passed.words, passed.unread)
@@ -136,7 +142,7 @@ class Answers:
     def cheapest_hard_cut(self, first: int, last: int, drop: float) -> float | None:
         """Returns the lowest cutoff that loses no more than so many points; None if all lose more."""
         least = self.measured.scores[last] - drop / 100
-        cuts = ((cutoff, self.by_hard_cut(first, last, cutoff).answers) for cutoff in reversed(CUTOFFS))
+        cuts = ((cutoff, self.by_hard_cut(first, last, cutoff).answers) for cutoff in reversed(CUTOFFS) if cutoff > 0)
         return next((cutoff for cutoff, answers in cuts if self.measured.score(self.every, answers) >= least), None)
 
     def by_vote(self, weights: Sequence[float]) -> Passed:
@@ -202,7 +208,7 @@ class Answers:
             tokens[level, i] = self.measured.whole[level].tokens[i]
 
     def _no_tokens(self) -> np.ndarray:
-        return np.zeros((len(self.layers), len(self.every)), dtype=np.int64)
+        return np.zeros((len(self.measured.whole), len(self.every)), dtype=np.int64)
 
 
 def pair_of(plan: Plan, last: int) -> tuple[int, int]:

@@ -83,7 +83,7 @@ class Subject:
             tenant, self.unseen.task, self.levels, self.unseen.fresh, reader, texts, precision, device,
             Kept(home, shared, ANSWERS), [_seconds(level) for level in self.profile.report["levels"]],
         )  # fmt: skip
-        return Answers(workload.measured(), [level.layers for level in self.levels])
+        return Answers(workload.measured())
 
 
 def _seconds(level: dict[str, Any]) -> dict[int, float]:

@@ -50,7 +50,7 @@ def made(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def few_candidates(monkeypatch):
     """All of them take seconds."""
-    for name, values in (("CUTOFFS", (0.95, 0.7, 0.5)), ("SLOPES", (16.0,)), ("ALPHAS", (0.5, 0.9))):
+    for name, values in (("CUTOFFS", (0.95, 0.7, 0.5)), ("SLOPE", 16.0), ("ALPHAS", (0.5, 0.9))):
         monkeypatch.setattr(f"builder.cascade.candidates.{name}", values)
 
 

@@ -55,7 +55,7 @@ def toy(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def few_candidates(monkeypatch):
     """All of them take seconds."""
-    for name, values in (("CUTOFFS", (0.95, 0.7, 0.5)), ("SLOPES", (16.0,)), ("ALPHAS", (0.5, 0.9))):
+    for name, values in (("CUTOFFS", (0.95, 0.7, 0.5)), ("SLOPE", 16.0), ("ALPHAS", (0.5, 0.9))):
         monkeypatch.setattr(f"builder.cascade.candidates.{name}", values)
 
 
@@ -135,9 +135,9 @@ def test_a_profile_holds_the_front_and_what_its_levels_score(store, texts):
     small, own = profile.report["levels"]
     assert own["score"] > small["score"] and (small["layers"], own["layers"]) == (1, 2)
     assert (profile.report["texts"], profile.report["left_out"], profile.report["metric"]) == (TEXTS, 0, "accuracy")
-    means, scores = [one.mean for one in profile.front], [one.score for one in profile.front]
-    assert means == sorted(means, reverse=True) and scores == sorted(scores, reverse=True)
-    assert scores[0] >= own["score"]
+    means, trusted = [one.mean for one in profile.front], [one.trusted for one in profile.front]
+    assert means == sorted(means, reverse=True) and trusted == sorted(trusted, reverse=True)
+    assert trusted[0] >= own["score"]
     assert read_profile(store, store.tenant("pair")) == profile
 
 
@@ -156,6 +156,16 @@ def test_the_same_command_computes_nothing_and_a_new_calibration_no_level(store,
     again, is_new = profiled(store, texts)
     assert is_new and again.report["levels"][0]["score"] == first.report["levels"][0]["score"]
     assert sorted(folder.glob("profile/*")) == kept
+
+
+def test_a_profile_of_an_earlier_version_is_made_again(store, texts):
+    first, _ = profiled(store, texts)
+    path = store.tenant_folder("pair", 1) / "profile.json"
+    stored = json.loads(path.read_text())
+    del stored["asked"]["format"]
+    path.write_text(json.dumps(stored))
+    again, is_new = profiled(store, texts)
+    assert is_new and again.asked == first.asked
 
 
 def test_answers_of_older_levels_and_broken_ones_are_not_taken(store, texts):

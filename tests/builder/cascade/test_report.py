@@ -56,7 +56,7 @@ def built(tmp_path_factory):
         for use in ("profile", "test"):
             write(folder, tenant, use, TEXTS)
         with pytest.MonkeyPatch.context() as few:
-            for name, values in (("CUTOFFS", (0.9, 0.7)), ("SLOPES", (16.0,)), ("ALPHAS", (0.5,))):
+            for name, values in (("CUTOFFS", (0.9, 0.7)), ("SLOPE", 16.0), ("ALPHAS", (0.5,))):
                 few.setattr(f"builder.cascade.candidates.{name}", values)
             levels = open_levels(store, tenant)
             profile_tenant(store, tenant, levels, folder / f"{tenant_id}.profile.jsonl", FP32, CPU, show_progress=False)

@@ -28,6 +28,13 @@ def test_the_front_has_no_plan_that_another_one_beats():
     assert front_of([*worse, WEAK, STRONG, FAST, CASCADE], own=1) == FRONT
 
 
+def test_a_plan_with_a_large_error_is_not_on_the_front():
+    lucky = replace(CASCADE, error=0.01)
+    near = candidate(0.927, 2.6, 0, 1)
+    assert front_of([STRONG, lucky, near, FAST], own=1) == [STRONG, near, lucky, FAST]
+    assert front_of([STRONG, replace(lucky, error=0.03), near, FAST], own=1) == [STRONG, near, FAST]
+
+
 def test_the_own_level_stays_beside_a_plan_that_seems_better():
     lucky = candidate(0.94, 2.5, 0, 1)
     assert front_of([STRONG, lucky, WEAK], own=1) == [STRONG, lucky, WEAK]
@@ -39,7 +46,7 @@ def test_a_score_is_trusted_less_by_its_error():
     assert select(front, Target(drop=0.5), 0.93)[0] == sure
     assert select([STRONG, near, WEAK], Target(drop=0.5), 0.93)[0] == STRONG
     assert select([STRONG, near, WEAK], Target(drop=0.5, doubt=0), 0.93)[0] == near
-    assert select([STRONG, near, WEAK], Target(drop=1.5), 0.93)[0] == near
+    assert select([STRONG, near, WEAK], Target(drop=2), 0.93)[0] == near
 
 
 def test_the_fastest_plan_that_meets_the_target_comes_first_and_then_cheaper_ones():
