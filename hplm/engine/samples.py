@@ -108,7 +108,8 @@ class Sampler:
             self._measured(texts, given)  # warms up
         taken = np.zeros((rounds, len(batches), self._engine.depths[FULL] + 1))
         for own in taken:
-            for number in self._rng.permutation(len(batches)).tolist():
+            order: list[int] = self._rng.permutation(len(batches)).tolist()
+            for number in order:
                 own[number] = self._measured(*batches[number])
                 measured(1)
         medians = np.median(taken, axis=0)
@@ -117,8 +118,9 @@ class Sampler:
 
     def _mixed(self) -> list[list[int]]:
         """Returns lengths of texts as they may come: many short ones, few long ones."""
-        counts = self._rng.permutation(23)[:HELD_OUT] + 1
-        return [[int(length) for length in self._rng.lognormal(3, 0.8, count)] for count in counts.tolist()]
+        counts: list[int] = (self._rng.permutation(23)[:HELD_OUT] + 1).tolist()
+        drawn: list[list[float]] = [self._rng.lognormal(3, 0.8, count).tolist() for count in counts]
+        return [list(map(int, lengths)) for lengths in drawn]
 
     def _batch(self, lengths: Sequence[int]) -> tuple[list[Text], list[tuple[Tenant, str]]]:
         """Returns made-up texts of about these lengths, as many as a batch takes, also as they are given."""
