@@ -139,6 +139,8 @@ def _machine_of(group: Group, cluster: Cluster) -> Machine:
 
 def _check_stages(group: Group, machine: Machine, profile: Profile) -> None:
     for backbone, cut in group.cuts.items():
+        if backbone not in profile.backbones:
+            raise InvalidInput(f"group {group.name!r} has backbone {backbone!r}, which the profile does not have: {WAY_OUT}")
         layers = profile.backbones[backbone].layers
         if cut[-1][1] != layers - 1:
             raise InvalidInput(
