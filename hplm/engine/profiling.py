@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from hplm.engine.backbone import Backbone
 from hplm.engine.engine import Engine, resolve_device
-from hplm.engine.samples import BATCHES, Sampler, Samples, Sizes
+from hplm.engine.samples import Sampler, Samples, Sizes, steps
 from hplm.engine.service import ANSWERING_NS
 from hplm.engine.settings import Settings
 from hplm.errors import Broken, InvalidInput
@@ -180,7 +180,7 @@ def measure(given: Measurement) -> tuple[Sizes, Samples]:
         os.sched_setaffinity(0, given.cores)
         compute_with(len(given.cores))
     sampler = Sampler(given.folder, Settings.read(given.parameters), given.state)
-    with tqdm(total=given.rounds * BATCHES, desc=given.label, unit="batch", disable=not given.show_progress) as bar:
+    with tqdm(total=steps(given.rounds), desc=given.label, unit="batch", disable=not given.show_progress) as bar:
         return sampler.sizes(), sampler.take(given.rounds, bar.update)
 
 

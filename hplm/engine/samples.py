@@ -33,7 +33,12 @@ EVEN = [
     *((2, 128), (2, 512), (4, 128), (4, 256), (8, 128), (48, 16)),
 ]
 HELD_OUT = 12  # batches of texts of mixed lengths, which no term is fitted to
-BATCHES = len(EVEN) + HELD_OUT
+WARMING = 1  # rounds that do not count
+
+
+def steps(rounds: int) -> int:
+    """Returns how many batches are measured."""
+    return (WARMING + rounds) * (len(EVEN) + HELD_OUT)
 
 
 @dataclass(frozen=True)
@@ -101,18 +106,16 @@ class Sampler:
         )
 
     def take(self, rounds: int, measured: Callable[[int], object] = lambda _: None) -> Samples:
-        """Measures each batch in each round, in random order. Calls `measured` with 1 after each."""
+        """Measures each batch in each round, in random order. Calls `measured` with 1 after each of the `steps`."""
         even = [[words] * count for count, words in EVEN]
         batches = [self._batch(lengths) for lengths in even + self._mixed()]
-        for texts, given in batches:
-            self._measured(texts, given)  # warms up
-        taken = np.zeros((rounds, len(batches), self._engine.depths[FULL] + 1))
+        taken = np.zeros((WARMING + rounds, len(batches), self._engine.depths[FULL] + 1))
         for own in taken:
             order: list[int] = self._rng.permutation(len(batches)).tolist()
             for number in order:
                 own[number] = self._measured(*batches[number])
                 measured(1)
-        medians = np.median(taken, axis=0)
+        medians = np.median(taken[WARMING:], axis=0)
         shapes = [Shape.of(np.array([text.length for text in texts])) for texts, _ in batches]
         return Samples(shapes, medians[:, :-1], medians[:, -1], len(EVEN))
 
