@@ -52,6 +52,10 @@ def _register_profile(actions: argparse._SubParsersAction) -> None:
         help="devices a stage, such as 1,2: threads on a CPU (default: 1)",
     )
     command.add_argument("--rounds", type=int, default=5, help="how often each batch is measured (default: %(default)s)")
+    command.add_argument(
+        "--wire", action="store_true",
+        help="also serve the repository for some seconds, to measure the way through the server (default: 2 ms are assumed)",
+    )  # fmt: skip
     command.add_argument("--to", type=Path, required=True, metavar="FILE", help="profile to write")
     command.add_argument("--json", action="store_true", help="end with one line of JSON")
     command.set_defaults(run=run_profile)
@@ -77,7 +81,8 @@ def _source_options(command: argparse.ArgumentParser) -> None:
 
 
 def run_profile(args: argparse.Namespace) -> dict[str, Any]:
-    from hplm.engine.profiling import profile_repository
+    from hplm.cli.round_trips import round_trips
+    from hplm.engine.profiling import check_devices, profile_repository, sources_of
     from hplm.errors import InvalidInput
 
     check_state(args.state)
@@ -85,7 +90,10 @@ def run_profile(args: argparse.Namespace) -> dict[str, Any]:
         raise InvalidInput(f"--rounds {args.rounds}: give 1 or more")
     if not args.to.parent.is_dir():
         raise InvalidInput(f"--to {args.to}: the folder {args.to.parent} does not exist: make it, or name another file")
-    profile = profile_repository(args.repository, args.devices, args.intra, args.state, args.backbone, args.rounds)
+    check_devices(args.devices, args.intra)
+    sources = sources_of(args.repository, args.backbone)
+    served = round_trips(args.repository, args.state, [source.name for source in sources]) if args.wire else {}
+    profile = profile_repository(sources, args.devices, args.intra, args.state, args.rounds, served)
     profile.write(args.to)
     report = _report(profile)
     if not args.json:

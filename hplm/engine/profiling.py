@@ -12,12 +12,13 @@ import platform
 import queue
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -38,6 +39,7 @@ from hplm.placement.profile import BackboneProfile, FitError, Profile, Shape, Te
 
 CORE = "cpu:"  # begins the names of devices that are cores
 ROUNDS = 5
+SHORTEST = Shape(3, 9, 1)  # of a text of one letter, with the special tokens
 HOP_TOKENS = (1, 64, 256, 1024)
 HOPS = 50
 WAY_OUT = "give one core a device, such as --devices cpu:0,cpu:1, or a GPU, such as cuda:0"
@@ -70,19 +72,20 @@ class Source:
 
 
 def profile_repository(
-    repository: Path,
+    sources: Sequence[Source],
     devices: Sequence[str],
     intra: Sequence[int],
     state: Path | None = None,
-    backbones: Sequence[str] = (),
     rounds: int = ROUNDS,
+    round_trips: Mapping[str, float] = MappingProxyType({}),
     show_progress: bool = True,
 ) -> Profile:
-    """`intra`: the numbers of devices a stage to measure. `backbones`: the names of some; by default all encoders."""
+    """`intra`: the numbers of devices a stage to measure. `round_trips`: the nanoseconds that clients of a server wait for the
+    answer to a text of one letter, by backbone. Where there is none, the way through the server is assumed to take ANSWERING_NS.
+    """
     check_devices(devices, intra)
     found: dict[str, BackboneProfile] = {}
     errors: list[FitError] = []
-    sources = sources_of(repository, backbones)
     for source in sources:
         by_intra: dict[int, Samples] = {}
         sizes: Sizes | None = None
@@ -100,7 +103,7 @@ def profile_repository(
             with _busy(source.folder, cores_of(devices[count:])):
                 sizes, by_intra[count] = _apart(given)
         assert sizes is not None  # `intra` is not empty
-        found[source.name] = _profile(source, state, sizes, by_intra)
+        found[source.name] = _profile(source, state, sizes, by_intra, round_trips.get(source.name))
         errors += [_error(found[source.name].times[count], samples) for count, samples in by_intra.items()]
     error = FitError(float(np.mean([one.mean for one in errors])), max(one.max for one in errors))
     return Profile(fingerprint(), found, _hop(devices, [source.config for source in sources]), error)
@@ -231,7 +234,9 @@ def _keep_busy(folder: Path, core: int, begun: Event, stop: Event) -> None:
         begun.set()
 
 
-def _profile(source: Source, state: Path | None, sizes: Sizes, by_intra: dict[int, Samples]) -> BackboneProfile:
+def _profile(
+    source: Source, state: Path | None, sizes: Sizes, by_intra: dict[int, Samples], round_trip: float | None
+) -> BackboneProfile:
     backbone = Backbone(source.folder, state)
     snapshot = backbone.view.snapshot
     settings = Settings.read(source.parameters)
@@ -239,8 +244,13 @@ def _profile(source: Source, state: Path | None, sizes: Sizes, by_intra: dict[in
     for tenant in snapshot.tenants:
         tenants.setdefault(tenant.domain, []).append(tenant.id)
     parents = {table.meta.domain: table.meta.parent for table in backbone.view.forest.tables()}
+    times = {count: _layer_terms(samples) for count, samples in by_intra.items()}
     first = next(iter(by_intra.values()))
     around = fitted(first.shapes[: first.fitted_to], first.around_ns[: first.fitted_to])
+    wire = float(ANSWERING_NS)
+    if round_trip is not None:  # the engine of the server has all cores, as with the most devices a stage
+        known = sum(times[max(times)], around)
+        wire = max(0.0, round_trip - known.ns(*SHORTEST))
     return BackboneProfile(
         layers=source.config.upper_layers,
         precision=settings.precision.name,
@@ -253,8 +263,8 @@ def _profile(source: Source, state: Path | None, sizes: Sizes, by_intra: dict[in
         record_bytes=sizes.record,
         slots=settings.slots,
         slot_bytes=sizes.slot,
-        times={count: _layer_terms(samples) for count, samples in by_intra.items()},
-        around=around + Terms(batch_ns=float(ANSWERING_NS)),
+        times=times,
+        around=around + Terms(batch_ns=wire),
     )
 
 

@@ -21,7 +21,8 @@ CORE = f"cpu:{min(os.sched_getaffinity(0))}"
 @pytest.mark.slow
 def test_a_profiled_repository_is_placed_and_emitted(toy, tmp_path, capfd):
     source = ["--repository", str(toy.repository)]
-    assert main(["place", "profile", *source, "--devices", CORE, "--rounds", "1", "--to", f"{tmp_path}/p.json", "--json"]) == 0
+    measured = ["--devices", CORE, "--rounds", "1", "--wire", "--to", f"{tmp_path}/p.json"]
+    assert main(["place", "profile", *source, *measured, "--json"]) == 0
     printed = capfd.readouterr()
     report = json.loads(printed.out)
     assert names(printed.err, "toy, 1 device a stage")  # progress, from another process
