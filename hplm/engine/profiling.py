@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.synchronize import Event
@@ -196,7 +197,13 @@ def device_parameters(devices: Sequence[str]) -> dict[str, str]:
 
 def _apart(given: Measurement) -> tuple[Sizes, Samples]:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        return process.submit(measure, given).result()
+        try:
+            return process.submit(measure, given).result()
+        except BrokenProcessPool:
+            raise Broken(
+                f"the process that measured {given.label} was killed: see its messages above, or whether the machine has "
+                "enough memory"
+            ) from None
 
 
 @contextmanager
