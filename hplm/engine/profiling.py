@@ -82,7 +82,7 @@ def profile_repository(
     show_progress: bool = True,
 ) -> Profile:
     """`intra`: the numbers of devices a stage to measure. `round_trips`: the nanoseconds that clients of a server wait for the
-    answer to a text of one letter, by backbone. Where there is none, the way through the server is assumed to take ANSWERING_NS.
+    answer to a text of one letter, by backbone. Where there is none, ANSWERING_NS are assumed for the way through the server.
     """
     check_devices(devices, intra)
     found: dict[str, BackboneProfile] = {}
