@@ -14,12 +14,13 @@ def fitted(shapes: Sequence[Shape], ns: Array) -> Terms:
     """Returns terms by least squares, none of them negative. Errors count relative to the measured times."""
     features = _features(shapes) / ns[:, None]
     scale = np.maximum(np.linalg.norm(features, axis=0), 1e-300)
-    kept = np.arange(4)
+    features /= scale
+    kept = [0, 1, 2, 3]
     while True:
-        found = np.linalg.lstsq(features[:, kept] / scale[kept], np.ones(len(ns)), rcond=None)[0]
-        if len(kept) == 1 or found.min() >= 0:
+        found: list[float] = (np.linalg.pinv(features[:, kept]) @ np.ones(len(ns))).tolist()
+        if len(kept) == 1 or min(found) >= 0:
             break
-        kept = np.delete(kept, found.argmin())
+        del kept[found.index(min(found))]
     terms = np.zeros(4)
     terms[kept] = np.maximum(found, 0.0) / scale[kept]
     return Terms(*terms.tolist())
