@@ -1,0 +1,72 @@
+"""A cluster: machines with their devices, and the memory of each. An operator writes it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+
+from hplm.errors import InvalidInput
+from hplm.placement.fields import Fields, digest, write
+
+KIND, FORMAT = "hplm cluster", 1
+WAY_OUT = "write it as docs/placement.md shows"
+
+
+@dataclass(frozen=True)
+class Device:
+    name: str  # as torch names it: `cuda:1`; `cpu:3` is a core
+    memory: int  # bytes for layers and slots
+
+
+@dataclass(frozen=True)
+class Machine:
+    name: str
+    devices: tuple[Device, ...]
+    memory: int  # bytes for tables and records, which all groups of the machine share
+
+    @cached_property
+    def memory_of(self) -> dict[str, int]:
+        """The memory of each device, by its name."""
+        return {device.name: device.memory for device in self.devices}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    machines: tuple[Machine, ...]
+
+    @cached_property
+    def by_name(self) -> dict[str, Machine]:
+        return {machine.name: machine for machine in self.machines}
+
+    @property
+    def devices(self) -> int:
+        return sum(len(machine.devices) for machine in self.machines)
+
+    @cached_property
+    def digest(self) -> str:
+        return digest(asdict(self))
+
+    @classmethod
+    def read(cls, path: Path) -> Cluster:
+        machines = tuple(_machine(own) for own in Fields.of_file(path, KIND, FORMAT, WAY_OUT).list("machines"))
+        if not machines:
+            raise InvalidInput(f"{path} has no machines: {WAY_OUT}")
+        _refuse_twice(path, "machine", [machine.name for machine in machines])
+        for machine in machines:
+            _refuse_twice(path, f"machine {machine.name!r}: device", [device.name for device in machine.devices])
+        return cls(machines)
+
+    def write(self, path: Path) -> None:
+        write(path, KIND, FORMAT, asdict(self))
+
+
+def _machine(fields: Fields) -> Machine:
+    devices = tuple(Device(own.text("name"), own.whole("memory", 1)) for own in fields.list("devices"))
+    return Machine(fields.text("name"), devices or fields.refuse("devices", "a list of devices"), fields.whole("memory"))
+
+
+def _refuse_twice(path: Path, what: str, names: list[str]) -> None:
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InvalidInput(f"{path}: {what} {twice!r} is there twice: name each once")

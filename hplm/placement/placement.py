@@ -1,0 +1,194 @@
+"""A placement: groups of devices, and the units that each one serves. It is `placement.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+from hplm.errors import InvalidInput
+from hplm.placement.cluster import Cluster, Machine
+from hplm.placement.fields import Fields, write
+from hplm.placement.profile import Profile
+from hplm.placement.stages import Cut
+from hplm.placement.units import Unit, machine_bytes, stages_bytes
+
+KIND, FORMAT = "hplm placement", 1
+WAY_OUT = "search it with `hplm place search`"
+
+
+@dataclass(frozen=True)
+class Group:
+    """A replica: one server on these devices."""
+
+    name: str
+    machine: str
+    devices: tuple[str, ...]  # the first `intra` are the first stage's, and so on
+    intra: int  # devices a stage
+    cuts: Mapping[str, Cut]  # of each backbone that has units here
+    units: tuple[str, ...]
+
+    @property
+    def stages(self) -> int:
+        return len(self.devices) // self.intra
+
+    def devices_of(self, stage: int) -> tuple[str, ...]:
+        return self.devices[stage * self.intra : (stage + 1) * self.intra]
+
+
+@dataclass(frozen=True)
+class Placement:
+    groups: tuple[Group, ...]
+    units: tuple[Unit, ...]  # all that there are; one that is in no group is not served
+    precisions: Mapping[str, str]  # of each backbone, as it was measured
+    exports: Mapping[str, str]  # the measured export of each backbone
+    cluster: str  # digest
+    profile: str  # digest
+
+    @classmethod
+    def of(cls, groups: tuple[Group, ...], units: tuple[Unit, ...], cluster: Cluster, profile: Profile) -> Placement:
+        return cls(
+            groups=groups,
+            units=units,
+            precisions={name: own.precision for name, own in profile.backbones.items()},
+            exports={name: own.export for name, own in profile.backbones.items()},
+            cluster=cluster.digest,
+            profile=profile.digest,
+        )
+
+    @cached_property
+    def unit(self) -> dict[str, Unit]:
+        """The units by name."""
+        return {unit.name: unit for unit in self.units}
+
+    @cached_property
+    def groups_of(self) -> dict[str, tuple[int, ...]]:
+        """The indexes of the groups that serve each unit."""
+        return {unit.name: tuple(i for i, group in enumerate(self.groups) if unit.name in group.units) for unit in self.units}
+
+    @classmethod
+    def read(cls, path: Path) -> Placement:
+        fields = Fields.of_file(path, KIND, FORMAT, WAY_OUT)
+        precisions, exports = fields.fields("precisions"), fields.fields("exports")
+        placement = cls(
+            groups=tuple(map(_group, fields.list("groups"))),
+            units=tuple(_unit(own) for own in fields.list("units")),
+            precisions={name: precisions.text(name) for name in precisions.names()},
+            exports={name: exports.text(name) for name in exports.names()},
+            cluster=fields.text("cluster"),
+            profile=fields.text("profile"),
+        )
+        names = [group.name for group in placement.groups]
+        if not names or len(set(names)) < len(names):
+            raise InvalidInput(f"{path} has no groups, or two of one name: {WAY_OUT}")
+        for group in placement.groups:
+            _check_group(str(path), group, placement)
+        return placement
+
+    def write(self, path: Path) -> None:
+        write(path, KIND, FORMAT, asdict(self))
+
+    def check(self, cluster: Cluster, profile: Profile) -> None:
+        """Refuses a placement that is stale, that uses a device twice or another machine's, or that needs too much memory."""
+        for what, made_for, found in (("cluster", self.cluster, cluster.digest), ("profile", self.profile, profile.digest)):
+            if made_for != found:
+                raise InvalidInput(
+                    f"the placement is stale: it was made for another {what} ({made_for}, not {found}): {WAY_OUT}"
+                )
+        taken: dict[tuple[str, str], str] = {}
+        for group in self.groups:
+            machine = _machine_of(group, cluster)
+            for device in group.devices:
+                other = taken.setdefault((machine.name, device), group.name)
+                if other != group.name or group.devices.count(device) > 1:
+                    raise InvalidInput(
+                        f"groups {other!r} and {group.name!r} both have device {device!r} of machine {machine.name!r}: "
+                        "give each device to one group, once"
+                    )
+            _check_stages(group, machine, profile)
+        for machine in cluster.machines:
+            self._check_machine(machine, profile)
+
+    def _check_machine(self, machine: Machine, profile: Profile) -> None:
+        here = {self.unit[name] for group in self.groups if group.machine == machine.name for name in group.units}
+        needed = machine_bytes(profile, here)
+        if needed > machine.memory:
+            raise InvalidInput(
+                f"machine {machine.name!r} has {machine.memory:,} bytes for tables and records, but its {len(here)} units need "
+                f"{needed:,}: move units to another machine"
+            )
+
+
+def _machine_of(group: Group, cluster: Cluster) -> Machine:
+    machine = cluster.by_name.get(group.machine)
+    if machine is None:
+        raise InvalidInput(f"group {group.name!r} is on machine {group.machine!r}, which the cluster does not have: {WAY_OUT}")
+    for device in group.devices:
+        if device not in machine.memory_of:
+            others = [other.name for other in cluster.machines if device in other.memory_of]
+            raise InvalidInput(
+                f"group {group.name!r} is on machine {machine.name!r}, which has no device {device!r}"
+                f"{f' ({others[0]!r} has it)' if others else ''}: all devices of a group are on one machine"
+            )
+    return machine
+
+
+def _check_stages(group: Group, machine: Machine, profile: Profile) -> None:
+    for backbone, cut in group.cuts.items():
+        layers = profile.backbones[backbone].layers
+        if cut[-1][1] != layers - 1:
+            raise InvalidInput(
+                f"group {group.name!r} cuts {backbone!r} after layer {cut[-1][1]}, but it has {layers}: {WAY_OUT}"
+            )
+    for stage, needed in enumerate(stages_bytes(profile, group.cuts)):
+        devices = group.devices_of(stage)
+        room = sum(machine.memory_of[device] for device in devices)
+        if needed > room:
+            raise InvalidInput(
+                f"stage {stage} of group {group.name!r} needs {needed:,} bytes for layers and slots of "
+                f"{', '.join(group.cuts)}, but {', '.join(devices)} of machine {machine.name!r} have {room:,}: cut into more "
+                "stages, give fewer backbones to the group, or fewer slots"
+            )
+
+
+def _group(fields: Fields) -> Group:
+    cuts = fields.fields("cuts")
+    return Group(
+        name=fields.text("name"),
+        machine=fields.text("machine"),
+        devices=fields.texts("devices") or fields.refuse("devices", "a list of devices"),
+        intra=fields.whole("intra", 1),
+        cuts={name: _cut(cuts, name) for name in cuts.names()},
+        units=fields.texts("units"),
+    )
+
+
+def _cut(fields: Fields, name: str) -> Cut:
+    cut = fields.pairs(name)
+    follow = all(first <= last for first, last in cut) and all(one[1] + 1 == after[0] for one, after in pairwise(cut))
+    return cut if cut and cut[0][0] == 0 and follow else fields.refuse(name, "stages of layers that follow each other from 0")
+
+
+def _unit(fields: Fields) -> Unit:
+    name = fields.text("name")
+    if name.count("/") not in (1, 2):
+        fields.refuse("name", "backbone/domain or backbone/domain/tenant")
+    return Unit(name, fields.whole("tenants", 1))
+
+
+def _check_group(where: str, group: Group, placement: Placement) -> None:
+    named = f"{where}: group {group.name!r}"
+    if len(group.devices) % group.intra:
+        raise InvalidInput(f"{named} has {len(group.devices)} devices, which do not make stages of {group.intra}: {WAY_OUT}")
+    for unit in group.units:
+        if unit not in placement.unit:
+            raise InvalidInput(f"{named} has unit {unit!r}, which is not among the units: {WAY_OUT}")
+        if placement.unit[unit].backbone not in group.cuts:
+            raise InvalidInput(f"{named} has unit {unit!r}, but no cut of its backbone: {WAY_OUT}")
+    for backbone, cut in group.cuts.items():
+        if len(cut) != group.stages:
+            raise InvalidInput(f"{named} has {group.stages} stages, but {backbone!r} is cut into {len(cut)}: {WAY_OUT}")
+        if backbone not in placement.exports or backbone not in placement.precisions:
+            raise InvalidInput(f"{named} has backbone {backbone!r} without its export and precision: {WAY_OUT}")

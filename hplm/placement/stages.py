@@ -1,0 +1,77 @@
+"""Cuts: which layers of a backbone each stage of a group computes (AlpaServe 4.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hplm.arrays import Array
+from hplm.errors import InvalidInput
+from hplm.placement.profile import BackboneProfile, Shape, Terms
+
+Cut = tuple[tuple[int, int], ...]  # of each stage the first and the last layer, both included
+
+
+def equal_cut(layers: int, stages: int) -> Cut:
+    """Returns stages of equal numbers of layers, as far as these divide."""
+    if not 1 <= stages <= layers:
+        raise InvalidInput(f"{layers} layers do not make {stages} stages: give 1 to {layers}")
+    ends = [layers * (stage + 1) // stages for stage in range(stages)]
+    return tuple(zip([0, *ends], [end - 1 for end in ends], strict=False))
+
+
+def stage_bytes(profile: BackboneProfile, first: int, last: int) -> int:
+    """Returns the bytes of a stage with these layers: their weights, and their part of all slots."""
+    slots = -(-profile.slots * profile.slot_bytes * (last - first + 1) // profile.layers)
+    return sum(profile.layer_bytes[first : last + 1]) + slots + (profile.entry_bytes if first == 0 else 0)
+
+
+def stage_times(profile: BackboneProfile, hop: Terms, intra: int, cut: Cut, shape: Shape) -> Array:
+    """Returns the nanoseconds of each stage for a batch of this shape. All but the first one get their input by a hop."""
+    times = [(profile.terms(intra, first, last) + (hop if first else Terms())).ns(*shape) for first, last in cut]
+    return np.array(times)
+
+
+def overhead(profile: BackboneProfile, hop: Terms, intra: int, cut: Cut, shape: Shape) -> float:
+    """Returns the overhead of AlpaServe 3.3: stages times the slowest one, above the time of a single stage, relative to it."""
+    whole = profile.terms(intra).ns(*shape)
+    return float(len(cut) * stage_times(profile, hop, intra, cut, shape).max() / whole - 1)
+
+
+def best_cut(
+    profile: BackboneProfile, hop: Terms, intra: int, stages: int, shape: Shape, room: Sequence[int] | None = None
+) -> Cut:
+    """Returns the cut whose slowest stage is the fastest: F(s, k) of AlpaServe 4.1. `room`: the bytes that each stage has.
+
+    Raises InvalidInput if no cut has enough room.
+    """
+    layers = profile.layers
+    equal_cut(layers, stages)  # raises if there are fewer layers than stages
+    ends = np.concatenate([[0.0], np.cumsum([profile.terms(intra, layer, layer).ns(*shape) for layer in range(layers)])])
+    slowest = np.full((stages + 1, layers + 1), np.inf)  # of the first layers in so many stages
+    begins = np.zeros((stages + 1, layers + 1), np.int64)  # of the last one of these stages
+    slowest[0, 0] = 0.0
+    for stage in range(1, stages + 1):
+        for end in range(stage, layers - (stages - stage) + 1):
+            for begin in range(stage - 1, end):
+                found = max(slowest[stage - 1, begin], ends[end] - ends[begin] + (hop.ns(*shape) if begin else 0.0))
+                fits = room is None or stage_bytes(profile, begin, end - 1) <= room[stage - 1]
+                if fits and found < slowest[stage, end]:
+                    slowest[stage, end], begins[stage, end] = found, begin
+    if not np.isfinite(slowest[stages, layers]):
+        raise InvalidInput(
+            f"no cut of {layers} layers with {stage_bytes(profile, 0, layers - 1):,} bytes fits {stages} stages with room for "
+            f"{', '.join(f'{own:,}' for own in room or ())} bytes: give more devices, more memory or fewer slots"
+        )
+    return _traced(begins, stages, layers)
+
+
+def _traced(begins: Array, stages: int, layers: int) -> Cut:
+    cut: list[tuple[int, int]] = []
+    end = layers
+    for stage in range(stages, 0, -1):
+        begin = int(begins[stage, end])
+        cut.append((begin, end - 1))
+        end = begin
+    return tuple(reversed(cut))

@@ -1,0 +1,72 @@
+"""Cuts: the dynamic programme against all cuts there are, and against equal ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hplm.errors import InvalidInput
+from hplm.placement.profile import Shape, Terms
+from hplm.placement.stages import Cut, best_cut, equal_cut, overhead, stage_bytes, stage_times
+from tests.placement.profiles import MB, backbone_profile
+
+HOP = Terms(2e5, 5.0)
+SHAPE = Shape(100.0, 2000.0, 5.0)
+
+
+def cuts(layers: int, stages: int) -> Iterator[Cut]:
+    for ends in combinations(range(1, layers), stages - 1):
+        yield tuple((begin, end - 1) for begin, end in zip((0, *ends), (*ends, layers), strict=True))
+
+
+@given(st.lists(st.integers(0, 10**7), min_size=1, max_size=8), st.data())
+def test_the_best_cut_is_as_fast_as_the_best_of_all(batch_ns, data):
+    profile = backbone_profile(batch_ns)
+    stages = data.draw(st.integers(1, len(batch_ns)))
+    room = data.draw(st.none() | st.lists(st.integers(0, 100).map(lambda mb: mb * MB), min_size=stages, max_size=stages))
+    fitting = [
+        cut
+        for cut in cuts(len(batch_ns), stages)
+        if room is None or all(stage_bytes(profile, *own) <= bytes_ for own, bytes_ in zip(cut, room, strict=True))
+    ]
+    if not fitting:
+        with pytest.raises(InvalidInput, match=r"bytes"):
+            best_cut(profile, HOP, 1, stages, SHAPE, room)
+        return
+    found = best_cut(profile, HOP, 1, stages, SHAPE, room)
+    assert found in fitting
+    fastest = min(stage_times(profile, HOP, 1, cut, SHAPE).max() for cut in fitting)
+    assert stage_times(profile, HOP, 1, found, SHAPE).max() == pytest.approx(fastest)
+
+
+def test_equal_cuts_have_all_layers_once():
+    assert equal_cut(6, 4) == ((0, 0), (1, 2), (3, 3), (4, 5))
+    assert equal_cut(3, 1) == ((0, 2),)
+    with pytest.raises(InvalidInput, match="3 layers do not make 4"):
+        equal_cut(3, 4)
+
+
+def test_uneven_layers_cost_equal_cuts_more():
+    profile = backbone_profile([4e6, 1e6, 1e6, 1e6, 1e6, 1e6])
+    best, equal = best_cut(profile, Terms(), 1, 2, SHAPE), equal_cut(6, 2)
+    assert overhead(profile, Terms(), 1, best, SHAPE) < overhead(profile, Terms(), 1, equal, SHAPE)
+
+
+def test_one_stage_has_no_overhead():
+    assert overhead(backbone_profile(), HOP, 1, ((0, 2),), SHAPE) == pytest.approx(0)
+
+
+def test_slots_and_layers_are_divided_among_the_stages():
+    profile = backbone_profile()
+    whole = stage_bytes(profile, 0, 2)
+    assert whole == 3 * 10 * MB + 10 * 3 * MB + MB
+    assert stage_bytes(profile, 0, 0) + stage_bytes(profile, 1, 2) == whole
+
+
+def test_an_intra_option_without_times_is_refused():
+    with pytest.raises(InvalidInput, match="4 devices a stage"):
+        best_cut(backbone_profile(), HOP, 4, 1, SHAPE)
