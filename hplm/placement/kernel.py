@@ -6,7 +6,7 @@ Where it is missing, `hplm/placement/stepping.py` does the same, some hundred ti
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_double, c_int64, c_void_p
+from ctypes import c_int64, c_void_p
 from dataclasses import fields
 from functools import cache
 from pathlib import Path

@@ -1,9 +1,10 @@
-"""The screen's loops in Python, as kernel.c has them: the meaning of the screen, for readers and where no compiler was found."""
+"""The screen's loops in Python, as kernel.c has them, for readers and for where no compiler was found."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from hplm.placement.attained import REFUSED
 from hplm.placement.case import Case
@@ -43,7 +44,7 @@ class Steps:
         self._write()
 
     def in_batches(self, most: int) -> None:
-        """AlpaServe 6.5: an idle group takes a text at once. One that becomes idle takes the oldest, and all that stay in time."""
+        """AlpaServe 6.5: an idle group takes a text at once. One that becomes idle takes the oldest ones that stay in time."""
         wakes = [NEVER] * len(self._depth)
         for i, (arrival, _, unit, _) in enumerate(self._texts):
             self._wake(wakes, float(arrival), most)
@@ -119,4 +120,4 @@ def _took(terms: Sequence[float], sums: Sums) -> float:
 
 
 def _lists(firsts: list[int], flat: list[int]) -> list[list[int]]:
-    return [flat[start:end] for start, end in zip(firsts, firsts[1:], strict=False)]
+    return [flat[start:end] for start, end in pairwise(firsts)]

@@ -61,7 +61,8 @@ def _recorded(path: Path, units: Mapping[str, str], names: tuple[str, ...]) -> T
         columns = columns[np.argsort(columns[:, 0], kind="stable")]
     if len(columns):
         columns[:, 0] -= columns[0, 0]
-    return Trace(names, *columns.T, f"{'journal' if journal else 'recorded'}, {path}")
+    arrival, unit, tokens, timeout = columns.T
+    return Trace(names, arrival, unit, tokens, timeout, f"{'journal' if journal else 'recorded'}, {path}")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

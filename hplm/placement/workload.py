@@ -109,7 +109,7 @@ def synthetic(
 def gamma_arrivals(rate: float, cv: float, seconds: float, rng: np.random.Generator) -> Array:
     """Returns the nanoseconds of a Gamma process's arrivals.
 
-    The first gap is the rest of a running one, which is likely a long one. Otherwise short windows would have too many arrivals.
+    The first gap is the rest of a running one, which is likely a long one: else short windows would have too many arrivals.
     """
     if rate <= 0:
         return np.empty(0, np.int64)

@@ -46,6 +46,7 @@ class Batch(Generic[T]):
     places: Places | None = None  # of the texts, if the policy has chosen them
     is_half: bool = False  # of a batch for which the device had no memory
     started_ns: int | None = None
+    released_ns: int | None = None  # when it left the first stage of a pipeline
 
 
 class Scheduler(Generic[T]):
@@ -78,6 +79,7 @@ class Scheduler(Generic[T]):
         self._halves: deque[Batch[T]] = deque()  # to be run next
         self._staging_ns = 0.0  # from choice to start, with an idle engine
         self._unserved = 0  # tokens that were refused for their deadline, or expired, since the last choice
+        self._first_stage = 1.0  # mean share of a batch's time that it spends in the first stage of a pipeline
         self._loaded = 0.0  # mean number of adapters copied to the device for each slot key of a batch
         # The earliest time by which a waiting text must start, and whether that was predicted. None: not known any more.
         self._earliest: tuple[int, bool] | None = None
@@ -196,6 +198,13 @@ class Scheduler(Generic[T]):
         if batch.alone:  # a stalled batch counts for at most twice the mean, or for its own computing time
             staged = min(now_ns - batch.chosen_ns, max(2 * self._staging_ns, batch.expected_ns))
             self._staging_ns += LEARNING * (staged - self._staging_ns)
+
+    def released(self, batch: Batch[T], now_ns: int) -> None:
+        """Records that the batch has left the first stage of a pipeline, which can start the next one. Others only finish."""
+        assert batch.started_ns is not None  # `started` was called before
+        batch.released_ns = now_ns
+        share = min(1.0, (now_ns - batch.started_ns) / max(1.0, batch.expected_ns))
+        self._first_stage += LEARNING * (share - self._first_stage)
 
     def finished(self, batch: Batch[T], now_ns: int, adapters: int = 0) -> None:
         """Records that the engine has finished the batch, for which `adapters` adapters had to be loaded."""
@@ -316,11 +325,12 @@ class Scheduler(Generic[T]):
             self._admission.count(self.columns, self._start_at(now_ns) + self._answering_ns, bool(self._running))
 
     def _free_at(self, now_ns: int) -> float:
-        """Returns when the engine will have computed all chosen batches."""
+        """Returns when the engine, or the first stage of a pipeline, will have computed all chosen batches."""
         free = float(now_ns)
         for batch in self._running:
-            started = free if batch.started_ns is None else batch.started_ns
-            free = max(now_ns, started + batch.expected_ns)
+            if batch.released_ns is None:
+                started = free if batch.started_ns is None else batch.started_ns
+                free = max(now_ns, started + batch.expected_ns * self._first_stage)
         return free
 
     def _start_at(self, now_ns: int) -> int:

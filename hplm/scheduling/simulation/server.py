@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -76,60 +77,74 @@ class Outcome:
         return float(np.percentile((self.answered_ns - self.arrivals.at_ns)[self.answered], 99)) / 1e6
 
 
-class Simulation:
-    """Goes from event to event: a batch ends, the next one starts or is chosen, texts expire, a text arrives."""
+@dataclass(frozen=True)
+class _Computing:
+    batch: Batch[SimulatedText]
+    released_ns: int  # when it leaves the first stage
+    done_ns: int
 
-    def __init__(
-        self,
-        scheduler: Scheduler[SimulatedText],
-        machine: Machine,
-        arrivals: Arrivals,
-        seed: int = 0,
-        ladders: Ladders = MappingProxyType({}),
-    ) -> None:
+
+class Load:
+    """All arrivals, and what became of them. Several servers may share it, each with some of the arrivals."""
+
+    def __init__(self, arrivals: Arrivals, seed: int = 0, ladders: Ladders = MappingProxyType({})) -> None:
         """Tenants without a ladder have all texts computed once, by all layers."""
-        self._scheduler = scheduler
-        self._machine = machine
-        self._arrivals = arrivals
-        self._rng = np.random.default_rng(seed)
-        self._computing: tuple[Batch[SimulatedText], int] | None = None  # a batch, and when it will be done
-        self._staged: tuple[Batch[SimulatedText], int] | None = None  # a batch, and when it will be ready
-        self._choose_at = NEVER
         count = len(arrivals)
         never = np.full(count, NEVER)
         nothing = np.zeros(count, np.int64)
-        self._outcome = Outcome(arrivals, np.full(count, WAITS), never, never.copy(), nothing, nothing.astype(bool))
-        self._cascades = Cascades(ladders, count, seed)
+        self.arrivals = arrivals
+        self.outcome = Outcome(arrivals, np.full(count, WAITS), never, never.copy(), nothing, nothing.astype(bool))
+        self.cascades = Cascades(ladders, count, seed)
 
-    def run(self) -> Outcome:
-        arrival_ns = [*self._arrivals.at_ns.tolist(), NEVER]
-        arriving = now = 0
-        while True:
-            now = max(now, min(arrival_ns[arriving], self._next(now)))
-            if now == NEVER:
-                self._outcome.end_ns = max(end for end in self._outcome.answered_ns.tolist() if end != NEVER)
-                return self._outcome
-            if self._computing and self._computing[1] <= now:
-                self._finish(self._computing[0], now)
-            if self._staged and not self._computing and self._staged[1] <= now:
-                self._start(self._staged[0], now)
-            if self._scheduler.next_expiry(now) <= now:
-                self._give_up(self._scheduler.expired(now), EXPIRED, now)
-            while arrival_ns[arriving] <= now:
-                self._arrive(arriving, now)
-                arriving += 1
-            self._choose(now)
 
-    def _next(self, now: int) -> int:
+class Server:
+    """Goes from event to event: a batch ends, the next one starts or is chosen, texts expire, a text arrives.
+
+    Who drives it asks for the `next` event, calls `advance` at its time, then `arrive` for the texts that arrive by then, then
+    `choose`.
+    """
+
+    def __init__(self, scheduler: Scheduler[SimulatedText], machine: Machine, load: Load, seed: int = 0) -> None:
+        self._scheduler = scheduler
+        self._machine = machine
+        self._load = load
+        self._cascades = load.cascades
+        self._rng = np.random.default_rng(seed)
+        self._outcome = replace(load.outcome, batches=[], rungs=[])  # its columns are shared
+        self._computing: deque[_Computing] = deque()
+        self._clock: list[int] = [0]  # when each stage is free
+        self._staged: tuple[Batch[SimulatedText], int] | None = None  # a batch, and when it will be ready
+        self._choose_at = NEVER
+
+    @property
+    def outcome(self) -> Outcome:
+        return self._outcome
+
+    def next(self, now: int) -> int:
+        """Returns when the next event is, or NEVER."""
         events = [self._scheduler.next_expiry(now), self._choose_at]
         if self._computing:
-            events.append(self._computing[1])
-        elif self._staged:
-            events.append(self._staged[1])
+            events.append(self._computing[0].done_ns)
+            if len(self._clock) > 1 and self._clock[0] > now:
+                events.append(self._clock[0])
+        if self._staged:
+            events.append(max(self._staged[1], self._clock[0]))
         return min(events)
 
-    def _arrive(self, i: int, now: int) -> None:
-        text = self._arrivals.text(i)
+    def advance(self, now: int) -> None:
+        """Lets batches end, the next one start, and texts expire."""
+        while self._computing and self._computing[0].done_ns <= now:
+            self._finish(self._computing.popleft().batch, now)
+        for one in self._computing:
+            if one.released_ns <= now and one.batch.released_ns is None:
+                self._scheduler.released(one.batch, now)
+        if self._staged and self._clock[0] <= now and self._staged[1] <= now:
+            self._start(self._staged[0], now)
+        if self._scheduler.next_expiry(now) <= now:
+            self._give_up(self._scheduler.expired(now), EXPIRED, now)
+
+    def arrive(self, text: SimulatedText, now: int) -> None:
+        i = text.number
         rung = self._scheduler.rung(text.tenant, text.tokens, self._cascades.costs(text.tenant), now)
         self._outcome.rung[i] = rung
         text = self._cascades.enter(text, rung)
@@ -152,7 +167,7 @@ class Simulation:
         self._outcome.answered_ns[text.number] = now + self._machine.answering_ns
         self._outcome.right[text.number] = self._cascades.is_right(text.number, in_hand)
 
-    def _choose(self, now: int) -> None:
+    def choose(self, now: int) -> None:
         """Chooses a batch, as the pipeline does: not before the last chosen batch has started."""
         self._choose_at = NEVER
         if self._staged or not len(self._scheduler):
@@ -165,30 +180,66 @@ class Simulation:
         if batch:
             self._outcome.rungs.append(self._scheduler.governor.rung)
             self._staged = (batch, now + self._machine.staging_ns)
-            if not self._computing and not self._machine.staging_ns:
+            if self._clock[0] <= now and not self._machine.staging_ns:
                 self._start(batch, now)
-                self._choose(now)
+                self.choose(now)
 
     def _start(self, batch: Batch[SimulatedText], now: int) -> None:
         self._staged = None
         self._scheduler.started(batch, now)
-        took = self._machine.batch_ns(np.array([text.tokens for text in batch.texts]), batch.places)
+        took = self._stages_ns(batch)
         if self._machine.noise:
-            took *= max(0.2, self._rng.normal(1, self._machine.noise))
+            slower = max(0.2, self._rng.normal(1, self._machine.noise))
+            took = [own * slower for own in took]
         numbers = [text.number for text in batch.texts]
         self._outcome.started_ns[numbers] = np.minimum(self._outcome.started_ns[numbers], now)
         self._outcome.batches.append(batch.tokens)
-        self._outcome.busy_ns += int(took)
-        self._computing = (batch, now + max(1, int(took)))
+        self._outcome.busy_ns += int(sum(took) / len(took))
+        at = now
+        for stage, own in enumerate(took):
+            at = self._clock[stage] = max(at, self._clock[stage]) + max(1, int(own))
+        self._computing.append(_Computing(batch, self._clock[0], at))
+
+    def _stages_ns(self, batch: Batch[SimulatedText]) -> list[float]:
+        """Returns how long the batch computes in each stage."""
+        return [self._machine.batch_ns(np.array([text.tokens for text in batch.texts]), batch.places)]
 
     def _finish(self, batch: Batch[SimulatedText], now: int) -> None:
-        self._computing = None
         self._scheduler.finished(batch, now)
         back: list[SimulatedText] = []
         for text in batch.texts:
-            next_pass = self._cascades.goes_on(text, int(self._arrivals.tokens[text.number]))
+            next_pass = self._cascades.goes_on(text, int(self._load.arrivals.tokens[text.number]))
             if next_pass is None:
                 self._answer(text, now)
             else:
                 back.append(next_pass)
         self._give_up(self._scheduler.again(back, now), REFUSED, now)
+
+
+class Simulation(Server):
+    """One server that all texts go to."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler[SimulatedText],
+        machine: Machine,
+        arrivals: Arrivals,
+        seed: int = 0,
+        ladders: Ladders = MappingProxyType({}),
+    ) -> None:
+        super().__init__(scheduler, machine, Load(arrivals, seed, ladders), seed)
+
+    def run(self) -> Outcome:
+        arrivals = self._load.arrivals
+        arrival_ns = [*arrivals.at_ns.tolist(), NEVER]
+        arriving = now = 0
+        while True:
+            now = max(now, min(arrival_ns[arriving], self.next(now)))
+            if now == NEVER:
+                self._outcome.end_ns = max((end for end in self._outcome.answered_ns.tolist() if end != NEVER), default=0)
+                return self._outcome
+            self.advance(now)
+            while arrival_ns[arriving] <= now:
+                self.arrive(arrivals.text(arriving), now)
+                arriving += 1
+            self.choose(now)
