@@ -1,0 +1,141 @@
+"""The simulated server of a group: the scheduler that serves, and stages that take the profile's time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from hplm.arrays import Array
+from hplm.placement.placement import Group
+from hplm.placement.profile import Profile, Terms
+from hplm.placement.workload import Trace
+from hplm.scheduling.columns import Columns
+from hplm.scheduling.cost import Cost, CostModel
+from hplm.scheduling.limits import Limits
+from hplm.scheduling.policy import DEFAULT, Policy, policy
+from hplm.scheduling.scheduler import Batch, Scheduler
+from hplm.scheduling.selection import Places, Selection
+from hplm.scheduling.simulation.arrivals import SimulatedText
+from hplm.scheduling.simulation.server import Load, Machine, Server
+from hplm.scheduling.waiting import Capacity
+
+LESSONS = ((1, 64), (8, 64), (32, 16), (4, 256), (16, 128))  # batches that a cost model is taught: texts, and tokens of each
+ROUNDS = 3  # of these batches: more than the batches before a cost model is believed
+UNLIMITED_BYTES = 2**60
+
+
+@dataclass(frozen=True)
+class Serving:
+    """The settings of every group's server."""
+
+    policy: str = DEFAULT
+    batch_tokens: int = 1280
+    batch_texts: int = 1280
+    queue_texts: int = 10_000
+    commit_ns: int | None = 2_000_000
+    admission: bool = True
+    noise: float = 0.0  # relative standard deviation of a batch's time
+
+    def scheduler(self, stages: Stages) -> Scheduler[SimulatedText]:
+        """Returns a new one. With admission it knows the profile's times: else it would believe nothing at first."""
+        chosen, around = policy(self.policy), int(stages.around_ns)
+        if len(set(stages.backbone_of)) > 1:
+            chosen = OneBackbone(chosen, stages.backbone_of)
+        limits = Limits(self.queue_texts, UNLIMITED_BYTES)
+        made: Scheduler[SimulatedText] = Scheduler(chosen, limits, self.admission, self.commit_ns, answering_ns=around)
+        if self.admission:
+            stages.teach(made.cost)
+        return made
+
+
+class Stages:
+    """How long the batches of a group's backbones take in each stage."""
+
+    def __init__(self, group: Group, profile: Profile, trace: Trace) -> None:
+        backbones = [name.split("/")[0] for name in trace.names]
+        self.backbone_of = [name if name in group.cuts else None for name in backbones]  # of each unit; None: not here
+        self._terms = {
+            name: [profile.backbones[name].terms(group.intra, *ends) + (profile.hop if ends[0] else Terms()) for ends in cut]
+            for name, cut in group.cuts.items()
+        }
+        tokens = float(trace.tokens.mean())
+        self.around_ns = max(
+            (profile.backbones[name].around.ns(tokens, tokens**2, 1) for name in group.cuts), default=0.0
+        )  # of a mean text
+
+    def ns(self, unit: int, tokens: int, scores: int, texts: int) -> list[float]:
+        """Returns the time of each stage for a batch of a unit's backbone."""
+        return [terms.ns(tokens, scores, texts) for terms in self._terms[cast(str, self.backbone_of[unit])]]
+
+    def teach(self, cost: CostModel) -> None:
+        """Lets a cost model learn the profile, as if it had served each backbone before."""
+        for _ in range(ROUNDS):
+            for terms in self._terms.values():
+                for texts, tokens in LESSONS:
+                    took = sum(stage.ns(texts * tokens, texts * tokens**2, texts) for stage in terms)
+                    cost.observe(texts * tokens, texts, 0, max(1, int(took)))
+
+
+class OneBackbone:
+    """Lets a policy choose among the texts of all backbones, and keeps those of the backbone that it wants first."""
+
+    def __init__(self, chooser: Policy, backbone_of: Sequence[str | None]) -> None:
+        numbers = {name: i for i, name in enumerate(dict.fromkeys(backbone_of))}
+        self._chooser = chooser
+        self._kind_of = np.array([numbers[name] for name in backbone_of])
+
+    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array | Selection:
+        units = [cast(int, columns.tenant_of(number)) for number in range(columns.tenants)]
+        kind = self._kind_of[units][columns.tenant]
+        kinds = len(np.unique(kind))
+        if kinds == 1:
+            return self._chooser.select(columns, start_ns, capacity, cost)
+        wide = Capacity(capacity.tokens * kinds, capacity.texts * kinds, capacity.tenants * kinds)
+        chosen = Selection.of(self._chooser.select(columns, start_ns, wide, cost)).indexes
+        mine = chosen[kind[chosen] == kind[chosen[:1]]]
+        fits = np.cumsum(columns.tokens[mine]) <= capacity.tokens
+        fits[:1] = True  # or a text that is longer than a batch would wait for ever
+        return mine[fits][: capacity.texts]
+
+
+class GroupServer(Server):
+    def __init__(self, group: Group, profile: Profile, trace: Trace, serving: Serving, load: Load, seed: int = 0) -> None:
+        self._stages = Stages(group, profile, trace)
+        # The slots of tenants are no limit here: a trace has units.
+        capacity = Capacity(serving.batch_tokens, serving.batch_texts, serving.batch_texts)
+        machine = Machine(_by_stages, capacity, answering_ns=int(self._stages.around_ns), noise=serving.noise)
+        super().__init__(serving.scheduler(self._stages), machine, load, seed)
+        self._clock = [0] * group.stages
+        self._works_ns: dict[int, float] = {}  # of each text that is here: in the slowest stage
+        self.queue_ns = 0.0  # of all of them
+
+    def arrive(self, text: SimulatedText, now: int) -> None:
+        works = max(self._stages.ns(text.tenant, text.tokens, text.tokens**2, 1))
+        self._works_ns[text.number] = works
+        self.queue_ns += works
+        super().arrive(text, now)
+
+    def _give_up(self, texts: Sequence[SimulatedText], fate: int, now: int) -> None:
+        self._left(texts)
+        super()._give_up(texts, fate, now)
+
+    def _finish(self, batch: Batch[SimulatedText], now: int) -> None:
+        self._left(batch.texts)
+        super()._finish(batch, now)
+
+    def _left(self, texts: Sequence[SimulatedText]) -> None:
+        for text in texts:
+            self.queue_ns -= self._works_ns.pop(text.number)
+        if not self._works_ns:
+            self.queue_ns = 0.0  # without what rounding has left
+
+    def _stages_ns(self, batch: Batch[SimulatedText]) -> list[float]:
+        scores = sum(text.tokens**2 for text in batch.texts)
+        return self._stages.ns(batch.texts[0].tenant, batch.tokens, scores, len(batch.texts))
+
+
+def _by_stages(lengths: Array, places: Places | None) -> float:
+    raise NotImplementedError("a group's batches take the time of its stages")
