@@ -131,7 +131,7 @@ static double start(const Case *c, const Lines *lines, int64_t group, double now
 API void hplm_screen_batches(const Case *c, const Lines *lines, double *wakes, int64_t most) {
     for (int64_t i = 0; i <= c->texts; i++) {
         double now = i < c->texts ? (double)c->arrival[i] : NEVER / 2;
-        for (;;) {
+        while (c->groups) {
             int64_t next = 0;
             for (int64_t group = 1; group < c->groups; group++)
                 if (wakes[group] < wakes[next]) next = group;

@@ -20,6 +20,10 @@ KEPT = 10  # best placements that are screened on the whole trace
 Say = Callable[[str], None]
 
 
+class NothingFound(InvalidInput):
+    """No placement answers any request in time."""
+
+
 @dataclass(frozen=True, eq=False)
 class Found:
     groups: Groups
@@ -36,7 +40,7 @@ def search(
     searched = _Search(small, select, most_stages, say)
     ranked = sorted(searched.candidates(), key=lambda one: -one.share)[:KEPT]  # stable: of equal ones the first
     if not ranked or not ranked[0].share:
-        raise InvalidInput(_nothing_found(problem, searched.screened))
+        raise NothingFound(_nothing_found(problem, searched.screened))
     found = [Found(one.groups, problem.screen.attained(one.groups), one.how, searched.screened + KEPT) for one in ranked]
     return sorted(found, key=lambda one: -one.attained.share)
 

@@ -47,7 +47,7 @@ def beam(problem: Problem, groups: Groups, width: int = 1) -> Selection:
         tried: dict[object, Selection] = {}
         for selection in kept:
             for grown in _grown(problem, selection.groups):
-                key = _without_names(grown)
+                key = tuple(frozenset(group.units) for group in grown)  # the order in which they came does not matter
                 if key not in tried:
                     screened += 1
                     tried[key] = Selection(grown, problem.screen.attained(grown), screened)
@@ -98,8 +98,3 @@ def _next(problem: Problem, latest: Selection) -> Groups | None:
 def _strangers(group: Group, unit: str) -> tuple[bool, int]:
     """Prefers, among equally busy groups, one that has the unit's backbone, and then one with few units."""
     return unit.split("/")[0] not in group.cuts, len(group.units)
-
-
-def _without_names(groups: Groups) -> object:
-    """Returns the same for selections that differ only in which of their equal groups has which units."""
-    return tuple(sorted((group.machine, group.stages, group.intra, tuple(sorted(group.units))) for group in groups))

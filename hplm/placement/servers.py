@@ -29,13 +29,14 @@ UNLIMITED_BYTES = 2**60
 
 @dataclass(frozen=True)
 class Serving:
-    """The settings of every group's server."""
+    """The settings of every group's server, by default as `hplm export` writes them."""
 
     policy: str = DEFAULT
-    batch_tokens: int = 1280
-    batch_texts: int = 1280
-    queue_texts: int = 10_000
-    commit_ns: int | None = 2_000_000
+    batch_tokens: int = 4096
+    batch_texts: int = 4096
+    queue_texts: int = 8192
+    commit_ns: int | None = 5_000_000
+    batch_ns: int = 50_000_000
     admission: bool = True
     noise: float = 0.0  # relative standard deviation of a batch's time
 
@@ -45,7 +46,7 @@ class Serving:
         if len(set(stages.backbone_of)) > 1:
             chosen = OneBackbone(chosen, stages.backbone_of)
         limits = Limits(self.queue_texts, UNLIMITED_BYTES)
-        made: Scheduler[SimulatedText] = Scheduler(chosen, limits, self.admission, self.commit_ns, answering_ns=around)
+        made: Scheduler[SimulatedText] = Scheduler(chosen, limits, self.admission, self.commit_ns, self.batch_ns, around)
         if self.admission:
             stages.teach(made.cost)
         return made

@@ -111,7 +111,9 @@ class Steps:
         return zip(self._clock[group][: self._depth[group]], self._terms[group][backbone], strict=False)
 
     def _write(self) -> None:
-        self._case.end[:], self._case.busy[:], self._case.clock[:] = self._end, self._busy, self._clock
+        self._case.end[:], self._case.busy[:] = self._end, self._busy
+        for group, clock in enumerate(self._clock):
+            self._case.clock[group] = clock
 
 
 def _took(terms: Sequence[float], sums: Sums) -> float:

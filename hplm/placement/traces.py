@@ -1,6 +1,6 @@
 """Reads traces: our journals, our recorded traces, and Azure's traces of serverless functions.
 
-`units` gives each name in a file, of a tenant or of a unit, its unit. Functions of Azure's traces have no tenants: they are
+`units` gives each name in a file, of a unit or a tenant, its unit. Functions of Azure's traces have no tenants: they are
 striped over the units in order.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import numpy as np
 
 from hplm.arrays import Array
 from hplm.errors import MISFITS, InvalidInput
+from hplm.placement.profile import Profile
+from hplm.placement.units import Unit, unit_names
 from hplm.placement.workload import Trace
 from hplm.scheduling.simulation.arrivals import MILLISECOND, SECOND, Lengths
 
@@ -23,6 +26,18 @@ MINUTES = 1440  # columns of a file of Azure's trace of 2019: a day
 FUNCTIONS_2019 = ("HashOwner", "HashApp", "HashFunction", "Trigger")
 FUNCTIONS_2021 = ("app", "func", "end_timestamp", "duration")
 LENGTHS = Lengths(64, 400, 3, 512)  # of the texts of a trace that has none
+
+
+def units_by_name(profile: Profile, units: Sequence[Unit]) -> dict[str, str]:
+    """Returns the unit of each name that a trace may have: a unit's, backbone/tenant, or a tenant's where only one has it."""
+    found = {unit.name: unit.name for unit in units}
+    of_tenants = unit_names(profile, units)
+    times = Counter(tenant for _, tenant in of_tenants)
+    for (backbone, tenant), unit in of_tenants.items():
+        found.setdefault(f"{backbone}/{tenant}", unit)
+        if times[tenant] == 1:
+            found.setdefault(tenant, unit)
+    return found
 
 
 def read_trace(path: Path, units: Mapping[str, str], lengths: Lengths = LENGTHS, seed: int = 0) -> Trace:
