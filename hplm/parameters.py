@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from hplm.errors import InvalidInput
@@ -13,6 +15,12 @@ class Parameters(dict[str, str]):
 
     def __missing__(self, name: str) -> str:
         raise InvalidInput(f"parameter {name!r} is missing in config.pbtxt: export the repository again")
+
+
+def parameters_of(config: Path) -> Parameters:
+    """Reads the parameters of a `config.pbtxt` that an export wrote, whatever has been edited in their values."""
+    found = re.findall(r'key:\s*"(\w+)"\s*value\s*{\s*string_value:\s*"([^"]*)"', config.read_text("utf-8"))
+    return Parameters(found)
 
 
 def milliseconds(parameters: Mapping[str, str], name: str, otherwise: str) -> float:

@@ -69,7 +69,7 @@ def write_version(store: Store, tenants: list[TenantFile], version_folder: Path)
             for file in sorted((store.folder / "plot" / branch.folder).iterdir()):
                 copy_file(file, folder / Backbone.TABLES / branch.folder / file.name)
         exported = _write_banks(store, tenants, folder / Backbone.BANKS)
-        Snapshot(0, branches, exported, _digest(folder, branches, exported)).save(folder / Backbone.TENANTS)
+        Snapshot(0, branches, exported, export_digest(folder, branches, exported)).save(folder / Backbone.TENANTS)
     return branches
 
 
@@ -145,7 +145,7 @@ def _write_banks(store: Store, tenants: list[TenantFile], folder: Path) -> list[
     return exported
 
 
-def _digest(folder: Path, branches: list[Branch], tenants: list[Tenant]) -> str:
+def export_digest(folder: Path, branches: list[Branch], tenants: list[Tenant]) -> str:
     """Returns a digest of the export's content, by which a live state recognises its export."""
     content = hashlib.sha256(repr((branches, tenants)).encode())
     content.update((folder / Backbone.UPPER).read_bytes())

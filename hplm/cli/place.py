@@ -1,13 +1,185 @@
-"""`hplm place`: which backbones, domains and tenants go on which devices."""
+"""`hplm place`: which tenants go on which devices."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hplm.cli import place_search
+from hplm.cli.served import check_state
+
+if TYPE_CHECKING:
+    from hplm.placement.profile import Profile
+
+TYPICAL_TOKENS = (16, 128)  # of the single texts whose times are printed
 
 
 def register(commands: argparse._SubParsersAction) -> None:
-    place = commands.add_parser("place", help="find which backbones, domains and tenants go on which devices")
-    actions = place.add_subparsers(dest="action", required=True, metavar="ACTION")
+    command = commands.add_parser(
+        "place",
+        help="find which tenants go on which devices",
+        description="Measure what a repository's backbones cost, search which tenants go on which devices of a cluster, and "
+        "write a model repository for each group of devices.",
+    )
+    actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
+    _register_profile(actions)
     place_search.register(actions)
+    _register_emit(actions)
+
+
+def _register_profile(actions: argparse._SubParsersAction) -> None:
+    command = actions.add_parser(
+        "profile",
+        help="measure the times and the memory of a repository's backbones",
+        description="Measure each layer of each encoder on this machine, while its other cores compute too. Stop other work "
+        "on the machine first.",
+    )
+    _source_options(command)
+    command.add_argument(
+        "--backbone", action="append", default=[], help="only this one; may be repeated (default: all encoders)"
+    )
+    command.add_argument(
+        "--devices",
+        type=_words,
+        required=True,
+        metavar="LIST",
+        help="all devices of the machine: cpu:0,cpu:1 (cores) or cuda:0",
+    )
+    command.add_argument(
+        "--intra",
+        type=_numbers,
+        default=[1],
+        metavar="LIST",
+        help="devices a stage, such as 1,2: threads on a CPU (default: 1)",
+    )
+    command.add_argument("--rounds", type=int, default=5, help="how often each batch is measured (default: %(default)s)")
+    command.add_argument(
+        "--wire", action="store_true",
+        help="also serve the repository for some seconds, to measure the way through the server (default: 2 ms are assumed)",
+    )  # fmt: skip
+    command.add_argument("--to", type=Path, required=True, metavar="FILE", help="profile to write")
+    command.add_argument("--json", action="store_true", help="end with one line of JSON")
+    command.set_defaults(run=run_profile)
+
+
+def _register_emit(actions: argparse._SubParsersAction) -> None:
+    command = actions.add_parser(
+        "emit",
+        help="write a model repository for each group of a placement",
+        description="Write a model repository for each group, with the backbones, domains and tenants of its units alone. The "
+        "files are hard links where the file system allows it.",
+    )
+    command.add_argument("--placement", type=Path, required=True, metavar="FILE", help="what `hplm place search` wrote")
+    _source_options(command)
+    command.add_argument("--to", type=Path, required=True, metavar="DIR", help="new folder for the repositories")
+    command.add_argument("--json", action="store_true", help="end with one line of JSON")
+    command.set_defaults(run=run_emit)
+
+
+def _source_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--repository", type=Path, required=True, metavar="DIR", help="folder that `hplm export` wrote")
+    command.add_argument("--state", type=Path, metavar="DIR", help="the folder of `hplm serve --state`, which holds changes")
+
+
+def run_profile(args: argparse.Namespace) -> dict[str, Any]:
+    from hplm.cli.round_trips import round_trips
+    from hplm.engine.profiling import check_devices, profile_repository, sources_of
+    from hplm.errors import InvalidInput
+
+    check_state(args.state)
+    if args.rounds < 1:
+        raise InvalidInput(f"--rounds {args.rounds}: give 1 or more")
+    if not args.to.parent.is_dir():
+        raise InvalidInput(f"--to {args.to}: the folder {args.to.parent} does not exist: make it, or name another file")
+    check_devices(args.devices, args.intra)
+    sources = sources_of(args.repository, args.backbone)
+    served = round_trips(args.repository, args.state, [source.name for source in sources]) if args.wire else {}
+    profile = profile_repository(sources, args.devices, args.intra, args.state, args.rounds, served)
+    profile.write(args.to)
+    report = _report(profile)
+    if not args.json:
+        print(_text(report))
+        print(f"next: hplm place search --profiles {args.to}")
+    return report
+
+
+def run_emit(args: argparse.Namespace) -> dict[str, Any]:
+    from builder.publish.groups import emit
+    from hplm.placement.placement import Placement
+
+    check_state(args.state)
+    emitted = emit(Placement.read(args.placement), args.repository, args.to, args.state)
+    if not args.json:
+        for one in emitted:
+            units = f"{len(one.group.units)} units, {one.tenants} tenants"
+            print(f"{one.group.name} on {', '.join(one.group.devices)} of {one.group.machine}: {units}\n  {one.command}")
+    return {
+        "groups": [
+            {
+                "name": one.group.name,
+                "machine": one.group.machine,
+                "devices": list(one.group.devices),
+                "repository": str(one.repository),
+                "tenants": one.tenants,
+                "command": one.command,
+            }
+            for one in emitted
+        ]
+    }
+
+
+def _report(profile: Profile) -> dict[str, Any]:
+    """Returns the named parts of each backbone's memory, and the times of single texts."""
+    from hplm.placement.stages import stage_bytes
+
+    backbones: dict[str, Any] = {}
+    for name, own in profile.backbones.items():
+        tenants = sum(map(len, own.tenants.values()))
+        backbones[name] = {
+            "precision": own.precision,
+            "layers": own.layers,
+            "tenants": tenants,
+            "mb": {
+                "layers": round(sum(own.layer_bytes) / 1e6, 1),
+                "entry": round(own.entry_bytes / 1e6, 1),
+                "slots": round(own.slots * own.slot_bytes / 1e6, 1),
+                "device": round(stage_bytes(own, 0, own.layers - 1) / 1e6, 1),
+                "tables": round(sum(own.table_bytes.values()) / 1e6, 1),
+                "records": round(own.record_bytes * tenants / 1e6, 1),
+            },
+            "ms": {
+                str(intra): {
+                    str(tokens): round(own.terms(intra).ns(tokens, tokens**2, 1) / 1e6, 3) for tokens in TYPICAL_TOKENS
+                }
+                for intra in own.times
+            },
+        }
+    return {"backbones": backbones, "error": {"mean": round(profile.error.mean, 4), "max": round(profile.error.max, 4)}}
+
+
+def _text(report: dict[str, Any]) -> str:
+    lines: list[str] = []
+    for name, own in report["backbones"].items():
+        mb = own["mb"]
+        lines.append(f"{name} in {own['precision']}: {own['layers']} layers, {own['tenants']} tenants")
+        parts = f"layers {mb['layers']:,}, what enters them {mb['entry']:,}, slots {mb['slots']:,}"
+        lines.append(f"  once a device: {mb['device']:,} MB ({parts})")
+        lines.append(f"  once a machine: tables {mb['tables']:,} MB, records {mb['records']:,} MB")
+        for intra, times in own["ms"].items():
+            texts = ", ".join(f"{tokens} tokens {ms:,.2f} ms" for tokens, ms in times.items())
+            lines.append(f"  {intra} device{'s' * (intra != '1')} a stage: a text of {texts}")
+    error = report["error"]
+    lines.append(f"predictions of other batches are off by {error['mean']:.1%} on average, {error['max']:.1%} at most")
+    return "\n".join(lines)
+
+
+def _words(given: str) -> list[str]:
+    return given.split(",")
+
+
+def _numbers(given: str) -> list[int]:
+    try:
+        return [int(number) for number in given.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{given!r}: give whole numbers, such as 1,2") from None

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hplm.doctor.advisories import ALL_FIXED_IN, NEWEST_BULLETIN, name_of, open_in, release_of
+from hplm.parameters import parameters_of
 from hplm.plot.table import Table
 from hplm.tenants.directory import Directory
 from hplm.tenants.state import EXPORTED_TABLES, State
@@ -234,7 +235,7 @@ def _hot_bytes(repository: Path, backbone: Path, state: Path | None) -> int:
     config = repository / f"{backbone.name}-upper" / "config.pbtxt"
     if not config.is_file():  # a decoder locks no rows
         return 0
-    parameters = dict(re.findall(r'key:\s*"(\w+)"\s*value\s*{\s*string_value:\s*"([^"]*)"', config.read_text("utf-8")))
+    parameters = parameters_of(config)
     rows = int(parameters.get("plot_hot") or 0)
     if not rows or parameters.get("device", "auto").startswith("cuda"):  # then the rows are on the device
         return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -125,6 +125,16 @@ class Engine:
     def depths(self) -> dict[str, int]:
         """The layers of each stack."""
         return {name: len(stack.layers) for name, stack in self._stacks.items()}
+
+    def after_layers(self, done: Callable[[], object]) -> None:
+        """Calls `done` from now on after each layer of the full stack, when the device has computed it."""
+
+        def hook(*_: object) -> None:
+            self._wait()
+            done()
+
+        for layer in self._upper.layers:
+            layer.register_forward_hook(hook)
 
     @torch.inference_mode()
     def run(self, batch: StagedBatch) -> Iterator[Computed]:

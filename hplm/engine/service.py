@@ -48,6 +48,24 @@ OWN_LEVEL = (1.0,)  # what the only rung of a tenant without a ladder costs
 TICKET_SECONDS = 30  # how long a ticket is valid: it must not outlive a revoked key for long
 
 
+def open_engine(backbone: Backbone, settings: Settings) -> tuple[Engine, Stager]:
+    """Returns what computes batches, and what makes them ready. It brings no rows into memory."""
+    precision = settings.precision
+    engine = Engine(backbone.upper(), settings.device, precision.dtype, precision.eight_bits, backbone.stacks())
+    staging = StagingSettings(
+        settings.slots,
+        settings.device,
+        precision.dtype,
+        resident_rows=settings.plot_hot if settings.on_accelerator else 0,
+        packing=read_packing(settings.packing, engine.seconds),
+        few_sizes=engine.takes_few_sizes,
+        depths=engine.depths,
+        batch_tokens=settings.batch_tokens,
+        overlap=settings.overlap,
+    )
+    return engine, Stager(backbone, staging)
+
+
 class Service:
     def __init__(
         self,
@@ -66,25 +84,13 @@ class Service:
         compute_with(threads)
         self._settings = settings
         self._serving = False
-        self._locked_rows = 0 if self._on_accelerator else settings.plot_hot
+        self._locked_rows = 0 if settings.on_accelerator else settings.plot_hot
         self._backbone = Backbone(folder, state, self._prepare)
         self._lock(self._backbone.view.forest.tables())
         self._serving = True
         self._positions = self._backbone.config.positions
-        precision = settings.precision
-        engine = Engine(self._backbone.upper(), settings.device, precision.dtype, precision.eight_bits, self._backbone.stacks())
+        engine, stager = open_engine(self._backbone, settings)
         self._shares = {stack: depth / engine.depths[FULL] for stack, depth in engine.depths.items()}
-        staging = StagingSettings(
-            settings.slots,
-            settings.device,
-            precision.dtype,
-            resident_rows=settings.plot_hot if self._on_accelerator else 0,
-            packing=read_packing(settings.packing, engine.seconds),
-            few_sizes=engine.takes_few_sizes,
-            depths=engine.depths,
-            batch_tokens=settings.batch_tokens,
-            overlap=settings.overlap,
-        )
         # Two batches are in flight at most, and both pin their slots.
         capacity = Capacity(settings.batch_tokens, settings.batch_tokens, settings.slots // 2)
         limits = Limits(settings.queue_texts, settings.queue_bytes)
@@ -92,12 +98,12 @@ class Service:
             policy(settings.policy), limits, settings.admission, settings.commit_ns, settings.batch_ns, ANSWERING_NS
         )
         line = Queue(scheduler, time.monotonic_ns)
-        self._line, self._stager = line, Stager(self._backbone, staging)
+        self._line, self._stager = line, stager
         self.instruments = Instruments(Journal(settings.journal))
         self._pipeline = Pipeline(line, capacity, self._stager, engine, self.instruments, together, device_failed, threads)
         self._quotas = Quotas()
         self._watch = Watch(self._backbone)
-        log.info("serving %s on %s in %s", self._backbone.config.name, settings.device, precision.name)
+        log.info("serving %s on %s in %s", self._backbone.config.name, settings.device, settings.precision.name)
 
     def submit(
         self,
@@ -193,10 +199,6 @@ class Service:
         self._watch.close()
         self._pipeline.close(DRAIN_SECONDS)
         self.instruments.close()
-
-    @property
-    def _on_accelerator(self) -> bool:
-        return self._settings.device.type != "cpu"
 
     def _prepare(self, table: Table) -> None:
         """Maps the rows now and reads the configured ones into memory, in the background once requests are served."""

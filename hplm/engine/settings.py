@@ -38,6 +38,10 @@ class Settings:
     plot_preload: bool
     journal: str
 
+    @property
+    def on_accelerator(self) -> bool:
+        return self.device.type != "cpu"
+
     @classmethod
     def read(cls, parameters: Mapping[str, str]) -> Settings:
         """Reads the parameters of a `config.pbtxt`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ from hplm.placement.stages import Cut
 from hplm.placement.units import Unit, machine_bytes, stages_bytes
 
 KIND, FORMAT = "hplm placement", 1
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of groups
 WAY_OUT = "search it with `hplm place search`"
 
 
@@ -137,6 +139,8 @@ def _machine_of(group: Group, cluster: Cluster) -> Machine:
 
 def _check_stages(group: Group, machine: Machine, profile: Profile) -> None:
     for backbone, cut in group.cuts.items():
+        if backbone not in profile.backbones:
+            raise InvalidInput(f"group {group.name!r} has backbone {backbone!r}, which the profile does not have: {WAY_OUT}")
         layers = profile.backbones[backbone].layers
         if cut[-1][1] != layers - 1:
             raise InvalidInput(
@@ -154,9 +158,11 @@ def _check_stages(group: Group, machine: Machine, profile: Profile) -> None:
 
 
 def _group(fields: Fields) -> Group:
-    cuts = fields.fields("cuts")
+    cuts, name = fields.fields("cuts"), fields.text("name")
+    if not NAME.fullmatch(name):  # it becomes the name of a folder
+        fields.refuse("name", "letters, digits, dots, - and _")
     return Group(
-        name=fields.text("name"),
+        name=name,
         machine=fields.text("machine"),
         devices=fields.texts("devices") or fields.refuse("devices", "a list of devices"),
         intra=fields.whole("intra", 1),
@@ -188,6 +194,8 @@ def _check_group(where: str, group: Group, placement: Placement) -> None:
         if placement.unit[unit].backbone not in group.cuts:
             raise InvalidInput(f"{named} has unit {unit!r}, but no cut of its backbone: {WAY_OUT}")
     for backbone, cut in group.cuts.items():
+        if not any(placement.unit[unit].backbone == backbone for unit in group.units):
+            raise InvalidInput(f"{named} cuts {backbone!r}, of which it has no unit: {WAY_OUT}")
         if len(cut) != group.stages:
             raise InvalidInput(f"{named} has {group.stages} stages, but {backbone!r} is cut into {len(cut)}: {WAY_OUT}")
         if backbone not in placement.exports or backbone not in placement.precisions:

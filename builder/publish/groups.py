@@ -1,0 +1,172 @@
+"""Emits a placement: a model repository for each group, with the backbones, domains and tenants of its units alone.
+
+A group serves what the repository and its live state serve now, as an export: its own state begins empty. Files that never
+change are hard links, so groups of one machine share them in memory, as placement assumes.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from builder.publish.export import copy_file, export_digest
+from builder.publish.model_configs import ALIAS, with_parameters
+from builder.store.store import written_folder
+from hplm.engine.backbone import Backbone
+from hplm.engine.profiling import cores_of, device_parameters
+from hplm.errors import InvalidInput
+from hplm.model.config import BackboneConfig
+from hplm.parameters import parameters_of
+from hplm.placement.placement import Group, Placement
+from hplm.plot.forest import assign_addresses
+from hplm.plot.table import Table
+from hplm.tenants.snapshot import LIVE, Snapshot, Tenant
+from hplm.tenants.tables import newest_version
+
+STALE = "the placement is stale: run `hplm place profile` and `hplm place search` again"
+CONFIG = "config.pbtxt"
+FIRST_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
+PORTS = 10  # from one group of a machine to the next
+
+
+@dataclass(frozen=True)
+class Emitted:
+    group: Group
+    repository: Path
+    tenants: int
+    place: int  # among the groups of its machine
+
+    @property
+    def command(self) -> str:
+        """The command that starts its server, on its own cores and ports."""
+        cores = ",".join(map(str, cores_of(self.group.devices)))
+        ports = " ".join(f"--{name}-port {port + PORTS * self.place}" for name, port in FIRST_PORTS.items())
+        return f"{f'taskset -c {cores} ' if cores else ''}hplm serve --repository {self.repository} {ports}"
+
+
+def emit(placement: Placement, repository: Path, folder: Path, state: Path | None = None) -> list[Emitted]:
+    """Writes the repositories of all groups into a new folder, each under its group's name."""
+    if folder.exists():
+        raise InvalidInput(f"{folder} exists already: name a new folder, and change the servers over to its repositories")
+    for group in placement.groups:
+        _check_runs(group)
+    emitted: list[Emitted] = []
+    with written_folder(folder) as writing:
+        for group in placement.groups:
+            tenants = sum(
+                _emit_backbone(placement, group, repository, backbone, writing / group.name, state) for backbone in group.cuts
+            )
+            if (repository / ALIAS).is_dir():
+                _copy_model(repository / ALIAS, writing / group.name / ALIAS)
+            place = sum(other.group.machine == group.machine for other in emitted)
+            emitted.append(Emitted(group, folder / group.name, tenants, place))
+    return emitted
+
+
+def _check_runs(group: Group) -> None:
+    """Refuses groups that no server can run yet."""
+    if group.stages > 1:
+        raise InvalidInput(
+            f"group {group.name!r} has {group.stages} stages, but this version runs one: search with `--most-stages 1`"
+        )
+    if group.intra > 1 and not cores_of(group.devices):
+        raise InvalidInput(
+            f"group {group.name!r} has {group.intra} GPUs a stage, but this version takes one: profile with --intra 1"
+        )
+    if not group.units:
+        raise InvalidInput(f"group {group.name!r} has no units, so it would serve nothing: leave it out of the placement")
+
+
+def _emit_backbone(
+    placement: Placement, group: Group, repository: Path, backbone: str, target: Path, state: Path | None
+) -> int:
+    """Writes the model folders of a backbone. Returns the number of its tenants in this group."""
+    source = repository / backbone / "1"
+    if not (source / Backbone.TENANTS).is_file():
+        raise InvalidInput(f"{repository} does not have the backbone {backbone!r} of group {group.name!r}: {STALE}")
+    layers, cut = BackboneConfig.load(source / Backbone.CONFIG).upper_layers, group.cuts[backbone]
+    if cut[-1][1] != layers - 1:
+        raise InvalidInput(f"group {group.name!r} cuts {cut[-1][1] + 1} layers of {backbone!r}, which has {layers}: {STALE}")
+    served = Backbone(source, state)
+    snapshot = served.view.snapshot
+    if snapshot.export != placement.exports[backbone]:
+        raise InvalidInput(f"{source} is another export than the one that was profiled: {STALE}")
+    tenants = _tenants_of(placement, group, backbone, snapshot)
+    _write_version(served, tenants, target / backbone / "1")
+    for model in (backbone, f"{backbone}-lookup", f"{backbone}-upper", f"{backbone}-admin"):
+        if not model.endswith("-admin") or (repository / model).is_dir():  # not every export has an admin
+            _copy_model(repository / model, target / model)
+    _set_parameters(target / f"{backbone}-upper" / CONFIG, group, placement.precisions[backbone])
+    return len(tenants)
+
+
+def _tenants_of(placement: Placement, group: Group, backbone: str, snapshot: Snapshot) -> list[Tenant]:
+    """Returns the tenants of the group's units. Refuses tenants without a unit, and units without tenants."""
+    by_unit: dict[str, list[Tenant]] = {}
+    for tenant in snapshot.tenants:
+        shared = f"{backbone}/{tenant.domain}"
+        unit = next((name for name in (f"{shared}/{tenant.id}", shared) if name in placement.unit), None)
+        if unit is None:
+            raise InvalidInput(
+                f"tenant {tenant.id!r} of backbone {backbone!r} and domain {tenant.domain!r} has no unit: {STALE}"
+            )
+        by_unit.setdefault(unit, []).append(tenant)
+    mine = [name for name in group.units if placement.unit[name].backbone == backbone]
+    empty = next((name for name in mine if name not in by_unit), None)
+    if empty is not None:
+        raise InvalidInput(f"unit {empty!r} of group {group.name!r} has no tenants in the repository: {STALE}")
+    chosen = {tenant.id for name in mine for tenant in by_unit[name]}
+    return [tenant for tenant in snapshot.tenants if tenant.id in chosen]
+
+
+def _write_version(served: Backbone, tenants: list[Tenant], folder: Path) -> None:
+    for file in (Backbone.CONFIG, Backbone.TOKENIZER, Backbone.UPPER):
+        copy_file(served.folder / file, folder / file)
+    for stack in sorted((served.folder / Backbone.STACKS).glob("*")):
+        copy_file(stack, folder / Backbone.STACKS / stack.name)
+    tables = _tables(served, tenants)
+    branches = assign_addresses(tables)
+    for table, branch in zip(tables, branches, strict=True):
+        for file in sorted(table.folder.iterdir()):
+            copy_file(file, folder / Backbone.TABLES / branch.folder / file.name)
+    moved = _write_banks(served, tenants, folder / Backbone.BANKS)
+    Snapshot(0, branches, moved, export_digest(folder, branches, moved)).save(folder / Backbone.TENANTS)
+
+
+def _tables(served: Backbone, tenants: Iterable[Tenant]) -> list[Table]:
+    """Returns the tables that tenants use, the newest of their domains, and those that these fall back to; the root first."""
+    snapshot, forest = served.view.snapshot, served.view.forest
+    used = {(tenant.domain, tenant.domain_version) for tenant in tenants}
+    used |= {(domain, newest_version(snapshot, domain)) for domain, _ in set(used)}
+    found = {base: table for branch in used for table, base in forest.chain(*branch).links}
+    return [found[base] for base in sorted(found)]
+
+
+def _write_banks(served: Backbone, tenants: list[Tenant], folder: Path) -> list[Tenant]:
+    """Links the banks of the export, which never change, and copies those of the live state. Returns the tenants with these."""
+    folder.mkdir()
+    records = {record for tenant in tenants for record in tenant.records()}
+    for name in sorted({record.bank for record in records}):
+        write = shutil.copyfile if name.startswith(LIVE) else copy_file
+        write(served.bank(name).path, folder / name.removeprefix(LIVE))
+    moved = {record: replace(record, bank=record.bank.removeprefix(LIVE)) for record in records}
+    return [tenant.moved(moved) for tenant in tenants]
+
+
+def _copy_model(source: Path, target: Path) -> None:
+    """Copies a model's configuration: it may be edited in place, so it is not linked."""
+    if not (source / CONFIG).is_file():
+        raise InvalidInput(f"{source / CONFIG} is missing: export the repository again")
+    (target / "1").mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source / CONFIG, target / CONFIG)
+
+
+def _set_parameters(config: Path, group: Group, precision: str) -> None:
+    """Gives the engine the group's device and the precision that was profiled."""
+    found = parameters_of(config)["dtype"]
+    if found not in ("auto", precision):
+        raise InvalidInput(f"group {group.name!r} serves in {found!r}, but was profiled in {precision!r}: {STALE}")
+    changed = {**device_parameters(group.devices), "dtype": precision}
+    config.write_text(with_parameters(config.read_text("utf-8"), changed), "utf-8")

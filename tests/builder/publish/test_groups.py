@@ -1,0 +1,145 @@
+"""Emitted groups: their own tenants and tables, linked files, the live state, and what is refused."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+
+from builder.publish.groups import emit
+from builder.publish.live import add_tenant, update_tenant
+from hplm.engine.settings import Settings
+from hplm.errors import InvalidInput, NoTenant
+from hplm.parameters import parameters_of
+from hplm.placement.placement import Group, Placement
+from hplm.placement.units import Unit
+from hplm.tenants.manager import Manager
+from hplm.tenants.snapshot import Snapshot
+from testing.reference import Reference
+from testing.toy import CONFIG, TENANTS, WORDS
+from tests.naming import naming
+from tests.places import knowledge, learn, make_place
+
+CUT = {"toy": ((0, CONFIG.upper_layers - 1),)}
+TWO = {"toy": ((0, 0), (1, 1))}
+TEXT = " ".join(WORDS[:12])
+UNITS = (Unit("toy/root", 3), Unit("toy/law", 2), Unit("toy/bio", 2), Unit("toy/bio/acme", 1))
+
+
+def group(name, *units, devices=("cpu:0",), intra=1, cuts=CUT):
+    return Group(name, "m0", devices, intra, cuts, units)
+
+
+def placement_of(folder, *groups, units=UNITS):
+    export = Snapshot.load(folder / "tenants.json").export
+    return Placement(groups, units, {"toy": "fp32"}, {"toy": export}, "a cluster", "a profile")
+
+
+@pytest.fixture
+def emitted(toy, tmp_path):
+    placement = placement_of(
+        toy.folder, group("one", "toy/root", "toy/bio/acme"), group("two", "toy/bio", "toy/law", "toy/root", devices=("cpu:1",))
+    )
+    emit(placement, toy.repository, tmp_path / "groups")
+    return tmp_path / "groups"
+
+
+def test_a_group_answers_for_its_tenants_as_the_whole_repository_does(emitted, toy, reference):
+    one, two = (Reference.open(emitted / name / "toy/1") for name in ("one", "two"))
+    assert {tenant.id for tenant in one.backbone.view.snapshot.tenants} == {"acme", "beta", "echo", "hugo"}
+    assert {tenant.id for tenant in two.backbone.view.snapshot.tenants} == {tenant.id for tenant in TENANTS} - {"acme"}
+    for own in (one, two):
+        for tenant in own.backbone.view.snapshot.tenants:
+            assert torch.equal(own.forward(TEXT, tenant.id), reference.forward(TEXT, tenant.id))
+    with pytest.raises(NoTenant):
+        two.forward(TEXT, "acme")
+
+
+def test_a_group_has_only_the_tables_that_its_tenants_need(emitted):
+    assert sorted(path.name for path in (emitted / "one/toy/1/plot").iterdir()) == ["bio", "root"]
+    assert sorted(path.name for path in (emitted / "two/toy/1/plot").iterdir()) == ["bio", "law", "root"]
+
+
+def test_files_are_linked_but_configurations_are_not(emitted, toy):
+    for file in (
+        "upper.safetensors",
+        "plot/root/1/values",
+        *(f"adapters/{path.name}" for path in toy.folder.glob("adapters/*")),
+    ):
+        for name in ("one", "two"):
+            path = emitted / name / "toy/1" / file
+            assert not path.exists() or os.path.samefile(path, toy.folder / file)
+    assert os.path.samefile(emitted / "one/toy/1/upper.safetensors", emitted / "two/toy/1/upper.safetensors")
+    config = emitted / "one/toy-upper/config.pbtxt"
+    assert not os.path.samefile(config, toy.repository / "toy-upper/config.pbtxt")
+    assert parameters_of(config)["threads"] == "1" and parameters_of(config)["device"] == "cpu"
+    assert {path.name for path in (emitted / "one").iterdir()} == {"hplm", "toy", "toy-lookup", "toy-upper"}
+
+
+def test_a_group_on_several_cores_has_as_many_threads(toy, tmp_path):
+    both = group("one", *(unit.name for unit in UNITS), devices=("cpu:0", "cpu:1"), intra=2)
+    (found,) = emit(placement_of(toy.folder, both), toy.repository, tmp_path / "groups")
+    assert parameters_of(tmp_path / "groups/one/toy-upper/config.pbtxt")["threads"] == "2"
+    assert found.tenants == len(TENANTS) and "taskset -c 0,1 " in found.command
+
+
+def test_groups_of_one_machine_have_different_ports(toy, tmp_path):
+    one, two = emit(
+        placement_of(toy.folder, group("one", "toy/root"), group("two", "toy/root")), toy.repository, tmp_path / "groups"
+    )
+    assert "--http-port 8000" in one.command and "--http-port 8010" in two.command
+
+
+@pytest.mark.slow
+def test_a_group_has_what_a_live_state_serves_now(tmp_path):
+    store, repository, state = make_place(tmp_path)
+    live = Manager.open(repository, state)
+    add_tenant(live, store, "new-c")
+    learn(store, "tenant-0", 2, seed=9)
+    update_tenant(live, store, "tenant-0")
+    folder, out = repository / "toy/1", tmp_path / "groups"
+    placement = placement_of(folder, group("one", "toy/root"), units=(Unit("toy/root", 3),))
+    placement = replace(placement, precisions={"toy": served_precision(repository)})
+    emit(placement, repository, out, state)
+    now, emitted = Reference.open(folder, state), Reference.open(out / "one/toy/1")
+    assert {tenant.id for tenant in emitted.backbone.view.snapshot.tenants} == {"tenant-0", "tenant-1", "new-c"}
+    for tenant in emitted.backbone.view.snapshot.tenants:
+        assert torch.equal(emitted.forward(TEXT, tenant.id), now.forward(TEXT, tenant.id))
+    own = Manager.open(out / "one", tmp_path / "own state")  # a state of its own begins empty, and takes changes
+    own.add("new-a", knowledge(store, "new-a"))
+    assert Reference.open(out / "one/toy/1", tmp_path / "own state").forward(TEXT, "new-a") is not None
+    live_banks = list((state / "toy/adapters").iterdir())
+    for bank in live_banks:  # a manager writes into them
+        assert not os.path.samefile(bank, out / "one/toy/1/adapters" / bank.name)
+
+
+def served_precision(repository):
+    return Settings.read(parameters_of(repository / "toy-upper/config.pbtxt")).precision.name
+
+
+@pytest.mark.parametrize(
+    "changed, named",
+    [
+        ({"groups": (group("one", "toy/root", devices=("cpu:0", "cpu:1"), cuts=TWO),)}, ["'one'", "--most-stages 1"]),
+        ({"groups": (group("one", "toy/root", devices=("cuda:0", "cuda:1"), intra=2),)}, ["'one'", "--intra 1"]),
+        ({"groups": (group("one"),)}, ["'one'", "units"]),
+        ({"exports": {"toy": "another"}}, ["stale", "hplm place search"]),
+        ({"precisions": {"toy": "bf16"}}, ["'bf16'", "'fp32'", "stale"]),
+        ({"units": UNITS[:1]}, ["'acme'", "stale"]),
+        ({"units": (*UNITS, Unit("toy/art", 1)), "groups": (group("one", "toy/art"),)}, ["'toy/art'", "stale"]),
+        ({"groups": (group("one", "toy/root", cuts={"toy": ((0, 6),)}),)}, ["7", "stale"]),
+        ({"groups": (group("one", "toy/root", cuts={"bert": ((0, 1),)}),)}, ["'bert'", "stale"]),
+    ],
+)  # fmt: skip
+def test_placements_that_cannot_be_emitted_are_refused_and_leave_nothing(toy, tmp_path, changed, named):
+    placement = replace(placement_of(toy.folder, group("one", "toy/root")), **changed)
+    with pytest.raises(InvalidInput, match=naming(*named)):
+        emit(placement, toy.repository, tmp_path / "groups")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_exists_is_not_overwritten(emitted, toy):
+    with pytest.raises(InvalidInput, match=naming(emitted)):
+        emit(placement_of(toy.folder, group("one", "toy/root")), toy.repository, emitted)

@@ -1,0 +1,122 @@
+"""The files of placement: what is written is read again, and what does not fit is refused with the file and the field."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hplm.errors import InvalidInput
+from hplm.placement.cluster import Cluster
+from hplm.placement.placement import Group, Placement
+from hplm.placement.profile import Profile, Terms
+from hplm.placement.units import units_of
+from tests.naming import naming
+from tests.placement.profiles import backbone_profile, cluster_of, profile_of
+
+PROFILE, CLUSTER = profile_of(), cluster_of()
+WHOLE = {"bert": ((0, 2),)}
+GROUPS = (
+    Group("one", "m0", ("cpu:0",), 1, WHOLE, ("bert/law",)),
+    Group("two", "m0", ("cpu:1",), 1, WHOLE, ("bert/law", "bert/root")),
+)
+PLACEMENT = Placement.of(GROUPS, units_of(PROFILE), CLUSTER, PROFILE)
+FILES = {"profile": PROFILE, "cluster": CLUSTER, "placement": PLACEMENT}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_what_is_written_is_read_again(tmp_path, kind):
+    written, path = FILES[kind], tmp_path / "file.json"
+    written.write(path)
+    read = type(written).read(path)
+    assert read == written
+    assert getattr(read, "digest", "") == getattr(written, "digest", "")
+    assert [file.name for file in tmp_path.iterdir()] == ["file.json"]
+
+
+@pytest.mark.parametrize(
+    "kind, way, value, named",
+    [
+        ("cluster", ["machines"], [], ["machines"]),
+        ("cluster", ["machines", 0, "devices"], [], ["machines[0]", "devices"]),
+        ("cluster", ["machines", 0, "devices", 1, "memory"], -1, ["devices[1]", "memory", "-1"]),
+        ("cluster", ["machines", 0, "devices", 1, "memory"], "16 GB", ["devices[1]", "memory", "16 GB"]),
+        ("cluster", ["machines", 0, "devices", 1, "name"], "cpu:0", ["'cpu:0'", "twice"]),
+        ("cluster", ["machines", 0, "memory"], True, ["memory", "true"]),
+        ("cluster", ["kind"], "hplm profile", ["hplm profile", "hplm cluster"]),
+        ("cluster", ["format"], 9, ["9"]),
+        ("profile", ["backbones"], {}, ["backbones"]),
+        ("profile", ["backbones", "bert", "layers"], 0, ["bert", "layers"]),
+        ("profile", ["backbones", "bert", "layer_bytes"], [1, 2], ["bert", "layer_bytes", "3"]),
+        ("profile", ["backbones", "bert", "times", "1"], [], ["times", "'1'", "3"]),
+        ("profile", ["backbones", "bert", "times", "0"], [], ["times", "'0'"]),
+        ("profile", ["backbones", "bert", "times", "1", 0, "token_ns"], -1.0, ["[0]", "token_ns", "-1.0"]),
+        ("profile", ["backbones", "bert", "table_bytes"], {"law": 3}, ["table_bytes", "'root'"]),
+        ("profile", ["backbones", "bert", "parents"], {"law": "root", "root": "law"}, ["parents"]),
+        ("profile", ["backbones", "bert", "tenants"], {"law": [3]}, ["tenants", "'law'"]),
+        ("profile", ["error"], None, ["error", "null"]),
+        ("placement", ["groups"], [], ["groups"]),
+        ("placement", ["groups", 1, "name"], "one", ["two of one name"]),
+        ("placement", ["groups", 1, "name"], "../x", ["groups[1]", "../x"]),
+        ("placement", ["groups", 0, "intra"], 0, ["groups[0]", "intra"]),
+        ("placement", ["groups", 0, "intra"], 2, ["'one'", "2"]),
+        ("placement", ["groups", 0, "devices"], [], ["groups[0]", "devices"]),
+        ("placement", ["groups", 0, "units"], ["bert/art"], ["'one'", "'bert/art'"]),
+        ("placement", ["groups", 0, "cuts"], {}, ["'one'", "'bert/law'"]),
+        ("placement", ["groups", 0, "cuts", "bert"], [[0, 1], [2, 2]], ["'one'", "'bert'", "2"]),
+        ("placement", ["groups", 0, "cuts", "bert"], [[1, 2]], ["cuts", "'bert'"]),
+        ("placement", ["groups", 0, "cuts", "bert"], [[0, 0], [2, 2]], ["cuts", "'bert'"]),
+        ("placement", ["units", 0, "name"], "bert", ["units[0]", "bert"]),
+        ("placement", ["exports"], {}, ["'bert'", "export"]),
+    ],
+)
+def test_a_field_that_does_not_fit_is_named_with_its_file(tmp_path, kind, way, value, named):
+    path = tmp_path / f"{kind}.json"
+    FILES[kind].write(path)
+    stored = json.loads(path.read_text())
+    inner = stored
+    for step in way[:-1]:
+        inner = inner[step]
+    inner[way[-1]] = value
+    path.write_text(json.dumps(stored))
+    with pytest.raises(InvalidInput, match=naming(path.name, *named)):
+        type(FILES[kind]).read(path)
+
+
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("content", ["", "[]", "null", "{", '{"kind": 3}', "[" * 10_000])
+def test_a_file_of_another_form_is_named(tmp_path, kind, content):
+    path = tmp_path / "file.json"
+    path.write_text(content)
+    with pytest.raises(InvalidInput, match=naming(path)):
+        type(FILES[kind]).read(path)
+    with pytest.raises(InvalidInput, match=naming(tmp_path / "none.json")):
+        type(FILES[kind]).read(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_missing_field_is_named(tmp_path, kind):
+    path = tmp_path / "file.json"
+    FILES[kind].write(path)
+    whole = json.loads(path.read_text())
+    for name in whole.keys() - {"kind", "format"}:
+        path.write_text(json.dumps({own: value for own, value in whole.items() if own != name}))
+        with pytest.raises(InvalidInput, match=naming(path, f"'{name}'")):
+            type(FILES[kind]).read(path)
+
+
+def test_profiles_of_one_machine_are_joined_and_others_refused():
+    other = Profile(PROFILE.machine, {"mini": backbone_profile([1e6])}, Terms(9e9), PROFILE.error)
+    joined = Profile.together([PROFILE, other])
+    assert set(joined.backbones) == {"bert", "mini"} and joined.hop == other.hop
+    elsewhere = Profile({**PROFILE.machine, "cores": "64"}, other.backbones, other.hop, other.error)
+    with pytest.raises(InvalidInput, match=naming("cores", "'2'", "'64'", "hplm place profile")):
+        Profile.together([PROFILE, elsewhere])
+    again = Profile(PROFILE.machine, {"bert": backbone_profile([1e6])}, Terms(), PROFILE.error)
+    with pytest.raises(InvalidInput, match=naming("'bert'")):
+        Profile.together([PROFILE, again])
+
+
+def test_a_cluster_counts_its_devices(tmp_path):
+    assert cluster_of(3, machines=2).devices == 6 and CLUSTER.by_name["m0"].memory_of["cpu:1"] == 100_000_000
+    assert cluster_of(3).digest != CLUSTER.digest == Cluster(CLUSTER.machines).digest

@@ -1,0 +1,110 @@
+"""Units, their memory with what they share, and what a placement may not do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hplm.errors import InvalidInput
+from hplm.placement.placement import Group, Placement
+from hplm.placement.profile import Shape, Terms
+from hplm.placement.stages import best_cut
+from hplm.placement.units import Unit, machine_bytes, stages_bytes, unit_names, units_of
+from tests.naming import naming
+from tests.placement.profiles import MB, backbone_profile, cluster_of, profile_of
+
+PROFILE = profile_of()
+UNITS = units_of(PROFILE)
+WHOLE = {"bert": ((0, 2),)}
+
+
+def group(name="one", machine="m0", devices=("cpu:0",), intra=1, cuts=WHOLE, units=("bert/law",)):
+    return Group(name, machine, devices, intra, cuts, units)
+
+
+def placed(*groups, cluster=None, profile=PROFILE):
+    return Placement.of(groups, units_of(profile), cluster or cluster_of(), profile)
+
+
+def test_units_are_the_tenants_of_a_domain_and_hot_tenants():
+    assert units_of(PROFILE) == (Unit("bert/root", 1), Unit("bert/law", 2))
+    hot = units_of(PROFILE, ["bert/a", "bert/c"])
+    assert hot == (Unit("bert/root/c", 1), Unit("bert/law/a", 1), Unit("bert/law", 1))
+    assert (hot[1].backbone, hot[1].domain, hot[1].tenant, hot[2].tenant) == ("bert", "law", "a", None)
+    assert unit_names(PROFILE, hot) == {
+        ("bert", "a"): "bert/law/a",
+        ("bert", "b"): "bert/law",
+        ("bert", "c"): "bert/root/c",
+    }
+    with pytest.raises(InvalidInput, match=naming("'bert/nobody'")):
+        units_of(PROFILE, ["bert/nobody"])
+
+
+def test_tables_are_counted_once_with_those_that_they_fall_back_to():
+    root, law = UNITS
+    assert machine_bytes(PROFILE, [root]) == 100 * MB + MB
+    assert machine_bytes(PROFILE, [law]) == 120 * MB + 2 * MB
+    assert machine_bytes(PROFILE, [root, law, law]) == 120 * MB + 3 * MB
+    assert machine_bytes(PROFILE, []) == 0
+
+
+def test_layers_and_slots_are_counted_once_a_stage_whatever_the_units():
+    both = profile_of(bert=backbone_profile(), mini=backbone_profile([1e6, 1e6], layer_mb=1))
+    cuts = {"bert": ((0, 0), (1, 2)), "mini": ((0, 0), (1, 1))}
+    assert stages_bytes(both, cuts) == [(10 + 10 + 1) * MB + (1 + 15 + 1) * MB, (20 + 20) * MB + (1 + 15) * MB]
+
+
+def test_a_good_placement_passes():
+    placed(group(), group("two", devices=("cpu:1",), units=("bert/root",))).check(cluster_of(), PROFILE)
+    placed(group(devices=("cpu:0", "cpu:1"), intra=2)).check(cluster_of(), PROFILE)
+
+
+@pytest.mark.parametrize(
+    "groups, cluster, named",
+    [
+        ((group(), group("two")), cluster_of(), ["'one'", "'two'", "'cpu:0'"]),
+        ((group(devices=("cpu:0", "cpu:0"), intra=2),), cluster_of(), ["'cpu:0'", "once"]),
+        ((group(devices=("cpu:5",)),), cluster_of(), ["'one'", "'cpu:5'", "'m0'"]),
+        ((group(machine="m7"),), cluster_of(), ["'one'", "'m7'"]),
+        ((group(),), cluster_of(memory_mb=50), ["'one'", "bert", "61,000,000", "50,000,000", "cpu:0"]),
+        ((group(),), cluster_of(tables_mb=50), ["'m0'", "122,000,000", "50,000,000"]),
+        ((group(cuts={"bert": ((0, 1),)}),), cluster_of(), ["'one'", "'bert'", "3"]),
+        ((group(cuts={**WHOLE, "mini": ((0, 1),)}),), cluster_of(), ["'one'", "'mini'", "profile"]),
+    ],
+)
+def test_a_placement_that_no_cluster_can_hold_is_refused(groups, cluster, named):
+    with pytest.raises(InvalidInput, match=naming(*named)):
+        placed(*groups, cluster=cluster).check(cluster, PROFILE)
+
+
+def test_a_group_over_two_machines_is_refused_with_the_other_one():
+    two = cluster_of(machines=2)
+    other = replace(
+        two.machines[1], devices=tuple(replace(own, name=f"cuda:{i}") for i, own in enumerate(two.machines[1].devices))
+    )
+    cluster = replace(two, machines=(two.machines[0], other))
+    with pytest.raises(InvalidInput, match=naming("'cuda:1'", "'m0'", "'m1'", "one machine")):
+        placed(group(devices=("cpu:0", "cuda:1"), intra=2), cluster=cluster).check(cluster, PROFILE)
+
+
+def test_a_placement_for_another_cluster_or_profile_is_stale():
+    placement = placed(group())
+    with pytest.raises(InvalidInput, match=naming("stale", "cluster", "hplm place search")):
+        placement.check(cluster_of(4), PROFILE)
+    with pytest.raises(InvalidInput, match=naming("stale", "profile", "hplm place search")):
+        placement.check(cluster_of(), profile_of(bert=backbone_profile([1e6, 1e6, 1e6])))
+
+
+def test_stages_that_fit_no_device_alone_fit_two():
+    profile, cluster = PROFILE, cluster_of(memory_mb=45)
+    cut = best_cut(profile.backbones["bert"], Terms(), 1, 2, Shape(10, 50, 2), [45 * MB, 45 * MB])
+    placed(group(devices=("cpu:0", "cpu:1"), cuts={"bert": cut}), cluster=cluster).check(cluster, profile)
+    with pytest.raises(InvalidInput, match=naming("stage", "'one'")):
+        placed(group(), cluster=cluster).check(cluster, profile)
+
+
+def test_groups_are_found_by_unit():
+    placement = placed(group(), group("two", devices=("cpu:1",), units=("bert/law", "bert/root")))
+    assert placement.groups_of == {"bert/root": (1,), "bert/law": (0, 1)}
+    assert placement.groups[0].stages == 1 and placement.groups[0].devices_of(0) == ("cpu:0",)
