@@ -44,9 +44,17 @@ def draw_shares(shares: Mapping[str, Mapping[str, float]], axis: str, path: Path
     """Draws a line for each way to place: its share in time against a number. The first one is ours."""
     figure, axes = _axes((7, 4.4))
     for i, (name, by_number) in enumerate(shares.items()):
-        color = OWN if not i else OTHERS[(i - 1) % len(OTHERS)]
+        color, style = (OTHERS[(i - 1) % len(OTHERS)] if i else OWN), ("-", "--", ":")[max(0, i - 1) // len(OTHERS) % 3]
         numbers = list(map(float, by_number))
-        axes.plot(numbers, list(by_number.values()), color=color, linewidth=2.5 if not i else 1.5, marker="o", label=name)
+        axes.plot(
+            numbers,
+            list(by_number.values()),
+            color=color,
+            linewidth=2.5 if not i else 1.5,
+            linestyle=style,
+            marker="o",
+            label=name,
+        )
     axes.set(xlabel=axis, ylabel="answered in time", ylim=(0, 1.03))
     axes.axhline(0.99, color=INK, linewidth=0.7, linestyle=":")
     axes.grid(color=GRID, linewidth=0.7)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hplm.placement.placement import Placement
     from hplm.placement.problem import Problem
     from hplm.placement.search import Found
+    from hplm.placement.servers import Serving
 
 BASELINES = "replication,clockwork,round-robin:4,greedy:4"
 SCALES = "1,2,3,5,10"
@@ -103,6 +104,10 @@ def _problem_options(command: argparse.ArgumentParser, slo_scale: bool = True) -
     command.add_argument(
         "--batch-texts", type=int, default=1, metavar="N", help="most texts of a batch of the screen (default: %(default)s)"
     )
+    command.add_argument(
+        "--serving", nargs="+", default=[], metavar="NAME=VALUE",
+        help="parameters of the servers for the full simulator, as in config.pbtxt: batch_texts=1 (default: as exported)",
+    )  # fmt: skip
     command.add_argument("--seed", type=int, default=0, help="of all random choices (default: %(default)s)")
     command.add_argument("--json", action="store_true", help="end with one line of JSON")
 
@@ -126,9 +131,9 @@ def run_search(args: argparse.Namespace) -> dict[str, Any]:
     from hplm.placement.confirming import confirm
     from hplm.placement.placement import Placement
     from hplm.placement.selection import selector
-    from hplm.placement.servers import Serving
 
     _check_picture(args)
+    serving = _serving(args)
     problem = _problem(args, args.slo_scale)
     select, say = selector(args.search), _say(args)
     if (args.baseline or "").partition(":")[0] == "clockwork":
@@ -136,7 +141,7 @@ def run_search(args: argparse.Namespace) -> dict[str, Any]:
     found = [baseline(args.baseline, problem, select)] if args.baseline else _searched(problem, args)
     best, confirmed = found[0], None
     if args.confirm_seconds > 0:
-        ranked = confirm(found, problem, Serving(), args.confirm_seconds, args.seed, say)
+        ranked = confirm(found, problem, serving, args.confirm_seconds, args.seed, say)
         best, confirmed = ranked[0].found, ranked[0].attained
     placement = Placement.of(best.groups, problem.units, problem.cluster, problem.profile)
     placement.check(problem.cluster, problem.profile)
@@ -164,15 +169,15 @@ def run_search(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_simulate(args: argparse.Namespace) -> dict[str, Any]:
-    from hplm.placement.servers import Serving
     from hplm.placement.simulation import simulate
 
+    serving = _serving(args)
     problem = _problem(args, args.slo_scale)
     placement = _placement(args.placement, problem)
     attained = {"screen": problem.screen.attained(placement.groups)}
     if args.full_seconds > 0:
         part = problem.trace.busiest(args.full_seconds)
-        attained["full"] = simulate(placement.groups, problem.profile, part, Serving(), args.seed)
+        attained["full"] = simulate(placement.groups, problem.profile, part, serving, args.seed)
     if not args.json:
         for name, one in attained.items():
             print(_attained_text(name, one))
@@ -254,6 +259,12 @@ def _placement(path: Path, problem: Problem) -> Placement:
     placement = Placement.read(path)
     placement.check(problem.cluster, problem.profile)
     return placement
+
+
+def _serving(args: argparse.Namespace) -> Serving:
+    from hplm.placement.servers import Serving
+
+    return Serving.of(dict(part.partition("=")[::2] for part in args.serving))
 
 
 def _check_picture(args: argparse.Namespace) -> None:

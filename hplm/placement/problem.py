@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -138,11 +138,11 @@ def _cut_or_none(own: BackboneProfile, problem: Problem, group: Group, shape: Sh
         return None
 
 
-def _kinds(backbones: dict[str, BackboneProfile] | object) -> dict[str, int]:
+def _kinds(backbones: Mapping[str, BackboneProfile]) -> dict[str, int]:
     """Returns the same number for backbones of equal layers, so that each cut is searched once."""
     kinds: list[tuple[object, ...]] = []
     found: dict[str, int] = {}
-    for name, own in backbones.items():  # type: ignore[attr-defined]
+    for name, own in backbones.items():
         kind = own.layer_bytes, own.entry_bytes, own.slots, own.slot_bytes, tuple(own.times.items())
         if kind not in kinds:
             kinds.append(kind)

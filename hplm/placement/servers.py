@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 
 from hplm.arrays import Array
+from hplm.errors import InvalidInput
+from hplm.parameters import milliseconds, whole_number, yes_or_no
 from hplm.placement.placement import Group
 from hplm.placement.profile import Profile, Terms
 from hplm.placement.workload import Trace
@@ -25,6 +27,7 @@ from hplm.scheduling.waiting import Capacity
 LESSONS = ((1, 64), (8, 64), (32, 16), (4, 256), (16, 128))  # batches that a cost model is taught: texts, and tokens of each
 ROUNDS = 3  # of these batches: more than the batches before a cost model is believed
 UNLIMITED_BYTES = 2**60
+PARAMETERS = ("policy", "batch_tokens", "batch_texts", "queue_texts", "commit_ms", "batch_ms", "admission")
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,25 @@ class Serving:
     batch_ns: int = 50_000_000
     admission: bool = True
     noise: float = 0.0  # relative standard deviation of a batch's time
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, str]) -> Serving:
+        """Returns settings from parameters that are named as in `config.pbtxt`; others stay as exports have them."""
+        unknown = sorted(parameters.keys() - PARAMETERS)
+        if unknown:
+            raise InvalidInput(f"--serving {unknown[0]}={parameters[unknown[0]]}: give {', '.join(PARAMETERS)}")
+        changes: dict[str, Any] = {}
+        for name in parameters:
+            if name == "policy":
+                policy(parameters[name])  # raises if there is none
+                changes[name] = parameters[name]
+            elif name == "admission":
+                changes[name] = yes_or_no(parameters, name)
+            elif name.endswith("_ms"):
+                changes[name.replace("_ms", "_ns")] = round(1e6 * milliseconds(parameters, name, "0"))
+            else:
+                changes[name] = whole_number(parameters, name)
+        return replace(cls(), **changes)
 
     def scheduler(self, stages: Stages) -> Scheduler[SimulatedText]:
         """Returns a new one. With admission it knows the profile's times: else it would believe nothing at first."""
