@@ -14,6 +14,7 @@ from itertools import cycle
 
 import numpy as np
 
+from hplm.arrays import Array
 from hplm.errors import InvalidInput
 from hplm.placement.attained import Attained
 from hplm.placement.partition import Parallel, groups_of
@@ -47,7 +48,8 @@ def replication(problem: Problem, select: Selector, numbers: list[float]) -> Fou
 def clockwork(problem: Problem, select: Selector, numbers: list[float]) -> Found:
     """An upper bound of Clockwork: it knows each window's requests, and no queue is left over from the last one."""
     window_s = numbers[0] if numbers else WINDOW_S
-    ends, busy = [], np.zeros(problem.cluster.devices)
+    ends: list[Array] = []
+    busy = np.zeros(problem.cluster.devices)
     groups: Groups = ()
     screened = 0
     for window in problem.trace.windows(window_s):

@@ -75,7 +75,7 @@ def part_of(cluster: Cluster, first: int, count: int) -> Cluster:
 def parallels(problem: Problem, most_stages: int | None = None) -> list[Parallel]:
     """Returns all ways to cut a group that the backbones and machines allow, the smallest groups first."""
     backbones = [problem.profile.backbones[name] for name in sorted({unit.backbone for unit in problem.units})]
-    intras = set.intersection(*(set(own.times) for own in backbones))
+    intras = {intra for intra in backbones[0].times if all(intra in own.times for own in backbones)}
     layers = min(own.layers for own in backbones)
     largest = max(len(machine.devices) for machine in problem.cluster.machines)
     found = [

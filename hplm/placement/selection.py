@@ -84,7 +84,8 @@ def _grown(problem: Problem, groups: Groups) -> Iterator[Groups]:
 
 def _next(problem: Problem, latest: Selection) -> Groups | None:
     unserved, busy = latest.attained.unserved, latest.attained.busy_ns
-    for unit in np.argsort(-unserved, kind="stable").tolist():
+    by_need: list[int] = np.argsort(-unserved, kind="stable").tolist()
+    for unit in by_need:
         if not unserved[unit]:
             return None
         name = problem.trace.names[unit]
