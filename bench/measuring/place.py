@@ -190,7 +190,7 @@ def _timed(run: Callable[[], object]) -> float:
 def _day() -> dict[str, float]:
     """Searches with all of a day's requests: as many as AlpaServe's day, in Gamma processes."""
     rate = DAY_REQUESTS / DAY_S
-    problem = problem_of(models(PAPER["sets"]["S1"]), 64, rate, 4.0, 5.0, DAY_S, 0)
+    problem = problem_of(models(PAPER["sets"]["S2"]), 64, rate, 6.0, 3.0, DAY_S, 0)
     begins = time.perf_counter()
     found = search(problem)
     return {
