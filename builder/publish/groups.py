@@ -71,6 +71,10 @@ def _check_runs(group: Group) -> None:
         raise InvalidInput(
             f"group {group.name!r} has {group.stages} stages, but this version runs one: search with `--most-stages 1`"
         )
+    if len({device.partition(":")[0] for device in group.devices}) > 1:
+        raise InvalidInput(
+            f"group {group.name!r} has devices of different kinds ({', '.join(group.devices)}): give it one kind"
+        )
     if group.intra > 1 and not cores_of(group.devices):
         raise InvalidInput(
             f"group {group.name!r} has {group.intra} GPUs a stage, but this version takes one: profile with --intra 1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from hplm.cli.served import check_state
 if TYPE_CHECKING:
     from hplm.placement.profile import Profile
 
+NAMED = 5  # units that are listed
 TYPICAL_TOKENS = (16, 128)  # of the single texts whose times are printed
 
 
@@ -112,8 +114,8 @@ def run_emit(args: argparse.Namespace) -> dict[str, Any]:
     emitted = emit(Placement.read(args.placement), args.repository, args.to, args.state)
     if not args.json:
         for one in emitted:
-            units = f"{len(one.group.units)} units, {one.tenants} tenants"
-            print(f"{one.group.name} on {', '.join(one.group.devices)} of {one.group.machine}: {units}\n  {one.command}")
+            devices = f"{', '.join(one.group.devices)} of {one.group.machine}"
+            print(f"{one.group.name} on {devices}: {one.tenants} tenants of {_some(one.group.units)}\n  {one.command}")
     return {
         "groups": [
             {
@@ -172,6 +174,10 @@ def _text(report: dict[str, Any]) -> str:
     error = report["error"]
     lines.append(f"predictions of other batches are off by {error['mean']:.1%} on average, {error['max']:.1%} at most")
     return "\n".join(lines)
+
+
+def _some(units: Sequence[str]) -> str:
+    return ", ".join(units[:NAMED]) + (f" and {len(units) - NAMED} more" if len(units) > NAMED else "")
 
 
 def _words(given: str) -> list[str]:

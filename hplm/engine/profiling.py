@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.synchronize import Event
@@ -81,7 +82,7 @@ def profile_repository(
     show_progress: bool = True,
 ) -> Profile:
     """`intra`: the numbers of devices a stage to measure. `round_trips`: the nanoseconds that clients of a server wait for the
-    answer to a text of one letter, by backbone. Where there is none, the way through the server is assumed to take ANSWERING_NS.
+    answer to a text of one letter, by backbone. Where there is none, ANSWERING_NS are assumed for the way through the server.
     """
     check_devices(devices, intra)
     found: dict[str, BackboneProfile] = {}
@@ -196,7 +197,13 @@ def device_parameters(devices: Sequence[str]) -> dict[str, str]:
 
 def _apart(given: Measurement) -> tuple[Sizes, Samples]:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        return process.submit(measure, given).result()
+        try:
+            return process.submit(measure, given).result()
+        except BrokenProcessPool:
+            raise Broken(
+                f"the process that measured {given.label} was killed: see its messages above, or whether the machine has "
+                "enough memory"
+            ) from None
 
 
 @contextmanager

@@ -7,9 +7,11 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from hplm.errors import InvalidInput
+
+LARGEST = 1 << 62  # of any number in these files: sums of them stay exact
 
 
 class Fields:
@@ -20,7 +22,7 @@ class Fields:
         self._way_out = way_out
         if not isinstance(stored, dict):
             self._refuse(stored, "an object")
-        self._stored: dict[str, Any] = stored
+        self._stored = cast("dict[str, Any]", stored)
 
     @classmethod
     def of_file(cls, path: Path, kind: str, number: int, way_out: str) -> Fields:
@@ -43,11 +45,12 @@ class Fields:
 
     def whole(self, name: str, least: int = 0) -> int:
         value = self._value(name)
-        return value if type(value) is int and value >= least else self._refuse(value, f"a whole number >= {least}", name)
+        is_right = type(value) is int and least <= value <= LARGEST
+        return value if is_right else self._refuse(value, f"a whole number >= {least}", name)
 
     def number(self, name: str) -> float:
         value = self._value(name)
-        if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
+        if type(value) not in (int, float) or not 0 <= value < math.inf or value > LARGEST:
             self._refuse(value, "a number >= 0", name)
         return value
 
@@ -57,15 +60,18 @@ class Fields:
 
     def wholes(self, name: str) -> tuple[int, ...]:
         values = self._list(name)
-        is_right = all(type(value) is int and value >= 0 for value in values)
+        is_right = all(type(value) is int and 0 <= value <= LARGEST for value in values)
         return tuple(values) if is_right else self._refuse(values, "whole numbers >= 0", name)
 
     def pairs(self, name: str) -> tuple[tuple[int, int], ...]:
-        values = self._list(name)
-        for value in values:
-            if not isinstance(value, list) or len(value) != 2 or not all(type(own) is int for own in value):
-                self._refuse(value, "a pair of whole numbers", name)
-        return tuple((first, last) for first, last in values)
+        found: list[tuple[int, int]] = []
+        for value in self._list(name):
+            pair = cast("list[object]", value) if isinstance(value, list) else []
+            first, last = pair if len(pair) == 2 else (0, -1)
+            if type(first) is not int or type(last) is not int or not 0 <= first <= last <= LARGEST:
+                self._refuse(pair, "a first and a last number", name)
+            found.append((first, last))
+        return tuple(found)
 
     def fields(self, name: str) -> Fields:
         return Fields(self._value(name), f"{self.where}: {name}", self._way_out)
@@ -82,7 +88,7 @@ class Fields:
 
     def _list(self, name: str) -> list[Any]:
         value = self._value(name)
-        return value if isinstance(value, list) else self._refuse(value, "a list", name)
+        return cast("list[Any]", value) if isinstance(value, list) else self._refuse(value, "a list", name)
 
     def _value(self, name: str) -> Any:
         if name not in self._stored:

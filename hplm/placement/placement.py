@@ -173,7 +173,7 @@ def _group(fields: Fields) -> Group:
 
 def _cut(fields: Fields, name: str) -> Cut:
     cut = fields.pairs(name)
-    follow = all(first <= last for first, last in cut) and all(one[1] + 1 == after[0] for one, after in pairwise(cut))
+    follow = all(one[1] + 1 == after[0] for one, after in pairwise(cut))
     return cut if cut and cut[0][0] == 0 and follow else fields.refuse(name, "stages of layers that follow each other from 0")
 
 

@@ -1,6 +1,7 @@
 """With only `hplm` and `backends` installed, as in the container image, every command works that needs no store."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -32,6 +33,7 @@ NEED_A_STORE = {
     "cascade build": ["--id", "x", "--levels", "x", "--calibrate-texts", "x", "--store", "x"],
     "cascade profile": ["--id", "x", "--texts", "x", "--store", "x"],
     "cascade select": ["--id", "x", "--drop", "1", "--store", "x"],
+    "place emit": ["--placement", "x", "--repository", "x", "--to", "x"],
     "tenant add": ["x", "--store", "x", "--repository", "x", "--state", "x"],
     "tenant update": ["x", "--store", "x", "--repository", "x", "--state", "x"],
     "domain add": ["--name", "x", "--store", "x", "--repository", "x", "--state", "x"],
@@ -44,7 +46,7 @@ NEED_A_SERVER = {"serve", "watch", "infer", "generate", "doctor"}  # the last lo
 NEED_A_REPOSITORY = {
     "tenant list", "tenant show", "tenant rollback", "tenant delete", "tenant limit", "tenant compact", "tenant log",
     "tenant key add", "tenant key list", "tenant key revoke", "domain list", "domain rollback", "domain delete",
-    "verify", "backup", "restore",
+    "verify", "backup", "restore", "place profile",
 }  # fmt: skip
 
 # Reads commands as JSON, runs one after the other, and writes exit code, output and errors of each.
@@ -106,7 +108,7 @@ def place(tmp_path):
 
 
 def test_every_command_that_needs_no_store_works(place):
-    folder, keys = place
+    (folder, keys), core = place, min(os.sched_getaffinity(0))
     state = ["--repository", str(folder / "repository"), "--state", str(folder / "state")]
     again = [*state[:3], str(folder / "again")]
     commands = [
@@ -127,6 +129,7 @@ def test_every_command_that_needs_no_store_works(place):
         ["backup", "--to", str(folder / "saved"), *state],
         ["restore", "--from", str(folder / "saved"), *again],
         ["verify", *again],
+        ["place", "profile", *state, "--devices", f"cpu:{core}", "--rounds", "1", "--to", str(folder / "profile.json")],
     ]
     assert {name for name in NEED_A_REPOSITORY if not any(" ".join(command).startswith(name) for command in commands)} == set()
     answers = []
@@ -141,11 +144,12 @@ def test_every_command_that_needs_no_store_works(place):
     assert [key["id"] for key in listed["keys"]] == keys and revoked["revoked"] == keys[0]
     found = {(domain["domain"], domain["version"]): domain["tenants"] for domain in domains["domains"]}
     assert found == {("bio", 1): 2, ("bio", 2): 1, ("law", 1): 0, ("root", 1): 1}
-    domain_back, law, deleted, compacted, log, whole, saved, restored, whole_again = answers[8:]
+    domain_back, law, deleted, compacted, log, whole, saved, restored, whole_again, profile = answers[8:]
     assert domain_back["moved"] == ["tenant-0"] and law["removed"] == [] and deleted["after"] is None
     assert compacted["bytes"] >= 0 and log["changes"][-1]["action"] == "compact"
     assert saved["generation"] == restored["generation"] == log["changes"][-1]["generation"]
     assert whole["tables"] == whole_again["tables"] and whole["banks"] >= whole_again["banks"] > 0
+    assert profile["backbones"]["toy"]["tenants"] == 3
     manager = Manager.open(folder / "repository", folder / "again")
     assert {tenant.id for tenant in manager.current().tenants} == {"tenant-0", "tenant-1", "tenant-2"}
 

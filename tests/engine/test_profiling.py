@@ -7,10 +7,11 @@ import os
 import numpy as np
 import pytest
 
+from hplm.engine import profiling
 from hplm.engine.backbone import Backbone
 from hplm.engine.profiling import Measurement, check_devices, device_parameters, measure, profile_repository, sources_of
 from hplm.engine.samples import EVEN, HELD_OUT
-from hplm.errors import InvalidInput
+from hplm.errors import Broken, InvalidInput
 from hplm.placement.profile import Profile
 from testing.toy import CONFIG, TENANTS
 from tests.naming import naming
@@ -61,6 +62,17 @@ def test_a_profile_is_measured_in_processes_of_its_own_and_written(toy, tmp_path
     read = Profile.read(tmp_path / "p.json")
     assert read == profile and read.digest == profile.digest
     assert os.sched_getaffinity(0) == before
+
+
+def killed(given):
+    os._exit(9)
+
+
+@pytest.mark.slow
+def test_a_measuring_process_that_is_killed_is_named(toy, monkeypatch):
+    monkeypatch.setattr(profiling, "measure", killed)
+    with pytest.raises(Broken, match=naming("toy, 1 device")):
+        profile_repository(sources_of(toy.repository), [CORE], [1], show_progress=False)
 
 
 @pytest.mark.parametrize(

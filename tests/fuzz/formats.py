@@ -6,6 +6,7 @@ import json
 import shutil
 import socket
 import struct
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
@@ -25,6 +26,10 @@ from hplm.engine.channel import Asks, Channel, Replies
 from hplm.engine.lookup import Lookup
 from hplm.errors import NoTenant
 from hplm.levels.plan import Plan, Step
+from hplm.placement.cluster import Cluster
+from hplm.placement.placement import Group, Placement
+from hplm.placement.profile import Profile as PlacementProfile
+from hplm.placement.units import units_of
 from hplm.plot.table import Table
 from hplm.tenants.backup import back_up, restore
 from hplm.tenants.manager import Manager
@@ -37,6 +42,7 @@ from testing.toy import WORDS, make_toy
 from tests.fuzz.files import Files
 from tests.fuzz.mutations import dumped, mutated, mutated_json
 from tests.fuzz.target import Found, Target, accepts
+from tests.placement.profiles import cluster_of, profile_of
 
 
 class ModelFolder(Files):
@@ -234,6 +240,25 @@ def _verified(part: Part) -> None:
             raise Found(f"a message of {len(said):,} characters: {said[:100]!r}")
 
 
+class Placements(Files):
+    """The files of placement: a cluster, a profile and a placement, which is checked if it can be read."""
+
+    def make(self, folder):
+        profile, cluster = profile_of(), cluster_of()
+        units = units_of(profile)
+        group = Group("one", "m0", ("cpu:0",), 1, {"bert": ((0, 2),)}, tuple(unit.name for unit in units))
+        cluster.write(folder / "cluster.json")
+        profile.write(folder / "profile.json")
+        Placement.of((group,), units, cluster, profile).write(folder / "placement.json")
+        return folder
+
+    def read(self):
+        cluster, profile = Cluster.read(self.folder / "cluster.json"), PlacementProfile.read(self.folder / "profile.json")
+        placement = Placement.read(self.folder / "placement.json")
+        accepts(lambda: placement.check(cluster, profile), self.work)
+        replace(placement, cluster=cluster.digest, profile=profile.digest).check(cluster, profile)
+
+
 class PackedRoots(Files):
     """A root packed into a file."""
 
@@ -365,6 +390,7 @@ TARGETS = {
     "state": LiveState,
     "change": Changes,
     "store": Stores,
+    "placement": Placements,
     "packed-root": PackedRoots,
     "backup": Backups,
     "ticket": Tickets,
