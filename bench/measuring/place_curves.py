@@ -37,7 +37,7 @@ def _motivation(case: PlaceBench) -> Curves:
         room = models_a_device * PAPER["models"]["BERT-2.7B"]["bytes"] * 1.001
         return problem_of(EIGHT, 8, 20.0, 3.0, NO_DEADLINE, case.seconds, 0, UNIFORM, room)
 
-    pipelines = {"replication": _mean_of("replication"), "pipelines": _mean_of_the_shortest_pipelines}
+    pipelines = {"replication": _mean_of("round-robin:1"), "pipelines": _mean_of_the_shortest_pipelines}
     return {
         "Fig. 4: mean s by memory, in models a device": _curve(pipelines, with_memory, (1, 2, 3, 4, 6, 8)),
         "Fig. 5: mean s by rate": _curve(lines, lambda rate: problem(rate=rate), (5, 10, 15, 20, 25, 30)),
@@ -109,7 +109,7 @@ def _mean_of(name: str) -> Line:
 def _mean_of_the_shortest_pipelines(problem: Problem) -> float | None:
     """Returns the mean of the pipelines with the fewest stages that hold all models (Fig. 3b)."""
     for stages in (1, 2, 4, 8):
-        found = baseline(f"greedy:{stages}", problem)
+        found = baseline(f"round-robin:{stages}", problem)
         if all(len(group.units) == len(problem.units) for group in found.groups):
             return _seconds(found.attained.mean_ms())
     return None

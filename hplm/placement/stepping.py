@@ -25,7 +25,11 @@ class Steps:
         self._backbone: list[int] = case.backbone.tolist()
         self._groups_of = _lists(case.first_group.tolist(), case.group.tolist())
         self._units_of = _lists(case.first_unit.tolist(), case.units_of.tolist())
-        self._texts = list(zip(*(own.tolist() for own in (case.arrival, case.timeout, case.unit, case.tokens)), strict=True))
+        arrival: list[int] = case.arrival.tolist()
+        timeout: list[int] = case.timeout.tolist()
+        unit: list[int] = case.unit.tolist()
+        tokens: list[int] = case.tokens.tolist()
+        self._texts = list(zip(arrival, timeout, unit, tokens, strict=True))
         self._end = [REFUSED] * len(self._texts)
         self._lines: list[deque[int]] = [deque() for _ in self._backbone]
 

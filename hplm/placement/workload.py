@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -54,7 +55,7 @@ class Trace:
 
     def between(self, start_ns: int, end_ns: int) -> Trace:
         first, last = np.searchsorted(self.arrival_ns, (start_ns, end_ns))
-        return self.only(np.arange(first, last))
+        return self.only(np.arange(int(first), int(last)))
 
     def busiest(self, seconds: float) -> Trace:
         """Returns the part of so many seconds that has the most requests."""
@@ -66,8 +67,8 @@ class Trace:
     def windows(self, seconds: float) -> list[Trace]:
         """Returns the windows that have requests, in order."""
         number = (self.arrival_ns - self.arrival_ns[0]) // int(seconds * SECOND)
-        starts = np.flatnonzero(np.diff(number, prepend=-1))
-        return [self.only(np.arange(*ends)) for ends in zip(starts, [*starts[1:], len(self)], strict=True)]
+        starts: list[int] = np.flatnonzero(np.diff(number, prepend=-1)).tolist()
+        return [self.only(np.arange(*ends)) for ends in pairwise([*starts, len(self)])]
 
     def sampled(self, most: int, windows: int = 16) -> Trace:
         """Returns at most so many requests: evenly spread stretches of the trace, each as long as it was and as bursty."""
@@ -135,7 +136,7 @@ def refitted(trace: Trace, window_s: float, rate: float = 1.0, cv: float = 1.0, 
         for unit in np.unique(window.unit).tolist():
             mine = np.flatnonzero(window.unit == unit)
             at = start + gamma_arrivals(rate * len(mine) / window_s, cv * _cv_of(window.arrival_ns[mine]), window_s, rng)
-            like = mine[rng.integers(len(mine), size=len(at))]
+            like = mine[(rng.random(len(at)) * len(mine)).astype(np.int64)]
             columns.append((at, np.full(len(at), unit), window.tokens[like], window.timeout_ns[like]))
     at, unit, tokens, timeout = (np.concatenate(parts) for parts in zip(*columns, strict=True))
     order = np.argsort(at, kind="stable")
