@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hplm.cli import place_search
 from hplm.cli.served import check_state
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def register(commands: argparse._SubParsersAction) -> None:
     )
     actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
     _register_profile(actions)
+    place_search.register(actions)
     _register_emit(actions)
 
 

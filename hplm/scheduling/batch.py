@@ -28,3 +28,4 @@ class Batch(Generic[T]):
     further_ns: float = 0.0
     is_half: bool = False  # of a batch for which the device had no memory
     started_ns: int | None = None
+    released_ns: int | None = None  # when it left the first stage of a pipeline

@@ -209,6 +209,12 @@ class Columns(Generic[T]):
         out: list[T] = self._texts[positions].tolist()
         self._texts[positions] = None
         self._free += positions.tolist()
+        if len(indexes) == self._length:  # nothing stays
+            self._length = self._bytes = 0
+            self._slot_keys, self._tenants = Numbers(), Numbers()
+            for counted in (self._demand, self._counts, self._sizes):
+                counted[:] = 0
+            return out
         self._slot_keys.give_back(self.slot_key[indexes].tolist())
         tenant = self.tenant[indexes]
         sizes = np.fromiter(map(SIZE, out), np.int64, len(out))
@@ -218,9 +224,6 @@ class Columns(Generic[T]):
         self._counts[:tenants] -= np.bincount(tenant, minlength=tenants)
         self._sizes[:tenants] -= np.bincount(tenant, sizes, tenants).astype(np.int64)
         self._tenants.give_back(tenant.tolist())
-        if len(indexes) == self._length:  # nothing stays
-            self._length = 0
-            return out
         compiled = kernel()
         if compiled is not None:
             compiled.remove(self.table, indexes.astype(np.int64))

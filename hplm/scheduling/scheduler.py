@@ -64,6 +64,7 @@ class Scheduler(Generic[T]):
         self._staging_ns = 0.0  # from choice to start, with an idle engine
         self._capacity = Capacity(0, 0, 0)  # of the batch that was chosen last
         self._unserved = 0  # tokens that were refused for their deadline, or expired, since the last choice
+        self._first_stage = 1.0  # mean share of a batch's time that it spends in the first stage of a pipeline
         self._loaded = 0.0  # mean number of adapters copied to the device for each slot key of a batch
         self._further = 0.0  # mean time of further passes in a batch, over that of its first one
         # The earliest time by which a waiting text must start, and whether that was predicted. None: not known any more.
@@ -211,6 +212,13 @@ class Scheduler(Generic[T]):
             staged = min(now_ns - batch.chosen_ns, max(2 * self._staging_ns, batch.expected_ns))
             self._staging_ns += LEARNING * (staged - self._staging_ns)
 
+    def released(self, batch: Batch[T], now_ns: int) -> None:
+        """Records that the batch has left the first stage of a pipeline, which can start the next one. Others only finish."""
+        assert batch.started_ns is not None  # `started` was called before
+        batch.released_ns = now_ns
+        share = min(1.0, (now_ns - batch.started_ns) / max(1.0, batch.expected_ns))
+        self._first_stage += LEARNING * (share - self._first_stage)
+
     def finished(self, batch: Batch[T], now_ns: int, adapters: int = 0) -> None:
         """Records that the engine has finished the batch, for which `adapters` adapters had to be loaded."""
         assert batch.started_ns is not None  # `started` was called before
@@ -333,11 +341,12 @@ class Scheduler(Generic[T]):
             self._admission.count(self.columns, self._start_at(now_ns) + self._answering_ns, bool(self._running))
 
     def _free_at(self, now_ns: int) -> float:
-        """Returns when the engine will have computed all chosen batches."""
+        """Returns when the engine, or the first stage of a pipeline, will have computed all chosen batches."""
         free = float(now_ns)
         for batch in self._running:
-            started = free if batch.started_ns is None else batch.started_ns
-            free = max(now_ns, started + batch.expected_ns)
+            if batch.released_ns is None:
+                started = free if batch.started_ns is None else batch.started_ns
+                free = max(now_ns, started + batch.expected_ns * self._first_stage)
         return free
 
     def _start_at(self, now_ns: int) -> int:

@@ -13,6 +13,7 @@ from builder.publish.export import export
 from builder.publish.live import add_domain, add_tenant, update_domain, update_tenant
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
+from hplm.placement.cluster import Cluster, Device, Machine
 from hplm.tenants.manager import Manager
 from testing.random_store import random_store, random_table, random_tenant, random_tenants
 from testing.toy import CONFIG
@@ -49,7 +50,7 @@ NEED_A_SERVER = {"serve", "watch", "infer", "generate", "doctor"}  # the last lo
 NEED_A_REPOSITORY = {
     "tenant list", "tenant show", "tenant rollback", "tenant delete", "tenant limit", "tenant compact", "tenant log",
     "tenant key add", "tenant key list", "tenant key revoke", "domain list", "domain rollback", "domain delete",
-    "verify", "backup", "restore", "place profile",
+    "verify", "backup", "restore", "place profile", "place search", "place simulate", "place compare",
 }  # fmt: skip
 
 # Reads commands as JSON, runs one after the other, and writes exit code, output and errors of each.
@@ -114,6 +115,11 @@ def test_every_command_that_needs_no_store_works(place):
     (folder, keys), core = place, min(os.sched_getaffinity(0))
     state = ["--repository", str(folder / "repository"), "--state", str(folder / "state")]
     again = [*state[:3], str(folder / "again")]
+    profile_file, placement_file = str(folder / "profile.json"), str(folder / "placement.json")
+    problem = ["--cluster", str(folder / "c.json"), "--profiles", profile_file, "--trace", str(folder / "t.jsonl")]
+    Cluster((Machine("m", (Device(f"cpu:{core}", 10**10),), 10**10),)).write(folder / "c.json")
+    requests = [{"arrival": i, "tokens": 8, "tenant": "tenant-0"} for i in range(20)]
+    (folder / "t.jsonl").write_text("\n".join(map(json.dumps, requests)))
     commands = [
         ["tenant", "list", *state],
         ["tenant", "show", "acme", *state],
@@ -132,7 +138,10 @@ def test_every_command_that_needs_no_store_works(place):
         ["backup", "--to", str(folder / "saved"), *state],
         ["restore", "--from", str(folder / "saved"), *again],
         ["verify", *again],
-        ["place", "profile", *state, "--devices", f"cpu:{core}", "--rounds", "1", "--to", str(folder / "profile.json")],
+        ["place", "profile", *state, "--devices", f"cpu:{core}", "--rounds", "1", "--to", profile_file],
+        ["place", "search", *problem, "--slo-scale", "100", "--to", placement_file],
+        ["place", "simulate", placement_file, *problem, "--slo-scale", "100"],
+        ["place", "compare", placement_file, *problem],
     ]
     assert {name for name in NEED_A_REPOSITORY if not any(" ".join(command).startswith(name) for command in commands)} == set()
     answers = []
@@ -147,12 +156,15 @@ def test_every_command_that_needs_no_store_works(place):
     assert [key["id"] for key in listed["keys"]] == keys and revoked["revoked"] == keys[0]
     found = {(domain["domain"], domain["version"]): domain["tenants"] for domain in domains["domains"]}
     assert found == {("bio", 1): 2, ("bio", 2): 1, ("law", 1): 0, ("root", 1): 1}
-    domain_back, law, deleted, compacted, log, whole, saved, restored, whole_again, profile = answers[8:]
+    domain_back, law, deleted, compacted, log, whole, saved, restored, whole_again, profile = answers[8:18]
     assert domain_back["moved"] == ["tenant-0"] and law["removed"] == [] and deleted["after"] is None
     assert compacted["bytes"] >= 0 and log["changes"][-1]["action"] == "compact"
     assert saved["generation"] == restored["generation"] == log["changes"][-1]["generation"]
     assert whole["tables"] == whole_again["tables"] and whole["banks"] >= whole_again["banks"] > 0
     assert profile["backbones"]["toy"]["tenants"] == 3
+    assert [answer["screen"]["attained"] for answer in answers[18:20]] == [1, 1] and "replication" in answers[20][
+        "by_slo_scale"
+    ]
     manager = Manager.open(folder / "repository", folder / "again")
     assert {tenant.id for tenant in manager.current().tenants} == {"tenant-0", "tenant-1", "tenant-2"}
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -13,8 +14,9 @@ from hplm.errors import DeadlineMissed, QueueFull
 from hplm.scheduling.batch import Batch
 from hplm.scheduling.columns import NEVER
 from hplm.scheduling.scheduler import Scheduler
+from hplm.scheduling.selection import Places
 from hplm.scheduling.simulation.arrivals import Arrivals, SimulatedText
-from hplm.scheduling.simulation.cascades import Cascades, Ladders, work_of
+from hplm.scheduling.simulation.cascades import Cascades, Ladders
 from hplm.scheduling.simulation.engines import BatchTime
 from hplm.scheduling.waiting import Capacity
 
@@ -78,62 +80,78 @@ class Outcome:
         return float(np.percentile((self.answered_ns - self.arrivals.at_ns)[self.answered], 99)) / 1e6
 
 
-class Simulation:
-    """Goes from event to event: a sheet ends, the next batch starts or is chosen, texts expire, a text arrives."""
+@dataclass
+class Computing:
+    """A batch that computes, sheet by sheet."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler[SimulatedText],
-        machine: Machine,
-        arrivals: Arrivals,
-        seed: int = 0,
-        ladders: Ladders = MappingProxyType({}),
-    ) -> None:
+    batch: Batch[SimulatedText]
+    sheets: dict[float, list[SimulatedText]]  # that come later, by the share of the layers
+    sheet: list[SimulatedText] = field(default_factory=list)  # the one that computes
+    released_ns: int = NEVER  # when this leaves the first stage
+    done_ns: int = NEVER
+
+
+class Load:
+    """All arrivals, and what became of them. Several servers may share it, each with some of the arrivals."""
+
+    def __init__(self, arrivals: Arrivals, seed: int = 0, ladders: Ladders = MappingProxyType({})) -> None:
         """Tenants without a ladder have all texts computed once, by all layers."""
-        self._scheduler = scheduler
-        self._machine = machine
-        self._arrivals = arrivals
-        self._rng = np.random.default_rng(seed)
-        self._computing: tuple[Batch[SimulatedText], int] | None = None  # a batch, and when its current sheet will be done
-        self._sheet: list[SimulatedText] = []  # the current one
-        self._sheets: dict[float, list[SimulatedText]] = {}  # the others of the batch, by the share of the layers
-        self._staged: tuple[Batch[SimulatedText], int] | None = None  # a batch, and when it will be ready
-        self._choose_at = NEVER
         count = len(arrivals)
         never = np.full(count, NEVER)
         nothing = np.zeros(count, np.int64)
-        self._outcome = Outcome(arrivals, np.full(count, WAITS), never, never.copy(), nothing, nothing.astype(bool))
-        self._cascades = Cascades(ladders, count, seed)
+        self.arrivals = arrivals
+        self.outcome = Outcome(arrivals, np.full(count, WAITS), never, never.copy(), nothing, nothing.astype(bool))
+        self.cascades = Cascades(ladders, count, seed)
 
-    def run(self) -> Outcome:
-        arrival_ns = [*self._arrivals.at_ns.tolist(), NEVER]
-        arriving = now = 0
-        while True:
-            now = max(now, min(arrival_ns[arriving], self._next(now)))
-            if now == NEVER:
-                self._outcome.end_ns = max(end for end in self._outcome.answered_ns.tolist() if end != NEVER)
-                return self._outcome
-            if self._computing and self._computing[1] <= now:
-                self._finish(self._computing[0], now)
-            if self._staged and not self._computing and self._staged[1] <= now:
-                self._start(self._staged[0], now)
-            if self._scheduler.next_expiry(now) <= now:
-                self._give_up(self._scheduler.expired(now), EXPIRED, now)
-            while arrival_ns[arriving] <= now:
-                self._arrive(arriving, now)
-                arriving += 1
-            self._choose(now)
 
-    def _next(self, now: int) -> int:
+class Server:
+    """Goes from event to event: a sheet ends, the next one starts or is chosen, texts expire, a text arrives.
+
+    Who drives it asks for the `next` event, calls `advance` at its time, then `arrive` for the texts that arrive by then, then
+    `choose`.
+    """
+
+    def __init__(self, scheduler: Scheduler[SimulatedText], machine: Machine, load: Load, seed: int = 0) -> None:
+        self._scheduler = scheduler
+        self._machine = machine
+        self._load = load
+        self._cascades = load.cascades
+        self._rng = np.random.default_rng(seed)
+        self._outcome = replace(load.outcome, batches=[], rungs=[])  # its columns are shared
+        self._computing: deque[Computing] = deque()
+        self._clock: list[int] = [0]  # when each stage is free
+        self._staged: tuple[Batch[SimulatedText], int] | None = None  # a batch, and when it will be ready
+        self._choose_at = NEVER
+
+    @property
+    def outcome(self) -> Outcome:
+        return self._outcome
+
+    def next(self, now: int) -> int:
+        """Returns when the next event is, or NEVER."""
         events = [self._scheduler.next_expiry(now), self._choose_at]
         if self._computing:
-            events.append(self._computing[1])
-        elif self._staged:
-            events.append(self._staged[1])
+            events.append(self._computing[0].done_ns)
+            if len(self._clock) > 1 and self._clock[0] > now:
+                events.append(self._clock[0])
+        if self._staged:
+            events.append(max(self._staged[1], self._clock[0]))
         return min(events)
 
-    def _arrive(self, i: int, now: int) -> None:
-        text = self._arrivals.text(i)
+    def advance(self, now: int) -> None:
+        """Lets sheets end, the next batch start, and texts expire."""
+        while self._computing and self._computing[0].done_ns <= now:
+            self._finish(self._computing.popleft(), now)
+        for one in self._computing:
+            if one.released_ns <= now and one.batch.released_ns is None:
+                self._scheduler.released(one.batch, now)
+        if self._staged and self._clock[0] <= now and self._staged[1] <= now:
+            self._start(self._staged[0], now)
+        if self._scheduler.next_expiry(now) <= now:
+            self._give_up(self._scheduler.expired(now), EXPIRED, now)
+
+    def arrive(self, text: SimulatedText, now: int) -> None:
+        i = text.number
         rung = self._scheduler.rung(text.tenant, text.tokens, self._cascades.costs(text.tenant), now)
         self._outcome.rung[i] = rung
         text = self._cascades.enter(text, rung)
@@ -156,7 +174,7 @@ class Simulation:
         self._outcome.answered_ns[text.number] = now + self._machine.answering_ns
         self._outcome.right[text.number] = self._cascades.is_right(text.number, in_hand)
 
-    def _choose(self, now: int) -> None:
+    def choose(self, now: int) -> None:
         """Chooses a batch, as the pipeline does: not before the last chosen batch has started."""
         self._choose_at = NEVER
         if self._staged or not len(self._scheduler):
@@ -169,9 +187,9 @@ class Simulation:
         if batch:
             self._outcome.rungs.append(self._scheduler.governor.rung)
             self._staged = (batch, now + self._machine.staging_ns)
-            if not self._computing and not self._machine.staging_ns:
+            if self._clock[0] <= now and not self._machine.staging_ns:
                 self._start(batch, now)
-                self._choose(now)
+                self.choose(now)
 
     def _start(self, batch: Batch[SimulatedText], now: int) -> None:
         self._staged = None
@@ -179,41 +197,75 @@ class Simulation:
         numbers = [text.number for text in batch.texts]
         self._outcome.started_ns[numbers] = np.minimum(self._outcome.started_ns[numbers], now)
         self._outcome.batches.append(0)
-        self._lay(batch.texts)
-        self._compute(batch, now)
+        one = Computing(batch, {})
+        self._lay(one, batch.texts)
+        self._compute(one, now)
 
-    def _lay(self, texts: Sequence[SimulatedText]) -> None:
+    def _lay(self, one: Computing, texts: Sequence[SimulatedText]) -> None:
         for text in texts:
-            self._sheets.setdefault(self._cascades.layers(text.number), []).append(text)
+            one.sheets.setdefault(self._cascades.layers(text.number), []).append(text)
 
-    def _compute(self, batch: Batch[SimulatedText], now: int) -> None:
-        """Starts the sheet with the fewest layers."""
-        self._sheet = self._sheets.pop(min(self._sheets))
-        work = np.array([self._work(text) for text in self._sheet])
-        took = self._machine.batch_ns(work, batch.places if self._sheet == batch.texts else None)
+    def _compute(self, one: Computing, now: int) -> None:
+        """Starts the sheet with the fewest layers. It passes all stages."""
+        one.sheet = one.sheets.pop(min(one.sheets))
+        took = self._stages_ns(one.sheet, one.batch.places if one.sheet == one.batch.texts else None)
         if self._machine.noise:
-            took *= max(0.2, self._rng.normal(1, self._machine.noise))
-        self._outcome.batches[-1] += int(work.sum())
-        self._outcome.busy_ns += int(took)
-        self._computing = (batch, now + max(1, int(took)))
+            slower = max(0.2, self._rng.normal(1, self._machine.noise))
+            took = [own * slower for own in took]
+        self._outcome.batches[-1] += sum(text.tokens for text in one.sheet)
+        self._outcome.busy_ns += int(sum(took) / len(took))
+        at = now
+        for stage, own in enumerate(took):
+            at = self._clock[stage] = max(at, self._clock[stage]) + max(1, int(own))
+        one.released_ns, one.done_ns = self._clock[0], at
+        self._computing.append(one)
 
-    def _work(self, text: SimulatedText) -> int:
-        return work_of(int(self._arrivals.tokens[text.number]), self._cascades.layers(text.number))
+    def _stages_ns(self, texts: Sequence[SimulatedText], places: Places | None) -> list[float]:
+        """Returns how long a sheet computes in each stage."""
+        return [self._machine.batch_ns(np.array([text.tokens for text in texts]), places)]
 
-    def _finish(self, batch: Batch[SimulatedText], now: int) -> None:
+    def _finish(self, one: Computing, now: int) -> None:
         """Ends a sheet: its texts are answered, or go on."""
         unsure: list[SimulatedText] = []
-        for text in self._sheet:
-            next_pass = self._cascades.goes_on(text, int(self._arrivals.tokens[text.number]))
+        for text in one.sheet:
+            next_pass = self._cascades.goes_on(text, int(self._load.arrivals.tokens[text.number]))
             if next_pass is None:
                 self._answer(text, now)
             else:
                 unsure.append(next_pass)
-        going_on = set(self._scheduler.going_on(batch, unsure if self._machine.within else [], now))
-        self._lay([text for text in unsure if text in going_on])
-        if self._sheets:
-            self._compute(batch, now)
+        going_on = set(self._scheduler.going_on(one.batch, unsure if self._machine.within else [], now))
+        self._lay(one, [text for text in unsure if text in going_on])
+        if one.sheets:
+            self._compute(one, now)
         else:
-            self._computing = None
-            self._scheduler.finished(batch, now)
+            self._scheduler.finished(one.batch, now)
         self._give_up(self._scheduler.again([text for text in unsure if text not in going_on], now), REFUSED, now)
+
+
+class Simulation(Server):
+    """One server that all texts go to."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler[SimulatedText],
+        machine: Machine,
+        arrivals: Arrivals,
+        seed: int = 0,
+        ladders: Ladders = MappingProxyType({}),
+    ) -> None:
+        super().__init__(scheduler, machine, Load(arrivals, seed, ladders), seed)
+
+    def run(self) -> Outcome:
+        arrivals = self._load.arrivals
+        arrival_ns = [*arrivals.at_ns.tolist(), NEVER]
+        arriving = now = 0
+        while True:
+            now = max(now, min(arrival_ns[arriving], self.next(now)))
+            if now == NEVER:
+                self._outcome.end_ns = max((end for end in self._outcome.answered_ns.tolist() if end != NEVER), default=0)
+                return self._outcome
+            self.advance(now)
+            while arrival_ns[arriving] <= now:
+                self.arrive(arrivals.text(arriving), now)
+                arriving += 1
+            self.choose(now)

@@ -1,0 +1,54 @@
+"""`hplm bench place`: placement by search beside replication and other baselines, on simulators."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench.options import benchmark, expect_above_zero, seconds_option
+
+
+@dataclass(frozen=True)
+class PlaceBench:
+    seconds: float = 200.0  # of requests in each simulation
+    seeds: int = 3
+    curves: bool = True
+    day: bool = False
+
+    def __post_init__(self) -> None:
+        expect_above_zero(seconds=self.seconds, seeds=self.seeds)
+
+    def quick(self) -> PlaceBench:
+        return replace(self, seconds=20.0, seeds=1, curves=False)
+
+
+def register(kinds: argparse._SubParsersAction) -> None:
+    parser = benchmark(kinds, "place", run, "placement by search beside replication, simulated", (
+        "Simulate AlpaServe's models, from the paper's tables, on simulated devices: Table 2, Fig. 2, the highest rates with "
+        "99 % of the requests in time, and the curves of several figures. Time the search, the screen and the full "
+        "simulator. Nothing here runs a model: measured figures will have other names."
+    ))  # fmt: skip
+    seconds_option(parser, PlaceBench.seconds, "of requests in each simulation")
+    parser.add_argument("--seeds", type=int, default=PlaceBench.seeds, help="loads to average over (default: %(default)s)")
+    parser.add_argument("--day", action="store_true", help="also search for 3.5 million requests of a day on 64 devices")
+    parser.add_argument("--picture", type=Path, help="draw the curves into this file (.png, .svg, .pdf)")
+    parser.add_argument("--quick", action="store_true", help="little of everything, without curves: the figures mean nothing")
+
+
+def run(args: argparse.Namespace) -> dict:
+    from bench.measuring.place import bench_place, table_of
+
+    if args.picture:
+        from builder.pictures import check_picture
+
+        check_picture(args.picture)
+    case = PlaceBench(args.seconds, args.seeds, day=args.day)
+    figures = bench_place(case.quick() if args.quick else case)
+    if args.picture and figures["curves"]:
+        from bench.measuring.place_picture import draw
+
+        draw(figures["curves"], args.picture)
+    if not args.json:
+        print(table_of(figures))
+    return figures

@@ -1,0 +1,72 @@
+"""Draws placements: which units are on which devices, and what placements attain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from builder.pictures import GRID, INK, OTHERS, OWN
+from hplm.placement.attained import Attained
+from hplm.placement.cluster import Cluster
+from hplm.placement.placement import Placement
+
+MOST_NAMED = 6  # units of a group
+
+
+def draw_placement(placement: Placement, cluster: Cluster, attained: Attained, path: Path) -> None:
+    """Draws a row for each machine and a box for each device; the devices of a group have one colour and one text."""
+    rows = max(1, len(cluster.machines))
+    figure, axes = _axes((12, 1.6 + 1.3 * rows))
+    colors = (OWN, *OTHERS)
+    for row, machine in enumerate(cluster.machines):
+        column = {device.name: i for i, device in enumerate(machine.devices)}
+        axes.text(-0.2, row + 0.45, machine.name, ha="right", va="center", color=INK)
+        for i, group in enumerate(placement.groups):
+            if group.machine != machine.name:
+                continue
+            for stage in range(group.stages):
+                for device in group.devices_of(stage):
+                    faded = 1 - 0.6 * stage / group.stages
+                    axes.bar(column[device] + 0.5, 0.9, 0.94, row, color=colors[i % len(colors)], alpha=faded)
+            busy = attained.busy_ns[i] / attained.trace.seconds / 1e9 if i < len(attained.busy_ns) else 0.0
+            named = ", ".join(group.units[:MOST_NAMED]) + (" ..." if len(group.units) > MOST_NAMED else "")
+            label = f"{group.name}, {group.stages} x {group.intra}, {busy:.0%} busy\n{named}"
+            axes.text(column[group.devices[0]] + 0.1, row + 0.45, label, va="center", fontsize=7, color="white", clip_on=True)
+    axes.set_title(f"{attained.share:.1%} of {len(attained.trace):,} requests in time ({attained.trace.source})", loc="left")
+    axes.set_xlim(-1.5, max(len(machine.devices) for machine in cluster.machines))
+    axes.set_ylim(rows, 0)
+    axes.axis("off")
+    figure.savefig(path)
+
+
+def draw_shares(shares: Mapping[str, Mapping[str, float]], axis: str, path: Path) -> None:
+    """Draws a line for each way to place: its share in time against a number. The first one is ours."""
+    figure, axes = _axes((7, 4.4))
+    for i, (name, by_number) in enumerate(shares.items()):
+        color, style = (OTHERS[(i - 1) % len(OTHERS)] if i else OWN), ("-", "--", ":")[max(0, i - 1) // len(OTHERS) % 3]
+        numbers = list(map(float, by_number))
+        axes.plot(
+            numbers,
+            list(by_number.values()),
+            color=color,
+            linewidth=2.5 if not i else 1.5,
+            linestyle=style,
+            marker="o",
+            label=name,
+        )
+    axes.set(xlabel=axis, ylabel="answered in time", ylim=(0, 1.03))
+    axes.axhline(0.99, color=INK, linewidth=0.7, linestyle=":")
+    axes.grid(color=GRID, linewidth=0.7)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path)
+
+
+def _axes(size: tuple[float, float]) -> tuple[Any, Any]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots()

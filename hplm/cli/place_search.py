@@ -1,0 +1,327 @@
+"""`hplm place search`, `simulate` and `compare`: find a placement, and say what placements attain."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hplm.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from hplm.placement.attained import Attained
+    from hplm.placement.placement import Placement
+    from hplm.placement.problem import Problem
+    from hplm.placement.search import Found
+    from hplm.placement.servers import Serving
+
+BASELINES = "replication,clockwork,round-robin:4,greedy:4"
+SCALES = "1,2,3,5,10"
+
+
+def register(actions: argparse._SubParsersAction) -> None:
+    _register_search(actions)
+    _register_simulate(actions)
+    _register_compare(actions)
+
+
+def _register_search(actions: argparse._SubParsersAction) -> None:
+    command = actions.add_parser(
+        "search",
+        help="find a placement that answers most requests of a trace in time",
+        description="Search for groups of devices, their cuts and their units (AlpaServe's algorithms 1 and 2). A fast screen "
+        "ranks placements by the trace; the full simulator ranks the best ten again, on its busiest hour.",
+    )
+    _problem_options(command)
+    _search_options(command)
+    command.add_argument(
+        "--confirm-seconds", type=float, default=3600.0, metavar="SECONDS",
+        help="length of the trace's busiest part, for the full simulator; 0: trust the screen (default: %(default)g)",
+    )  # fmt: skip
+    command.add_argument("--baseline", metavar="NAME", help=f"place as a baseline does, such as {BASELINES} or manual:8,2")
+    command.add_argument("--to", type=Path, required=True, metavar="FILE", help="the placement to write")
+    command.add_argument("--picture", type=Path, metavar="FILE", help="draw the placement into a .png, .svg or .pdf file")
+    command.set_defaults(run=run_search)
+
+
+def _register_simulate(actions: argparse._SubParsersAction) -> None:
+    command = actions.add_parser(
+        "simulate",
+        help="say what a placement attains with a trace",
+        description="Simulate a placement: with the screen on all of the trace, with the full simulator on its busiest part.",
+    )
+    command.add_argument("placement", type=Path, metavar="FILE", help="the placement")
+    _problem_options(command)
+    command.add_argument(
+        "--full-seconds", type=float, default=3600.0, metavar="SECONDS",
+        help="length of the busiest part; 0: only the screen (default: %(default)g)",
+    )  # fmt: skip
+    command.set_defaults(run=run_simulate)
+
+
+def _register_compare(actions: argparse._SubParsersAction) -> None:
+    command = actions.add_parser(
+        "compare",
+        help="compare a search, placements and baselines at several deadlines",
+        description="Screen a search's placement, given placements and baselines, at several multiples of each request's time "
+        "on one device. Search and baselines place anew for each.",
+    )
+    command.add_argument("placements", type=Path, nargs="*", metavar="FILE", help="placements to compare as they are")
+    _problem_options(command, slo_scale=False)
+    _search_options(command)
+    command.add_argument("--slo-scales", default=SCALES, metavar="X,...", help="deadlines to compare at (default: %(default)s)")
+    command.add_argument(
+        "--baselines", default=BASELINES, metavar="NAME,...", help="baselines to compare with (default: %(default)s)"
+    )
+    command.add_argument("--picture", type=Path, metavar="FILE", help="draw the shares into a .png, .svg or .pdf file")
+    command.set_defaults(run=run_compare)
+
+
+def _problem_options(command: argparse.ArgumentParser, slo_scale: bool = True) -> None:
+    command.add_argument("--cluster", type=Path, required=True, metavar="FILE", help="machines, devices and their memory")
+    command.add_argument(
+        "--profiles", type=Path, nargs="+", required=True, metavar="FILE", help="what `hplm place profile` has measured"
+    )
+    command.add_argument(
+        "--trace", type=Path, required=True, metavar="FILE",
+        help="a server's journal, a recorded trace, or a file of Azure's traces of functions of 2019 or 2021",
+    )  # fmt: skip
+    if slo_scale:
+        command.add_argument(
+            "--slo-scale", type=float, metavar="X",
+            help="deadlines: so many times a request's time on one device (default: the deadlines of the trace)",
+        )  # fmt: skip
+    command.add_argument(
+        "--hot", nargs="+", default=[], metavar="BACKBONE/TENANT", help="tenants that are placed apart from their domain"
+    )
+    command.add_argument("--rate", type=float, default=1.0, metavar="X", help="scale the rate of requests")
+    command.add_argument("--cv", type=float, default=1.0, metavar="X", help="scale how bursty requests are")
+    command.add_argument(
+        "--window", type=float, default=60.0, metavar="SECONDS",
+        help="with --rate or --cv: windows to which Gamma processes are fitted (default: %(default)g)",
+    )  # fmt: skip
+    command.add_argument(
+        "--batch-texts", type=int, default=1, metavar="N", help="most texts of a batch of the screen (default: %(default)s)"
+    )
+    command.add_argument(
+        "--serving", nargs="+", default=[], metavar="NAME=VALUE",
+        help="parameters of the servers for the full simulator, as in config.pbtxt: batch_texts=1 (default: as exported)",
+    )  # fmt: skip
+    command.add_argument("--seed", type=int, default=0, help="of all random choices (default: %(default)s)")
+    command.add_argument("--json", action="store_true", help="end with one line of JSON")
+
+
+def _search_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--search", default="fast", metavar="HOW",
+        help="fast, or beam:K, which tries all units in all groups and keeps the K best selections (default: %(default)s)",
+    )  # fmt: skip
+    command.add_argument(
+        "--most-stages", type=int, metavar="N", help="most stages of a group; 1: what `hplm place emit` accepts today"
+    )
+    command.add_argument(
+        "--sample", type=int, default=200_000, metavar="N",
+        help="requests of the trace that rank placements, before all confirm the best (default: %(default)s)",
+    )  # fmt: skip
+
+
+def run_search(args: argparse.Namespace) -> dict[str, Any]:
+    from hplm.placement.baselines import baseline
+    from hplm.placement.confirming import confirm
+    from hplm.placement.placement import Placement
+    from hplm.placement.selection import selector
+
+    _check_picture(args)
+    serving = _serving(args)
+    problem = _problem(args, args.slo_scale)
+    select, say = selector(args.search), _say(args)
+    if (args.baseline or "").partition(":")[0] == "clockwork":
+        raise InvalidInput("--baseline clockwork places anew for each window, so it has no placement: use `hplm place compare`")
+    found = [baseline(args.baseline, problem, select)] if args.baseline else _searched(problem, args)
+    best, confirmed = found[0], None
+    if args.confirm_seconds > 0:
+        ranked = confirm(found, problem, serving, args.confirm_seconds, args.seed, say)
+        best, confirmed = ranked[0].found, ranked[0].attained
+    placement = Placement.of(best.groups, problem.units, problem.cluster, problem.profile)
+    placement.check(problem.cluster, problem.profile)
+    placement.write(args.to)
+    if args.picture is not None:
+        from builder.placement_pictures import draw_placement
+
+        draw_placement(placement, problem.cluster, best.attained, args.picture)
+    if not args.json:
+        print(f"{best.how}\n{_groups_text(placement)}\n{_attained_text('screen', best.attained)}")
+        if confirmed:
+            print(_attained_text("full simulator, busiest part", confirmed))
+        print(f"next: `hplm place simulate {args.to}`, or `hplm place emit`")
+    return {
+        "how": best.how,
+        "screened": best.screened,
+        "source": problem.trace.source,
+        "groups": [
+            {"name": group.name, "devices": group.devices, "stages": group.stages, "intra": group.intra, "units": group.units}
+            for group in best.groups
+        ],
+        "screen": _figures(best.attained),
+        "full": confirmed and _figures(confirmed),
+    }
+
+
+def run_simulate(args: argparse.Namespace) -> dict[str, Any]:
+    from hplm.placement.simulation import simulate
+
+    serving = _serving(args)
+    problem = _problem(args, args.slo_scale)
+    placement = _placement(args.placement, problem)
+    attained = {"screen": problem.screen.attained(placement.groups)}
+    if args.full_seconds > 0:
+        part = problem.trace.busiest(args.full_seconds)
+        attained["full"] = simulate(placement.groups, problem.profile, part, serving, args.seed)
+    if not args.json:
+        for name, one in attained.items():
+            print(_attained_text(name, one))
+            print("\n".join(f"  {share:>8.2%}  {unit}" for unit, share in one.by_unit.items()))
+    return {"source": problem.trace.source, **{name: _figures(one) for name, one in attained.items()}}
+
+
+def run_compare(args: argparse.Namespace) -> dict[str, Any]:
+    from hplm.placement.baselines import baseline
+    from hplm.placement.selection import selector
+
+    _check_picture(args)
+    names = [name for name in _list(args.baselines) if name]
+    shares: dict[str, dict[str, float]] = {"search": {}, **{str(path): {} for path in args.placements}}
+    for scale in _scales(args.slo_scales):
+        problem, key = _problem(args, scale), f"{scale:g}"
+        shares["search"][key] = _best_share(problem, args)
+        for path in args.placements:
+            shares[str(path)][key] = problem.screen.attained(_placement(path, problem).groups).share
+        for name in names:
+            found = baseline(name, problem, selector(args.search))
+            shares.setdefault(name, {})[key] = found.attained.share
+    if args.picture is not None:
+        from builder.placement_pictures import draw_shares
+
+        draw_shares(shares, "deadline / time on one device", args.picture)
+    if not args.json:
+        print(_shares_text(shares))
+    return {"by_slo_scale": shares}
+
+
+def _problem(args: argparse.Namespace, slo_scale: float | None) -> Problem:
+    from hplm.placement.cluster import Cluster
+    from hplm.placement.problem import Problem
+    from hplm.placement.profile import Profile
+    from hplm.placement.screen import alone_ns
+    from hplm.placement.traces import read_trace, units_by_name
+    from hplm.placement.units import units_of
+    from hplm.placement.workload import refitted
+
+    for option in ("rate", "cv", "window"):
+        if not getattr(args, option) > 0:
+            raise InvalidInput(f"--{option} {getattr(args, option)}: give a number above 0")
+    if slo_scale is not None and not slo_scale > 0:
+        raise InvalidInput(f"--slo-scale {slo_scale:g}: give a number above 0")
+    cluster, profile = Cluster.read(args.cluster), Profile.together([Profile.read(path) for path in args.profiles])
+    units = units_of(profile, args.hot)
+    trace = read_trace(args.trace, units_by_name(profile, units), seed=args.seed)
+    if slo_scale is not None:
+        trace = trace.with_timeouts(slo_scale * alone_ns(profile, trace))
+    if (args.rate, args.cv) != (1.0, 1.0):
+        trace = refitted(trace, args.window, args.rate, args.cv, args.seed)
+    trace.expect_deadlines()
+    return Problem(cluster, profile, units, trace, args.batch_texts)
+
+
+def _searched(problem: Problem, args: argparse.Namespace) -> list[Found]:
+    from hplm.placement.search import search
+    from hplm.placement.selection import selector
+
+    if args.sample < 1 or (args.most_stages is not None and args.most_stages < 1):
+        raise InvalidInput(f"--sample {args.sample} and --most-stages {args.most_stages}: give 1 or more")
+    return search(problem, selector(args.search), args.most_stages, args.sample, _say(args))
+
+
+def _best_share(problem: Problem, args: argparse.Namespace) -> float:
+    """Returns 0 where no placement is in time, as at deadlines that are too short for any."""
+    from hplm.placement.search import NothingFound
+
+    try:
+        return _searched(problem, args)[0].attained.share
+    except NothingFound:
+        return 0.0
+
+
+def _placement(path: Path, problem: Problem) -> Placement:
+    from hplm.placement.placement import Placement
+
+    placement = Placement.read(path)
+    placement.check(problem.cluster, problem.profile)
+    return placement
+
+
+def _serving(args: argparse.Namespace) -> Serving:
+    from hplm.placement.servers import Serving
+
+    return Serving.of(dict(part.partition("=")[::2] for part in args.serving))
+
+
+def _check_picture(args: argparse.Namespace) -> None:
+    if args.picture is not None:
+        from builder.pictures import check_picture
+
+        check_picture(args.picture)
+
+
+def _say(args: argparse.Namespace) -> Any:
+    return (lambda _: None) if args.json else (lambda line: print(line, file=sys.stderr))
+
+
+def _list(given: str) -> list[str]:
+    """Splits at commas, but not those between the numbers of a baseline's options."""
+    parts: list[str] = []
+    for part in given.split(","):
+        if parts and part.replace(".", "").isdecimal():
+            parts[-1] += f",{part}"
+        else:
+            parts.append(part)
+    return parts
+
+
+def _scales(given: str) -> list[float]:
+    try:
+        return [float(part) for part in given.split(",")]
+    except ValueError:
+        raise InvalidInput(f"--slo-scales {given!r}: give numbers, such as {SCALES}") from None
+
+
+def _figures(attained: Attained) -> dict[str, Any]:
+    return {
+        "attained": attained.share,
+        "texts": len(attained.trace),
+        "mean_ms": attained.mean_ms(),
+        "p99_ms": attained.p99_ms(),
+        "by_unit": attained.by_unit,
+    }
+
+
+def _attained_text(name: str, attained: Attained) -> str:
+    mean, p99 = attained.mean_ms(), attained.p99_ms()
+    times = f", mean {mean:,.1f} ms, p99 {p99:,.1f} ms" if mean is not None else ""
+    return f"{name}: {attained.share:.2%} of {len(attained.trace):,} requests in time{times} ({attained.trace.source})"
+
+
+def _groups_text(placement: Placement) -> str:
+    return "\n".join(
+        f"  {group.name}: {group.machine} {' '.join(group.devices)}, {group.stages} stages x {group.intra}: "
+        f"{', '.join(group.units)}"
+        for group in placement.groups
+    )
+
+
+def _shares_text(shares: dict[str, dict[str, float]]) -> str:
+    scales = list(next(iter(shares.values())))
+    lines = [f"{'deadline / time on one device':<32}" + "".join(f"{scale:>9}" for scale in scales)]
+    lines += [f"{name:<32}" + "".join(f"{by_scale[scale]:>9.2%}" for scale in scales) for name, by_scale in shares.items()]
+    return "\n".join(lines)

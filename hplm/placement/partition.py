@@ -1,0 +1,114 @@
+"""The parts of Algorithm 2: buckets of backbones, buckets of devices, and groups of devices (AlpaServe 4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from hplm.placement.cluster import Cluster, Machine
+from hplm.placement.placement import Group
+from hplm.placement.problem import Groups, Problem
+
+CONVOY = 3.0  # backbones whose texts take so many times as long as another's are kept apart
+ALIKE = 1.1  # backbones whose times differ by less are never kept apart
+MOST_BUCKETS = 3
+DISCREPANCY = 2.0  # the most loaded bucket of devices has at most so many times the load a device of the least loaded one
+ALLOCATIONS = 4  # of devices to the same buckets: the most even ones
+
+
+@dataclass(frozen=True, order=True)
+class Parallel:
+    """How groups are cut: stages, and devices a stage."""
+
+    stages: int
+    intra: int
+
+    @property
+    def devices(self) -> int:
+        return self.stages * self.intra
+
+
+def backbone_buckets(problem: Problem) -> list[tuple[frozenset[str], ...]]:
+    """Returns the partitions of the backbones, by the time of their mean text, in which none delays another too long."""
+    took = {
+        name: own.terms(min(own.times)).ns(*problem.shapes[name])
+        for name, own in problem.profile.backbones.items()
+        if any(unit.backbone == name for unit in problem.units)
+    }
+    ordered = sorted(took, key=lambda name: (took[name], name))
+    borders = [i for i in range(1, len(ordered)) if took[ordered[i]] > ALIKE * took[ordered[i - 1]]]
+    found: list[tuple[frozenset[str], ...]] = []
+    for count in range(min(len(borders) + 1, MOST_BUCKETS)):
+        for chosen in combinations(borders, count):
+            parts = [ordered[a:b] for a, b in zip((0, *chosen), (*chosen, len(ordered)), strict=True)]
+            if count == MOST_BUCKETS - 1 or all(took[part[-1]] <= CONVOY * took[part[0]] for part in parts):
+                found.append(tuple(map(frozenset, parts)))
+    return found
+
+
+def device_buckets(loads: Sequence[float], devices: int) -> list[tuple[int, ...]]:
+    """Returns how many devices each bucket gets, the most even ones first. `loads`: of each bucket, in devices.
+
+    AlpaServe wants equal rates of requests in all buckets. Here a device of each bucket shall have the same load, which is
+    the same if buckets have equal requests, and right if they do not.
+    """
+    if devices < len(loads):
+        return []
+    even = sorted((_discrepancy(loads, counts), counts) for counts in _counts(devices, len(loads)))
+    allowed = [counts for discrepancy, counts in even if discrepancy <= DISCREPANCY]
+    return (allowed or [even[0][1]])[:ALLOCATIONS]
+
+
+def part_of(cluster: Cluster, first: int, count: int) -> Cluster:
+    """Returns so many devices in order, from the given one. A machine's memory is divided as its devices are."""
+    machines: list[Machine] = []
+    for machine in cluster.machines:
+        chosen = machine.devices[max(0, first) : max(0, first + count)]
+        if chosen:
+            memory = machine.memory * len(chosen) // len(machine.devices)
+            machines.append(replace(machine, devices=chosen, memory=memory))
+        first -= len(machine.devices)
+    return Cluster(tuple(machines))
+
+
+def parallels(problem: Problem, most_stages: int | None = None) -> list[Parallel]:
+    """Returns all ways to cut a group that the backbones and machines allow, the smallest groups first."""
+    backbones = [problem.profile.backbones[name] for name in sorted({unit.backbone for unit in problem.units})]
+    intras = {intra for intra in backbones[0].times if all(intra in own.times for own in backbones)}
+    layers = min(own.layers for own in backbones)
+    largest = max(len(machine.devices) for machine in problem.cluster.machines)
+    found = [
+        Parallel(size // intra, intra)
+        for size in _powers(largest)
+        for intra in sorted(intras)
+        if size % intra == 0 and size // intra <= min(layers, most_stages or layers)
+    ]
+    return sorted(found, key=lambda one: (one.devices, one))
+
+
+def groups_of(cluster: Cluster, parallel: Parallel) -> Groups:
+    """Returns equal groups on each machine, and for its remaining devices groups in powers of two."""
+    groups: list[Group] = []
+    for machine in cluster.machines:
+        names = [device.name for device in machine.devices]
+        while names:
+            size = parallel.devices if len(names) >= parallel.devices else max(_powers(len(names)))
+            intra = next(n for n in range(min(parallel.intra, size), 0, -1) if size % n == 0 and parallel.intra % n == 0)
+            groups.append(Group(f"g{len(groups)}", machine.name, tuple(names[:size]), intra, {}, ()))
+            names = names[size:]
+    return tuple(groups)
+
+
+def _counts(devices: int, buckets: int) -> Iterator[tuple[int, ...]]:
+    for borders in combinations(range(1, devices), buckets - 1):
+        yield tuple(b - a for a, b in zip((0, *borders), (*borders, devices), strict=True))
+
+
+def _discrepancy(loads: Sequence[float], counts: Sequence[int]) -> float:
+    a_device = [max(load, 1e-9) / count for load, count in zip(loads, counts, strict=True)]
+    return max(a_device) / min(a_device)
+
+
+def _powers(most: int) -> list[int]:
+    return [2**i for i in range(most.bit_length())]

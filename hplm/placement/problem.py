@@ -1,0 +1,164 @@
+"""The problem that a search solves: a cluster, measured backbones, units and their requests. It knows what fits where."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from hplm.arrays import Array
+from hplm.errors import InvalidInput
+from hplm.placement.cluster import Cluster
+from hplm.placement.placement import Group
+from hplm.placement.profile import BackboneProfile, Profile, Shape
+from hplm.placement.screen import Screen, alone_ns
+from hplm.placement.stages import Cut, best_cut
+from hplm.placement.units import Unit, machine_bytes, stages_bytes
+from hplm.placement.workload import Trace
+
+Groups = tuple[Group, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    cluster: Cluster
+    profile: Profile
+    units: tuple[Unit, ...]
+    trace: Trace  # its names are those of the units
+    most_texts: int = 1  # of a batch of the screen
+
+    def __post_init__(self) -> None:
+        _expect_fitting(self)
+
+    @cached_property
+    def screen(self) -> Screen:
+        return Screen(self.profile, self.trace, self.most_texts)
+
+    @cached_property
+    def unit(self) -> dict[str, Unit]:
+        return {unit.name: unit for unit in self.units}
+
+    @cached_property
+    def load(self) -> Array:
+        """The devices that each unit of the trace would keep busy, if nothing were ever idle."""
+        return np.bincount(self.trace.unit, alone_ns(self.profile, self.trace), len(self.trace.names)) / (
+            self.trace.seconds * 1e9
+        )
+
+    @cached_property
+    def shapes(self) -> dict[str, Shape]:
+        """The mean text of each backbone, for which cuts are balanced."""
+        backbone = np.array([name.split("/")[0] for name in self.trace.names])[self.trace.unit]
+        tokens = self.trace.tokens.astype(np.int64)
+        found: dict[str, Shape] = {}
+        for name in self.profile.backbones:
+            mine = tokens[backbone == name]
+            mine = mine if len(mine) else tokens
+            found[name] = Shape(float(mine.mean()), float((mine**2).mean()), 1)
+        return found
+
+    @cached_property
+    def room(self) -> Room:
+        return Room(self)
+
+    def of(self, units: Collection[str], cluster: Cluster | None = None) -> Problem:
+        """Returns the same problem with some of the units and their requests, on the whole cluster or a part of it."""
+        mine = np.array([name in units for name in self.trace.names])
+        chosen = tuple(unit for unit in self.units if unit.name in units)
+        return replace(self, units=chosen, trace=self.trace.only(mine[self.trace.unit]), cluster=cluster or self.cluster)
+
+    def on(self, trace: Trace) -> Problem:
+        return replace(self, trace=trace)
+
+
+class Room:
+    """Adds units to groups as long as the memory of stages and machines holds them."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._cuts: dict[tuple[object, ...], Cut | None] = {}
+        self._kinds = _kinds(problem.profile.backbones)
+        self._bytes: dict[frozenset[str], int] = {}
+
+    def added(self, groups: Groups, at: int, unit: str) -> Groups | None:
+        """Returns the groups after a unit was added to one of them, or None if it does not fit or is there already."""
+        group, backbone = groups[at], unit.split("/")[0]
+        if unit in group.units or not self._machine_holds(groups, group.machine, unit):
+            return None
+        cuts = group.cuts
+        if backbone not in cuts:
+            cut = self._cut(group, backbone)
+            if cut is None:
+                return None
+            cuts = {**cuts, backbone: cut}
+        grown = replace(group, cuts=cuts, units=(*group.units, unit))
+        return (*groups[:at], grown, *groups[at + 1 :])
+
+    def _machine_holds(self, groups: Groups, machine: str, unit: str) -> bool:
+        here = frozenset({unit}.union(*(group.units for group in groups if group.machine == machine)))
+        needed = self._bytes.get(here)
+        if needed is None:
+            units = [self._problem.unit[name] for name in here]
+            needed = self._bytes[here] = machine_bytes(self._problem.profile, units)
+        return needed <= self._problem.cluster.by_name[machine].memory
+
+    def _cut(self, group: Group, backbone: str) -> Cut | None:
+        """Returns the fastest cut that fits beside the group's other backbones."""
+        own = self._problem.profile.backbones[backbone]
+        if group.intra not in own.times or group.stages > own.layers:
+            return None
+        free = self._free(group)
+        best = self._best(group, backbone, None)
+        if best is not None and all(np.less_equal(stages_bytes(self._problem.profile, {backbone: best}), free)):
+            return best
+        return None if group.stages == 1 else self._best(group, backbone, tuple(free))
+
+    def _free(self, group: Group) -> list[int]:
+        memory = self._problem.cluster.by_name[group.machine].memory_of
+        used = stages_bytes(self._problem.profile, group.cuts) or [0] * group.stages
+        return [sum(memory[device] for device in group.devices_of(stage)) - used[stage] for stage in range(group.stages)]
+
+    def _best(self, group: Group, backbone: str, room: tuple[int, ...] | None) -> Cut | None:
+        key = self._kinds[backbone], self._problem.shapes[backbone], group.intra, group.stages, room
+        if key not in self._cuts:
+            own, problem = self._problem.profile.backbones[backbone], self._problem
+            if room is not None and sum(own.layer_bytes) + own.entry_bytes + own.slots * own.slot_bytes > sum(room):
+                self._cuts[key] = None
+            else:
+                self._cuts[key] = _cut_or_none(own, problem, group, problem.shapes[backbone], room)
+        return self._cuts[key]
+
+
+def _cut_or_none(own: BackboneProfile, problem: Problem, group: Group, shape: Shape, room: Sequence[int] | None) -> Cut | None:
+    try:
+        return best_cut(own, problem.profile.hop, group.intra, group.stages, shape, room)
+    except InvalidInput:  # no cut has enough room: the search goes on without
+        return None
+
+
+def _kinds(backbones: Mapping[str, BackboneProfile]) -> dict[str, int]:
+    """Returns the same number for backbones of equal layers, so that each cut is searched once."""
+    kinds: list[tuple[object, ...]] = []
+    found: dict[str, int] = {}
+    for name, own in backbones.items():
+        kind = own.layer_bytes, own.entry_bytes, own.slots, own.slot_bytes, tuple(own.times.items())
+        if kind not in kinds:
+            kinds.append(kind)
+        found[name] = kinds.index(kind)
+    return found
+
+
+def _expect_fitting(problem: Problem) -> None:
+    """Refuses a backbone that no machine can hold, however it is cut."""
+    largest = max(problem.cluster.machines, key=lambda machine: sum(machine.memory_of.values()))
+    room = sum(largest.memory_of.values())
+    for name in {unit.backbone for unit in problem.units}:
+        own = problem.profile.backbones[name]
+        needed = sum(own.layer_bytes) + own.entry_bytes + own.slots * own.slot_bytes
+        if needed > room:
+            raise InvalidInput(
+                f"backbone {name!r} fits no cut: its layers and slots need {needed:,} bytes, and the devices of the largest "
+                f"machine, {largest.name!r} ({', '.join(largest.memory_of)}), have {room:,} together: name larger devices"
+            )

@@ -1,0 +1,129 @@
+"""Algorithm 2: the cluster in buckets, each cut into groups, each filled by Algorithm 1 (AlpaServe 4.2).
+
+A search ranks placements by the screen on a sample of the trace, and its best ones again on the whole trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from hplm.errors import InvalidInput
+from hplm.placement.attained import Attained
+from hplm.placement.partition import backbone_buckets, device_buckets, groups_of, parallels, part_of
+from hplm.placement.problem import Groups, Problem
+from hplm.placement.selection import Selection, Selector, fast
+
+SAMPLE = 200_000  # requests of the trace that rank placements
+KEPT = 10  # best placements that are screened on the whole trace
+Say = Callable[[str], None]
+
+
+class NothingFound(InvalidInput):
+    """No placement answers any request in time."""
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    groups: Groups
+    attained: Attained  # on the whole trace, by the screen
+    how: str  # stages x devices a stage of the groups of each bucket
+    screened: int = 0  # placements, in the whole search
+
+
+def search(
+    problem: Problem, select: Selector = fast, most_stages: int | None = None, sample: int = SAMPLE, say: Say = lambda _: None
+) -> list[Found]:
+    """Returns the best placements, the best first."""
+    small = problem.on(problem.trace.sampled(sample))
+    searched = _Search(small, select, most_stages, say)
+    ranked = sorted(searched.candidates(), key=lambda one: -one.share)[:KEPT]  # stable: of equal ones the first
+    if not ranked or not ranked[0].share:
+        raise NothingFound(_nothing_found(problem, searched.screened))
+    found = [Found(one.groups, problem.screen.attained(one.groups), one.how, searched.screened + KEPT) for one in ranked]
+    return sorted(found, key=lambda one: -one.attained.share)
+
+
+@dataclass(frozen=True, eq=False)
+class _Candidate:
+    groups: Groups
+    served: int
+    share: float
+    how: str
+
+
+class _Search:
+    def __init__(self, problem: Problem, select: Selector, most_stages: int | None, say: Say) -> None:
+        self._problem = problem
+        self._select = select
+        self._most_stages = most_stages
+        self._say = say
+        self._known: dict[tuple[frozenset[str], int, int], list[_Candidate]] = {}
+        self.screened = 0
+
+    def candidates(self) -> Iterator[_Candidate]:
+        problem = self._problem
+        for buckets in backbone_buckets(problem):
+            loads = [self._load_of(bucket) for bucket in buckets]
+            for counts in device_buckets(loads, problem.cluster.devices):
+                firsts = accumulate(counts[:-1], initial=0)
+                best = [self._bucket(*own) for own in zip(buckets, firsts, counts, strict=True)]
+                if len(buckets) == 1:
+                    yield from best[0]
+                elif all(best):
+                    yield self._together([own[0] for own in best])
+
+    def _load_of(self, bucket: frozenset[str]) -> float:
+        names = self._problem.trace.names
+        return sum(load for name, load in zip(names, self._problem.load, strict=True) if name.split("/")[0] in bucket)
+
+    def _bucket(self, bucket: frozenset[str], first: int, count: int) -> list[_Candidate]:
+        """Returns placements of some backbones on some devices, the best first."""
+        key = bucket, first, count
+        if key not in self._known:
+            self._known[key] = sorted(self._filled(*key), key=lambda one: -one.served)
+        return self._known[key]
+
+    def _filled(self, bucket: frozenset[str], first: int, count: int) -> Iterator[_Candidate]:
+        names = {unit.name for unit in self._problem.units if unit.backbone in bucket}
+        traced = {
+            name for name, requests in zip(self._problem.trace.names, self._problem.trace.counts, strict=True) if requests
+        }
+        if not names & traced:
+            return
+        part = self._problem.of(names, part_of(self._problem.cluster, first, count))
+        for parallel in parallels(part, self._most_stages):
+            selection = self._select(part, groups_of(part.cluster, parallel))
+            self.screened += selection.screened
+            how = f"{parallel.stages}x{parallel.intra} on {count}"
+            self._say(f"{len(bucket)} backbones, {how} devices: {selection.share:.2%} after {selection.screened} screens")
+            yield self._candidate(selection, how)
+
+    def _candidate(self, selection: Selection, how: str) -> _Candidate:
+        served = int(selection.attained.served.sum())
+        groups = tuple(group for group in selection.groups if group.units)
+        return _Candidate(_numbered(groups), served, served / len(self._problem.trace), how)
+
+    def _together(self, parts: list[_Candidate]) -> _Candidate:
+        groups = _numbered(tuple(group for part in parts for group in part.groups))
+        served = sum(part.served for part in parts)
+        return _Candidate(groups, served, served / len(self._problem.trace), " and ".join(part.how for part in parts))
+
+
+def _numbered(groups: Groups) -> Groups:
+    return tuple(replace(group, name=f"group-{i}") for i, group in enumerate(groups))
+
+
+def _nothing_found(problem: Problem, screened: int) -> str:
+    machine = problem.cluster.machines[0]
+    device = machine.devices[0]
+    needed = ", ".join(
+        f"{name!r} {sum(own.layer_bytes) + own.entry_bytes + own.slots * own.slot_bytes:,} bytes in {own.layers} layers"
+        for name, own in problem.profile.backbones.items()
+    )
+    return (
+        f"no placement answers any request in time, of {screened:,} tried: the backbones need {needed}; {machine.name!r} has "
+        f"{len(machine.devices)} devices, {device.name!r} with {device.memory:,}. Allow more time (--slo-scale), more stages, "
+        "or larger devices"
+    )

@@ -1,0 +1,92 @@
+"""`hplm place search`, `simulate` and `compare`, on files that a test writes."""
+
+import json
+
+import pytest
+
+from hplm.cli.main import main
+from hplm.placement.placement import Placement
+from tests.naming import names
+from tests.placement.problems import profile, trace_of
+from tests.placement.profiles import cluster_of
+
+
+@pytest.fixture
+def given(tmp_path, monkeypatch):
+    """A cluster, a profile and a recorded trace without deadlines, as options."""
+    monkeypatch.chdir(tmp_path)
+    own = profile(8.0, 8.0, 20.0)
+    trace = trace_of(own, 40.0, 8.0)
+    cluster_of(4, 60).write(tmp_path / "c.json")
+    own.write(tmp_path / "p.json")
+    rows = zip(trace.arrival_ns.tolist(), trace.unit.tolist(), trace.tokens.tolist(), strict=True)
+    lines = [json.dumps({"arrival": at / 1e9, "tokens": tokens, "unit": trace.names[unit]}) for at, unit, tokens in rows]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    return ["--cluster", "c.json", "--profiles", "p.json", "--trace", "t.jsonl"]
+
+
+def _run(capsys, *argv):
+    status = main(["place", *argv])
+    return status, capsys.readouterr()
+
+
+def test_a_placement_is_found_drawn_and_simulated(given, capsys, tmp_path):
+    options = [*given, "--slo-scale", "5", "--json"]
+    status, printed = _run(capsys, "search", *options, "--to", "placement.json", "--picture", "p.svg", "--confirm-seconds", "2")
+    assert status == 0, printed.err
+    found = json.loads(printed.out)
+    placement = Placement.read(tmp_path / "placement.json")
+    assert [group.name for group in placement.groups] == [group["name"] for group in found["groups"]]
+    assert 0.5 < found["screen"]["attained"] <= 1 and 0.5 < found["full"]["attained"] <= 1
+    assert (tmp_path / "p.svg").read_text().startswith("<?xml")
+    status, printed = _run(capsys, "simulate", "placement.json", *options, "--full-seconds", "2")
+    assert status == 0, printed.err
+    simulated = json.loads(printed.out)
+    assert simulated["screen"] == found["screen"] and simulated["full"] == found["full"]
+
+
+def test_one_stage_is_what_is_emitted_today(given, capsys, tmp_path):
+    options = [*given, "--slo-scale", "5", "--most-stages", "1", "--confirm-seconds", "0"]
+    assert _run(capsys, "search", *options, "--to", "placement.json")[0] == 0
+    assert {group.stages for group in Placement.read(tmp_path / "placement.json").groups} == {1}
+
+
+def test_baselines_are_compared_at_several_deadlines(given, capsys, tmp_path):
+    options = [*given, "--slo-scales", "1,4", "--baselines", "replication,manual:2,1,clockwork:4", "--rate", "1.5"]
+    assert _run(capsys, "search", *given, "--slo-scale", "4", "--baseline", "greedy:2", "--to", "placement.json")[0] == 0
+    status, printed = _run(capsys, "compare", "placement.json", *options, "--picture", "c.svg", "--json")
+    assert status == 0, printed.err
+    shares = json.loads(printed.out)["by_slo_scale"]
+    assert list(shares) == ["search", "placement.json", "replication", "manual:2,1", "clockwork:4"]
+    assert all(by_scale["1"] <= by_scale["4"] for by_scale in shares.values())
+    assert shares["search"]["4"] >= max(shares["replication"]["4"], shares["placement.json"]["4"])
+    assert (tmp_path / "c.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    "changed, named",
+    [
+        ((), ("--slo-scale", "deadline")),
+        (("--slo-scale", "0"), ("--slo-scale", 0)),
+        (("--slo-scale", "0.001"), ("--slo-scale", "b0")),
+        (("--slo-scale", "4", "--search", "wide"), ("wide", "beam:K")),
+        (("--slo-scale", "4", "--baseline", "clockwork"), ("clockwork", "compare")),
+        (("--slo-scale", "4", "--picture", "p.bmp"), ("p.bmp",)),
+        (("--slo-scale", "4", "--rate", "0"), ("--rate",)),
+        (("--slo-scale", "4", "--serving", "batch=3"), ("batch", "batch_texts")),
+        (("--slo-scale", "4", "--serving", "batch_texts=0"), ("batch_texts", "'0'")),
+        (("--slo-scale", "4", "--hot", "b0/z"), ("b0/z",)),
+        (("--slo-scale", "4", "--most-stages", "0"), ("--most-stages",)),
+    ],
+)
+def test_bad_input_is_named(given, capsys, tmp_path, changed, named):
+    status, printed = _run(capsys, "search", *given, *changed, "--to", "placement.json")
+    assert status == 1 and names(printed.err, *named)
+    assert not (tmp_path / "placement.json").exists()
+
+
+def test_a_placement_of_another_profile_is_stale(given, capsys, tmp_path):
+    assert _run(capsys, "search", *given, "--slo-scale", "5", "--confirm-seconds", "0", "--to", "placement.json")[0] == 0
+    profile(8.0, 8.0, 25.0).write(tmp_path / "p.json")
+    status, printed = _run(capsys, "simulate", "placement.json", *given, "--slo-scale", "5")
+    assert status == 1 and names(printed.err, "stale", "profile")

@@ -1,0 +1,45 @@
+"""Small placement problems: backbones with one domain each, and random requests."""
+
+from __future__ import annotations
+
+from hplm.placement.placement import Group
+from hplm.placement.problem import Problem
+from hplm.placement.profile import BackboneProfile, Profile, Terms
+from hplm.placement.screen import alone_ns
+from hplm.placement.stages import equal_cut
+from hplm.placement.units import units_of
+from hplm.placement.workload import Trace, synthetic
+from tests.placement.profiles import backbone_profile, cluster_of, profile_of
+
+ONE_DOMAIN = {"tenants": {"law": ("a", "b")}, "parents": {}, "table_bytes": {"law": 1}, "record_bytes": 1, "slots": 0}
+
+
+def backbone(ms: float = 8.0, layers: int = 4, layer_mb: int = 10) -> BackboneProfile:
+    """Returns a backbone whose text of 64 tokens takes so long on one device, and 0.6 times as long on two."""
+    own = Terms(0.0, ms * 1e6 / layers / 64)
+    shared = Terms(0.0, 0.6 * own.token_ns)
+    times = {1: (own,) * layers, 2: (shared,) * layers}
+    return backbone_profile((0,) * layers, layer_mb, times=times, around=Terms(1e5), entry_bytes=0, **ONE_DOMAIN)
+
+
+def profile(*ms: float, **changed: int) -> Profile:
+    return profile_of(**{f"b{i}": backbone(own, **changed) for i, own in enumerate(ms)})
+
+
+def trace_of(
+    own: Profile, rate: float = 60.0, seconds: float = 20.0, cv: float = 2.0, scale: float = 4.0, seed: int = 0
+) -> Trace:
+    rates = {unit.name: rate / (1 + i) for i, unit in enumerate(units_of(own))}
+    drawn = synthetic(rates, seconds, cv, 64, seed=seed)
+    return drawn.with_timeouts(scale * alone_ns(own, drawn))
+
+
+def problem_of(*ms: float, devices: int = 2, memory_mb: int = 40, most_texts: int = 1, **load: float) -> Problem:
+    own = profile(*(ms or (8.0, 8.0)))
+    return Problem(cluster_of(devices, memory_mb), own, units_of(own), trace_of(own, **load), most_texts)  # pyright: ignore
+
+
+def group_of(own: Profile, name: str, devices: tuple[str, ...], *backbones: str, intra: int = 1) -> Group:
+    stages = len(devices) // intra
+    cuts = {one: equal_cut(own.backbones[one].layers, stages) for one in backbones}
+    return Group(name, "m0", devices, intra, cuts, tuple(f"{one}/law" for one in backbones))

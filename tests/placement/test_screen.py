@@ -1,0 +1,99 @@
+"""The screen: its two loops in C and in Python, and what queueing theory says of it."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hplm.errors import InvalidInput
+from hplm.placement import kernel as kernels
+from hplm.placement.attained import REFUSED
+from hplm.placement.case import Cases
+from hplm.placement.screen import Screen, alone_ns
+from hplm.placement.stepping import Steps
+from hplm.placement.workload import synthetic
+from tests.naming import naming
+from tests.placement.problems import group_of, profile, trace_of
+
+needs_kernel = pytest.mark.skipif(kernels.kernel() is None, reason="hplm was installed without a C compiler")
+TWO = profile(8.0, 5.0)
+
+
+@needs_kernel
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 10**6), rate=st.sampled_from([20.0, 120.0, 500.0]), scale=st.sampled_from([1.5, 5.0, 40.0]),
+    most=st.sampled_from([1, 2, 7]), layout=st.integers(0, 3),
+)  # fmt: skip
+def test_the_kernel_computes_what_python_does(seed, rate, scale, most, layout):
+    groups = [
+        [group_of(TWO, "g", ("cpu:0",), "b0"), group_of(TWO, "h", ("cpu:1", "cpu:2"), "b0", "b1")],
+        [group_of(TWO, "g", ("cpu:0", "cpu:1", "cpu:2", "cpu:3"), "b0", "b1", intra=2)],
+        [group_of(TWO, "g", ("cpu:0",), "b1")],
+        [],
+    ][layout]
+    trace = trace_of(TWO, rate, 3.0, scale=scale, seed=seed)
+    trace.timeout_ns[::7] = 0  # these wait as long as it takes
+    compiled, python = Cases(TWO, trace).of(groups), Cases(TWO, trace).of(groups)
+    kernel, steps = kernels.kernel(), Steps(python)
+    kernel.one_by_one(compiled) if most == 1 else kernel.in_batches(compiled, most)
+    steps.one_by_one() if most == 1 else steps.in_batches(most)
+    for name in ("end", "busy", "clock"):
+        assert (getattr(compiled, name) == getattr(python, name)).all(), name
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_no_text_is_answered_late_or_before_it_could_be(most):
+    trace = trace_of(TWO, 200.0)
+    groups = [group_of(TWO, "g", ("cpu:0",), "b0", "b1"), group_of(TWO, "h", ("cpu:1", "cpu:2"), "b0")]
+    attained = Screen(TWO, trace, most).attained(groups)
+    assert 0.1 < attained.share < 1
+    assert (attained.latency_ns <= trace.timeout_ns[attained.served]).all()
+    assert (attained.latency_ns >= alone_ns(TWO, trace)[attained.served] - 1).all()
+    assert (attained.busy_ns <= trace.seconds * 1e9 + trace.timeout_ns.max()).all()
+
+
+@pytest.mark.parametrize("load", [0.3, 0.7])
+def test_one_device_is_the_queue_of_the_textbook(load):
+    """M/D/1 (AlpaServe 3.4): the mean latency is D + load D / (2 (1 - load))."""
+    one = profile(8.0)
+    trace = synthetic({"b0/law": load / 0.008}, 3000, seed=4)
+    trace = trace.with_timeouts(np.full(len(trace), 10**12))
+    mean_ms = Screen(one, trace).attained([group_of(one, "g", ("cpu:0",), "b0")]).mean_ms()
+    assert mean_ms == pytest.approx(0.1 + 8 + load * 8 / (2 * (1 - load)), rel=0.05)
+
+
+def test_a_pipeline_shares_two_devices_between_bursts_of_two_backbones():
+    """AlpaServe's Fig. 1 and 2: each backbone's burst gets both devices."""
+    own = profile(8.0, 8.0)
+    trace = trace_of(own, 60.0, 200.0, cv=3.0, scale=1000.0)
+    simple = [group_of(own, "g", ("cpu:0",), "b0"), group_of(own, "h", ("cpu:1",), "b1")]
+    pipelined = [group_of(own, "g", ("cpu:0", "cpu:1"), "b0", "b1")]
+    screen = Screen(own, trace)
+    assert screen.attained(simple).mean_ms() > 1.3 * screen.attained(pipelined).mean_ms()
+
+
+def test_batches_hold_one_backbone_and_save_what_a_batch_costs():
+    own = profile(8.0, 8.0)
+    trace = trace_of(own, 300.0, scale=20.0)
+    group = [group_of(own, "g", ("cpu:0",), "b0", "b1")]
+    one, many = (Screen(own, trace, most).attained(group) for most in (1, 8))
+    ends = {name: set(many.end_ns[(trace.unit == i) & many.served]) for i, name in enumerate(trace.names)}
+    assert not ends["b0/law"] & ends["b1/law"]
+    assert len(ends["b0/law"]) < np.count_nonzero((trace.unit == 0) & many.served)  # some share a batch
+    assert abs(many.share - one.share) < 0.1  # tokens are all that these backbones cost
+
+
+def test_texts_of_units_without_a_group_are_refused():
+    trace = trace_of(TWO)
+    attained = Screen(TWO, trace).attained([group_of(TWO, "g", ("cpu:0",), "b1")])
+    assert (attained.end_ns[trace.unit == 0] == REFUSED).all()
+    assert attained.by_unit["b0/law"] == 0 and attained.unserved[0] == trace.counts[0]
+
+
+def test_the_screen_needs_deadlines_and_batches():
+    trace = trace_of(TWO)
+    with pytest.raises(InvalidInput, match=naming(0)):
+        Screen(TWO, trace, 0)
+    with pytest.raises(InvalidInput, match=naming("--slo-scale")):
+        Screen(TWO, synthetic({"b0/law": 5.0, "b1/law": 5.0}, 10))

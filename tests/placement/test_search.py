@@ -1,0 +1,123 @@
+"""Algorithm 2 and the baselines."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hplm.errors import InvalidInput
+from hplm.placement.baselines import baseline
+from hplm.placement.confirming import confirm
+from hplm.placement.partition import (
+    Parallel,
+    backbone_buckets,
+    device_buckets,
+    groups_of,
+    parallels,
+    part_of,
+)
+from hplm.placement.placement import Placement
+from hplm.placement.search import NothingFound, search
+from hplm.placement.servers import Serving
+from tests.naming import naming
+from tests.placement.problems import problem_of
+from tests.placement.profiles import cluster_of
+
+
+def test_backbones_of_unlike_times_are_kept_apart():
+    alike = backbone_buckets(problem_of(8.0, 8.1, 8.2))
+    assert alike == [(frozenset({"b0", "b1", "b2"}),)]
+    between = backbone_buckets(problem_of(8.0, 16.0))
+    assert {frozenset(parts) for parts in between} == {
+        frozenset({frozenset({"b0", "b1"})}), frozenset({frozenset({"b0"}), frozenset({"b1"})})
+    }  # fmt: skip
+    assert backbone_buckets(problem_of(8.0, 80.0)) == [(frozenset({"b0"}), frozenset({"b1"}))]
+
+
+def test_devices_are_shared_out_by_load():
+    assert device_buckets([1.0], 8) == [(8,)]
+    best, *others = device_buckets([3.0, 1.0], 8)
+    assert best == (6, 2) and all(sum(counts) == 8 for counts in others)
+    assert (1, 7) not in others and (7, 1) not in [best, *others[:1]]
+    assert device_buckets([1.0, 1.0, 1.0], 2) == []
+
+
+def test_a_part_of_a_cluster_has_its_devices_and_its_share_of_memory():
+    cluster = cluster_of(devices=4, machines=2, tables_mb=100)
+    part = part_of(cluster, 3, 3)
+    assert [(m.name, [d.name for d in m.devices]) for m in part.machines] == [("m0", ["cpu:3"]), ("m1", ["cpu:0", "cpu:1"])]
+    assert [machine.memory for machine in part.machines] == [25_000_000, 50_000_000]
+
+
+@pytest.mark.parametrize("devices, expected", [(8, [4, 4]), (6, [4, 2]), (7, [4, 2, 1]), (3, [2, 1])])
+def test_groups_are_equal_and_the_remainder_is_powers_of_two(devices, expected):
+    groups = groups_of(cluster_of(devices=devices, machines=2), Parallel(2, 2))
+    sizes = [len(group.devices) for group in groups if group.machine == "m0"]
+    assert sizes == expected == [len(group.devices) for group in groups if group.machine == "m1"]
+    named = [(group.machine, device) for group in groups for device in group.devices]
+    assert len(named) == len(set(named)) == 2 * devices
+    assert all(len(group.devices) % group.intra == 0 for group in groups)
+
+
+def test_all_ways_to_cut_that_layers_and_times_allow_are_tried():
+    found = parallels(problem_of(8.0, devices=8))
+    assert set(found) == {Parallel(*own) for own in ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2))}  # 4 layers
+    assert set(parallels(problem_of(8.0, devices=8), most_stages=1)) == {Parallel(1, 1), Parallel(1, 2)}
+
+
+def test_a_search_multiplexes_bursts_where_memory_has_room_for_few_replicas():
+    problem = problem_of(8.0, 8.0, 8.0, 8.0, devices=4, memory_mb=40, rate=120.0, cv=3.0, scale=5.0)
+    found, replicas = search(problem)[0], baseline("replication", problem)
+    assert found.attained.share > replicas.attained.share + 0.1
+    assert any(group.stages > 1 for group in found.groups)
+    Placement.of(found.groups, problem.units, problem.cluster, problem.profile).check(problem.cluster, problem.profile)
+
+
+def test_the_same_seed_gives_the_same_placement():
+    first, second = (search(problem_of(8.0, 20.0, 50.0, devices=6, memory_mb=80))[0] for _ in range(2))
+    assert first.groups == second.groups and first.attained.share == second.attained.share
+
+
+def test_buckets_of_a_found_placement_do_not_overlap():
+    problem = problem_of(8.0, 80.0, devices=4, memory_mb=80, rate=30.0)
+    for found in search(problem):
+        Placement.of(found.groups, problem.units, problem.cluster, problem.profile).check(problem.cluster, problem.profile)
+        assert all(len({name.split("/")[0] for name in group.units}) == 1 for group in found.groups)
+
+
+def test_a_search_without_any_answer_in_time_says_what_to_change():
+    with pytest.raises(NothingFound, match=naming("--slo-scale")):
+        search(problem_of(8.0, scale=0.01))
+
+
+def test_the_full_simulator_ranks_what_the_screen_has_found():
+    problem = problem_of(8.0, 8.0, devices=2, memory_mb=40, rate=40.0, seconds=10.0)
+    found = search(problem)
+    ranked = confirm(found, problem, Serving(), seconds=5.0)
+    shares = [one.attained.share for one in ranked]
+    assert shares == sorted(shares, reverse=True) and len(ranked) == len(found)
+    assert all(len(one.attained.trace) == len(problem.trace.busiest(5.0)) for one in ranked)
+
+
+@pytest.mark.parametrize("name, stages", [("round-robin:2", 2), ("greedy:2", 2), ("manual:1,2", 1), ("replication", 1)])
+def test_baselines_cut_as_they_say(name, stages):
+    problem = problem_of(8.0, 6.0, devices=4, memory_mb=80)
+    found = baseline(name, problem)
+    assert found.groups and all(group.stages == stages for group in found.groups)
+    Placement.of(found.groups, problem.units, problem.cluster, problem.profile).check(problem.cluster, problem.profile)
+    assert 0 < found.attained.share <= 1
+
+
+def test_clockwork_places_each_window_anew():
+    """One device holds one of two backbones, which take turns: a placement for all of the time serves half."""
+    problem = problem_of(8.0, 8.0, devices=1, memory_mb=40, rate=20.0, seconds=20.0, scale=20.0)
+    turn = (problem.trace.arrival_ns // 5_000_000_000) % 2
+    problem = problem.on(replace(problem.trace, unit=turn.astype(np.int64)))
+    assert baseline("clockwork:5", problem).attained.share > 0.9
+    assert baseline("replication", problem).attained.share < 0.7
+
+
+@pytest.mark.parametrize("name", ["best", "manual:2", "round-robin:0", "greedy:x"])
+def test_an_unknown_baseline_is_refused(name):
+    with pytest.raises(InvalidInput, match="--baseline"):
+        baseline(name, problem_of(8.0))

@@ -1,0 +1,102 @@
+"""The full simulator beside today's, of one server."""
+
+import numpy as np
+import pytest
+
+from hplm.placement.screen import Screen
+from hplm.placement.servers import GroupServer, OneBackbone, Serving, Stages
+from hplm.placement.simulation import simulate
+from hplm.scheduling.columns import Columns
+from hplm.scheduling.cost import CostModel
+from hplm.scheduling.orders import FirstComeFirstServed
+from hplm.scheduling.simulation.arrivals import Arrivals, SimulatedText
+from hplm.scheduling.simulation.server import Machine, Simulation
+from hplm.scheduling.waiting import Capacity
+from tests.placement.problems import group_of, profile, trace_of
+
+ONE, TWO = profile(8.0), profile(8.0, 8.0)
+
+
+@pytest.mark.parametrize("admission", [False, True])
+@pytest.mark.parametrize("rate, commit_ns", [(40.0, 5_000_000), (110.0, 0), (300.0, None)])
+def test_a_cluster_of_one_group_is_todays_simulation_event_for_event(rate, commit_ns, admission):
+    trace = trace_of(ONE, rate, 10.0, scale=6.0)
+    group = group_of(ONE, "g", ("cpu:0",), "b0")
+    serving = Serving(commit_ns=commit_ns, admission=admission, noise=0.1)
+    stages = Stages(group, ONE, trace)
+
+    def batch_ns(lengths, places):
+        return stages.ns(0, int(lengths.sum()), int((lengths**2).sum()), len(lengths))[0]
+
+    machine = Machine(
+        batch_ns, Capacity(serving.batch_tokens, serving.batch_texts, serving.batch_texts),
+        answering_ns=int(stages.around_ns), noise=0.1,
+    )  # fmt: skip
+    none = np.zeros(len(trace), np.int64)
+    arrivals = Arrivals(trace.arrival_ns, trace.tokens, trace.timeout_ns, trace.unit, none)
+    today = Simulation(serving.scheduler(stages), machine, arrivals, seed=5).run()
+    attained = simulate([group], ONE, trace, serving, seed=5)
+    assert (attained.end_ns[attained.served] == today.answered_ns[today.on_time]).all()
+    assert (attained.served == today.on_time).all() and today.on_time.any()
+    assert attained.busy_ns[0] == today.busy_ns
+
+
+def test_the_same_seed_gives_the_same_result():
+    groups = [group_of(TWO, "g", ("cpu:0",), "b0", "b1"), group_of(TWO, "h", ("cpu:1", "cpu:2"), "b0", "b1")]
+    first, second = (simulate(groups, TWO, trace_of(TWO, 150.0, 5.0), Serving(noise=0.1), 3) for _ in range(2))
+    assert (first.end_ns == second.end_ns).all()
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_screen_and_full_simulator_agree_at_a_light_load(stages):
+    trace = trace_of(TWO, 25.0, 20.0, cv=1.0, scale=10.0)
+    groups = [group_of(TWO, "g", tuple(f"cpu:{i}" for i in range(stages)), "b0", "b1")]
+    screened, full = Screen(TWO, trace).attained(groups), simulate(groups, TWO, trace, Serving())
+    assert full.share == pytest.approx(screened.share, abs=0.01)
+    assert full.mean_ms() == pytest.approx(screened.mean_ms(), rel=0.1)
+
+
+def test_two_stages_answer_more_than_one_device_does():
+    trace = trace_of(ONE, 180.0, 10.0, cv=1.0, scale=8.0)
+    one, two = (
+        simulate([group_of(ONE, "g", devices, "b0")], ONE, trace, Serving()) for devices in (("cpu:0",), ("cpu:0", "cpu:1"))
+    )
+    assert two.share > 1.4 * one.share
+
+
+def test_requests_go_to_the_shorter_queue():
+    trace = trace_of(ONE, 160.0, 10.0, cv=1.0, scale=6.0)
+    groups = [group_of(ONE, name, (device,), "b0") for name, device in (("g", "cpu:0"), ("h", "cpu:1"))]
+    attained = simulate(groups, ONE, trace, Serving())
+    assert attained.busy_ns.min() > 0.5 * attained.busy_ns.max()  # idle groups: the first one is chosen
+    assert attained.share > 1.4 * simulate(groups[:1], ONE, trace, Serving()).share
+
+
+def test_a_queue_is_empty_once_all_texts_have_left():
+    trace = trace_of(TWO, 150.0, 3.0)
+    left: list[float] = []
+
+    class Watched(GroupServer):
+        def advance(self, now):
+            super().advance(now)
+            left.append(self.queue_ns)
+
+    from hplm.placement import simulation
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(simulation, "GroupServer", Watched)
+        simulate([group_of(TWO, "g", ("cpu:0",), "b0", "b1")], TWO, trace, Serving())
+    assert left[-1] == 0 and max(left) > 0 and min(left) >= 0
+
+
+def test_a_batch_holds_one_backbone_and_no_more_than_fits():
+    texts = [SimulatedText(tokens=20, arrival_ns=i, tenant=i % 2, number=i) for i in range(12)]
+    chooser = OneBackbone(FirstComeFirstServed(), ["b0", "b1"])
+    chosen = chooser.select(Columns(texts), 0, Capacity(80, 100, 100), CostModel())
+    assert chosen.tolist() == [0, 2, 4, 6]
+    few = chooser.select(Columns(texts), 0, Capacity(80, 3, 100), CostModel())
+    assert few.tolist() == [0, 2, 4]
+    longer = chooser.select(Columns(texts), 0, Capacity(5, 3, 100), CostModel())
+    assert longer.tolist() == [0]
+    alike = OneBackbone(FirstComeFirstServed(), ["b0", "b0"]).select(Columns(texts), 0, Capacity(80, 100, 100), CostModel())
+    assert np.asarray(alike).tolist() == [0, 1, 2, 3]
