@@ -84,8 +84,8 @@ class Sheets:
         return [self._sheet(one, [texts[i] for i in one.texts.tolist()], placed, slots, arrived) for one in arrangements]
 
     def in_order(self, sheets: list[Sheet]) -> list[Sheet]:
-        """Returns sheets of shallow stacks first."""
-        return sorted(sheets, key=lambda sheet: self.depths[sheet.stack])
+        """Returns sheets of shallow stacks first, and those of a stack together."""
+        return sorted(sheets, key=lambda sheet: (self.depths[sheet.stack], sheet.stack))
 
     def _arrangements(self, texts: list[Text], which: Array, places: Places | None) -> list[Arrangement]:
         """Returns arrangements that name the texts by their indexes in the batch."""
@@ -159,7 +159,7 @@ def _by_stack(stacks: Sequence[str], depths: Mapping[str, int]) -> Iterator[tupl
         yield stacks[0], np.arange(len(stacks))
         return
     names = np.array(stacks, dtype=object)
-    for stack in sorted(different, key=depths.__getitem__):
+    for stack in sorted(different, key=lambda stack: (depths[stack], stack)):
         yield stack, np.flatnonzero(names == stack)
 
 

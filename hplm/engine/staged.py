@@ -6,6 +6,7 @@ import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import numpy as np
 from torch import Tensor
@@ -51,7 +52,7 @@ class StagedBatch:
     def next_sheets(self) -> list[Sheet]:
         """Returns the sheets of the next stack, each sheet once. Returns none when all are computed."""
         left = self.sheets[self._begun :]
-        found = [sheet for sheet in left if sheet.stack == left[0].stack]
+        found = list(takewhile(lambda sheet: sheet.stack == left[0].stack, left))
         self._begun += len(found)
         return found
 

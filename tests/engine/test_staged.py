@@ -1,5 +1,7 @@
 """Texts that go on in a batch take over the vectors of the words that they still have."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,10 @@ import torch
 from hplm.engine.lookup import Lookup
 from hplm.engine.packing import read_packing
 from hplm.engine.request import Request
+from hplm.engine.sheets import Sheets
+from hplm.engine.staged import StagedBatch
 from hplm.engine.staging import Stager, StagingSettings
+from hplm.tenants.level import FULL
 from hplm.tenants.ticket import Ticket
 from testing.toy import TENANTS, WORDS
 
@@ -68,3 +73,14 @@ def test_texts_keep_their_vectors_from_sheet_to_sheet(reference, packing, few_si
         for sheet in laid:
             empty = np.setdiff1d(np.arange(len(sheet.positions)), np.concatenate([rows for rows, _ in sheet.places()]))
             assert not sheet.sums[torch.from_numpy(empty)].any()
+
+
+def test_stacks_of_one_depth_are_computed_one_after_the_other():
+    packing = read_packing("packed", lambda texts, tokens: 0.0)
+    sheets = Sheets(packing, 1, CPU, torch.float32, depths={"a": 2, "b": 2, "c": 1, FULL: 4})
+    laid = [SimpleNamespace(stack=stack) for stack in ("c", "b", "a", FULL, "a", "c", "b")]
+    batch = StagedBatch([], None, sheets.in_order(laid), {}, {}, {}, [], sheets)
+    begun = []
+    while some := batch.next_sheets():
+        begun.append("".join(sheet.stack or "." for sheet in some))
+    assert begun == ["cc", "aa", "bb", "."]
