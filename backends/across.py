@@ -11,7 +11,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from backends import replies
-from backends.forwarded import Forwarded, ask, error_of, left_us, refusal
+from backends.forwarded import Answer, Forwarded, ask, error_of, left_us, refusal
 from hplm.arrays import Array
 from hplm.engine.across import NEEDED, answers_in, joined, onward_of
 from hplm.engine.answer import LEVEL, ONWARD, fill
@@ -31,7 +31,7 @@ JOINED, CHANGED = "joined", "changed"  # outcomes; the others are words of error
 KEPT = ("truncate", "hplm_priority")  # parameters of the client that mean the same there
 
 
-class InHand(Exception):
+class NotAnswered(Exception):
     """The other backbone does not answer, and the answer in hand is given."""
 
     def __init__(self, outcome: str) -> None:
@@ -62,8 +62,8 @@ class Across:
         self._mark = mark
         self._said: dict[tuple[str, str], str] = {}  # why the texts of tenants do not go on, so that it is logged once
 
-    def forward(self, forwarded: Forwarded, link: Link) -> pb_utils.InferenceResponse:
-        """Returns the answer to a request of a tenant that has this link."""
+    def forward(self, forwarded: Forwarded, link: Link) -> Answer:
+        """Returns the answer to a request of a tenant that has this link: as a backbone has given it, or new outputs."""
         backbone, inputs = forwarded.backbone, forwarded.request.inputs()
         parameters = {**forwarded.parameters, ACROSS: FROM}
         # Not by the ensemble, which does not give back unsure texts.
@@ -92,27 +92,28 @@ class Across:
         try:
             answers = self._joined(onward)
             outcome = JOINED
-        except InHand as reason:
+        except NotAnswered as reason:
             answers, outcome = onward.before, reason.outcome
         except Broken as error:  # a failure is answered as a failure, also if an answer is in hand
             self._count(onward, error.word)
             return replies.failure(error)
         self._count(onward, outcome)
         versions = [int(version) for version in outputs["VERSION"][:, 0]] if "VERSION" in outputs else []
-        filled = fill(answers).outputs(forwarded.outputs, versions)
-        return pb_utils.InferenceResponse([replies.tensor(name, values) for name, values in filled.items()])
+        return fill(answers).outputs(forwarded.outputs, versions)
 
     def _count(self, onward: Onward, outcome: str) -> None:
         where = onward.forwarded.backbone, onward.link.backbone
         self._meter.add(names.ACROSS_TEXTS, len(onward.places), *where, outcome)
 
     def _joined(self, onward: Onward) -> list[TextAnswer]:
-        """Returns the answers to all texts. Raises InHand if the other backbone gives none, and Broken if it fails."""
+        """Returns the answers to all texts. Raises NotAnswered if the other backbone gives none, and Broken if it fails."""
         forwarded, link = onward.forwarded, onward.link
+        if (onward.ticket.uid, onward.ticket.version) != (forwarded.found.uid, forwarded.found.version):
+            raise NotAnswered(CHANGED)  # the tenant, while the request waited here: it may have another link now, or none
         target = self._target(forwarded, link)
         found = self._asked(onward)
         if any(int(version) != target.version for version in found["VERSION"][:, 0]):
-            raise InHand(CHANGED)  # after we had looked
+            raise NotAnswered(CHANGED)  # after we had looked
         top_k = asked_number(forwarded.parameters, "top_k", 0, 2**16 - 1)
         answers = list(onward.before)
         for at, logits, level in zip(onward.places, found["LOGITS"], found[LEVEL][:, 0], strict=True):
@@ -132,7 +133,7 @@ class Across:
                     "with `hplm cascade across`",
                     tenant.id, forwarded.backbone, reason, link.version,
                 )  # fmt: skip
-            raise InHand(CHANGED) from None
+            raise NotAnswered(CHANGED) from None
         self._said.pop((forwarded.backbone, tenant.id), None)
         return target
 
@@ -142,7 +143,7 @@ class Across:
         try:
             timeout_us = left_us(ticket.arrival_ns, ticket.deadline_ns)
         except DeadlineMissed as error:
-            raise InHand(error.word) from None
+            raise NotAnswered(error.word) from None
         parameters: dict[str, Any] = {**self._mark, ACROSS: TO, "tenant": link.tenant}
         parameters |= {name: forwarded.parameters[name] for name in KEPT if name in forwarded.parameters}
         answer = ask(forwarded, link.backbone, _inputs(onward), list(ASKED), parameters, timeout_us).exec()
@@ -154,7 +155,7 @@ class Across:
                 "tenant %s of backbone %s: %s", link.tenant, link.backbone, message
             )  # of another tenant than the client's
             raise Broken(f"backbone {link.backbone!r}, which texts of the request went on to, has failed: its log says why")
-        raise InHand(error.word)
+        raise NotAnswered(error.word)
 
 
 def _inputs(onward: Onward) -> list[pb_utils.Tensor]:

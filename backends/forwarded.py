@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import triton_python_backend_utils as pb_utils
 
 from backends import replies
+from hplm.arrays import Array
 from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, error_in
 from hplm.tasks import TASKS
 from hplm.tenants.snapshot import Tenant
+
+# A response as a backbone has given it, or new outputs, for which shared memory needs to have space.
+Answer: TypeAlias = "pb_utils.InferenceResponse | dict[str, Array]"
 
 
 @dataclass(frozen=True)

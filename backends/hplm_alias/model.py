@@ -21,7 +21,7 @@ import triton_python_backend_utils as pb_utils
 
 from backends import replies
 from backends.across import Across
-from backends.forwarded import DECODER, ENCODER, Forwarded, Kind, ask, refusal
+from backends.forwarded import DECODER, ENCODER, Answer, Forwarded, Kind, ask, refusal
 from hplm.engine.threads import repeat
 from hplm.errors import DeadlineMissed, InvalidInput, QueueFull
 from hplm.generation.sampling import READERS
@@ -49,7 +49,7 @@ class Lane:
         name: str,
         at_once: int,
         refusals: replies.Refusals,
-        forward: Callable[[Forwarded], pb_utils.InferenceResponse],
+        forward: Callable[[Forwarded], Answer],
     ) -> None:
         self._refusals = refusals
         self._forward = forward
@@ -80,7 +80,10 @@ class Lane:
                 response = _cancelled() if cancelled else self._forward(forwarded)
             except Exception as error:
                 response = replies.failure(error, DOING)
-            forwarded.sender.send(response)
+            if isinstance(response, dict):
+                replies.send_outputs(forwarded.sender, response)
+            else:
+                forwarded.sender.send(response)
         return True
 
     def _expire(self) -> bool:
@@ -147,9 +150,9 @@ class TritonPythonModel:
             Forwarded(request, sender, parameters, kind, outputs, backbone, tenant, arrival_ns, deadline_ns)
         )
 
-    def _forward_texts(self, forwarded: Forwarded) -> pb_utils.InferenceResponse:
-        link = forwarded.found.link
-        if link is None or forwarded.parameters.get("hplm_rung"):  # a rung is a plan within the backbone
+    def _forward_texts(self, forwarded: Forwarded) -> Answer:
+        link, rung = forwarded.found.link, asked_number(forwarded.parameters, "hplm_rung", 0, 2**16 - 1)
+        if link is None or rung:  # a rung is a plan within the backbone
             return _forward(forwarded)
         return self._across.forward(forwarded, link)
 

@@ -69,7 +69,7 @@ class Triton:
 
     def __init__(self):
         self.calls, self.ready, self.deadline_ns = [], True, 0
-        self.level, self.version = 1, 3
+        self.level, self.version, self.found_version = 1, 3, 1
         self.refusal = None  # of the other backbone
         self.first = None  # the refusal of the first one
 
@@ -78,7 +78,7 @@ class Triton:
         if call.model_name == "small-lookup":
             if self.first is not None:
                 return Response(error=TritonError(self.first.wire()))
-            signed = Ticket(1, 1, 1, 1, 1, self.deadline_ns, 0, 0, across=1).sign(b"secret", FOUND)
+            signed = Ticket(1, 1, 1, self.found_version, 1, self.deadline_ns, 0, 0, across=1).sign(b"secret", FOUND)
             return Response([Tensor("TICKET", np.frombuffer(signed, dtype=np.uint8).reshape(1, -1))])
         if call.model_name == "small-upper":
             outputs = fill([own("x"), own("x", "[]"), own("x", "[[2, 3]]")]).outputs([*NEEDED, CONFIDENCE, "VERSION"], [5] * 3)
@@ -122,7 +122,9 @@ class Asked:
     def __init__(self, triton, modules):
         level = SimpleNamespace(calibration=Calibration(temperature=2.0))
         self.triton, self.meter = triton, Meter()
-        self.tenant = SimpleNamespace(id="here", uid=1, task_object=TASKS["classify"], labels=LABELS, all_levels=(level,))
+        self.tenant = SimpleNamespace(
+            id="here", uid=1, version=1, task_object=TASKS["classify"], labels=LABELS, all_levels=(level,)
+        )
         self.target = SimpleNamespace(version=3, all_levels=(level, level))
         self.missing = None
         directory = SimpleNamespace(target=self._target)
@@ -149,7 +151,8 @@ class Asked:
             1,
             0,
         )
-        return self._across.forward(forwarded, LINK)
+        found = self._across.forward(forwarded, LINK)
+        return Response(Tensor(*item) for item in found.items()) if isinstance(found, dict) else found
 
     @property
     def counted(self):
@@ -270,3 +273,9 @@ def test_a_refusal_of_the_first_backbone_is_the_answer(asked):
 def test_only_the_outputs_that_a_client_wants_are_sent(asked):
     assert set(asked.forward(["SCORE"]).outputs()) == {"SCORE"}
     assert CONFIDENCE not in asked.triton.calls[1].requested_output_names
+
+
+def test_a_tenant_that_changed_before_lookup_keeps_its_answers(asked):
+    asked.triton.found_version = 2
+    assert labels_of(asked.forward()) == ["x"] * 3
+    assert asked.counted == {"changed": 2} and len(asked.triton.calls) == 2
