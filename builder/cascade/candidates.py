@@ -18,7 +18,7 @@ from hplm.levels.calibration import Calibration
 from hplm.levels.dispatch import reroutes
 from hplm.levels.plan import Plan, Step
 
-CUTOFFS = tuple(round(0.95 - 0.05 * step, 2) for step in range(38))  # of Eq. 4, down to -0.9
+CUTOFFS = tuple(round(0.95 - 0.05 * step, 2) + 0.0 for step in range(38))  # of Eq. 4, down to -0.9; + 0.0: no -0.0
 SLOPE = 64.0  # of Eq. 4: nearly a hard cut, halfway between the cutoff and 1: so a cutoff below 0 has a meaning
 ALPHAS = tuple(round(0.3 + 0.1 * step, 1) for step in range(13))  # of Eq. 5; the paper's best ones are 0.7 and 0.9
 MOST_LOSS = 0.01  # of the score of a level that reads pruned texts, with the error of this loss
