@@ -143,6 +143,7 @@ class Pipeline:
         left, leaving = set(range(len(staged.texts))), Leaving([], [])
         try:
             for computed in self._run(batch, staged):
+                self._line.computed(batch, [staged.texts[index] for index in computed.indexes])
                 leaving, going_on = self._divide(batch, staged, computed)
                 rest = left.difference(computed.indexes).union(going_on)
                 if rest:  # more is computed in this batch

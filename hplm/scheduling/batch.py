@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic
 
+import numpy as np
+
 from hplm.arrays import Array
+from hplm.scheduling.columns import NEVER
 from hplm.scheduling.selection import Places
 from hplm.scheduling.waiting import T
 
@@ -20,12 +24,25 @@ class Batch(Generic[T]):
     chosen_ns: int
     expected_ns: float  # how long it will compute
     alone: bool  # chosen while no other batch ran: its staging overlapped with nothing
-    promised: Array  # the deadline of each text if admission has promised it, else NEVER
+    promised: Array  # the deadline of each text if admission has promised it and its first pass is to come, else NEVER
     places: Places | None = None  # of the texts, if the policy has chosen them
     passes: int = 1  # one more whenever texts are computed again in it: so many tokens and texts, in a time by prediction
     further_tokens: int = 0
     further_texts: int = 0
     further_ns: float = 0.0
+    on_time: int = 0  # promised texts, by the end of their first pass
+    late: int = 0
     is_half: bool = False  # of a batch for which the device had no memory
     started_ns: int | None = None
     released_ns: int | None = None  # when it left the first stage of a pipeline
+
+    def judge(self, texts: Sequence[T], answered_ns: int) -> None:
+        """Counts which of these texts have their first answer by their deadlines. Later answers are not promised."""
+        if self.promised.min(initial=NEVER) == NEVER:
+            return
+        done = {id(text) for text in texts}
+        judged = np.array([id(text) in done for text in self.texts]) & (self.promised < NEVER)
+        late = int(np.count_nonzero(self.promised[judged] < answered_ns))
+        self.late += late
+        self.on_time += int(np.count_nonzero(judged)) - late
+        self.promised[judged] = NEVER

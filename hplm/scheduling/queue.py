@@ -62,6 +62,11 @@ class Queue(Generic[T]):
             self._look_at_expiry()
             return displaced
 
+    def computed(self, batch: Batch[T], texts: Sequence[T]) -> None:
+        """Records that a part of a running batch is computed. Call it for each part, before `going_on` and `finished`."""
+        with self._to_do:
+            self._scheduler.computed(batch, texts, self._now_ns())
+
     def going_on(self, batch: Batch[T], texts: Sequence[T]) -> list[T]:
         """Returns those of a running batch's computed texts that may be computed again in it. The others are for `again`."""
         with self._to_do:

@@ -219,6 +219,11 @@ class Scheduler(Generic[T]):
         share = min(1.0, (now_ns - batch.started_ns) / max(1.0, batch.expected_ns))
         self._first_stage += LEARNING * (share - self._first_stage)
 
+    def computed(self, batch: Batch[T], texts: Sequence[T], now_ns: int) -> None:
+        """Records that a part of a running batch is computed: these texts. Those that are sure are answered now."""
+        if self._admission:
+            batch.judge(texts, now_ns + self._answering_ns)
+
     def finished(self, batch: Batch[T], now_ns: int, adapters: int = 0) -> None:
         """Records that the engine has finished the batch, for which `adapters` adapters had to be loaded."""
         assert batch.started_ns is not None  # `started` was called before
@@ -230,9 +235,9 @@ class Scheduler(Generic[T]):
         self.cost.observe(tokens, texts, adapters, now_ns - batch.started_ns, batch.passes)
         self._earliest = None
         if self._admission:
-            late = np.count_nonzero(batch.promised < now_ns + self._answering_ns)
+            batch.judge(batch.texts, now_ns + self._answering_ns)
             self._admission.ran(now_ns)
-            self._admission.done(np.count_nonzero(batch.promised < NEVER) - late, late)
+            self._admission.done(batch.on_time, batch.late)
             self._recount(now_ns)
 
     def dropped(self, batch: Batch[T], now_ns: int) -> None:

@@ -1,0 +1,72 @@
+"""Batches that are computed in parts: by several stacks, or some of their texts twice."""
+
+import numpy as np
+import pytest
+
+from hplm.scheduling.admission import Admission
+from hplm.scheduling.limits import Limits
+from hplm.scheduling.policy import policy
+from hplm.scheduling.scheduler import Scheduler
+from hplm.scheduling.simulation.arrivals import MILLISECOND, Arrivals, SimulatedText
+from hplm.scheduling.simulation.cascades import SimulatedRung
+from hplm.scheduling.simulation.server import Machine, Simulation
+from hplm.scheduling.waiting import Capacity
+
+ROOM = Capacity(tokens=100, texts=10, tenants=3)
+
+
+def _scheduler(admission=True):
+    return Scheduler(policy("timely"), Limits(1000, 10**6), admission)
+
+
+def _started(scheduler, texts, now=0):
+    """Returns a batch with these texts that has just started."""
+    scheduler.offer(texts, now)
+    batch = scheduler.choose(ROOM, now)
+    scheduler.started(batch, now)
+    return batch
+
+
+def _text(tokens=10, deadline=0):
+    return SimulatedText(tokens=tokens, arrival_ns=0, deadline_ns=deadline)
+
+
+@pytest.fixture
+def judged(monkeypatch):
+    """Returns how many promised texts were on time and how many late, of each batch."""
+    found = []
+    monkeypatch.setattr(Admission, "done", lambda admission, on_time, late: found.append((on_time, late)))
+    return found
+
+
+def test_each_text_is_judged_by_the_time_of_its_own_first_pass(judged):
+    scheduler = _scheduler()
+    sure, goes_on, late, _, free = texts = [_text(deadline=one) for one in (1500, 1500, 900, 2500, 0)]
+    batch = _started(scheduler, texts)
+    scheduler.computed(batch, [sure, goes_on, late, free], 1000)
+    assert scheduler.going_on(batch, [goes_on], 1000) == [goes_on]
+    scheduler.computed(batch, [goes_on], 2000)
+    scheduler.finished(batch, 3000)
+    assert judged == [(2, 2)]
+
+
+def test_a_promise_that_is_kept_is_not_judged_again_in_a_smaller_batch(judged):
+    scheduler = _scheduler()
+    texts = [_text(deadline=1500), _text(deadline=9000)]
+    batch = _started(scheduler, texts)
+    scheduler.computed(batch, texts[:1], 1000)
+    assert scheduler.halve(batch, texts, 2000)
+    for number in (1, 2):
+        half = scheduler.choose(ROOM, 2000)
+        scheduler.started(half, 2000)
+        scheduler.finished(half, 3000 * number)
+    assert judged == [(0, 0), (1, 0)]
+
+
+def test_the_simulation_judges_first_passes_too(judged):
+    arrivals = Arrivals(*(np.array([value]) for value in (0, 10, 15 * MILLISECOND, 0, 0)))
+    machine = Machine(lambda lengths, places: 10.0 * MILLISECOND, ROOM)
+    rung = SimulatedRung(0.5, 1.0, goes_on=1.0)
+    outcome = Simulation(_scheduler(), machine, arrivals, ladders={0: [rung]}).run()
+    assert outcome.answered_ns.tolist() == [20 * MILLISECOND]
+    assert judged == [(1, 0)]
