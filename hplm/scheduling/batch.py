@@ -26,10 +26,9 @@ class Batch(Generic[T]):
     alone: bool  # chosen while no other batch ran: its staging overlapped with nothing
     promised: Array  # the deadline of each text if admission has promised it and its first pass is to come, else NEVER
     places: Places | None = None  # of the texts, if the policy has chosen them
-    passes: int = 1  # one more whenever texts are computed again in it: so many tokens and texts, in a time by prediction
-    further_tokens: int = 0
+    parts: int = 0  # that were computed one after the other
+    further_tokens: int = 0  # of texts that are computed again in it
     further_texts: int = 0
-    further_ns: float = 0.0
     on_time: int = 0  # promised texts, by the end of their first pass
     late: int = 0
     is_half: bool = False  # of a batch for which the device had no memory

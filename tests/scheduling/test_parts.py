@@ -70,3 +70,39 @@ def test_the_simulation_judges_first_passes_too(judged):
     outcome = Simulation(_scheduler(), machine, arrivals, ladders={0: [rung]}).run()
     assert outcome.answered_ns.tolist() == [20 * MILLISECOND]
     assert judged == [(1, 0)]
+
+
+def test_a_part_takes_what_a_batch_takes_whatever_is_in_it():
+    """Texts on two stacks are two parts. Those of the first one that go on are computed with the second one."""
+
+    def learned(goes_on):
+        scheduler, now = _scheduler(admission=False), 0
+        for number in range(200):
+            texts = [_text(tokens=10 + number % 3) for _ in range(2 + number % 4)]
+            batch = _started(scheduler, texts, now)
+            parts = [texts[:1], texts[1:]] if number % 2 else [texts]
+            again = texts[:1] if goes_on and number % 2 else []
+            scheduler.computed(batch, parts[0], now)
+            assert scheduler.going_on(batch, again, now) == again
+            for part in parts[1:]:
+                scheduler.computed(batch, [*again, *part], now)
+            took = 3_000_000 * len(parts) + sum(100_000 * text.tokens + 50_000 for text in [*texts, *again])
+            scheduler.finished(batch, now + took)
+            now += 2 * took
+        return scheduler.cost.terms[0]
+
+    assert learned(goes_on=False) == pytest.approx(3_000_000, rel=0.1)
+    assert learned(goes_on=True) == pytest.approx(3_000_000, rel=0.1)
+
+
+def test_the_parts_of_recent_batches_are_expected_of_the_next_one():
+    scheduler, now, took = _scheduler(admission=False), 0, 6_000_000
+    for number in range(200):
+        texts = [_text(tokens=10 + number % 5) for _ in range(2)]
+        batch = _started(scheduler, texts, now)
+        for text in texts:
+            scheduler.computed(batch, [text], now)
+        took = 2 * 3_000_000 + sum(100_000 * text.tokens for text in texts)
+        scheduler.finished(batch, now + took)
+        now += took
+    assert batch.expected_ns == pytest.approx(took, rel=0.05)
