@@ -70,7 +70,9 @@ class Queue(Generic[T]):
     def going_on(self, batch: Batch[T], texts: Sequence[T]) -> list[T]:
         """Returns those of a running batch's computed texts that may be computed again in it. The others are for `again`."""
         with self._to_do:
-            return self._scheduler.going_on(batch, texts, self._now_ns())
+            going_on = self._scheduler.going_on(batch, texts, self._now_ns())
+            self._look_at_expiry()
+            return going_on
 
     def again(self, texts: Sequence[T]) -> list[T]:
         """Puts computed texts into the line again, also while others of their batch compute. Returns those not taken.

@@ -132,11 +132,10 @@ class Scheduler(Generic[T]):
         if not going_on:
             return []
         assert batch.started_ns is not None  # its texts were computed
-        tokens = sum(text.tokens for text in going_on)
-        further_ns = float(self.cost.predict(tokens, len(going_on)))
-        batch.expected_ns = max(batch.expected_ns, now_ns - batch.started_ns + further_ns)
-        batch.further_tokens += tokens
-        batch.further_texts += len(going_on)
+        batch.go_on(going_on)
+        left_ns = float(self.cost.predict(batch.left_tokens, batch.left_texts))
+        batch.expected_ns = max(batch.expected_ns, now_ns - batch.started_ns + left_ns)
+        self._recount(now_ns)
         return going_on
 
     def rung(self, tenant: Hashable, tokens: int, costs: Sequence[float], now_ns: int) -> int:
@@ -219,7 +218,7 @@ class Scheduler(Generic[T]):
 
     def computed(self, batch: Batch[T], texts: Sequence[T], now_ns: int) -> None:
         """Records that a part of a running batch is computed: these texts. Those that are sure are answered now."""
-        batch.parts += 1
+        batch.computed(texts)
         if self._admission:
             batch.judge(texts, now_ns + self._answering_ns)
 

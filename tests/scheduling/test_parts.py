@@ -1,18 +1,25 @@
 """Batches that are computed in parts: by several stacks, or some of their texts twice."""
 
+import threading
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from hplm.errors import DeadlineMissed
 from hplm.scheduling.admission import Admission
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
+from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.simulation.arrivals import MILLISECOND, Arrivals, SimulatedText
 from hplm.scheduling.simulation.cascades import SimulatedRung
 from hplm.scheduling.simulation.server import Machine, Simulation
 from hplm.scheduling.waiting import Capacity
+from tests.waiting import eventually
 
 ROOM = Capacity(tokens=100, texts=10, tenants=3)
+BATCH_NS = 10**12  # no test waits so long
 
 
 def _scheduler(admission=True):
@@ -106,3 +113,53 @@ def test_the_parts_of_recent_batches_are_expected_of_the_next_one():
         scheduler.finished(batch, now + took)
         now += took
     assert batch.expected_ns == pytest.approx(took, rel=0.05)
+
+
+def test_a_batch_whose_texts_go_on_is_expected_to_take_as_long_as_all_that_is_left_of_it():
+    scheduler = _scheduler()
+    shallow, *deep = texts = [_text(tokens) for tokens in (10, 30, 50)]
+    batch = _started(scheduler, texts)
+    elapsed = int(10 * batch.expected_ns)
+    scheduler.computed(batch, [shallow], elapsed)
+    goes_on = replace(shallow, tokens=20)
+    assert scheduler.going_on(batch, [goes_on], elapsed) == [goes_on]
+    assert batch.expected_ns == pytest.approx(elapsed + scheduler.cost.predict(100, 3))
+    scheduler.computed(batch, [goes_on, *deep], 2 * elapsed)
+    assert batch.left_tokens == batch.left_texts == 0
+
+
+def _busy():
+    """Returns a scheduler that has learned its cost, a batch whose texts were computed, and the time."""
+    scheduler, now = _scheduler(), 0
+    for _ in range(30):
+        batch = _started(scheduler, [_text() for _ in range(10)], now)
+        scheduler.computed(batch, batch.texts, now + BATCH_NS)
+        now += BATCH_NS
+        scheduler.finished(batch, now)
+    batch = _started(scheduler, [_text() for _ in range(10)], now)
+    scheduler.computed(batch, batch.texts, now)
+    return scheduler, batch, now
+
+
+@pytest.mark.parametrize("tokens", [10, 1000])
+def test_admission_knows_that_a_running_batch_takes_longer(tokens):
+    scheduler, batch, now = _busy()
+    assert len(scheduler.going_on(batch, [replace(text, tokens=tokens) for text in batch.texts], now)) == 10
+    request = [_text(deadline=now + 4 * BATCH_NS)]
+    if tokens == 10:
+        assert scheduler.offer(request, now) == []
+        return
+    with pytest.raises(DeadlineMissed):
+        scheduler.offer(request, now)
+
+
+def test_a_text_that_expires_because_a_running_batch_takes_longer_is_answered_at_once():
+    scheduler, batch, now = _busy()
+    queue, waiting, expired = Queue(scheduler, lambda: now), _text(deadline=now + 4 * BATCH_NS), []
+    queue.offer([waiting])
+    thread = threading.Thread(target=lambda: expired.extend(queue.expired()), daemon=True)
+    thread.start()
+    eventually(lambda: now < queue._wake_ns <= waiting.deadline_ns)
+    queue.going_on(batch, [replace(text, tokens=1000) for text in batch.texts])
+    thread.join(30)
+    assert expired == [waiting]
