@@ -116,7 +116,7 @@ class Pipeline:
             self._release_computed()
             waiting = [number for number, text in enumerate(batch.texts) if not text.request.answered]
             texts, places = [batch.texts[number] for number in waiting], batch.places and batch.places.of(waiting)
-            staged = self._stager.stage(texts, self._broken, places) if texts else None
+            staged = self._stager.stage(texts, self._broken, places, not batch.is_half) if texts else None
         except Exception as error:
             self._give_up("staging", batch, batch.texts, error)
             return False
