@@ -44,9 +44,9 @@ class Queue(Generic[T]):
     def rung(self, tenant: Hashable, tokens: int, costs: Sequence[float]) -> int:
         """Counts a request as load, and returns the rung of its tenant's ladder: 0 is the dearest.
 
-        Call it once for each request that arrives, before it is offered: also for requests that have no choice, with the one
-        cost that they have. `costs`: of each rung, the dearest first: how many passes through all layers a token is expected to
-        take, first and later passes together.
+        Call it once for each request that arrives, before it is offered: also if its tenant has a single rung, or if it names
+        its rung itself. `costs`: of each rung, the dearest first: how many passes through all layers a token is expected
+        to take, first and later passes together.
         """
         with self._to_do:
             return self._scheduler.rung(tenant, tokens, costs, self._now_ns())
