@@ -27,7 +27,7 @@ from hplm.server.control import REVIVED
 from hplm.server.held import Held, HeldBy
 from hplm.tenants.authorize import admit, follow
 from hplm.tenants.quotas import Quotas
-from hplm.tenants.ticket import ACROSS, FORWARDED, FROM, PROBE_TICKET, TICKET_BYTES, TO, SharedSecret, Ticket
+from hplm.tenants.ticket import ACROSS, ARRIVES, FORWARDED, FROM, LEAVES, PROBE_TICKET, TICKET_BYTES, TO, SharedSecret, Ticket
 
 log = logging.getLogger(__name__)
 LONGEST_TIMEOUT_US = 10**12  # longer ones would overflow a deadline in nanoseconds
@@ -97,7 +97,7 @@ class TritonPythonModel:
             priority=asked_number(parameters, "hplm_priority", -(2**31), 2**31 - 1),
             top_k=asked_number(parameters, "top_k", 0, 2**16 - 1),
             rung=asked_number(parameters, "hplm_rung", 0, 2**16 - 1),
-            across=int(link is not None),
+            across=ARRIVES if across == TO else LEAVES if link is not None else 0,
         )
         if ticket.rung:
             tenant.plan(ticket.rung)  # raises if its ladder has none

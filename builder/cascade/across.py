@@ -27,7 +27,7 @@ from builder.training.tasks import training_task
 from hplm.engine.engine import Precision
 from hplm.errors import Broken, InvalidInput
 from hplm.levels.pruning import runs_of, without_words
-from hplm.tenants.link import Link
+from hplm.tenants.link import WITHOUT_LINKS, Link, has_links
 
 FOLDER = "across"  # of kept answers
 
@@ -103,11 +103,9 @@ def check_sides(near: Side, far: Side) -> None:
             raise InvalidInput(
                 f"{near} has the {name} {mine}, but {far} has {other}: build both from data with the same task and labels"
             )
-    served = training_task(near.tenant.task).served
-    if served.evidence is None or served.combined is None or served.needs_pair:
+    if not has_links(training_task(near.tenant.task).served):
         raise InvalidInput(
-            f"{near} has the task {near.tenant.task}: links are for tasks whose answers have a confidence and are not pieces "
-            "of a passage, because backbones divide a passage into other tokens"
+            f"{near} has the task {near.tenant.task}: {WITHOUT_LINKS}, because backbones divide a passage into other tokens"
         )
 
 

@@ -9,10 +9,11 @@ from dataclasses import replace
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.engine.answer import CONFIDENCE, LEVEL, ONWARD
+from hplm.engine.answer import CONFIDENCE, LEVEL
 from hplm.levels.calibration import UNKNOWN
 from hplm.levels.pruning import without_words
 from hplm.tasks import Task, TextAnswer
+from hplm.tenants.link import ONWARD
 from hplm.tenants.snapshot import Tenant
 
 NEEDED = ("LABEL", "SCORE", "LOGITS", "SPAN", LEVEL, ONWARD)  # outputs from which answers are read back

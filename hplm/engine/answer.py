@@ -9,10 +9,10 @@ import numpy as np
 
 from hplm.arrays import Array
 from hplm.tasks import TextAnswer
+from hplm.tenants.link import ONWARD
 
 CONFIDENCE = "CONFIDENCE"  # the output that is computed only for requests that want it
 LEVEL = "LEVEL"
-ONWARD = "ONWARD"  # says which texts go on to another backbone; only for the model `hplm`
 
 
 @dataclass(frozen=True)

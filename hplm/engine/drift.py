@@ -38,7 +38,10 @@ class Drift:
             return len(self._off)
 
     def count(self, answered: Iterable[Text], going_on: Iterable[Text], leaving: Iterable[Text] = ()) -> None:
-        """Counts decisions. Texts that go on stand at their next step already, but for those that leave the backbone."""
+        """Counts decisions, but not about texts that come by a link.
+
+        Texts that go on stand at their next step already, but for those that leave the backbone.
+        """
         with self._lock:
             for text in answered:
                 self._add(text, text.step, 0)
@@ -48,6 +51,8 @@ class Drift:
                 self._add(text, text.step, 1)
 
     def _add(self, text: Text, step: int, goes_on: int) -> None:
+        if text.request.is_by_link:
+            return  # plans are profiled with all texts of a tenant, not with those that another backbone was not sure of
         tenant, plan = text.request.tenant, text.request.plan
         place = tenant.plans.index(plan) if plan in tenant.plans else OF_LINK
         key = tenant.uid, tenant.version, place, step

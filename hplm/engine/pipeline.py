@@ -116,7 +116,7 @@ class Pipeline:
             self._release_computed()
             waiting = [number for number, text in enumerate(batch.texts) if not text.request.answered]
             texts, places = [batch.texts[number] for number in waiting], batch.places and batch.places.of(waiting)
-            staged = self._stager.stage(texts, self._broken, places) if texts else None
+            staged = self._stager.stage(texts, self._broken, places, not batch.is_half) if texts else None
         except Exception as error:
             self._give_up("staging", batch, batch.texts, error)
             return False
@@ -143,6 +143,7 @@ class Pipeline:
         left, leaving = set(range(len(staged.texts))), Leaving([], [])
         try:
             for computed in self._run(batch, staged):
+                self._line.computed(batch, [staged.texts[index] for index in computed.indexes])
                 leaving, going_on = self._divide(batch, staged, computed)
                 rest = left.difference(computed.indexes).union(going_on)
                 if rest:  # more is computed in this batch

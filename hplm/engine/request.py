@@ -27,7 +27,7 @@ from hplm.levels.pruning import runs_of
 from hplm.tasks import TextAnswer, windows_of
 from hplm.tenants.level import FULL
 from hplm.tenants.snapshot import Tenant
-from hplm.tenants.ticket import Ticket
+from hplm.tenants.ticket import ARRIVES, Ticket
 
 Answer = list[TextAnswer] | Exception
 WHOLE: Mapping[str, float] = MappingProxyType({FULL: 1.0})  # of a backbone without other stacks
@@ -60,6 +60,7 @@ class Request:
         self.plan: Plan = tenant.plans[0]  # of its texts, unless another one is set before they are made
         self.shares = shares
         self.priority = ticket.priority
+        self.is_by_link = ticket.across == ARRIVES
         self.arrival_ns = ticket.arrival_ns
         self.deadline_ns = ticket.deadline_ns  # 0: no deadline
         self.taken_ns = taken_ns

@@ -38,7 +38,7 @@ from hplm.tasks import TASKS
 from hplm.tenants.level import FULL
 from hplm.tenants.quotas import Quotas
 from hplm.tenants.snapshot import Tenant
-from hplm.tenants.ticket import Ticket
+from hplm.tenants.ticket import LEAVES, Ticket
 
 log = logging.getLogger(__name__)
 ANSWERING_NS = 2_000_000  # from the end of computing to the client, through the server
@@ -153,7 +153,7 @@ class Service:
                 "export the repository again"
             )
         allowed = self._line.rung(tenant.uid, tokens, tenant.costs)  # a request that asks for a rung is load too
-        if ticket.across and tenant.link is not None and not asked and not allowed:
+        if ticket.across == LEAVES and tenant.link is not None and not asked and not allowed:
             return tenant.link.plan
         return asked or tenant.plans[allowed]
 

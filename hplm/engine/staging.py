@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from hplm.engine.packing import Packed, Packing
 from hplm.engine.request import Text
 from hplm.engine.sheets import Sheet, Sheets
 from hplm.engine.staged import StagedBatch
+from hplm.engine.views import View
 from hplm.errors import Broken, HplmError
 from hplm.model.prepacked import with_rows
 from hplm.plot.forest import Forest
@@ -69,22 +70,28 @@ class Stager:
         self._slots: dict[Layout, Slots] = {}  # of all layouts ever served, so that their counts continue
         self._without_room: set[Layout] = set()
         self._pinned: Counter[Slots] = Counter()
+        self._not_held: WeakKeyDictionary[View, set[Record]] = WeakKeyDictionary()  # further levels that cannot be staged
         self._view = ref(backbone.view)  # since this view, only needed layouts have slots
         for bank in backbone.view.banks.values():
             self._slots_for(bank.layout)
 
     def stage(
-        self, texts: Sequence[Text], broken: Callable[[Text, HplmError], None], places: Places | None = None
+        self,
+        texts: Sequence[Text],
+        broken: Callable[[Text, HplmError], None],
+        places: Places | None = None,
+        may_go_on: bool = True,
     ) -> StagedBatch | None:
         """Does the steps of staging that run ahead. Texts with broken stored data are passed to `broken` and left out.
 
-        `places` are the rows and slots that the policy has chosen for these texts.
+        `places` are the rows and slots that the policy has chosen for these texts. `may_go_on`: whether texts may be computed
+        at further levels within this batch.
         """
         if self._view() is not self._backbone.view:
             self._give_room_back()
         start, missed = time.monotonic_ns(), self._misses()
         with self._copies.under_way():
-            batch = self._prepare(texts, broken, places)
+            batch = self._prepare(texts, broken, places, may_go_on)
         if batch is not None:
             batch.stages["prepare"] = start, time.monotonic_ns()
             batch.brought = self._misses() - missed
@@ -128,7 +135,7 @@ class Stager:
         sheet.sums = sums
 
     def _prepare(
-        self, texts: Sequence[Text], broken: Callable[[Text, HplmError], None], places: Places | None
+        self, texts: Sequence[Text], broken: Callable[[Text, HplmError], None], places: Places | None, may_go_on: bool
     ) -> StagedBatch | None:
         """Assigns slots, places and indexes. Adapters and vectors follow later."""
         held: list[tuple[Slots, int]] = []
@@ -152,7 +159,8 @@ class Stager:
                 self.release(held)
                 return None
             staged = [texts[number] for number in kept]
-            self._hold_further(staged, placed, held)
+            if may_go_on:
+                self._hold_further(staged, placed, held)
             slots = {layout: self._slots[layout] for layout, _ in placed.values()}
             arrived: dict[Layout, list[Mark]] = {layout: [] for layout in slots}
             sheets = self._sheets.lay(staged, placed, slots, arrived, places=places and places.of(kept))
@@ -197,11 +205,13 @@ class Stager:
     def _hold_further(self, texts: Sequence[Text], placed: dict[Record, Placed], held: list[tuple[Slots, int]]) -> None:
         """Holds slots of the levels that texts may reach later, while the batch has no more than its half of the slots.
 
-        A text that reaches another level goes on in a later batch, and learns there what is wrong with the level.
+        A text that reaches another level goes on in a later batch, and learns there what is wrong with the level. Here such a
+        level is tried once in each view, because it would delay all batches.
         """
+        not_held = self._not_held.setdefault(self._backbone.view, set())
         taken = Counter(layout for layout, _ in placed.values())
-        for text, record in ((one, record) for one in texts for record in one.further_records()):
-            if record in placed:
+        for record, text in {record: one for one in texts for record in one.further_records()}.items():
+            if record in placed or record in not_held:
                 continue
             try:
                 bank = self._bank(text, record)
@@ -209,6 +219,7 @@ class Stager:
                     placed[record] = self._hold(bank, record, held)
                     taken[bank.layout] += 1
             except Exception as error:
+                not_held.add(record)
                 log.warning("tenant %s: a level that a text may reach cannot be staged: %s", text.request.tenant.id, error)
 
     def _bank(self, text: Text, record: Record) -> Bank:

@@ -45,12 +45,12 @@ class CostModel:
         self._took, self._believed = 0.0, 0.0
 
     @overload
-    def predict(self, tokens: Array, texts: Numbers = 1, adapters: Numbers = 0) -> Array: ...
+    def predict(self, tokens: Array, texts: Numbers = 1, adapters: Numbers = 0, parts: int = 1) -> Array: ...
     @overload
-    def predict(self, tokens: float, texts: float = 1, adapters: float = 0) -> float: ...
-    def predict(self, tokens: Numbers, texts: Numbers = 1, adapters: Numbers = 0) -> Numbers:
+    def predict(self, tokens: float, texts: float = 1, adapters: float = 0, parts: int = 1) -> float: ...
+    def predict(self, tokens: Numbers, texts: Numbers = 1, adapters: Numbers = 0, parts: int = 1) -> Numbers:
         batch, token, text, adapter = self.terms
-        return batch + token * tokens + text * texts + adapter * adapters
+        return batch * parts + token * tokens + text * texts + adapter * adapters
 
     def tokens_within(self, ns: float, mean: float, adapters: float = 0.0) -> int:
         """Returns how many tokens take so long, in texts of a mean length that load so many adapters each.
@@ -60,9 +60,9 @@ class CostModel:
         _, token, text, adapter = self.terms.tolist()
         return int(ns / max(token + (text + adapter * adapters) / mean, 1e-9))
 
-    def observe(self, tokens: int, texts: int, adapters: int, took_ns: int, passes: int = 1) -> None:
-        """`passes`: each takes what a batch takes whatever is in it."""
-        features = np.array([passes, tokens, texts, adapters], float)
+    def observe(self, tokens: int, texts: int, adapters: int, took_ns: int, parts: int = 1) -> None:
+        """`parts`: computed one after the other. Each takes what a batch takes whatever is in it."""
+        features = np.array([parts, tokens, texts, adapters], float)
         expected = float(features @ self.terms)
         error = abs(took_ns - expected) / expected
         weight = 1.0

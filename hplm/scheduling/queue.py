@@ -44,9 +44,9 @@ class Queue(Generic[T]):
     def rung(self, tenant: Hashable, tokens: int, costs: Sequence[float]) -> int:
         """Counts a request as load, and returns the rung of its tenant's ladder: 0 is the dearest.
 
-        Call it once for each request that arrives, before it is offered: also for requests that have no choice, with the one
-        cost that they have. `costs`: of each rung, the dearest first: how many passes through all layers a token is expected to
-        take, first and later passes together.
+        Call it once for each request that arrives, before it is offered: also if its tenant has a single rung, or if it names
+        its rung itself. `costs`: of each rung, the dearest first: how many passes through all layers a token is expected
+        to take, first and later passes together.
         """
         with self._to_do:
             return self._scheduler.rung(tenant, tokens, costs, self._now_ns())
@@ -62,10 +62,17 @@ class Queue(Generic[T]):
             self._look_at_expiry()
             return displaced
 
+    def computed(self, batch: Batch[T], texts: Sequence[T]) -> None:
+        """Records that a part of a running batch is computed. Call it for each part, before `going_on` and `finished`."""
+        with self._to_do:
+            self._scheduler.computed(batch, texts, self._now_ns())
+
     def going_on(self, batch: Batch[T], texts: Sequence[T]) -> list[T]:
         """Returns those of a running batch's computed texts that may be computed again in it. The others are for `again`."""
         with self._to_do:
-            return self._scheduler.going_on(batch, texts, self._now_ns())
+            going_on = self._scheduler.going_on(batch, texts, self._now_ns())
+            self._look_at_expiry()
+            return going_on
 
     def again(self, texts: Sequence[T]) -> list[T]:
         """Puts computed texts into the line again, also while others of their batch compute. Returns those not taken.

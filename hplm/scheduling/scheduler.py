@@ -66,7 +66,7 @@ class Scheduler(Generic[T]):
         self._unserved = 0  # tokens that were refused for their deadline, or expired, since the last choice
         self._first_stage = 1.0  # mean share of a batch's time that it spends in the first stage of a pipeline
         self._loaded = 0.0  # mean number of adapters copied to the device for each slot key of a batch
-        self._further = 0.0  # mean time of further passes in a batch, over that of its first one
+        self._further = 0.0  # mean time of further passes and parts of a batch, over that of its first passes in one part
         # The earliest time by which a waiting text must start, and whether that was predicted. None: not known any more.
         self._earliest: tuple[int, bool] | None = None
         self._draining = False
@@ -132,13 +132,10 @@ class Scheduler(Generic[T]):
         if not going_on:
             return []
         assert batch.started_ns is not None  # its texts were computed
-        tokens = sum(text.tokens for text in going_on)
-        further_ns = float(self.cost.predict(tokens, len(going_on)))
-        batch.expected_ns = max(batch.expected_ns, now_ns - batch.started_ns + further_ns)
-        batch.further_ns += further_ns
-        batch.passes += 1
-        batch.further_tokens += tokens
-        batch.further_texts += len(going_on)
+        batch.go_on(going_on)
+        left_ns = float(self.cost.predict(batch.left_tokens, batch.left_texts))
+        batch.expected_ns = max(batch.expected_ns, now_ns - batch.started_ns + left_ns)
+        self._recount(now_ns)
         return going_on
 
     def rung(self, tenant: Hashable, tokens: int, costs: Sequence[float], now_ns: int) -> int:
@@ -219,20 +216,27 @@ class Scheduler(Generic[T]):
         share = min(1.0, (now_ns - batch.started_ns) / max(1.0, batch.expected_ns))
         self._first_stage += LEARNING * (share - self._first_stage)
 
+    def computed(self, batch: Batch[T], texts: Sequence[T], now_ns: int) -> None:
+        """Records that a part of a running batch is computed: these texts. Those that are sure are answered now."""
+        batch.computed(texts)
+        if self._admission:
+            batch.judge(texts, now_ns + self._answering_ns)
+
     def finished(self, batch: Batch[T], now_ns: int, adapters: int = 0) -> None:
         """Records that the engine has finished the batch, for which `adapters` adapters had to be loaded."""
         assert batch.started_ns is not None  # `started` was called before
         self._running.remove(batch)
         self._loaded += LEARNING * (adapters / batch.slot_keys - self._loaded)
+        tokens, texts, parts = batch.tokens + batch.further_tokens, len(batch.texts) + batch.further_texts, max(1, batch.parts)
         first_ns = float(self.cost.predict(batch.tokens, len(batch.texts), adapters))
-        self._further += LEARNING * (batch.further_ns / first_ns - self._further)
-        tokens, texts = batch.tokens + batch.further_tokens, len(batch.texts) + batch.further_texts
-        self.cost.observe(tokens, texts, adapters, now_ns - batch.started_ns, batch.passes)
+        further = float(self.cost.predict(tokens, texts, adapters, parts)) / first_ns - 1
+        self._further += LEARNING * (further - self._further)
+        self.cost.observe(tokens, texts, adapters, now_ns - batch.started_ns, parts)
         self._earliest = None
         if self._admission:
-            late = np.count_nonzero(batch.promised < now_ns + self._answering_ns)
+            batch.judge(batch.texts, now_ns + self._answering_ns)
             self._admission.ran(now_ns)
-            self._admission.done(np.count_nonzero(batch.promised < NEVER) - late, late)
+            self._admission.done(batch.on_time, batch.late)
             self._recount(now_ns)
 
     def dropped(self, batch: Batch[T], now_ns: int) -> None:

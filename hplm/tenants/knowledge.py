@@ -13,7 +13,7 @@ from hplm.levels.calibration import Calibration
 from hplm.levels.plan import MOST_RUNGS, Plan
 from hplm.plot.branch import Branch
 from hplm.tasks import TASKS
-from hplm.tenants.link import Link
+from hplm.tenants.link import WITHOUT_LINKS, Link, has_links
 
 Head = tuple[Layout, Mapping[str, Tensor]]
 Adapter = tuple[Layout, Sequence[Mapping[str, Tensor]]]
@@ -110,6 +110,11 @@ class Knowledge:
         if self.ladder and self.calibration is None:
             raise InvalidInput(
                 f"tenant {tenant_id!r} has a ladder and no calibration of its own: calibrate it with `hplm calibrate`"
+            )
+        if self.link is not None and not has_links(TASKS[self.task]):
+            raise InvalidInput(
+                f"tenant {tenant_id!r} has the task {self.task} and a link to backbone {self.link.backbone!r}: "
+                f"{WITHOUT_LINKS}; leave the link out"
             )
         if self.link is not None and (not self.link.suits(len(names) + 1) or self.calibration is None):
             raise InvalidInput(

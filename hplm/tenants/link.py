@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from hplm.levels.plan import Plan
+from hplm.tasks import Task
+
+ONWARD = "ONWARD"  # the output of upper that says what another backbone is to read of a text; only for the model `hplm`
+# Backbones divide a passage into other tokens, so that an answer which is a piece of one cannot go on.
+WITHOUT_LINKS = "links are for tasks whose answers have a confidence and are not pieces of a passage"
 
 
 @dataclass(frozen=True)
@@ -38,3 +43,8 @@ class Link:
     def suits(self, levels: int) -> bool:
         """Whether it starts at a tenant with so many levels, its own one included."""
         return len(self.plan.steps) > 1 and self.plan.steps[-1].level == levels
+
+
+def has_links(task: Task) -> bool:
+    """Whether texts of this task can go on in another backbone."""
+    return task.evidence is not None and task.combined is not None and not task.needs_pair

@@ -19,6 +19,7 @@ from hplm.tenants.banks import Banks
 from hplm.tenants.keys import Key, expiry, new_key, without
 from hplm.tenants.knowledge import Adapter, Head, Knowledge
 from hplm.tenants.level import Level
+from hplm.tenants.link import ONWARD
 from hplm.tenants.quotas import check_limits
 from hplm.tenants.registry import Change, Registry
 from hplm.tenants.snapshot import PROMISES, Snapshot, Tenant
@@ -98,6 +99,11 @@ class Manager:
     def put(self, change: Change, tenant_id: str, knowledge: Knowledge) -> TenantChange:
         """Writes a tenant's first or next version, within a change."""
         knowledge.check(tenant_id, change.branches, self._width, self.stacks if knowledge.levels else {})
+        if knowledge.link is not None and not self._gives_texts_back:
+            raise InvalidInput(
+                f"tenant {tenant_id!r} has a link, and {self.folder} was exported before there were links: export the "
+                "repository again, and serve that"
+            )
         before = change.tenants.get(tenant_id)
         if before is not None and (knowledge.task, knowledge.labels) != (before.task, before.labels):
             raise InvalidInput(
@@ -261,6 +267,12 @@ class Manager:
         config = BackboneConfig.load(self.folder / EXPORTED_CONFIG)
         files = sorted((self.folder / EXPORTED_STACKS).glob("*.safetensors"))
         return {file.stem: UpperStack.shorter(file, config, WAY_OUT).config.upper_layers for file in files}
+
+    @cached_property
+    def _gives_texts_back(self) -> bool:
+        """Whether the exported model of the upper half has the output by which texts go on to another backbone."""
+        exported = self.folder.parent
+        return f'"{ONWARD}"' in (exported.with_name(f"{exported.name}-upper") / "config.pbtxt").read_text("utf-8")
 
     @cached_property
     def _width(self) -> int | None:

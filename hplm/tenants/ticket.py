@@ -21,6 +21,8 @@ _BODY = struct.Struct("<QQQIqqiHHB")
 _SIGNATURE_BYTES = 16
 TICKET_BYTES = _BODY.size + _SIGNATURE_BYTES  # before what was found
 PROBE_TICKET = b"\0"  # of a request that only asks whether the engine works
+LEAVES = 1  # ticket's `across`: unsure texts are given back, for the tenant's link to another backbone
+ARRIVES = 2  # its texts come by a link: another backbone was not sure of them
 
 
 class Ticket(NamedTuple):
@@ -33,7 +35,7 @@ class Ticket(NamedTuple):
     priority: int
     top_k: int  # 0: not requested
     rung: int = 0  # of the tenant's ladder that the request asks for, from 1, the dearest; 0: the engine chooses
-    across: int = 0  # 1: unsure texts are given back, for the tenant's link to another backbone
+    across: int = 0  # LEAVES, ARRIVES, or 0: it follows no link
 
     def sign(self, secret: bytes, found: bytes) -> bytes:
         """Returns the ticket for what the lookup has found."""

@@ -8,7 +8,7 @@ from hplm.engine.backbone import Backbone
 from hplm.engine.lookup import Lookup
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
-from hplm.tenants.ticket import Ticket
+from hplm.tenants.ticket import LEAVES, Ticket
 
 PARAMETERS = {
     "device": "cpu", "dtype": "fp32", "threads": "0", "policy": "timely", "admission": "true", "packing": "packed",
@@ -27,10 +27,10 @@ class Asker:
         self.answers = []
         self._arrived = threading.Condition()
 
-    def ask(self, tenant_id, texts, pairs=None, truncate=False, deadline_ns=0, top_k=0, confidence=False, rung=0, across=False):
+    def ask(self, tenant_id, texts, pairs=None, truncate=False, deadline_ns=0, top_k=0, confidence=False, rung=0, across=0):
         view = self.backbone.view
         tenant = view.snapshot.find(tenant_id)
-        resolved = self.lookup.resolve(view, tenant, texts, pairs, truncate, tenant.link if across else None)
+        resolved = self.lookup.resolve(view, tenant, texts, pairs, truncate, tenant.link if across == LEAVES else None)
         number = len(self.answers)
         self.answers.append([])
 
@@ -41,7 +41,7 @@ class Asker:
 
         snapshot = view.snapshot
         found_in = snapshot.export_number, snapshot.generation, tenant.uid, tenant.version
-        ticket = Ticket(*found_in, time.monotonic_ns(), deadline_ns, 0, top_k, rung, int(across))
+        ticket = Ticket(*found_in, time.monotonic_ns(), deadline_ns, 0, top_k, rung, across)
         self.service.submit(ticket, resolved, respond, f"request {number}", confidence)
         return number
 

@@ -152,9 +152,13 @@ def test_unsure_texts_go_on_within_their_batch_and_take_their_vectors_along(aske
         return sums(gatherer, forest, addresses, lengths)
 
     monkeypatch.setattr(Gatherer, "sums", noted)
+    parts, finished = [], Queue.finished
+    monkeypatch.setattr(
+        Queue, "finished", lambda line, batch, adapters: finished(line, batch, adapters) or parts.append(batch.parts)
+    )
     answers = asker.wait(asker.ask("pair", ["a b", "c d e", "f"], rung=3))
     assert [answer.level for answer in answers] == [2, 2, 2]
-    assert not came_back and gathered == [3]
+    assert not came_back and gathered == [3] and parts == [2]
     eventually(lambda: asker.service.instruments.meter.take()[0].get((names.BATCHES, ())) == 1)
 
 

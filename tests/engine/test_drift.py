@@ -8,9 +8,11 @@ import pytest
 from hplm.adapters.record import Record
 from hplm.engine import drift as module
 from hplm.engine.drift import DECISIONS, Drift
+from hplm.engine.request import Request
 from hplm.levels.plan import Plan, Step
 from hplm.tenants.link import Link
 from hplm.tenants.snapshot import Tenant
+from hplm.tenants.ticket import ARRIVES, LEAVES, Ticket
 
 PLAN = Plan((Step(0, 0.9, reached=1.0), Step(1, 0.9, reached=0.4), Step(2, reached=0.1)))
 OWN = Plan((Step(2),))
@@ -24,14 +26,16 @@ def tenant_of(uid, version=1):
 def test_a_plan_of_a_link_is_watched_too():
     link = Link("large", "there", 1, Plan((Step(0, 0.9, reached=1.0), Step(1, reached=0.4))))
     tenant, drift = replace(tenant_of(1), link=link), Drift()
-    text = SimpleNamespace(request=SimpleNamespace(tenant=tenant, plan=link.plan), step=0)  # it stays there when it leaves
+    text = SimpleNamespace(
+        request=SimpleNamespace(tenant=tenant, plan=link.plan, is_by_link=False), step=0
+    )  # it stays there when it leaves
     for leaving, off in ((200, 0), (400, 1)):
         drift.count([text] * (DECISIONS - leaving), [], [text] * leaving)
         assert len(drift) == off
 
 
-def decide(drift, going, step=0, tenant=None, decisions=DECISIONS):
-    request = SimpleNamespace(tenant=tenant or tenant_of(1), plan=PLAN)
+def decide(drift, going, step=0, tenant=None, decisions=DECISIONS, is_by_link=False):
+    request = SimpleNamespace(tenant=tenant or tenant_of(1), plan=PLAN, is_by_link=is_by_link)
     stays, goes = SimpleNamespace(request=request, step=step), SimpleNamespace(request=request, step=step + 1)
     drift.count([stays] * (decisions - going), [goes] * going)
 
@@ -52,6 +56,16 @@ def test_a_drift_ends_when_texts_are_as_before(caplog):
         decide(drift, going)
         assert len(drift) == off
     assert len(caplog.records) == 1  # it is said once
+
+
+def test_texts_that_come_by_a_link_are_not_counted():
+    """They are those of which another backbone was not sure: more of them go on."""
+    drift = Drift()
+    decide(drift, DECISIONS, is_by_link=True)
+    assert not len(drift) and not drift._counts
+    for across, is_by_link in ((0, False), (LEAVES, False), (ARRIVES, True)):
+        ticket = Ticket(1, 1, 1, 1, 0, 0, 0, 0, across=across)
+        assert Request(ticket, None, tenant_of(1), 1, lambda request, answer: None).is_by_link == is_by_link
 
 
 def test_few_decisions_say_nothing():
@@ -84,7 +98,7 @@ def test_texts_in_windows_come_to_the_last_step_without_a_decision():
     windowed = Plan((Step(0, 0.9, reached=0.7), Step(2, reached=0.65)))  # 0.3 in windows, and half of the others
     record = Record("head-16.bank", 0, 9, 1)
     tenant = Tenant("span", 9, 1, "root", 1, "span", ("start", "end"), record, None, ladder=(windowed,))
-    request = SimpleNamespace(tenant=tenant, plan=windowed)
+    request = SimpleNamespace(tenant=tenant, plan=windowed, is_by_link=False)
     stays, goes = SimpleNamespace(request=request, step=0), SimpleNamespace(request=request, step=1)
     drift = Drift()
     drift.count([stays] * (DECISIONS // 2), [goes] * (DECISIONS // 2))

@@ -7,6 +7,7 @@ import pytest
 
 from hplm.levels.plan import Plan, Step
 from hplm.tenants.link import Link
+from hplm.tenants.ticket import ARRIVES, LEAVES
 from testing.reference import Reference
 from testing.toy import random_text
 from tests.climb import Climb
@@ -27,8 +28,9 @@ def test_unsure_texts_are_given_back_if_the_request_follows_the_link(linked, tmp
     folder, file = linked.model(linked.near), tmp_path / "journal.jsonl"
     asker, rng = Asker(folder, journal=str(file)), random.Random(3)
     texts = [random_text(rng, 20) for _ in range(24)]
-    across, plain, fixed = (asker.ask("pair", texts, **how) for how in ({"across": True}, {}, {"across": True, "rung": 1}))
-    answers = [asker.wait(number) for number in (across, plain, fixed)]
+    ways = {"across": LEAVES}, {}, {"across": ARRIVES}, {"across": LEAVES, "rung": 1}
+    asked = [asker.ask("pair", texts, **how) for how in ways]
+    answers = [asker.wait(number) for number in asked]
     asker.close()
     assert all(answer.level == 2 and not answer.onward for some in answers[1:] for answer in some)
     reference, shortened, levels = Reference.open(folder), 0, set()
@@ -45,7 +47,7 @@ def test_unsure_texts_are_given_back_if_the_request_follows_the_link(linked, tmp
             shortened += left != text
     assert shortened and {(1, False), (2, False), (2, True)} >= levels and (2, True) in levels
     rungs = {entry["request"]: entry["rung"] for entry in map(json.loads, file.read_text().splitlines()) if "request" in entry}
-    assert [rungs[f"request {number}"] for number in (across, plain, fixed)] == [0, 1, 1]
+    assert [rungs[f"request {number}"] for number in asked] == [0, 1, 1, 1]
 
 
 class Reading:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hplm.engine.across import NEEDED
-from hplm.engine.answer import CONFIDENCE, ONWARD, fill
+from hplm.engine.answer import CONFIDENCE, fill
 from hplm.errors import Broken, DeadlineMissed, Draining, InvalidInput, NoTenant, QueueFull, Quota
 from hplm.levels.calibration import Calibration
 from hplm.levels.plan import Plan, Step
@@ -17,7 +17,7 @@ from hplm.metrics.meter import Meter
 from hplm.metrics.names import ACROSS_TEXTS
 from hplm.tasks import TASKS, TextAnswer
 from hplm.tenants.directory import MissingTarget
-from hplm.tenants.link import Link
+from hplm.tenants.link import ONWARD, Link
 from hplm.tenants.ticket import Ticket
 
 LINK = Link("large", "there", 1, Plan((Step(0, 0.7), Step(1, weight=0.6))))

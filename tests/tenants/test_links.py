@@ -16,9 +16,12 @@ from hplm.errors import Broken, InvalidInput
 from hplm.levels.calibration import Calibration
 from hplm.levels.plan import Plan, Step
 from hplm.model.config import BackboneConfig
+from hplm.plot.branch import Branch
+from hplm.tasks import TASKS
 from hplm.tenants.commands import Commands
 from hplm.tenants.directory import Directory, MissingTarget
-from hplm.tenants.link import Link
+from hplm.tenants.knowledge import Knowledge
+from hplm.tenants.link import ONWARD, Link
 from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import Snapshot
 from testing.random_store import random_store
@@ -31,6 +34,7 @@ pytestmark = pytest.mark.slow
 WARM = Calibration(temperature=2.0)
 LINK = Link("large", "acme", 1, Plan((Step(0, 0.7, 4.0, 0.5), Step(1, weight=0.6))))
 NOW = 1_000_000.0
+ROOT = Branch("root", 1, 0)
 
 
 @pytest.fixture
@@ -165,3 +169,22 @@ def test_the_admin_model_carries_a_link(served):
     ]:
         with pytest.raises(InvalidInput, match=naming(*named)):
             commands.run(json.dumps({**command, "id": "other", **change}))
+
+
+def test_an_export_from_before_links_takes_no_tenant_with_a_link(served):
+    store, live = served
+    config = live.folder.parent.parent / "toy-upper/config.pbtxt"
+    config.write_text(config.read_text().replace(f'"{ONWARD}"', '"ELSE"'))
+    update_tenant(live, store, "acme")
+    save_link(store, ACME, LINK, {})
+    with pytest.raises(InvalidInput, match=naming("'acme'", "export the repository again")):
+        update_tenant(live, store, "acme")
+    assert live.current().find("acme").version == 2
+
+
+@pytest.mark.parametrize("change", [{"needs_pair": True}, {"evidence": None}, {"combined": None}])
+def test_a_task_without_links_is_refused(monkeypatch, change):
+    knowledge = Knowledge("root", 1, "classify", ("x", "y"), (None, {}), None, calibration=WARM, link=LINK)
+    monkeypatch.setitem(TASKS, "classify", replace(TASKS["classify"], **change))
+    with pytest.raises(InvalidInput, match=naming("'acme'", "classify", "'large'", "leave the link out")):
+        knowledge.check("acme", [ROOT], 32, {})

@@ -226,6 +226,7 @@ class Server:
 
     def _finish(self, one: Computing, now: int) -> None:
         """Ends a sheet: its texts are answered, or go on."""
+        self._scheduler.computed(one.batch, one.sheet, now)
         unsure: list[SimulatedText] = []
         for text in one.sheet:
             next_pass = self._cascades.goes_on(text, int(self._load.arrivals.tokens[text.number]))

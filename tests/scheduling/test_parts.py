@@ -1,0 +1,165 @@
+"""Batches that are computed in parts: by several stacks, or some of their texts twice."""
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hplm.errors import DeadlineMissed
+from hplm.scheduling.admission import Admission
+from hplm.scheduling.limits import Limits
+from hplm.scheduling.policy import policy
+from hplm.scheduling.queue import Queue
+from hplm.scheduling.scheduler import Scheduler
+from hplm.scheduling.simulation.arrivals import MILLISECOND, Arrivals, SimulatedText
+from hplm.scheduling.simulation.cascades import SimulatedRung
+from hplm.scheduling.simulation.server import Machine, Simulation
+from hplm.scheduling.waiting import Capacity
+from tests.waiting import eventually
+
+ROOM = Capacity(tokens=100, texts=10, tenants=3)
+BATCH_NS = 10**12  # no test waits so long
+
+
+def _scheduler(admission=True):
+    return Scheduler(policy("timely"), Limits(1000, 10**6), admission)
+
+
+def _started(scheduler, texts, now=0):
+    """Returns a batch with these texts that has just started."""
+    scheduler.offer(texts, now)
+    batch = scheduler.choose(ROOM, now)
+    scheduler.started(batch, now)
+    return batch
+
+
+def _text(tokens=10, deadline=0):
+    return SimulatedText(tokens=tokens, arrival_ns=0, deadline_ns=deadline)
+
+
+@pytest.fixture
+def judged(monkeypatch):
+    """Returns how many promised texts were on time and how many late, of each batch."""
+    found = []
+    monkeypatch.setattr(Admission, "done", lambda admission, on_time, late: found.append((on_time, late)))
+    return found
+
+
+def test_each_text_is_judged_by_the_time_of_its_own_first_pass(judged):
+    scheduler = _scheduler()
+    sure, goes_on, late, _, free = texts = [_text(deadline=one) for one in (1500, 1500, 900, 2500, 0)]
+    batch = _started(scheduler, texts)
+    scheduler.computed(batch, [sure, goes_on, late, free], 1000)
+    assert scheduler.going_on(batch, [goes_on], 1000) == [goes_on]
+    scheduler.computed(batch, [goes_on], 2000)
+    scheduler.finished(batch, 3000)
+    assert judged == [(2, 2)]
+
+
+def test_a_promise_that_is_kept_is_not_judged_again_in_a_smaller_batch(judged):
+    scheduler = _scheduler()
+    texts = [_text(deadline=1500), _text(deadline=9000)]
+    batch = _started(scheduler, texts)
+    scheduler.computed(batch, texts[:1], 1000)
+    assert scheduler.halve(batch, texts, 2000)
+    for number in (1, 2):
+        half = scheduler.choose(ROOM, 2000)
+        scheduler.started(half, 2000)
+        scheduler.finished(half, 3000 * number)
+    assert judged == [(0, 0), (1, 0)]
+
+
+def test_the_simulation_judges_first_passes_too(judged):
+    arrivals = Arrivals(*(np.array([value]) for value in (0, 10, 15 * MILLISECOND, 0, 0)))
+    machine = Machine(lambda lengths, places: 10.0 * MILLISECOND, ROOM)
+    rung = SimulatedRung(0.5, 1.0, goes_on=1.0)
+    outcome = Simulation(_scheduler(), machine, arrivals, ladders={0: [rung]}).run()
+    assert outcome.answered_ns.tolist() == [20 * MILLISECOND]
+    assert judged == [(1, 0)]
+
+
+def test_a_part_takes_what_a_batch_takes_whatever_is_in_it():
+    """Texts on two stacks are two parts. Those of the first one that go on are computed with the second one."""
+
+    def learned(goes_on):
+        scheduler, now = _scheduler(admission=False), 0
+        for number in range(200):
+            texts = [_text(tokens=10 + number % 3) for _ in range(2 + number % 4)]
+            batch = _started(scheduler, texts, now)
+            parts = [texts[:1], texts[1:]] if number % 2 else [texts]
+            again = texts[:1] if goes_on and number % 2 else []
+            scheduler.computed(batch, parts[0], now)
+            assert scheduler.going_on(batch, again, now) == again
+            for part in parts[1:]:
+                scheduler.computed(batch, [*again, *part], now)
+            took = 3_000_000 * len(parts) + sum(100_000 * text.tokens + 50_000 for text in [*texts, *again])
+            scheduler.finished(batch, now + took)
+            now += 2 * took
+        return scheduler.cost.terms[0]
+
+    assert learned(goes_on=False) == pytest.approx(3_000_000, rel=0.1)
+    assert learned(goes_on=True) == pytest.approx(3_000_000, rel=0.1)
+
+
+def test_the_parts_of_recent_batches_are_expected_of_the_next_one():
+    scheduler, now, took = _scheduler(admission=False), 0, 6_000_000
+    for number in range(200):
+        texts = [_text(tokens=10 + number % 5) for _ in range(2)]
+        batch = _started(scheduler, texts, now)
+        for text in texts:
+            scheduler.computed(batch, [text], now)
+        took = 2 * 3_000_000 + sum(100_000 * text.tokens for text in texts)
+        scheduler.finished(batch, now + took)
+        now += took
+    assert batch.expected_ns == pytest.approx(took, rel=0.05)
+
+
+def test_a_batch_whose_texts_go_on_is_expected_to_take_as_long_as_all_that_is_left_of_it():
+    scheduler = _scheduler()
+    shallow, *deep = texts = [_text(tokens) for tokens in (10, 30, 50)]
+    batch = _started(scheduler, texts)
+    elapsed = int(10 * batch.expected_ns)
+    scheduler.computed(batch, [shallow], elapsed)
+    goes_on = replace(shallow, tokens=20)
+    assert scheduler.going_on(batch, [goes_on], elapsed) == [goes_on]
+    assert batch.expected_ns == pytest.approx(elapsed + scheduler.cost.predict(100, 3))
+    scheduler.computed(batch, [goes_on, *deep], 2 * elapsed)
+    assert batch.left_tokens == batch.left_texts == 0
+
+
+def _busy():
+    """Returns a scheduler that has learned its cost, a batch whose texts were computed, and the time."""
+    scheduler, now = _scheduler(), 0
+    for _ in range(30):
+        batch = _started(scheduler, [_text() for _ in range(10)], now)
+        scheduler.computed(batch, batch.texts, now + BATCH_NS)
+        now += BATCH_NS
+        scheduler.finished(batch, now)
+    batch = _started(scheduler, [_text() for _ in range(10)], now)
+    scheduler.computed(batch, batch.texts, now)
+    return scheduler, batch, now
+
+
+@pytest.mark.parametrize("tokens", [10, 1000])
+def test_admission_knows_that_a_running_batch_takes_longer(tokens):
+    scheduler, batch, now = _busy()
+    assert len(scheduler.going_on(batch, [replace(text, tokens=tokens) for text in batch.texts], now)) == 10
+    request = [_text(deadline=now + 4 * BATCH_NS)]
+    if tokens == 10:
+        assert scheduler.offer(request, now) == []
+        return
+    with pytest.raises(DeadlineMissed):
+        scheduler.offer(request, now)
+
+
+def test_a_text_that_expires_because_a_running_batch_takes_longer_is_answered_at_once():
+    scheduler, batch, now = _busy()
+    queue, waiting, expired = Queue(scheduler, lambda: now), _text(deadline=now + 4 * BATCH_NS), []
+    queue.offer([waiting])
+    thread = threading.Thread(target=lambda: expired.extend(queue.expired()), daemon=True)
+    thread.start()
+    eventually(lambda: now < queue._wake_ns <= waiting.deadline_ns)
+    queue.going_on(batch, [replace(text, tokens=1000) for text in batch.texts])
+    thread.join(30)
+    assert expired == [waiting]
