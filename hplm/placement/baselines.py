@@ -36,6 +36,7 @@ def baseline(given: str, problem: Problem, select: Selector = fast) -> Found:
         numbers = [float(part) for part in options.split(",") if part]
         if not all(number > 0 for number in numbers):
             raise ValueError(f"{options} are not all above 0")
+        problem.expect_fitting()
         return BASELINES[name](problem, select, numbers)
     except ValueError as error:
         raise InvalidInput(f"--baseline {given!r}: {error}; give numbers, such as round-robin:4 or manual:8,2") from None

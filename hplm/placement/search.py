@@ -5,7 +5,7 @@ A search ranks placements by the screen on a sample of the trace, and its best o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -36,6 +36,7 @@ def search(
     problem: Problem, select: Selector = fast, most_stages: int | None = None, sample: int = SAMPLE, say: Say = lambda _: None
 ) -> list[Found]:
     """Returns the best placements, the best first."""
+    problem.expect_fitting()
     small = problem.on(problem.trace.sampled(sample))
     searched = _Search(small, select, most_stages, say)
     ranked = sorted(searched.candidates(), key=lambda one: -one.share)[:KEPT]  # stable: of equal ones the first
@@ -62,17 +63,27 @@ class _Search:
         self._known: dict[tuple[frozenset[str], int, int], list[_Candidate]] = {}
         self.screened = 0
 
-    def candidates(self) -> Iterator[_Candidate]:
+    def candidates(self) -> list[_Candidate]:
         problem = self._problem
-        for buckets in backbone_buckets(problem):
-            loads = [self._load_of(bucket) for bucket in buckets]
-            for counts in device_buckets(loads, problem.cluster.devices):
-                firsts = accumulate(counts[:-1], initial=0)
-                best = [self._bucket(*own) for own in zip(buckets, firsts, counts, strict=True)]
-                if len(buckets) == 1:
-                    yield from best[0]
-                elif all(best):
-                    yield self._together([own[0] for own in best])
+        found = [one for buckets in backbone_buckets(problem) for one in self._divided(buckets)]
+        if found:
+            return found
+        # Backbones that ought to be apart share all devices where these cannot be divided.
+        return self._bucket(frozenset(unit.backbone for unit in problem.units), 0, problem.cluster.devices)
+
+    def _divided(self, buckets: tuple[frozenset[str], ...]) -> Iterator[_Candidate]:
+        """Returns placements of these buckets, with the best ways to divide the devices among them."""
+        loads = [self._load_of(bucket) for bucket in buckets]
+        for counts in device_buckets(loads, self._problem.cluster.devices, lambda counts: self._fits(buckets, counts)):
+            best = [self._bucket(*own) for own in _parts(buckets, counts)]
+            if len(buckets) == 1:
+                yield from best[0]
+            elif all(best):
+                yield self._together([own[0] for own in best])
+
+    def _fits(self, buckets: tuple[frozenset[str], ...], counts: tuple[int, ...]) -> bool:
+        cluster = self._problem.cluster
+        return all(self._problem.holds(own, part_of(cluster, first, count)) for own, first, count in _parts(buckets, counts))
 
     def _load_of(self, bucket: frozenset[str]) -> float:
         names = self._problem.trace.names
@@ -109,6 +120,11 @@ class _Search:
         groups = _numbered(tuple(group for part in parts for group in part.groups))
         served = sum(part.served for part in parts)
         return _Candidate(groups, served, served / len(self._problem.trace), " and ".join(part.how for part in parts))
+
+
+def _parts(buckets: Sequence[frozenset[str]], counts: Sequence[int]) -> Iterator[tuple[frozenset[str], int, int]]:
+    """Returns each bucket with its first device and its number of devices."""
+    return zip(buckets, accumulate(counts[:-1], initial=0), counts, strict=True)
 
 
 def _numbered(groups: Groups) -> Groups:

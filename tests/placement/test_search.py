@@ -17,11 +17,15 @@ from hplm.placement.partition import (
     part_of,
 )
 from hplm.placement.placement import Placement
+from hplm.placement.problem import Problem
+from hplm.placement.screen import alone_ns
 from hplm.placement.search import NothingFound, search
 from hplm.placement.servers import Serving
+from hplm.placement.units import units_of
+from hplm.placement.workload import synthetic
 from tests.naming import naming
-from tests.placement.problems import problem_of
-from tests.placement.profiles import cluster_of
+from tests.placement.problems import backbone, problem_of
+from tests.placement.profiles import cluster_of, profile_of
 
 
 def test_backbones_of_unlike_times_are_kept_apart():
@@ -40,6 +44,21 @@ def test_devices_are_shared_out_by_load():
     assert best == (6, 2) and all(sum(counts) == 8 for counts in others)
     assert (1, 7) not in others and (7, 1) not in [best, *others[:1]]
     assert device_buckets([1.0, 1.0, 1.0], 2) == []
+
+
+def test_devices_are_shared_out_so_that_each_bucket_holds_its_backbones():
+    """A slow backbone with few requests needs two devices, though its load asks for less than one."""
+    own = profile_of(small=backbone(2.0, layer_mb=5), large=backbone(20.0, layer_mb=20))
+    drawn = synthetic({"small/law": 400.0, "large/law": 4.0}, 10.0)
+    problem = Problem(cluster_of(4, 50), own, units_of(own), drawn.with_timeouts(8 * alone_ns(own, drawn)))
+    (best, *_) = search(problem)
+    large = [group for group in best.groups if "large" in group.cuts]
+    assert best.attained.by_unit["large/law"] > 0.5 and all(len(group.devices) == 2 for group in large)
+
+
+def test_unlike_backbones_share_a_device_where_there_is_only_one():
+    found = search(problem_of(8.0, 80.0, devices=1, memory_mb=80, rate=5.0, scale=20.0))[0]
+    assert found.groups[0].units == ("b0/law", "b1/law") and min(found.attained.by_unit.values()) > 0
 
 
 def test_a_part_of_a_cluster_has_its_devices_and_its_share_of_memory():
