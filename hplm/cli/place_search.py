@@ -31,7 +31,7 @@ def _register_search(actions: argparse._SubParsersAction) -> None:
         "search",
         help="find a placement that answers most requests of a trace in time",
         description="Search for groups of devices, their cuts and their units (AlpaServe's algorithms 1 and 2). A fast screen "
-        "ranks placements by the trace; the full simulator ranks the best ten again, on its busiest hour.",
+        "ranks placements by the trace; the full simulator ranks the best again, on its busiest hour.",
     )
     _problem_options(command)
     _search_options(command)

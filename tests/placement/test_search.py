@@ -19,8 +19,9 @@ from hplm.placement.partition import (
 from hplm.placement.placement import Placement
 from hplm.placement.problem import Problem
 from hplm.placement.screen import alone_ns
-from hplm.placement.search import NothingFound, search
+from hplm.placement.search import Found, NothingFound, search
 from hplm.placement.servers import Serving
+from hplm.placement.simulation import simulate
 from hplm.placement.units import units_of
 from hplm.placement.workload import synthetic
 from tests.naming import naming
@@ -114,8 +115,23 @@ def test_the_full_simulator_ranks_what_the_screen_has_found():
     found = search(problem)
     ranked = confirm(found, problem, Serving(), seconds=5.0)
     shares = [one.attained.share for one in ranked]
-    assert shares == sorted(shares, reverse=True) and len(ranked) == len(found)
+    assert shares == sorted(shares, reverse=True) and ranked
     assert all(len(one.attained.trace) == len(problem.trace.busiest(5.0)) for one in ranked)
+
+
+def test_a_placement_that_leaves_out_a_backbone_of_quieter_hours_is_not_confirmed():
+    problem = problem_of(8.0, 8.0, devices=2, memory_mb=40, rate=60.0, seconds=10.0)
+    half = problem.trace.arrival_ns > problem.trace.arrival_ns[-1] // 3
+    problem = problem.on(replace(problem.trace, unit=np.where(half, 0, 1)))  # the busiest part has requests of b0 alone
+    groups = groups_of(problem.cluster, Parallel(1, 1))
+    both = problem.room.added(groups, 0, "b0/law")
+    both = both and problem.room.added(both, 1, "b1/law")
+    twice = problem.room.added(groups, 0, "b0/law")
+    twice = twice and problem.room.added(twice, 1, "b0/law")
+    found = [Found(own, problem.screen.attained(own), "") for own in (both, twice) if own]
+    only_busiest = simulate(twice, problem.profile, problem.trace.busiest(3.0), Serving()).share  # pyright: ignore
+    (best, *others) = confirm(found, problem, Serving(), seconds=3.0)
+    assert only_busiest > best.attained.share and best.found is found[0] and not others
 
 
 @pytest.mark.parametrize("name, stages", [("round-robin:2", 2), ("greedy:2", 2), ("manual:1,2", 1), ("replication", 1)])
