@@ -22,12 +22,14 @@ from hplm.parameters import parameters_of
 from hplm.placement.placement import Group, Placement
 from hplm.plot.forest import assign_addresses
 from hplm.plot.table import Table
+from hplm.tenants.link import Link
 from hplm.tenants.snapshot import LIVE, Snapshot, Tenant
 from hplm.tenants.tables import newest_version
 
 STALE = "the placement is stale: run `hplm place profile` and `hplm place search` again"
 CONFIG = "config.pbtxt"
 FIRST_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
+NAMED = 5  # tenants that a sentence names
 PORTS = 10  # from one group of a machine to the next
 
 
@@ -63,6 +65,38 @@ def emit(placement: Placement, repository: Path, folder: Path, state: Path | Non
             place = sum(other.group.machine == group.machine for other in emitted)
             emitted.append(Emitted(group, folder / group.name, tenants, place))
     return emitted
+
+
+def gaps(placement: Placement, repository: Path, state: Path | None = None) -> list[str]:
+    """Returns sentences: which tenants no group serves, and which ones have links that lead out of their group."""
+    units: dict[tuple[str, str], str | None] = {}
+    linked: list[tuple[str, Tenant, Link]] = []
+    for backbone in dict.fromkeys(unit.backbone for unit in placement.units):
+        for tenant in Backbone(repository / backbone / "1", state).view.snapshot.tenants:
+            units[backbone, tenant.id] = _unit_of(placement, backbone, tenant)
+            if tenant.link is not None:
+                linked.append((backbone, tenant, tenant.link))
+    served = {unit for group in placement.groups for unit in group.units}
+    unserved = [f"{backbone}/{tenant}" for (backbone, tenant), unit in units.items() if unit not in served]
+    found = [f"no group serves {len(unserved)} tenants: {_some(unserved)}"] if unserved else []
+    for group in placement.groups:
+        leading = [
+            f"{backbone}/{tenant.id} to {link.backbone}/{link.tenant}"
+            for backbone, tenant, link in linked
+            if units[backbone, tenant.id] in group.units and units.get((link.backbone, link.tenant)) not in group.units
+        ]
+        if leading:
+            found.append(f"group {group.name!r} does not serve where {len(leading)} links lead: {_some(leading)}")
+    return found
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:NAMED]) + ("" if len(names) <= NAMED else ", ...")
+
+
+def _unit_of(placement: Placement, backbone: str, tenant: Tenant) -> str | None:
+    shared = f"{backbone}/{tenant.domain}"
+    return next((name for name in (f"{shared}/{tenant.id}", shared) if name in placement.unit), None)
 
 
 def _check_runs(group: Group) -> None:
@@ -110,8 +144,7 @@ def _tenants_of(placement: Placement, group: Group, backbone: str, snapshot: Sna
     """Returns the tenants of the group's units. Refuses tenants without a unit, and units without tenants."""
     by_unit: dict[str, list[Tenant]] = {}
     for tenant in snapshot.tenants:
-        shared = f"{backbone}/{tenant.domain}"
-        unit = next((name for name in (f"{shared}/{tenant.id}", shared) if name in placement.unit), None)
+        unit = _unit_of(placement, backbone, tenant)
         if unit is None:
             raise InvalidInput(
                 f"tenant {tenant.id!r} of backbone {backbone!r} and domain {tenant.domain!r} has no unit: {STALE}"

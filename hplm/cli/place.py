@@ -107,15 +107,19 @@ def run_profile(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_emit(args: argparse.Namespace) -> dict[str, Any]:
-    from builder.publish.groups import emit
+    from builder.publish.groups import emit, gaps
     from hplm.placement.placement import Placement
 
     check_state(args.state)
-    emitted = emit(Placement.read(args.placement), args.repository, args.to, args.state)
+    placement = Placement.read(args.placement)
+    emitted = emit(placement, args.repository, args.to, args.state)
+    missing = gaps(placement, args.repository, args.state)
     if not args.json:
         for one in emitted:
             devices = f"{', '.join(one.group.devices)} of {one.group.machine}"
             print(f"{one.group.name} on {devices}: {one.tenants} tenants of {_some(one.group.units)}\n  {one.command}")
+        for gap in missing:
+            print(f"note: {gap}")
     return {
         "groups": [
             {
@@ -127,7 +131,8 @@ def run_emit(args: argparse.Namespace) -> dict[str, Any]:
                 "command": one.command,
             }
             for one in emitted
-        ]
+        ],
+        "gaps": missing,
     }
 
 

@@ -154,6 +154,8 @@ def run_search(args: argparse.Namespace) -> dict[str, Any]:
         print(f"{best.how}\n{_groups_text(placement)}\n{_attained_text('screen', best.attained)}")
         if confirmed:
             print(_attained_text("full simulator, busiest part", confirmed))
+        for unit in placement.unplaced:
+            print(f"no group serves {unit.name} ({unit.tenants} tenants): give more devices or more memory")
         print(f"next: `hplm place simulate {args.to}`, or `hplm place emit`")
     return {
         "how": best.how,
@@ -163,6 +165,7 @@ def run_search(args: argparse.Namespace) -> dict[str, Any]:
             {"name": group.name, "devices": group.devices, "stages": group.stages, "intra": group.intra, "units": group.units}
             for group in best.groups
         ],
+        "unplaced": [unit.name for unit in placement.unplaced],
         "screen": _figures(best.attained),
         "full": confirmed and _figures(confirmed),
     }

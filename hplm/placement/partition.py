@@ -30,11 +30,11 @@ class Parallel:
 
 
 def backbone_buckets(problem: Problem) -> list[tuple[frozenset[str], ...]]:
-    """Returns the partitions of the backbones, by the time of their mean text, in which none delays another too long."""
+    """Returns the partitions of the backbones that have requests, by the time of their mean text, in which none delays another too long."""
     took = {
         name: own.terms(min(own.times)).ns(*problem.shapes[name])
         for name, own in problem.profile.backbones.items()
-        if any(unit.backbone == name for unit in problem.units)
+        if any(unit.split("/")[0] == name for unit in problem.asked)
     }
     ordered = sorted(took, key=lambda name: (took[name], name))
     borders = [i for i in range(1, len(ordered)) if took[ordered[i]] > ALIKE * took[ordered[i - 1]]]

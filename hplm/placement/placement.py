@@ -65,10 +65,11 @@ class Placement:
         """The units by name."""
         return {unit.name: unit for unit in self.units}
 
-    @cached_property
-    def groups_of(self) -> dict[str, tuple[int, ...]]:
-        """The indexes of the groups that serve each unit."""
-        return {unit.name: tuple(i for i, group in enumerate(self.groups) if unit.name in group.units) for unit in self.units}
+    @property
+    def unplaced(self) -> tuple[Unit, ...]:
+        """The units that no group serves."""
+        placed = {name for group in self.groups for name in group.units}
+        return tuple(unit for unit in self.units if unit.name not in placed)
 
     @classmethod
     def read(cls, path: Path) -> Placement:

@@ -38,6 +38,11 @@ class Problem:
         return {unit.name: unit for unit in self.units}
 
     @cached_property
+    def asked(self) -> list[str]:
+        """The units that have requests."""
+        return [name for name, requests in zip(self.trace.names, self.trace.counts.tolist(), strict=True) if requests]
+
+    @cached_property
     def load(self) -> Array:
         """The devices that each unit of the trace would keep busy, if nothing were ever idle."""
         return np.bincount(self.trace.unit, alone_ns(self.profile, self.trace), len(self.trace.names)) / (

@@ -45,6 +45,17 @@ def test_a_placement_is_found_drawn_and_simulated(given, capsys, tmp_path):
     assert simulated["screen"] == found["screen"] and simulated["full"] == found["full"]
 
 
+def test_units_that_no_group_serves_are_named(given, capsys, tmp_path):
+    cluster_of(1, 60).write(tmp_path / "c.json")  # room for one of three backbones
+    options = [*given, "--slo-scale", "5", "--confirm-seconds", "0", "--to", "placement.json"]
+    status, printed = _run(capsys, "search", *options, "--json")
+    assert status == 0, printed.err
+    found = json.loads(printed.out)
+    served = {unit for group in found["groups"] for unit in group["units"]}
+    assert len(found["unplaced"]) == 2 and not served & set(found["unplaced"])
+    assert names(_run(capsys, "search", *options)[1].out, "no group serves", *found["unplaced"])
+
+
 def test_one_stage_is_what_is_emitted_today(given, capsys, tmp_path):
     options = [*given, "--slo-scale", "5", "--most-stages", "1", "--confirm-seconds", "0"]
     assert _run(capsys, "search", *options, "--to", "placement.json")[0] == 0

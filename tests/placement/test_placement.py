@@ -104,7 +104,6 @@ def test_stages_that_fit_no_device_alone_fit_two():
         placed(group(), cluster=cluster).check(cluster, profile)
 
 
-def test_groups_are_found_by_unit():
-    placement = placed(group(), group("two", devices=("cpu:1",), units=("bert/law", "bert/root")))
-    assert placement.groups_of == {"bert/root": (1,), "bert/law": (0, 1)}
-    assert placement.groups[0].stages == 1 and placement.groups[0].devices_of(0) == ("cpu:0",)
+def test_units_that_no_group_serves_are_known():
+    assert placed(group()).unplaced == (Unit("bert/root", 1),)
+    assert not placed(group(units=("bert/law", "bert/root"))).unplaced

@@ -134,6 +134,26 @@ def test_a_placement_that_leaves_out_a_backbone_of_quieter_hours_is_not_confirme
     assert only_busiest > best.attained.share and best.found is found[0] and not others
 
 
+def test_units_without_requests_are_placed_where_they_fit():
+    quiet = backbone(8.0)
+    asked = replace(backbone(2.0), tenants={"law": ("a",), "bio": ("b",)}, table_bytes={"law": 1, "bio": 1})
+    own = profile_of(asked=asked, quiet=quiet, huge=backbone(8.0, layer_mb=20))
+    drawn = synthetic({"asked/law": 20.0, "asked/bio": 0.0, "quiet/law": 0.0, "huge/law": 0.0}, 10.0)
+    problem = Problem(cluster_of(2, 40), own, units_of(own), drawn.with_timeouts(8 * alone_ns(own, drawn)))
+    best = search(problem, most_stages=1)[0]
+    placed = [(set(group.cuts), set(group.units)) for group in best.groups]
+    assert ({"asked"}, {"asked/law", "asked/bio"}) in placed and ({"quiet"}, {"quiet/law"}) in placed
+    assert not any("huge" in group.cuts for group in best.groups)  # 80 MB
+
+
+def test_a_unit_that_the_sample_lost_is_placed():
+    problem = problem_of(2.0, 2.0, devices=4, memory_mb=200, rate=200.0, seconds=60.0)
+    few = np.where(np.arange(len(problem.trace)) == 3000, 1, 0)
+    problem = problem.on(replace(problem.trace, unit=few))
+    assert not problem.trace.sampled(160).counts[1]
+    assert search(problem, sample=160)[0].attained.by_unit["b1/law"] == 1
+
+
 @pytest.mark.parametrize("name, stages", [("round-robin:2", 2), ("greedy:2", 2), ("manual:1,2", 1), ("replication", 1)])
 def test_baselines_cut_as_they_say(name, stages):
     problem = problem_of(8.0, 6.0, devices=4, memory_mb=80)
