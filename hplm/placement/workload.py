@@ -126,16 +126,18 @@ def gamma_arrivals(rate: float, cv: float, seconds: float, rng: np.random.Genera
 def refitted(trace: Trace, window_s: float, rate: float = 1.0, cv: float = 1.0, seed: int = 0) -> Trace:
     """Fits a Gamma process to each unit's arrivals in each window, scales rate and CV, and draws arrivals from them.
 
-    Lengths and timeouts are drawn from those of the unit in that window. Clockwork and AlpaServe scale traces in this way.
+    The last window ends with the trace. Lengths and timeouts are drawn from those of the unit in that window. Clockwork and
+    AlpaServe scale traces in this way.
     """
     rng = np.random.default_rng(seed)
-    first, span = int(trace.arrival_ns[0]), int(window_s * SECOND)
+    first, last, span = int(trace.arrival_ns[0]), int(trace.arrival_ns[-1]), int(window_s * SECOND)
     columns: list[tuple[Array, ...]] = []
     for window in trace.windows(window_s):
         start = first + (int(window.arrival_ns[0]) - first) // span * span
+        seconds = min(span, last - start + 1) / SECOND
         for unit in np.unique(window.unit).tolist():
             mine = np.flatnonzero(window.unit == unit)
-            at = start + gamma_arrivals(rate * len(mine) / window_s, cv * _cv_of(window.arrival_ns[mine]), window_s, rng)
+            at = start + gamma_arrivals(rate * len(mine) / seconds, cv * _cv_of(window.arrival_ns[mine]), seconds, rng)
             like = mine[(rng.random(len(at)) * len(mine)).astype(np.int64)]
             columns.append((at, np.full(len(at), unit), window.tokens[like], window.timeout_ns[like]))
     at, unit, tokens, timeout = (np.concatenate(parts) for parts in zip(*columns, strict=True))
