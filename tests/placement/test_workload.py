@@ -1,3 +1,4 @@
+import gzip
 import json
 
 import numpy as np
@@ -74,6 +75,7 @@ def test_azures_functions_of_2021_start_at_their_end_less_their_duration(tmp_pat
         ([{"arrival": 2, "tokens": 4, "tenant": "x"}, {"arrival": 1, "tokens": 4, "tenant": "x"}], ("backwards", 2)),
         ([{"arrival": 2, "tokens": 4, "tenant": "z"}], ("'z'", "line 1")),
         ([{"arrival": 2, "tokens": 0, "tenant": "x"}], (0, "tokens")),
+        ([{"arrival": 2, "tokens": 3_000_000_000, "tenant": "x"}], (3_000_000_000, 1 << 20)),
         ([{"arrival": 1e30, "tokens": 1, "tenant": "x"}], ("64 bits",)),
         ([[1]], ("line 1",)),
     ],
@@ -81,6 +83,21 @@ def test_azures_functions_of_2021_start_at_their_end_less_their_duration(tmp_pat
 def test_a_bad_trace_is_refused(tmp_path, rows, named):
     with pytest.raises(InvalidInput, match=naming(*named)):
         read_trace(_written(tmp_path, *rows), UNITS)
+
+
+@pytest.mark.parametrize("end", ["nan", "inf", "1e300"])
+def test_an_invocation_without_a_time_is_refused(tmp_path, end):
+    path = tmp_path / "invocations.txt"
+    path.write_text(f"app,func,end_timestamp,duration\na,f,10.5,0.5\na,g,{end},1.0\n")
+    with pytest.raises(InvalidInput, match=naming(path, "line 3")):
+        read_trace(path, UNITS)
+
+
+def test_a_packed_trace_is_refused(tmp_path):
+    path = tmp_path / "trace.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"arrival": 2, "tokens": 4, "tenant": "x"}'))
+    with pytest.raises(InvalidInput, match=naming(path, "unpack")):
+        read_trace(path, UNITS)
 
 
 def test_a_trace_without_deadlines_names_the_way_out(tmp_path):
@@ -140,7 +157,12 @@ def test_parts_of_a_trace():
     trace = Trace(("u",), at, zeros, zeros + 1, zeros)
     assert trace.busiest(10).arrival_ns.tolist() == at[3:7].tolist()
     assert [len(window) for window in trace.windows(30)] == [3, 4, 1]
-    assert len(trace.sampled(100)) == 8
+    assert len(trace.sampled(100)) == 8 and len(trace.sampled(3)) == 3
+    for seconds in (1e-10, 0.0, np.inf, np.nan):
+        with pytest.raises(InvalidInput, match="seconds"):
+            trace.windows(seconds)
+        with pytest.raises(InvalidInput, match="seconds"):
+            trace.busiest(seconds)
     sampled = synthetic({"u": 100.0}, 100, 3.0).sampled(1600)
     assert 1500 <= len(sampled) <= 1600 and sampled.seconds > 80
 
