@@ -6,6 +6,7 @@ change are hard links, so groups of one machine share them in memory, as placeme
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -45,7 +46,7 @@ class Emitted:
         """The command that starts its server, on its own cores and ports."""
         cores = ",".join(map(str, cores_of(self.group.devices)))
         ports = " ".join(f"--{name}-port {port + PORTS * self.place}" for name, port in FIRST_PORTS.items())
-        return f"{f'taskset -c {cores} ' if cores else ''}hplm serve --repository {self.repository} {ports}"
+        return f"{f'taskset -c {cores} ' if cores else ''}hplm serve --repository {shlex.quote(str(self.repository))} {ports}"
 
 
 def emit(placement: Placement, repository: Path, folder: Path, state: Path | None = None) -> list[Emitted]:
@@ -104,10 +105,6 @@ def _check_runs(group: Group) -> None:
     if group.stages > 1:
         raise InvalidInput(
             f"group {group.name!r} has {group.stages} stages, but this version runs one: search with `--most-stages 1`"
-        )
-    if len({device.partition(":")[0] for device in group.devices}) > 1:
-        raise InvalidInput(
-            f"group {group.name!r} has devices of different kinds ({', '.join(group.devices)}): give it one kind"
         )
     if group.intra > 1 and not cores_of(group.devices):
         raise InvalidInput(

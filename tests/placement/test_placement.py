@@ -81,11 +81,25 @@ def test_a_placement_that_no_cluster_can_hold_is_refused(groups, cluster, named)
 def test_a_group_over_two_machines_is_refused_with_the_other_one():
     two = cluster_of(machines=2)
     other = replace(
-        two.machines[1], devices=tuple(replace(own, name=f"cuda:{i}") for i, own in enumerate(two.machines[1].devices))
+        two.machines[1], devices=tuple(replace(own, name=f"cpu:{8 + i}") for i, own in enumerate(two.machines[1].devices))
     )
     cluster = replace(two, machines=(two.machines[0], other))
-    with pytest.raises(InvalidInput, match=naming("'cuda:1'", "'m0'", "'m1'", "one machine")):
-        placed(group(devices=("cpu:0", "cuda:1"), intra=2), cluster=cluster).check(cluster, PROFILE)
+    with pytest.raises(InvalidInput, match=naming("'cpu:9'", "'m0'", "'m1'", "one machine")):
+        placed(group(devices=("cpu:0", "cpu:9"), intra=2), cluster=cluster).check(cluster, PROFILE)
+
+
+@pytest.mark.parametrize(
+    "units, named",
+    [
+        ((*UNITS, Unit("bert/art", 1)), "'bert/art'"),
+        ((*UNITS, Unit("mini/law", 1)), "'mini/law'"),
+        ((*UNITS, Unit("bert/law/z", 1)), "'bert/z'"),
+        ((UNITS[0], Unit("bert/law", 7)), "'bert/law'"),
+    ],
+)
+def test_units_that_the_profile_does_not_have_are_refused(units, named):
+    with pytest.raises(InvalidInput, match=naming(named, "profile")):
+        replace(placed(group()), units=units).check(cluster_of(), PROFILE)
 
 
 def test_a_placement_for_another_cluster_or_profile_is_stale():

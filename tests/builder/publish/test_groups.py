@@ -128,7 +128,6 @@ def served_precision(repository):
     [
         ({"groups": (group("one", "toy/root", devices=("cpu:0", "cpu:1"), cuts=TWO),)}, ["'one'", "--most-stages 1"]),
         ({"groups": (group("one", "toy/root", devices=("cuda:0", "cuda:1"), intra=2),)}, ["'one'", "--intra 1"]),
-        ({"groups": (group("one", "toy/root", devices=("cpu:0", "cuda:0"), intra=2),)}, ["'one'", "cpu:0", "cuda:0"]),
         ({"groups": (group("one"),)}, ["'one'", "units"]),
         ({"exports": {"toy": "another"}}, ["stale", "hplm place search"]),
         ({"precisions": {"toy": "bf16"}}, ["'bf16'", "'fp32'", "stale"]),
