@@ -172,7 +172,18 @@ def test_clockwork_places_each_window_anew():
     assert baseline("replication", problem).attained.share < 0.7
 
 
-@pytest.mark.parametrize("name", ["best", "manual:2", "round-robin:0", "greedy:x"])
+def test_pipelines_without_a_number_are_as_long_as_a_machine_allows():
+    assert [group.stages for group in baseline("greedy", problem_of(8.0, devices=2, memory_mb=80)).groups] == [2]
+    assert [group.stages for group in baseline("round-robin", problem_of(8.0, devices=8, memory_mb=80)).groups] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "best", "manual:2", "manual:8,2", "manual:inf,1", "manual:1,1,1", "round-robin:0", "round-robin:0.5", "round-robin:4,2",
+        "greedy:x", "greedy:nan", "replication:2", "clockwork:inf", "clockwork:1e-10",
+    ],
+)  # fmt: skip
 def test_an_unknown_baseline_is_refused(name):
-    with pytest.raises(InvalidInput, match="--baseline"):
+    with pytest.raises(InvalidInput):
         baseline(name, problem_of(8.0))
