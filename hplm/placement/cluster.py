@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from hplm.errors import InvalidInput
-from hplm.placement.fields import Fields, digest, write
+from hplm.placement.fields import Fields, digest
 
 KIND, FORMAT = "hplm cluster", 1
 WAY_OUT = "write it as docs/placement.md shows"
@@ -60,9 +60,6 @@ class Cluster:
             _refuse_twice(path, f"machine {machine.name!r}: device", [device.name for device in machine.devices])
             check_kind(f"{path}: machine {machine.name!r}", machine.memory_of)
         return cls(machines)
-
-    def write(self, path: Path) -> None:
-        write(path, KIND, FORMAT, asdict(self))
 
 
 def check_kind(where: str, devices: Collection[str]) -> None:

@@ -9,7 +9,7 @@ from hplm.cli.main import main
 from hplm.placement.placement import Placement
 from tests.naming import names
 from tests.placement.problems import profile, trace_of
-from tests.placement.profiles import cluster_of
+from tests.placement.profiles import cluster_of, write_cluster
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     own = profile(8.0, 8.0, 20.0)
     trace = trace_of(own, 40.0, 8.0)
-    cluster_of(4, 60).write(tmp_path / "c.json")
+    write_cluster(cluster_of(4, 60), tmp_path / "c.json")
     own.write(tmp_path / "p.json")
     rows = zip(trace.arrival_ns.tolist(), trace.unit.tolist(), trace.tokens.tolist(), strict=True)
     lines = [json.dumps({"arrival": at / 1e9, "tokens": tokens, "unit": trace.names[unit]}) for at, unit, tokens in rows]
@@ -47,7 +47,7 @@ def test_a_placement_is_found_drawn_and_simulated(given, capsys, tmp_path):
 
 
 def test_units_that_no_group_serves_are_named(given, capsys, tmp_path):
-    cluster_of(1, 60).write(tmp_path / "c.json")  # room for one of three backbones
+    write_cluster(cluster_of(1, 60), tmp_path / "c.json")  # room for one of three backbones
     options = [*given, "--slo-scale", "5", "--confirm-seconds", "0", "--to", "placement.json"]
     status, printed = _run(capsys, "search", *options, "--json")
     assert status == 0, printed.err
