@@ -54,7 +54,7 @@ def problem_options(command: argparse.ArgumentParser, slo_scale: bool = True) ->
 def serving_option(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--serving", nargs="+", default=[], metavar="NAME=VALUE",
-        help="parameters of the servers for the full simulator, as in config.pbtxt: batch_texts=1 (default: as exported)",
+        help="parameters of the servers for the full simulator, as in config.pbtxt, and batch_texts (default: as exported)",
     )  # fmt: skip
 
 

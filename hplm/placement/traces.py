@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from hplm.scheduling.simulation.arrivals import MILLISECOND, SECOND, Lengths
 MINUTES = 1440  # columns of a file of Azure's trace of 2019: a day
 FUNCTIONS_2019 = ("HashOwner", "HashApp", "HashFunction", "Trigger")
 FUNCTIONS_2021 = ("app", "func", "end_timestamp", "duration")
+BACK_S = 60.0  # lines of a journal are in the order of the answers, but for less than this
 LONGEST = 1 << 20  # tokens of a text
 LENGTHS = Lengths(64, 400, 3, 512)  # of the texts of a trace that has none
 
@@ -60,11 +62,12 @@ def _recorded(path: Path, units: Mapping[str, str], names: tuple[str, ...]) -> T
     """Reads JSONL: a journal, or lines of `arrival` (seconds), `tokens`, `tenant` or `unit`, and optionally `deadline_ms`."""
     number = {name: index for index, name in enumerate(names)}
     rows: list[tuple[int, ...]] = []
-    journal = False
+    journal, clock = False, -math.inf
     for line, row in _lines(path):
         try:
             journal = journal or "arrived" in row
             if "arrived" in row:
+                clock = _later(clock, float(row.get("answered", row["arrived"])))
                 rows += _journal_rows(row, number[_unit_of(row, units)])
             elif not journal:
                 rows.append(_row(row, number[_unit_of(row, units)]))
@@ -115,6 +118,16 @@ def _journal_rows(row: Mapping[str, Any], unit: int) -> list[tuple[int, int, int
     timeout = round((float(row["deadline"]) - arrived) * SECOND) if row["deadline"] else 0
     each = _checked(round(arrived * SECOND), unit, max(1, round(int(row["tokens"]) / max(1, texts))), timeout)
     return [each] * texts
+
+
+def _later(clock: float, answered: float) -> float:
+    """Returns the latest time of a journal so far. Refuses one whose clock has begun anew."""
+    if answered < clock - BACK_S:
+        raise InvalidInput(
+            f"its clock runs back by {clock - answered:,.0f} s: after a restart of the machine a journal has another clock. "
+            "Give the lines of one boot, in the order of the answers"
+        )
+    return max(clock, answered)
 
 
 def _checked(arrival: int, unit: int, tokens: int, timeout: int) -> tuple[int, int, int, int]:

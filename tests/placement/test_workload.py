@@ -45,6 +45,15 @@ def test_a_journal_is_sorted_and_a_request_of_two_texts_counts_twice(tmp_path):
     assert trace.tokens.tolist() == [5, 10, 10] and trace.timeout_ns.tolist() == [0, SECOND // 4, SECOND // 4]
 
 
+def test_a_journal_of_two_boots_is_refused(tmp_path):
+    request = {"tenant": "x", "texts": 1, "tokens": 5, "deadline": 0}
+    times = [(5000.0, 5000.1), (4999.0, 5000.2), (7.0, 7.1)]
+    rows = [{**request, "arrived": arrived, "answered": answered} for arrived, answered in times]
+    with pytest.raises(InvalidInput, match=naming("line 3", "4,993", "restart")):
+        read_trace(_written(tmp_path, *rows), UNITS)
+    assert len(read_trace(_written(tmp_path, *rows[:2]), UNITS)) == 2
+
+
 def test_azures_functions_of_2019_are_counts_of_each_minute_striped_over_the_units(tmp_path):
     head = ["HashOwner", "HashApp", "HashFunction", "Trigger", *map(str, range(1, MINUTES + 1))]
     counts = [[0] * MINUTES for _ in range(3)]
