@@ -29,14 +29,14 @@ def models(numbers: dict[str, int]) -> list[str]:
     return [kind for i in range(most) for kind, count in numbers.items() if i < count]
 
 
-def profile_of(kinds: Sequence[str], scale: float = 1.0) -> Profile:
-    """Returns a profile in which every model is a backbone of its own: the paper's share nothing. `scale`: of the hop."""
+def profile_of(kinds: Sequence[str]) -> Profile:
+    """Returns a profile in which every model is a backbone of its own: the paper's share nothing."""
     backbones = {f"model-{i}": _backbone(**PAPER["models"][kind]) for i, kind in enumerate(kinds)}
-    return Profile({"processor": PAPER["source"]}, backbones, Terms(scale * ASSUMED["hop_ms"] * 1e6), FitError(0.0, 0.0))
+    return Profile({"processor": PAPER["source"]}, backbones, Terms(ASSUMED["hop_ms"] * 1e6), FitError(0.0, 0.0))
 
 
-def cluster_of(devices: int, device_bytes: float = PAPER["device_bytes"], a_machine: int = A_MACHINE) -> Cluster:
-    machines = [range(first, min(first + a_machine, devices)) for first in range(0, devices, a_machine)]
+def cluster_of(devices: int, device_bytes: float = PAPER["device_bytes"]) -> Cluster:
+    machines = [range(first, min(first + A_MACHINE, devices)) for first in range(0, devices, A_MACHINE)]
     return Cluster(
         tuple(
             Machine(f"machine-{i}", tuple(Device(f"cuda:{j - own[0]}", int(device_bytes)) for j in own), NO_LIMIT)

@@ -6,6 +6,7 @@ change are hard links, so groups of one machine share them in memory, as placeme
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -22,12 +23,14 @@ from hplm.parameters import parameters_of
 from hplm.placement.placement import Group, Placement
 from hplm.plot.forest import assign_addresses
 from hplm.plot.table import Table
+from hplm.tenants.link import Link
 from hplm.tenants.snapshot import LIVE, Snapshot, Tenant
 from hplm.tenants.tables import newest_version
 
 STALE = "the placement is stale: run `hplm place profile` and `hplm place search` again"
 CONFIG = "config.pbtxt"
 FIRST_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
+NAMED = 5  # tenants that a sentence names
 PORTS = 10  # from one group of a machine to the next
 
 
@@ -43,7 +46,7 @@ class Emitted:
         """The command that starts its server, on its own cores and ports."""
         cores = ",".join(map(str, cores_of(self.group.devices)))
         ports = " ".join(f"--{name}-port {port + PORTS * self.place}" for name, port in FIRST_PORTS.items())
-        return f"{f'taskset -c {cores} ' if cores else ''}hplm serve --repository {self.repository} {ports}"
+        return f"{f'taskset -c {cores} ' if cores else ''}hplm serve --repository {shlex.quote(str(self.repository))} {ports}"
 
 
 def emit(placement: Placement, repository: Path, folder: Path, state: Path | None = None) -> list[Emitted]:
@@ -65,15 +68,43 @@ def emit(placement: Placement, repository: Path, folder: Path, state: Path | Non
     return emitted
 
 
+def gaps(placement: Placement, repository: Path, state: Path | None = None) -> list[str]:
+    """Returns sentences: which tenants no group serves, and which ones have links that lead out of their group."""
+    units: dict[tuple[str, str], str | None] = {}
+    linked: list[tuple[str, Tenant, Link]] = []
+    for backbone in dict.fromkeys(unit.backbone for unit in placement.units):
+        for tenant in Backbone(repository / backbone / "1", state).view.snapshot.tenants:
+            units[backbone, tenant.id] = _unit_of(placement, backbone, tenant)
+            if tenant.link is not None:
+                linked.append((backbone, tenant, tenant.link))
+    served = {unit for group in placement.groups for unit in group.units}
+    unserved = [f"{backbone}/{tenant}" for (backbone, tenant), unit in units.items() if unit not in served]
+    found = [f"no group serves {len(unserved)} tenants: {_some(unserved)}"] if unserved else []
+    for group in placement.groups:
+        leading = [
+            f"{backbone}/{tenant.id} to {link.backbone}/{link.tenant}"
+            for backbone, tenant, link in linked
+            if units[backbone, tenant.id] in group.units and units.get((link.backbone, link.tenant)) not in group.units
+        ]
+        if leading:
+            found.append(f"group {group.name!r} does not serve where {len(leading)} links lead: {_some(leading)}")
+    return found
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:NAMED]) + ("" if len(names) <= NAMED else ", ...")
+
+
+def _unit_of(placement: Placement, backbone: str, tenant: Tenant) -> str | None:
+    shared = f"{backbone}/{tenant.domain}"
+    return next((name for name in (f"{shared}/{tenant.id}", shared) if name in placement.unit), None)
+
+
 def _check_runs(group: Group) -> None:
     """Refuses groups that no server can run yet."""
     if group.stages > 1:
         raise InvalidInput(
             f"group {group.name!r} has {group.stages} stages, but this version runs one: search with `--most-stages 1`"
-        )
-    if len({device.partition(":")[0] for device in group.devices}) > 1:
-        raise InvalidInput(
-            f"group {group.name!r} has devices of different kinds ({', '.join(group.devices)}): give it one kind"
         )
     if group.intra > 1 and not cores_of(group.devices):
         raise InvalidInput(
@@ -110,8 +141,7 @@ def _tenants_of(placement: Placement, group: Group, backbone: str, snapshot: Sna
     """Returns the tenants of the group's units. Refuses tenants without a unit, and units without tenants."""
     by_unit: dict[str, list[Tenant]] = {}
     for tenant in snapshot.tenants:
-        shared = f"{backbone}/{tenant.domain}"
-        unit = next((name for name in (f"{shared}/{tenant.id}", shared) if name in placement.unit), None)
+        unit = _unit_of(placement, backbone, tenant)
         if unit is None:
             raise InvalidInput(
                 f"tenant {tenant.id!r} of backbone {backbone!r} and domain {tenant.domain!r} has no unit: {STALE}"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hplm.cli import place_search
+from hplm.cli.place_problem import check_target
 from hplm.cli.served import check_state
 
 if TYPE_CHECKING:
@@ -92,8 +94,7 @@ def run_profile(args: argparse.Namespace) -> dict[str, Any]:
     check_state(args.state)
     if args.rounds < 1:
         raise InvalidInput(f"--rounds {args.rounds}: give 1 or more")
-    if not args.to.parent.is_dir():
-        raise InvalidInput(f"--to {args.to}: the folder {args.to.parent} does not exist: make it, or name another file")
+    check_target(args.to)
     check_devices(args.devices, args.intra)
     sources = sources_of(args.repository, args.backbone)
     served = round_trips(args.repository, args.state, [source.name for source in sources]) if args.wire else {}
@@ -102,20 +103,27 @@ def run_profile(args: argparse.Namespace) -> dict[str, Any]:
     report = _report(profile)
     if not args.json:
         print(_text(report))
-        print(f"next: hplm place search --profiles {args.to}")
+        print(
+            f"next: write cluster.json (docs/placement.md), then: hplm place search --cluster cluster.json "
+            f"--profiles {shlex.quote(str(args.to))} --trace trace.jsonl --most-stages 1 --to placement.json"
+        )
     return report
 
 
 def run_emit(args: argparse.Namespace) -> dict[str, Any]:
-    from builder.publish.groups import emit
+    from builder.publish.groups import emit, gaps
     from hplm.placement.placement import Placement
 
     check_state(args.state)
-    emitted = emit(Placement.read(args.placement), args.repository, args.to, args.state)
+    placement = Placement.read(args.placement)
+    emitted = emit(placement, args.repository, args.to, args.state)
+    missing = gaps(placement, args.repository, args.state)
     if not args.json:
         for one in emitted:
             devices = f"{', '.join(one.group.devices)} of {one.group.machine}"
             print(f"{one.group.name} on {devices}: {one.tenants} tenants of {_some(one.group.units)}\n  {one.command}")
+        for gap in missing:
+            print(f"note: {gap}")
     return {
         "groups": [
             {
@@ -127,7 +135,8 @@ def run_emit(args: argparse.Namespace) -> dict[str, Any]:
                 "command": one.command,
             }
             for one in emitted
-        ]
+        ],
+        "gaps": missing,
     }
 
 

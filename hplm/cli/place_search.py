@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hplm.cli.place_problem import (
+    check_seconds,
+    check_target,
+    given_options,
+    placement_of,
+    problem_of,
+    problem_options,
+    serving_of,
+    serving_option,
+)
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -14,9 +25,8 @@ if TYPE_CHECKING:
     from hplm.placement.placement import Placement
     from hplm.placement.problem import Problem
     from hplm.placement.search import Found
-    from hplm.placement.servers import Serving
 
-BASELINES = "replication,clockwork,round-robin:4,greedy:4"
+BASELINES = "replication,clockwork,round-robin,greedy"
 SCALES = "1,2,3,5,10"
 
 
@@ -31,9 +41,10 @@ def _register_search(actions: argparse._SubParsersAction) -> None:
         "search",
         help="find a placement that answers most requests of a trace in time",
         description="Search for groups of devices, their cuts and their units (AlpaServe's algorithms 1 and 2). A fast screen "
-        "ranks placements by the trace; the full simulator ranks the best ten again, on its busiest hour.",
+        "ranks placements by the trace; the full simulator ranks the best again, on its busiest hour.",
     )
-    _problem_options(command)
+    problem_options(command)
+    serving_option(command)
     _search_options(command)
     command.add_argument(
         "--confirm-seconds", type=float, default=3600.0, metavar="SECONDS",
@@ -52,7 +63,8 @@ def _register_simulate(actions: argparse._SubParsersAction) -> None:
         description="Simulate a placement: with the screen on all of the trace, with the full simulator on its busiest part.",
     )
     command.add_argument("placement", type=Path, metavar="FILE", help="the placement")
-    _problem_options(command)
+    problem_options(command)
+    serving_option(command)
     command.add_argument(
         "--full-seconds", type=float, default=3600.0, metavar="SECONDS",
         help="length of the busiest part; 0: only the screen (default: %(default)g)",
@@ -68,7 +80,7 @@ def _register_compare(actions: argparse._SubParsersAction) -> None:
         "on one device. Search and baselines place anew for each.",
     )
     command.add_argument("placements", type=Path, nargs="*", metavar="FILE", help="placements to compare as they are")
-    _problem_options(command, slo_scale=False)
+    problem_options(command, slo_scale=False)
     _search_options(command)
     command.add_argument("--slo-scales", default=SCALES, metavar="X,...", help="deadlines to compare at (default: %(default)s)")
     command.add_argument(
@@ -76,40 +88,6 @@ def _register_compare(actions: argparse._SubParsersAction) -> None:
     )
     command.add_argument("--picture", type=Path, metavar="FILE", help="draw the shares into a .png, .svg or .pdf file")
     command.set_defaults(run=run_compare)
-
-
-def _problem_options(command: argparse.ArgumentParser, slo_scale: bool = True) -> None:
-    command.add_argument("--cluster", type=Path, required=True, metavar="FILE", help="machines, devices and their memory")
-    command.add_argument(
-        "--profiles", type=Path, nargs="+", required=True, metavar="FILE", help="what `hplm place profile` has measured"
-    )
-    command.add_argument(
-        "--trace", type=Path, required=True, metavar="FILE",
-        help="a server's journal, a recorded trace, or a file of Azure's traces of functions of 2019 or 2021",
-    )  # fmt: skip
-    if slo_scale:
-        command.add_argument(
-            "--slo-scale", type=float, metavar="X",
-            help="deadlines: so many times a request's time on one device (default: the deadlines of the trace)",
-        )  # fmt: skip
-    command.add_argument(
-        "--hot", nargs="+", default=[], metavar="BACKBONE/TENANT", help="tenants that are placed apart from their domain"
-    )
-    command.add_argument("--rate", type=float, default=1.0, metavar="X", help="scale the rate of requests")
-    command.add_argument("--cv", type=float, default=1.0, metavar="X", help="scale how bursty requests are")
-    command.add_argument(
-        "--window", type=float, default=60.0, metavar="SECONDS",
-        help="with --rate or --cv: windows to which Gamma processes are fitted (default: %(default)g)",
-    )  # fmt: skip
-    command.add_argument(
-        "--batch-texts", type=int, default=1, metavar="N", help="most texts of a batch of the screen (default: %(default)s)"
-    )
-    command.add_argument(
-        "--serving", nargs="+", default=[], metavar="NAME=VALUE",
-        help="parameters of the servers for the full simulator, as in config.pbtxt: batch_texts=1 (default: as exported)",
-    )  # fmt: skip
-    command.add_argument("--seed", type=int, default=0, help="of all random choices (default: %(default)s)")
-    command.add_argument("--json", action="store_true", help="end with one line of JSON")
 
 
 def _search_options(command: argparse.ArgumentParser) -> None:
@@ -130,15 +108,22 @@ def run_search(args: argparse.Namespace) -> dict[str, Any]:
     from hplm.placement.baselines import baseline
     from hplm.placement.confirming import confirm
     from hplm.placement.placement import Placement
+    from hplm.placement.search import NothingFound, nothing_found
     from hplm.placement.selection import selector
 
     _check_picture(args)
-    serving = _serving(args)
-    problem = _problem(args, args.slo_scale)
+    check_target(args.to)
+    check_seconds("--confirm-seconds", args.confirm_seconds)
+    serving = serving_of(args)
+    problem = problem_of(args, args.slo_scale)
     select, say = selector(args.search), _say(args)
     if (args.baseline or "").partition(":")[0] == "clockwork":
         raise InvalidInput("--baseline clockwork places anew for each window, so it has no placement: use `hplm place compare`")
     found = [baseline(args.baseline, problem, select)] if args.baseline else _searched(problem, args)
+    if not found[0].groups:
+        raise NothingFound(nothing_found(problem, found[0].screened))
+    if args.baseline and args.most_stages is not None and any(own.stages > args.most_stages for own in found[0].groups):
+        raise InvalidInput(f"--baseline {args.baseline} has groups of more than --most-stages {args.most_stages}: change one")
     best, confirmed = found[0], None
     if args.confirm_seconds > 0:
         ranked = confirm(found, problem, serving, args.confirm_seconds, args.seed, say)
@@ -154,7 +139,11 @@ def run_search(args: argparse.Namespace) -> dict[str, Any]:
         print(f"{best.how}\n{_groups_text(placement)}\n{_attained_text('screen', best.attained)}")
         if confirmed:
             print(_attained_text("full simulator, busiest part", confirmed))
-        print(f"next: `hplm place simulate {args.to}`, or `hplm place emit`")
+        for unit in placement.unplaced:
+            print(f"no group serves {unit.name} ({unit.tenants} tenants): give more devices or more memory")
+        print(f"next: hplm place simulate {shlex.quote(str(args.to))} {given_options(args)}")
+        if all(group.stages == 1 for group in placement.groups):
+            print(f"or:   hplm place emit --placement {shlex.quote(str(args.to))} --repository model_repository --to groups")
     return {
         "how": best.how,
         "screened": best.screened,
@@ -163,6 +152,7 @@ def run_search(args: argparse.Namespace) -> dict[str, Any]:
             {"name": group.name, "devices": group.devices, "stages": group.stages, "intra": group.intra, "units": group.units}
             for group in best.groups
         ],
+        "unplaced": [unit.name for unit in placement.unplaced],
         "screen": _figures(best.attained),
         "full": confirmed and _figures(confirmed),
     }
@@ -171,9 +161,10 @@ def run_search(args: argparse.Namespace) -> dict[str, Any]:
 def run_simulate(args: argparse.Namespace) -> dict[str, Any]:
     from hplm.placement.simulation import simulate
 
-    serving = _serving(args)
-    problem = _problem(args, args.slo_scale)
-    placement = _placement(args.placement, problem)
+    check_seconds("--full-seconds", args.full_seconds)
+    serving = serving_of(args)
+    problem = problem_of(args, args.slo_scale)
+    placement = placement_of(args.placement, problem)
     attained = {"screen": problem.screen.attained(placement.groups)}
     if args.full_seconds > 0:
         part = problem.trace.busiest(args.full_seconds)
@@ -193,10 +184,10 @@ def run_compare(args: argparse.Namespace) -> dict[str, Any]:
     names = [name for name in _list(args.baselines) if name]
     shares: dict[str, dict[str, float]] = {"search": {}, **{str(path): {} for path in args.placements}}
     for scale in _scales(args.slo_scales):
-        problem, key = _problem(args, scale), f"{scale:g}"
+        problem, key = problem_of(args, scale), f"{scale:g}"
         shares["search"][key] = _best_share(problem, args)
         for path in args.placements:
-            shares[str(path)][key] = problem.screen.attained(_placement(path, problem).groups).share
+            shares[str(path)][key] = problem.screen.attained(placement_of(path, problem).groups).share
         for name in names:
             found = baseline(name, problem, selector(args.search))
             shares.setdefault(name, {})[key] = found.attained.share
@@ -207,31 +198,6 @@ def run_compare(args: argparse.Namespace) -> dict[str, Any]:
     if not args.json:
         print(_shares_text(shares))
     return {"by_slo_scale": shares}
-
-
-def _problem(args: argparse.Namespace, slo_scale: float | None) -> Problem:
-    from hplm.placement.cluster import Cluster
-    from hplm.placement.problem import Problem
-    from hplm.placement.profile import Profile
-    from hplm.placement.screen import alone_ns
-    from hplm.placement.traces import read_trace, units_by_name
-    from hplm.placement.units import units_of
-    from hplm.placement.workload import refitted
-
-    for option in ("rate", "cv", "window"):
-        if not getattr(args, option) > 0:
-            raise InvalidInput(f"--{option} {getattr(args, option)}: give a number above 0")
-    if slo_scale is not None and not slo_scale > 0:
-        raise InvalidInput(f"--slo-scale {slo_scale:g}: give a number above 0")
-    cluster, profile = Cluster.read(args.cluster), Profile.together([Profile.read(path) for path in args.profiles])
-    units = units_of(profile, args.hot)
-    trace = read_trace(args.trace, units_by_name(profile, units), seed=args.seed)
-    if slo_scale is not None:
-        trace = trace.with_timeouts(slo_scale * alone_ns(profile, trace))
-    if (args.rate, args.cv) != (1.0, 1.0):
-        trace = refitted(trace, args.window, args.rate, args.cv, args.seed)
-    trace.expect_deadlines()
-    return Problem(cluster, profile, units, trace, args.batch_texts)
 
 
 def _searched(problem: Problem, args: argparse.Namespace) -> list[Found]:
@@ -251,20 +217,6 @@ def _best_share(problem: Problem, args: argparse.Namespace) -> float:
         return _searched(problem, args)[0].attained.share
     except NothingFound:
         return 0.0
-
-
-def _placement(path: Path, problem: Problem) -> Placement:
-    from hplm.placement.placement import Placement
-
-    placement = Placement.read(path)
-    placement.check(problem.cluster, problem.profile)
-    return placement
-
-
-def _serving(args: argparse.Namespace) -> Serving:
-    from hplm.placement.servers import Serving
-
-    return Serving.of(dict(part.partition("=")[::2] for part in args.serving))
 
 
 def _check_picture(args: argparse.Namespace) -> None:

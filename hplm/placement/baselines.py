@@ -2,13 +2,14 @@
 
 replication             AlpaServe's placement without model parallelism (Selective Replication): a device a group
 clockwork:SECONDS       Clockwork++: replication anew for each window, from the window's own requests, with free swaps
-round-robin:STAGES      units in turn to pipelines of so many stages, as long as they fit
+round-robin:STAGES      units in turn to pipelines of so many stages, as long as they fit; without a number at most 4
 greedy:STAGES           Algorithm 1 on pipelines of so many stages, without a search for groups
 manual:STAGES,INTRA     a group of so many stages and devices a stage for each unit in turn; no unit has a second group
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import cycle
 
@@ -24,7 +25,7 @@ from hplm.placement.selection import Selector, fast
 
 Baseline = Callable[[Problem, Selector, list[float]], Found]
 WINDOW_S = 60.0
-STAGES = 4.0  # AlpaServe's ablation
+STAGES = 4  # AlpaServe's ablation
 
 
 def baseline(given: str, problem: Problem, select: Selector = fast) -> Found:
@@ -34,8 +35,11 @@ def baseline(given: str, problem: Problem, select: Selector = fast) -> Found:
         raise InvalidInput(f"--baseline {given!r}: choose from {', '.join(BASELINES)}")
     try:
         numbers = [float(part) for part in options.split(",") if part]
-        if not all(number > 0 for number in numbers):
-            raise ValueError(f"{options} are not all above 0")
+        if not all(0 < number < math.inf for number in numbers):
+            raise ValueError("numbers are above 0, and finite")
+        if len(numbers) > MOST_OPTIONS.get(name, 1):
+            raise ValueError(f"{len(numbers)} numbers are too many")
+        problem.expect_fitting()
         return BASELINES[name](problem, select, numbers)
     except ValueError as error:
         raise InvalidInput(f"--baseline {given!r}: {error}; give numbers, such as round-robin:4 or manual:8,2") from None
@@ -62,7 +66,7 @@ def clockwork(problem: Problem, select: Selector, numbers: list[float]) -> Found
 
 
 def round_robin(problem: Problem, select: Selector, numbers: list[float]) -> Found:
-    parallel = _pipelines(numbers)
+    parallel = _pipelines(problem, numbers)
     groups = groups_of(problem.cluster, parallel)
     at, grew = 0, True
     while grew:
@@ -77,13 +81,13 @@ def round_robin(problem: Problem, select: Selector, numbers: list[float]) -> Fou
 
 
 def greedy(problem: Problem, select: Selector, numbers: list[float]) -> Found:
-    return _selected(problem, select, _pipelines(numbers), "greedy")
+    return _selected(problem, select, _pipelines(problem, numbers), "greedy")
 
 
 def manual(problem: Problem, select: Selector, numbers: list[float]) -> Found:
     if len(numbers) != 2:
         raise ValueError(f"{len(numbers)} numbers instead of STAGES,INTRA")
-    parallel = Parallel(int(numbers[0]), int(numbers[1]))
+    parallel = _parallel(problem, *numbers)
     groups = groups_of(problem.cluster, parallel)
     for unit, at in zip(problem.units, cycle(range(len(groups))), strict=False):
         grown = problem.room.added(groups, at, unit.name)
@@ -102,10 +106,25 @@ def _found(problem: Problem, groups: Groups, how: str, screened: int) -> Found:
     return Found(groups, problem.screen.attained(groups), how, screened)
 
 
-def _pipelines(numbers: list[float]) -> Parallel:
-    return Parallel(int(numbers[0] if numbers else STAGES), 1)
+def _pipelines(problem: Problem, numbers: list[float]) -> Parallel:
+    """Without a number, pipelines are as long as the largest machine allows, at most STAGES."""
+    return _parallel(problem, numbers[0] if numbers else min(STAGES, 2 ** (_largest(problem).bit_length() - 1)))
 
 
+def _parallel(problem: Problem, stages: float, intra: float = 1) -> Parallel:
+    if stages % 1 or intra % 1:
+        raise ValueError(f"{stages:g} stages of {intra:g} devices are not whole numbers")
+    parallel = Parallel(int(stages), int(intra))
+    if parallel.devices > _largest(problem):
+        raise ValueError(f"a group has {parallel.devices} devices, but the largest machine has {_largest(problem)}")
+    return parallel
+
+
+def _largest(problem: Problem) -> int:
+    return max(len(machine.devices) for machine in problem.cluster.machines)
+
+
+MOST_OPTIONS = {"replication": 0, "manual": 2}  # numbers after a name; of the others 1
 BASELINES: dict[str, Baseline] = {
     "replication": replication,
     "clockwork": clockwork,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
 from hplm.errors import InvalidInput
-from hplm.placement.fields import Fields, digest, write
+from hplm.placement.fields import Fields, digest
 
 KIND, FORMAT = "hplm cluster", 1
 WAY_OUT = "write it as docs/placement.md shows"
+DEVICE = re.compile(r"(cpu|cuda):\d+")
 
 
 @dataclass(frozen=True)
@@ -55,10 +58,17 @@ class Cluster:
         _refuse_twice(path, "machine", [machine.name for machine in machines])
         for machine in machines:
             _refuse_twice(path, f"machine {machine.name!r}: device", [device.name for device in machine.devices])
+            check_kind(f"{path}: machine {machine.name!r}", machine.memory_of)
         return cls(machines)
 
-    def write(self, path: Path) -> None:
-        write(path, KIND, FORMAT, asdict(self))
+
+def check_kind(where: str, devices: Collection[str]) -> None:
+    """Refuses devices that torch does not know, and cores beside GPUs: a profile has the times of one kind."""
+    wrong = next((name for name in devices if not DEVICE.fullmatch(name)), None)
+    if wrong is not None:
+        raise InvalidInput(f"{where} has device {wrong!r}: name devices cpu:0 (a core) or cuda:0, with their numbers")
+    if len({name.partition(":")[0] for name in devices}) > 1:
+        raise InvalidInput(f"{where} has devices of different kinds ({', '.join(devices)}): give it one kind")
 
 
 def _machine(fields: Fields) -> Machine:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, islice
 
 from hplm.placement.cluster import Cluster, Machine
 from hplm.placement.placement import Group
@@ -30,11 +30,11 @@ class Parallel:
 
 
 def backbone_buckets(problem: Problem) -> list[tuple[frozenset[str], ...]]:
-    """Returns the partitions of the backbones, by the time of their mean text, in which none delays another too long."""
+    """Returns the partitions of the backbones that have requests, by the time of their mean text, in which none delays another too long."""
     took = {
         name: own.terms(min(own.times)).ns(*problem.shapes[name])
         for name, own in problem.profile.backbones.items()
-        if any(unit.backbone == name for unit in problem.units)
+        if any(unit.split("/")[0] == name for unit in problem.asked)
     }
     ordered = sorted(took, key=lambda name: (took[name], name))
     borders = [i for i in range(1, len(ordered)) if took[ordered[i]] > ALIKE * took[ordered[i - 1]]]
@@ -47,8 +47,12 @@ def backbone_buckets(problem: Problem) -> list[tuple[frozenset[str], ...]]:
     return found
 
 
-def device_buckets(loads: Sequence[float], devices: int) -> list[tuple[int, ...]]:
+def device_buckets(
+    loads: Sequence[float], devices: int, fits: Callable[[tuple[int, ...]], bool] = lambda _: True
+) -> list[tuple[int, ...]]:
     """Returns how many devices each bucket gets, the most even ones first. `loads`: of each bucket, in devices.
+
+    `fits`: whether each bucket can hold its backbones.
 
     AlpaServe wants equal rates of requests in all buckets. Here a device of each bucket shall have the same load, which is
     the same if buckets have equal requests, and right if they do not.
@@ -56,8 +60,9 @@ def device_buckets(loads: Sequence[float], devices: int) -> list[tuple[int, ...]
     if devices < len(loads):
         return []
     even = sorted((_discrepancy(loads, counts), counts) for counts in _counts(devices, len(loads)))
-    allowed = [counts for discrepancy, counts in even if discrepancy <= DISCREPANCY]
-    return (allowed or [even[0][1]])[:ALLOCATIONS]
+    fitting = list(islice((own for own in even if fits(own[1])), ALLOCATIONS))
+    allowed = [counts for discrepancy, counts in fitting if discrepancy <= DISCREPANCY]
+    return allowed or [counts for _, counts in fitting[:1]]
 
 
 def part_of(cluster: Cluster, first: int, count: int) -> Cluster:

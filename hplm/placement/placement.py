@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
 from hplm.errors import InvalidInput
-from hplm.placement.cluster import Cluster, Machine
+from hplm.placement.cluster import Cluster, Machine, check_kind
 from hplm.placement.fields import Fields, write
 from hplm.placement.profile import Profile
 from hplm.placement.stages import Cut
-from hplm.placement.units import Unit, machine_bytes, stages_bytes
+from hplm.placement.units import Unit, machine_bytes, stages_bytes, units_of
 
 KIND, FORMAT = "hplm placement", 1
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of groups
@@ -65,10 +65,16 @@ class Placement:
         """The units by name."""
         return {unit.name: unit for unit in self.units}
 
-    @cached_property
-    def groups_of(self) -> dict[str, tuple[int, ...]]:
-        """The indexes of the groups that serve each unit."""
-        return {unit.name: tuple(i for i, group in enumerate(self.groups) if unit.name in group.units) for unit in self.units}
+    @property
+    def hot(self) -> list[str]:
+        """The tenants that are units of their own, as backbone/tenant."""
+        return [f"{unit.backbone}/{unit.tenant}" for unit in self.units if unit.tenant is not None]
+
+    @property
+    def unplaced(self) -> tuple[Unit, ...]:
+        """The units that no group serves."""
+        placed = {name for group in self.groups for name in group.units}
+        return tuple(unit for unit in self.units if unit.name not in placed)
 
     @classmethod
     def read(cls, path: Path) -> Placement:
@@ -85,6 +91,7 @@ class Placement:
         names = [group.name for group in placement.groups]
         if not names or len(set(names)) < len(names):
             raise InvalidInput(f"{path} has no groups, or two of one name: {WAY_OUT}")
+        _check_devices(placement.groups, f"{path}: ")
         for group in placement.groups:
             _check_group(str(path), group, placement)
         return placement
@@ -99,17 +106,12 @@ class Placement:
                 raise InvalidInput(
                     f"the placement is stale: it was made for another {what} ({made_for}, not {found}): {WAY_OUT}"
                 )
-        taken: dict[tuple[str, str], str] = {}
+        missing = sorted(unit.name for unit in set(self.units) ^ set(units_of(profile, self.hot)))
+        if missing:
+            raise InvalidInput(f"the placement's unit {missing[0]!r} is not as in the profile: {WAY_OUT}")
+        _check_devices(self.groups)
         for group in self.groups:
-            machine = _machine_of(group, cluster)
-            for device in group.devices:
-                other = taken.setdefault((machine.name, device), group.name)
-                if other != group.name or group.devices.count(device) > 1:
-                    raise InvalidInput(
-                        f"groups {other!r} and {group.name!r} both have device {device!r} of machine {machine.name!r}: "
-                        "give each device to one group, once"
-                    )
-            _check_stages(group, machine, profile)
+            _check_stages(group, _machine_of(group, cluster), profile)
         for machine in cluster.machines:
             self._check_machine(machine, profile)
 
@@ -121,6 +123,20 @@ class Placement:
                 f"machine {machine.name!r} has {machine.memory:,} bytes for tables and records, but its {len(here)} units need "
                 f"{needed:,}: move units to another machine"
             )
+
+
+def _check_devices(groups: Iterable[Group], where: str = "") -> None:
+    """Refuses a device of two groups, and a group whose devices are not of one kind."""
+    taken: dict[tuple[str, str], str] = {}
+    for group in groups:
+        check_kind(f"{where}group {group.name!r}", group.devices)
+        for device in group.devices:
+            other = taken.setdefault((group.machine, device), group.name)
+            if other != group.name or group.devices.count(device) > 1:
+                raise InvalidInput(
+                    f"{where}groups {other!r} and {group.name!r} both have device {device!r} of machine {group.machine!r}: "
+                    "give each device to one group, once"
+                )
 
 
 def _machine_of(group: Group, cluster: Cluster) -> Machine:

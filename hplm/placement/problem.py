@@ -29,9 +29,6 @@ class Problem:
     trace: Trace  # its names are those of the units
     most_texts: int = 1  # of a batch of the screen
 
-    def __post_init__(self) -> None:
-        _expect_fitting(self)
-
     @cached_property
     def screen(self) -> Screen:
         return Screen(self.profile, self.trace, self.most_texts)
@@ -39,6 +36,11 @@ class Problem:
     @cached_property
     def unit(self) -> dict[str, Unit]:
         return {unit.name: unit for unit in self.units}
+
+    @cached_property
+    def asked(self) -> list[str]:
+        """The units that have requests."""
+        return [name for name, requests in zip(self.trace.names, self.trace.counts.tolist(), strict=True) if requests]
 
     @cached_property
     def load(self) -> Array:
@@ -71,6 +73,23 @@ class Problem:
 
     def on(self, trace: Trace) -> Problem:
         return replace(self, trace=trace)
+
+    def expect_fitting(self) -> None:
+        """Refuses a backbone that no machine of the cluster can hold, however it is cut."""
+        largest = max(self.cluster.machines, key=lambda machine: sum(machine.memory_of.values()))
+        room = sum(largest.memory_of.values())
+        for name in sorted({unit.backbone for unit in self.units}):
+            needed = _layers_and_slots(self.profile.backbones[name])
+            if needed > room:
+                raise InvalidInput(
+                    f"backbone {name!r} fits no cut: its layers and slots need {needed:,} bytes, and the devices of the "
+                    f"largest machine, {largest.name!r} ({', '.join(largest.memory_of)}), have {room:,} together: name larger devices"
+                )
+
+    def holds(self, backbones: Collection[str], cluster: Cluster) -> bool:
+        """Whether some machine of a part of the cluster can hold each of the backbones by itself."""
+        room = max(sum(machine.memory_of.values()) for machine in cluster.machines)
+        return all(_layers_and_slots(self.profile.backbones[name]) <= room for name in backbones)
 
 
 class Room:
@@ -124,7 +143,7 @@ class Room:
         key = self._kinds[backbone], self._problem.shapes[backbone], group.intra, group.stages, room
         if key not in self._cuts:
             own, problem = self._problem.profile.backbones[backbone], self._problem
-            if room is not None and sum(own.layer_bytes) + own.entry_bytes + own.slots * own.slot_bytes > sum(room):
+            if room is not None and _layers_and_slots(own) > sum(room):
                 self._cuts[key] = None
             else:
                 self._cuts[key] = _cut_or_none(own, problem, group, problem.shapes[backbone], room)
@@ -150,15 +169,6 @@ def _kinds(backbones: Mapping[str, BackboneProfile]) -> dict[str, int]:
     return found
 
 
-def _expect_fitting(problem: Problem) -> None:
-    """Refuses a backbone that no machine can hold, however it is cut."""
-    largest = max(problem.cluster.machines, key=lambda machine: sum(machine.memory_of.values()))
-    room = sum(largest.memory_of.values())
-    for name in {unit.backbone for unit in problem.units}:
-        own = problem.profile.backbones[name]
-        needed = sum(own.layer_bytes) + own.entry_bytes + own.slots * own.slot_bytes
-        if needed > room:
-            raise InvalidInput(
-                f"backbone {name!r} fits no cut: its layers and slots need {needed:,} bytes, and the devices of the largest "
-                f"machine, {largest.name!r} ({', '.join(largest.memory_of)}), have {room:,} together: name larger devices"
-            )
+def _layers_and_slots(own: BackboneProfile) -> int:
+    """Returns the bytes of a backbone on all stages of a group together."""
+    return sum(own.layer_bytes) + own.entry_bytes + own.slots * own.slot_bytes

@@ -5,7 +5,7 @@ A search ranks placements by the screen on a sample of the trace, and its best o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -13,7 +13,7 @@ from hplm.errors import InvalidInput
 from hplm.placement.attained import Attained
 from hplm.placement.partition import backbone_buckets, device_buckets, groups_of, parallels, part_of
 from hplm.placement.problem import Groups, Problem
-from hplm.placement.selection import Selection, Selector, fast
+from hplm.placement.selection import Selection, Selector, completed, fast
 
 SAMPLE = 200_000  # requests of the trace that rank placements
 KEPT = 10  # best placements that are screened on the whole trace
@@ -36,12 +36,16 @@ def search(
     problem: Problem, select: Selector = fast, most_stages: int | None = None, sample: int = SAMPLE, say: Say = lambda _: None
 ) -> list[Found]:
     """Returns the best placements, the best first."""
+    problem.expect_fitting()
     small = problem.on(problem.trace.sampled(sample))
     searched = _Search(small, select, most_stages, say)
     ranked = sorted(searched.candidates(), key=lambda one: -one.share)[:KEPT]  # stable: of equal ones the first
     if not ranked or not ranked[0].share:
-        raise NothingFound(_nothing_found(problem, searched.screened))
-    found = [Found(one.groups, problem.screen.attained(one.groups), one.how, searched.screened + KEPT) for one in ranked]
+        raise NothingFound(nothing_found(problem, searched.screened))
+    found: list[Found] = []
+    for one in ranked:
+        groups = _numbered(completed(small, one.groups))
+        found.append(Found(groups, problem.screen.attained(groups), one.how, searched.screened + KEPT))
     return sorted(found, key=lambda one: -one.attained.share)
 
 
@@ -62,17 +66,27 @@ class _Search:
         self._known: dict[tuple[frozenset[str], int, int], list[_Candidate]] = {}
         self.screened = 0
 
-    def candidates(self) -> Iterator[_Candidate]:
+    def candidates(self) -> list[_Candidate]:
         problem = self._problem
-        for buckets in backbone_buckets(problem):
-            loads = [self._load_of(bucket) for bucket in buckets]
-            for counts in device_buckets(loads, problem.cluster.devices):
-                firsts = accumulate(counts[:-1], initial=0)
-                best = [self._bucket(*own) for own in zip(buckets, firsts, counts, strict=True)]
-                if len(buckets) == 1:
-                    yield from best[0]
-                elif all(best):
-                    yield self._together([own[0] for own in best])
+        found = [one for buckets in backbone_buckets(problem) for one in self._divided(buckets)]
+        if found:
+            return found
+        # Backbones that ought to be apart share all devices where these cannot be divided.
+        return self._bucket(frozenset(name.split("/")[0] for name in problem.asked), 0, problem.cluster.devices)
+
+    def _divided(self, buckets: tuple[frozenset[str], ...]) -> Iterator[_Candidate]:
+        """Returns placements of these buckets, with the best ways to divide the devices among them."""
+        loads = [self._load_of(bucket) for bucket in buckets]
+        for counts in device_buckets(loads, self._problem.cluster.devices, lambda counts: self._fits(buckets, counts)):
+            best = [self._bucket(*own) for own in _parts(buckets, counts)]
+            if len(buckets) == 1:
+                yield from best[0]
+            elif all(best):
+                yield self._together([own[0] for own in best])
+
+    def _fits(self, buckets: tuple[frozenset[str], ...], counts: tuple[int, ...]) -> bool:
+        cluster = self._problem.cluster
+        return all(self._problem.holds(own, part_of(cluster, first, count)) for own, first, count in _parts(buckets, counts))
 
     def _load_of(self, bucket: frozenset[str]) -> float:
         names = self._problem.trace.names
@@ -87,11 +101,6 @@ class _Search:
 
     def _filled(self, bucket: frozenset[str], first: int, count: int) -> Iterator[_Candidate]:
         names = {unit.name for unit in self._problem.units if unit.backbone in bucket}
-        traced = {
-            name for name, requests in zip(self._problem.trace.names, self._problem.trace.counts, strict=True) if requests
-        }
-        if not names & traced:
-            return
         part = self._problem.of(names, part_of(self._problem.cluster, first, count))
         for parallel in parallels(part, self._most_stages):
             selection = self._select(part, groups_of(part.cluster, parallel))
@@ -102,20 +111,25 @@ class _Search:
 
     def _candidate(self, selection: Selection, how: str) -> _Candidate:
         served = int(selection.attained.served.sum())
-        groups = tuple(group for group in selection.groups if group.units)
-        return _Candidate(_numbered(groups), served, served / len(self._problem.trace), how)
+        return _Candidate(selection.groups, served, served / len(self._problem.trace), how)
 
     def _together(self, parts: list[_Candidate]) -> _Candidate:
-        groups = _numbered(tuple(group for part in parts for group in part.groups))
+        groups = tuple(group for part in parts for group in part.groups)
         served = sum(part.served for part in parts)
         return _Candidate(groups, served, served / len(self._problem.trace), " and ".join(part.how for part in parts))
 
 
+def _parts(buckets: Sequence[frozenset[str]], counts: Sequence[int]) -> Iterator[tuple[frozenset[str], int, int]]:
+    """Returns each bucket with its first device and its number of devices."""
+    return zip(buckets, accumulate(counts[:-1], initial=0), counts, strict=True)
+
+
 def _numbered(groups: Groups) -> Groups:
-    return tuple(replace(group, name=f"group-{i}") for i, group in enumerate(groups))
+    """Leaves out groups without units."""
+    return tuple(replace(group, name=f"group-{i}") for i, group in enumerate(own for own in groups if own.units))
 
 
-def _nothing_found(problem: Problem, screened: int) -> str:
+def nothing_found(problem: Problem, screened: int) -> str:
     machine = problem.cluster.machines[0]
     device = machine.devices[0]
     needed = ", ".join(

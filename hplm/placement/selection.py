@@ -74,6 +74,27 @@ def fast(problem: Problem, groups: Groups) -> Selection:
     return Selection(best.groups, best.attained, latest.screened)
 
 
+def completed(problem: Problem, groups: Groups) -> Groups:
+    """Gives each unit that no group serves to a group with room, first to one that has its backbone: there it costs nothing.
+
+    A unit with requests is left out where it would make others late, so that fewer requests are answered.
+    """
+    share = problem.screen.attained(groups).share
+    asked = set(problem.asked)
+    for unit in problem.units:
+        if any(unit.name in group.units for group in groups):
+            continue
+        for at in sorted(range(len(groups)), key=lambda at: (*_strangers(groups[at], unit.name), at)):
+            grown = problem.room.added(groups, at, unit.name)
+            if grown is None:
+                continue
+            attained = problem.screen.attained(grown).share if unit.name in asked else share
+            if attained >= share:
+                groups, share = grown, attained
+                break
+    return groups
+
+
 def _grown(problem: Problem, groups: Groups) -> Iterator[Groups]:
     for unit in problem.units:
         for at in range(len(groups)):

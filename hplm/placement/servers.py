@@ -45,7 +45,10 @@ class Serving:
 
     @classmethod
     def of(cls, parameters: Mapping[str, str]) -> Serving:
-        """Returns settings from parameters that are named as in `config.pbtxt`; others stay as exports have them."""
+        """Returns settings from parameters that are named as in `config.pbtxt`; others stay as exports have them.
+
+        `batch_texts` is the simulator's own: servers bound a batch by its tokens.
+        """
         unknown = sorted(parameters.keys() - PARAMETERS)
         if unknown:
             raise InvalidInput(f"--serving {unknown[0]}={parameters[unknown[0]]}: give {', '.join(PARAMETERS)}")

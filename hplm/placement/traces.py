@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,12 +20,14 @@ from hplm.arrays import Array
 from hplm.errors import MISFITS, InvalidInput
 from hplm.placement.profile import Profile
 from hplm.placement.units import Unit, unit_names
-from hplm.placement.workload import Trace
+from hplm.placement.workload import MOST_S, Trace
 from hplm.scheduling.simulation.arrivals import MILLISECOND, SECOND, Lengths
 
 MINUTES = 1440  # columns of a file of Azure's trace of 2019: a day
 FUNCTIONS_2019 = ("HashOwner", "HashApp", "HashFunction", "Trigger")
 FUNCTIONS_2021 = ("app", "func", "end_timestamp", "duration")
+BACK_S = 60.0  # lines of a journal are in the order of the answers, but for less than this
+LONGEST = 1 << 20  # tokens of a text
 LENGTHS = Lengths(64, 400, 3, 512)  # of the texts of a trace that has none
 
 
@@ -42,8 +45,11 @@ def units_by_name(profile: Profile, units: Sequence[Unit]) -> dict[str, str]:
 
 def read_trace(path: Path, units: Mapping[str, str], lengths: Lengths = LENGTHS, seed: int = 0) -> Trace:
     """Reads a file of any of the four kinds, which its first line tells apart. `lengths` are for Azure's traces."""
-    with path.open(encoding="utf-8") as file:
-        first = file.readline()
+    try:
+        with path.open(encoding="utf-8") as file:
+            first = file.readline()
+    except UnicodeDecodeError:
+        raise InvalidInput(f"{path} is not a text file: unpack it, if it is packed") from None
     names = tuple(dict.fromkeys(units.values()))
     if first.startswith(",".join(FUNCTIONS_2019)):
         return _striped(_minutes(path, np.random.default_rng(seed)), names, lengths, seed, f"Azure 2019, {path}")
@@ -56,11 +62,12 @@ def _recorded(path: Path, units: Mapping[str, str], names: tuple[str, ...]) -> T
     """Reads JSONL: a journal, or lines of `arrival` (seconds), `tokens`, `tenant` or `unit`, and optionally `deadline_ms`."""
     number = {name: index for index, name in enumerate(names)}
     rows: list[tuple[int, ...]] = []
-    journal = False
+    journal, clock = False, -math.inf
     for line, row in _lines(path):
         try:
             journal = journal or "arrived" in row
             if "arrived" in row:
+                clock = _later(clock, float(row.get("answered", row["arrived"])))
                 rows += _journal_rows(row, number[_unit_of(row, units)])
             elif not journal:
                 rows.append(_row(row, number[_unit_of(row, units)]))
@@ -113,9 +120,21 @@ def _journal_rows(row: Mapping[str, Any], unit: int) -> list[tuple[int, int, int
     return [each] * texts
 
 
+def _later(clock: float, answered: float) -> float:
+    """Returns the latest time of a journal so far. Refuses one whose clock has begun anew."""
+    if answered < clock - BACK_S:
+        raise InvalidInput(
+            f"its clock runs back by {clock - answered:,.0f} s: after a restart of the machine a journal has another clock. "
+            "Give the lines of one boot, in the order of the answers"
+        )
+    return max(clock, answered)
+
+
 def _checked(arrival: int, unit: int, tokens: int, timeout: int) -> tuple[int, int, int, int]:
-    if tokens < 1 or timeout < 0:
-        raise InvalidInput(f"{tokens} tokens and {timeout / 1e6:g} ms until the deadline: give 1 token or more, 0 ms or more")
+    if not 1 <= tokens <= LONGEST or timeout < 0:
+        raise InvalidInput(
+            f"{tokens} tokens and {timeout / 1e6:g} ms until the deadline: give 1 to {LONGEST} tokens, and 0 ms or more"
+        )
     return arrival, unit, tokens, timeout
 
 
@@ -138,6 +157,8 @@ def _invocations(path: Path) -> list[Array]:
     for line, row in _table(path):
         try:
             start = float(row["end_timestamp"]) - float(row["duration"])
+            if not abs(start) < MOST_S:
+                raise ValueError(f"it starts at {start:g} s")
         except MISFITS as error:
             raise InvalidInput(f"{path}, line {line} is not an invocation ({error!r}): see docs/placement.md") from None
         functions.setdefault((row["app"], row["func"]), []).append(start)

@@ -12,6 +12,7 @@ from hplm.arrays import Array
 from hplm.errors import InvalidInput
 from hplm.scheduling.simulation.arrivals import SECOND, Lengths
 
+LEAST_S, MOST_S = 0.001, 1e9  # seconds of a part of a trace
 LEAST_GAPS = 2  # of a window: from fewer gaps no coefficient of variation is estimated, and the arrivals are Poisson
 
 
@@ -59,14 +60,14 @@ class Trace:
 
     def busiest(self, seconds: float) -> Trace:
         """Returns the part of so many seconds that has the most requests."""
-        span = int(seconds * SECOND)
+        span = span_ns(seconds)
         held = np.searchsorted(self.arrival_ns, self.arrival_ns + span) - np.arange(len(self))
         start = int(self.arrival_ns[held.argmax()])
         return self.between(start, start + span)
 
     def windows(self, seconds: float) -> list[Trace]:
         """Returns the windows that have requests, in order."""
-        number = (self.arrival_ns - self.arrival_ns[0]) // int(seconds * SECOND)
+        number = (self.arrival_ns - self.arrival_ns[0]) // span_ns(seconds)
         starts: list[int] = np.flatnonzero(np.diff(number, prepend=-1)).tolist()
         return [self.only(np.arange(*ends)) for ends in pairwise([*starts, len(self)])]
 
@@ -74,6 +75,7 @@ class Trace:
         """Returns at most so many requests: evenly spread stretches of the trace, each as long as it was and as bursty."""
         if len(self) <= most:
             return self
+        windows = min(windows, most)
         starts = np.linspace(0, len(self) - most // windows, windows).astype(np.int64)
         return self.only(np.unique(starts[:, None] + np.arange(most // windows)))
 
@@ -87,6 +89,13 @@ class Trace:
                 f"{missing:,} of {len(self):,} requests of the trace have no deadline ({self.source}): give --slo-scale, "
                 "multiples of a request's time on one device, or add `deadline_ms` to the trace"
             )
+
+
+def span_ns(seconds: float) -> int:
+    """Returns the nanoseconds of a part of a trace."""
+    if not LEAST_S <= seconds <= MOST_S:
+        raise InvalidInput(f"a part of a trace of {seconds:g} seconds: give {LEAST_S:g} to {MOST_S:,.0f}")
+    return int(seconds * SECOND)
 
 
 def power_law(count: int, exponent: float) -> Array:
@@ -126,16 +135,18 @@ def gamma_arrivals(rate: float, cv: float, seconds: float, rng: np.random.Genera
 def refitted(trace: Trace, window_s: float, rate: float = 1.0, cv: float = 1.0, seed: int = 0) -> Trace:
     """Fits a Gamma process to each unit's arrivals in each window, scales rate and CV, and draws arrivals from them.
 
-    Lengths and timeouts are drawn from those of the unit in that window. Clockwork and AlpaServe scale traces in this way.
+    The last window ends with the trace. Lengths and timeouts are drawn from those of the unit in that window. Clockwork and
+    AlpaServe scale traces in this way.
     """
     rng = np.random.default_rng(seed)
-    first, span = int(trace.arrival_ns[0]), int(window_s * SECOND)
+    first, last, span = int(trace.arrival_ns[0]), int(trace.arrival_ns[-1]), span_ns(window_s)
     columns: list[tuple[Array, ...]] = []
     for window in trace.windows(window_s):
         start = first + (int(window.arrival_ns[0]) - first) // span * span
+        seconds = min(span, last - start + 1) / SECOND
         for unit in np.unique(window.unit).tolist():
             mine = np.flatnonzero(window.unit == unit)
-            at = start + gamma_arrivals(rate * len(mine) / window_s, cv * _cv_of(window.arrival_ns[mine]), window_s, rng)
+            at = start + gamma_arrivals(rate * len(mine) / seconds, cv * _cv_of(window.arrival_ns[mine]), seconds, rng)
             like = mine[(rng.random(len(at)) * len(mine)).astype(np.int64)]
             columns.append((at, np.full(len(at), unit), window.tokens[like], window.timeout_ns[like]))
     at, unit, tokens, timeout = (np.concatenate(parts) for parts in zip(*columns, strict=True))

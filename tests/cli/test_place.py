@@ -11,8 +11,9 @@ from hplm.cli.main import main
 from hplm.placement.cluster import Cluster, Device, Machine
 from hplm.placement.placement import Group, Placement
 from hplm.placement.profile import Profile
-from hplm.placement.units import units_of
-from testing.toy import TENANTS
+from hplm.placement.units import Unit, units_of
+from hplm.tenants.snapshot import Snapshot
+from testing.toy import CONFIG, TENANTS
 from tests.naming import names
 
 CORE = f"cpu:{min(os.sched_getaffinity(0))}"
@@ -57,6 +58,20 @@ def test_bad_input_is_one_line_that_names_it(toy, tmp_path, capsys, arguments, n
     assert main(given) == 1
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1 and names(printed, *(name.format(tmp=tmp_path) for name in named))
+
+
+def test_emit_names_tenants_that_no_group_serves(toy, tmp_path, capsys):
+    export = Snapshot.load(toy.folder / "tenants.json").export
+    cut = {"toy": ((0, CONFIG.upper_layers - 1),)}
+    units = (Unit("toy/root", 3), Unit("toy/law", 2), Unit("toy/bio", 3))
+    groups = (Group("one", "here", ("cpu:0",), 1, cut, ("toy/root", "toy/bio")),)
+    Placement(groups, units, {"toy": "fp32"}, {"toy": export}, "c", "p").write(tmp_path / "p.json")
+    emit = ["place", "emit", "--placement", f"{tmp_path}/p.json", "--repository", str(toy.repository), "--to"]
+    assert main([*emit, f"{tmp_path}/groups"]) == 0
+    assert names(capsys.readouterr().out, "no group serves 2 tenants", "toy/city", "toy/flux")
+    assert main([*emit, f"{tmp_path}/again", "--json"]) == 0
+    (gap,) = json.loads(capsys.readouterr().out)["gaps"]
+    assert names(gap, "toy/city", "toy/flux")
 
 
 def test_a_list_that_is_none_is_refused(capsys):

@@ -1,6 +1,7 @@
 """`hplm place search`, `simulate` and `compare`, on files that a test writes."""
 
 import json
+import shlex
 
 import pytest
 
@@ -8,7 +9,7 @@ from hplm.cli.main import main
 from hplm.placement.placement import Placement
 from tests.naming import names
 from tests.placement.problems import profile, trace_of
-from tests.placement.profiles import cluster_of
+from tests.placement.profiles import cluster_of, write_cluster
 
 
 @pytest.fixture
@@ -17,7 +18,7 @@ def given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     own = profile(8.0, 8.0, 20.0)
     trace = trace_of(own, 40.0, 8.0)
-    cluster_of(4, 60).write(tmp_path / "c.json")
+    write_cluster(cluster_of(4, 60), tmp_path / "c.json")
     own.write(tmp_path / "p.json")
     rows = zip(trace.arrival_ns.tolist(), trace.unit.tolist(), trace.tokens.tolist(), strict=True)
     lines = [json.dumps({"arrival": at / 1e9, "tokens": tokens, "unit": trace.names[unit]}) for at, unit, tokens in rows]
@@ -43,6 +44,17 @@ def test_a_placement_is_found_drawn_and_simulated(given, capsys, tmp_path):
     assert status == 0, printed.err
     simulated = json.loads(printed.out)
     assert simulated["screen"] == found["screen"] and simulated["full"] == found["full"]
+
+
+def test_units_that_no_group_serves_are_named(given, capsys, tmp_path):
+    write_cluster(cluster_of(1, 60), tmp_path / "c.json")  # room for one of three backbones
+    options = [*given, "--slo-scale", "5", "--confirm-seconds", "0", "--to", "placement.json"]
+    status, printed = _run(capsys, "search", *options, "--json")
+    assert status == 0, printed.err
+    found = json.loads(printed.out)
+    served = {unit for group in found["groups"] for unit in group["units"]}
+    assert len(found["unplaced"]) == 2 and not served & set(found["unplaced"])
+    assert names(_run(capsys, "search", *options)[1].out, "no group serves", *found["unplaced"])
 
 
 def test_one_stage_is_what_is_emitted_today(given, capsys, tmp_path):
@@ -77,10 +89,19 @@ def test_baselines_are_compared_at_several_deadlines(given, capsys, tmp_path):
         (("--slo-scale", "4", "--serving", "batch_texts=0"), ("batch_texts", "'0'")),
         (("--slo-scale", "4", "--hot", "b0/z"), ("b0/z",)),
         (("--slo-scale", "4", "--most-stages", "0"), ("--most-stages",)),
+        (("--slo-scale", "inf"), ("--slo-scale", "inf")),
+        (("--slo-scale", "4", "--cv", "nan"), ("--cv", "nan")),
+        (("--slo-scale", "4", "--cv", "2", "--window", "1e-10"), ("seconds", 0.001)),
+        (("--slo-scale", "4", "--seed", "-1"), ("--seed", "-1")),
+        (("--slo-scale", "4", "--confirm-seconds", "inf"), ("--confirm-seconds", "inf")),
+        (("--slo-scale", "4", "--confirm-seconds", "nan"), ("--confirm-seconds", "nan")),
+        (("--slo-scale", "4", "--baseline", "greedy:2", "--most-stages", "1"), ("greedy:2", "--most-stages")),
+        (("--slo-scale", "0.001", "--baseline", "greedy:2"), ("--slo-scale", "b0")),
+        (("--slo-scale", "4", "--to", "none/placement.json"), ("none", "--to")),
     ],
 )
 def test_bad_input_is_named(given, capsys, tmp_path, changed, named):
-    status, printed = _run(capsys, "search", *given, *changed, "--to", "placement.json")
+    status, printed = _run(capsys, "search", *given, "--to", "placement.json", *changed)
     assert status == 1 and names(printed.err, *named)
     assert not (tmp_path / "placement.json").exists()
 
@@ -90,3 +111,41 @@ def test_a_placement_of_another_profile_is_stale(given, capsys, tmp_path):
     profile(8.0, 8.0, 25.0).write(tmp_path / "p.json")
     status, printed = _run(capsys, "simulate", "placement.json", *given, "--slo-scale", "5")
     assert status == 1 and names(printed.err, "stale", "profile")
+
+
+def test_a_placement_needs_its_own_hot_tenants(given, capsys):
+    options = [*given, "--slo-scale", "5"]
+    hot = ["--hot", "b1/a"]
+    searched = ["search", *options, "--confirm-seconds", "0", "--to", "placement.json"]
+    assert _run(capsys, *searched, *hot)[0] == 0
+    assert _run(capsys, "simulate", "placement.json", *options, *hot, "--full-seconds", "0")[0] == 0
+    for command in (["simulate", "placement.json", *options], ["compare", "placement.json", *given, "--slo-scales", "5"]):
+        status, printed = _run(capsys, *command)
+        assert status == 1 and names(printed.err, "placement.json", "--hot b1/a")
+    assert _run(capsys, *searched)[0] == 0
+    status, printed = _run(capsys, "simulate", "placement.json", *options, *hot)
+    assert status == 1 and names(printed.err, "placement.json", "--hot")
+
+
+def test_the_next_commands_that_are_printed_run(given, capsys):
+    options = [*given, "--slo-scale", "5", "--rate", "0.5", "--serving", "batch_texts=1", "--confirm-seconds", "1"]
+    status, printed = _run(capsys, "search", *options, "--most-stages", "1", "--to", "my placement.json")
+    assert status == 0, printed.err
+    simulate, emit = (line.partition("hplm ")[2] for line in printed.out.splitlines()[-2:])
+    assert names(emit, "place emit", "'my placement.json'")
+    assert main(shlex.split(simulate)) == 0
+    again = capsys.readouterr().out
+    assert printed.out.splitlines()[-4] == again.splitlines()[0]  # what the screen says
+
+
+@pytest.mark.parametrize("seconds", ["inf", "-1", "nan"])
+def test_the_busiest_part_has_a_length(given, capsys, seconds):
+    assert _run(capsys, "search", *given, "--slo-scale", "5", "--confirm-seconds", "0", "--to", "placement.json")[0] == 0
+    status, printed = _run(capsys, "simulate", "placement.json", *given, "--slo-scale", "5", "--full-seconds", seconds)
+    assert status == 1 and names(printed.err, "--full-seconds", seconds)
+
+
+def test_a_comparison_screens_and_has_no_parameters_of_servers(given, capsys):
+    with pytest.raises(SystemExit):
+        main(["place", "compare", *given, "--serving", "batch_texts=1"])
+    assert names(capsys.readouterr().err, "--serving")

@@ -17,6 +17,7 @@ from hplm.placement.cluster import Cluster, Device, Machine
 from hplm.tenants.manager import Manager
 from testing.random_store import random_store, random_table, random_tenant, random_tenants
 from testing.toy import CONFIG
+from tests.placement.profiles import write_cluster
 
 pytestmark = pytest.mark.slow
 
@@ -117,7 +118,7 @@ def test_every_command_that_needs_no_store_works(place):
     again = [*state[:3], str(folder / "again")]
     profile_file, placement_file = str(folder / "profile.json"), str(folder / "placement.json")
     problem = ["--cluster", str(folder / "c.json"), "--profiles", profile_file, "--trace", str(folder / "t.jsonl")]
-    Cluster((Machine("m", (Device(f"cpu:{core}", 10**10),), 10**10),)).write(folder / "c.json")
+    write_cluster(Cluster((Machine("m", (Device(f"cpu:{core}", 10**10),), 10**10),)), folder / "c.json")
     requests = [{"arrival": i, "tokens": 8, "tenant": "tenant-0"} for i in range(20)]
     (folder / "t.jsonl").write_text("\n".join(map(json.dumps, requests)))
     commands = [

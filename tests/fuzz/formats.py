@@ -44,7 +44,7 @@ from testing.toy import WORDS, make_toy
 from tests.fuzz.files import Files
 from tests.fuzz.mutations import dumped, mutated, mutated_json
 from tests.fuzz.target import Found, Target, accepts
-from tests.placement.profiles import cluster_of, profile_of
+from tests.placement.profiles import cluster_of, profile_of, write_cluster
 
 
 class ModelFolder(Files):
@@ -251,7 +251,7 @@ class Placements(Files):
         profile, cluster = profile_of(), cluster_of()
         units = units_of(profile)
         group = Group("one", "m0", ("cpu:0",), 1, {"bert": ((0, 2),)}, tuple(unit.name for unit in units))
-        cluster.write(folder / "cluster.json")
+        write_cluster(cluster, folder / "cluster.json")
         profile.write(folder / "profile.json")
         Placement.of((group,), units, cluster, profile).write(folder / "placement.json")
         return folder

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 
-from hplm.placement.cluster import Cluster, Device, Machine
+from hplm.placement.cluster import FORMAT, KIND, Cluster, Device, Machine
+from hplm.placement.fields import write
 from hplm.placement.profile import BackboneProfile, FitError, Profile, Terms
 
 MB = 1_000_000
@@ -39,3 +42,8 @@ def profile_of(**backbones: BackboneProfile) -> Profile:
 def cluster_of(devices: int = 2, memory_mb: int = 100, machines: int = 1, tables_mb: int = 1000) -> Cluster:
     own = tuple(Device(f"cpu:{number}", memory_mb * MB) for number in range(devices))
     return Cluster(tuple(Machine(f"m{number}", own, tables_mb * MB) for number in range(machines)))
+
+
+def write_cluster(cluster: Cluster, path: Path) -> None:
+    """Writes it as an operator does."""
+    write(path, KIND, FORMAT, asdict(cluster))

@@ -12,7 +12,7 @@ from hplm.placement.placement import Group, Placement
 from hplm.placement.profile import Profile, Terms
 from hplm.placement.units import units_of
 from tests.naming import naming
-from tests.placement.profiles import backbone_profile, cluster_of, profile_of
+from tests.placement.profiles import backbone_profile, cluster_of, profile_of, write_cluster
 
 PROFILE, CLUSTER = profile_of(), cluster_of()
 WHOLE = {"bert": ((0, 2),)}
@@ -24,10 +24,14 @@ PLACEMENT = Placement.of(GROUPS, units_of(PROFILE), CLUSTER, PROFILE)
 FILES = {"profile": PROFILE, "cluster": CLUSTER, "placement": PLACEMENT}
 
 
+def _write(kind, path):
+    write_cluster(CLUSTER, path) if kind == "cluster" else FILES[kind].write(path)
+
+
 @pytest.mark.parametrize("kind", FILES)
 def test_what_is_written_is_read_again(tmp_path, kind):
     written, path = FILES[kind], tmp_path / "file.json"
-    written.write(path)
+    _write(kind, path)
     read = type(written).read(path)
     assert read == written
     assert getattr(read, "digest", "") == getattr(written, "digest", "")
@@ -42,6 +46,8 @@ def test_what_is_written_is_read_again(tmp_path, kind):
         ("cluster", ["machines", 0, "devices", 1, "memory"], -1, ["devices[1]", "memory", "-1"]),
         ("cluster", ["machines", 0, "devices", 1, "memory"], "16 GB", ["devices[1]", "memory", "16 GB"]),
         ("cluster", ["machines", 0, "devices", 1, "name"], "cpu:0", ["'cpu:0'", "twice"]),
+        ("cluster", ["machines", 0, "devices", 1, "name"], "core7", ["'m0'", "'core7'", "cuda:0"]),
+        ("cluster", ["machines", 0, "devices", 1, "name"], "cuda:1", ["'m0'", "cpu:0", "cuda:1", "kind"]),
         ("cluster", ["machines", 0, "memory"], True, ["memory", "true"]),
         ("cluster", ["kind"], "hplm profile", ["hplm profile", "hplm cluster"]),
         ("cluster", ["format"], 9, ["9"]),
@@ -64,6 +70,8 @@ def test_what_is_written_is_read_again(tmp_path, kind):
         ("placement", ["groups", 0, "intra"], 0, ["groups[0]", "intra"]),
         ("placement", ["groups", 0, "intra"], 2, ["'one'", "2"]),
         ("placement", ["groups", 0, "devices"], [], ["groups[0]", "devices"]),
+        ("placement", ["groups", 0, "devices"], ["cpu:1"], ["'one'", "'two'", "'cpu:1'"]),
+        ("placement", ["groups", 0, "devices"], ["gpu"], ["'one'", "'gpu'", "cuda:0"]),
         ("placement", ["groups", 0, "units"], ["bert/art"], ["'one'", "'bert/art'"]),
         ("placement", ["groups", 0, "cuts"], {}, ["'one'", "'bert/law'"]),
         ("placement", ["groups", 0, "cuts", "bert"], [[0, 1], [2, 2]], ["'one'", "'bert'", "2"]),
@@ -75,7 +83,7 @@ def test_what_is_written_is_read_again(tmp_path, kind):
 )
 def test_a_field_that_does_not_fit_is_named_with_its_file(tmp_path, kind, way, value, named):
     path = tmp_path / f"{kind}.json"
-    FILES[kind].write(path)
+    _write(kind, path)
     stored = json.loads(path.read_text())
     inner = stored
     for step in way[:-1]:
@@ -100,7 +108,7 @@ def test_a_file_of_another_form_is_named(tmp_path, kind, content):
 @pytest.mark.parametrize("kind", FILES)
 def test_a_missing_field_is_named(tmp_path, kind):
     path = tmp_path / "file.json"
-    FILES[kind].write(path)
+    _write(kind, path)
     whole = json.loads(path.read_text())
     for name in whole.keys() - {"kind", "format"}:
         path.write_text(json.dumps({own: value for own, value in whole.items() if own != name}))

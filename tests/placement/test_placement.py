@@ -81,11 +81,25 @@ def test_a_placement_that_no_cluster_can_hold_is_refused(groups, cluster, named)
 def test_a_group_over_two_machines_is_refused_with_the_other_one():
     two = cluster_of(machines=2)
     other = replace(
-        two.machines[1], devices=tuple(replace(own, name=f"cuda:{i}") for i, own in enumerate(two.machines[1].devices))
+        two.machines[1], devices=tuple(replace(own, name=f"cpu:{8 + i}") for i, own in enumerate(two.machines[1].devices))
     )
     cluster = replace(two, machines=(two.machines[0], other))
-    with pytest.raises(InvalidInput, match=naming("'cuda:1'", "'m0'", "'m1'", "one machine")):
-        placed(group(devices=("cpu:0", "cuda:1"), intra=2), cluster=cluster).check(cluster, PROFILE)
+    with pytest.raises(InvalidInput, match=naming("'cpu:9'", "'m0'", "'m1'", "one machine")):
+        placed(group(devices=("cpu:0", "cpu:9"), intra=2), cluster=cluster).check(cluster, PROFILE)
+
+
+@pytest.mark.parametrize(
+    "units, named",
+    [
+        ((*UNITS, Unit("bert/art", 1)), "'bert/art'"),
+        ((*UNITS, Unit("mini/law", 1)), "'mini/law'"),
+        ((*UNITS, Unit("bert/law/z", 1)), "'bert/z'"),
+        ((UNITS[0], Unit("bert/law", 7)), "'bert/law'"),
+    ],
+)
+def test_units_that_the_profile_does_not_have_are_refused(units, named):
+    with pytest.raises(InvalidInput, match=naming(named, "profile")):
+        replace(placed(group()), units=units).check(cluster_of(), PROFILE)
 
 
 def test_a_placement_for_another_cluster_or_profile_is_stale():
@@ -104,7 +118,6 @@ def test_stages_that_fit_no_device_alone_fit_two():
         placed(group(), cluster=cluster).check(cluster, profile)
 
 
-def test_groups_are_found_by_unit():
-    placement = placed(group(), group("two", devices=("cpu:1",), units=("bert/law", "bert/root")))
-    assert placement.groups_of == {"bert/root": (1,), "bert/law": (0, 1)}
-    assert placement.groups[0].stages == 1 and placement.groups[0].devices_of(0) == ("cpu:0",)
+def test_units_that_no_group_serves_are_known():
+    assert placed(group()).unplaced == (Unit("bert/root", 1),)
+    assert not placed(group(units=("bert/law", "bert/root"))).unplaced

@@ -17,11 +17,16 @@ from hplm.placement.partition import (
     part_of,
 )
 from hplm.placement.placement import Placement
-from hplm.placement.search import NothingFound, search
+from hplm.placement.problem import Problem
+from hplm.placement.screen import alone_ns
+from hplm.placement.search import Found, NothingFound, search
 from hplm.placement.servers import Serving
+from hplm.placement.simulation import simulate
+from hplm.placement.units import units_of
+from hplm.placement.workload import synthetic
 from tests.naming import naming
-from tests.placement.problems import problem_of
-from tests.placement.profiles import cluster_of
+from tests.placement.problems import backbone, problem_of
+from tests.placement.profiles import cluster_of, profile_of
 
 
 def test_backbones_of_unlike_times_are_kept_apart():
@@ -40,6 +45,21 @@ def test_devices_are_shared_out_by_load():
     assert best == (6, 2) and all(sum(counts) == 8 for counts in others)
     assert (1, 7) not in others and (7, 1) not in [best, *others[:1]]
     assert device_buckets([1.0, 1.0, 1.0], 2) == []
+
+
+def test_devices_are_shared_out_so_that_each_bucket_holds_its_backbones():
+    """A slow backbone with few requests needs two devices, though its load asks for less than one."""
+    own = profile_of(small=backbone(2.0, layer_mb=5), large=backbone(20.0, layer_mb=20))
+    drawn = synthetic({"small/law": 400.0, "large/law": 4.0}, 10.0)
+    problem = Problem(cluster_of(4, 50), own, units_of(own), drawn.with_timeouts(8 * alone_ns(own, drawn)))
+    (best, *_) = search(problem)
+    large = [group for group in best.groups if "large" in group.cuts]
+    assert best.attained.by_unit["large/law"] > 0.5 and all(len(group.devices) == 2 for group in large)
+
+
+def test_unlike_backbones_share_a_device_where_there_is_only_one():
+    found = search(problem_of(8.0, 80.0, devices=1, memory_mb=80, rate=5.0, scale=20.0))[0]
+    assert found.groups[0].units == ("b0/law", "b1/law") and min(found.attained.by_unit.values()) > 0
 
 
 def test_a_part_of_a_cluster_has_its_devices_and_its_share_of_memory():
@@ -95,8 +115,43 @@ def test_the_full_simulator_ranks_what_the_screen_has_found():
     found = search(problem)
     ranked = confirm(found, problem, Serving(), seconds=5.0)
     shares = [one.attained.share for one in ranked]
-    assert shares == sorted(shares, reverse=True) and len(ranked) == len(found)
+    assert shares == sorted(shares, reverse=True) and ranked
     assert all(len(one.attained.trace) == len(problem.trace.busiest(5.0)) for one in ranked)
+
+
+def test_a_placement_that_leaves_out_a_backbone_of_quieter_hours_is_not_confirmed():
+    problem = problem_of(8.0, 8.0, devices=2, memory_mb=40, rate=60.0, seconds=10.0)
+    half = problem.trace.arrival_ns > problem.trace.arrival_ns[-1] // 3
+    problem = problem.on(replace(problem.trace, unit=np.where(half, 0, 1)))  # the busiest part has requests of b0 alone
+    groups = groups_of(problem.cluster, Parallel(1, 1))
+    both = problem.room.added(groups, 0, "b0/law")
+    both = both and problem.room.added(both, 1, "b1/law")
+    twice = problem.room.added(groups, 0, "b0/law")
+    twice = twice and problem.room.added(twice, 1, "b0/law")
+    found = [Found(own, problem.screen.attained(own), "") for own in (both, twice) if own]
+    only_busiest = simulate(twice, problem.profile, problem.trace.busiest(3.0), Serving()).share  # pyright: ignore
+    (best, *others) = confirm(found, problem, Serving(), seconds=3.0)
+    assert only_busiest > best.attained.share and best.found is found[0] and not others
+
+
+def test_units_without_requests_are_placed_where_they_fit():
+    quiet = backbone(8.0)
+    asked = replace(backbone(2.0), tenants={"law": ("a",), "bio": ("b",)}, table_bytes={"law": 1, "bio": 1})
+    own = profile_of(asked=asked, quiet=quiet, huge=backbone(8.0, layer_mb=20))
+    drawn = synthetic({"asked/law": 20.0, "asked/bio": 0.0, "quiet/law": 0.0, "huge/law": 0.0}, 10.0)
+    problem = Problem(cluster_of(2, 40), own, units_of(own), drawn.with_timeouts(8 * alone_ns(own, drawn)))
+    best = search(problem, most_stages=1)[0]
+    placed = [(set(group.cuts), set(group.units)) for group in best.groups]
+    assert ({"asked"}, {"asked/law", "asked/bio"}) in placed and ({"quiet"}, {"quiet/law"}) in placed
+    assert not any("huge" in group.cuts for group in best.groups)  # 80 MB
+
+
+def test_a_unit_that_the_sample_lost_is_placed():
+    problem = problem_of(2.0, 2.0, devices=4, memory_mb=200, rate=200.0, seconds=60.0)
+    few = np.where(np.arange(len(problem.trace)) == 3000, 1, 0)
+    problem = problem.on(replace(problem.trace, unit=few))
+    assert not problem.trace.sampled(160).counts[1]
+    assert search(problem, sample=160)[0].attained.by_unit["b1/law"] == 1
 
 
 @pytest.mark.parametrize("name, stages", [("round-robin:2", 2), ("greedy:2", 2), ("manual:1,2", 1), ("replication", 1)])
@@ -117,7 +172,18 @@ def test_clockwork_places_each_window_anew():
     assert baseline("replication", problem).attained.share < 0.7
 
 
-@pytest.mark.parametrize("name", ["best", "manual:2", "round-robin:0", "greedy:x"])
+def test_pipelines_without_a_number_are_as_long_as_a_machine_allows():
+    assert [group.stages for group in baseline("greedy", problem_of(8.0, devices=2, memory_mb=80)).groups] == [2]
+    assert [group.stages for group in baseline("round-robin", problem_of(8.0, devices=8, memory_mb=80)).groups] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "best", "manual:2", "manual:8,2", "manual:inf,1", "manual:1,1,1", "round-robin:0", "round-robin:0.5", "round-robin:4,2",
+        "greedy:x", "greedy:nan", "replication:2", "clockwork:inf", "clockwork:1e-10",
+    ],
+)  # fmt: skip
 def test_an_unknown_baseline_is_refused(name):
-    with pytest.raises(InvalidInput, match="--baseline"):
+    with pytest.raises(InvalidInput):
         baseline(name, problem_of(8.0))

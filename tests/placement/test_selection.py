@@ -7,7 +7,8 @@ import pytest
 from hplm.errors import InvalidInput
 from hplm.placement.partition import Parallel, groups_of
 from hplm.placement.placement import Placement
-from hplm.placement.selection import beam, fast, selector
+from hplm.placement.search import search
+from hplm.placement.selection import beam, completed, fast, selector
 from tests.naming import naming
 from tests.placement.problems import problem_of
 
@@ -52,12 +53,20 @@ def test_the_heuristic_is_nearly_as_good_as_the_beam_and_screens_less():
     assert quick.share >= 0.95 * wide.share and quick.screened < wide.screened / 3
 
 
+def test_a_unit_that_would_make_others_late_is_left_out():
+    problem = problem_of(1.0, 100.0, devices=1, memory_mb=80, rate=300.0, scale=2.0)
+    groups = problem.room.added(groups_of(problem.cluster, Parallel(1, 1)), 0, "b0/law")
+    assert groups is not None and completed(problem, groups) == groups
+    silent = problem.of({"b0/law", "b1/law"}).on(problem.trace.only(problem.trace.unit == 0))
+    assert completed(silent, groups)[0].units == ("b0/law", "b1/law")
+
+
 def test_a_unit_is_put_where_its_backbone_is_cut_around_full_devices():
     problem = problem_of(8.0, 8.0, devices=2, memory_mb=40)
     groups = groups_of(problem.cluster, Parallel(2, 1))
     for unit in problem.units:
-        groups = problem.room.added(groups, 0, unit.name)
-    assert groups is not None and set(groups[0].cuts) == {"b0", "b1"}
+        groups = problem.room.added(groups, 0, unit.name) or groups
+    assert set(groups[0].cuts) == {"b0", "b1"}
     assert problem.room.added(groups, 0, "b0/law") is None  # it is there
 
 
@@ -70,7 +79,7 @@ def test_memory_of_devices_and_machines_is_a_limit():
 
 def test_a_backbone_that_fits_no_machine_is_named_with_its_bytes():
     with pytest.raises(InvalidInput, match=naming("b0", "40,000,000", "30,000,000", "cpu:0")):
-        problem_of(8.0, devices=2, memory_mb=15)
+        search(problem_of(8.0, devices=2, memory_mb=15))
 
 
 @pytest.mark.parametrize("given", ["slow", "beam:0", "beam:x", "fast:3", ""])

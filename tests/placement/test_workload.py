@@ -1,3 +1,4 @@
+import gzip
 import json
 
 import numpy as np
@@ -44,6 +45,15 @@ def test_a_journal_is_sorted_and_a_request_of_two_texts_counts_twice(tmp_path):
     assert trace.tokens.tolist() == [5, 10, 10] and trace.timeout_ns.tolist() == [0, SECOND // 4, SECOND // 4]
 
 
+def test_a_journal_of_two_boots_is_refused(tmp_path):
+    request = {"tenant": "x", "texts": 1, "tokens": 5, "deadline": 0}
+    times = [(5000.0, 5000.1), (4999.0, 5000.2), (7.0, 7.1)]
+    rows = [{**request, "arrived": arrived, "answered": answered} for arrived, answered in times]
+    with pytest.raises(InvalidInput, match=naming("line 3", "4,993", "restart")):
+        read_trace(_written(tmp_path, *rows), UNITS)
+    assert len(read_trace(_written(tmp_path, *rows[:2]), UNITS)) == 2
+
+
 def test_azures_functions_of_2019_are_counts_of_each_minute_striped_over_the_units(tmp_path):
     head = ["HashOwner", "HashApp", "HashFunction", "Trigger", *map(str, range(1, MINUTES + 1))]
     counts = [[0] * MINUTES for _ in range(3)]
@@ -74,6 +84,7 @@ def test_azures_functions_of_2021_start_at_their_end_less_their_duration(tmp_pat
         ([{"arrival": 2, "tokens": 4, "tenant": "x"}, {"arrival": 1, "tokens": 4, "tenant": "x"}], ("backwards", 2)),
         ([{"arrival": 2, "tokens": 4, "tenant": "z"}], ("'z'", "line 1")),
         ([{"arrival": 2, "tokens": 0, "tenant": "x"}], (0, "tokens")),
+        ([{"arrival": 2, "tokens": 3_000_000_000, "tenant": "x"}], (3_000_000_000, 1 << 20)),
         ([{"arrival": 1e30, "tokens": 1, "tenant": "x"}], ("64 bits",)),
         ([[1]], ("line 1",)),
     ],
@@ -81,6 +92,21 @@ def test_azures_functions_of_2021_start_at_their_end_less_their_duration(tmp_pat
 def test_a_bad_trace_is_refused(tmp_path, rows, named):
     with pytest.raises(InvalidInput, match=naming(*named)):
         read_trace(_written(tmp_path, *rows), UNITS)
+
+
+@pytest.mark.parametrize("end", ["nan", "inf", "1e300"])
+def test_an_invocation_without_a_time_is_refused(tmp_path, end):
+    path = tmp_path / "invocations.txt"
+    path.write_text(f"app,func,end_timestamp,duration\na,f,10.5,0.5\na,g,{end},1.0\n")
+    with pytest.raises(InvalidInput, match=naming(path, "line 3")):
+        read_trace(path, UNITS)
+
+
+def test_a_packed_trace_is_refused(tmp_path):
+    path = tmp_path / "trace.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"arrival": 2, "tokens": 4, "tenant": "x"}'))
+    with pytest.raises(InvalidInput, match=naming(path, "unpack")):
+        read_trace(path, UNITS)
 
 
 def test_a_trace_without_deadlines_names_the_way_out(tmp_path):
@@ -125,13 +151,27 @@ def test_a_refit_scales_rate_and_burstiness_of_each_window():
     assert (refitted(trace, 50, seed=1).arrival_ns == refitted(trace, 50, seed=1).arrival_ns).all()
 
 
+@pytest.mark.parametrize("seconds, windows", [(20, [20]), (90, [60, 30]), (120.001, [60, 60])])
+def test_a_refit_keeps_the_rate_of_a_window_that_the_trace_covers_in_part(seconds, windows):
+    trace = synthetic({"u": 60.0}, seconds, seed=1)
+    drawn = refitted(trace, 60, seed=2)
+    assert drawn.seconds <= trace.seconds
+    counts = [len(drawn.between(60 * i * SECOND, (60 * i + own) * SECOND)) for i, own in enumerate(windows)]
+    assert counts == pytest.approx([60 * own for own in windows], rel=0.15)
+
+
 def test_parts_of_a_trace():
     at = np.array([0, 1, 2, 50, 51, 52, 53, 90]) * SECOND
     zeros = np.zeros(8, np.int64)
     trace = Trace(("u",), at, zeros, zeros + 1, zeros)
     assert trace.busiest(10).arrival_ns.tolist() == at[3:7].tolist()
     assert [len(window) for window in trace.windows(30)] == [3, 4, 1]
-    assert len(trace.sampled(100)) == 8
+    assert len(trace.sampled(100)) == 8 and len(trace.sampled(3)) == 3
+    for seconds in (1e-10, 0.0, np.inf, np.nan):
+        with pytest.raises(InvalidInput, match="seconds"):
+            trace.windows(seconds)
+        with pytest.raises(InvalidInput, match="seconds"):
+            trace.busiest(seconds)
     sampled = synthetic({"u": 100.0}, 100, 3.0).sampled(1600)
     assert 1500 <= len(sampled) <= 1600 and sampled.seconds > 80
 

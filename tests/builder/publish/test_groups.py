@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
 
-from builder.publish.groups import emit
+from builder.publish.groups import emit, gaps
 from builder.publish.live import add_tenant, update_tenant
 from hplm.engine.settings import Settings
 from hplm.errors import InvalidInput, NoTenant
+from hplm.levels.calibration import Calibration
+from hplm.levels.plan import Plan, Step
 from hplm.parameters import parameters_of
 from hplm.placement.placement import Group, Placement
 from hplm.placement.units import Unit
+from hplm.tenants.link import Link
 from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import Snapshot
 from testing.reference import Reference
 from testing.toy import CONFIG, TENANTS, WORDS
-from tests.naming import naming
+from tests.naming import names, naming
 from tests.places import knowledge, learn, make_place
 
 CUT = {"toy": ((0, CONFIG.upper_layers - 1),)}
@@ -124,7 +128,6 @@ def served_precision(repository):
     [
         ({"groups": (group("one", "toy/root", devices=("cpu:0", "cpu:1"), cuts=TWO),)}, ["'one'", "--most-stages 1"]),
         ({"groups": (group("one", "toy/root", devices=("cuda:0", "cuda:1"), intra=2),)}, ["'one'", "--intra 1"]),
-        ({"groups": (group("one", "toy/root", devices=("cpu:0", "cuda:0"), intra=2),)}, ["'one'", "cpu:0", "cuda:0"]),
         ({"groups": (group("one"),)}, ["'one'", "units"]),
         ({"exports": {"toy": "another"}}, ["stale", "hplm place search"]),
         ({"precisions": {"toy": "bf16"}}, ["'bf16'", "'fp32'", "stale"]),
@@ -139,6 +142,23 @@ def test_placements_that_cannot_be_emitted_are_refused_and_leave_nothing(toy, tm
     with pytest.raises(InvalidInput, match=naming(*named)):
         emit(placement, toy.repository, tmp_path / "groups")
     assert not list(tmp_path.iterdir())
+
+
+def test_tenants_without_a_group_and_links_out_of_a_group_are_named(toy, tmp_path):
+    repository = tmp_path / "repository"
+    shutil.copytree(toy.repository, repository)
+    snapshot = Snapshot.load(repository / "toy/1/tenants.json")
+    link = Link("large", "gaia", 1, Plan((Step(0, 0.7, 4.0, 0.5), Step(1, weight=0.6))))
+    linked = [
+        replace(one, link=link, calibration=Calibration(temperature=2.0)) if one.id == "acme" else one
+        for one in snapshot.tenants
+    ]
+    Snapshot(0, snapshot.branches, linked, snapshot.export).save(repository / "toy/1/tenants.json")
+    some = placement_of(repository / "toy/1", group("one", "toy/bio/acme", "toy/bio"), group("two", "toy/root"))
+    unserved, leading = gaps(some, repository)
+    assert names(unserved, 2, "toy/city", "toy/flux") and names(leading, "'one'", "toy/acme", "large/gaia")
+    whole = placement_of(toy.folder, group("one", *(unit.name for unit in UNITS)))
+    assert gaps(whole, toy.repository) == []
 
 
 def test_a_folder_that_exists_is_not_overwritten(emitted, toy):
