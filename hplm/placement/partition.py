@@ -30,7 +30,10 @@ class Parallel:
 
 
 def backbone_buckets(problem: Problem) -> list[tuple[frozenset[str], ...]]:
-    """Returns the partitions of the backbones that have requests, by the time of their mean text, in which none delays another too long."""
+    """Returns the partitions of the backbones that have requests in which none delays another too long.
+
+    They differ in the time of their mean text.
+    """
     took = {
         name: own.terms(min(own.times)).ns(*problem.shapes[name])
         for name, own in problem.profile.backbones.items()

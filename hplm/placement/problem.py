@@ -83,7 +83,8 @@ class Problem:
             if needed > room:
                 raise InvalidInput(
                     f"backbone {name!r} fits no cut: its layers and slots need {needed:,} bytes, and the devices of the "
-                    f"largest machine, {largest.name!r} ({', '.join(largest.memory_of)}), have {room:,} together: name larger devices"
+                    f"largest machine, {largest.name!r} ({', '.join(largest.memory_of)}), have {room:,} together: name larger "
+                    "devices"
                 )
 
     def holds(self, backbones: Collection[str], cluster: Cluster) -> bool:

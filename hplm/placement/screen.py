@@ -1,8 +1,8 @@
 """The screen: AlpaServe's runtime on a virtual clock, for millions of texts. It ranks placements.
 
-Requests go to the group whose first stage is free first. It serves first come, first served, and refuses what would be late. Each
-stage has a clock. `most_texts` above 1 batches as AlpaServe 6.5 does: texts wait in one line a unit, and an idle group takes the
-oldest one, and those of its backbone behind it as long as all stay in time.
+Requests go to the group whose first stage is free first. It serves first come, first served, and refuses what would be late.
+Each stage has a clock. `most_texts` above 1 batches as AlpaServe 6.5 does: texts wait in one line a unit, and an idle group
+takes the oldest one, and those of its backbone behind it as long as all stay in time.
 """
 
 from __future__ import annotations

@@ -45,10 +45,10 @@ class CostModel:
         self._took, self._believed = 0.0, 0.0
 
     @overload
-    def predict(self, tokens: Array, texts: Numbers = 1, adapters: Numbers = 0, parts: int = 1) -> Array: ...
+    def predict(self, tokens: Array, texts: Numbers = 1, adapters: Numbers = 0, parts: float = 1) -> Array: ...
     @overload
-    def predict(self, tokens: float, texts: float = 1, adapters: float = 0, parts: int = 1) -> float: ...
-    def predict(self, tokens: Numbers, texts: Numbers = 1, adapters: Numbers = 0, parts: int = 1) -> Numbers:
+    def predict(self, tokens: float, texts: float = 1, adapters: float = 0, parts: float = 1) -> float: ...
+    def predict(self, tokens: Numbers, texts: Numbers = 1, adapters: Numbers = 0, parts: float = 1) -> Numbers:
         batch, token, text, adapter = self.terms
         return batch * parts + token * tokens + text * texts + adapter * adapters
 
