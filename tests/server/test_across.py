@@ -1,7 +1,5 @@
 """What the model `hplm` answers when the other backbone of a link does not. A stand-in plays Triton's part."""
 
-import importlib
-import sys
 import time
 from types import SimpleNamespace
 
@@ -19,6 +17,7 @@ from hplm.tasks import TASKS, TextAnswer
 from hplm.tenants.directory import MissingTarget
 from hplm.tenants.link import ONWARD, Link
 from hplm.tenants.ticket import Ticket
+from tests.server.beside import imported_beside
 
 LINK = Link("large", "there", 1, Plan((Step(0, 0.7), Step(1, weight=0.6))))
 LABELS = ("x", "y")
@@ -160,14 +159,10 @@ class Asked:
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def asked():
     triton = Triton()
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", triton.utilities)
-    for name in MODULES:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    yield Asked(triton, {name: importlib.import_module(name) for name in MODULES})
-    for name in MODULES:
-        sys.modules.pop(name, None)
+    with imported_beside(triton.utilities, *MODULES) as modules:
+        yield Asked(triton, dict(zip(MODULES, modules, strict=True)))
 
 
 def labels_of(response):

@@ -1,7 +1,5 @@
 """Each answer of a decoder is counted once, by the end that its client was told. Triton's part is played by a stand-in."""
 
-import importlib
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +7,7 @@ import pytest
 from hplm.errors import Broken, DeadlineMissed
 from hplm.generation.request import LENGTH, Piece
 from hplm.server.held import Held
+from tests.server.beside import imported_beside
 
 FINAL = 1
 
@@ -45,20 +44,15 @@ def response(outputs=(), error=None):
 
 
 @pytest.fixture
-def model(monkeypatch):
+def model():
     stand_in = SimpleNamespace(
         TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL,
         InferenceResponse=response,
         Tensor=lambda name, values: (name, values),
         TritonError=TritonError,
     )
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", stand_in)
-    names = "backends.replies", "backends.hplm_generate.model"
-    for name in names:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    yield importlib.import_module(names[-1])
-    for name in names:
-        sys.modules.pop(name, None)
+    with imported_beside(stand_in, "backends.replies", "backends.hplm_generate.model") as (_, model):
+        yield model
 
 
 @pytest.fixture

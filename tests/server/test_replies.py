@@ -1,13 +1,12 @@
 """Senders of responses, without a Triton: its part is played by a stand-in."""
 
-import importlib
-import sys
 import threading
 from types import SimpleNamespace
 
 import pytest
 
 from hplm.server.held import Held
+from tests.server.beside import imported_beside
 
 FINAL = 1
 
@@ -35,11 +34,9 @@ class Request:
 
 
 @pytest.fixture
-def replies(monkeypatch):
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", SimpleNamespace(TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL))
-    monkeypatch.delitem(sys.modules, "backends.replies", raising=False)
-    yield importlib.import_module("backends.replies")
-    sys.modules.pop("backends.replies", None)
+def replies():
+    with imported_beside(SimpleNamespace(TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL), "backends.replies") as (replies,):
+        yield replies
 
 
 def test_a_request_is_not_asked_about_after_its_last_response(replies):
