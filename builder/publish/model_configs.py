@@ -154,7 +154,7 @@ input [
 ]
 output [
 $answers,
-  # What another backbone is to read of a text, only for the model hplm; all others get "".
+  # The part of a text that another backbone is to read, only for the model hplm; all others get "".
   { name: "ONWARD"      data_type: TYPE_STRING  dims: [ 1 ] }
 ]
 

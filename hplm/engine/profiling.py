@@ -48,7 +48,7 @@ WAY_OUT = "give one core a device, such as --devices cpu:0,cpu:1, or a GPU, such
 
 @dataclass(frozen=True)
 class Measurement:
-    """What is measured in a process of its own."""
+    """The work of a measuring process."""
 
     folder: Path  # of the backbone's version
     state: Path | None

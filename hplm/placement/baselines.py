@@ -1,4 +1,4 @@
-"""What placements are compared with, each by a name and options, such as `round-robin:4` or `manual:8,2`.
+"""Baselines: simpler ways to place units, each by a name and options, such as `round-robin:4` or `manual:8,2`.
 
 replication             AlpaServe's placement without model parallelism (Selective Replication): a device a group
 clockwork:SECONDS       Clockwork++: replication anew for each window, from the window's own requests, with free swaps

@@ -12,8 +12,8 @@ SECRET_HEADER = "hplm-admin"
 # is part of CVE-2025-23319, -23320 and -23334. A model can be loaded from files in the request. Logs and traces go to any path.
 _RESTRICTED = "shared-memory,model-repository,logging,trace"
 
-# Those that become parameters of a request. Triton's expressions are RE2. HTTP clients choose the case of a header, gRPC allows
-# lower case only.
+# These headers become parameters of a request. Triton's expressions are RE2. HTTP clients choose the case of a header, gRPC
+# allows lower case only.
 _HEADERS = "(?i)^(authorization|hplm-tenant)$"
 
 

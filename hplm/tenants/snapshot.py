@@ -87,7 +87,7 @@ class Tenant:
 
     @cached_property
     def costs(self) -> tuple[float, ...]:
-        """What each rung of its ladder costs."""
+        """The cost of each rung of its ladder, the dearest first."""
         return tuple(plan.cost for plan in self.plans)
 
     def plan(self, rung: int) -> Plan:

@@ -1,4 +1,4 @@
-"""What the model `hplm` answers when the other backbone of a link does not. A stand-in plays Triton's part."""
+"""The model `hplm` answers also when the other backbone of a link does not. A stand-in plays Triton's part."""
 
 import time
 from types import SimpleNamespace

@@ -31,7 +31,7 @@ PERCENTILES = (1, 25, 50, 75, 99)  # of latency: those of the paper's boxes
 PARTS = 10  # of the confidences from 0 to 1, for the shares that go on
 FEWEST = 40  # texts, of which a score says something
 
-# What a plan does instead of one of its parts.
+# Replacements for one part of a plan.
 PLAIN_SOFTMAX, RANDOM_TEXTS, BY_RANK = "plain softmax, same c and k", "random texts go on, same share", "hard cut, same share"
 UNPRUNED, LAST_ALONE = "no word pruned", "last answer alone"
 

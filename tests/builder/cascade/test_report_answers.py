@@ -1,4 +1,4 @@
-"""What plans and simpler ways make of made-up answers of levels, and the errors of differences."""
+"""Plans and simpler ways take made-up answers of levels; differences have errors."""
 
 from __future__ import annotations
 
