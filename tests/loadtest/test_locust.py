@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,6 +26,7 @@ from testing.toy import CHAT, Toy
 from tests.deploy.door import haproxy, require_haproxy
 from tests.loadtest.small_server import SmallServer
 from tests.naming import names
+from tests.ports import free_port
 from tests.serving import serving
 
 pytestmark = pytest.mark.slow
@@ -181,8 +181,7 @@ def test_wrong_options_are_reported_at_once(served, tmp_path, options, named) ->
 
 
 def test_a_run_starts_from_the_web_page(served, tmp_path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     with subprocess.Popen(
         command(served, "--web-host", "127.0.0.1", "--web-port", str(port), "Poisson"),
         cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
