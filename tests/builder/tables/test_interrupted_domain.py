@@ -127,7 +127,7 @@ def every_touch(monkeypatch):
     monkeypatch.setattr(killing, "DEATHS", 12)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_a_killed_build_and_a_killed_update_end_with_the_same_bytes(tmp_path, every_touch):
     rooted(tmp_path / "ready")
     corpora = [corpus(tmp_path, seed) for seed in (1, 2)]
@@ -144,7 +144,7 @@ def test_a_killed_build_and_a_killed_update_end_with_the_same_bytes(tmp_path, ev
     assert deaths_survived(work, tmp_path) > 20
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_a_killed_root_ends_with_the_same_bytes(tmp_path, every_touch):
     model = tmp_path / "model"
     config = BertConfig(
