@@ -9,7 +9,7 @@ from builder.store.store import TenantFile
 from hplm.metrics.names import METRICS, OF_DECODERS, SERVER_RESTARTS
 from testing.random_store import random_store
 from testing.toy import CHAT
-from tests.server.test_generation import GREEDY, Asked
+from tests.server.generating import GREEDY, Asked
 from tests.server.test_metrics import settled
 from tests.serving import serving
 
