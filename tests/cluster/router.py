@@ -11,7 +11,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,11 @@ class Router:
         self.cluster.write_text(json.dumps({"kind": "hplm replicas", "format": 1, "pools": described}))
 
     @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def arguments(self) -> list[str]:
         return ["route", "--cluster", str(self.cluster), "--to", str(self.to)]
 
@@ -119,8 +124,9 @@ class Router:
     def _answers(self) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, (self.folder / "haproxy.log").read_text()
-        with socket.socket() as connection:
-            return connection.connect_ex((HOST, self.port)) == 0
+        with suppress(HplmError), socket.socket() as connection:  # the socket of commands may come later than the port
+            return self.socket.pid() > 0 and connection.connect_ex((HOST, self.port)) == 0
+        return False
 
     def _rows(self) -> list[dict[str, str]]:
         """Returns the statistics of all servers in all backends."""
