@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import http.client
 import io
+import itertools
 import json
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -94,11 +96,6 @@ class Router:
         self.cluster.write_text(json.dumps({"kind": "hplm replicas", "format": 1, "pools": described}))
 
     @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    @property
     def arguments(self) -> list[str]:
         return ["route", "--cluster", str(self.cluster), "--to", str(self.to)]
 
@@ -115,6 +112,18 @@ class Router:
         self._process.terminate()
         self._process.wait(PATIENCE)
         self._process = None
+
+    def reload(self) -> None:
+        """Has HAProxy read its files again. A signal that comes too early in its life is lost, so others follow."""
+        assert self._process is not None
+        before, looks = self.socket.pid(), itertools.count()
+
+        def reloaded() -> bool:
+            if next(looks) % 100 == 0:
+                self._process.send_signal(signal.SIGUSR2)
+            return self.socket.pid() != before
+
+        eventually(reloaded)
 
     def close(self) -> None:
         if self._process is not None:

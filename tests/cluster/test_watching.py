@@ -1,15 +1,11 @@
 """The maps of a running HAProxy follow the snapshots."""
 
-import os
-import signal
-
 import pytest
 
 from hplm.cluster.description import ClusterDescription
 from hplm.cluster.watching import Served as Followed
 from hplm.cluster.watching import Watcher
 from tests.cluster.router import Router, Served, require_haproxy, stand_ins, tenant
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -118,9 +114,7 @@ def test_a_haproxy_that_started_with_older_files_is_brought_up_to_date(watched):
 
 def test_a_reloaded_haproxy_has_the_newest_routes(watched):
     watched.maps()
-    before = watched.router.socket.pid()
-    os.kill(watched.router.pid, signal.SIGUSR2)
-    eventually(lambda: watched.router.socket.pid() != before)
+    watched.router.reload()
     watched.served["first"].publish([LIMITED])
     assert "acme" in watched.maps()[1]
 
