@@ -108,6 +108,9 @@ SLACK_SECONDS = Histogram(
     "Time left until a text's deadline when its batch starts to compute; below 0 if the batch starts too late",
     signed=True,
 )
+DEADLINE_SECONDS = Histogram(
+    "hplm_deadline_seconds", "Time from a request's arrival until its deadline, whether it was answered or refused", of="requests"
+)
 
 # Upper: batches
 BATCHES = Metric("hplm_batches_total", COUNTER, "Batches computed")
