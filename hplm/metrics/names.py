@@ -109,7 +109,7 @@ SLACK_SECONDS = Histogram(
     signed=True,
 )
 DEADLINE_SECONDS = Histogram(
-    "hplm_deadline_seconds", "Time from a request's arrival until its deadline, whether it was answered or refused", of="requests"
+    "hplm_deadline_seconds", "Time from a request's arrival until its deadline, whether it was answered or not", of="requests"
 )
 
 # Upper: batches
