@@ -17,7 +17,7 @@ from tests.deploy.programs import kubernetes_program, run
 Object = dict[str, Any]
 KUBERNETES = DEPLOY / "kubernetes"
 BASE, EXAMPLE = KUBERNETES / "base", KUBERNETES / "overlays/example"
-PATH = re.compile(r"(?<![\w.:/])/(?:models|state|secrets|etc|run|tmp|dev)\b[\w./-]*")
+PATH = re.compile(r"(?<![\w.:/])/(?:models|mnt|state|secrets|etc|run|tmp|dev)\b[\w./-]*")
 URL = re.compile(r"http://[\w.-]+(?::\d+)?")
 
 
@@ -59,6 +59,11 @@ class Workload:
     @property
     def ports(self) -> dict[str, int]:
         return {port["name"]: port["containerPort"] for one in self.pod["containers"] for port in one.get("ports", [])}
+
+
+def find(objects: list[Object], kind: str, name: str) -> Object:
+    (found,) = [one for one in objects if (one["kind"], one["metadata"]["name"]) == (kind, name)]
+    return found
 
 
 def workloads(objects: list[Object]) -> list[Workload]:

