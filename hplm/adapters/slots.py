@@ -55,6 +55,11 @@ class Slots:
     def used(self) -> int:
         return len(self._slot_of)
 
+    @property
+    def records(self) -> list[Record]:
+        """The records that have a slot."""
+        return list(self._slot_of)
+
     def hold(self, record: Record, bank: Bank) -> int:
         """Returns the record's slot, pinned until `release`. The slot has the record after `fill`.
 

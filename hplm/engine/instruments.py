@@ -45,6 +45,8 @@ class Instruments:
             outcome = names.ON_TIME if now <= request.deadline_ns else names.LATE
         counted = (names.REQUESTS, (tenant.domain, outcome)), (names.TENANT_REQUESTS, (self._busiest.name(tenant.id), outcome))
         self.meter.add_all(dict.fromkeys(counted, 1))
+        if request.deadline_ns:
+            self.meter.observe(names.DEADLINE_SECONDS, [(request.deadline_ns - request.arrival_ns) / 1e9])
         self._journal.request(request, answer, outcome, now)
         return counted
 
