@@ -85,8 +85,7 @@ class Copy:
         self._publish(wanted)
         try:
             if not self.is_whole and (missing := self._records.missing(wanted.tenants)):
-                until = time.monotonic() + BRINGING_SECONDS
-                self._records.bring(self._source, self.backbone, missing, until, self.newest.generation + 1)
+                self._records.bring(self._source, self.backbone, missing, BRINGING_SECONDS, self.newest.generation + 1)
         finally:
             self._publish(wanted)
             self._arrivals.want([branch for branch in wanted.branches if not self._is_here(branch)])
