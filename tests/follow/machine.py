@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -32,14 +33,18 @@ class Machine:
         self.name = name
         self.said: list[str] = []
 
-    @contextmanager
-    def following(self):
+    def opened(self) -> Following:
         copy = Copy(self.folder, self.root, lambda: Source(self.url, self.token), self.said.append)
-        following = Following(copy, self.name)
+        return Following(copy, self.name)
+
+    @contextmanager
+    def following(self) -> Iterator[Following]:
+        """Ends without a word to the source, as a killed follower does."""
+        following = self.opened()
         try:
             yield following
         finally:
-            copy.close()
+            following.copy.close()
 
     def follow(self) -> None:
         """Follows until all is here."""
