@@ -60,6 +60,7 @@ def test_places_that_the_source_reuses_after_a_partition_are_not_overwritten_her
     store, repository, state = place
     live = Manager.open(repository, state)
     live.add("new-a", knowledge(store, "new-a"))
+    live.add("new-b", knowledge(store, "new-b"))
     machine.follow()
     backbone = served((store, repository, machine.root))
     view, old = backbone.view, machine.served().find("new-a").adapter
@@ -68,7 +69,8 @@ def test_places_that_the_source_reuses_after_a_partition_are_not_overwritten_her
     live.delete("new-a")
     with monkeypatch.context() as later:
         later.setattr("hplm.tenants.registry.time.time", lambda: 10.0**10)
-        live.add("new-b", knowledge(store, "new-b"))
+        learn(store, "new-b", 2, seed=60)
+        live.update("new-b", knowledge(store, "new-b"))
     now = live.current().find("new-b").adapter
     assert (now.bank, now.index) == (there.bank, there.index), "the source has reused the place"
     machine.follow()
