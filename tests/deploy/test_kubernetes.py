@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
 import re
 import shutil
@@ -138,8 +137,7 @@ def test_commands_of_hplm_are_ones_that_exist(objects):
             commands = [words(own), *(handler["exec"]["command"] for handler in handlers if "exec" in handler)]
             for _, *arguments in [command for command in commands if command and command[0] == "hplm"]:
                 seen.add(arguments[0])
-                if importlib.util.find_spec(f"hplm.cli.{arguments[0]}"):
-                    parser().parse_args(arguments)
+                parser().parse_args(arguments)
     assert seen == {"watch", "drain", "follow", "route"}
 
 

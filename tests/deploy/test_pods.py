@@ -19,8 +19,6 @@ from tests.deploy.manifests import BASE, Object, built, container, find, words
 from tests.deploy.programs import debian_program, run
 from tests.waiting import eventually
 
-pytest.importorskip("hplm.follow", reason="hplm follow is not here")
-pytest.importorskip("hplm.cluster", reason="hplm route is not here")
 pytestmark = pytest.mark.slow
 
 HPLM = [sys.executable, "-m", "hplm.cli.main"]
