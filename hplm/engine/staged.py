@@ -36,7 +36,9 @@ class StagedBatch:
     laying: Sheets
     brought: int = 0  # adapters and heads that had to be copied
     ready: Mark = field(init=False)  # after it all tensors of the sheets are on the device
-    stages: dict[str, tuple[int, int]] = field(default_factory=dict)  # start and end of each stage, in nanoseconds
+    number: int = 0  # of the batch, once it has started
+    stages: dict[str, tuple[int, int]] = field(default_factory=dict)  # start and end of each step, in nanoseconds
+    computing_ns: list[int] = field(default_factory=list)  # how long each stage of the engine has computed it
     _begun: int = 0  # sheets
 
     @property
