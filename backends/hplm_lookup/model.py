@@ -112,9 +112,7 @@ class TritonPythonModel:
         reading = Reading(view, tenant, texts, pairs, asked_flag(parameters, "truncate"), link)
         respond = partial(self._send, sender, ticket)
         # A forwarded request keeps a thread of the model `hplm` busy, for which other tenants wait.
-        self._service.submit(
-            LookupRequest(reading, arrival_ns, received_ns, deadline_ns, respond, refuse_at_once=is_forwarded)
-        )
+        self._service.submit(LookupRequest(reading, arrival_ns, received_ns, deadline_ns, respond, refuse_at_once=is_forwarded))
 
     def _send(self, sender: replies.Sender, ticket: Ticket, found: LookedUp | Exception) -> None:
         """Sends the ticket for the result of a lookup, or the error."""

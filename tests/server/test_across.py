@@ -78,7 +78,9 @@ class Triton:
         if call.model_name == "small-lookup":
             if self.first is not None:
                 return Response(error=TritonError(self.first.wire()))
-            signed = Ticket(1, 1, 1, self.found_version, self.arrival_ns, self.deadline_ns, 0, 0, across=1).sign(b"secret", FOUND)
+            signed = Ticket(1, 1, 1, self.found_version, self.arrival_ns, self.deadline_ns, 0, 0, across=1).sign(
+                b"secret", FOUND
+            )
             return Response([Tensor("TICKET", np.frombuffer(signed, dtype=np.uint8).reshape(1, -1))])
         if call.model_name == "small-upper":
             outputs = fill([own("x"), own("x", "[]"), own("x", "[[2, 3]]")]).outputs([*NEEDED, CONFIDENCE, "VERSION"], [5] * 3)
