@@ -33,7 +33,7 @@ def gates(server):
 def door(gates, tmp_path_factory):
     """A door that passes on one request at a time."""
     folder = tmp_path_factory.mktemp("waited")
-    settings = {"HPLM_AT_ONCE": 1, "HPLM_DOOR_SOCKET": folder / "socket"}
+    settings = {"HPLM_AT_ONCE": 1, "HPLM_FEW_AT_ONCE": 0, "HPLM_DOOR_SOCKET": folder / "socket"}
     with haproxy(folder / "door", gates["http"].url, gates["grpc"].url, "toy", **settings) as door:
         yield door
 
