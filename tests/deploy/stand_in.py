@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from hplm.server.probing import PROBE
 from tests.waiting import eventually
 
 THREADS = 32  # of gRPC: requests that are held at once
@@ -24,7 +25,7 @@ class Held:
         self.count = 0
         self.sizes: list[int] = []  # in the order of arrival
         self.may_answer = threading.Event()
-        self.refusal = ""  # what all requests are answered instead
+        self.refusal = ""  # what all but the door's own requests are answered
         self._first: list[threading.Event] = []  # of those that are held, in the same order
         self._larger_than = larger_than
         self._lock = threading.Lock()
@@ -51,9 +52,11 @@ def http_stand_in(held: Held) -> Iterator[str]:
 
     class StandIn(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            held.take(len(self.rfile.read(int(self.headers["Content-Length"]))))
-            answer = json.dumps({"error": held.refusal} if held.refusal else {}).encode()
-            self.send_response(503 if held.refusal else 200)
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            held.take(len(body))
+            refusal = "" if PROBE.encode() in body else held.refusal
+            answer = json.dumps({"error": refusal} if refusal else {}).encode()
+            self.send_response(503 if refusal else 200)
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
             self.wfile.write(answer)
