@@ -53,6 +53,7 @@ class Forwarded:
     found: Tenant
     arrival_ns: int
     deadline_ns: int  # 0: no deadline
+    received_ns: int  # when the model `hplm` got it
     left: int = 1  # every request counts as one
 
     @property

@@ -76,7 +76,7 @@ class Lane:
         self._refuse_late(expired)
         for forwarded in taken:
             try:
-                waited = time.monotonic_ns() - forwarded.arrival_ns
+                waited = time.monotonic_ns() - forwarded.received_ns
                 cancelled = waited > A_WHILE_NS and forwarded.sender.is_cancelled
                 response = _cancelled() if cancelled else self._forward(forwarded)
             except Exception as error:
@@ -150,7 +150,7 @@ class TritonPythonModel:
         parameters.pop(ACROSS, None)  # only we may say it
         parameters |= self._mark.parameters(arrival_ns)
         self._lanes[kind].offer(
-            Forwarded(request, sender, parameters, kind, outputs, backbone, tenant, arrival_ns, deadline_ns)
+            Forwarded(request, sender, parameters, kind, outputs, backbone, tenant, arrival_ns, deadline_ns, received_ns)
         )
 
     def _forward_texts(self, forwarded: Forwarded) -> Answer:

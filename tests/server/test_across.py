@@ -154,6 +154,7 @@ class Asked:
             self.tenant,
             1,
             0,
+            1,
         )
         found = self._across.forward(forwarded, LINK)
         return Response(Tensor(*item) for item in found.items()) if isinstance(found, dict) else found
