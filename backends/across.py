@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from backends import replies
-from backends.forwarded import Answer, Forwarded, ask, error_of, left_us, refusal
+from backends.forwarded import Answer, Forwarded, ask, error_of, refusal, timeout_us
 from hplm.arrays import Array
 from hplm.engine.across import NEEDED, answers_in, joined, onward_of
 from hplm.engine.answer import LEVEL, ONWARD, fill
@@ -55,8 +55,8 @@ class Onward:
 class Across:
     """Asks both backbones of a link. Several threads may do so."""
 
-    def __init__(self, directory: Directory, meter: Meter, mark: Mapping[str, str]) -> None:
-        """`mark`: the parameter by which a backbone knows requests that the model `hplm` has forwarded."""
+    def __init__(self, directory: Directory, meter: Meter, mark: Callable[[int], Mapping[str, str | int]]) -> None:
+        """`mark`: returns the parameters by which a backbone knows a forwarded request, and its arrival."""
         self._directory = directory
         self._meter = meter
         self._mark = mark
@@ -67,12 +67,12 @@ class Across:
         backbone, inputs = forwarded.backbone, forwarded.request.inputs()
         parameters = {**forwarded.parameters, ACROSS: FROM}
         # Not by the ensemble, which does not give back unsure texts.
-        looked_up = ask(forwarded, f"{backbone}-lookup", inputs, ["TICKET"], parameters, forwarded.left_us).exec()
+        looked_up = ask(forwarded, f"{backbone}-lookup", inputs, ["TICKET"], parameters, forwarded.timeout_us).exec()
         if looked_up.has_error():
             return refusal(looked_up, backbone)
         ticket = looked_up.output_tensors()[0]
         wanted = list({*NEEDED, *forwarded.outputs})
-        answer = ask(forwarded, f"{backbone}-upper", [ticket], wanted, {}, forwarded.left_us).exec()
+        answer = ask(forwarded, f"{backbone}-upper", [ticket], wanted, {}, forwarded.timeout_us).exec()
         if answer.has_error():
             return refusal(answer, backbone)
         tensors = {tensor.name(): tensor for tensor in answer.output_tensors()}
@@ -141,12 +141,12 @@ class Across:
         """Returns what the other backbone says of the texts that go on."""
         forwarded, link, ticket = onward.forwarded, onward.link, onward.ticket
         try:
-            timeout_us = left_us(ticket.arrival_ns, ticket.deadline_ns)
+            allowed_us = timeout_us(ticket.arrival_ns, ticket.deadline_ns)
         except DeadlineMissed as error:
             raise NotAnswered(error.word) from None
-        parameters: dict[str, Any] = {**self._mark, ACROSS: TO, "tenant": link.tenant}
+        parameters: dict[str, Any] = {**self._mark(ticket.arrival_ns), ACROSS: TO, "tenant": link.tenant}
         parameters |= {name: forwarded.parameters[name] for name in KEPT if name in forwarded.parameters}
-        answer = ask(forwarded, link.backbone, _inputs(onward), list(ASKED), parameters, timeout_us).exec()
+        answer = ask(forwarded, link.backbone, _inputs(onward), list(ASKED), parameters, allowed_us).exec()
         if not answer.has_error():
             return {tensor.name(): tensor.as_numpy() for tensor in answer.output_tensors()}
         error, message = error_of(answer, link.backbone)

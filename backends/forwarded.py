@@ -53,6 +53,7 @@ class Forwarded:
     found: Tenant
     arrival_ns: int
     deadline_ns: int  # 0: no deadline
+    received_ns: int  # when the model `hplm` got it
     left: int = 1  # every request counts as one
 
     @property
@@ -61,19 +62,18 @@ class Forwarded:
         return self.backbone, self.found.uid
 
     @property
-    def left_us(self) -> int:
-        """The rest of the request's timeout; 0 means no timeout. Raises if there is none left."""
-        return left_us(self.arrival_ns, self.deadline_ns)
+    def timeout_us(self) -> int:
+        """The request's timeout, from its arrival; 0 means no timeout. Raises if it is over."""
+        return timeout_us(self.arrival_ns, self.deadline_ns)
 
 
-def left_us(arrival_ns: int, deadline_ns: int) -> int:
-    """Returns the time until a deadline; 0 if there is none. Raises DeadlineMissed when it is over."""
+def timeout_us(arrival_ns: int, deadline_ns: int) -> int:
+    """Returns the time from arrival to deadline; 0 if there is none. Raises DeadlineMissed when it is over."""
     if not deadline_ns:
         return 0
-    left = (deadline_ns - time.monotonic_ns()) // 1000
-    if left <= 0:
+    if deadline_ns <= time.monotonic_ns():
         raise DeadlineMissed.after(arrival_ns, deadline_ns)
-    return left
+    return (deadline_ns - arrival_ns) // 1000
 
 
 def ask(

@@ -30,8 +30,9 @@ from hplm.metrics.publisher import Publisher
 from hplm.parameters import asked_number
 from hplm.scheduling.turns import Bounds, Turns
 from hplm.server.held import Held
+from hplm.tenants.arrival import Arrivals, Mark
 from hplm.tenants.directory import Directory
-from hplm.tenants.ticket import ACROSS, FORWARDED, SharedSecret
+from hplm.tenants.ticket import ACROSS
 
 DOING = "forwarding the request"  # what has failed, for exceptions that nobody expected
 AT_ONCE = 32  # as many threads as Triton's own pool for such requests
@@ -75,7 +76,7 @@ class Lane:
         self._refuse_late(expired)
         for forwarded in taken:
             try:
-                waited = time.monotonic_ns() - forwarded.arrival_ns
+                waited = time.monotonic_ns() - forwarded.received_ns
                 cancelled = waited > A_WHILE_NS and forwarded.sender.is_cancelled
                 response = _cancelled() if cancelled else self._forward(forwarded)
             except Exception as error:
@@ -108,10 +109,11 @@ class TritonPythonModel:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
         self._directory = Directory(Path(args["model_repository"]).parent, replies.state_folder())
         self._held = Held(args["model_name"])
-        self._mark = {FORWARDED: SharedSecret(FORWARDED, os.getppid()).value.hex()}
+        self._mark = Mark(os.getppid())
+        self._arrivals = Arrivals(self._mark)
         self._refusals = replies.Refusals(DOING)
         meter = Meter()
-        self._across = Across(self._directory, meter, self._mark)
+        self._across = Across(self._directory, meter, self._mark.parameters)
         self._publisher = Publisher(pb_utils.MetricFamily, meter, args["model_name"])
         self._lanes = {
             ENCODER: Lane("texts", AT_ONCE, self._refusals, self._forward_texts),
@@ -120,16 +122,16 @@ class TritonPythonModel:
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[None]:
         """Takes the requests and returns at once. Each is answered once, later, through its own sender."""
-        arrival = time.monotonic_ns()
+        received = time.monotonic_ns()
         for request in requests:
             sender = replies.Sender(request, self._held)
             try:
-                self._take(request, sender, arrival)
+                self._take(request, sender, received)
             except Exception as error:
                 self._refusals.put(sender, error)
         return [None] * len(requests)
 
-    def _take(self, request: pb_utils.InferenceRequest, sender: replies.Sender, arrival_ns: int) -> None:
+    def _take(self, request: pb_utils.InferenceRequest, sender: replies.Sender, received_ns: int) -> None:
         replies.refuse_while_draining()
         parameters = replies.request_parameters(request)
         if replies.is_probe(parameters):
@@ -143,11 +145,12 @@ class TritonPythonModel:
         if not outputs:
             raise InvalidInput(f"tenant {tenant.id!r} answers with {', '.join(kind.outputs)}: request some of these outputs")
         timeout_us = request.timeout() or asked_number(parameters, "timeout", 0, 2**63 - 1)  # `generate` leaves it a parameter
+        arrival_ns = self._arrivals.arrival_ns(parameters, received_ns)
         deadline_ns = arrival_ns + 1000 * timeout_us if timeout_us else 0
         parameters.pop(ACROSS, None)  # only we may say it
-        parameters |= self._mark
+        parameters |= self._mark.parameters(arrival_ns)
         self._lanes[kind].offer(
-            Forwarded(request, sender, parameters, kind, outputs, backbone, tenant, arrival_ns, deadline_ns)
+            Forwarded(request, sender, parameters, kind, outputs, backbone, tenant, arrival_ns, deadline_ns, received_ns)
         )
 
     def _forward_texts(self, forwarded: Forwarded) -> Answer:
@@ -185,7 +188,7 @@ def _forward(forwarded: Forwarded) -> pb_utils.InferenceResponse:
     inputs, parameters = request.inputs(), forwarded.parameters
     if is_prompt:
         inputs, parameters = _prompt(inputs, parameters)
-    call = ask(forwarded, backbone, inputs, forwarded.outputs, parameters, forwarded.left_us)
+    call = ask(forwarded, backbone, inputs, forwarded.outputs, parameters, forwarded.timeout_us)
     answer = _only_response(call) if is_prompt else call.exec()
     if answer.has_error():
         return refusal(answer, backbone)

@@ -42,6 +42,7 @@ from hplm.server import folder_lock
 from hplm.server.control import REVIVED
 from hplm.server.held import Held
 from hplm.server.inherited import restarts
+from hplm.tenants.arrival import Arrivals, Mark
 from hplm.tenants.authorize import admit, opened
 
 log = logging.getLogger(__name__)
@@ -173,6 +174,7 @@ class TritonPythonModel:
         self._seats = settings.seats
         self._adapters: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # loaded and awaited, as published last
         self._publisher = Publisher(pb_utils.MetricFamily, self._meter, name, before=self._look)
+        self._arrivals = Arrivals(Mark(os.getppid()))
         self._held = Held(args["model_name"])
         self._refusals = replies.Refusals("taking the request")
         self._open: dict[Answer, Request] = {}
@@ -182,16 +184,16 @@ class TritonPythonModel:
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> None:
         """Takes the requests and returns at once. Each is answered later, through its own sender."""
-        arrival = time.monotonic_ns()
+        received = time.monotonic_ns()
         for request in requests:
             sender = replies.Sender(request, self._held)
             try:
-                self._take(request, sender, arrival)
+                self._take(request, sender, received)
             except Exception as error:
                 self._count(word_of(error))
                 self._refusals.put(sender, error)
 
-    def _take(self, request: pb_utils.InferenceRequest, sender: replies.Sender, arrival_ns: int) -> None:
+    def _take(self, request: pb_utils.InferenceRequest, sender: replies.Sender, received_ns: int) -> None:
         """Raises if the request was not taken. One that was taken gets its end through `sender`."""
         replies.refuse_while_draining()
         parameters = replies.request_parameters(request)
@@ -225,7 +227,7 @@ class TritonPythonModel:
             promise=promise_of(parameters, request.timeout()),
             truncate=asked_flag(parameters, "truncate"),
             priority=asked_number(parameters, "hplm_priority", -(2**31), 2**31 - 1),
-            arrival_ns=arrival_ns,
+            arrival_ns=self._arrivals.arrival_ns(parameters, received_ns),
             id=replies.request_id(request),
         )
 

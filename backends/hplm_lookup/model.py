@@ -6,7 +6,6 @@ import logging
 import os
 import time
 from functools import partial
-from hmac import compare_digest
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from hplm.engine.looked_up import LookedUp
 from hplm.engine.lookup import Lookup, Reading
 from hplm.engine.lookup_service import LookupRequest, LookupService
 from hplm.engine.views import Views, Watch
-from hplm.errors import word_of
+from hplm.errors import DeadlineMissed, word_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
@@ -25,9 +24,10 @@ from hplm.parameters import asked_flag, asked_number, deadline_us
 from hplm.server import folder_lock
 from hplm.server.control import REVIVED
 from hplm.server.held import Held, HeldBy
+from hplm.tenants.arrival import Arrivals, Mark
 from hplm.tenants.authorize import admit, follow
 from hplm.tenants.quotas import Quotas
-from hplm.tenants.ticket import ACROSS, ARRIVES, FORWARDED, FROM, LEAVES, PROBE_TICKET, TICKET_BYTES, TO, SharedSecret, Ticket
+from hplm.tenants.ticket import ACROSS, ARRIVES, FROM, LEAVES, PROBE_TICKET, TICKET_BYTES, TO, SharedSecret, Ticket
 
 log = logging.getLogger(__name__)
 LONGEST_TIMEOUT_US = 10**12  # longer ones would overflow a deadline in nanoseconds
@@ -52,7 +52,8 @@ class TritonPythonModel:
         self._service = LookupService(self._lookup, meter, self._charge, self._allow, ahead=lambda: upper.count)
         self._publisher = Publisher(pb_utils.MetricFamily, meter, name, before=self._look)
         self._secret = SharedSecret(name, os.getppid()).value
-        self._forwarded = SharedSecret(FORWARDED, os.getppid()).value.hex()
+        self._mark = Mark(os.getppid())
+        self._arrivals = Arrivals(self._mark)
         self._deadline_us = deadline_us(parameters)
         self._held = Held(args["model_name"])
 
@@ -61,17 +62,17 @@ class TritonPythonModel:
 
         Each is answered once, later, through its own sender.
         """
-        arrival = time.monotonic_ns()
+        received = time.monotonic_ns()
         for request in requests:
             sender = replies.Sender(request, self._held)
             try:
-                self._take(request, sender, arrival)
+                self._take(request, sender, received)
             except Exception as error:
                 self._service.count(word_of(error))
                 self._refusals.put(sender, error)
         return [None] * len(requests)
 
-    def _take(self, request: pb_utils.InferenceRequest, sender: replies.Sender, arrival_ns: int) -> None:
+    def _take(self, request: pb_utils.InferenceRequest, sender: replies.Sender, received_ns: int) -> None:
         replies.refuse_while_draining()
         parameters = replies.request_parameters(request)
         if replies.is_probe(parameters):
@@ -80,24 +81,30 @@ class TritonPythonModel:
             replies.send_outputs(sender, {"TICKET": np.frombuffer(PROBE_TICKET, dtype=np.uint8).reshape(1, -1)})
             return
         view = self._views.view
-        is_forwarded = compare_digest(str(parameters.get(FORWARDED, "")).encode(), self._forwarded.encode())
+        is_forwarded = self._mark.is_on(parameters)
         across = parameters.get(ACROSS) if is_forwarded else None  # of others it means nothing
         tenant = follow(view.snapshot, parameters) if across == TO else admit(view.snapshot, parameters, time.time())
         link = tenant.link if across == FROM else None
-        self._quotas.spend(tenant)  # upper counts again, over all lookups; a refusal here saves the look-up
+        arrival_ns = self._arrivals.arrival_ns(parameters, received_ns)
+        self._service.meter.observe(names.BEFORE_SECONDS, [(received_ns - arrival_ns) / 1e9])
         timeout_us = min(request.timeout() or tenant.deadline_us or self._deadline_us, LONGEST_TIMEOUT_US)
+        deadline_ns = arrival_ns + timeout_us * 1000 if timeout_us else 0
+        if deadline_ns and deadline_ns <= received_ns:
+            raise DeadlineMissed.after(arrival_ns, deadline_ns)
+        self._quotas.spend(tenant)  # upper counts again, over all lookups; a refusal here saves the look-up
         ticket = Ticket(
             export=view.snapshot.export_number,
             generation=view.snapshot.generation,
             uid=tenant.uid,
             version=tenant.version,
             arrival_ns=arrival_ns,
-            deadline_ns=arrival_ns + timeout_us * 1000 if timeout_us else 0,
+            deadline_ns=deadline_ns,
             # Not `priority`: Triton keeps that parameter for itself and passes it to no Python model.
             priority=asked_number(parameters, "hplm_priority", -(2**31), 2**31 - 1),
             top_k=asked_number(parameters, "top_k", 0, 2**16 - 1),
             rung=asked_number(parameters, "hplm_rung", 0, 2**16 - 1),
             across=ARRIVES if across == TO else LEAVES if link is not None else 0,
+            waited_ns=received_ns - arrival_ns,
         )
         if ticket.rung:
             tenant.plan(ticket.rung)  # raises if its ladder has none
@@ -105,7 +112,7 @@ class TritonPythonModel:
         reading = Reading(view, tenant, texts, pairs, asked_flag(parameters, "truncate"), link)
         respond = partial(self._send, sender, ticket)
         # A forwarded request keeps a thread of the model `hplm` busy, for which other tenants wait.
-        self._service.submit(LookupRequest(reading, arrival_ns, ticket.deadline_ns, respond, refuse_at_once=is_forwarded))
+        self._service.submit(LookupRequest(reading, arrival_ns, received_ns, deadline_ns, respond, refuse_at_once=is_forwarded))
 
     def _send(self, sender: replies.Sender, ticket: Ticket, found: LookedUp | Exception) -> None:
         """Sends the ticket for the result of a lookup, or the error."""

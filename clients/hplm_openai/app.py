@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -20,10 +20,11 @@ from hplm_openai.connections import AtOnce, Gone, read_body, while_connected
 from hplm_openai.decoders import Decoders
 from hplm_openai.errors import Refused, refusal
 from hplm_openai.events import Events
-from hplm_openai.requests import key_in, read_chat, read_completion
+from hplm_openai.requests import Asked, key_in, read_chat, read_completion
 
 CLIENT_HAS_GONE = 499  # nobody reads it
 HEALTH = "/health"
+ARRIVED = "hplm-arrived"  # by it a front door says when a request arrived
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,12 @@ class Gateway:
     async def _completions(self, request: Request) -> Response:
         key = _key_of(request)
         asked = read_completion(await read_body(request, self._limits.largest_body), key)
-        return await self._answer(request, CompletionAnswer(asked))
+        return await self._answer(request, CompletionAnswer(_with_arrival(request, asked)))
 
     async def _chat(self, request: Request) -> Response:
         key = _key_of(request)
         asked = read_chat(await read_body(request, self._limits.largest_body), key, self._limits.usual_tokens)
-        return await self._answer(request, ChatAnswer(asked))
+        return await self._answer(request, ChatAnswer(_with_arrival(request, asked)))
 
     async def _answer(self, request: Request, answer: Answer) -> Response:
         responses = self._decoders.ask(answer.asked)
@@ -99,6 +100,12 @@ async def _only(responses: AsyncGenerator[Outputs]) -> Outputs:
 
 def _key_of(request: Request) -> str | None:
     return key_in(request.headers.getlist("authorization"))
+
+
+def _with_arrival(request: Request, asked: Asked) -> Asked:
+    """Passes on when the request arrived, so that the server counts its times from then."""
+    said = request.headers.getlist(ARRIVED)
+    return replace(asked, more={**asked.more, ARRIVED: ", ".join(said)}) if said else asked
 
 
 async def _refused(_: Request, error: Exception) -> Response:

@@ -131,6 +131,12 @@ def test_the_key_goes_to_the_server_and_opens_models(served):
     assert model == {"id": "open", "object": "model", "created": 0, "owned_by": "chat"}
 
 
+def test_the_arrival_at_the_front_door_goes_to_the_server(served):
+    arrived = {"hplm-arrived": "1800000000000000"}
+    assert served.complete(_headers=arrived)[0] == 200
+    assert served.decoders.asked[-1].parameters() == {"tenant": "open", **arrived}
+
+
 @pytest.mark.parametrize("header", ["secret", "Basic secret", "Bearer s\xe9cret"])
 def test_a_header_that_holds_no_key_is_refused(served, header):
     for method, path in (("GET", "models"), ("POST", "completions")):

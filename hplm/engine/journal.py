@@ -36,6 +36,7 @@ class Journal:
             texts=request.texts,
             tokens=request.tokens,
             arrived=request.arrival_ns / 1e9,
+            received=request.received_ns / 1e9,
             taken=request.taken_ns / 1e9,
             started=request.started_ns and request.started_ns / 1e9,  # 0: not started
             computed=request.computed_ns and request.computed_ns / 1e9,

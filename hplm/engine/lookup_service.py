@@ -29,7 +29,7 @@ STUCK_SECONDS = 5.0  # a turn takes milliseconds
 MOST_AHEAD = 1024  # looked-up requests without an answer: enough for a policy to choose from
 LEARNING = 0.05  # rate of the running mean of the pace
 LEAST_PAUSE, LONGEST_PAUSE = 0.1, 10.0  # seconds after which a refused request may come again
-IN_LINE = 0.5  # share of the time that a request allows which it may wait here
+IN_LINE = 0.5  # share of the time that a request has left which it may wait here
 PAUSE = 0.002  # seconds until it is asked again how many there are
 WAITING = Bounds(items=8192, work=1 << 27)  # the most requests and characters that wait
 REFUSED = Bounds(items=8192, work=1 << 24)  # the most that have no place and whose refusals are not sent yet
@@ -42,13 +42,15 @@ class LookupRequest:
         self,
         reading: Reading,
         arrival_ns: int,
+        received_ns: int,
         deadline_ns: int,
         respond: Callable[[LookedUp | Exception], None],
         refuse_at_once: bool = False,
     ) -> None:
-        """`refuse_at_once`: even if its tenant is refused often."""
+        """`received_ns`: when this server got it. `refuse_at_once`: even if its tenant is refused often."""
         self.reading = reading
         self.arrival_ns = arrival_ns
+        self.received_ns = received_ns
         self.answer_by_ns = deadline_ns  # 0: no deadline
         self.respond = respond
         self.refuse_at_once = refuse_at_once
@@ -60,7 +62,7 @@ class LookupRequest:
     @property
     def deadline_ns(self) -> int:
         """By when it must leave the line. Later it would be looked up in vain, because the engine needs time too."""
-        return self.arrival_ns + round(IN_LINE * (self.answer_by_ns - self.arrival_ns)) if self.answer_by_ns else 0
+        return self.received_ns + round(IN_LINE * (self.answer_by_ns - self.received_ns)) if self.answer_by_ns else 0
 
     @property
     def left(self) -> int:

@@ -62,6 +62,7 @@ class Request:
         self.priority = ticket.priority
         self.is_by_link = ticket.across == ARRIVES
         self.arrival_ns = ticket.arrival_ns
+        self.received_ns = ticket.received_ns
         self.deadline_ns = ticket.deadline_ns  # 0: no deadline
         self.taken_ns = taken_ns
         self.started_ns = 0  # when its first batch started

@@ -130,7 +130,7 @@ class Service:
         answered = partial(self._leave, respond)
         request = Request(ticket, view, tenant, count, answered, id, time.monotonic_ns(), with_confidence, self._shares)
         try:
-            if request.taken_ns - ticket.arrival_ns > TICKET_SECONDS * 1_000_000_000:
+            if request.taken_ns - ticket.received_ns > TICKET_SECONDS * 1_000_000_000:
                 raise DeadlineMissed(f"the request was on its way for more than {TICKET_SECONDS} s: send it again")
             self._quotas.take(tenant, count, looked_up.tokens)
             try:

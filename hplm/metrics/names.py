@@ -48,6 +48,11 @@ LOOKUPS = Metric(
     ("outcome",),
 )
 LOOKUP_SECONDS = Metric("hplm_lookup_seconds_total", COUNTER, "Time that lookup spent on requests")
+BEFORE_SECONDS = Histogram(
+    "hplm_before_lookup_seconds",
+    "Time from a request's arrival, at the front door or at the model `hplm` if it comes through them, until lookup gets it",
+    of="requests",
+)
 WAITING_LOOKUPS = Metric("hplm_waiting_lookups", GAUGE, "Requests that wait for lookup")
 WINDOWS = Metric(
     "hplm_plot_windows_total",

@@ -14,7 +14,7 @@ _RESTRICTED = "shared-memory,model-repository,logging,trace"
 
 # These headers become parameters of a request. Triton's expressions are RE2. HTTP clients choose the case of a header, gRPC
 # allows lower case only.
-_HEADERS = "(?i)^(authorization|hplm-tenant)$"
+_HEADERS = "(?i)^(authorization|hplm-arrived|hplm-tenant)$"
 
 
 def contract_flags(secret: str, load: Sequence[str] = ("*",)) -> list[str]:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from hplm.errors import NoTenant
 
-_BODY = struct.Struct("<QQQIqqiHHB")
+_BODY = struct.Struct("<QQQIqqiHHBq")
 _SIGNATURE_BYTES = 16
 TICKET_BYTES = _BODY.size + _SIGNATURE_BYTES  # before what was found
 PROBE_TICKET = b"\0"  # of a request that only asks whether the engine works
@@ -30,12 +30,17 @@ class Ticket(NamedTuple):
     generation: int  # of the snapshot in which lookup found the tenant
     uid: int
     version: int
-    arrival_ns: int  # CLOCK_MONOTONIC, which all processes of a machine share
+    arrival_ns: int  # CLOCK_MONOTONIC, which all processes of a machine share; at the front door, if there is one
     deadline_ns: int  # 0: no deadline
     priority: int
     top_k: int  # 0: not requested
     rung: int = 0  # of the tenant's ladder that the request asks for, from 1, the dearest; 0: the engine chooses
     across: int = 0  # LEAVES, ARRIVES, or 0: it follows no link
+    waited_ns: int = 0  # from its arrival until lookup got it
+
+    @property
+    def received_ns(self) -> int:
+        return self.arrival_ns + self.waited_ns
 
     def sign(self, secret: bytes, found: bytes) -> bytes:
         """Returns the ticket for what the lookup has found."""
@@ -59,7 +64,6 @@ def _signature(secret: bytes, body: bytes, found: bytes) -> bytes:
     return hmac.digest(secret, body + found, hashlib.sha256)[:_SIGNATURE_BYTES]
 
 
-FORWARDED = "hplm_forwarded"  # parameter and secret: by it a model knows requests that the model `hplm` has forwarded
 ACROSS = "hplm_across"  # parameter of forwarded requests that follow a link between tenants of two backbones
 FROM = "from"  # its value at the backbone where the link begins: unsure texts are given back
 TO = "to"  # its value at the other backbone: the link stands for a key

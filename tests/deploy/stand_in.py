@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from tests.waiting import PATIENCE
+from hplm.server.probing import PROBE
+from tests.waiting import eventually
 
 THREADS = 32  # of gRPC: requests that are held at once
 
@@ -23,6 +25,8 @@ class Held:
         self.count = 0
         self.sizes: list[int] = []  # in the order of arrival
         self.may_answer = threading.Event()
+        self.refusal = ""  # what all but the door's own requests are answered
+        self._first: list[threading.Event] = []  # of those that are held, in the same order
         self._larger_than = larger_than
         self._lock = threading.Lock()
 
@@ -31,9 +35,15 @@ class Held:
             with self._lock:
                 self.count += 1
                 self.sizes.append(size)
-            self.may_answer.wait(PATIENCE)
+                mine = threading.Event()
+                self._first.append(mine)
+            eventually(lambda: mine.is_set() or self.may_answer.is_set())
             with self._lock:
                 self.count -= 1
+
+    def answer_first(self) -> None:
+        with self._lock:
+            self._first.pop(0).set()
 
 
 @contextmanager
@@ -42,11 +52,14 @@ def http_stand_in(held: Held) -> Iterator[str]:
 
     class StandIn(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            held.take(len(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.send_header("Content-Length", "2")
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            held.take(len(body))
+            refusal = "" if PROBE.encode() in body else held.refusal
+            answer = json.dumps({"error": refusal} if refusal else {}).encode()
+            self.send_response(503 if refusal else 200)
+            self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
-            self.wfile.write(b"{}")
+            self.wfile.write(answer)
 
         def log_message(self, *_: object) -> None:
             pass
@@ -66,6 +79,8 @@ def grpc_stand_in(held: Held) -> Iterator[str]:
     class StandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
         def ModelInfer(self, request, context):
             held.take(request.ByteSize())
+            if held.refusal:
+                context.abort(grpc.StatusCode.UNAVAILABLE, held.refusal)
             return service_pb2.ModelInferResponse(model_name="toy")
 
     with ThreadPoolExecutor(THREADS) as threads:

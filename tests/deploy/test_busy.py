@@ -32,7 +32,7 @@ def held():
 def door(held, tmp_path, request):
     require_haproxy()
     with http_stand_in(held) as http, grpc_stand_in(held) as grpc:
-        settings = {"HPLM_AT_ONCE": request.param, "HPLM_MEDIUM_AT_ONCE": 2, "HPLM_WAITING": 2}
+        settings = {"HPLM_AT_ONCE": request.param, "HPLM_FEW_AT_ONCE": 0, "HPLM_MEDIUM_AT_ONCE": 2, "HPLM_WAITING": 2}
         with haproxy(tmp_path / "door", http, grpc, "toy", **settings) as door:
             eventually(lambda: post(door, 1).status == 200)
             yield door

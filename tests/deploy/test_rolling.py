@@ -79,7 +79,7 @@ def in_progress(path, server):
     """Returns how many requests the door has passed to a server without an answer yet."""
     rows = list(csv.DictReader(command(path, STATE).removeprefix("# ").splitlines()))
     found = [row for row in rows if row["svname"] == server]
-    assert {row["pxname"] for row in found} == {"http", "grpc", "medium", "large", "large_grpc"}
+    assert {row["pxname"] for row in found} == {"http", "grpc", "few_http", "few_grpc", "medium", "large", "large_grpc"}
     return sum(int(row["scur"]) for row in found)
 
 

@@ -5,6 +5,7 @@ import re
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
 import grpc
 import pytest
@@ -33,13 +34,19 @@ def held():
 
 @pytest.fixture
 def opened(held, tmp_path):
-    """Opens doors. `at_once`: requests that are passed on at a time."""
+    """Opens doors. `at_once`: requests that are passed on at a time; `few_at_once`: those beside them."""
     require_haproxy()
 
     @contextmanager
-    def opened(at_once, waiting=2):
+    def opened(at_once, waiting=2, few_at_once=0, late=1000):
         with http_stand_in(held) as http, grpc_stand_in(held) as grpc_url:
-            settings = {"HPLM_AT_ONCE": at_once, "HPLM_WAITING": waiting, "HPLM_DOOR_SOCKET": tmp_path / "socket"}
+            settings = {
+                "HPLM_AT_ONCE": at_once,
+                "HPLM_FEW_AT_ONCE": few_at_once,
+                "HPLM_WAITING": waiting,
+                "HPLM_LATE": late,
+                "HPLM_DOOR_SOCKET": tmp_path / "socket",
+            }
             with haproxy(tmp_path / "door", http, grpc_url, "toy", **settings) as door:
                 eventually(lambda: in_json(door, None, OTHER, 1).status == 200)
                 yield door
@@ -130,6 +137,47 @@ def test_when_many_wait_a_tenant_with_many_is_refused_and_no_other(opened, held,
         held.may_answer.set()
         assert [one.result(PATIENCE).status for one in waiting] == [200] * (OF_TENANT + 1)
         eventually(lambda: count(LOUD) == 0)
+
+
+def test_tenants_with_few_requests_have_places_of_their_own(opened, held, count):
+    with opened(at_once=1, waiting=256, few_at_once=1) as door, ThreadPoolExecutor(OF_ADDRESS + 3) as clients:
+        asked = []
+        for number in range(OF_ADDRESS + 2):
+            asked.append(clients.submit(in_json, door, LOUD, f"127.0.0.{2 + number // 2}"))
+            eventually(lambda: count(LOUD) == len(asked))
+        eventually(lambda: held.count == 2)
+        held.answer_first()  # of a tenant that had few then
+        eventually(lambda: count(LOUD) == OF_ADDRESS + 1)
+        asked.append(clients.submit(in_json, door, LOUD, OTHER))
+        eventually(lambda: count(LOUD) == OF_ADDRESS + 2)
+        assert in_json(door, QUIET, OTHER, 1).status == 200, "answered before those that wait"
+        assert held.count == 1 and sum(one.done() for one in asked) == 1
+        held.may_answer.set()
+        assert [one.result(PATIENCE).status for one in asked] == [200] * len(asked)
+
+
+def error_of(door, tenant, number):
+    return in_json(door, tenant, f"127.0.0.{2 + number}", 1).error
+
+
+def error_over_grpc(door, tenant, number):
+    return over_grpc(door, tenant).details()
+
+
+@pytest.mark.parametrize("ask", [error_of, error_over_grpc])
+def test_a_tenant_that_the_server_often_refuses_for_deadlines_is_refused_by_the_door_and_no_other(opened, held, ask):
+    with opened(at_once=64, late=0) as door, ThreadPoolExecutor(OF_ADDRESS) as clients:
+        held.may_answer.set()
+
+        def errors(tenant):
+            return list(clients.map(partial(ask, door, tenant), range(OF_ADDRESS)))
+
+        held.refusal = "[deadline] it would take longer"
+        eventually(lambda: any("[queue_full]" in error for error in errors(LOUD)))
+        assert held.refusal in ask(door, QUIET, 0)
+        held.refusal = "[quota] too many"
+        for _ in range(4):
+            assert all(held.refusal in error for error in errors("often"))
 
 
 def test_of_one_address_only_a_few_requests_count_for_a_tenant(opened, held, count):

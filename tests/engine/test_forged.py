@@ -33,8 +33,9 @@ def test_a_ticket_expires(asker):
     tenant = view.snapshot.find("acme")
     good = asker.lookup.resolve(view, tenant, [WORDS[0]], None, False)
     for seconds, refused in ((service.TICKET_SECONDS - 5, False), (service.TICKET_SECONDS + 5, True)):
-        arrival_ns = time.monotonic_ns() - seconds * 10**9
-        ticket = Ticket(view.snapshot.export_number, 0, tenant.uid, 1, arrival_ns, 0, 0, 0)
+        received_ns = time.monotonic_ns() - seconds * 10**9
+        arrival = {"arrival_ns": received_ns - 10**12, "waited_ns": 10**12}  # at the front door
+        ticket = Ticket(view.snapshot.export_number, 0, tenant.uid, 1, deadline_ns=0, priority=0, top_k=0, **arrival)
         if refused:
             with pytest.raises(DeadlineMissed, match=naming(service.TICKET_SECONDS)):
                 asker.service.submit(ticket, good, lambda answer, counted: None)

@@ -29,7 +29,8 @@ def test_a_request_can_be_followed_from_its_arrival_to_its_answer(toy, tmp_path)
     for i in numbers:
         one = requests[f"request {i}"]
         stages = batches[one["batch"]]["stages"]
-        assert one["arrived"] <= one["taken"] <= one["started"] <= stages["compute"][0] <= stages["compute"][1]
+        assert one["arrived"] <= one["received"] <= one["taken"] <= one["started"] <= stages["compute"][0]
+        assert stages["compute"][0] <= stages["compute"][1]
         assert stages["compute"][1] <= one["computed"] <= one["answered"]
     first, never = requests["request 0"], requests[f"request {late}"]
     assert (first["tenant"], first["texts"], first["tokens"]) == ("acme", 2, 14)

@@ -63,14 +63,15 @@ class Desk:
         self.meter, self.answers = Meter(), {}
         self.service = LookupService(lookup, self.meter, looked_up, **hooks)
 
-    def submit(self, tenant, characters=1, deadline_ns=0, fails=None, respond=None, arrival_ns=0, **more):
-        """`arrival_ns`: 0 is now."""
+    def submit(self, tenant, characters=1, deadline_ns=0, fails=None, respond=None, received_ns=0, **more):
+        """`received_ns`: 0 is now."""
         number = len(self.answers)
         self.answers[number] = []
         who = SimpleNamespace(id=tenant, uid=hash(tenant))
         reading = SimpleNamespace(tenant=who, characters_left=characters, texts_left=0, fails=fails)
-        arrival_ns = arrival_ns or time.monotonic_ns()
-        self.service.submit(LookupRequest(reading, arrival_ns, deadline_ns, respond or self.answers[number].append, **more))
+        received_ns = received_ns or time.monotonic_ns()
+        respond = respond or self.answers[number].append
+        self.service.submit(LookupRequest(reading, received_ns, received_ns, deadline_ns, respond, **more))
         return number
 
     def close(self):
@@ -122,8 +123,8 @@ def test_what_has_waited_for_half_of_its_time_is_not_read():
     desk.submit("acme")
     assert lookup.waits.wait(30)
     now, minute = time.monotonic_ns(), 60 * 10**9
-    desk.submit("acme", arrival_ns=now - 6 * minute, deadline_ns=now + 4 * minute)
-    desk.submit("acme", arrival_ns=now - 4 * minute, deadline_ns=now + 6 * minute)
+    desk.submit("acme", received_ns=now - 6 * minute, deadline_ns=now + 4 * minute)
+    desk.submit("acme", received_ns=now - 4 * minute, deadline_ns=now + 6 * minute)
     lookup.may_read.release(3)
     first, late, in_time = desk.close()
     assert first is FOUND and isinstance(late, DeadlineMissed) and in_time is FOUND

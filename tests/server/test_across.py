@@ -67,7 +67,8 @@ class Triton:
     """Answers requests of the model `hplm` to other models."""
 
     def __init__(self):
-        self.calls, self.ready, self.deadline_ns = [], True, 0
+        self.calls, self.ready = [], True
+        self.arrival_ns, self.deadline_ns = 1, 0
         self.level, self.version, self.found_version = 1, 3, 1
         self.refusal = None  # of the other backbone
         self.first = None  # the refusal of the first one
@@ -77,7 +78,9 @@ class Triton:
         if call.model_name == "small-lookup":
             if self.first is not None:
                 return Response(error=TritonError(self.first.wire()))
-            signed = Ticket(1, 1, 1, self.found_version, 1, self.deadline_ns, 0, 0, across=1).sign(b"secret", FOUND)
+            signed = Ticket(1, 1, 1, self.found_version, self.arrival_ns, self.deadline_ns, 0, 0, across=1).sign(
+                b"secret", FOUND
+            )
             return Response([Tensor("TICKET", np.frombuffer(signed, dtype=np.uint8).reshape(1, -1))])
         if call.model_name == "small-upper":
             outputs = fill([own("x"), own("x", "[]"), own("x", "[[2, 3]]")]).outputs([*NEEDED, CONFIDENCE, "VERSION"], [5] * 3)
@@ -128,7 +131,9 @@ class Asked:
         self.missing = None
         directory = SimpleNamespace(target=self._target)
         self._forwarded = modules["backends.forwarded"]
-        self._across = modules["backends.across"].Across(directory, self.meter, {"hplm_forwarded": "a secret"})
+        self._across = modules["backends.across"].Across(
+            directory, self.meter, lambda arrival_ns: {"hplm_forwarded": "a secret", "hplm_arrival_ns": arrival_ns}
+        )
 
     def _target(self, link, tenant):
         if self.missing is not None:
@@ -149,6 +154,7 @@ class Asked:
             self.tenant,
             1,
             0,
+            1,
         )
         found = self._across.forward(forwarded, LINK)
         return Response(Tensor(*item) for item in found.items()) if isinstance(found, dict) else found
@@ -182,7 +188,7 @@ def test_unsure_texts_go_on_without_pruned_words_and_with_the_authority_of_the_l
     assert (there.model_name, there.request_id) == ("large", "seven")
     assert there.inputs[0].as_numpy().tolist() == [[b"c d"], [b"f"]]
     assert there.parameters == {
-        **{"tenant": "there", "hplm_forwarded": "a secret", "hplm_across": "to"},
+        **{"tenant": "there", "hplm_forwarded": "a secret", "hplm_arrival_ns": 1, "hplm_across": "to"},
         **{"truncate": True, "hplm_priority": 4},
     }
 
@@ -232,10 +238,13 @@ def test_time_that_is_out_is_not_spent_there(asked):
     assert asked.counted == {"deadline": 2} and len(asked.triton.calls) == 2
 
 
-def test_the_rest_of_the_time_goes_on_also_of_a_request_that_named_none(asked):
-    asked.triton.deadline_ns = time.monotonic_ns() + 3_600_000_000_000  # of its tenant, which only lookup knows
+def test_arrival_and_timeout_go_on_also_of_a_request_that_named_none(asked):
+    asked.triton.arrival_ns = arrival_ns = time.monotonic_ns()
+    asked.triton.deadline_ns = arrival_ns + 3_600_000_000_000  # of its tenant, which only lookup knows
     assert labels_of(asked.forward()) == ["x", "y", "y"]
-    assert 0 < asked.triton.calls[2].timeout <= 3_600_000_000 and not asked.triton.calls[0].timeout
+    there = asked.triton.calls[2]
+    assert (there.timeout, there.parameters["hplm_arrival_ns"]) == (3_600_000_000, arrival_ns)
+    assert not asked.triton.calls[0].timeout
 
 
 def test_another_version_there_leaves_the_answers_in_hand_and_is_logged_once(asked, caplog):

@@ -2,6 +2,7 @@
 
 import json
 import queue
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -53,10 +54,18 @@ def tensors(stock, given):
     return found
 
 
-def ask(stock, given, tenant="plain", **parameters):
+def ask(stock, given, tenant="plain", headers=None, **parameters):
     given = {"sampling_parameters": json.dumps(GREEDY), **given}
     timeout = parameters.pop("timeout", None)
-    return stock.client.infer(ALIAS, tensors(stock, given), parameters={"tenant": tenant, **parameters}, timeout=timeout)
+    parameters = {"tenant": tenant, **parameters}
+    return stock.client.infer(ALIAS, tensors(stock, given), parameters=parameters, timeout=timeout, headers=headers)
+
+
+def test_the_time_for_the_first_token_counts_from_the_arrival_at_the_front_door(stock):
+    arrived = {"hplm-arrived": str(time.time_ns() // 1000 - 20_000_000)}
+    with pytest.raises(InferenceServerException, match=r"\[deadline\]"):
+        ask(stock, {"text_input": "a"}, headers=arrived, first_token_ms=15_000)
+    ask(stock, {"text_input": "a"}, headers=arrived, first_token_ms=600_000)
 
 
 @pytest.mark.parametrize("given", [{"text_input": "some words"}, {"messages": TALK}])

@@ -2,6 +2,8 @@
 
 import http.client
 import json
+import queue
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -200,6 +202,16 @@ def test_a_header_that_names_another_tenant_is_refused(server):
     assert len(Asked(server, "a", "plain", headers={"hplm-tenant": "plain"}).pieces()) == 1
     with pytest.raises(InferenceServerException, match=r"invalid_input.*hplm-tenant"):
         Asked(server, "a", "plain", headers={"hplm-tenant": "wide"}).pieces()
+
+
+@pytest.mark.parametrize("bounds", [{"parameters": {"first_token_ms": 15_000}}, {"timeout": 15_000_000}])
+def test_times_count_from_the_arrival_at_the_front_door(server, bounds):
+    now_us = time.time_ns() // 1000
+    with pytest.raises(InferenceServerException, match=r"\[deadline\]"):
+        Asked(server, "a", "plain", headers={"hplm-arrived": str(now_us - 20_000_000)}, **bounds).pieces()
+    assert Asked(server, "a", "plain", headers={"hplm-arrived": str(now_us + 20_000_000)}, **bounds).pieces()
+    with pytest.raises(InferenceServerException, match=r"invalid_input.*hplm-arrived"):
+        Asked(server, "a", "plain", headers={"hplm-arrived": "soon"}).pieces()
 
 
 def test_a_key_opens_its_tenant_and_those_without_keys(server):

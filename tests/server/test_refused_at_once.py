@@ -10,7 +10,7 @@ from tritonclient.utils import InferenceServerException
 import backends
 from builder.publish.model_configs import ALIAS
 from hplm.server.held import holders
-from hplm.tenants.ticket import FORWARDED
+from hplm.tenants.arrival import FORWARDED
 from testing.toy import WORDS
 from tests.server.stock import LIBRARIES, Stock
 from tests.serving import serving

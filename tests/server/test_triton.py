@@ -72,7 +72,7 @@ def test_a_backend_of_ours_answers_with_parameters_and_state(served, protocol):
     assert said["state"].endswith("/state")
 
 
-@pytest.mark.parametrize("name", ["authorization", "Authorization", "AUTHORIZATION", "hplm-tenant", "Hplm-Tenant"])
+@pytest.mark.parametrize("name", ["authorization", "Authorization", "AUTHORIZATION", "Hplm-Tenant", "hplm-arrived"])
 def test_key_and_tenant_reach_the_model_in_any_case_of_the_header(served, name):
     headers = {name: "Bearer K", f"x-{name}": "no", f"{name}-x": "no"}
     said = json.loads(ask(connect(served, "http"), "http", headers=headers))
@@ -80,9 +80,9 @@ def test_key_and_tenant_reach_the_model_in_any_case_of_the_header(served, name):
 
 
 def test_key_and_tenant_reach_the_model_over_grpc(served):
-    headers = {"authorization": "Bearer K", "hplm-tenant": "acme", "x-authorization": "no"}
+    headers = {"authorization": "Bearer K", "hplm-arrived": "1", "hplm-tenant": "acme", "x-authorization": "no"}
     said = json.loads(ask(connect(served, "grpc"), "grpc", headers=headers))
-    assert said["parameters"] == {"authorization": "Bearer K", "hplm-tenant": "acme"}
+    assert said["parameters"] == {"authorization": "Bearer K", "hplm-arrived": "1", "hplm-tenant": "acme"}
 
 
 RESTRICTED = {

@@ -1,0 +1,108 @@
+"""Deadlines count from a request's arrival at the front door: the real HAProxy before a real Triton."""
+
+import csv
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from hplm_client.errors import DeadlineMissed, refusal
+from testing.toy import WORDS
+from tests.deploy.door import StockAtDoor, command, haproxy
+from tests.deploy.gate import gate_before
+from tests.server.stock import LIBRARIES, Stock
+from tests.server.test_metrics import Scraped
+from tests.waiting import PATIENCE, eventually
+
+pytestmark = pytest.mark.slow
+
+MODELS = ("toy", "hplm")
+TIME_ENOUGH_US = 600_000_000
+SOON_US = 400_000
+BEFORE_LOOKUP = "hplm_before_lookup_seconds"
+
+
+@pytest.fixture(scope="module")
+def gates(server):
+    with gate_before(server.http_url) as http, gate_before(server.grpc_url) as grpc:
+        yield {"http": http, "grpc": grpc}
+
+
+@pytest.fixture(scope="module")
+def door(gates, tmp_path_factory):
+    """A door that passes on one request at a time."""
+    folder = tmp_path_factory.mktemp("waited")
+    settings = {"HPLM_AT_ONCE": 1, "HPLM_FEW_AT_ONCE": 0, "HPLM_DOOR_SOCKET": folder / "socket"}
+    with haproxy(folder / "door", gates["http"].url, gates["grpc"].url, "toy", **settings) as door:
+        yield door
+
+
+@pytest.fixture(params=LIBRARIES)
+def protocol(request):
+    return request.param
+
+
+def waiting(door, protocol):
+    """Returns how many requests wait in the door."""
+    table = command(door.log.parent.with_name("socket"), "show stat").removeprefix("# ").splitlines()
+    return sum(int(row["qcur"] or 0) for row in csv.DictReader(table) if row["pxname"] == protocol)
+
+
+def ask(stock, model, timeout=None, **more):
+    """Returns the error or None."""
+    try:
+        stock.ask([WORDS[0]], "acme", model=model, timeout=timeout, **more)
+    except InferenceServerException as error:
+        return refusal(error.message(), error.status())
+    return None
+
+
+def counted(server, name, **labels):
+    return Scraped(server).of(name, **labels)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_has_waited_past_its_deadline_is_refused_and_not_counted_in_time(server, door, gates, protocol, model):
+    gate, stock = gates[protocol], StockAtDoor(door, protocol)
+    assert ask(stock, model) is None
+    before = counted(server, "hplm_requests_total", outcome="on_time")
+    with ThreadPoolExecutor(2) as clients:
+        gate.shut()
+        try:
+            ahead = clients.submit(ask, StockAtDoor(door, protocol), model, TIME_ENOUGH_US)
+            late = clients.submit(ask, StockAtDoor(door, protocol), model, SOON_US)
+            eventually(lambda: waiting(door, protocol) == 1)
+            time.sleep(SOON_US / 1e6)
+        finally:
+            gate.open()
+        answers = {type(one.result(PATIENCE)) for one in (ahead, late)}
+    assert answers == {type(None), DeadlineMissed}
+    eventually(lambda: counted(server, "hplm_requests_total", outcome="on_time") == before + 1)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_client_of_the_door_cannot_say_when_its_request_arrived(door, protocol, model):
+    for said in ("soon", "0", str(time.time_ns() // 1000 - 20_000_000)):
+        assert ask(StockAtDoor(door, protocol), model, 10_000_000, headers={"hplm-arrived": said}) is None
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_client_of_the_server_can_only_shorten_its_own_time(server, protocol, model):
+    stock, now_us = Stock(server, protocol), time.time_ns() // 1000
+    for said, expected in (
+        (now_us - 20_000_000, DeadlineMissed),
+        (now_us + 20_000_000, type(None)),  # it would have the more time
+        (1, type(None)),  # no clock of a door
+    ):
+        error = ask(stock, model, 15_000_000, headers={"hplm-arrived": str(said)})
+        assert isinstance(error, expected), (said, error)
+    assert "hplm-arrived" in str(ask(stock, model, headers={"hplm-arrived": "soon"}))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_metrics_tell_how_long_requests_have_waited_before_lookup(server, protocol, model):
+    before = {name: counted(server, f"{BEFORE_LOOKUP}_{name}") for name in ("sum", "count")}
+    assert ask(Stock(server, protocol), model, headers={"hplm-arrived": str(time.time_ns() // 1000 - 50_000_000)}) is None
+    eventually(lambda: counted(server, f"{BEFORE_LOOKUP}_count") > before["count"])
+    eventually(lambda: counted(server, f"{BEFORE_LOOKUP}_sum") > before["sum"] + 50)
