@@ -96,6 +96,11 @@ class Stages:
         """Returns the time of each stage for a batch of a unit's backbone."""
         return [terms.ns(tokens, scores, texts) for terms in self._terms[cast(str, self.backbone_of[unit])]]
 
+    def batch_ns(self, texts: Sequence[SimulatedText], places: Places | None) -> list[float]:
+        """Returns the same for texts of one backbone."""
+        tokens, scores = sum(text.tokens for text in texts), sum(text.tokens**2 for text in texts)
+        return self.ns(texts[0].tenant, tokens, scores, len(texts))
+
     def teach(self, cost: CostModel) -> None:
         """Lets a cost model learn the profile, as if it had served each backbone before."""
         for _ in range(ROUNDS):
@@ -132,9 +137,9 @@ class GroupServer(Server):
         self._stages = Stages(group, profile, trace)
         # The slots of tenants are no limit here: a trace has units.
         capacity = Capacity(serving.batch_tokens, serving.batch_texts, serving.batch_texts)
-        machine = Machine(_by_stages, capacity, answering_ns=int(self._stages.around_ns), noise=serving.noise)
+        around_ns = int(self._stages.around_ns)
+        machine = Machine(self._stages.batch_ns, capacity, answering_ns=around_ns, noise=serving.noise, stages=group.stages)
         super().__init__(serving.scheduler(self._stages), machine, load, seed)
-        self._clock = [0] * group.stages
         self._works_ns: dict[int, float] = {}  # of each text that is here: in the slowest stage
         self.queue_ns = 0.0  # of all of them
 
@@ -157,11 +162,3 @@ class GroupServer(Server):
             self.queue_ns -= self._works_ns.pop(text.number)
         if not self._works_ns:
             self.queue_ns = 0.0  # without what rounding has left
-
-    def _stages_ns(self, texts: Sequence[SimulatedText], places: Places | None) -> list[float]:
-        tokens, scores = sum(text.tokens for text in texts), sum(text.tokens**2 for text in texts)
-        return self._stages.ns(texts[0].tenant, tokens, scores, len(texts))
-
-
-def _by_stages(lengths: Array, places: Places | None) -> float:
-    raise NotImplementedError("a group's batches take the time of its stages")

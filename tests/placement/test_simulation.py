@@ -10,6 +10,7 @@ from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.orders import FirstComeFirstServed
 from hplm.scheduling.simulation.arrivals import Arrivals, SimulatedText
+from hplm.scheduling.simulation.engines import one_stage
 from hplm.scheduling.simulation.server import Machine, Simulation
 from hplm.scheduling.waiting import Capacity
 from tests.placement.problems import group_of, profile, trace_of
@@ -29,7 +30,7 @@ def test_a_cluster_of_one_group_is_todays_simulation_event_for_event(rate, commi
         return stages.ns(0, int(lengths.sum()), int((lengths**2).sum()), len(lengths))[0]
 
     machine = Machine(
-        batch_ns, Capacity(serving.batch_tokens, serving.batch_texts, serving.batch_texts),
+        one_stage(batch_ns), Capacity(serving.batch_tokens, serving.batch_texts, serving.batch_texts),
         answering_ns=int(stages.around_ns), noise=0.1,
     )  # fmt: skip
     none = np.zeros(len(trace), np.int64)
@@ -39,6 +40,24 @@ def test_a_cluster_of_one_group_is_todays_simulation_event_for_event(rate, commi
     assert (attained.end_ns[attained.served] == today.answered_ns[today.on_time]).all()
     assert (attained.served == today.on_time).all() and today.on_time.any()
     assert attained.busy_ns[0] == today.busy_ns
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("stages", [2, 4])
+def test_a_pipeline_by_itself_is_todays_simulation_with_its_stages(stages, seed):
+    own = profile(8.0, 13.0)
+    group = group_of(own, "g", tuple(f"cpu:{number}" for number in range(stages)), "b0", "b1")
+    trace = trace_of(own, 100.0 + 60 * seed, 4.0, scale=6.0, seed=seed)
+    serving = Serving(batch_texts=1 + 3 * seed, admission=seed % 2 == 0, noise=0.1)
+    times = Stages(group, own, trace)
+    capacity = Capacity(serving.batch_tokens, serving.batch_texts, serving.batch_texts)
+    machine = Machine(times.batch_ns, capacity, answering_ns=int(times.around_ns), noise=0.1, stages=stages)
+    none = np.zeros(len(trace), np.int64)
+    arrivals = Arrivals(trace.arrival_ns, trace.tokens, trace.timeout_ns, trace.unit, none)
+    today = Simulation(serving.scheduler(times), machine, arrivals, seed=seed).run()
+    attained = simulate([group], own, trace, serving, seed=seed)
+    assert (attained.served == today.on_time).all() and today.on_time.any()
+    assert (attained.end_ns[attained.served] == today.answered_ns[today.on_time]).all()
 
 
 def test_the_same_seed_gives_the_same_result():
