@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,7 @@ class Units:
 
 def is_journal(path: Path) -> bool:
     """Whether a file's first line is that of a journal."""
-    first: dict[str, Any] = next((row for _, row in _lines(path)), {})
-    return any(key in first for key in OF_JOURNALS)
+    return any(any(key in row for key in OF_JOURNALS) for _, row in islice(_lines(path), 1))
 
 
 def read_recorded(path: Path, units: Units) -> Trace:

@@ -1,9 +1,13 @@
 """The full simulator beside today's, of one server."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from hplm.placement.screen import Screen
+from hplm.engine.service import ANSWERING_NS
+from hplm.placement.profile import Terms
+from hplm.placement.screen import Screen, alone_ns
 from hplm.placement.servers import GroupServer, OneBackbone, Serving, Stages
 from hplm.placement.simulation import simulate
 from hplm.scheduling.columns import Columns
@@ -13,7 +17,8 @@ from hplm.scheduling.simulation.arrivals import Arrivals, SimulatedText
 from hplm.scheduling.simulation.engines import one_stage
 from hplm.scheduling.simulation.server import Machine, Simulation
 from hplm.scheduling.waiting import Capacity
-from tests.placement.problems import group_of, profile, trace_of
+from tests.placement.problems import backbone, group_of, profile, trace_of
+from tests.placement.profiles import profile_of
 
 ONE, TWO = profile(8.0), profile(8.0, 8.0)
 
@@ -73,6 +78,23 @@ def test_screen_and_full_simulator_agree_at_a_light_load(stages):
     screened, full = Screen(TWO, trace).attained(groups), simulate(groups, TWO, trace, Serving())
     assert full.share == pytest.approx(screened.share, abs=0.01)
     assert full.mean_ms() == pytest.approx(screened.mean_ms(), rel=0.1)
+
+
+@pytest.mark.parametrize("batch_texts", [1, 4096])
+def test_the_work_of_cores_for_each_text_keeps_them_from_computing(batch_texts):
+    """Each text takes 8 ms to compute and 8 ms of its core: at 90 a second one core is too few, though it computes in time."""
+    light, heavy = (profile_of(b0=replace(backbone(8.0), core=Terms(text_ns=core))) for core in (0.0, 8e6))
+    group, serving = group_of(light, "g", ("cpu:0",), "b0"), Serving(batch_texts=batch_texts)
+    trace = trace_of(light, 90.0, 10.0, cv=1.0, scale=20.0)
+    shares = [simulate([group], own, trace, serving).share for own in (light, heavy)]
+    screened = [Screen(own, trace).attained([group]).share for own in (light, heavy)]
+    assert shares[0] > 0.95 and screened[0] > 0.95
+    assert shares[1] < 0.8 and screened[1] < 0.8
+    assert alone_ns(heavy, trace)[0] - alone_ns(light, trace)[0] == pytest.approx(8e6)
+
+
+def test_servers_and_simulated_ones_allow_the_same_time_for_an_answer():
+    assert Serving().answering_ns == ANSWERING_NS
 
 
 def test_two_stages_answer_more_than_one_device_does():
