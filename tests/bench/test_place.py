@@ -1,5 +1,6 @@
 """AlpaServe's figures from short simulations."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -8,8 +9,9 @@ from bench.measuring.alpaserve import PAPER, cluster_of, models, problem_of
 from bench.measuring.place import NO_DEADLINE, _fig2, _table2, highest_rate
 from bench.measuring.place_curves import _changed, _large
 from bench.measuring.place_cuts import cut_curves, partition_curves
+from bench.measuring.place_measured import bench_measured, figures_of, table_of
 from bench.measuring.place_picture import draw
-from bench.place import PlaceBench
+from bench.place import MeasuredBench, PlaceBench
 from hplm.placement.baselines import baseline
 
 CASE = PlaceBench(40.0, 1)
@@ -90,3 +92,24 @@ def test_curves_are_drawn(tmp_path):
 def test_nothing_is_refused_without_deadlines():
     problem = problem_of(["BERT-6.7B"] * 2, 2, 3.0, 3.0, NO_DEADLINE, 50.0, 0)
     assert baseline("replication", problem).attained.share == 1
+
+
+def test_the_simulators_errors_are_in_percentage_points():
+    points = [
+        {"real": 0.5, "simulated": 0.52, "screened": 0.6},
+        {"real": 0.9, "simulated": 0.86, "screened": 0.9},
+    ]
+    found = figures_of(points)
+    assert found == pytest.approx({
+        "sim_error_max": 4, "sim_error_mean": 3, "screen_error_max": 10, "screen_error_mean": 5,
+    })  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two cores are needed")
+def test_two_placements_are_served_beside_their_simulation():
+    before = os.sched_getaffinity(0)
+    figures = bench_measured(MeasuredBench().quick())
+    assert [point["placement"] for point in figures["points"]] == ["a server a core", "two cores a stage"]
+    assert all(0 <= point[name] <= 1 for point in figures["points"] for name in ("real", "simulated", "screened"))
+    assert "two cores a stage" in table_of(figures) and os.sched_getaffinity(0) == before
