@@ -35,8 +35,8 @@ def profile_of(kinds: Sequence[str]) -> Profile:
     return Profile({"processor": PAPER["source"]}, backbones, Terms(ASSUMED["hop_ms"] * 1e6), FitError(0.0, 0.0))
 
 
-def cluster_of(devices: int, device_bytes: float = PAPER["device_bytes"]) -> Cluster:
-    machines = [range(first, min(first + A_MACHINE, devices)) for first in range(0, devices, A_MACHINE)]
+def cluster_of(devices: int, device_bytes: float = PAPER["device_bytes"], a_machine: int = A_MACHINE) -> Cluster:
+    machines = [range(first, min(first + a_machine, devices)) for first in range(0, devices, a_machine)]
     return Cluster(
         tuple(
             Machine(f"machine-{i}", tuple(Device(f"cuda:{j - own[0]}", int(device_bytes)) for j in own), NO_LIMIT)
@@ -56,6 +56,7 @@ def problem_of(
     shares: Sequence[float] | None = None,
     device_bytes: float = PAPER["device_bytes"],
     most_texts: int = 1,
+    a_machine: int = A_MACHINE,
 ) -> Problem:
     """`rate`: of all models together. `shares`: of each; by default they follow the power law."""
     profile = profile_of(kinds)
@@ -66,7 +67,7 @@ def problem_of(
     )
     computing_ns = alone_ns(profile, trace) - ASSUMED["dispatch_ms"] * 1e6  # the paper's deadlines do not allow for dispatch
     trace = trace.with_timeouts(slo_scale * computing_ns)
-    return Problem(cluster_of(devices, device_bytes), profile, units, trace, most_texts)
+    return Problem(cluster_of(devices, device_bytes, a_machine), profile, units, trace, most_texts)
 
 
 def _backbone(bytes: int, ms: float, layers: int) -> BackboneProfile:

@@ -29,6 +29,7 @@ from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import DEFAULT, policy
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.simulation.arrivals import Arrivals
+from hplm.scheduling.simulation.engines import one_stage
 from hplm.scheduling.simulation.server import Machine, Simulation
 from hplm.scheduling.waiting import Capacity
 from hplm.server import TritonServer
@@ -113,7 +114,7 @@ def simulate(offered: Offered, batches: list[Computed], case: OverloadBench, giv
     texts, room = len(offered.arrivals), case.batch_texts * case.tokens
     full = seconds[tokens == tokens.max()]
     machine = Machine(
-        lambda lengths, places: 1e9 * (base + slope * float(lengths.sum())),
+        one_stage(lambda lengths, places: 1e9 * (base + slope * float(lengths.sum()))),
         Capacity(room, room, room),
         staging_ns=round(1e9 * float(np.median([batch.staging_s for batch in batches]))),
         answering_ns=ANSWERING_NS,

@@ -1,28 +1,39 @@
-"""The curves of AlpaServe's Figs. 4 to 7, 12, 15 and 17, simulated with the paper's profiles."""
+"""The curves of AlpaServe's Figs. 4 to 9 and 12 to 17, simulated with the paper's profiles."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from bench.measuring.alpaserve import PAPER, models, problem_of
+import numpy as np
+
+from bench.measuring.alpaserve import ASSUMED, EXPONENT, PAPER, TOKENS, models, problem_of
+from bench.measuring.place_cuts import cut_curves, partition_curves
 from bench.place import PlaceBench
 from hplm.placement.baselines import baseline
-from hplm.placement.problem import Problem
+from hplm.placement.problem import Groups, Problem
 from hplm.placement.search import NothingFound, search
 from hplm.placement.servers import Serving
 from hplm.placement.simulation import simulate
+from hplm.placement.workload import power_law
 
 Curves = dict[str, dict[str, dict[str, float | None]]]  # by picture, line and number
 Line = Callable[[Problem], float | None]
+Two = tuple[Problem, Problem]  # what a placement is made for, and what comes
+Given = TypeVar("Given")
+Numbers = Sequence[float]
 EIGHT = ["BERT-2.7B"] * 8
 MANY = ["BERT-2.7B"] * 24
 NO_DEADLINE = 1e6
 UNIFORM = [1 / 8] * 8
+RATES, CVS, SCALES = (2, 4, 8, 12, 16), (1, 2, 4, 6, 8), (0.5, 1, 2.5, 5, 7.5)  # of Fig. 13
 
 
 def curves_of(case: PlaceBench) -> Curves:
-    return {**_motivation(case), **_end_to_end(case), **_batches(case), **_ablation(case)}
+    return {
+        **_motivation(case), **cut_curves(), **_end_to_end(case), **_large(case), **_changed(case), **_batches(case),
+        **partition_curves(), **_ablation(case),
+    }  # fmt: skip
 
 
 def _motivation(case: PlaceBench) -> Curves:
@@ -61,6 +72,57 @@ def _end_to_end(case: PlaceBench) -> Curves:
     }
 
 
+def _large(case: PlaceBench, rates: Numbers = RATES, cvs: Numbers = CVS, scales: Numbers = SCALES) -> Curves:
+    """The 4 models of 104B, which fit on 16 devices each: all ways to cut these, beside a search on machines of 32 devices."""
+    kinds = models(PAPER["sets"]["S4"])
+    manual = {f"{cut} each": _share_of(f"manual:{cut}") for cut in ("16,1", "8,2", "4,4", "2,8")}
+
+    def problem(rate: float = 8.0, cv: float = 4.0, scale: float = 5.0) -> Problem:
+        return problem_of(kinds, 64, rate, cv, scale, case.seconds, 0, a_machine=32)
+
+    lines = {"search": _searched, **manual}
+    return {
+        "Fig. 13: in time by rate": _curve(lines, lambda rate: problem(rate=rate), rates),
+        "Fig. 13: in time by CV": _curve(lines, lambda cv: problem(cv=cv), cvs),
+        "Fig. 13: in time by deadline": _curve(lines, lambda scale: problem(scale=scale), scales),
+    }
+
+
+def _changed(
+    case: PlaceBench, rates: Numbers = (5, 10, 20, 40), cvs: Numbers = (1, 2, 4, 6), scales: Numbers = (1, 2, 3, 5, 10)
+) -> Curves:
+    """As Fig. 12, but other requests come than those that placements were made for. Clockwork++ knows those that come.
+
+    Each model's rate is drawn anew around the power law, and so are the arrivals.
+    """
+
+    def replication(problem: Problem) -> Groups:
+        return baseline("replication", problem).groups
+
+    def two(rate: float = 20.0, cv: float = 4.0, scale: float = 5.0) -> Two:
+        planned, actual = (
+            problem_of(MANY, 16, rate, cv, scale, case.seconds, seed, _drawn_shares(len(MANY), seed)) for seed in (1, 2)
+        )
+        return planned, actual
+
+    lines: dict[str, Callable[[Two], float | None]] = {
+        "search": lambda given: given[1].screen.attained(_groups(given[0])).share,
+        "clockwork": lambda given: _share_of("clockwork:20")(given[1]),
+        "replication": lambda given: given[1].screen.attained(replication(given[0])).share,
+        "search, timely": lambda given: _served(given[1], _groups(given[0]), 1),
+    }
+    return {
+        "Fig. 14: other requests come, by rate": _curve(lines, lambda rate: two(rate=rate), rates),
+        "Fig. 14: other requests come, by CV": _curve(lines, lambda cv: two(cv=cv), cvs),
+        "Fig. 14: other requests come, by deadline": _curve(lines, lambda scale: two(scale=scale), scales),
+    }
+
+
+def _drawn_shares(count: int, seed: int) -> list[float]:
+    drawn = power_law(count, EXPONENT) * np.random.default_rng(seed).lognormal(0, 0.5, count)
+    return (drawn / drawn.sum()).tolist()
+
+
 def _batches(case: PlaceBench) -> Curves:
     """8 models of 1.3B on 8 devices, and our own scheduler on the same placement."""
 
@@ -88,7 +150,7 @@ def _ablation(case: PlaceBench) -> Curves:
 
 
 def _curve(
-    lines: dict[str, Line], problem: Callable[[Any], Problem], numbers: Sequence[float]
+    lines: Mapping[str, Callable[[Given], float | None]], problem: Callable[[Any], Given], numbers: Sequence[float]
 ) -> dict[str, dict[str, float | None]]:
     curve: dict[str, dict[str, float | None]] = {name: {} for name in lines}
     for number in numbers:
@@ -127,9 +189,19 @@ def _searched(problem: Problem) -> float:
 
 
 def _timely(problem: Problem) -> float:
+    return _served(problem, _groups(problem), 8)
+
+
+def _groups(problem: Problem) -> Groups:
+    """Returns no groups where no placement is in time."""
     try:
-        groups = search(problem)[0].groups
+        return search(problem)[0].groups
     except NothingFound:
-        return 0.0
-    serving = Serving(batch_tokens=8 * 2048, batch_texts=8, batch_ns=0)
+        return ()
+
+
+def _served(problem: Problem, groups: Groups, most_texts: int) -> float:
+    """Returns the share of our scheduler and policy, with batches of so many texts."""
+    answering_ns = int(ASSUMED["dispatch_ms"] * 1e6)
+    serving = Serving(batch_tokens=most_texts * TOKENS, batch_texts=most_texts, batch_ns=0, answering_ns=answering_ns)
     return simulate(groups, problem.profile, problem.trace, serving).share

@@ -22,7 +22,7 @@ from hplm.scheduling.policy import DEFAULT, policy
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import Selection
 from hplm.scheduling.simulation.arrivals import Arrivals, Lengths, Stream, read_trace
-from hplm.scheduling.simulation.engines import PACKINGS, EngineCost
+from hplm.scheduling.simulation.engines import PACKINGS, EngineCost, one_stage
 from hplm.scheduling.simulation.server import REFUSED, Machine, Outcome, Simulation
 from hplm.scheduling.waiting import Capacity
 
@@ -73,7 +73,7 @@ def replay(
     """Simulates recorded requests. `terms`: the server's learned cost of a batch, a token and a text, in nanoseconds."""
     batch, token, text = terms
     capacity = Capacity(batch_tokens, batch_tokens, batch_tokens)
-    machine = Machine(lambda lengths, places: batch + token * lengths.sum() + text * len(lengths), capacity)
+    machine = Machine(one_stage(lambda lengths, places: batch + token * lengths.sum() + text * len(lengths)), capacity)
     return _figures(_run(given, machine, read_trace(trace), commit_ms, admission))
 
 
@@ -111,7 +111,7 @@ def _figures(outcome: Outcome) -> dict[str, float | None]:
 
 
 def _by_rate(case: ScheduleBench, variance: int) -> dict[str, dict]:
-    machine = Machine(EngineCost(score=0).packed, CAPACITY)
+    machine = Machine(one_stage(EngineCost(score=0).packed), CAPACITY)
     return {
         str(rate): {
             name: _figures(_run(given, machine, load, case.commit_ms))
@@ -127,7 +127,7 @@ def _by_packing(case: ScheduleBench, variance: int) -> dict[str, dict]:
     loads = [_stream(case, rate, variance).draw(case.seed) for rate in case.rates]
     figures: dict[str, dict] = {}
     for packing in PACKINGS:
-        machine = Machine(EngineCost().of(packing), CAPACITY)
+        machine = Machine(one_stage(EngineCost().of(packing)), CAPACITY)
         for name in PACKED_WITH:
             outcomes = [_run(POLICIES[name], machine, load, case.commit_ms) for load in loads]
             figures.setdefault(packing, {})[name] = {
@@ -142,7 +142,7 @@ def _fairness(case: ScheduleBench) -> dict[str, dict]:
     modest = _stream(case, 0.2, 20).draw(case.seed)
     long_texts = Stream(0.2 * TEXTS_A_SECOND / 2, case.seconds, Lengths(2 * MEAN, 20), case.allowed_ms).draw(case.seed)
     flood = _stream(case, 3.0, 20, tenants=(1,)).draw(case.seed + 1)
-    machine = Machine(EngineCost(score=0).packed, CAPACITY)
+    machine = Machine(one_stage(EngineCost(score=0).packed), CAPACITY)
     loads = {
         "alone": modest,
         "beside_a_flood": Arrivals.together([modest, flood]),
@@ -165,7 +165,9 @@ def _of_first_tenant(outcome: Outcome) -> dict[str, float]:
 
 def _admission(case: ScheduleBench) -> dict[str, dict]:
     """Simulates admission. Texts have 128 tokens; eight of them take 33 ms, with noise. Deadlines are 2 to 12 batch times."""
-    machine = Machine(lambda lengths, places: 3e6 + 30e6 / 1024 * lengths.sum(), Capacity(1024, 1024, 1024), noise=0.05)
+    machine = Machine(
+        one_stage(lambda lengths, places: 3e6 + 30e6 / 1024 * lengths.sum()), Capacity(1024, 1024, 1024), noise=0.05
+    )
     figures = {}
     for rate in case.rates:
         stream = Stream(rate * 8 / 0.033, 10 * case.seconds, Lengths(128, 0, 128, 128), (2 * 33.0, 12 * 33.0))
@@ -182,12 +184,12 @@ def _admission(case: ScheduleBench) -> dict[str, dict]:
 
 def _cascades(case: ScheduleBench) -> dict[str, dict]:
     streams = {str(rate): _stream(case, rate, 20) for rate in case.rates}
-    return schedule_cascades.in_time(case, streams, Machine(EngineCost(score=0).packed, CAPACITY), UNBOUNDED)
+    return schedule_cascades.in_time(case, streams, Machine(one_stage(EngineCost(score=0).packed), CAPACITY), UNBOUNDED)
 
 
 def _commit(case: ScheduleBench) -> dict[str, float]:
     """Returns the on-time share for several times at which a batch is chosen before the engine is free. Staging takes 3 ms."""
-    machine = Machine(EngineCost(score=0).packed, CAPACITY, staging_ns=3_000_000, noise=0.05)
+    machine = Machine(one_stage(EngineCost(score=0).packed), CAPACITY, staging_ns=3_000_000, noise=0.05)
     load = _stream(case, 1.0, 20).draw(case.seed)
     return {
         "a batch ahead" if early is None else f"{early:g} ms": round(

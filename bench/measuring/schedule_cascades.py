@@ -14,6 +14,7 @@ from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import Places
 from hplm.scheduling.simulation.arrivals import Lengths, Stream
 from hplm.scheduling.simulation.cascades import SimulatedRung
+from hplm.scheduling.simulation.engines import one_stage
 from hplm.scheduling.simulation.server import Machine, Outcome, Simulation
 from hplm.scheduling.waiting import Capacity
 
@@ -44,7 +45,9 @@ class Engine:
 
     def machine(self, within: bool) -> Machine:
         capacity = Capacity(self.tokens, self.tokens, self.tokens)
-        return Machine(self.batch_ns, capacity, staging_ns=1_500_000, answering_ns=1_000_000, noise=0.1, within=within)
+        return Machine(
+            one_stage(self.batch_ns), capacity, staging_ns=1_500_000, answering_ns=1_000_000, noise=0.1, within=within
+        )
 
 
 ENGINES = {

@@ -21,7 +21,7 @@ from hplm.scheduling.policy import Policy, policy
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import Selection
 from hplm.scheduling.simulation.arrivals import Lengths, Stream
-from hplm.scheduling.simulation.engines import PACKINGS, EngineCost
+from hplm.scheduling.simulation.engines import PACKINGS, EngineCost, one_stage
 from hplm.scheduling.simulation.server import Machine, Outcome, Simulation
 from hplm.scheduling.waiting import Capacity
 
@@ -69,7 +69,7 @@ class Setting:
         load = Stream(self.rate, self.case.seconds, Lengths(MEAN, self.variance), self.case.deadlines_ms).draw(self.case.seed)
         chooses = Timed(policy(given.format(rows=self.rows, row_tokens=self.row_tokens)))
         scheduler = Scheduler(chooses, UNBOUNDED, commit_ns=0)
-        return _figures(Simulation(scheduler, Machine(cost.of(packing), capacity), load).run(), chooses)
+        return _figures(Simulation(scheduler, Machine(one_stage(cost.of(packing)), capacity), load).run(), chooses)
 
 
 def _figures(outcome: Outcome, chooses: Timed) -> dict[str, float]:

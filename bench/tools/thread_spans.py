@@ -49,7 +49,7 @@ def read_journal(path: Path) -> list[Span]:
             spans += [
                 Span(THREADS[stage], f"{stage} {entry['batch']}", start, end) for stage, (start, end) in entry["stages"].items()
             ]
-        elif entry["computed"]:
+        elif entry.get("computed"):
             answers.setdefault(entry["batch"], []).append((entry["computed"], entry["answered"]))
     for batch, times in answers.items():
         starts, ends = zip(*times, strict=True)

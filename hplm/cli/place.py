@@ -88,7 +88,7 @@ def _source_options(command: argparse.ArgumentParser) -> None:
 
 def run_profile(args: argparse.Namespace) -> dict[str, Any]:
     from hplm.cli.round_trips import round_trips
-    from hplm.engine.profiling import check_devices, profile_repository, sources_of
+    from hplm.engine.profiling import check_devices, cores_of, profile_repository, sources_of
     from hplm.errors import InvalidInput
 
     check_state(args.state)
@@ -97,7 +97,8 @@ def run_profile(args: argparse.Namespace) -> dict[str, Any]:
     check_target(args.to)
     check_devices(args.devices, args.intra)
     sources = sources_of(args.repository, args.backbone)
-    served = round_trips(args.repository, args.state, [source.name for source in sources]) if args.wire else {}
+    cores = cores_of(args.devices)[: min(args.intra)]
+    served = round_trips(args.repository, args.state, [source.name for source in sources], cores) if args.wire else {}
     profile = profile_repository(sources, args.devices, args.intra, args.state, args.rounds, served)
     profile.write(args.to)
     report = _report(profile)

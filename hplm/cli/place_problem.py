@@ -27,8 +27,8 @@ def problem_options(command: argparse.ArgumentParser, slo_scale: bool = True) ->
         "--profiles", type=Path, nargs="+", required=True, metavar="FILE", help="what `hplm place profile` has measured"
     )
     command.add_argument(
-        "--trace", type=Path, required=True, metavar="FILE",
-        help="a server's journal, a recorded trace, or a file of Azure's traces of functions of 2019 or 2021",
+        "--trace", type=Path, nargs="+", required=True, metavar="FILE",
+        help="journals of servers, or one recorded trace, or a file of Azure's traces of functions of 2019 or 2021",
     )  # fmt: skip
     if slo_scale:
         command.add_argument(

@@ -1,41 +1,62 @@
-"""Measures how long a server takes for a text of one letter: for profiles, which say what the way through a server costs."""
+"""Measures what a server takes for a text of one letter: for profiles, which say what the way through a server costs."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hplm.cli.client import open_client
+from hplm.engine.profiling import RoundTrip
 from hplm.errors import InvalidInput
+from hplm.server.process_group import computed_ns
 
 if TYPE_CHECKING:
+    from hplm.server import TritonServer
     from hplm.tenants.snapshot import Tenant
 
 WARMING, REQUESTS = 20, 200
 
 
-def round_trips(repository: Path, state: Path | None, backbones: Sequence[str]) -> dict[str, float]:
-    """Serves the repository for some seconds. Returns the median nanoseconds of lone requests to each backbone."""
+def round_trips(repository: Path, state: Path | None, backbones: Sequence[str], cores: Collection[int]) -> dict[str, RoundTrip]:
+    """Serves the repository on these cores for some seconds; on all if none are named. Sends lone requests to each backbone."""
     from hplm.server import TritonServer
 
     tenants = {name: _open_tenant(repository, state, name) for name in backbones}  # refused before a server starts
-    with TritonServer(repository, state=state) as server:
-        given = argparse.Namespace(url=server.grpc_url, protocol="grpc", key=None, tls=False, ca_file=None)
-        return {name: _median(given, name, tenant) for name, tenant in tenants.items()}
+    mine = os.sched_getaffinity(0)
+    server = TritonServer(repository, state=state)
+    try:
+        os.sched_setaffinity(0, cores or mine)
+        server.start()
+        os.sched_setaffinity(0, mine)
+        return {name: _measured(server, name, tenant) for name, tenant in tenants.items()}
+    finally:
+        os.sched_setaffinity(0, mine)
+        server.stop()
 
 
-def _median(given: argparse.Namespace, backbone: str, tenant: str) -> float:
-    taken: list[int] = []
+def _measured(server: TritonServer, backbone: str, tenant: str) -> RoundTrip:
+    assert server.pid is not None  # it runs
+    group = server.pid
+    given = argparse.Namespace(url=server.grpc_url, protocol="grpc", key=None, tls=False, ca_file=None)
     with open_client(given, backbone) as client:
-        for _ in range(WARMING + REQUESTS):
-            start = time.perf_counter_ns()
-            client.infer("a", tenant=tenant)
-            taken.append(time.perf_counter_ns() - start)
-    return float(statistics.median(taken[WARMING:]))
+
+        def asked(count: int) -> list[int]:
+            taken: list[int] = []
+            for _ in range(count):
+                start = time.perf_counter_ns()
+                client.infer("a", tenant=tenant)
+                taken.append(time.perf_counter_ns() - start)
+            return taken
+
+        asked(WARMING)
+        before = computed_ns(group)
+        taken = asked(REQUESTS)
+        return RoundTrip(float(statistics.median(taken)), (computed_ns(group) - before) / REQUESTS)
 
 
 def _open_tenant(repository: Path, state: Path | None, backbone: str) -> str:

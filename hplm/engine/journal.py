@@ -1,6 +1,7 @@
 """An optional log with a line of JSON for each request and each batch, to follow a request from arrival to answer.
 
-Times are seconds of one clock of this machine. The journal never contains texts.
+Times are seconds of this machine's monotonic clock. Lines with the wall clock say when that was, so that journals of several
+machines, and of several boots of one, can be read together. The journal never contains texts.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import logging
 import sys
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any, TextIO
@@ -20,15 +22,20 @@ from hplm.errors import InvalidInput
 log = logging.getLogger(__name__)
 LOG = "log"  # write to the server's log instead of a file
 NONE = ""
+CLOCK_NS = 60_000_000_000  # from a line with the wall clock to the next one, or longer if nothing happens
 
 
 class Journal:
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, backbone: str) -> None:
+        """Several backbones may have journals in one file."""
         self._lock = threading.Lock()
+        self._backbone = backbone
         self._file = {NONE: None, LOG: sys.stderr}[where] if where in (NONE, LOG) else _open(Path(where))
+        self._clock_ns = 0  # when the wall clock was last written
+        self._write(self._clock())
 
     def request(self, request: Request, answer: Answer, outcome: str, now_ns: int) -> None:
-        self._write(
+        self._follow(
             request=request.id,
             tenant=request.tenant.id,
             version=request.tenant.version,
@@ -47,7 +54,7 @@ class Journal:
         )
 
     def batch(self, number: int, staged: StagedBatch) -> None:
-        self._write(
+        self._follow(
             batch=number,
             texts=len(staged.texts),
             tokens=staged.tokens,
@@ -61,12 +68,20 @@ class Journal:
                 self._file.close()
             self._file = None
 
-    def _write(self, **entry: Any) -> None:
+    def _follow(self, **entry: Any) -> None:
+        clock = [self._clock()] if time.monotonic_ns() - self._clock_ns >= CLOCK_NS else []
+        self._write(*clock, entry)
+
+    def _clock(self) -> dict[str, float]:
+        self._clock_ns = time.monotonic_ns()
+        return {"clock": self._clock_ns / 1e9, "wall": time.time()}
+
+    def _write(self, *entries: dict[str, Any]) -> None:
         with self._lock:
             if self._file is None:
                 return
             try:
-                self._file.write(json.dumps(entry) + "\n")
+                self._file.write("".join(json.dumps({**entry, "backbone": self._backbone}) + "\n" for entry in entries))
                 self._file.flush()
             except OSError as error:  # a full disk must end only the journal, not answers
                 log.error("the journal ends here, because it cannot be written: %s", error)

@@ -60,6 +60,14 @@ class Measurement:
 
 
 @dataclass(frozen=True)
+class RoundTrip:
+    """A lone text of one letter, served on the fewest cores that are measured."""
+
+    ns: float  # that a client waits for the answer
+    core_ns: float  # that the server's processes compute meanwhile
+
+
+@dataclass(frozen=True)
 class Source:
     """A backbone that is profiled."""
 
@@ -78,11 +86,11 @@ def profile_repository(
     intra: Sequence[int],
     state: Path | None = None,
     rounds: int = ROUNDS,
-    round_trips: Mapping[str, float] = MappingProxyType({}),
+    round_trips: Mapping[str, RoundTrip] = MappingProxyType({}),
     show_progress: bool = True,
 ) -> Profile:
-    """`intra`: the numbers of devices a stage to measure. `round_trips`: the nanoseconds that clients of a server wait for the
-    answer to a text of one letter, by backbone. Where there is none, ANSWERING_NS are assumed for the way through the server.
+    """`intra`: the numbers of devices a stage to measure. `round_trips`: through a server, by backbone. Where there is none,
+    ANSWERING_NS are assumed for the way through the server, and that it takes no time from the cores.
     """
     check_devices(devices, intra)
     found: dict[str, BackboneProfile] = {}
@@ -104,7 +112,7 @@ def profile_repository(
             with _busy(source.folder, cores_of(devices[count:])):
                 sizes, by_intra[count] = _apart(given)
         assert sizes is not None  # `intra` is not empty
-        found[source.name] = _profile(source, state, sizes, by_intra, round_trips.get(source.name))
+        found[source.name] = _profile(source, state, sizes, by_intra, bool(cores_of(devices)), round_trips.get(source.name))
         errors += [_error(found[source.name].times[count], samples) for count, samples in by_intra.items()]
     error = FitError(float(np.mean([one.mean for one in errors])), max(one.max for one in errors))
     return Profile(fingerprint(), found, _hop(devices, [source.config for source in sources]), error)
@@ -242,7 +250,12 @@ def _keep_busy(folder: Path, core: int, begun: Event, stop: Event) -> None:
 
 
 def _profile(
-    source: Source, state: Path | None, sizes: Sizes, by_intra: dict[int, Samples], round_trip: float | None
+    source: Source,
+    state: Path | None,
+    sizes: Sizes,
+    by_intra: dict[int, Samples],
+    on_cores: bool,
+    round_trip: RoundTrip | None,
 ) -> BackboneProfile:
     backbone = Backbone(source.folder, state)
     snapshot = backbone.view.snapshot
@@ -252,12 +265,10 @@ def _profile(
         tenants.setdefault(tenant.domain, []).append(tenant.id)
     parents = {table.meta.domain: table.meta.parent for table in backbone.view.forest.tables()}
     times = {count: _layer_terms(samples) for count, samples in by_intra.items()}
-    first = next(iter(by_intra.values()))
-    around = fitted(first.shapes[: first.fitted_to], first.around_ns[: first.fitted_to])
-    wire = float(ANSWERING_NS)
-    if round_trip is not None:  # the engine of the server has all cores, as with the most devices a stage
-        known = sum(times[max(times)], around)
-        wire = max(0.0, round_trip - known.ns(*SHORTEST))
+    fewest = min(by_intra)
+    samples = by_intra[fewest]
+    inside = fitted(samples.shapes[: samples.fitted_to], samples.around_ns[: samples.fitted_to])
+    core, around = _outside(sum(times[fewest], Terms()), inside, round_trip, fewest)
     return BackboneProfile(
         layers=source.config.upper_layers,
         precision=settings.precision.name,
@@ -271,8 +282,21 @@ def _profile(
         slots=settings.slots,
         slot_bytes=sizes.slot,
         times=times,
-        around=around + Terms(batch_ns=wire),
+        around=around if on_cores else around + core,  # a GPU does not wait for the work of cores
+        core=core if on_cores else Terms(),
     )
+
+
+def _outside(layers: Terms, inside: Terms, round_trip: RoundTrip | None, devices: int) -> tuple[Terms, Terms]:
+    """Returns what cores compute outside of the layers, and what a text waits for beyond that.
+
+    `inside`: lookup and staging. `devices`: on which the layers took so long, and the round trip was measured.
+    """
+    if round_trip is None:
+        return inside, Terms(batch_ns=float(ANSWERING_NS))
+    computing, known = layers.ns(*SHORTEST), inside.ns(*SHORTEST)
+    server = max(0.0, round_trip.core_ns - devices * computing - known)
+    return inside + Terms(text_ns=server), Terms(batch_ns=max(0.0, round_trip.ns - computing - known - server))
 
 
 def _layer_terms(samples: Samples) -> tuple[Terms, ...]:

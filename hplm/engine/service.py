@@ -103,7 +103,7 @@ class Service:
         )
         line = Queue(scheduler, time.monotonic_ns)
         self._line, self._stager = line, stager
-        self.instruments = Instruments(Journal(settings.journal))
+        self.instruments = Instruments(Journal(settings.journal, self._backbone.config.name))
         self._pipeline = Pipeline(line, capacity, self._stager, engine, self.instruments, together, device_failed, threads)
         self._quotas = Quotas()
         self._watch = Watch(self._backbone)

@@ -72,14 +72,13 @@ class Cases:
         )  # fmt: skip
 
     def _terms_of(self, group: Group) -> Mapping[str, Array]:
-        """Returns the terms of each stage, by backbone. All stages but the first get their input by a hop."""
+        """Returns the terms of each stage, by backbone."""
         found: dict[str, Array] = {}
         for backbone, cut in group.cuts.items():
             key = backbone, group.intra, cut
             if key not in self._known:
                 own, hop = self._profile.backbones[backbone], self._profile.hop
-                stages = [own.terms(group.intra, first, last) + (hop if first else Terms()) for first, last in cut]
-                self._known[key] = np.array([_row(stage) for stage in stages])
+                self._known[key] = np.array([_row(stage) for stage in own.stages(hop, group.intra, cut)])
             found[backbone] = self._known[key]
         return found
 

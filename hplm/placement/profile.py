@@ -17,7 +17,7 @@ from hplm.arrays import Array
 from hplm.errors import InvalidInput
 from hplm.placement.fields import Fields, digest, write
 
-KIND, FORMAT = "hplm profile", 1
+KIND, FORMAT = "hplm profile", 2
 WAY_OUT = "measure it with `hplm place profile`"
 
 
@@ -74,7 +74,8 @@ class BackboneProfile:
     slot_bytes: int  # of a slot of every layout, over all layers
     times: Mapping[int, tuple[Terms, ...]]  # by devices a stage, of each layer: the first with what is before it, the last
     # with its heads. The last layer computes only the rows that are read.
-    around: Terms  # outside of the layers: lookup, staging, wire
+    around: Terms  # outside of the layers and the cores: the wait for the way through the server
+    core: Terms = Terms()  # work of the group's cores outside of the layers: lookup, staging, the server's for each text
 
     def terms(self, intra: int, first: int = 0, last: int | None = None) -> Terms:
         """Returns the terms of layers first to last, both included (AlpaServe 4.1: the sum of the layers' own)."""
@@ -85,6 +86,14 @@ class BackboneProfile:
             )
         last = self.layers - 1 if last is None else last
         return reduce(Terms.__add__, self.times[intra][first : last + 1], Terms())
+
+    def alone(self) -> Terms:
+        """Returns the time of a text on the fewest devices that were measured, while these do nothing else."""
+        return self.terms(min(self.times)) + self.core + self.around
+
+    def stages(self, hop: Terms, intra: int, cut: Sequence[tuple[int, int]]) -> list[Terms]:
+        """Returns the terms of each stage. The first one has the work of the cores too, the others get their input by a hop."""
+        return [self.terms(intra, first, last) + (hop if first else self.core) for first, last in cut]
 
     def chain(self, domain: str) -> list[str]:
         """Returns a domain and those that it falls back to."""
@@ -180,6 +189,7 @@ def _backbone(fields: Fields) -> BackboneProfile:
         slot_bytes=fields.whole("slot_bytes"),
         times={_intra(times, name): _layer_times(times, name, layers) for name in times.names()},
         around=_terms(fields.fields("around")),
+        core=_terms(fields.fields("core")),
     )
     _check_domains(fields, profile)
     return profile

@@ -56,6 +56,5 @@ def alone_ns(profile: Profile, trace: Trace) -> Array:
     backbone = np.array([name.split("/")[0] for name in trace.names])[trace.unit]
     for name, own in profile.backbones.items():
         mine = backbone == name
-        whole = own.terms(min(own.times)) + own.around
-        took[mine] = whole.ns(tokens[mine], tokens[mine] ** 2, 1)
+        took[mine] = own.alone().ns(tokens[mine], tokens[mine] ** 2, 1)
     return took

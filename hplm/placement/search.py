@@ -5,6 +5,7 @@ A search ranks placements by the screen on a sample of the trace, and its best o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -18,6 +19,7 @@ from hplm.placement.selection import Selection, Selector, completed, fast
 SAMPLE = 200_000  # requests of the trace that rank placements
 KEPT = 10  # best placements that are screened on the whole trace
 Say = Callable[[str], None]
+Part = tuple[frozenset[str], int, int]  # a bucket of backbones, its first device, and its number of devices
 
 
 class NothingFound(InvalidInput):
@@ -63,12 +65,20 @@ class _Search:
         self._select = select
         self._most_stages = most_stages
         self._say = say
-        self._known: dict[tuple[frozenset[str], int, int], list[_Candidate]] = {}
+        self._known: dict[Part, list[_Candidate]] = {}
+        self._most_served: list[int] = []  # by the best placements so far, the best first
+        self._asked: Counter[str] = Counter()
+        for name, requests in zip(problem.trace.names, problem.trace.counts.tolist(), strict=True):
+            self._asked[name.split("/")[0]] += requests
         self.screened = 0
 
     def candidates(self) -> list[_Candidate]:
         problem = self._problem
-        found = [one for buckets in backbone_buckets(problem) for one in self._divided(buckets)]
+        found: list[_Candidate] = []
+        for buckets in backbone_buckets(problem):
+            for one in self._divided(buckets):
+                found.append(one)
+                self._most_served = sorted([*self._most_served, one.served], reverse=True)[:KEPT]
         if found:
             return found
         # Backbones that ought to be apart share all devices where these cannot be divided.
@@ -78,11 +88,23 @@ class _Search:
         """Returns placements of these buckets, with the best ways to divide the devices among them."""
         loads = [self._load_of(bucket) for bucket in buckets]
         for counts in device_buckets(loads, self._problem.cluster.devices, lambda counts: self._fits(buckets, counts)):
-            best = [self._bucket(*own) for own in _parts(buckets, counts)]
+            parts = list(_parts(buckets, counts))
             if len(buckets) == 1:
-                yield from best[0]
-            elif all(best):
-                yield self._together([own[0] for own in best])
+                yield from self._bucket(*parts[0])
+            elif all(self._may_be_kept(parts) and self._bucket(*own) for own in parts):
+                yield self._together([self._bucket(*own)[0] for own in parts])
+
+    def _may_be_kept(self, parts: Sequence[Part]) -> bool:
+        """Whether these parts together may serve more than the worst of the best placements so far. Not if they serve as many:
+        of equal ones the first are kept.
+        """
+        return len(self._most_served) < KEPT or sum(self._at_most(part) for part in parts) > self._most_served[-1]
+
+    def _at_most(self, part: Part) -> int:
+        """Returns how many requests a part can serve: as many as it does if that is known, or all of its backbones."""
+        if part in self._known:
+            return max((one.served for one in self._known[part]), default=0)
+        return sum(self._asked[backbone] for backbone in part[0])
 
     def _fits(self, buckets: tuple[frozenset[str], ...], counts: tuple[int, ...]) -> bool:
         cluster = self._problem.cluster
@@ -119,8 +141,7 @@ class _Search:
         return _Candidate(groups, served, served / len(self._problem.trace), " and ".join(part.how for part in parts))
 
 
-def _parts(buckets: Sequence[frozenset[str]], counts: Sequence[int]) -> Iterator[tuple[frozenset[str], int, int]]:
-    """Returns each bucket with its first device and its number of devices."""
+def _parts(buckets: Sequence[frozenset[str]], counts: Sequence[int]) -> Iterator[Part]:
     return zip(buckets, accumulate(counts[:-1], initial=0), counts, strict=True)
 
 

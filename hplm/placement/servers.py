@@ -12,7 +12,7 @@ from hplm.arrays import Array
 from hplm.errors import InvalidInput
 from hplm.parameters import milliseconds, whole_number, yes_or_no
 from hplm.placement.placement import Group
-from hplm.placement.profile import Profile, Terms
+from hplm.placement.profile import Profile
 from hplm.placement.workload import Trace
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import Cost, CostModel
@@ -41,6 +41,7 @@ class Serving:
     commit_ns: int | None = 5_000_000
     batch_ns: int = 50_000_000
     admission: bool = True
+    answering_ns: int = 2_000_000  # that a server allows for the way of an answer
     noise: float = 0.0  # relative standard deviation of a batch's time
 
     @classmethod
@@ -67,11 +68,13 @@ class Serving:
 
     def scheduler(self, stages: Stages) -> Scheduler[SimulatedText]:
         """Returns a new one. With admission it knows the profile's times: else it would believe nothing at first."""
-        chosen, around = policy(self.policy), int(stages.around_ns)
+        chosen = policy(self.policy)
         if len(set(stages.backbone_of)) > 1:
             chosen = OneBackbone(chosen, stages.backbone_of)
         limits = Limits(self.queue_texts, UNLIMITED_BYTES)
-        made: Scheduler[SimulatedText] = Scheduler(chosen, limits, self.admission, self.commit_ns, self.batch_ns, around)
+        made: Scheduler[SimulatedText] = Scheduler(
+            chosen, limits, self.admission, self.commit_ns, self.batch_ns, self.answering_ns
+        )
         if self.admission:
             stages.teach(made.cost)
         return made
@@ -83,10 +86,7 @@ class Stages:
     def __init__(self, group: Group, profile: Profile, trace: Trace) -> None:
         backbones = [name.split("/")[0] for name in trace.names]
         self.backbone_of = [name if name in group.cuts else None for name in backbones]  # of each unit; None: not here
-        self._terms = {
-            name: [profile.backbones[name].terms(group.intra, *ends) + (profile.hop if ends[0] else Terms()) for ends in cut]
-            for name, cut in group.cuts.items()
-        }
+        self._terms = {name: profile.backbones[name].stages(profile.hop, group.intra, cut) for name, cut in group.cuts.items()}
         tokens = float(trace.tokens.mean())
         self.around_ns = max(
             (profile.backbones[name].around.ns(tokens, tokens**2, 1) for name in group.cuts), default=0.0
@@ -95,6 +95,11 @@ class Stages:
     def ns(self, unit: int, tokens: int, scores: int, texts: int) -> list[float]:
         """Returns the time of each stage for a batch of a unit's backbone."""
         return [terms.ns(tokens, scores, texts) for terms in self._terms[cast(str, self.backbone_of[unit])]]
+
+    def batch_ns(self, texts: Sequence[SimulatedText], places: Places | None) -> list[float]:
+        """Returns the same for texts of one backbone."""
+        tokens, scores = sum(text.tokens for text in texts), sum(text.tokens**2 for text in texts)
+        return self.ns(texts[0].tenant, tokens, scores, len(texts))
 
     def teach(self, cost: CostModel) -> None:
         """Lets a cost model learn the profile, as if it had served each backbone before."""
@@ -132,9 +137,9 @@ class GroupServer(Server):
         self._stages = Stages(group, profile, trace)
         # The slots of tenants are no limit here: a trace has units.
         capacity = Capacity(serving.batch_tokens, serving.batch_texts, serving.batch_texts, in_flight=group.stages + 1)
-        machine = Machine(_by_stages, capacity, answering_ns=int(self._stages.around_ns), noise=serving.noise)
+        around_ns = int(self._stages.around_ns)
+        machine = Machine(self._stages.batch_ns, capacity, answering_ns=around_ns, noise=serving.noise, stages=group.stages)
         super().__init__(serving.scheduler(self._stages), machine, load, seed)
-        self._clock = [0] * group.stages
         self._works_ns: dict[int, float] = {}  # of each text that is here: in the slowest stage
         self.queue_ns = 0.0  # of all of them
 
@@ -157,11 +162,3 @@ class GroupServer(Server):
             self.queue_ns -= self._works_ns.pop(text.number)
         if not self._works_ns:
             self.queue_ns = 0.0  # without what rounding has left
-
-    def _stages_ns(self, texts: Sequence[SimulatedText], places: Places | None) -> list[float]:
-        tokens, scores = sum(text.tokens for text in texts), sum(text.tokens**2 for text in texts)
-        return self._stages.ns(texts[0].tenant, tokens, scores, len(texts))
-
-
-def _by_stages(lengths: Array, places: Places | None) -> float:
-    raise NotImplementedError("a group's batches take the time of its stages")

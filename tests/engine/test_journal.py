@@ -24,7 +24,8 @@ def test_a_request_can_be_followed_from_its_arrival_to_its_answer(toy, tmp_path)
     asker.close()
     entries = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
     requests = {entry["request"]: entry for entry in entries if "request" in entry}
-    batches = {entry["batch"]: entry for entry in entries if "request" not in entry}
+    batches = {entry["batch"]: entry for entry in entries if "stages" in entry}
+    assert {entry["backbone"] for entry in entries} == {"toy"}
     assert [requests[f"request {i}"]["outcome"] for i in (*numbers, late)] == ["answered", "on_time", "deadline"]
     for i in numbers:
         one = requests[f"request {i}"]
@@ -57,6 +58,27 @@ def test_a_request_of_a_tenant_with_a_ladder_has_its_rung_and_levels(tmp_path):
         (4, {"1": 20}),
         (2, {}),
     ]
+
+
+def test_the_wall_clock_begins_a_journal_and_comes_again(toy, tmp_path, monkeypatch):
+    file = tmp_path / "journal.jsonl"
+
+    def keys_of_lines():
+        asker = Asker(toy.folder, journal=str(file))
+        before = time.monotonic()
+        asker.wait(asker.ask("acme", [WORDS[0]]))
+        asker.close()
+        entries = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+        for entry in entries:
+            if "wall" in entry:
+                assert abs(entry["wall"] - entry["clock"] - (time.time() - time.monotonic())) < 60
+        assert entries[0]["clock"] < before
+        file.unlink()
+        return sorted("wall" in entry for entry in entries)
+
+    assert keys_of_lines() == [False, False, True]
+    monkeypatch.setattr("hplm.engine.journal.CLOCK_NS", 0)
+    assert keys_of_lines() == [False, False, True, True, True]
 
 
 def test_a_journal_that_cannot_be_written_is_named(toy, tmp_path):

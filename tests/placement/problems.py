@@ -19,7 +19,7 @@ def backbone(ms: float = 8.0, layers: int = 4, layer_mb: int = 10) -> BackbonePr
     own = Terms(0.0, ms * 1e6 / layers / 64)
     shared = Terms(0.0, 0.6 * own.token_ns)
     times = {1: (own,) * layers, 2: (shared,) * layers}
-    return backbone_profile((0,) * layers, layer_mb, times=times, around=Terms(1e5), entry_bytes=0, **ONE_DOMAIN)
+    return backbone_profile((0,) * layers, layer_mb, times=times, around=Terms(1e5), core=Terms(), entry_bytes=0, **ONE_DOMAIN)
 
 
 def profile(*ms: float, **changed: int) -> Profile:

@@ -31,6 +31,7 @@ def backbone_profile(batch_ns: Sequence[float] = (3e6, 3e6, 1e6), layer_mb: int 
         "slot_bytes": 3 * MB,
         "times": {1: times, 2: tuple(Terms(own / 2, 5e3, 0.5, 1e3) for own in batch_ns)},
         "around": Terms(1e6, 0.0, 0.0, 1e4),
+        "core": Terms(2e5, 1e2, 0.0, 1e5),
     }
     return BackboneProfile(**{**given, **changed})  # pyright: ignore[reportArgumentType]
 

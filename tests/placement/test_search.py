@@ -19,7 +19,7 @@ from hplm.placement.partition import (
 from hplm.placement.placement import Placement
 from hplm.placement.problem import Problem
 from hplm.placement.screen import alone_ns
-from hplm.placement.search import Found, NothingFound, search
+from hplm.placement.search import Found, NothingFound, _Search, search
 from hplm.placement.servers import Serving
 from hplm.placement.simulation import simulate
 from hplm.placement.units import units_of
@@ -91,6 +91,27 @@ def test_a_search_multiplexes_bursts_where_memory_has_room_for_few_replicas():
     assert found.attained.share > replicas.attained.share + 0.1
     assert any(group.stages > 1 for group in found.groups)
     Placement.of(found.groups, problem.units, problem.cluster, problem.profile).check(problem.cluster, problem.profile)
+
+
+@pytest.mark.parametrize("rate", [4.0, 40.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_buckets_that_cannot_be_among_the_best_are_left_out_and_nothing_else_changes(seed, rate, monkeypatch):
+    ms = (3.0 * np.cumprod(np.random.default_rng(seed).uniform(1.15, 1.5, 6))).tolist()
+    problem = problem_of(*ms, devices=4, memory_mb=120, rate=rate, seconds=5.0, seed=seed)
+    pruned = search(problem)
+    monkeypatch.setattr(_Search, "_may_be_kept", lambda self, parts: True)
+    whole = search(problem)
+    assert [own.groups for own in pruned] == [own.groups for own in whole]
+    assert [own.attained.share for own in pruned] == [own.attained.share for own in whole]
+    assert pruned[0].screened <= whole[0].screened
+
+
+def test_few_buckets_are_tried_once_enough_placements_serve_all_requests(monkeypatch):
+    ms = (3.0 * np.cumprod([1.15] * 8)).tolist()
+    problem = problem_of(*ms, devices=8, memory_mb=120, rate=10.0, seconds=5.0, scale=10.0)
+    pruned = search(problem)
+    monkeypatch.setattr(_Search, "_may_be_kept", lambda self, parts: True)
+    assert pruned[0].attained.share == 1 and 2 * pruned[0].screened < search(problem)[0].screened
 
 
 def test_the_same_seed_gives_the_same_placement():

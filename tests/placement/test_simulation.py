@@ -1,18 +1,24 @@
 """The full simulator beside today's, of one server."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from hplm.placement.screen import Screen
+from hplm.engine.service import ANSWERING_NS
+from hplm.placement.profile import Terms
+from hplm.placement.screen import Screen, alone_ns
 from hplm.placement.servers import GroupServer, OneBackbone, Serving, Stages
 from hplm.placement.simulation import simulate
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.orders import FirstComeFirstServed
 from hplm.scheduling.simulation.arrivals import Arrivals, SimulatedText
+from hplm.scheduling.simulation.engines import one_stage
 from hplm.scheduling.simulation.server import Machine, Simulation
 from hplm.scheduling.waiting import Capacity
-from tests.placement.problems import group_of, profile, trace_of
+from tests.placement.problems import backbone, group_of, profile, trace_of
+from tests.placement.profiles import profile_of
 
 ONE, TWO = profile(8.0), profile(8.0, 8.0)
 
@@ -29,7 +35,7 @@ def test_a_cluster_of_one_group_is_todays_simulation_event_for_event(rate, commi
         return stages.ns(0, int(lengths.sum()), int((lengths**2).sum()), len(lengths))[0]
 
     machine = Machine(
-        batch_ns, Capacity(serving.batch_tokens, serving.batch_texts, serving.batch_texts),
+        one_stage(batch_ns), Capacity(serving.batch_tokens, serving.batch_texts, serving.batch_texts),
         answering_ns=int(stages.around_ns), noise=0.1,
     )  # fmt: skip
     none = np.zeros(len(trace), np.int64)
@@ -39,6 +45,24 @@ def test_a_cluster_of_one_group_is_todays_simulation_event_for_event(rate, commi
     assert (attained.end_ns[attained.served] == today.answered_ns[today.on_time]).all()
     assert (attained.served == today.on_time).all() and today.on_time.any()
     assert attained.busy_ns[0] == today.busy_ns
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("stages", [2, 4])
+def test_a_pipeline_by_itself_is_todays_simulation_with_its_stages(stages, seed):
+    own = profile(8.0, 13.0)
+    group = group_of(own, "g", tuple(f"cpu:{number}" for number in range(stages)), "b0", "b1")
+    trace = trace_of(own, 100.0 + 60 * seed, 4.0, scale=6.0, seed=seed)
+    serving = Serving(batch_texts=1 + 3 * seed, admission=seed % 2 == 0, noise=0.1)
+    times = Stages(group, own, trace)
+    capacity = Capacity(serving.batch_tokens, serving.batch_texts, serving.batch_texts)
+    machine = Machine(times.batch_ns, capacity, answering_ns=int(times.around_ns), noise=0.1, stages=stages)
+    none = np.zeros(len(trace), np.int64)
+    arrivals = Arrivals(trace.arrival_ns, trace.tokens, trace.timeout_ns, trace.unit, none)
+    today = Simulation(serving.scheduler(times), machine, arrivals, seed=seed).run()
+    attained = simulate([group], own, trace, serving, seed=seed)
+    assert (attained.served == today.on_time).all() and today.on_time.any()
+    assert (attained.end_ns[attained.served] == today.answered_ns[today.on_time]).all()
 
 
 def test_the_same_seed_gives_the_same_result():
@@ -54,6 +78,23 @@ def test_screen_and_full_simulator_agree_at_a_light_load(stages):
     screened, full = Screen(TWO, trace).attained(groups), simulate(groups, TWO, trace, Serving())
     assert full.share == pytest.approx(screened.share, abs=0.01)
     assert full.mean_ms() == pytest.approx(screened.mean_ms(), rel=0.1)
+
+
+@pytest.mark.parametrize("batch_texts", [1, 4096])
+def test_the_work_of_cores_for_each_text_keeps_them_from_computing(batch_texts):
+    """Each text takes 8 ms to compute and 8 ms of its core: at 90 a second one core is too few, though it computes in time."""
+    light, heavy = (profile_of(b0=replace(backbone(8.0), core=Terms(text_ns=core))) for core in (0.0, 8e6))
+    group, serving = group_of(light, "g", ("cpu:0",), "b0"), Serving(batch_texts=batch_texts)
+    trace = trace_of(light, 90.0, 10.0, cv=1.0, scale=20.0)
+    shares = [simulate([group], own, trace, serving).share for own in (light, heavy)]
+    screened = [Screen(own, trace).attained([group]).share for own in (light, heavy)]
+    assert shares[0] > 0.95 and screened[0] > 0.95
+    assert shares[1] < 0.8 and screened[1] < 0.8
+    assert alone_ns(heavy, trace)[0] - alone_ns(light, trace)[0] == pytest.approx(8e6)
+
+
+def test_servers_and_simulated_ones_allow_the_same_time_for_an_answer():
+    assert Serving().answering_ns == ANSWERING_NS
 
 
 def test_two_stages_answer_more_than_one_device_does():

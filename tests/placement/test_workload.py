@@ -22,38 +22,6 @@ def _written(tmp_path, *rows):
     return path
 
 
-def test_a_recorded_trace_is_read_with_the_units_of_its_tenants(tmp_path):
-    path = _written(
-        tmp_path, {"arrival": 2.0, "tokens": 7, "tenant": "y", "deadline_ms": 30}, {"arrival": 2.5, "tokens": 9, "unit": "x"}
-    )
-    trace = read_trace(path, UNITS)
-    assert trace.names == ("b0/law", "b1/law")
-    assert trace.arrival_ns.tolist() == [0, SECOND // 2] and trace.unit.tolist() == [1, 0]
-    assert trace.tokens.tolist() == [7, 9] and trace.timeout_ns.tolist() == [30_000_000, 0]
-
-
-def test_a_journal_is_sorted_and_a_request_of_two_texts_counts_twice(tmp_path):
-    request = {"request": "r", "tenant": "x", "outcome": "ok", "texts": 1, "tokens": 5, "taken": 0, "deadline": 0}
-    path = _written(
-        tmp_path,
-        {**request, "arrived": 11.0, "texts": 2, "tokens": 20, "deadline": 11.25},
-        {"batch": 1, "texts": 3, "tokens": 25},
-        {**request, "arrived": 10.0, "tenant": "y"},
-    )
-    trace = read_trace(path, UNITS)
-    assert trace.arrival_ns.tolist() == [0, SECOND, SECOND] and trace.unit.tolist() == [1, 0, 0]
-    assert trace.tokens.tolist() == [5, 10, 10] and trace.timeout_ns.tolist() == [0, SECOND // 4, SECOND // 4]
-
-
-def test_a_journal_of_two_boots_is_refused(tmp_path):
-    request = {"tenant": "x", "texts": 1, "tokens": 5, "deadline": 0}
-    times = [(5000.0, 5000.1), (4999.0, 5000.2), (7.0, 7.1)]
-    rows = [{**request, "arrived": arrived, "answered": answered} for arrived, answered in times]
-    with pytest.raises(InvalidInput, match=naming("line 3", "4,993", "restart")):
-        read_trace(_written(tmp_path, *rows), UNITS)
-    assert len(read_trace(_written(tmp_path, *rows[:2]), UNITS)) == 2
-
-
 def test_azures_functions_of_2019_are_counts_of_each_minute_striped_over_the_units(tmp_path):
     head = ["HashOwner", "HashApp", "HashFunction", "Trigger", *map(str, range(1, MINUTES + 1))]
     counts = [[0] * MINUTES for _ in range(3)]
@@ -61,18 +29,18 @@ def test_azures_functions_of_2019_are_counts_of_each_minute_striped_over_the_uni
     rows = [["o", "a", f"f{i}", "http", *map(str, own)] for i, own in enumerate(counts)]
     path = tmp_path / "invocations.csv"
     path.write_text("\n".join(",".join(row) for row in [head, *rows]))
-    trace = read_trace(path, UNITS, seed=3)
+    trace = read_trace([path], UNITS, seed=3)
     assert trace.counts.tolist() == [16, 7]
     last = trace.arrival_ns[-11:] - trace.arrival_ns[-12]
     assert (np.diff(trace.arrival_ns) >= 0).all() and (last > 1436 * 60 * SECOND).all()
-    assert (read_trace(path, UNITS, seed=3).arrival_ns == trace.arrival_ns).all()
+    assert (read_trace([path], UNITS, seed=3).arrival_ns == trace.arrival_ns).all()
     assert "2019" in trace.source
 
 
 def test_azures_functions_of_2021_start_at_their_end_less_their_duration(tmp_path):
     path = tmp_path / "invocations.txt"
     path.write_text("app,func,end_timestamp,duration\na,f,10.5,0.5\na,g,10.75,1.0\na,f,12.0,1.0\n")
-    trace = read_trace(path, UNITS)
+    trace = read_trace([path], UNITS)
     assert trace.arrival_ns.tolist() == [0, SECOND // 4, 5 * SECOND // 4] and trace.unit.tolist() == [1, 0, 0]
 
 
@@ -91,7 +59,7 @@ def test_azures_functions_of_2021_start_at_their_end_less_their_duration(tmp_pat
 )
 def test_a_bad_trace_is_refused(tmp_path, rows, named):
     with pytest.raises(InvalidInput, match=naming(*named)):
-        read_trace(_written(tmp_path, *rows), UNITS)
+        read_trace([_written(tmp_path, *rows)], UNITS)
 
 
 @pytest.mark.parametrize("end", ["nan", "inf", "1e300"])
@@ -99,18 +67,18 @@ def test_an_invocation_without_a_time_is_refused(tmp_path, end):
     path = tmp_path / "invocations.txt"
     path.write_text(f"app,func,end_timestamp,duration\na,f,10.5,0.5\na,g,{end},1.0\n")
     with pytest.raises(InvalidInput, match=naming(path, "line 3")):
-        read_trace(path, UNITS)
+        read_trace([path], UNITS)
 
 
 def test_a_packed_trace_is_refused(tmp_path):
     path = tmp_path / "trace.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"arrival": 2, "tokens": 4, "tenant": "x"}'))
     with pytest.raises(InvalidInput, match=naming(path, "unpack")):
-        read_trace(path, UNITS)
+        read_trace([path], UNITS)
 
 
 def test_a_trace_without_deadlines_names_the_way_out(tmp_path):
-    trace = read_trace(_written(tmp_path, {"arrival": 2, "tokens": 4, "tenant": "x"}), UNITS)
+    trace = read_trace([_written(tmp_path, {"arrival": 2, "tokens": 4, "tenant": "x"})], UNITS)
     with pytest.raises(InvalidInput, match=naming("--slo-scale", 1)):
         trace.expect_deadlines()
 

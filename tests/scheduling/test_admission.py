@@ -12,6 +12,7 @@ from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.sharing import beyond_share
 from hplm.scheduling.simulation.arrivals import Arrivals, SimulatedText
+from hplm.scheduling.simulation.engines import one_stage
 from hplm.scheduling.simulation.server import REFUSED, Machine, Simulation
 from hplm.scheduling.waiting import Capacity
 
@@ -114,7 +115,7 @@ def test_at_three_times_the_capacity_admitted_texts_are_in_time_and_the_engine_i
         tenant=np.arange(count) % tenants,
         priority=np.zeros(count, dtype=np.int64),
     )
-    machine = Machine(lambda lengths, places: 50e6 + 50e6 * len(lengths), Capacity(1024, 1024, 1024), noise=0.05)
+    machine = Machine(one_stage(lambda lengths, places: 50e6 + 50e6 * len(lengths)), Capacity(1024, 1024, 1024), noise=0.05)
     scheduler = Scheduler(policy("timely"), Limits(count, 10**9), admission=True)
     for _ in range(20):
         scheduler.cost.observe(1024, 8, 0, batch)

@@ -12,7 +12,7 @@ from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.simulation.arrivals import Arrivals, SimulatedText, Stream
-from hplm.scheduling.simulation.engines import EngineCost
+from hplm.scheduling.simulation.engines import EngineCost, one_stage
 from hplm.scheduling.simulation.server import REFUSED, Machine, Simulation
 from hplm.scheduling.waiting import Capacity
 
@@ -147,6 +147,6 @@ def test_a_simulated_flood_takes_no_place_from_others():
     quiet = Stream(0.1 * a_second, 3, allowed_ms=(0, 0), tenants=(1,)).draw(2)
     load = Arrivals.together([flood, quiet])
     scheduler = Scheduler(policy("timely"), Limits(int(a_second / 2), 10**9))
-    outcome = Simulation(scheduler, Machine(cost.packed, Capacity(1280, 1280, 100)), load).run()
+    outcome = Simulation(scheduler, Machine(one_stage(cost.packed), Capacity(1280, 1280, 100)), load).run()
     assert (outcome.fate[load.tenant == 0] == REFUSED).mean() > 0.2
     assert not (outcome.fate[load.tenant == 1] == REFUSED).any()

@@ -14,6 +14,7 @@ from hplm.scheduling.queue import Queue
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.simulation.arrivals import MILLISECOND, Arrivals, SimulatedText
 from hplm.scheduling.simulation.cascades import SimulatedRung
+from hplm.scheduling.simulation.engines import one_stage
 from hplm.scheduling.simulation.server import Machine, Simulation
 from hplm.scheduling.waiting import Capacity
 from tests.waiting import eventually
@@ -72,7 +73,7 @@ def test_a_promise_that_is_kept_is_not_judged_again_in_a_smaller_batch(judged):
 
 def test_the_simulation_judges_first_passes_too(judged):
     arrivals = Arrivals(*(np.array([value]) for value in (0, 10, 15 * MILLISECOND, 0, 0)))
-    machine = Machine(lambda lengths, places: 10.0 * MILLISECOND, ROOM)
+    machine = Machine(one_stage(lambda lengths, places: 10.0 * MILLISECOND), ROOM)
     rung = SimulatedRung(0.5, 1.0, goes_on=1.0)
     outcome = Simulation(_scheduler(), machine, arrivals, ladders={0: [rung]}).run()
     assert outcome.answered_ns.tolist() == [20 * MILLISECOND]

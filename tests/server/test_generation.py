@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import queue
 import time
 from concurrent.futures import ThreadPoolExecutor
 

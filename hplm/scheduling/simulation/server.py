@@ -14,10 +14,9 @@ from hplm.errors import DeadlineMissed, QueueFull
 from hplm.scheduling.batch import Batch
 from hplm.scheduling.columns import NEVER
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.selection import Places
 from hplm.scheduling.simulation.arrivals import Arrivals, SimulatedText
 from hplm.scheduling.simulation.cascades import Cascades, Ladders
-from hplm.scheduling.simulation.engines import BatchTime
+from hplm.scheduling.simulation.engines import StageTimes
 from hplm.scheduling.waiting import Capacity
 
 WAITS, REFUSED, EXPIRED, ANSWERED = range(4)
@@ -27,12 +26,13 @@ WAITS, REFUSED, EXPIRED, ANSWERED = range(4)
 class Machine:
     """The simulated engine."""
 
-    batch_ns: BatchTime
+    stages_ns: StageTimes
     capacity: Capacity
     staging_ns: int = 0
     answering_ns: int = 0  # from the end of computing until the client has the answer
     noise: float = 0.0  # relative standard deviation of the time of a sheet: what is computed at once, by the same layers
     within: bool = True  # texts that go on do so within their batch; False: all join the line again
+    stages: int = 1
 
 
 @dataclass
@@ -120,7 +120,7 @@ class Server:
         self._rng = np.random.default_rng(seed)
         self._outcome = replace(load.outcome, batches=[], rungs=[])  # its columns are shared
         self._computing: deque[Computing] = deque()
-        self._clock: list[int] = [0]  # when each stage is free
+        self._clock = [0] * machine.stages  # when each stage is free
         self._staged: tuple[Batch[SimulatedText], int] | None = None  # a batch, and when it will be ready
         self._choose_at = NEVER
 
@@ -209,7 +209,7 @@ class Server:
     def _compute(self, one: Computing, now: int) -> None:
         """Starts the sheet with the fewest layers. It passes all stages."""
         one.sheet = one.sheets.pop(min(one.sheets))
-        took = self._stages_ns(one.sheet, one.batch.places if one.sheet == one.batch.texts else None)
+        took = self._machine.stages_ns(one.sheet, one.batch.places if one.sheet == one.batch.texts else None)
         if self._machine.noise:
             slower = max(0.2, self._rng.normal(1, self._machine.noise))
             took = [own * slower for own in took]
@@ -222,10 +222,6 @@ class Server:
             one.stages_ns = [sum(both) for both in zip(one.stages_ns or [0] * len(stages_ns), stages_ns, strict=True)]
         one.released_ns, one.done_ns = self._clock[0], at
         self._computing.append(one)
-
-    def _stages_ns(self, texts: Sequence[SimulatedText], places: Places | None) -> list[float]:
-        """Returns how long a sheet computes in each stage."""
-        return [self._machine.batch_ns(np.array([text.tokens for text in texts]), places)]
 
     def _finish(self, one: Computing, now: int) -> None:
         """Ends a sheet: its texts are answered, or go on."""

@@ -9,7 +9,7 @@ from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.simulation.arrivals import Arrivals, Lengths, Stream
 from hplm.scheduling.simulation.cascades import SimulatedRung
-from hplm.scheduling.simulation.engines import EngineCost
+from hplm.scheduling.simulation.engines import EngineCost, one_stage
 from hplm.scheduling.simulation.server import ANSWERED, EXPIRED, REFUSED, Machine, Simulation
 from hplm.scheduling.waiting import Capacity
 
@@ -41,7 +41,9 @@ def _then(first, second):
 
 def _run(load, ladders, admission=True, within=True):
     scheduler = Scheduler(policy("timely"), Limits(10**6, 10**9), admission, 0)
-    return Simulation(scheduler, Machine(COST.packed, CAPACITY, noise=0.05, within=within), load, ladders=ladders).run()
+    return Simulation(
+        scheduler, Machine(one_stage(COST.packed), CAPACITY, noise=0.05, within=within), load, ladders=ladders
+    ).run()
 
 
 def _changes(outcome):

@@ -11,7 +11,7 @@ from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import OURS, policy
 from hplm.scheduling.scheduler import LEAST_TOKENS, Scheduler
 from hplm.scheduling.simulation.arrivals import Arrivals, Lengths, Stream, read_trace
-from hplm.scheduling.simulation.engines import PACKINGS, EngineCost
+from hplm.scheduling.simulation.engines import PACKINGS, EngineCost, one_stage
 from hplm.scheduling.simulation.server import ANSWERED, EXPIRED, REFUSED, Machine, Simulation
 from hplm.scheduling.waiting import Capacity
 from tests.naming import naming
@@ -24,7 +24,7 @@ TEXTS_A_SECOND = 320 / 20 / COST.packed(np.full(16, 20)) * 1e9
 
 
 def _run(given_policy, load, admission=False, commit_ns=0, noise=0.0, staging_ns=0):
-    machine = Machine(COST.packed, CAPACITY, staging_ns, noise=noise)
+    machine = Machine(one_stage(COST.packed), CAPACITY, staging_ns, noise=noise)
     return Simulation(Scheduler(policy(given_policy), Limits(10**6, 10**9), admission, commit_ns), machine, load).run()
 
 
@@ -119,7 +119,7 @@ def test_a_bound_on_the_length_of_batches_keeps_a_quiet_tenant_from_waiting_behi
     waits, longest = {}, {}
     for batch_ns in (0, 50_000_000):
         scheduler = Scheduler(policy("timely"), Limits(10**6, 10**9), batch_ns=batch_ns)
-        outcome = Simulation(scheduler, Machine(slow.packed, Capacity(4096, 4096, 4096)), load).run()
+        outcome = Simulation(scheduler, Machine(one_stage(slow.packed), Capacity(4096, 4096, 4096)), load).run()
         assert outcome.answered.all()
         waits[batch_ns] = np.median((outcome.answered_ns - load.at_ns)[load.tenant == 1])
         longest[batch_ns] = max(outcome.batches[len(outcome.batches) // 2 :])  # the first predictions are poor

@@ -1,0 +1,114 @@
+"""Journals and recorded traces, as placement reads them."""
+
+import json
+
+import pytest
+
+from hplm.errors import InvalidInput
+from hplm.placement.traces import read_trace, units_by_name
+from hplm.placement.units import units_of
+from hplm.scheduling.simulation.arrivals import SECOND
+from tests.naming import naming
+from tests.placement.problems import profile
+from tests.placement.profiles import backbone_profile, profile_of
+
+UNITS = {"x": "b0/law", "y": "b1/law"}
+REQUEST = {"request": "r", "tenant": "x", "outcome": "ok", "texts": 1, "tokens": 5, "taken": 0, "deadline": 0}
+
+
+def _written(tmp_path, *rows, name="trace.jsonl"):
+    path = tmp_path / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_recorded_trace_is_read_with_the_units_of_its_tenants(tmp_path):
+    path = _written(
+        tmp_path,
+        {"arrival": 2.0, "tokens": 7, "tenant": "y", "deadline_ms": 30},
+        {"arrival": 2.5, "tokens": 9, "unit": "b0/law"},
+    )
+    trace = read_trace([path], UNITS)
+    assert trace.names == ("b0/law", "b1/law")
+    assert trace.arrival_ns.tolist() == [0, SECOND // 2] and trace.unit.tolist() == [1, 0]
+    assert trace.tokens.tolist() == [7, 9] and trace.timeout_ns.tolist() == [30_000_000, 0]
+
+
+def test_a_journal_of_an_older_version_is_sorted_and_a_request_of_two_texts_counts_twice(tmp_path):
+    path = _written(
+        tmp_path,
+        {**REQUEST, "arrived": 11.0, "texts": 2, "tokens": 20, "deadline": 11.25},
+        {"batch": 1, "texts": 3, "tokens": 25, "stages": {}},
+        {**REQUEST, "arrived": 10.0, "tenant": "y"},
+    )
+    trace = read_trace([path], UNITS)
+    assert trace.arrival_ns.tolist() == [0, SECOND, SECOND] and trace.unit.tolist() == [1, 0, 0]
+    assert trace.tokens.tolist() == [5, 10, 10] and trace.timeout_ns.tolist() == [0, SECOND // 4, SECOND // 4]
+
+
+def test_journals_are_read_together_by_the_wall_clock_and_over_a_restart_of_the_machine(tmp_path):
+    """The machine of the first one starts anew after its first request, that of the second one never."""
+    b0, b1 = {**REQUEST, "backbone": "b0", "tenant": "a"}, {**REQUEST, "backbone": "b1", "tenant": "a"}
+    here = _written(
+        tmp_path,
+        {"clock": 5000.0, "wall": 1e9, "backbone": "b0"},
+        {**b0, "arrived": 5001.0, "answered": 5001.5},
+        {"clock": 7.0, "wall": 1e9 + 100, "backbone": "b0"},
+        {**b0, "arrived": 8.0, "answered": 8.5, "deadline": 8.25},
+        {**b1, "arrived": 8.125, "answered": 8.75},
+        name="here.jsonl",
+    )
+    there = _written(
+        tmp_path,
+        {"clock": 40.0, "wall": 1e9 + 40, "backbone": "b1"},
+        {**b1, "arrived": 50.0, "answered": 50.5},
+        {"batch": 3, "texts": 1, "tokens": 5, "stages": {}, "backbone": "b1"},
+        name="there.jsonl",
+    )
+    own = profile(8.0, 8.0)
+    trace = read_trace([here, there], units_by_name(own, units_of(own)))
+    assert [trace.names[number] for number in trace.unit] == ["b0/law", "b1/law", "b0/law", "b1/law"]
+    assert trace.arrival_ns.tolist() == [0, 49 * SECOND, 100 * SECOND, 100 * SECOND + SECOND // 8]
+    assert trace.timeout_ns.tolist() == [0, 0, SECOND // 4, 0]
+    alone = read_trace([here], units_by_name(own, units_of(own)))
+    assert alone.arrival_ns.tolist() == [0, 100 * SECOND, 100 * SECOND + SECOND // 8]
+
+
+def test_a_tenant_with_the_name_of_another_domain_is_found(tmp_path):
+    own = profile_of(bert=backbone_profile(tenants={"root": ("law",), "law": ("a",)}))
+    units = units_by_name(own, units_of(own))
+    path = _written(
+        tmp_path,
+        {"clock": 1.0, "wall": 1e9, "backbone": "bert"},
+        *({**REQUEST, "arrived": at, "backbone": "bert", "tenant": name} for at, name in ((1.0, "law"), (2.0, "a"))),
+    )
+    trace = read_trace([path], units)
+    assert [trace.names[number] for number in trace.unit] == ["bert/root", "bert/law"]
+    recorded = _written(tmp_path, {"arrival": 1, "tokens": 2, "unit": "bert/law"})
+    assert read_trace([recorded], units).unit.tolist() == [trace.names.index("bert/law")]
+
+
+def test_a_journal_of_two_boots_without_the_wall_clock_is_refused(tmp_path):
+    times = [(5000.0, 5000.1), (4999.0, 5000.2), (7.0, 7.1)]
+    rows = [{**REQUEST, "arrived": arrived, "answered": answered} for arrived, answered in times]
+    with pytest.raises(InvalidInput, match=naming("line 3", "4,993", "clock")):
+        read_trace([_written(tmp_path, *rows)], UNITS)
+    assert len(read_trace([_written(tmp_path, *rows[:2])], UNITS)) == 2
+
+
+def test_requests_before_the_first_wall_clock_are_refused(tmp_path):
+    old, clock = {**REQUEST, "arrived": 10.0}, {"clock": 5.0, "wall": 1e9, "backbone": "b0"}
+    new = _written(tmp_path, clock, {**old, "arrived": 6.0}, name="new.jsonl")
+    with pytest.raises(InvalidInput, match=naming("line 2", "first", "begin")):
+        read_trace([_written(tmp_path, old, clock)], UNITS)
+    with pytest.raises(InvalidInput, match=naming("old.jsonl", "line 1", "older")):
+        read_trace([new, _written(tmp_path, old, name="old.jsonl")], UNITS)
+    with pytest.raises(InvalidInput, match=naming("recorded.jsonl", "journal")):
+        read_trace([new, _written(tmp_path, {"arrival": 1, "tokens": 2, "tenant": "x"}, name="recorded.jsonl")], UNITS)
+
+
+@pytest.mark.parametrize("wall", ["then", None, float("nan"), 1e300])
+def test_a_wall_clock_that_is_no_time_is_refused(tmp_path, wall):
+    path = _written(tmp_path, {"clock": 5.0, "wall": wall}, {**REQUEST, "arrived": 6.0})
+    with pytest.raises(InvalidInput, match=naming(path)):
+        read_trace([path], UNITS)
