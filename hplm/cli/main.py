@@ -18,7 +18,20 @@ from hplm.registered import COMMANDS, load, registered
 # Heavy imports belong inside the run functions, so that `hplm --help` answers at once.
 GROUPS = (
     *("build", "import_", "export", "serve", "watch", "doctor"),
-    *("tenant", "root", "domain", "verify", "backup", "infer", "generate", "evaluate", "calibrate", "cascade", "place"),
+    *(
+        "tenant",
+        "root",
+        "domain",
+        "verify",
+        "backup",
+        "infer",
+        "generate",
+        "evaluate",
+        "calibrate",
+        "cascade",
+        "place",
+        "cluster",
+    ),
 )
 BUILDER = "builder"  # not in the container image
 

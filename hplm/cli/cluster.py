@@ -1,0 +1,96 @@
+"""`hplm cluster`: a whole cluster on this machine, to try it: replicas, the files that they follow, and the router."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(".hplm/cluster")
+
+
+def register(commands: argparse._SubParsersAction) -> None:
+    cluster = commands.add_parser("cluster", help="run several servers behind one address on this machine")
+    actions = cluster.add_subparsers(dest="action", required=True, metavar="ACTION")
+    up = actions.add_parser(
+        "up",
+        help="start a cluster and keep it running",
+        description="Start several servers on this machine, each with a copy of the state that it follows, nginx with the "
+        "files of the state, and HAProxy before the servers. Serve until Ctrl-C or SIGTERM; what ends by itself is started again. "
+        "Changes that `hplm tenant` makes with this --state reach all servers. Needs haproxy and nginx.",
+    )
+    up.add_argument("--repository", type=Path, default=Path("model_repository"), metavar="DIR",
+                    help="the model repository to serve (default: %(default)s)")  # fmt: skip
+    up.add_argument("--replicas", type=int, metavar="N", help="how many servers (default: 2, or as many as the placement has)")
+    up.add_argument(
+        "--cores", type=_cores, default=(), metavar="0,1", help="the cores that the servers divide (default: all share all)"
+    )
+    up.add_argument("--state", type=Path, metavar="DIR", help="the state that all servers follow (default: FOLDER/state)")
+    up.add_argument("--port", type=int, default=8000, help="of the router (default: %(default)s)")
+    up.add_argument(
+        "--placement", type=Path, metavar="FILE", help="a pool of servers for each group of tenants, from `hplm place search`"
+    )
+    _folder_option(up)
+    up.set_defaults(run=run_up)
+    for name, run, text in (
+        ("roll", run_roll, "replace all servers of the running cluster, one after the other, while the others serve"),
+        ("status", run_status, "print a line for each server of the running cluster"),
+    ):
+        action = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        _folder_option(action)
+        action.add_argument("--json", action="store_true", help="end with one line of JSON")
+        action.set_defaults(run=run)
+
+
+def _folder_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--folder", type=Path, default=FOLDER, metavar="DIR",
+                        help="where the cluster keeps its files (default: %(default)s)")  # fmt: skip
+
+
+def _cores(given: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(number) for number in given.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{given!r}: give numbers of cores, such as 0,1") from None
+
+
+def run_up(args: argparse.Namespace) -> None:
+    from hplm.cluster.pools import Pool, replicas_of
+    from hplm.cluster.running import Cluster
+    from hplm.server.repository import model_names
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # from here on SIGTERM and Ctrl-C are the same
+    state = args.state or args.folder / "state"
+    model_names(args.repository)  # a wrong one is refused before anything starts
+    pools = [Pool("all", args.repository, state, replicas_of(args.repository, args.replicas or 2, args.cores))]
+    try:
+        with Cluster(pools, args.folder, args.port, say) as cluster:
+            say(f"Ready at http://127.0.0.1:{args.port}, for this machine only. Ctrl-C or SIGTERM stops it.")
+            where = f"--repository {shlex.quote(str(args.repository))} --state {shlex.quote(str(state))}"
+            say(f"Change tenants with: hplm tenant ... {where}")
+            cluster.run()
+    except KeyboardInterrupt:
+        say("stopped")
+
+
+def run_roll(args: argparse.Namespace) -> dict[str, Any]:
+    from hplm.cluster.control import ask
+
+    return ask(args.folder, "roll", _progress(args))
+
+
+def run_status(args: argparse.Namespace) -> dict[str, Any]:
+    from hplm.cluster.control import ask
+
+    return ask(args.folder, "status", _progress(args))
+
+
+def _progress(args: argparse.Namespace):
+    return (lambda line: print(line, file=sys.stderr, flush=True)) if args.json else say
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stdout, flush=True)

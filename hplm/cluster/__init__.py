@@ -1,0 +1,1 @@
+"""Several servers as one: what they are, how requests reach them, and a whole cluster on this machine."""
