@@ -19,8 +19,8 @@ def register(commands: argparse._SubParsersAction) -> None:
         "up",
         help="start a cluster and keep it running",
         description="Start several servers on this machine, each with a copy of the state that it follows, nginx with the "
-        "files of the state, and HAProxy before the servers. Serve until Ctrl-C or SIGTERM; what ends by itself is started again. "
-        "Changes that `hplm tenant` makes with this --state reach all servers. Needs haproxy and nginx.",
+        "files of the state, and HAProxy before the servers. Serve until Ctrl-C or SIGTERM; what ends by itself is started "
+        "again. Changes that `hplm tenant` makes with this --state reach all servers. Needs haproxy and nginx.",
     )
     up.add_argument("--repository", type=Path, default=Path("model_repository"), metavar="DIR",
                     help="the model repository to serve (default: %(default)s)")  # fmt: skip
@@ -29,7 +29,7 @@ def register(commands: argparse._SubParsersAction) -> None:
         "--cores", type=_cores, default=(), metavar="0,1", help="the cores that the servers divide (default: all share all)"
     )
     up.add_argument("--state", type=Path, metavar="DIR", help="the state that all servers follow (default: FOLDER/state)")
-    up.add_argument("--port", type=int, default=8000, help="of the router (default: %(default)s)")
+    up.add_argument("--port", type=int, default=8000, help="of the router; 0: any free port (default: %(default)s)")
     up.add_argument(
         "--placement", type=Path, metavar="FILE", help="a pool of servers for each group of tenants, from `hplm place search`"
     )
@@ -68,7 +68,7 @@ def run_up(args: argparse.Namespace) -> None:
     pools = [Pool("all", args.repository, state, replicas_of(args.repository, args.replicas or 2, args.cores))]
     try:
         with Cluster(pools, args.folder, args.port, say) as cluster:
-            say(f"Ready at http://127.0.0.1:{args.port}, for this machine only. Ctrl-C or SIGTERM stops it.")
+            say(f"Ready at {cluster.address}, for this machine only (loopback). Ctrl-C or SIGTERM stops it.")
             where = f"--repository {shlex.quote(str(args.repository))} --state {shlex.quote(str(state))}"
             say(f"Change tenants with: hplm tenant ... {where}")
             cluster.run()

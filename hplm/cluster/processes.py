@@ -14,8 +14,7 @@ from pathlib import Path
 from hplm.errors import HplmError
 from hplm.server import log, process_group
 
-PACKAGES = {"haproxy": "haproxy", "nginx": "nginx-light"}  # of Debian and Ubuntu
-SYSTEM_FOLDERS = "/usr/sbin:/sbin"  # not on the PATH of every user
+SYSTEM_FOLDER = "/usr/sbin"  # not on the PATH of Debian's users
 # Each process is told to end when ours is gone for any reason.
 TIED = ("setpriv", "--pdeathsig", "SIGTERM")
 SOON_SECONDS = 5.0  # a process that ends so soon is started after a longer pause
@@ -123,9 +122,8 @@ class Process:
         return self._process.pid
 
 
-def program(name: str) -> str:
-    """Returns the path of an engine that this machine must have. Raises with its package if it is missing."""
-    found = shutil.which(name) or shutil.which(name, path=SYSTEM_FOLDERS)
+def nginx() -> str:
+    found = shutil.which("nginx") or shutil.which("nginx", path=SYSTEM_FOLDER)
     if found is None:
-        raise HplmError(f"{name} is not installed: run `apt-get install {PACKAGES[name]}`")
+        raise HplmError("nginx: not found on PATH; install it (Debian, Ubuntu: apt-get install nginx-light)")
     return found

@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from hplm.cluster.control import Listener, Say
+from hplm.cluster.description import FORMAT, KIND
 from hplm.cluster.local import HPLM, LocalReplica
 from hplm.cluster.pools import Pool
-from hplm.cluster.processes import Process, program
+from hplm.cluster.processes import Process, nginx
+from hplm.cluster.router import SOCKET, haproxy, start_command
 from hplm.cluster.traffic import Traffic
 from hplm.errors import HplmError
 from hplm.follow.source_server import source_config
 from hplm.placement.fields import write
 from hplm.server.ports import LOOPBACK, listen
 
-KIND, FORMAT = "hplm replicas", 1
 CLUSTER, TOKEN, LOCK, ROUTER = "cluster.json", "token", "lock", "router"
-ROUTER_NAME = "HAProxy"
 PLAIN_SECONDS = 30.0  # for nginx and HAProxy to start
 UP_SECONDS = 60.0  # for the router to find a ready replica healthy
 DRAIN_SECONDS = 30.0  # for the requests of a replica that is replaced
@@ -40,11 +40,13 @@ class Cluster:
         self._folder = folder.resolve()
         self._port = port
         self._say = say
-        self._haproxy, self._nginx = program("haproxy"), program("nginx")
+        haproxy()  # a missing one is an error before anything has started
+        self._nginx = nginx()
         self._ending = ExitStack()
         self._replicas: list[LocalReplica] = []
+        self._router: Process | None = None
         self._others: list[Process] = []
-        self._traffic = Traffic(self._folder / ROUTER / "haproxy.sock")
+        self._traffic = Traffic(self._folder / ROUTER / SOCKET)
         self._replacing: LocalReplica | None = None
 
     def __enter__(self) -> Cluster:
@@ -52,7 +54,8 @@ class Cluster:
             self._lock(ending)
             self._listener = Listener(self._folder)
             ending.callback(self._listener.close)
-            listen(LOOPBACK, self._port, "--port").close()  # a clear error before anything has started
+            with listen(LOOPBACK, self._port, "--port") as free:  # a clear error before anything has started
+                self._port = free.getsockname()[1]
             ending.callback(self._stop)
             self._start()
             self._ending = ending.pop_all()
@@ -60,6 +63,11 @@ class Cluster:
 
     def __exit__(self, *exception: object) -> None:
         self._ending.close()
+
+    @property
+    def address(self) -> str:
+        """The address of the router."""
+        return f"{LOOPBACK}:{self._port}"
 
     def run(self) -> None:
         """Serves until an interrupt."""
@@ -132,19 +140,19 @@ class Cluster:
     def _start_router(self) -> None:
         described, to = self._folder / CLUSTER, self._folder / ROUTER
         write(described, KIND, FORMAT, {"pools": [self._described(pool) for pool in self._pools]})
-        route = [*HPLM, "route", "--cluster", str(described), "--to", str(to)]
+        route = [*HPLM, "route", "--cluster", str(described), "--to", str(to), "--port", str(self._port), "--stats-port", "0"]
         first = Process("hplm route", route, self._log("route"))
         first.start()
         first.finish(PLAIN_SECONDS)
-        router = Process(ROUTER_NAME, [self._haproxy, "-db", "-f", str(to / "haproxy.cfg")], self._log("haproxy"))
+        self._router = Process("HAProxy", start_command(to), self._log("haproxy"))
         watch = Process("hplm route --watch", [*route, "--watch"], self._log("route"))
-        self._others += [router, watch]
-        router.start()
-        router.wait_until(lambda: _listens(self._port), PLAIN_SECONDS)
+        self._others += [self._router, watch]
+        self._router.start()
+        self._router.wait_until(lambda: _listens(self._port), PLAIN_SECONDS)
         watch.start()
         for replica in self._replicas:
             self._until_up(replica)
-        self._say(f"{'router':<13} http://{LOOPBACK}:{self._port} (HAProxy)")
+        self._say(f"{'router':<13} {self.address} (HAProxy), for HTTP and gRPC")
 
     def _described(self, pool: Pool) -> dict[str, Any]:
         own = {replica.name for replica in pool.replicas}
@@ -160,6 +168,8 @@ class Cluster:
         }
 
     def _replace(self, replica: LocalReplica, say: Say) -> None:
+        for other in self._beside(replica):
+            self._until_up(other)
         self._replacing = replica
         try:
             say(f"{replica.name:<13} gets no new requests")
@@ -167,11 +177,17 @@ class Cluster:
             self._until(lambda: self._traffic.share(replica.name).in_flight == 0, DRAIN_SECONDS)
             say(f"{replica.name:<13} is stopped and started again")
             replica.replace(self._look)
+        finally:  # also where it has failed: it is started again, and only then found healthy
             self._traffic.give_back(replica.name)
-            self._until_up(replica)
-            say(f"{replica.name:<13} is back")
-        finally:
             self._replacing = None
+        self._until_up(replica)
+        say(f"{replica.name:<13} is back")
+
+    def _beside(self, replica: LocalReplica) -> list[LocalReplica]:
+        """Returns the other replicas of its pool."""
+        pool = next(pool for pool in self._pools if replica.id in (one.id for one in pool.replicas))
+        ids = {one.id for one in pool.replicas} - {replica.id}
+        return [other for other in self._replicas if other.id in ids]
 
     def _until_up(self, replica: LocalReplica) -> None:
         if not self._until(lambda: self._traffic.share(replica.name).is_up, UP_SECONDS):
@@ -196,12 +212,10 @@ class Cluster:
 
     def _stop(self) -> None:
         """Ends the router first, which answers the requests that it has; then the servers, and then what they followed."""
-        routing = [process for process in self._others if process.name == ROUTER_NAME]
-        for process in routing:
-            process.ask_to_end(signal.SIGUSR1)  # no new connections
-            process.wait_for_end(END_SECONDS)
-        for process in routing:
-            process.stop(0)
+        if self._router is not None:
+            self._router.ask_to_end(signal.SIGUSR1)  # no new connections
+            self._router.wait_for_end(END_SECONDS)
+            self._router.stop(0)
         for replica in self._replicas:
             replica.ask_to_end()
         for replica in self._replicas:

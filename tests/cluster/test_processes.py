@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hplm.cluster.processes import Process, program
+from hplm.cluster.processes import Process, nginx
 from hplm.errors import HplmError
 from tests.waiting import eventually
 
@@ -112,6 +112,6 @@ def test_it_ends_with_the_process_that_has_started_it(tmp_path):
 
 def test_a_missing_engine_is_named_with_its_package(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("hplm.cluster.processes.SYSTEM_FOLDERS", str(tmp_path))
-    with pytest.raises(HplmError, match="nginx is not installed: run `apt-get install nginx-light`"):
-        program("nginx")
+    monkeypatch.setattr("hplm.cluster.processes.SYSTEM_FOLDER", str(tmp_path))
+    with pytest.raises(HplmError, match=r"nginx: not found .*apt-get install nginx-light"):
+        nginx()

@@ -1,0 +1,127 @@
+"""A whole cluster on this machine, with real servers, HAProxy and nginx, as `hplm cluster up` runs it."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import tempfile
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from builder.publish.live import add_tenant
+from hplm.server.process_group import arguments
+from hplm_client import HplmClient, NoTenant
+from loadtest.chaos.history import FAILED, OK, UNANSWERED, WRONG, History, Question, expected_answers
+from loadtest.served_cluster import ServedCluster
+from testing.random_store import random_tenant
+from testing.toy import TENANTS, WORDS
+from tests.waiting import eventually
+
+pytestmark = [
+    pytest.mark.slow,
+    *(
+        pytest.mark.skipif(
+            shutil.which(name) is None and not Path(f"/usr/sbin/{name}").exists(), reason=f"{name} is not installed"
+        )
+        for name in ("haproxy", "nginx")
+    ),
+]
+TEXTS = [" ".join(WORDS[number : number + 5]) for number in (0, 20, 40)]
+
+
+@pytest.fixture(scope="module")
+def cluster(toy):
+    with tempfile.TemporaryDirectory(prefix="hplm-") as folder, ServedCluster(toy.repository, Path(folder)) as running:
+        yield running
+
+
+@pytest.fixture
+def history(cluster, toy):
+    """Clients that ask the router without a pause. Their answers are compared with those of a server alone."""
+    questions = [Question(tenant.id, text) for tenant in TENANTS if tenant.task == "classify" for text in TEXTS]
+    expected = expected_answers(next(iter(cluster.replicas.values())), toy.store.config.name, questions)
+    asking = History(cluster.address, [toy.store.config.name], expected, clients=8)
+    yield asking
+    asking.stop()
+
+
+def up(cluster, replica):
+    return cluster.status()[replica]["is"] == "up"
+
+
+def test_both_replicas_answer_what_one_server_answers(cluster, history):
+    before = {name: own["requests"] for name, own in cluster.status().items()}
+    eventually(lambda: all(own["requests"] > before[name] + 20 for name, own in cluster.status().items()))
+    history.stop()
+    counts = history.counts()
+    assert counts.keys() == {OK}, history.reasons()
+
+
+def test_a_tenant_comes_and_goes_on_all_replicas(cluster, toy):
+    random_tenant(toy.store, TENANTS[0].__class__(**{**TENANTS[0].__dict__, "id": "guest"}), 0.3, seed=77)
+    manager = cluster.manager()
+    assert manager.settle(add_tenant(manager, toy.store, "guest").generation) == []
+    clients = [HplmClient(address) for address in (*cluster.replicas.values(), cluster.address)]
+    for client in clients:
+        assert client.infer(TEXTS[0], tenant="guest").label
+    assert manager.settle(manager.delete("guest").generation) == []
+    for client in clients:
+        with pytest.raises(NoTenant):
+            client.infer(TEXTS[0], tenant="guest")
+        client.close()
+
+
+def test_the_death_of_a_replica_loses_no_request(cluster, history):
+    victim = next(iter(cluster.replicas))
+    eventually(lambda: history.counts()[OK] > 50)
+    before = cluster.pids(victim)
+    cluster.kill(victim)
+    eventually(lambda: f"restarting    {victim} ended with signal SIGKILL" in cluster.said())
+    eventually(lambda: up(cluster, victim))
+    history.stop()
+    counts = history.counts()
+    assert (counts[UNANSWERED], counts[FAILED], counts[WRONG]) == (0, 0, 0), history.reasons()
+    assert cluster.pids(victim) != before
+    assert Counter(up(cluster, name) for name in cluster.replicas) == {True: 2}
+
+
+def test_all_replicas_are_replaced_without_a_failed_request(cluster, toy):
+    failures, answered, ending = [], Counter(), threading.Event()
+
+    def ask(number):
+        with HplmClient(cluster.address, backbone=toy.store.config.name) as client:
+            while not ending.is_set():
+                try:
+                    client.infer(TEXTS[number % len(TEXTS)], tenant=TENANTS[number % len(TENANTS)].id)
+                    answered[number] += 1
+                except Exception as error:
+                    failures.append(error)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    before = {name: cluster.pids(name) for name in cluster.replicas}
+    try:
+        assert cluster.roll()["rolled"] == list(cluster.replicas)
+    finally:
+        ending.set()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+    assert min(answered[number] for number in range(8)) > 0
+    after = {name: cluster.pids(name) for name in cluster.replicas}
+    assert all(set(after[name]).isdisjoint(before[name]) for name in before)
+
+
+def test_ctrl_c_leaves_no_process_behind(toy):
+    with tempfile.TemporaryDirectory(prefix="hplm-") as folder:
+        with ServedCluster(toy.repository, Path(folder)) as cluster:
+            named = {pid: arguments(pid) for pid in cluster.processes()}
+            assert any("haproxy" in words[0] for words in named.values())
+            cluster.process.send_signal(signal.SIGINT)
+            cluster.process.wait(120)
+            assert cluster.process.returncode == 0 and cluster.said().endswith("stopped\n")
+        eventually(lambda: not any(pid for pid, words in named.items() if arguments(pid) == words))
