@@ -44,6 +44,10 @@ def register(commands: argparse._SubParsersAction) -> None:
     limit.add_argument("--texts-rate", type=float, metavar="N", help="most texts a second, in all requests; 0: no limit")
     limit.add_argument("--tokens-rate", type=float, metavar="N", help="most tokens a second, in all texts; 0: no limit")
     limit.add_argument("--in-flight", type=int, metavar="N", help="most requests in flight at a time; 0: no limit")
+    limit.add_argument(
+        "--homes", type=int, metavar="K",
+        help="replicas behind `hplm route` that share these quotas, each an equal part (default: 1)",
+    )  # fmt: skip
     for name, what in (
         ("--deadline-ms", "deadline of requests that name none"),
         ("--first-token-ms", "generated text: time until the first token, for requests that name none"),
@@ -85,7 +89,7 @@ def run_list(args: argparse.Namespace) -> dict:
         for row in rows:
             print(
                 f"{row['id']:<{width}}  version {row['version']}  {row['backbone']}  {row['domain']} {row['domain_version']}  "
-                f"{row['task']}  {len(row['labels'])} labels{_levels(row)}{'' if row['open'] else '  with keys'}"
+                f"{row['task']}  {len(row['labels'])} labels{_levels(row)}{_homes(row)}{'' if row['open'] else '  with keys'}"
             )
     return {"tenants": rows}
 
@@ -93,6 +97,10 @@ def run_list(args: argparse.Namespace) -> dict:
 def _levels(row: dict) -> str:
     levels = f"  levels {', '.join(row['levels'])} in {row['plans']} plans" if row["levels"] else ""
     return f"{levels}  unsure texts go on to {row['link']}" if row["link"] else levels
+
+
+def _homes(row: dict) -> str:
+    return f"  {row['homes']} homes" if row["homes"] > 1 else ""
 
 
 def run_show(args: argparse.Namespace) -> dict:
@@ -179,6 +187,7 @@ def run_limit(args: argparse.Namespace) -> dict:
         "texts_rate": args.texts_rate,
         "tokens_rate": args.tokens_rate,
         "in_flight": args.in_flight,
+        "homes": args.homes,
         "deadline_us": _microseconds(args.deadline_ms),
         "first_token_us": _microseconds(args.first_token_ms),
         "token_us": _microseconds(args.token_ms),
@@ -186,7 +195,7 @@ def run_limit(args: argparse.Namespace) -> dict:
     limits = {name: value for name, value in wanted.items() if value is not None}
     if not limits:
         raise InvalidInput(
-            "no limit is given: give --rate, --burst, --texts-rate, --tokens-rate, --in-flight, --deadline-ms, "
+            "no limit is given: give --rate, --burst, --texts-rate, --tokens-rate, --in-flight, --homes, --deadline-ms, "
             "--first-token-ms or --token-ms; 0 removes a limit"
         )
     open_manager(args).limit(args.id, **limits)

@@ -1,1 +1,1 @@
-"""Several servers as one: what they are, how requests reach them, and a whole cluster on this machine."""
+"""Several servers as one: their description, the HAProxy that routes requests to them, and all of it on one machine."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from hplm.cluster.admin_socket import AdminSocket
 from hplm.errors import HplmError
 
-SECONDS = 5.0
 ONLY_SERVERS = "show stat -1 4 -1"  # of all proxies
 
 
@@ -32,6 +31,7 @@ class Traffic:
     def __init__(self, path: Path) -> None:
         """`path`: the admin socket."""
         self._path = path
+        self._socket = AdminSocket(path)
 
     def share(self, replica: str) -> Share:
         rows = self._rows(replica)
@@ -57,21 +57,11 @@ class Traffic:
         for row in rows:
             if row["tracked"]:
                 continue  # it is as the server that it tracks
-            said = self._ask(f"set server {row['pxname']}/{replica} state {state}").strip()
+            said = self._socket.ask(f"set server {row['pxname']}/{replica} state {state}").strip()
             if said:
                 raise HplmError(f"HAProxy does not set {row['pxname']}/{replica} to {state}: {said}")
 
     def _rows(self, replica: str) -> list[dict[str, str]]:
         """Returns the replica's statistics in each backend."""
-        table = self._ask(ONLY_SERVERS).removeprefix("# ")
+        table = self._socket.ask(ONLY_SERVERS).removeprefix("# ")
         return [row for row in csv.DictReader(io.StringIO(table)) if row["svname"] == replica]
-
-    def _ask(self, command: str) -> str:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(SECONDS)
-            try:
-                connection.connect(str(self._path))
-                connection.sendall(f"{command}\n".encode())
-                return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
-            except OSError as error:
-                raise HplmError(f"HAProxy does not answer at {self._path} ({error}): read the router's log") from error

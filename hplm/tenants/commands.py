@@ -84,7 +84,7 @@ class Commands:
         return {**asdict(change), "late": self._manager.settle(change.generation)}
 
     def _limit(self, given: dict[str, Any]) -> dict[str, Any]:
-        limits = {name: given[name] for name in LIMITS if name in given}
+        limits = {name: given[name] for name in (*LIMITS, "homes") if name in given}
         self._manager.limit(_name(given), **limits)
         return {"tenant": given["id"], **limits, "late": self._manager.settle_now()}
 

@@ -40,14 +40,14 @@ class Directory:
         """Returns the tenant that a request names, and its backbone. Raises NoTenant if the request may not use it."""
         if self._clock() - self._looked_at >= SECONDS_BETWEEN_LOOKS and self._looking.acquire(blocking=False):
             try:
-                self._look()
+                self.look()
             finally:
                 self._looking.release()
         try:
             return self._find(parameters, now)
         except NoTenant:  # its backbone may already serve a newer snapshot
             with self._looking:
-                self._look()
+                self.look()
             return self._find(parameters, now)
 
     def _find(self, parameters: Mapping[str, object], now: float) -> tuple[str, Tenant]:
@@ -84,7 +84,8 @@ class Directory:
             raise MissingTarget(f"tenant {link.tenant!r} of backbone {link.backbone!r} has another task or other labels")
         return found
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Reads the newest snapshots. Not while another thread does."""
         self._looked_at = self._clock()
         for name, backbone in self._backbones.items():
             try:

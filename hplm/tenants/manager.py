@@ -173,7 +173,7 @@ class Manager:
             change.details = {"tenant": tenant_id, "key": key_id}
 
     def limit(self, tenant_id: str, **limits: float) -> Tenant:
-        """Sets a tenant's quotas, its default deadline and, if it generates text, the times that its tokens may take."""
+        """Sets a tenant's quotas, homes and default deadline and, if it generates text, the times that its tokens may take."""
         check_limits(limits)
         with self.registry.change("tenant limit") as change:
             tenant = _known(change, tenant_id)

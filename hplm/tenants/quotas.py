@@ -4,6 +4,8 @@ Each of the three rates has a bucket that fills with time and holds what may com
 bucket holds at least one, and then takes all that it costs: a bucket may fall below zero, and later requests wait until it has
 recovered. So nothing is tokenised to find out that it is refused, no request is too large for its bucket for ever, and in the
 long run the rate holds.
+
+Behind a router a tenant may have several homes, replicas that share its quotas. Each grants an equal part of every one.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from hplm.errors import InvalidInput, Quota
 from hplm.tenants.snapshot import LIMITS, PROMISES, Tenant
 
 LARGEST_LIMIT = 10**12  # requests, texts, tokens, or microseconds
-WHOLE = ("in_flight", "deadline_us", *PROMISES)  # limits that are whole numbers
+WHOLE = ("in_flight", "homes", "deadline_us", *PROMISES)  # limits that are whole numbers
 RETRY_IN_FLIGHT_S = 0.1
 _CHECKED = 2  # accounts that each request checks for removal: more than the one that it may add, so that no unused one stays
 
@@ -54,11 +56,11 @@ class _Account:
             "texts": (tenant.texts_rate, tenant.texts_rate),
             "tokens": (tenant.tokens_rate, tenant.tokens_rate),
         }
-        for unit, (rate, at_once) in limits.items():
-            if not rate:
+        for unit, (whole, at_once) in limits.items():
+            if not whole:
                 self.buckets.pop(unit, None)
                 continue
-            size = max(1.0, at_once)
+            rate, size = whole / tenant.homes, max(1.0, at_once / tenant.homes)
             bucket = self.buckets.setdefault(unit, _Bucket(rate, size, size, now))
             bucket.fill(now)
             bucket.rate, bucket.size, bucket.level = rate, size, min(bucket.level, size)
@@ -69,8 +71,8 @@ class _Account:
         if waits:
             unit = max(waits, key=waits.__getitem__)
             raise Quota(
-                f"tenant {tenant.id!r} has reached its limit of {self.buckets[unit].rate:,.12g} {unit} a second: "
-                f"retry after {math.ceil(waits[unit] * 1000) / 1000:.3f} s"
+                f"tenant {tenant.id!r} has reached its limit of {self.buckets[unit].rate:,.12g} {unit} a second"
+                f"{_part(tenant)}: retry after {math.ceil(waits[unit] * 1000) / 1000:.3f} s"
             )
 
     def charge(self, **cost: int) -> None:
@@ -99,9 +101,10 @@ class Quotas:
         """Counts a request with all that it costs, and as in flight, or raises Quota. It must be given back once."""
         with self._lock:
             in_flight = self._in_flight.get(tenant.uid, 0)
-            if tenant.in_flight and in_flight >= tenant.in_flight:
+            most = max(1, tenant.in_flight // tenant.homes)
+            if tenant.in_flight and in_flight >= most:
                 raise Quota(
-                    f"tenant {tenant.id!r} has reached its limit of {tenant.in_flight} requests in flight: "
+                    f"tenant {tenant.id!r} has reached its limit of {most} requests in flight{_part(tenant)}: "
                     f"retry after {RETRY_IN_FLIGHT_S:g} s"
                 )
             if _has_rates(tenant):
@@ -157,13 +160,19 @@ def _has_rates(tenant: Tenant) -> bool:
     return bool(tenant.rate or tenant.texts_rate or tenant.tokens_rate)
 
 
+def _part(tenant: Tenant) -> str:
+    return f" on one of its {tenant.homes} homes" if tenant.homes > 1 else ""
+
+
 def check_limits(limits: Mapping[str, float]) -> None:
     """Raises if these are not limits of a tenant."""
     if not limits or any(type(value) not in (int, float) for value in limits.values()):
-        raise InvalidInput(f"give one or more of {', '.join(map(repr, LIMITS))}, each a number")
+        raise InvalidInput(f"give one or more of {', '.join(map(repr, (*LIMITS, 'homes')))}, each a number")
     if not all(0 <= value <= LARGEST_LIMIT for value in limits.values()):
         names = ", ".join(map(repr, limits))
         raise InvalidInput(f"a limit among {names} is out of range: give 0 to {LARGEST_LIMIT:,}; 0 removes a limit")
+    if not limits.get("homes", 1):
+        raise InvalidInput("'homes' is 0: give 1 or more, the replicas that share the tenant's quotas")
     fractions = [name for name in WHOLE if type(limits.get(name, 0)) is not int]
     if fractions:
         raise InvalidInput(f"{fractions[0]!r} is {limits[fractions[0]]!r}: give a whole number")

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 KEPT_SNAPSHOTS = 16
 REST_SECONDS = 60.0  # how long a freed record is kept: longer than a request may still need it
-SETTINGS = ("keys", *LIMITS)  # of a tenant, the same for all its versions
+SETTINGS = ("keys", *LIMITS, "homes")  # of a tenant, the same for all its versions
 PATIENCE = 60.0  # seconds that a manager waits for another one
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL);

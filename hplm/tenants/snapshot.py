@@ -26,12 +26,13 @@ from hplm.tenants.keys import Key
 from hplm.tenants.level import FULL, Level
 from hplm.tenants.link import Link
 
-FORMAT = 7
-READABLE = (2, 3, 4, 5, 6, FORMAT)  # docs/formats.md says what the earlier ones lack
+FORMAT = 8
+READABLE = (2, 3, 4, 5, 6, 7, FORMAT)  # docs/formats.md says what the earlier ones lack
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")  # of tenants, domains and backbones
 LIVE = "state/"  # prefix of the names of banks in the live state
 PROMISES = ("first_token_us", "token_us")  # limits that only a tenant that generates text may have
-LIMITS = ("rate", "burst", "texts_rate", "tokens_rate", "in_flight", "deadline_us", *PROMISES)  # of a tenant; each 0: none
+QUOTAS = ("rate", "burst", "texts_rate", "tokens_rate", "in_flight")
+LIMITS = (*QUOTAS, "deadline_us", *PROMISES)  # of a tenant; each 0: none
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Tenant:
     texts_rate: float = 0.0  # texts a second; 0: no limit
     tokens_rate: float = 0.0  # tokens a second; 0: no limit
     in_flight: int = 0  # requests in flight; 0: no limit
+    homes: int = 1  # replicas that share its quotas: each grants an equal part
     calibration: Calibration | None = None  # of this version's logits; None: its answers have no confidence
     levels: tuple[Level, ...] = ()  # on shallower stacks, the shallowest first
     ladder: tuple[Plan, ...] = ()  # the dearest first; empty: its own level answers all texts
@@ -101,6 +103,10 @@ class Tenant:
     def stored_version(self) -> int:
         """Its version in the store."""
         return self.stored or self.version
+
+    @property
+    def has_quotas(self) -> bool:
+        return any(getattr(self, quota) for quota in QUOTAS)
 
     @property
     def is_cascaded(self) -> bool:
@@ -237,7 +243,7 @@ def _is_branch(branch: Branch) -> bool:
 def _is_tenant(tenant: Tenant) -> bool:
     """Whether all fields have their types. They are checked here, once, because a wrong one fails far from its file."""
     words: list[object] = [tenant.id, tenant.domain, tenant.task, *tenant.labels]
-    numbers: list[object] = [tenant.uid, tenant.version, tenant.stored, tenant.domain_version, tenant.in_flight]
+    numbers: list[object] = [tenant.uid, tenant.version, tenant.stored, tenant.domain_version, tenant.in_flight, tenant.homes]
     numbers += (tenant.deadline_us, tenant.first_token_us, tenant.token_us)
     for record in tenant.records():
         words.append(record.bank)
@@ -254,5 +260,6 @@ def _is_tenant(tenant: Tenant) -> bool:
         and (tenant.link is None or (tenant.link.suits(len(tenant.levels) + 1) and tenant.calibration is not None))
         and all(type(word) is str for word in words)
         and all(type(number) is int for number in numbers)
+        and tenant.homes >= 1
         and all(type(rate) in (int, float) for rate in rates)
     )

@@ -1,0 +1,62 @@
+"""Commands to a running HAProxy, through its admin socket."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from hplm.errors import HplmError
+
+SECONDS = 5.0
+COMMANDS = 50  # in a message: HAProxy reads one of 64 KB at most
+
+
+class AdminSocket:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def ask(self, command: str) -> str:
+        """Returns what HAProxy answers to a line of commands."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(SECONDS)
+            try:
+                connection.connect(str(self._path))
+                connection.sendall(f"{command}\n".encode())
+                return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
+            except OSError as error:
+                raise HplmError(f"HAProxy does not answer at {self._path} ({error.strerror or error}): start it") from None
+
+    def pid(self) -> int:
+        """Returns the process that answers. A restarted or reloaded HAProxy has another one."""
+        found = re.search(r"^Pid: (\d+)", self.ask("show info"), re.MULTILINE)
+        if found is None:
+            raise HplmError(f"no HAProxy answers at {self._path}: start it with the file beside this socket")
+        return int(found[1])
+
+    def read_map(self, file: Path) -> dict[str, str]:
+        """Returns the keys and values of a map, which HAProxy knows by its file."""
+        answer = self.ask(f"show map {file}")
+        lines = [line.split() for line in answer.splitlines() if line]
+        if not all(len(line) == 3 for line in lines):
+            raise HplmError(f"HAProxy at {self._path} has no map {file} ({answer.strip()}): start it with the file beside it")
+        return {key: value for _, key, value in lines}
+
+    def set_map(self, file: Path, wanted: Mapping[str, str]) -> None:
+        """Makes a map equal to the wanted one."""
+        commands = list(_changes(file, self.read_map(file), wanted))
+        for first in range(0, len(commands), COMMANDS):
+            answer = self.ask("; ".join(commands[first : first + COMMANDS])).strip()
+            if answer:
+                raise HplmError(f"HAProxy at {self._path} does not change its map {file} ({answer}): restart it")
+
+
+def _changes(file: Path, known: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:
+    for key in known.keys() - wanted.keys():
+        yield f"del map {file} {key}"
+    for key, value in wanted.items():
+        if key not in known:
+            yield f"add map {file} {key} {value}"
+        elif known[key] != value:
+            yield f"set map {file} {key} {value}"

@@ -1,0 +1,98 @@
+"""Keeps the maps of a running HAProxy equal to the newest snapshots. Its files too, for its next start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from hplm.cluster.admin_socket import AdminSocket
+from hplm.cluster.description import ClusterDescription
+from hplm.cluster.router import HOMES, POOLS, SOCKET, map_files, write_files
+from hplm.cluster.routes import Routes, routes_of
+from hplm.errors import HplmError, InvalidInput
+from hplm.tenants.directory import Directory
+
+Say = Callable[[str], None]
+
+
+class Served:
+    """The newest tenants of each pool."""
+
+    def __init__(self, cluster: ClusterDescription) -> None:
+        for pool in cluster.pools:
+            if not pool.repository.is_dir():
+                raise InvalidInput(f"pool {pool.name!r}: repository {pool.repository} is not a folder: correct its path")
+            if pool.state is not None and not pool.state.is_dir():
+                raise InvalidInput(
+                    f"pool {pool.name!r}: state {pool.state} is not a folder: give the one that is followed here"
+                )
+        self._cluster = cluster
+        self._directories = {pool.name: Directory(pool.repository, pool.state) for pool in cluster.pools}
+
+    def generations(self) -> list[int]:
+        """Reads the newest snapshots and returns their generations. What cannot be read is logged, and stays as it was."""
+        for directory in self._directories.values():
+            directory.look()
+        return [snapshot.generation for directory in self._directories.values() for snapshot in directory.snapshots()]
+
+    def routes(self) -> Routes:
+        served = {
+            name: [tenant for snapshot in directory.snapshots() for tenant in snapshot.tenants]
+            for name, directory in self._directories.items()
+        }
+        return routes_of(self._cluster, served)
+
+
+class Watcher:
+    """Call `look` again and again. It says each problem once, and goes on when that has passed."""
+
+    def __init__(self, served: Served, folder: Path, say: Say) -> None:
+        self._served = served
+        self._folder = folder.resolve()
+        self._say = say
+        self._socket = AdminSocket(self._folder / SOCKET)
+        self._routes: Routes | None = None
+        self._generations: list[int] = []
+        self._unwritten = False
+        self._told: int | None = None  # the process that has the routes
+        self._problems: dict[str, str] = {}  # by what could not be done
+
+    def look(self) -> None:
+        generations = self._served.generations()
+        if self._routes is None or generations != self._generations:
+            self._take(self._served.routes())
+            self._generations = generations
+        assert self._routes is not None
+        if self._unwritten:
+            self._try("write", lambda routes=self._routes: self._write(routes))
+        self._try("tell", lambda routes=self._routes: self._tell(routes))
+
+    def _take(self, routes: Routes) -> None:
+        before, self._routes = self._routes, routes
+        for line in (*routes.conflicts, *routes.notes):
+            if before is None or line not in (*before.conflicts, *before.notes):
+                self._say(line)
+        if before is None or (before.pools, before.homes) != (routes.pools, routes.homes):
+            self._unwritten, self._told = True, None
+            self._say(f"routes: {len(routes.pools)} tenants in other pools, {len(routes.homes)} with quotas have homes")
+
+    def _write(self, routes: Routes) -> None:
+        write_files(map_files(routes), self._folder)
+        self._unwritten = False
+
+    def _tell(self, routes: Routes) -> None:
+        answering = self._socket.pid()
+        if answering != self._told:
+            for file, wanted in ((POOLS, routes.pools), (HOMES, routes.homes)):
+                self._socket.set_map(self._folder / file, wanted)
+            self._told = answering
+
+    def _try(self, what: str, do: Callable[[], None]) -> None:
+        try:
+            do()
+            if self._problems.pop(what, None):
+                self._say("that has passed: HAProxy has the newest routes" if what == "tell" else "that has passed")
+        except (HplmError, OSError) as error:
+            if self._problems.get(what) != str(error):
+                self._problems[what] = str(error)
+                self._say(str(error))
