@@ -74,11 +74,19 @@ class ServedCluster:
     def status(self) -> dict[str, Any]:
         return ask(self.folder, "status", lambda _: None)
 
-    def kill(self, replica: str) -> None:
-        """Kills all processes of a replica at once, as if its machine had ended."""
+    def kill(self, replica: str) -> tuple[int, int]:
+        """Kills all processes of a replica at once, as if its machine had ended. Returns the main ones."""
         serve, triton = self.pids(replica)
         os.kill(serve, signal.SIGKILL)  # first, so that it does not start the other one again
         os.killpg(triton, signal.SIGKILL)
+        return serve, triton
+
+    def is_back(self, replica: str, killed: tuple[int, int]) -> bool:
+        """Whether the replica has been started again and gets requests."""
+        try:
+            return self.pids(replica) != killed and self.status()[replica]["is"] == "up"
+        except HplmError:
+            return False
 
     def pids(self, replica: str) -> tuple[int, int]:
         """Returns the processes of `hplm serve` and of its tritonserver."""

@@ -31,9 +31,9 @@ def kill_figures(cluster: ServedCluster, material: Material) -> dict[str, Any]:
         before = history.counts()
         killed = time.monotonic()
         watched = Watched(history, killed)
-        cluster.kill(victim)
+        processes = cluster.kill(victim)
         watched.for_seconds(CALM)
-        while not _is_up(cluster, victim) and time.monotonic() < killed + BACK_SECONDS:
+        while not cluster.is_back(victim, processes) and time.monotonic() < killed + BACK_SECONDS:
             watched.for_seconds(CALM / 4)
         back = time.monotonic()
         watched.for_seconds(CALM)
@@ -41,7 +41,8 @@ def kill_figures(cluster: ServedCluster, material: Material) -> dict[str, Any]:
         history.stop()
     counts = history.counts()
     return {
-        "kill_unanswered": counts[UNANSWERED] + counts[FAILED],
+        "kill_unanswered": counts[UNANSWERED],
+        "kill_closed": counts[FAILED],  # HAProxy closes a connection that is not new, instead of an answer 502
         "kill_wrong": counts[WRONG],
         "kill_failed": _failures(counts) - _failures(before),
         "kill_requests": counts.total(),
@@ -118,7 +119,3 @@ class Asking:
 
 def _failures(counts: Counter[str]) -> int:
     return counts.total() - counts[OK]
-
-
-def _is_up(cluster: ServedCluster, replica: str) -> bool:
-    return cluster.status()[replica]["is"] == "up"
