@@ -87,7 +87,8 @@ def change_figures(cluster: ServedCluster, material: Material) -> dict[str, Any]
 def revoke_figures(cluster: ServedCluster, material: Material) -> dict[str, Any]:
     """Revokes a key as soon as a large table is published, which all replicas then fetch."""
     material.make_traveller()
-    manager, tenant = cluster.manager(), material.tenants[0]
+    manager, tenant = cluster.manager(), material.tenants[-1]
+    manager.add_key(tenant)  # a last one cannot be revoked
     secret, key = manager.add_key(tenant)
     manager.settle_now()
     pollers = _pollers(cluster, material, tenant, secret)
