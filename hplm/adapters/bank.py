@@ -15,7 +15,7 @@ import os
 import struct
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -52,19 +52,7 @@ class Bank:
             raise Broken(f"cannot read bank {path}: {error.strerror}") from None
         weakref.finalize(self, os.close, self._descriptor)
         self._map = self._mapped()
-        try:
-            stored = json.loads(self._map[:PAGE].rstrip(b"\0"))
-            found = stored["format"]
-            layout = None
-            if found in READABLE:
-                layout = Layout(**(stored["layout"] | {"places": tuple(stored["layout"]["places"])}))
-        except (InvalidInput, ValueError, TypeError, KeyError):
-            raise Broken(f"bank {path} has no readable header: {way_out}") from None
-        if layout is None:
-            raise InvalidInput(
-                f"bank {path} has format {found!r}, but this version of hplm reads {READABLE[0]} and {FORMAT}: {way_out}"
-            )
-        self.layout = layout
+        self.layout = layout_in(self._map[:PAGE], f"bank {path}", way_out)
 
     @property
     def records(self) -> int:
@@ -85,9 +73,7 @@ class Bank:
         """Yields the records that do not match their checksums. Calls `progress` with the number of bytes read."""
         size = record_bytes(self.layout)
         for index in range(self.records):
-            record = os.pread(self._descriptor, size, PAGE + index * size)
-            checksum = HEADER.unpack_from(record)[2]
-            if zlib.crc32(record[HEADER_BYTES : HEADER_BYTES + self.layout.weight_bytes]) != checksum:
+            if not is_sound(os.pread(self._descriptor, size, PAGE + index * size), self.layout):
                 yield index
             progress(size)
 
@@ -126,6 +112,21 @@ class Bank:
         return Broken(f"bank {self.path} is missing or empty: {self._way_out}")
 
 
+def layout_in(page: bytes, bank: str, way_out: str = WAY_OUT) -> Layout:
+    """Returns the layout that the first page of a bank describes."""
+    try:
+        stored = json.loads(page.rstrip(b"\0"))
+        found = stored["format"]
+        layout = None
+        if found in READABLE:
+            layout = Layout(**(stored["layout"] | {"places": tuple(stored["layout"]["places"])}))
+    except (InvalidInput, ValueError, TypeError, KeyError):
+        raise Broken(f"{bank} has no readable header: {way_out}") from None
+    if layout is None:
+        raise InvalidInput(f"{bank} has format {found!r}, but this version of hplm reads {READABLE[0]} and {FORMAT}: {way_out}")
+    return layout
+
+
 def record_bytes(layout: Layout) -> int:
     return -(-(HEADER_BYTES + layout.weight_bytes) // HEADER_BYTES) * HEADER_BYTES
 
@@ -144,11 +145,29 @@ def write_bank(path: Path, layout: Layout, records: Iterable[tuple[int, int, Ten
 
 def write_record(path: Path, layout: Layout, index: int, uid: int, version: int, flat: Tensor) -> None:
     """Writes a record into a free place, or directly behind the last record. No reader may still read that place."""
+    write_packed(path, {index: _packed(layout, uid, version, flat)})
+
+
+def write_packed(path: Path, records: Mapping[int, bytes]) -> None:
+    """Writes records as they lie in another bank, under the same rules as `write_record`."""
     with open(path, "r+b") as file:
-        file.seek(PAGE + index * record_bytes(layout))
-        file.write(_packed(layout, uid, version, flat))
+        for index, record in records.items():
+            file.seek(PAGE + index * len(record))
+            file.write(record)
         file.flush()
         os.fsync(file.fileno())
+
+
+def packed_owner(record: bytes) -> tuple[int, int]:
+    """Returns the uid and the version in a record's header."""
+    uid, version, _ = HEADER.unpack_from(record)
+    return uid, version
+
+
+def is_sound(record: bytes, layout: Layout) -> bool:
+    """Whether a record's weights match its checksum."""
+    weights = memoryview(record)[HEADER_BYTES : HEADER_BYTES + layout.weight_bytes]
+    return zlib.crc32(weights) == HEADER.unpack_from(record)[2]
 
 
 def _packed(layout: Layout, uid: int, version: int, flat: Tensor) -> bytes:

@@ -173,7 +173,7 @@ def run_key_list(args: argparse.Namespace) -> dict:
 def run_key_revoke(args: argparse.Namespace) -> dict:
     manager = open_manager(args)
     manager.revoke_key(args.id, args.key)
-    late = manager.settle_now()
+    late = manager.settle_now(removes=True)
     if not args.json:
         print(f"key {args.key} of tenant {args.id} is revoked")
         _print_late(late)
@@ -198,10 +198,13 @@ def run_limit(args: argparse.Namespace) -> dict:
             "no limit is given: give --rate, --burst, --texts-rate, --tokens-rate, --in-flight, --homes, --deadline-ms, "
             "--first-token-ms or --token-ms; 0 removes a limit"
         )
-    open_manager(args).limit(args.id, **limits)
+    manager = open_manager(args)
+    manager.limit(args.id, **limits)
+    late = manager.settle_now(removes=True)
     if not args.json:
         print(f"tenant {args.id}: {', '.join(f'{name} {value:,.12g}' for name, value in limits.items())}")
-    return {"tenant": args.id, **limits}
+        _print_late(late)
+    return {"tenant": args.id, **limits, "late": late}
 
 
 def _microseconds(milliseconds: float | None) -> float | None:
@@ -231,7 +234,7 @@ def run_log(args: argparse.Namespace) -> dict:
 
 
 def _said(args: argparse.Namespace, change: TenantChange) -> dict:
-    late = open_manager(args).settle(change.generation)
+    late = open_manager(args).settle(change.generation, removes=change.after is None)
     if not args.json:
         versions = f"version {change.before or 'none'} -> {change.after or 'none'}"
         print(f"tenant {change.tenant}: {versions}, generation {change.generation}")

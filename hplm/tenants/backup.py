@@ -11,9 +11,9 @@ from typing import Any
 
 from hplm.errors import Broken, InvalidInput
 from hplm.tenants.manager import Manager
-from hplm.tenants.registry import needed_banks, sync
+from hplm.tenants.registry import needed_banks
 from hplm.tenants.snapshot import Snapshot
-from hplm.tenants.state import State
+from hplm.tenants.state import State, sync
 
 FORMAT = 1
 MANIFEST = "backup.json"

@@ -48,7 +48,7 @@ class Commands:
             "tenant.add": lambda given: self._changed(manager.add(_name(given), self._knowledge(given))),
             "tenant.update": lambda given: self._changed(manager.update(_name(given), self._knowledge(given))),
             "tenant.rollback": lambda given: self._changed(manager.roll_back(_name(given))),
-            "tenant.delete": lambda given: self._changed(manager.delete(_name(given))),
+            "tenant.delete": lambda given: self._changed(manager.delete(_name(given)), removes=True),
             "tenant.compact": lambda given: {"bytes": manager.compact()},
             "tenant.limit": self._limit,
             "tenant.key.add": self._add_key,
@@ -56,7 +56,7 @@ class Commands:
             "domain.list": self._domains,
             "domain.add": self._add_domain,
             "domain.rollback": lambda given: self._changed(manager.roll_back_domain(_text(given, "name"))),
-            "domain.delete": lambda given: self._changed(manager.delete_domain(_text(given, "name"))),
+            "domain.delete": lambda given: self._changed(manager.delete_domain(_text(given, "name")), removes=True),
             "log": lambda given: {"changes": manager.registry.audit()},
         }
 
@@ -79,14 +79,14 @@ class Commands:
             raise InvalidInput(f"tenant {name!r} is not served: `tenant.list` lists all tenants")
         return described(tenant)
 
-    def _changed(self, change: Any) -> dict[str, Any]:
+    def _changed(self, change: Any, removes: bool = False) -> dict[str, Any]:
         """Waits until every reader has taken the change, and returns the answer."""
-        return {**asdict(change), "late": self._manager.settle(change.generation)}
+        return {**asdict(change), "late": self._manager.settle(change.generation, removes)}
 
     def _limit(self, given: dict[str, Any]) -> dict[str, Any]:
         limits = {name: given[name] for name in (*LIMITS, "homes") if name in given}
         self._manager.limit(_name(given), **limits)
-        return {"tenant": given["id"], **limits, "late": self._manager.settle_now()}
+        return {"tenant": given["id"], **limits, "late": self._manager.settle_now(removes=True)}
 
     def _add_key(self, given: dict[str, Any]) -> dict[str, Any]:
         secret, key = self._manager.add_key(_name(given), given.get("days", 0))
@@ -95,7 +95,7 @@ class Commands:
 
     def _revoke_key(self, given: dict[str, Any]) -> dict[str, Any]:
         self._manager.revoke_key(_name(given), _text(given, "key"))
-        return {"tenant": given["id"], "revoked": given["key"], "late": self._manager.settle_now()}
+        return {"tenant": given["id"], "revoked": given["key"], "late": self._manager.settle_now(removes=True)}
 
     def _domains(self, given: dict[str, Any]) -> dict[str, Any]:
         return {"domains": [{"name": branch.domain, "version": branch.version} for branch in self._manager.current().branches]}

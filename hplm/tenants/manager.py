@@ -247,19 +247,22 @@ class Manager:
         change.branches = [branch for branch in change.branches if branch not in removed]
         return _recorded(change, replace(done, removed=sorted(branch.folder for branch in removed)))
 
-    def settle(self, generation: int) -> list[str]:
-        """Waits until every reader has taken the generation. Returns the readers that have not taken it within ten seconds."""
+    def settle(self, generation: int, removes: bool = False) -> list[str]:
+        """Waits until every reader has taken the generation. Returns the readers that have not taken it within ten seconds.
+
+        `removes`: the change only took something away: a tenant, a key, what a limit allowed. Followers do that at once.
+        """
         if self.state.current() < generation:  # decided, but not yet published
             self.registry.finish()
         try:
-            return self.state.wait_for_readers(generation)
+            return self.state.wait_for_readers(generation, removes)
         except OSError as error:  # the change is made, and its result (such as a new key) must not be lost
             log.warning("cannot read which servers have taken generation %d: %s", generation, error)
             return []
 
-    def settle_now(self) -> list[str]:
+    def settle_now(self, removes: bool = False) -> list[str]:
         """Waits for the last change that this manager made."""
-        return self.settle(self.registry.decided)
+        return self.settle(self.registry.decided, removes)
 
     @cached_property
     def stacks(self) -> dict[str, int]:

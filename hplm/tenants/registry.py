@@ -15,22 +15,20 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 from hplm.adapters.record import Record
 from hplm.errors import Broken, HplmError, InvalidInput
 from hplm.plot.branch import Branch
 from hplm.tenants.snapshot import LIMITS, LIVE, Snapshot, Tenant, read_tenant
-from hplm.tenants.state import State
+from hplm.tenants.state import REST_SECONDS, State
 
 log = logging.getLogger(__name__)
 
 KEPT_SNAPSHOTS = 16
-REST_SECONDS = 60.0  # how long a freed record is kept: longer than a request may still need it
 SETTINGS = ("keys", *LIMITS, "homes")  # of a tenant, the same for all its versions
 PATIENCE = 60.0  # seconds that a manager waits for another one
 SCHEMA = """
@@ -149,6 +147,7 @@ class Registry:
 
     def check_begun(self) -> None:
         """Raises if there is no state yet, so that a mistaken path does not become a new state."""
+        self.state.refuse_copy()
         if not self.state.registry.exists():
             raise InvalidInput(
                 f"{self.state.folder} contains no live state ({self.state.registry.name} is missing): nothing was changed "
@@ -176,6 +175,7 @@ class Registry:
     @contextmanager
     def _opened(self) -> Generator[sqlite3.Connection, None, None]:
         """Opens the registry in a transaction that excludes all other managers."""
+        self.state.refuse_copy()
         self.state.snapshots.mkdir(parents=True, exist_ok=True)
         database = sqlite3.connect(self.state.registry, timeout=PATIENCE, isolation_level=None)
         try:
@@ -255,22 +255,13 @@ class Registry:
         for file in self.state.banks.glob("*"):
             if LIVE + file.name not in banks:
                 file.unlink()
-        for file in self.state.readers.glob("*"):
-            with suppress(FileNotFoundError):
-                if time.time() - file.stat().st_mtime > REST_SECONDS:
-                    file.unlink()
+        self.state.forget_readers()
         for file in self.state.snapshots.glob("*"):
             if not file.name.isdecimal() or int(file.name) <= snapshot.generation - KEPT_SNAPSHOTS:
                 file.unlink()
 
     def _publish(self, generation: int) -> None:
-        fresh = self.state.current_file.with_name("CURRENT.writing")
-        with open(fresh, "w", encoding="utf-8") as file:
-            file.write(f"{generation}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(self.state.current_file)
-        sync(self.state.folder)
+        self.state.publish(generation)
 
 
 def needed_banks(snapshot: Snapshot, database: sqlite3.Connection) -> set[str]:
@@ -284,11 +275,3 @@ def _who() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user may have no name
         return f"uid {os.getuid()}"
-
-
-def sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -28,6 +28,7 @@ from hplm.tenants.link import Link
 
 FORMAT = 8
 READABLE = (2, 3, 4, 5, 6, 7, FORMAT)  # docs/formats.md says what the earlier ones lack
+EXPORT_AGAIN = "export the repository again"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")  # of tenants, domains and backbones
 LIVE = "state/"  # prefix of the names of banks in the live state
 PROMISES = ("first_token_us", "token_us")  # limits that only a tenant that generates text may have
@@ -196,17 +197,24 @@ class Snapshot:
     @classmethod
     def load(cls, path: Path) -> Snapshot:
         try:
-            stored: dict[str, Any] | list[Any] | None = json.loads(path.read_text("utf-8"))
+            stored = path.read_bytes()
         except FileNotFoundError:
-            raise InvalidInput(f"{path} is missing: export the repository again") from None
+            raise InvalidInput(f"{path} is missing: {EXPORT_AGAIN}") from None
+        return cls.read(stored, path)
+
+    @classmethod
+    def read(cls, text: bytes, place: object, way_out: str = EXPORT_AGAIN) -> Snapshot:
+        """Returns the snapshot that a file contains. Error messages name its place and end with the way out."""
+        try:
+            stored: dict[str, Any] | list[Any] | None = json.loads(text)
         except ValueError as error:
-            raise Broken(f"{path} is not JSON ({error}): export the repository again") from None
+            raise Broken(f"{place} is not JSON ({error}): {way_out}") from None
         if not isinstance(stored, dict):
-            raise Broken(f"{path} holds no JSON object: export the repository again")
+            raise Broken(f"{place} holds no JSON object: {way_out}")
         if stored.get("format") not in READABLE:
             raise InvalidInput(
-                f"{path} has format {stored.get('format')!r}, but this version of hplm reads {READABLE[0]} to {FORMAT}: "
-                "export the repository again"
+                f"{place} has format {stored.get('format')!r}, but this version of hplm reads {READABLE[0]} to {FORMAT}: "
+                f"{way_out}"
             )
         try:
             tenants = [read_tenant(entry) for entry in stored["tenants"]]
@@ -214,7 +222,7 @@ class Snapshot:
             if not (all(map(_is_branch, branches)) and type(stored["generation"]) is int and type(stored["export"]) is str):
                 raise TypeError("a table, its generation or its export has another type")
         except MISFITS as error:
-            raise Broken(f"{path} does not describe tenants and tables ({error}): export the repository again") from None
+            raise Broken(f"{place} does not describe tenants and tables ({error}): {way_out}") from None
         return cls(stored["generation"], branches, tenants, stored["export"])
 
 

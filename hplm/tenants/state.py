@@ -5,6 +5,7 @@ CURRENT                  the newest generation
 readers/<name>           the generation that a reader has taken, written again every second if the reader may write
 plot/  adapters/         tables and banks added since the export
 registry.sqlite          for managers only
+FOLLOWED                 only in a copy of another machine's state (`hplm follow`)
 aside-<random>/          files that a manager copies before its change; if it is killed, the next change removes them
 """
 
@@ -18,9 +19,11 @@ import socket
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from hplm.errors import Broken
+from hplm.errors import Broken, InvalidInput
+from hplm.tenants.followed import Followed
 from hplm.tenants.snapshot import LIVE, Snapshot
 
 # The names in an exported model folder.
@@ -34,6 +37,32 @@ SILENT_SECONDS = 1.5  # how long to wait for silent readers: longer than the int
 STILL_SECONDS = 0.25  # the most time that counts between two checks: if more has passed, the whole machine was stopped
 PATIENCE = 10.0  # how long to wait for readers that are not silent
 NEW_SECONDS = 10.0  # the most time between making a folder and locking it
+REST_SECONDS = 60.0  # how long a freed record is kept: longer than a request may still need it
+REMEMBERED_SECONDS = 3600.0  # how long a silent follower is waited for: it may serve on where nobody can tell it anything
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The file of a reader, or of a follower, which speaks for all readers of its copy."""
+
+    name: str
+    whole: int  # the newest generation that is served with all that it has
+    removed: int  # the newest one of which all that it removed is no longer served: tenants, keys, limits
+    follows: bool
+    age: float  # seconds since it was written
+
+    @property
+    def is_silent(self) -> bool:
+        return self.age >= ALIVE_SECONDS
+
+    @classmethod
+    def read(cls, file: Path, now: float) -> Taken | None:
+        """Returns None if the file was removed, is being written just now, or is that of a follower that serves no more."""
+        with suppress(FileNotFoundError, ValueError):
+            numbers = [int(word) for word in file.read_text("utf-8").split()]
+            if numbers:
+                return cls(file.name, numbers[0], numbers[-1], len(numbers) > 1, now - file.stat().st_mtime)
+        return None
 
 
 class Reader:
@@ -67,6 +96,7 @@ class State:
         self.current_file = folder / "CURRENT"
         self.readers = folder / "readers"
         self.registry = folder / "registry.sqlite"
+        self.followed = folder / "FOLLOWED"
 
     def current(self) -> int:
         """Returns the newest generation. Before the first change this is 0, the export itself."""
@@ -76,6 +106,21 @@ class State:
             return 0
         except ValueError:
             raise Broken(f"{self.current_file} does not contain the number of a generation: restore the state") from None
+
+    def publish(self, generation: int) -> None:
+        """Makes a generation the newest one, whose files are all here."""
+        fresh = self.current_file.with_name("CURRENT.writing")
+        with open(fresh, "w", encoding="utf-8") as file:
+            file.write(f"{generation}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(self.current_file)
+        sync(self.folder)
+
+    def refuse_copy(self) -> None:
+        """Raises if this state follows one of another machine, where changes belong."""
+        if self.followed.exists():
+            raise InvalidInput(f"{self.folder} follows {Followed.load(self.followed).source}: change tenants there")
 
     def has(self, generation: int) -> bool:
         """Whether the snapshot of a generation exists. Only the last generations are kept."""
@@ -112,30 +157,60 @@ class State:
                 finally:
                     os.close(held)
 
-    def wait_for_readers(self, generation: int) -> list[str]:
+    def wait_for_readers(self, generation: int, removes: bool = False) -> list[str]:
         """Waits until all readers have taken the generation. Returns the names of late readers after ten seconds.
 
         Readers that may not write get the time to look twice for a new generation. Silent readers get the time to write once
-        more, because the whole machine may have been stopped.
+        more, because the whole machine may have been stopped. `removes`: the change only takes something away, which followers
+        do at once, while new tables are still on their way to them.
         """
         waited, looked = 0.0, time.monotonic()
+        ahead = self.clock() - time.time()
         while True:
-            behind = self._behind(generation)
-            late = sorted(name for name, silent in behind.items() if not silent)
+            behind = self._behind(generation, removes, time.time() + ahead)
+            late = [taken.name for taken in behind if not taken.is_silent]
             if waited >= PATIENCE or (not late and waited >= (SILENT_SECONDS if behind else UNSEEN_SECONDS)):
-                return late
+                return sorted(late + [taken.name for taken in behind if taken.is_silent and taken.follows])
             time.sleep(0.05)
             now = time.monotonic()
             waited, looked = waited + min(now - looked, STILL_SECONDS), now
 
-    def _behind(self, generation: int) -> dict[str, bool]:
-        """Returns the readers that have not taken the generation. The value says whether a reader is silent."""
-        behind: dict[str, bool] = {}
-        for file in self.readers.glob("[!.]*"):
-            with suppress(FileNotFoundError, ValueError):  # removed, or being written just now
-                if int(file.read_text("utf-8")) < generation:
-                    behind[file.name] = time.time() - file.stat().st_mtime >= ALIVE_SECONDS
-        return behind
+    def _behind(self, generation: int, removes: bool, now: float) -> list[Taken]:
+        """Returns the readers that have not taken the generation."""
+        return [taken for taken in self.taken(now) if (taken.removed if removes else taken.whole) < generation]
+
+    def taken(self, now: float) -> list[Taken]:
+        """Returns what readers and followers have taken. `now`: of the clock that dates their files."""
+        return [taken for file in self.readers.glob("[!.]*") if (taken := Taken.read(file, now)) is not None]
+
+    def forget_readers(self) -> None:
+        """Removes the files of readers that have ended long ago."""
+        now = self.clock()
+        for file in self.readers.glob("*"):
+            with suppress(FileNotFoundError):
+                taken = Taken.read(file, now)
+                kept = REMEMBERED_SECONDS if taken is not None and taken.follows else REST_SECONDS
+                if now - file.stat().st_mtime > kept:
+                    file.unlink()
+
+    def clock(self) -> float:
+        """Returns the time of the clock that dates files here: on a network file system that of its server."""
+        if not self.folder.is_dir():
+            return time.time()
+        file = self.folder / f".clock-{secrets.token_hex(3)}"
+        file.touch()
+        try:
+            return file.stat().st_mtime
+        finally:
+            file.unlink()
 
     def load(self, generation: int) -> Snapshot:
         return Snapshot.load(self.snapshots / str(generation))
+
+
+def sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

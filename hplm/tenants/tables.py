@@ -10,9 +10,9 @@ from pathlib import Path
 from hplm.errors import InvalidInput
 from hplm.plot.branch import Branch
 from hplm.plot.table import Table
-from hplm.tenants.registry import Change, sync
+from hplm.tenants.registry import Change
 from hplm.tenants.snapshot import Snapshot
-from hplm.tenants.state import EXPORTED_TABLES, State
+from hplm.tenants.state import EXPORTED_TABLES, State, sync
 
 
 class Tables:

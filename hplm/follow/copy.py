@@ -1,0 +1,252 @@
+"""The copy of one backbone's state.
+
+Its generations have numbers of their own, because neither tickets nor generations leave a server. A generation is written in
+this order: records, tables, the snapshot, what it stands for (FOLLOWED), CURRENT. Whatever is interrupted, CURRENT names a
+generation whose files are all here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from hplm.errors import Broken, HplmError, InvalidInput
+from hplm.follow.assembly import Assembly, Place, assemble
+from hplm.follow.records import Records, Unlike
+from hplm.follow.source import Absent, Source
+from hplm.follow.tables import Arrivals
+from hplm.follow.troubles import Troubles
+from hplm.plot.branch import Branch
+from hplm.plot.table import Table, TableMeta
+from hplm.tenants.followed import Followed, Reached
+from hplm.tenants.registry import KEPT_SNAPSHOTS
+from hplm.tenants.snapshot import NAME, Snapshot
+from hplm.tenants.state import EXPORTED_TABLES, EXPORTED_TENANTS, REST_SECONDS, State
+
+SWEEPING_SECONDS = 1.0
+BRINGING_SECONDS = 0.2  # how long records are brought before the source is asked for a newer generation
+
+
+class Copy:
+    def __init__(self, folder: Path, state: Path, connect: Callable[[], Source], say: Callable[[str], None]) -> None:
+        """`folder`: of the exported backbone. `connect` returns a new connection to the source."""
+        self.backbone = folder.parent.name
+        self.state = State(state / self.backbone)
+        self.troubles = Troubles(lambda line: say(f"{self.backbone}: {line}"))
+        self._say = say
+        self._exported_tables = folder / EXPORTED_TABLES
+        self._exported = Snapshot.load(folder / EXPORTED_TENANTS)
+        self._source = connect()
+        self._lock = self._locked()
+        self._followed = self._begun()
+        self.newest = self._local()
+        self._wanted: Snapshot | None = None  # the newest of the source that was seen
+        self._tables = {branch for branch in self.newest.branches if self._is_sound(branch)}
+        self._parents: dict[Branch, Place | None] = {}
+        self._unneeded: dict[Path, float] = {}  # when a table's folder is removed
+        self._published: object = None  # what was here when a snapshot was last assembled
+        self._swept = 0.0
+        self._records = Records(self.state, self.newest.tenants)
+        self._arrivals = Arrivals(self.state, connect(), self.backbone, self.troubles, self._tell)
+
+    def close(self) -> None:
+        self._arrivals.close()
+        self._source.close()
+        os.close(self._lock)
+
+    @property
+    def reached(self) -> Reached:
+        """The generations of the source that the newest one here stands for."""
+        return self._followed.reached.get(self.newest.generation, Reached())
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the source's newest generation is here."""
+        return self._wanted is not None and self.reached.whole == self._wanted.generation
+
+    def look(self) -> None:
+        """Takes over what is new at the source. Raises if something cannot be taken over; all else was."""
+        generation = self._source.current(self.backbone)
+        try:
+            if self._wanted is None or generation != self._wanted.generation:
+                self._wanted = self._taken(generation)
+            self._take_over(self._wanted)
+        except (Unlike, Absent):
+            if self._source.current(self.backbone) == generation:  # else a newer generation no longer needs it
+                raise
+
+    def _take_over(self, wanted: Snapshot) -> None:
+        self._publish(wanted)
+        try:
+            if not self.is_whole and (missing := self._records.missing(wanted.tenants)):
+                until = time.monotonic() + BRINGING_SECONDS
+                self._records.bring(self._source, self.backbone, missing, until, self.newest.generation + 1)
+        finally:
+            self._publish(wanted)
+            self._arrivals.want([branch for branch in wanted.branches if not self._is_here(branch)])
+            self._sweep(wanted)
+
+    def note(self) -> None:
+        """Writes down the trouble that keeps this copy behind, for `hplm doctor`."""
+        worst = self.troubles.worst()
+        trouble, since = (worst.says, worst.since) if worst is not None else ("", 0.0)
+        if (trouble, since) != (self._followed.trouble, self._followed.since):
+            self._remember(replace(self._followed, trouble=trouble, since=since))
+
+    def report(self, name: str, reached: Reached) -> None:
+        """Tells the source what all readers of this copy have taken."""
+        self._source.report(f"{self.backbone}/readers/{name}", f"{reached.whole} {reached.removed}\n")
+
+    def least(self, now: float) -> Reached:
+        """Returns what all readers of this copy have taken; without readers, what they would find."""
+        reading = [taken.whole for taken in self.state.taken(now) if not taken.is_silent] or [self.newest.generation]
+        found = [self._followed.reached.get(generation, Reached()) for generation in reading]
+        return Reached(min(reached.whole for reached in found), min(reached.removed for reached in found))
+
+    def take_leave(self, name: str, now: float) -> None:
+        """Tells the source that nothing is served from this copy any more, if that is so."""
+        if all(taken.is_silent for taken in self.state.taken(now)):
+            self._source.report(f"{self.backbone}/readers/{name}", "-\n")
+
+    def _tell(self, line: str) -> None:
+        self._say(f"{self.backbone}: {line}")
+
+    def _locked(self) -> int:
+        self.state.folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.state.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise InvalidInput(
+                f"another `hplm follow` writes into {self.state.folder}: stop it, or give this one a --state of its own"
+            ) from None
+        return descriptor
+
+    def _begun(self) -> Followed:
+        """Marks the state as a copy, or goes on with one. Raises if it is something else."""
+        source = self._source.address
+        if not self.state.followed.exists():
+            if self.state.registry.exists() or self.state.current_file.exists():
+                raise InvalidInput(f"{self.state.folder} is a state of its own and no copy: name another --state")
+            Followed(source).save(self.state.followed)
+        followed = Followed.load(self.state.followed)
+        if followed.source != source:
+            raise InvalidInput(
+                f"{self.state.folder} is a copy of {followed.source}, not of {source}: name an empty --state, or that source"
+            )
+        return followed
+
+    def _local(self) -> Snapshot:
+        generation = self.state.current()
+        try:
+            newest = self.state.load(generation) if generation else self._exported
+        except HplmError as error:
+            raise Broken(
+                f"the copy in {self.state.folder} cannot be read ({error}): begin it anew in an empty --state"
+            ) from None
+        if newest.export != self._exported.export:
+            raise InvalidInput(f"{self.state.folder} belongs to another export of {self.backbone!r}: name an empty --state")
+        return newest
+
+    def _taken(self, generation: int) -> Snapshot:
+        """Returns the source's snapshot of a generation. Raises if it cannot be one of the same state."""
+        place = f"{self._source.address}/{self.backbone}"
+        if generation < self._followed.newest:
+            raise InvalidInput(
+                f"{place} has gone back from generation {self._followed.newest} to {generation}: if it was restored, begin its "
+                "copies anew in an empty --state; if its disk is missing, bring it back"
+            )
+        if not generation:
+            return self._exported
+        path = f"{self.backbone}/snapshots/{generation}"
+        snapshot = Snapshot.read(
+            self._source.read(path), f"{self._source.address}/{path}", "use one version of hplm everywhere"
+        )
+        if snapshot.export != self._exported.export:
+            raise InvalidInput(f"{place} belongs to another export than the repository here: copy the repository of the source")
+        if snapshot.generation != generation or not all(NAME.fullmatch(branch.domain) for branch in snapshot.branches):
+            raise Broken(f"{self._source.address}/{path} is not the snapshot of generation {generation}: check the source")
+        return snapshot
+
+    def _publish(self, wanted: Snapshot) -> None:
+        """Publishes what is here of the source's snapshot, if that is more or less than the newest generation has."""
+        here = wanted.generation, self._records.brought, self._arrivals.whole
+        if here == self._published:
+            return
+        assembly = assemble(wanted, self.newest, self._is_here, self._parent, self._records.moved)
+        reached = Reached(wanted.generation if assembly.is_whole else self.reached.whole, wanted.generation)
+        if not assembly.is_same(self.newest):
+            self._write(assembly, reached)
+        elif reached != self.reached:
+            self._remember(self._standing_for(self.newest.generation, reached))
+        self._published = here
+        if assembly.is_whole:
+            counts = f"{len(assembly.tenants):,} tenants, {len(assembly.branches):,} tables"
+            self._tell(f"generation {wanted.generation} of the source is here: {counts}")
+
+    def _write(self, assembly: Assembly, reached: Reached) -> None:
+        generation = self.newest.generation + 1
+        snapshot = Snapshot(generation, assembly.branches, assembly.tenants, self._exported.export)
+        self.state.snapshots.mkdir(exist_ok=True)
+        snapshot.save(self.state.snapshots / str(generation))
+        self._remember(self._standing_for(generation, reached))
+        for branch in assembly.branches:
+            if self._arrivals.arrived(branch) is not None:
+                self._arrivals.take(branch)
+                self._tables.add(branch)
+        self.state.publish(generation)
+        self.newest = snapshot
+        self._tables &= set(snapshot.branches)
+
+    def _standing_for(self, generation: int, reached: Reached) -> Followed:
+        known = {**self._followed.reached, generation: reached}
+        return replace(self._followed, reached={number: known[number] for number in sorted(known)[-KEPT_SNAPSHOTS:]})
+
+    def _remember(self, followed: Followed) -> None:
+        followed.save(self.state.followed)
+        self._followed = followed
+
+    def _is_here(self, branch: Branch) -> bool:
+        return branch in self._tables or self._is_exported(branch) or self._arrivals.arrived(branch) is not None
+
+    def _is_exported(self, branch: Branch) -> bool:
+        return (self._exported_tables / branch.folder).is_dir()
+
+    def _is_sound(self, branch: Branch) -> bool:
+        if self._is_exported(branch):
+            return False  # it is not of this state
+        try:
+            Table(self.state.tables / branch.folder)
+        except HplmError:
+            return False
+        return True
+
+    def _parent(self, branch: Branch) -> Place | None:
+        if branch not in self._parents:
+            state = self._arrivals.arrived(branch) or self.state.tables / branch.folder
+            folder = self._exported_tables / branch.folder if self._is_exported(branch) else state
+            self._parents[branch] = TableMeta.load(folder / "meta.json").parent_branch
+        return self._parents[branch]
+
+    def _sweep(self, wanted: Snapshot) -> None:
+        """Removes what no generation of the last minute needs."""
+        if time.monotonic() - self._swept < SWEEPING_SECONDS:
+            return
+        self._swept = time.monotonic()
+        self._records.rest([*self.newest.tenants, *wanted.tenants])
+        now, needed = time.monotonic(), {branch.folder for branch in self._tables}
+        for folder in self.state.tables.glob("*/*"):
+            if f"{folder.parent.name}/{folder.name}" in needed:
+                self._unneeded.pop(folder, None)
+            elif self._unneeded.setdefault(folder, now + REST_SECONDS) <= now:
+                shutil.rmtree(folder, ignore_errors=True)
+        for file in self.state.snapshots.glob("*"):
+            if not file.name.isdecimal() or int(file.name) <= self.newest.generation - KEPT_SNAPSHOTS:
+                file.unlink()
+        self.state.forget_readers()
