@@ -69,7 +69,7 @@ def change_figures(cluster: ServedCluster, material: Material) -> dict[str, Any]
         manager.settle(add_tenant(manager, material.store, guest).generation)
         took.append(max(poller.first(True, began) for poller in pollers) - began)
         began = time.monotonic()
-        manager.settle(manager.delete(guest).generation)
+        manager.settle(manager.delete(guest).generation, removes=True)
         returned = time.monotonic()
         deletes.append(returned - began)
         time.sleep(AFTER)

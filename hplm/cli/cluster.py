@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from hplm.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from hplm.cluster.pools import Pool
+    from hplm.placement.placement import Placement
 
 FOLDER = Path(".hplm/cluster")
+REPLICAS = 2
 
 
 def register(commands: argparse._SubParsersAction) -> None:
@@ -24,7 +32,7 @@ def register(commands: argparse._SubParsersAction) -> None:
     )
     up.add_argument("--repository", type=Path, default=Path("model_repository"), metavar="DIR",
                     help="the model repository to serve (default: %(default)s)")  # fmt: skip
-    up.add_argument("--replicas", type=int, metavar="N", help="how many servers (default: 2, or as many as the placement has)")
+    up.add_argument("--replicas", type=int, metavar="N", help=f"how many servers (default: {REPLICAS})")
     up.add_argument(
         "--cores", type=_cores, default=(), metavar="0,1", help="the cores that the servers divide (default: all share all)"
     )
@@ -58,22 +66,47 @@ def _cores(given: str) -> tuple[int, ...]:
 
 
 def run_up(args: argparse.Namespace) -> None:
-    from hplm.cluster.pools import Pool, replicas_of
     from hplm.cluster.running import Cluster
-    from hplm.server.repository import model_names
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # from here on SIGTERM and Ctrl-C are the same
-    state = args.state or args.folder / "state"
-    model_names(args.repository)  # a wrong one is refused before anything starts
-    pools = [Pool("all", args.repository, state, replicas_of(args.repository, args.replicas or 2, args.cores))]
+    pools = _pools(args)
     try:
         with Cluster(pools, args.folder, args.port, say) as cluster:
+            for pool in pools:
+                where = f"--repository {shlex.quote(str(pool.repository))} --state {shlex.quote(str(pool.state))}"
+                say(f"{'change':<13} hplm tenant ... {where}")
             say(f"Ready at {cluster.address}, for this machine only (loopback). Ctrl-C or SIGTERM stops it.")
-            where = f"--repository {shlex.quote(str(args.repository))} --state {shlex.quote(str(state))}"
-            say(f"Change tenants with: hplm tenant ... {where}")
             cluster.run()
     except KeyboardInterrupt:
         say("stopped")
+
+
+def _pools(args: argparse.Namespace) -> list[Pool]:
+    from hplm.cluster.pools import Pool, placed_pools, replicas_of
+    from hplm.server.repository import model_names
+
+    state = args.state or args.folder / "state"
+    model_names(args.repository)  # a wrong one is refused before anything starts
+    if args.placement is None:
+        return [Pool("all", args.repository, state, replicas_of(args.repository, args.replicas or REPLICAS, args.cores))]
+    if args.replicas is not None or args.cores:
+        raise InvalidInput("the placement says how many servers there are, on which cores: leave out --replicas and --cores")
+    from hplm.placement.placement import Placement
+
+    placement = Placement.read(args.placement)
+    return placed_pools(placement.groups, _emitted(placement, args), state)
+
+
+def _emitted(placement: Placement, args: argparse.Namespace) -> dict[str, Path]:
+    """Returns the repository of each group. Those of an earlier start are used again, because their states belong to them."""
+    from builder.publish.groups import emit
+
+    exported = sorted(args.repository.glob("*/1/tenants.json"))
+    content = hashlib.sha256(b"".join(path.read_bytes() for path in (args.placement, *exported))).hexdigest()[:12]
+    folder = args.folder / f"groups-{content}"
+    if not folder.exists():
+        emit(placement, args.repository, folder)
+    return {group.name: folder / group.name for group in placement.groups}
 
 
 def run_roll(args: argparse.Namespace) -> dict[str, Any]:

@@ -48,15 +48,15 @@ class LocalReplica:
     def metrics(self) -> str:
         return f"{LOOPBACK}:{self.ports.metrics}"
 
-    def start(self) -> None:
-        """Starts both processes. Call `copy` before, and `wait` after."""
+    def copy(self) -> None:
+        """Begins to copy the newest generation, so that the server never serves an older one."""
+        self._first_copy.start()
+
+    def start(self, meanwhile: Callable[[], None]) -> None:
+        """Starts both processes when the copy is complete. Call `wait` then."""
+        self._first_copy.finish(COPY_SECONDS, meanwhile)
         self.follower.start()
         self.server.start()
-
-    def copy(self, meanwhile: Callable[[], None]) -> None:
-        """Copies the newest generation, so that the server never serves an older one."""
-        self._first_copy.start()
-        self._first_copy.finish(COPY_SECONDS, meanwhile)
 
     def wait(self, meanwhile: Callable[[], None]) -> None:
         """Returns when the server is ready."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hplm.errors import InvalidInput
+from hplm.placement.placement import Group
+
+CORE = "cpu:"  # begins the names of devices that are cores
 
 
 @dataclass(frozen=True)
@@ -38,9 +42,46 @@ def replicas_of(repository: Path, count: int, cores: Sequence[int] = ()) -> tupl
         raise InvalidInput(f"--replicas {count}: give 1 or more")
     if len(set(cores)) < len(cores):
         raise InvalidInput(f"--cores {','.join(map(str, cores))} names a core twice: give each core once")
+    _check_cores(cores)
     if cores and len(cores) < count:
         raise InvalidInput(
             f"--cores names {len(cores)} cores for {count} replicas: give each replica at least one, or leave out --cores"
         )
     each = len(cores) // count
     return tuple(Replica(i + 1, repository, tuple(cores[i * each : (i + 1) * each])) for i in range(count))
+
+
+def placed_pools(groups: Sequence[Group], repositories: Mapping[str, Path], state: Path) -> list[Pool]:
+    """Returns a pool for each set of units: groups with the same units are its replicas.
+
+    `repositories`: of each group, by its name. Each pool has a truth of its own below `state`.
+    """
+    alike: dict[frozenset[str], list[Group]] = {}
+    for group in groups:
+        alike.setdefault(frozenset(group.units), []).append(group)
+    for units, own in alike.items():
+        for others, other in alike.items():
+            if units != others and (shared := sorted(units & others)):
+                raise InvalidInput(
+                    f"groups {own[0].name!r} and {other[0].name!r} both have unit {shared[0]!r}, but differ in others, so the "
+                    "router could send its requests to one of them only: search with more memory for each device"
+                )
+    pools: list[Pool] = []
+    for units in alike:
+        replicas: list[Replica] = []
+        for group in alike[units]:
+            cores = tuple(int(name.removeprefix(CORE)) for name in group.devices if name.startswith(CORE))
+            _check_cores(cores)
+            replicas.append(
+                Replica(sum(len(pool.replicas) for pool in pools) + len(replicas) + 1, repositories[group.name], cores)
+            )
+        name = alike[units][0].name.lower()
+        pools.append(Pool(name, replicas[0].repository, state / name, tuple(replicas)))
+    return pools
+
+
+def _check_cores(cores: Sequence[int]) -> None:
+    mine = os.sched_getaffinity(0)
+    missing = next((core for core in cores if core not in mine), None)
+    if missing is not None:
+        raise InvalidInput(f"core {missing} is not one of this machine's: name some of {', '.join(map(str, sorted(mine)))}")

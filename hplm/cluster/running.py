@@ -23,6 +23,7 @@ from hplm.errors import HplmError
 from hplm.follow.source_server import source_config
 from hplm.placement.fields import write
 from hplm.server.ports import LOOPBACK, listen
+from hplm.tenants.state import State
 
 CLUSTER, TOKEN, LOCK, ROUTER = "cluster.json", "token", "lock", "router"
 PLAIN_SECONDS = 30.0  # for nginx and HAProxy to start
@@ -88,7 +89,7 @@ class Cluster:
         """Says a line for each replica."""
         found: dict[str, Any] = {}
         for replica in self._replicas:
-            share = self._traffic.share(replica.name)
+            share, taken = self._traffic.share(replica.name), self._taken(replica)
             word = "replaced" if replica is self._replacing else share.word
             found[replica.name] = {
                 "is": word,
@@ -96,8 +97,21 @@ class Cluster:
                 "in_flight": share.in_flight,
                 "http": replica.http,
                 "metrics": replica.metrics,
+                "generations": taken,
             }
-            say(f"{replica.name:<13} {word:<9} {share.requests:>9,} requests, {share.in_flight} in flight, {replica.http}")
+            generations = ", ".join(f"{backbone} {own[0]} of {own[1]}" for backbone, own in taken.items())
+            requests = f"{share.requests:,} requests, {share.in_flight} in flight"
+            say(f"{replica.name:<13} {word:<9} {requests}, {f'generation of {generations}, ' if taken else ''}{replica.http}")
+        return found
+
+    def _taken(self, replica: LocalReplica) -> dict[str, tuple[int, int]]:
+        """Returns the generation of each backbone that a replica serves, and the newest one. Without changes: nothing."""
+        pool = self._pool_of(replica)
+        found: dict[str, tuple[int, int]] = {}
+        for file in sorted(pool.state.glob("*/CURRENT")):
+            state = State(file.parent)
+            served = [taken.whole for taken in state.taken(state.clock()) if taken.name == replica.name]
+            found[file.parent.name] = (min(served, default=0), state.current())
         return found
 
     def _start(self) -> None:
@@ -109,8 +123,9 @@ class Cluster:
             source = self._start_source(pool, token_file)
             self._replicas += [LocalReplica(replica, self._folder, source, token_file) for replica in pool.replicas]
         for replica in self._replicas:
-            replica.copy(self._look)
-            replica.start()
+            replica.copy()
+        for replica in self._replicas:
+            replica.start(self._look)
         for replica in self._replicas:
             cores = f"cores {','.join(map(str, replica.cores))}, " if replica.cores else ""
             self._say(f"{replica.name:<13} {cores}HTTP {replica.http}, log {replica.server.log_file}: loading")
@@ -183,9 +198,12 @@ class Cluster:
         self._until_up(replica)
         say(f"{replica.name:<13} is back")
 
+    def _pool_of(self, replica: LocalReplica) -> Pool:
+        return next(pool for pool in self._pools if replica.id in (one.id for one in pool.replicas))
+
     def _beside(self, replica: LocalReplica) -> list[LocalReplica]:
         """Returns the other replicas of its pool."""
-        pool = next(pool for pool in self._pools if replica.id in (one.id for one in pool.replicas))
+        pool = self._pool_of(replica)
         ids = {one.id for one in pool.replicas} - {replica.id}
         return [other for other in self._replicas if other.id in ids]
 

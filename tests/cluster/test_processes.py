@@ -101,8 +101,8 @@ def test_only_the_words_of_the_last_start_count(make):
 def test_it_ends_with_the_process_that_has_started_it(tmp_path):
     script = (
         "import sys, time; from pathlib import Path; from hplm.cluster.processes import Process\n"
-        f"process = Process('it', ['sleep', '600'], Path({str(tmp_path / 'it.log')!r}))\n"
-        "process.start(); print(process.pid, flush=True); time.sleep(600)"
+        f"process = Process('it', ['sh', '-c', 'echo runs; exec sleep 600'], Path({str(tmp_path / 'it.log')!r}))\n"
+        "process.start(); process.wait_until(process.said, 300); print(process.pid, flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
         child = int(parent.stdout.readline())

@@ -65,7 +65,8 @@ def test_a_tenant_comes_and_goes_on_all_replicas(cluster, toy):
     clients = [HplmClient(address) for address in (*cluster.replicas.values(), cluster.address)]
     for client in clients:
         assert client.infer(TEXTS[0], tenant="guest").label
-    assert manager.settle(manager.delete("guest").generation) == []
+    assert manager.settle(manager.delete("guest").generation, removes=True) == []
+    assert all(own["generations"] == {"toy": [2, 2]} for own in cluster.status().values())
     for client in clients:
         with pytest.raises(NoTenant):
             client.infer(TEXTS[0], tenant="guest")
