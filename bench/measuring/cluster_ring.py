@@ -92,7 +92,7 @@ def _stand_in(name: str) -> Generator[str]:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *_: object) -> None: ...
+        def log_message(self, format: str, *args: object) -> None: ...
 
     with ThreadingHTTPServer((LOOPBACK, 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
