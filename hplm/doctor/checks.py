@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import http.client
 import ipaddress
 import json
@@ -9,6 +10,7 @@ import os
 import re
 import resource
 import stat
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from hplm.doctor.advisories import ALL_FIXED_IN, NEWEST_BULLETIN, name_of, open_
 from hplm.parameters import parameters_of
 from hplm.plot.table import Table
 from hplm.tenants.directory import Directory
+from hplm.tenants.followed import Followed
 from hplm.tenants.state import EXPORTED_TABLES, State
 from hplm.tenants.verification import versions
 
@@ -164,6 +167,35 @@ def tenants(repository: Path, state: Path | None, is_open: bool) -> Finding:
         f"{len(everybody):,} of {total:,} tenants have no key and answer everybody: {_some(sorted(everybody))}",
         "`hplm tenant key add TENANT` for each; it prints the key once",
     )
+
+
+def copies(repository: Path, state: Path | None) -> Finding:
+    """Looks at the states that `hplm follow` copies from another machine."""
+    folders = [state / backbone.name for backbone in _backbones(repository)] if state is not None else []
+    found = [folder for folder in folders if State(folder).followed.exists()]
+    if not found:
+        return Finding("copies", OK, "no state here follows another machine's")
+    alone = [str(folder) for folder in found if not _is_locked(folder)]
+    if alone:
+        says = f"no `hplm follow` is running for {_some(alone)}: changes of tenants and revoked keys do not arrive"
+        return Finding("copies", PROBLEM, says, "start it again with the same --from and --state")
+    for folder in found:
+        followed = Followed.load(State(folder).followed)
+        if followed.trouble:
+            at = time.strftime("%F %T", time.localtime(followed.since))
+            return Finding("copies", PROBLEM, f"{folder} is behind since {at}: {followed.trouble}", "mend it; it then goes on")
+    return Finding("copies", OK, f"{len(found)} states follow their source")
+
+
+def _is_locked(folder: Path) -> bool:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def admin_keys(environment: Mapping[str, str], files: Iterable[Path]) -> Finding:

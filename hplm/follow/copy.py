@@ -50,6 +50,7 @@ class Copy:
         self._parents: dict[Branch, Place | None] = {}
         self._unneeded: dict[Path, float] = {}  # when a table's folder is removed
         self._published: object = None  # what was here when a snapshot was last assembled
+        self._told: int | None = None  # the last generation that was said to be here
         self._swept = 0.0
         self._records = Records(self.state, self.newest.tenants)
         self._arrivals = Arrivals(self.state, connect(), self.backbone, self.troubles, self._tell)
@@ -186,7 +187,8 @@ class Copy:
         elif reached != self.reached:
             self._remember(self._standing_for(self.newest.generation, reached))
         self._published = here
-        if assembly.is_whole:
+        if assembly.is_whole and self._told != wanted.generation:
+            self._told = wanted.generation
             counts = f"{len(assembly.tenants):,} tenants, {len(assembly.branches):,} tables"
             self._tell(f"generation {wanted.generation} of the source is here: {counts}")
 

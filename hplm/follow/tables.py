@@ -53,7 +53,9 @@ class Arrivals:
             if list(branches) != list(self._wanted):
                 self._wanted = tuple(branches)
                 self._whole &= set(branches)
-                self._again = {branch: at for branch, at in self._again.items() if branch in self._wanted}
+                for branch in self._again.keys() - set(branches):
+                    del self._again[branch]
+                    self._troubles.mend(f"table {branch.folder}")
                 self._change.notify_all()
 
     @property
@@ -97,8 +99,10 @@ class Arrivals:
             except Unwanted:
                 self._troubles.mend(about)
             except Exception as error:  # this thread must not end; the copy goes on without the table
-                self._troubles.meet(about, error)
                 with self._change:
+                    # The source may have removed it since the last look, so a table is called missing at the second attempt.
+                    if branch in self._wanted and (branch in self._again or not isinstance(error, Absent)):
+                        self._troubles.meet(about, error)
                     self._again[branch] = time.monotonic() + self._troubles.pause(error)
             else:
                 self._troubles.mend(about)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hplm.errors import HplmError, kind_of
-from hplm.follow.source import Away
+from hplm.follow.source import Absent, Away
 
 SOON, LATER = 1.0, 10.0  # seconds until the next attempt: what may pass by itself, and what somebody has to mend
 
@@ -42,7 +42,7 @@ class Troubles:
         with self._lock:
             ended = self._open.pop(about, None)
         if ended is not None:
-            self._say(f"{about}: well again, after {time.time() - ended.since:,.0f} s")
+            self._say(f"{about}: this trouble has ended, after {time.time() - ended.since:,.0f} s")
 
     def worst(self) -> Trouble | None:
         """Returns the trouble that has lasted longest."""
@@ -51,4 +51,4 @@ class Troubles:
 
     @staticmethod
     def pause(error: Exception) -> float:
-        return SOON if isinstance(error, Away) else LATER
+        return SOON if isinstance(error, Away | Absent) else LATER

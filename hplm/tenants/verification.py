@@ -82,7 +82,8 @@ def repository_parts(repository: Path, state: Path | None) -> list[Part]:
         parts += [Part("file", file, check_stack) for file in sorted((folder / EXPORTED_STACKS).glob("*.safetensors"))]
         snapshots = [folder / EXPORTED_TENANTS]
         if live is not None and _is_begun(live):
-            parts.append(Part("registry", live.registry, _check_registry(live)))
+            if not live.followed.exists():  # a copy has no registry
+                parts.append(Part("registry", live.registry, _check_registry(live)))
             with suppress(Broken):  # the registry's check reports it
                 if newest := live.current():  # older snapshots may name files that were removed
                     snapshots.append(live.snapshots / str(newest))
