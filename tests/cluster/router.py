@@ -1,0 +1,206 @@
+"""A router before stand-ins: the real HAProxy with the files of `hplm route`."""
+
+from __future__ import annotations
+
+import csv
+import http.client
+import io
+import itertools
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hplm.cli.main import main
+from hplm.cluster.admin_socket import AdminSocket
+from hplm.cluster.router import haproxy, start_command
+from hplm.errors import HplmError
+from hplm.tenants.snapshot import Snapshot, Tenant
+from hplm.tenants.state import State
+from tests.cluster.stand_in import HOST, StandIn
+from tests.waiting import PATIENCE, eventually
+
+INFER = "/v2/models/toy/infer"
+
+
+def require_haproxy() -> None:
+    try:
+        haproxy()
+    except HplmError as error:
+        pytest.skip(str(error))
+
+
+def tenant(name: str, **limits: Any) -> Tenant:
+    return Tenant(name, 1, 1, "root", 1, "classify", ("no", "yes"), None, None, **limits)
+
+
+class Served:
+    """A pool's repository with a state, as far as the router reads them."""
+
+    def __init__(self, folder: Path, name: str, tenants: list[Tenant], models: tuple[str, ...] = ("toy",)) -> None:
+        self.name = name
+        self.repository, self.state = folder / name / "repository", folder / name / "state"
+        for model in (*models, "hplm"):
+            (self.repository / model).mkdir(parents=True)
+            (self.repository / model / "config.pbtxt").write_text(f'name: "{model}"')
+        self._export = Snapshot(0, [], tenants, f"export of {name}")
+        (self.repository / models[0] / "1").mkdir()
+        self._export.save(self.repository / models[0] / "1" / "tenants.json")
+        self._live = State(self.state / models[0])
+        self._live.snapshots.mkdir(parents=True)
+
+    def publish(self, tenants: list[Tenant], export: str | None = None) -> None:
+        """Changes the tenants as managers do: first a snapshot, then CURRENT."""
+        generation = self._live.current() + 1
+        snapshot = Snapshot(generation, [], tenants, export or self._export.export)
+        snapshot.save(self._live.snapshots / str(generation))
+        self._live.current_file.write_text(str(generation))
+
+
+class Router:
+    """HAProxy before replicas. It may be started again, with other replicas."""
+
+    def __init__(self, folder: Path, pools: dict[str, list[StandIn]], served: dict[str, Served], **own: Any) -> None:
+        self.folder = folder
+        self.cluster = folder / "cluster.json"
+        self.to = Path(tempfile.mkdtemp(prefix="hplm-"))  # the folders of pytest are too long for a socket
+        self.socket = AdminSocket(self.to / "haproxy.sock")
+        self.port, self.stats = _free_ports(2)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.served = served
+        self.describe(pools, **own)
+
+    def describe(self, pools: dict[str, list[StandIn]], **own: Any) -> None:
+        """`own`: more fields, by pool."""
+        described = [
+            {
+                "name": name,
+                "repository": str(self.served[name].repository),
+                "state": str(self.served[name].state),
+                "replicas": [
+                    {"id": number, "name": one.name, "http": one.http, "grpc": one.grpc}
+                    for number, one in enumerate(replicas, start=1)
+                ],
+                **own.get(name, {}),
+            }
+            for name, replicas in pools.items()
+        ]
+        self.cluster.write_text(json.dumps({"kind": "hplm replicas", "format": 1, "pools": described}))
+
+    @property
+    def arguments(self) -> list[str]:
+        return ["route", "--cluster", str(self.cluster), "--to", str(self.to)]
+
+    def write(self) -> int:
+        return main([*self.arguments, "--port", str(self.port), "--stats-port", str(self.stats)])
+
+    def start(self) -> None:
+        with (self.folder / "haproxy.log").open("ab") as log:
+            self._process = subprocess.Popen(start_command(self.to), stdout=log, stderr=log)
+        eventually(self._answers)
+
+    def stop(self) -> None:
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait(PATIENCE)
+        self._process = None
+
+    def reload(self) -> None:
+        """Has HAProxy read its files again. A signal that comes too early in its life is lost, so others follow."""
+        assert self._process is not None
+        before, looks = self.socket.pid(), itertools.count()
+
+        def reloaded() -> bool:
+            if next(looks) % 100 == 0:
+                self._process.send_signal(signal.SIGUSR2)
+            return self.socket.pid() != before
+
+        eventually(reloaded)
+
+    def close(self) -> None:
+        if self._process is not None:
+            self.stop()
+        shutil.rmtree(self.to)
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, (self.folder / "haproxy.log").read_text()
+        with suppress(HplmError), socket.socket() as connection:  # the socket of commands may come later than the port
+            return self.socket.pid() > 0 and connection.connect_ex((HOST, self.port)) == 0
+        return False
+
+    def _rows(self) -> list[dict[str, str]]:
+        """Returns the statistics of all servers in all backends."""
+        return list(csv.DictReader(io.StringIO(self.socket.ask("show stat -1 4 -1").removeprefix("# "))))
+
+    def states(self, pool: str = "all") -> dict[str, str]:
+        """Returns what HAProxy thinks of each replica of a pool."""
+        return {row["svname"]: row["status"] for row in self._rows() if row["pxname"] == pool}
+
+    def until_idle(self) -> None:
+        """Waits until HAProxy counts no request in progress: only then a tenant's next request does not overflow."""
+        eventually(lambda: all(row["scur"] == "0" for row in self._rows()))
+
+    def until_up(self, pool: str = "all", but: tuple[str, ...] = ()) -> None:
+        eventually(lambda: all(state.startswith("UP") != (name in but) for name, state in self.states(pool).items()))
+
+    def post(self, body: dict[str, Any] | bytes, path: str = INFER, **headers: str) -> tuple[int, dict[str, Any]]:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.send("POST", path, content, {name.replace("_", "-"): value for name, value in headers.items()})
+
+    def send(
+        self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
+    ) -> tuple[int, dict[str, Any]]:
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=PATIENCE)
+        try:
+            connection.request(method, path, body, headers or {})
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        finally:
+            connection.close()
+
+    def replica_of(self, name: str) -> str:
+        """Returns the replica that answers a tenant who has no other requests."""
+        self.until_idle()
+        status, answer = self.post(b"{}", hplm_tenant=name)
+        assert status == 200, answer
+        return answer["replica"]
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind((HOST, 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+@contextmanager
+def stand_ins(count: int, prefix: str = "replica-") -> Iterator[list[StandIn]]:
+    with ExitStack() as closing:
+        found: list[StandIn] = []
+        for number in range(1, count + 1):
+            found.append(StandIn(f"{prefix}{number}"))
+            closing.callback(found[-1].close)
+        yield found
+
+
+@contextmanager
+def routing(folder: Path, replicas: list[StandIn], tenants: list[Tenant]) -> Iterator[Router]:
+    """Starts a router before one pool, and waits until it has found all replicas."""
+    router = Router(folder, {"all": replicas}, {"all": Served(folder, "all", tenants)})
+    try:
+        assert router.write() == 0
+        router.start()
+        router.until_up()
+        yield router
+    finally:
+        router.close()

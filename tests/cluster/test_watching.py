@@ -1,0 +1,149 @@
+"""The maps of a running HAProxy follow the snapshots."""
+
+import pytest
+
+from hplm.cluster.description import ClusterDescription
+from hplm.cluster.watching import Served as Followed
+from hplm.cluster.watching import Watcher
+from tests.cluster.router import Router, Served, require_haproxy, stand_ins, tenant
+
+pytestmark = pytest.mark.slow
+
+OPEN, LIMITED = tenant("acme"), tenant("acme", rate=5.0)
+
+
+class Watched:
+    """A router of two pools, and a watcher that looks when it is told to."""
+
+    def __init__(self, router, served):
+        self.router, self.served, self.said = router, served, []
+        self.begin()
+
+    def begin(self):
+        self.watcher = Watcher(Followed(ClusterDescription.read(self.router.cluster)), self.router.to, self.said.append)
+
+    def maps(self):
+        """Returns what HAProxy has, which the files must have too."""
+        self.watcher.look()
+        found = []
+        for name in ("pools.map", "homes.map"):
+            file = self.router.to / name
+            found.append(self.router.socket.read_map(file))
+            assert found[-1] == dict(line.split() for line in file.read_text().splitlines())
+        return found
+
+    def replica_of(self, name):
+        return self.router.replica_of(name)
+
+
+@pytest.fixture
+def watched(tmp_path):
+    require_haproxy()
+    served = {
+        "first": Served(tmp_path, "first", [OPEN]),
+        "second": Served(tmp_path, "second", [tenant("other")], models=("second",)),
+    }
+    with stand_ins(2, "first-") as first, stand_ins(1, "second-") as second:
+        router = Router(tmp_path, {"first": first, "second": second}, served)
+        try:
+            assert router.write() == 0
+            router.start()
+            router.until_up("first")
+            router.until_up("second")
+            yield Watched(router, served)
+        finally:
+            router.close()
+
+
+def test_a_tenant_that_is_added_changed_moved_and_deleted(watched):
+    assert watched.maps() == [{"other": "second"}, {}]
+    watched.served["second"].publish([tenant("other"), tenant("new", in_flight=1)])
+    assert watched.maps() == [{"other": "second", "new": "second"}, {"new": "1/1"}]
+    assert watched.replica_of("new") == "second-1"
+    watched.served["first"].publish([LIMITED])
+    homes = watched.maps()[1]
+    assert set(homes) == {"acme", "new"}
+    home = f"first-{homes['acme'].split('/')[1]}"
+    assert watched.replica_of("acme") == home
+    watched.served["first"].publish([tenant("acme", rate=5.0, homes=2)])
+    assert watched.maps()[1]["acme"].startswith("2/")
+    assert {watched.replica_of("acme") for _ in range(40)} == {"first-1", "first-2"}
+    watched.served["second"].publish([])
+    assert watched.maps()[0] == {}
+    assert watched.replica_of("new").startswith("first-"), "where a server answers that there is no such tenant"
+
+
+def test_many_changes_at_once(watched):
+    names = [f"tenant-{number:04}" for number in range(2000)]
+    watched.served["second"].publish([tenant(name, rate=1.0) for name in names])
+    pools, homes = watched.maps()
+    assert pools == dict.fromkeys(names, "second") and homes == dict.fromkeys(names, "1/1")
+    watched.served["second"].publish([])
+    assert watched.maps() == [{}, {}]
+
+
+def test_a_haproxy_that_is_away_is_said_once_and_has_all_when_it_is_back(watched):
+    watched.maps()
+    watched.router.stop()
+    watched.served["first"].publish([LIMITED])
+    said = len(watched.said)
+    watched.watcher.look()
+    watched.watcher.look()
+    (problem,) = [line for line in watched.said[said:] if "haproxy.sock" in line]
+    watched.served["second"].publish([tenant("other"), tenant("new")])
+    watched.watcher.look()
+    assert watched.said.count(problem) == 1
+    watched.router.start()
+    assert watched.router.socket.read_map(watched.router.to / "pools.map") == {"other": "second", "new": "second"}, "its files"
+    assert watched.maps() == [{"other": "second", "new": "second"}, watched.maps()[1]]
+    assert "acme" in watched.maps()[1]
+
+
+def test_a_haproxy_that_started_with_older_files_is_brought_up_to_date(watched):
+    watched.served["first"].publish([LIMITED])
+    newest = watched.maps()
+    files = {name: (watched.router.to / name).read_text() for name in ("pools.map", "homes.map")}
+    watched.router.stop()
+    for name in files:
+        (watched.router.to / name).write_text("strange 1/1\n")
+    watched.router.start()
+    for name, content in files.items():
+        (watched.router.to / name).write_text(content)
+    assert watched.maps() == newest
+
+
+def test_a_reloaded_haproxy_has_the_newest_routes(watched):
+    watched.maps()
+    watched.router.reload()
+    watched.served["first"].publish([LIMITED])
+    assert "acme" in watched.maps()[1]
+
+
+def test_another_program_at_the_socket_is_survived(watched):
+    watched.maps()
+    socket = watched.router.to / "haproxy.sock"
+    aside = socket.rename(socket.with_suffix(".aside"))
+    socket.write_text("no socket")
+    watched.served["first"].publish([LIMITED])
+    watched.watcher.look()
+    assert str(socket) in watched.said[-1]
+    aside.rename(socket)
+    assert "acme" in watched.maps()[1]
+
+
+def test_a_state_of_another_export_is_said_and_the_last_one_stays(watched, caplog):
+    watched.served["first"].publish([LIMITED])
+    before = watched.maps()
+    watched.served["first"].publish([OPEN], export="another")
+    assert watched.maps() == watched.maps() == before
+    assert len([line for line in caplog.messages if "another export" in line]) == 1
+    watched.served["first"].publish([OPEN])
+    assert watched.maps()[1] == {}
+
+
+def test_a_tenant_that_comes_into_a_second_pool_stays_in_the_first(watched):
+    watched.maps()
+    watched.served["second"].publish([tenant("other"), OPEN, tenant("new")])
+    assert watched.maps()[0] == {"other": "second", "new": "second"}
+    watched.watcher.look()
+    assert len([line for line in watched.said if "'acme'" in line]) == 1
