@@ -77,6 +77,11 @@ def _until_all_answer(port: int, count: int, backbone: str) -> None:
     raise HplmError(f"the router reaches {len(seen)} of {count} stand-ins for replicas")
 
 
+class Quiet(ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        """The router closes connections of checks as it likes."""
+
+
 @contextmanager
 def _stand_in(name: str) -> Generator[str]:
     """Serves answers with its name to all requests, also to those about its health. Yields its address."""
@@ -94,7 +99,7 @@ def _stand_in(name: str) -> Generator[str]:
 
         def log_message(self, format: str, *args: object) -> None: ...
 
-    with ThreadingHTTPServer((LOOPBACK, 0), Handler) as server:
+    with Quiet((LOOPBACK, 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"{LOOPBACK}:{server.server_address[1]}"
         server.shutdown()
