@@ -35,8 +35,8 @@ def assemble(
 ) -> Assembly:
     """Returns the next snapshot of a copy whose newest one is `local`.
 
-    `here`: whether a table is here. `parent`: the table that one falls back to. `moved`: a tenant with its records' places here;
-    None if some are not here.
+    `here`: whether a table is here. `parent`: the table that one falls back to. `moved`: a tenant with the places that its
+    records have here; None if some are not here.
     """
     branches = [branch for branch in wanted.branches if here(branch)]
     new = {_place(branch): branch for branch in branches}

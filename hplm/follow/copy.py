@@ -1,8 +1,8 @@
 """The copy of one backbone's state.
 
 Its generations have numbers of their own, because neither tickets nor generations leave a server. A generation is written in
-this order: records, tables, the snapshot, what it stands for (FOLLOWED), CURRENT. Whatever is interrupted, CURRENT names a
-generation whose files are all here.
+this order: records, the snapshot, what it stands for (FOLLOWED), tables that have arrived, CURRENT. Whatever is interrupted,
+CURRENT names a generation whose files are all here.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Copy:
         self._parents: dict[Branch, Place | None] = {}
         self._unneeded: dict[Path, float] = {}  # when a table's folder is removed
         self._published: object = None  # what was here when a snapshot was last assembled
+        self._is_whole = False
         self._told: int | None = None  # the last generation that was said to be here
         self._swept = 0.0
         self._records = Records(self.state, self.newest.tenants)
@@ -67,8 +68,8 @@ class Copy:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of the source's newest generation is here."""
-        return self._wanted is not None and self.reached.whole == self._wanted.generation
+        """Whether all of the newest generation that was seen at the source is here."""
+        return self._is_whole
 
     def look(self) -> None:
         """Takes over what is new at the source. Raises if something cannot be taken over; all else was."""
@@ -84,9 +85,8 @@ class Copy:
     def _take_over(self, wanted: Snapshot) -> None:
         self._publish(wanted)
         try:
-            if not self.is_whole and (missing := self._records.missing(wanted.tenants)):
-                until = time.monotonic() + BRINGING_SECONDS
-                self._records.bring(self._source, self.backbone, missing, until, self.newest.generation + 1)
+            if not self._is_whole and (missing := self._records.missing(wanted.tenants)):
+                self._records.bring(self._source, self.backbone, missing, BRINGING_SECONDS, self.newest.generation + 1)
         finally:
             self._publish(wanted)
             self._arrivals.want([branch for branch in wanted.branches if not self._is_here(branch)])
@@ -186,7 +186,7 @@ class Copy:
             self._write(assembly, reached)
         elif reached != self.reached:
             self._remember(self._standing_for(self.newest.generation, reached))
-        self._published = here
+        self._published, self._is_whole = here, assembly.is_whole
         if assembly.is_whole and self._told != wanted.generation:
             self._told = wanted.generation
             counts = f"{len(assembly.tenants):,} tenants, {len(assembly.branches):,} tables"

@@ -68,41 +68,43 @@ class Following:
         self.copy = copy
         self._name = name
         self._look_at = self._report_at = 0.0
-        self._is_away = False
+        self._is_lost = True  # the source does not answer, or is not that of this copy
         self._reported: Reached | None = None
 
     def step(self, once: bool = False) -> None:
         if time.monotonic() >= self._look_at:
             self._look(once)
-            self._look_at = time.monotonic() + (SOON if self._is_away else SECONDS_BETWEEN_LOOKS)
-        if not self._is_away:
+            self._look_at = time.monotonic() + (SOON if self._is_lost else SECONDS_BETWEEN_LOOKS)
+        if not self._is_lost:
             self._report()
 
     def close(self) -> None:
         try:
-            self.copy.take_leave(self._name, time.time())
+            if not self._is_lost:
+                self.copy.take_leave(self._name, time.time())
         except HplmError as error:
             self.copy.troubles.meet("reports", error)
         self.copy.close()
 
     def _look(self, once: bool) -> None:
         troubles = self.copy.troubles
+        self._is_lost = False
         try:
             self.copy.look()
-        except (HplmError, OSError) as error:
+            troubles.mend("source")
+        except HplmError as error:
             if once and isinstance(error, InvalidInput):
                 raise
-            self._is_away = isinstance(error, Away)
+            self._is_lost = isinstance(error, Away | InvalidInput)
             troubles.meet("source", error)
-        else:
-            self._is_away = False
-            troubles.mend("source")
-        try:
-            self.copy.note()
         except OSError as error:
             troubles.meet("disk", error)
-        else:
+            return
+        try:
+            self.copy.note()
             troubles.mend("disk")
+        except OSError as error:
+            troubles.meet("disk", error)
 
     def _report(self) -> None:
         least = self.copy.least(time.time())

@@ -101,12 +101,13 @@ class Records:
         """Returns the records that are not here, with their places at the source."""
         return {piece: record for tenant in tenants for piece, record in pieces(tenant).items() if piece not in self._places}
 
-    def bring(self, source: Source, backbone: str, missing: Mapping[Piece, Record], until: float, generation: int) -> None:
-        """Brings missing records until the time is over. A record that cannot be brought holds up no other one.
+    def bring(self, source: Source, backbone: str, missing: Mapping[Piece, Record], seconds: float, generation: int) -> None:
+        """Brings missing records for so many seconds. A record that cannot be brought holds up no other one.
 
         `generation`: the one that will name them, for the names of new banks.
         """
         now = self._clock()
+        until = now + seconds
         self._failed = {record: found for record, found in self._failed.items() if found[0] > now}
         for name in sorted({record.bank for record in missing.values()}):
             here = {piece: record for piece, record in missing.items() if record.bank == name and record not in self._failed}

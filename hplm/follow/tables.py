@@ -6,6 +6,7 @@ checksums and is synced, its folder gets the ending `.whole`.
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import time
@@ -20,6 +21,7 @@ from hplm.plot.table import Table, TableMeta
 from hplm.tenants.state import State, sync
 
 FREE_BYTES = 64 << 20  # of the disk that tables leave, so that changes of tenants always find room
+SYNC_BYTES = 16 << 20  # are synced at a time: a small snapshot, synced meanwhile, would wait for all that is not
 _WHOLE = ".whole"
 _META = "meta.json"
 
@@ -176,8 +178,13 @@ class Arrivals:
                 writing.truncate(0)
                 here = 0
             if here < size:
+                unsynced = 0
                 for block in self._source.stream(f"{self._url(branch)}/{file.name}", here, size - here):
                     writing.write(block)
+                    unsynced += len(block)
+                    if unsynced > SYNC_BYTES:
+                        os.fsync(writing.fileno())
+                        unsynced = 0
                     if branch not in self._wanted or self._ended:
                         raise Unwanted
             if writing.tell() != size:

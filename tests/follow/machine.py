@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from hplm.adapters.bank import Bank
 from hplm.follow.copy import Copy
@@ -14,8 +16,8 @@ from hplm.follow.source import Source
 from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import LIVE, Snapshot
 from hplm.tenants.state import EXPORTED_BANKS, State
-from tests.places import TEXT
 from testing.reference import Reference
+from tests.places import TEXT
 from tests.waiting import eventually
 
 
@@ -31,14 +33,18 @@ class Machine:
         self.name = name
         self.said: list[str] = []
 
-    @contextmanager
-    def following(self):
+    def opened(self) -> Following:
         copy = Copy(self.folder, self.root, lambda: Source(self.url, self.token), self.said.append)
-        following = Following(copy, self.name)
+        return Following(copy, self.name)
+
+    @contextmanager
+    def following(self) -> Iterator[Following]:
+        """Ends without a word to the source, as a killed follower does."""
+        following = self.opened()
         try:
             yield following
         finally:
-            copy.close()
+            following.copy.close()
 
     def follow(self) -> None:
         """Follows until all is here."""
@@ -92,8 +98,4 @@ def content(folder: Path, state: State, record) -> bytes:
     bank = Bank(state.bank(record.bank) if live else folder / EXPORTED_BANKS / record.bank)
     flat = bank.layout.empty()
     bank.read(record, flat)
-    return flat.view(dtype=__import__("torch").uint8).numpy().tobytes()
-
-
-def forget(machine: Machine) -> None:
-    shutil.rmtree(machine.root)
+    return flat.view(dtype=torch.uint8).numpy().tobytes()

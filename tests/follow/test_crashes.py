@@ -22,7 +22,7 @@ from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state import State
 from tests.follow.faulty import faulty
-from tests.follow.machine import Machine, same, step, until_whole
+from tests.follow.machine import Machine, same, step
 from tests.follow.test_following import add_law
 from tests.places import answer, knowledge, learn, make_place
 from tests.waiting import eventually

@@ -13,7 +13,7 @@ from tests.follow.faulty import faulty
 from tests.follow.machine import Machine, same, step, until_whole
 from tests.follow.test_following import add_law
 from tests.naming import names
-from tests.places import answer, knowledge, learn, make_place
+from tests.places import answer, knowledge, make_place
 from tests.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
@@ -191,7 +191,7 @@ def test_a_table_that_the_source_has_removed_is_no_trouble(place, source, machin
 
 
 def test_a_table_that_does_not_fit_on_the_disk_holds_up_nothing_else(place, source, machine, monkeypatch):
-    store, repository, state = place
+    _, repository, state = place
     live = Manager.open(repository, state)
     add_law(place, live)
     live.delete("tenant-1")

@@ -1,0 +1,95 @@
+"""`hplm follow` as an operator runs it, before the real nginx."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hplm.cli.main import main
+from hplm.tenants.manager import Manager
+from tests.follow.machine import Machine, same
+from tests.follow.nginx import TOKEN, nginx
+from tests.naming import names
+from tests.places import knowledge, make_place
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def place(tmp_path):
+    return make_place(tmp_path)
+
+
+@pytest.fixture
+def token(tmp_path):
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    return tmp_path / "token"
+
+
+def test_once_ends_when_all_is_here(place, token, tmp_path, capsys):
+    store, repository, state = place
+    Manager.open(repository, state).add("new-a", knowledge(store, "new-a"))
+    with nginx(state, tmp_path / "nginx") as url:
+        options = ["--from", url, "--repository", str(repository), "--state", str(tmp_path / "copy")]
+        assert main(["follow", *options, "--token-file", str(token), "--once"]) == 0
+        assert names(capsys.readouterr().out, "toy", "generation 1", "3 tenants")
+        (tmp_path / "wrong").write_text("wrong")
+        assert main(["follow", *options, "--token-file", str(tmp_path / "wrong"), "--once"]) == 1
+        assert names(capsys.readouterr().err, "401", "--token-file")
+        (tmp_path / "empty").write_text("\n")
+        assert main(["follow", *options, "--token-file", str(tmp_path / "empty"), "--once"]) == 1
+        assert names(capsys.readouterr().err, tmp_path / "empty")
+    assert same((repository, state), Machine(repository, tmp_path / "copy", url))
+
+
+def test_a_follower_goes_on_until_it_is_stopped(place, token, tmp_path, capsys):
+    store, repository, state = place
+    live = Manager.open(repository, state)
+    state.mkdir()
+    copy = Machine(repository, tmp_path / "copy", "")
+    with nginx(state, tmp_path / "nginx") as url:
+        command = [sys.executable, "-m", "hplm.cli.main", "follow", "--from", url, "--repository", str(repository)]
+        command += ["--state", str(copy.root), "--token-file", str(token), "--name", "one"]
+        with subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True) as process:
+            try:
+                report = state / "toy/readers/one"
+                eventually(lambda: report.exists() or process.poll() is not None)
+                live.add("new-a", knowledge(store, "new-a"))
+                eventually(lambda: report.read_text() == "1 1\n")
+                assert live.settle_now() == []
+                places = ["--repository", str(repository), "--state", str(copy.root)]
+                assert doctor(capsys, places)["status"] == "ok"
+            finally:
+                process.send_signal(signal.SIGTERM)
+            said = process.stdout.read()
+    assert process.returncode == 0 and names(said, url, "generation 1", "stopped")
+    assert report.read_text() == "-\n"
+    assert same((repository, state), copy)
+    found = doctor(capsys, places)
+    assert found["status"] == "problem" and names(found["says"], copy.state.folder)
+
+
+def doctor(capsys, places):
+    capsys.readouterr()
+    main(["doctor", *places, "--json"])
+    checks = json.loads(capsys.readouterr().out.splitlines()[0])["checks"]
+    return next(check for check in checks if check["check"] == "copies")
+
+
+@pytest.mark.parametrize(
+    "given, named",
+    [
+        ({"--from": "10.0.0.1:8090"}, "10.0.0.1:8090"),
+        ({"--repository": "nowhere"}, "nowhere"),
+        ({"--name": "a/b"}, "a/b"),
+        ({"--token-file": "missing"}, "missing"),
+    ],
+)
+def test_wrong_options_are_named(place, tmp_path, capsys, given, named):
+    options = {"--from": "http://127.0.0.1:1", "--repository": str(place[1]), "--state": str(tmp_path / "copy"), **given}
+    assert main(["follow", *(word for option in options.items() for word in option), "--once"]) == 1
+    assert names(capsys.readouterr().err, named)

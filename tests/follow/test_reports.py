@@ -1,0 +1,216 @@
+"""Two numbers for managers: what followers' readers serve whole, and what they no longer serve. Before the real nginx."""
+
+import os
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from hplm.engine.views import Watch
+from hplm.tenants.manager import Manager
+from hplm.tenants.state import REMEMBERED_SECONDS, State, Taken
+from tests.follow.faulty import faulty
+from tests.follow.machine import Machine, step, until_whole
+from tests.follow.nginx import TOKEN, nginx
+from tests.naming import names
+from tests.places import knowledge, make_place, served
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def place(tmp_path):
+    return make_place(tmp_path)
+
+
+@pytest.fixture
+def url(place, tmp_path):
+    place[2].mkdir()
+    with nginx(place[2], tmp_path / "nginx") as url:
+        yield url
+
+
+@pytest.fixture
+def machine(place, tmp_path, url):
+    return Machine(place[1], tmp_path / "copy", url, TOKEN)
+
+
+def report(place, name="one"):
+    file = place[2] / "toy/readers" / name
+    return file.read_text().split() if file.exists() else None
+
+
+def play(machine, name, generation):
+    """Plays a server that reads the copy."""
+    machine.state.readers.mkdir(parents=True, exist_ok=True)
+    (machine.state.readers / name).write_text(f"{generation}\n")
+
+
+def test_the_least_that_any_reader_has_taken_is_reported(place, machine):
+    store, repository, state = place
+    live = Manager.open(repository, state)
+    with machine.following() as following:
+        step(following)
+        assert report(place) == ["0", "0"]
+        play(machine, "here-1-a", 0)
+        play(machine, "here-2-b", 0)
+        live.add("new-a", knowledge(store, "new-a"))
+        live.add("new-b", knowledge(store, "new-b"))
+        until_whole(following)
+        step(following)
+        assert report(place) == ["0", "0"]
+        play(machine, "here-1-a", machine.served().generation)
+        step(following)
+        assert report(place) == ["0", "0"]
+        play(machine, "here-2-b", machine.served().generation)
+        step(following)
+        assert report(place) == ["2", "2"]
+
+
+def test_readers_that_ended_are_not_waited_for(place, machine):
+    _, repository, state = place
+    with machine.following() as following:
+        step(following)
+        play(machine, "here-1-a", 0)
+        os.utime(machine.state.readers / "here-1-a", (time.time() - 20,) * 2)
+        Manager.open(repository, state).limit("tenant-0", rate=1.0)
+        until_whole(following)
+        step(following)
+        assert report(place) == ["1", "1"]
+
+
+def test_a_generation_that_the_follower_has_forgotten_counts_as_none(place, machine):
+    _, repository, state = place
+    live = Manager.open(repository, state)
+    with machine.following() as following:
+        for number in range(18):
+            live.limit("tenant-0", rate=number + 1.0)
+            until_whole(following)
+        play(machine, "here-1-a", 1)
+        step(following)
+        assert report(place) == ["0", "0"]
+    with machine.following() as following:  # another follower of the same copy knows what its generations stand for
+        play(machine, "here-1-a", machine.served().generation)
+        step(following)
+        assert report(place) == ["18", "18"]
+
+
+def test_a_manager_waits_for_the_servers_of_every_machine(place, machine, tmp_path, monkeypatch):
+    """Real readers of two copies, and the follower's threads as they are."""
+    store, repository, state = place
+    live = Manager.open(repository, state)
+    other = Machine(repository, tmp_path / "other", machine.url, TOKEN, "two")
+    with ExitStack() as open_ones:
+        followings = [open_ones.enter_context(one.following()) for one in (machine, other)]
+        for following in followings:
+            step(following)
+        backbones = [served((store, repository, one.root)) for one in (machine, other)]
+        for backbone in backbones:
+            open_ones.callback(Watch(backbone).close)
+        eventually(lambda: all(any(one.state.readers.glob("[!.]*")) for one in (machine, other)))
+        change = live.add("new-a", knowledge(store, "new-a"))
+        eventually(lambda: [step(following) for following in followings] and report(place, "two") == ["1", "1"])
+        eventually(lambda: [step(following) for following in followings] and report(place, "one") == ["1", "1"])
+        assert live.settle(change.generation) == []
+        assert all(backbone.view.snapshot.find("new-a") for backbone in backbones)
+        monkeypatch.setattr("hplm.tenants.state.PATIENCE", 0.3)
+        live.delete("new-a")
+        step(followings[0])
+        eventually(lambda: step(followings[0]) or report(place, "one") == ["2", "2"])
+        assert live.settle_now(removes=True) == ["two"]
+
+
+def test_removals_wait_for_the_second_number(place):
+    _, repository, state = place
+    live = Manager.open(repository, state)
+    live.limit("tenant-0", rate=1.0)
+    live.state.readers.mkdir()
+    (live.state.readers / "far").write_text("0 1\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hplm.tenants.state.PATIENCE", 0.2)
+        assert live.settle_now(removes=True) == []
+        assert live.settle_now() == ["far"]
+        (live.state.readers / "far").write_text("1 1\n")
+        assert live.settle_now() == []
+        (live.state.readers / "near").write_text("0\n")
+        assert live.settle_now() == live.settle_now(removes=True) == ["near"]
+
+
+def test_a_silent_follower_is_late_because_it_may_serve_on(place):
+    """A silent reader of this machine has ended. A silent follower may be cut off, with servers that still answer."""
+    _, repository, state = place
+    live = Manager.open(repository, state)
+    live.limit("tenant-0", rate=1.0)
+    live.state.readers.mkdir()
+    for name, said in (("far", "0 0\n"), ("near", "0\n"), ("left", "-\n")):
+        (live.state.readers / name).write_text(said)
+        os.utime(live.state.readers / name, (time.time() - 100,) * 2)
+    assert live.settle_now(removes=True) == ["far"]
+    live.limit("tenant-0", rate=2.0)
+    assert [file.name for file in live.state.readers.iterdir()] == ["far"], "the others were forgotten"
+    os.utime(live.state.readers / "far", (time.time() - REMEMBERED_SECONDS - 1,) * 2)
+    live.limit("tenant-0", rate=3.0)
+    assert not list(live.state.readers.iterdir())
+
+
+def test_the_clock_of_the_file_server_counts(place, monkeypatch):
+    """The manager's clock goes wrong by an hour. A reader that wrote just now is not silent."""
+    _, repository, state = place
+    live = Manager.open(repository, state)
+    live.limit("tenant-0", rate=1.0)
+    live.state.readers.mkdir()
+    now = time.time
+    for ahead in (3600, -3600):
+        (live.state.readers / "here-1-a").write_text("0\n")
+        with monkeypatch.context() as patch:
+            patch.setattr("time.time", lambda ahead=ahead: now() + ahead)
+            patch.setattr("hplm.tenants.state.PATIENCE", 0.2)
+            assert live.settle_now() == ["here-1-a"]
+            live.state.forget_readers()
+    assert (live.state.readers / "here-1-a").exists()
+
+
+@pytest.mark.parametrize(
+    "text, found",
+    [("5\n", (5, 5, False)), ("5 7\n", (5, 7, True)), ("-\n", None), ("", None), ("5 x\n", None)],
+)
+def test_a_file_of_one_number_means_both(tmp_path, text, found):
+    (tmp_path / "one").write_text(text)
+    taken = Taken.read(tmp_path / "one", time.time())
+    assert (taken and (taken.whole, taken.removed, taken.follows)) == found
+
+
+def test_a_follower_takes_leave_if_nothing_is_served_from_its_copy(place, machine):
+    state = place[2]
+    with machine.following() as following:
+        step(following)
+    following = machine.opened()
+    step(following)
+    play(machine, "here-1-a", 0)
+    following.close()
+    assert report(place) == ["0", "0"], "a server still reads the copy"
+    (machine.state.readers / "here-1-a").unlink()
+    following = machine.opened()
+    step(following)
+    following.close()
+    assert report(place) == ["-"] and State(state / "toy").taken(time.time()) == []
+
+
+def test_a_source_that_takes_no_reports_is_followed_all_the_same(place, machine, tmp_path):
+    """Such as `rclone serve http`."""
+    store, repository, state = place
+    with faulty(state) as source:
+
+        def refuse(answer):
+            if "readers" in answer.path:
+                answer.status = 405
+
+        source.fault = refuse
+        bucket = Machine(repository, tmp_path / "bucket", source.url)
+        Manager.open(repository, state).add("new-a", knowledge(store, "new-a"))
+        with bucket.following() as following:
+            until_whole(following)
+            for _ in range(3):
+                step(following)
+        assert sum(names(line, "405", "managers") for line in bucket.said) == 1
