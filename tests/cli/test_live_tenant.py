@@ -59,10 +59,12 @@ def test_keys_are_shown_once_and_limits_are_kept(served, capsys):
     said = refused(capsys, "tenant", "key", "revoke", "tenant-0", "--key", second["key"], *places)
     assert names(said, "'tenant-0'", f"'{second['key']}'")
     run(capsys, "tenant", "limit", "tenant-0", "--rate", 5, "--texts-rate", 60, "--tokens-rate", 7000, *places)
-    run(capsys, "tenant", "limit", "tenant-0", "--in-flight", 2, "--deadline-ms", 50, *places)
+    run(capsys, "tenant", "limit", "tenant-0", "--in-flight", 2, "--homes", 3, "--deadline-ms", 50, *places)
     shown = run(capsys, "tenant", "show", "tenant-0", *places)
     limits = {"rate": 5, "burst": 0, "texts_rate": 60, "tokens_rate": 7000, "in_flight": 2, "deadline_us": 50000}
-    assert {name: shown[name] for name in LIMITS} == {**limits, "first_token_us": 0, "token_us": 0}
+    assert {name: shown[name] for name in LIMITS} == {**limits, "first_token_us": 0, "token_us": 0} and shown["homes"] == 3
+    assert {row["id"]: row["homes"] for row in run(capsys, "tenant", "list", *places)["tenants"]}["tenant-0"] == 3
+    assert main(["tenant", "list", *map(str, places)]) == 0 and "3 homes" in capsys.readouterr().out
     for secret in (first["secret"], second["secret"]):
         assert secret not in str(shown) and main(["tenant", "log", *map(str, places)]) == 0
         assert secret not in capsys.readouterr().out
@@ -108,6 +110,8 @@ def test_impossible_changes_are_refused(served, capsys, tmp_path):
         (["limit", "tenant-0", "--burst", "inf", *places], ["'burst'"]),
         (["limit", "tenant-0", "--texts-rate", -1, *places], ["'texts_rate'"]),
         (["limit", "tenant-0", "--tokens-rate", "1e13", *places], ["'tokens_rate'", "1,000,000,000,000"]),
+        (["limit", "tenant-0", "--homes", 0, *places], ["'homes'", 0]),
+        (["limit", "tenant-0", "--homes", -1, *places], ["'homes'"]),
         (["limit", "tenant-0", "--deadline-ms", "nan", *places], ["'deadline_us'"]),
         (["limit", "tenant-0", "--deadline-ms", "inf", *places], ["'deadline_us'"]),
         (["limit", "tenant-0", "--deadline-ms", "1e306", *places], ["'deadline_us'"]),

@@ -147,6 +147,7 @@ def test_wrong_keys_and_wrong_commands_are_refused(place):
             ("tenant.add", {**good, "domain": "law"}, ["'law'"]),
             ("tenant.limit", {"id": "tenant-0", "rate": -1}, ["'rate'"]),
             ("tenant.limit", {"id": "tenant-0", "deadline_us": 2500.5}, ["'deadline_us'"]),
+            ("tenant.limit", {"id": "tenant-0", "homes": 1.5}, ["'homes'"]),
             ("tenant.limit", {"id": "tenant-0", "rate": True}, ["'rate'", "'burst'", "'in_flight'", "'deadline_us'"]),
             ("tenant.limit", {"id": "tenant-0", "token_us": 5000}, ["'tenant-0'", "classify", "'token_us'"]),
             ("domain.add", {"name": "../../etc", "version": 1}, ["../../etc/1"]),

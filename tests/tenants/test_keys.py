@@ -115,11 +115,12 @@ def test_an_unknown_tenant_and_a_wrong_key_get_the_same_refusal(snapshot, monkey
 
 def test_keys_and_quotas_are_stored_and_older_snapshots_have_none(snapshot, toy, tmp_path):
     keys = (Key("a1", "00" * 32, 0), Key("b2", "11" * 32, 99))
-    _with(snapshot, "acme", keys=keys, rate=2.5, burst=7.0, tokens_rate=9.5, in_flight=3).save(tmp_path / "new.json")
+    _with(snapshot, "acme", keys=keys, rate=2.5, burst=7.0, tokens_rate=9.5, in_flight=3, homes=2).save(tmp_path / "new.json")
     again = Snapshot.load(tmp_path / "new.json").find("acme")
     assert (again.keys, again.rate, again.burst, again.tokens_rate, again.in_flight) == (keys, 2.5, 7.0, 9.5, 3)
+    assert again.homes == 2
     stored = json.loads((toy.folder / "tenants.json").read_text())
-    for format, missing in ((4, PROMISES), (3, PROMISES), (2, ("keys", *LIMITS))):
+    for format, missing in ((7, ("homes",)), (4, ("homes", *PROMISES)), (2, ("keys", "homes", *LIMITS))):
         old = [{name: value for name, value in entry.items() if name not in missing} for entry in stored["tenants"]]
         (tmp_path / "old.json").write_text(json.dumps({**stored, "format": format, "tenants": old}))
         assert Snapshot.load(tmp_path / "old.json").tenants == snapshot.tenants

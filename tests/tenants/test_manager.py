@@ -48,13 +48,13 @@ def test_keys_and_limits_stay_the_same_in_all_versions(place):
     store, repository, state = place
     live = Manager.open(repository, state)
     secret, key = live.add_key("tenant-0")
-    live.limit("tenant-0", rate=5.0, deadline_us=1000)
+    live.limit("tenant-0", rate=5.0, homes=2, deadline_us=1000)
     learn(store, "tenant-0", 2, seed=60)
     live.update("tenant-0", knowledge(store, "tenant-0"))
     _, second = live.add_key("tenant-0")
     live.roll_back("tenant-0")
     tenant = served(place).view.snapshot.find("tenant-0")
-    assert (tenant.keys, tenant.rate, tenant.deadline_us, tenant.version) == ((key, second), 5.0, 1000, 1)
+    assert (tenant.keys, tenant.rate, tenant.homes, tenant.deadline_us, tenant.version) == ((key, second), 5.0, 2, 1000, 1)
     for file in live.state.folder.rglob("*"):
         assert not file.is_file() or secret.encode() not in file.read_bytes()
     live.revoke_key("tenant-0", key.id)

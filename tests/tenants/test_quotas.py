@@ -62,6 +62,41 @@ def test_without_a_quota_there_is_no_limit_and_no_account(quotas, acme):
     assert len(quotas) == 0
 
 
+@pytest.mark.parametrize("homes", [1, 2, 3, 4])
+def test_the_homes_of_a_tenant_admit_together_what_its_quotas_say(clock, acme, homes):
+    tenant = replace(acme, rate=12, texts_rate=1200, tokens_rate=12_000, burst=24, homes=homes)
+    replicas = [Quotas(clock) for _ in range(homes)]
+    assert sum(_taken(one, tenant, 100) for one in replicas) == 24
+    taken = 0
+    for _ in range(1000):
+        clock.now += 0.01
+        taken += sum(_taken(one, tenant, 1) for one in replicas)
+    assert 120 - homes <= taken <= 120
+    with pytest.raises(Quota, match=naming("12" if homes == 1 else f"{12 / homes:g}")) as caught:
+        for _ in range(100):
+            replicas[0].take(tenant, 1, 1)
+    assert ("homes" in str(caught.value)) == (homes > 1)
+
+
+@pytest.mark.parametrize(("in_flight", "homes", "each"), [(9, 3, 3), (10, 3, 3), (2, 3, 1), (7, 1, 7)])
+def test_each_home_grants_its_part_of_the_requests_in_flight(quotas, acme, in_flight, homes, each):
+    tenant = replace(acme, in_flight=in_flight, homes=homes)
+    for _ in range(each):
+        quotas.take(tenant, 1, 1)
+    with pytest.raises(Quota, match=naming(each)):
+        quotas.take(tenant, 1, 1)
+
+
+@pytest.mark.parametrize("unit", ["texts", "tokens"])
+def test_a_home_grants_its_part_of_texts_and_tokens(quotas, clock, acme, unit):
+    tenant = replace(acme, homes=4, **{f"{unit}_rate": 40})
+    quotas.take(tenant, **{"texts": 1, "tokens": 1, unit: 30})  # of 10 that may come at once
+    clock.now += 1.9
+    assert not _taken(quotas, tenant, 1)
+    clock.now += 0.3
+    assert _taken(quotas, tenant, 1)
+
+
 @pytest.mark.parametrize(
     "rate, burst, at_once, in_ten_seconds",
     [(5, 0, 5, 50), (5, 20, 20, 50), (0.5, 0, 1, 5), (2.5, 0, 2, 25), (5, 0.1, 1, 50)],
