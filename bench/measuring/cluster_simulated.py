@@ -25,6 +25,7 @@ from loadtest.served_cluster import ServedCluster
 TENANTS = 8
 LOAD = 0.6  # of what the replicas could compute if every batch were full
 FULL = 16  # texts of such a batch
+MOST_PER_S = 400.0  # requests: of a toy, the clients and the way through the servers would be measured
 SLO_SCALE = 5.0  # deadlines, in times of a lone text
 ROUNDS = 2  # of the profile's batches
 CONNECTIONS = 128
@@ -57,7 +58,7 @@ def _unit(material: Material, tenant: str) -> str:
 def _trace(material: Material, profile: Profile) -> Trace:
     case, own = material.case, profile.backbones[material.backbone]
     each_ns = own.terms(1).ns(FULL * case.tokens, FULL * case.tokens**2, FULL) / FULL
-    rate = LOAD * 2 * 1e9 / each_ns / TENANTS
+    rate = min(MOST_PER_S, LOAD * 2 * 1e9 / each_ns) / TENANTS
     units = [_unit(material, tenant) for tenant in material.tenants[:TENANTS]]
     trace = synthetic(dict.fromkeys(units, rate), case.seconds, lengths=case.tokens)
     return trace.with_timeouts(SLO_SCALE * alone_ns(profile, trace))
