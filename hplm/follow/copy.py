@@ -43,8 +43,12 @@ class Copy:
         self._exported = Snapshot.load(folder / EXPORTED_TENANTS)
         self._source = connect()
         self._lock = self._locked()
-        self._followed = self._begun()
-        self.newest = self._local()
+        try:
+            self._followed = self._begun()
+            self.newest = self._local()
+        except BaseException:
+            os.close(self._lock)
+            raise
         self._wanted: Snapshot | None = None  # the newest of the source that was seen
         self._tables = {branch for branch in self.newest.branches if self._is_sound(branch)}
         self._parents: dict[Branch, Place | None] = {}
