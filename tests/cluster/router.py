@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -144,6 +145,13 @@ class Router:
     def states(self, pool: str = "all") -> dict[str, str]:
         """Returns what HAProxy thinks of each replica of a pool."""
         return {row["svname"]: row["status"] for row in self._rows() if row["pxname"] == pool}
+
+    def requests(self) -> Counter[str]:
+        """Returns how many requests each replica has got, over all backends."""
+        found: Counter[str] = Counter()
+        for row in self._rows():
+            found[row["svname"]] += int(row["stot"])
+        return found
 
     def until_idle(self) -> None:
         """Waits until HAProxy counts no request in progress: only then a tenant's next request does not overflow."""
