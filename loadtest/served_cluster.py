@@ -25,16 +25,22 @@ END_SECONDS = 120.0
 
 class ServedCluster:
     def __init__(
-        self, repository: Path, folder: Path, replicas: int = 2, cores: Sequence[int] = (), more: Sequence[str] = ()
+        self,
+        repository: Path,
+        folder: Path,
+        replicas: int | None = 2,
+        cores: Sequence[int] = (),
+        more: Sequence[str] = (),
     ) -> None:
-        """`folder`: where the cluster keeps its files; its path is short. `more`: other options of `hplm cluster up`."""
+        """`folder`: where the cluster keeps its files; its path is short. `replicas`: None if `more` says it."""
         self.repository, self.folder, self.state = repository, folder, folder / "state"
         folder.mkdir(parents=True, exist_ok=True)
         with listen(LOOPBACK, 0, "--port") as free:
             port = free.getsockname()[1]
         self.address = f"{LOOPBACK}:{port}"
         command = [sys.executable, "-m", "hplm.cli.main", "cluster", "up", "--repository", str(repository), *more]
-        command += ["--folder", str(folder), "--state", str(self.state), "--replicas", str(replicas), "--port", str(port)]
+        command += ["--folder", str(folder), "--state", str(self.state), "--port", str(port)]
+        command += ["--replicas", str(replicas)] if replicas is not None else []
         command += ["--cores", ",".join(map(str, cores))] if cores else []
         self._output = (folder / "up.out").open("w+")
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self._output, stderr=subprocess.STDOUT)

@@ -88,7 +88,8 @@ def _pools(args: argparse.Namespace) -> list[Pool]:
     state = args.state or args.folder / "state"
     model_names(args.repository)  # a wrong one is refused before anything starts
     if args.placement is None:
-        return [Pool("all", args.repository, state, replicas_of(args.repository, args.replicas or REPLICAS, args.cores))]
+        count = REPLICAS if args.replicas is None else args.replicas
+        return [Pool("all", args.repository, state, replicas_of(args.repository, count, args.cores))]
     if args.replicas is not None or args.cores:
         raise InvalidInput("the placement says how many servers there are, on which cores: leave out --replicas and --cores")
     from hplm.placement.placement import Placement

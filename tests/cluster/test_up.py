@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import tempfile
@@ -13,7 +14,11 @@ from pathlib import Path
 import pytest
 
 from builder.publish.live import add_tenant
+from hplm.errors import HplmError
+from hplm.placement.placement import Group, Placement
+from hplm.placement.units import Unit
 from hplm.server.process_group import arguments
+from hplm.tenants.snapshot import Snapshot
 from hplm_client import HplmClient, NoTenant
 from loadtest.chaos.history import OK, UNANSWERED, WRONG, History, Question, expected_answers
 from loadtest.served_cluster import ServedCluster
@@ -111,6 +116,26 @@ def test_all_replicas_are_replaced_without_a_failed_request(cluster, toy):
     assert min(answered[number] for number in range(4)) > 0
     after = {name: cluster.pids(name) for name in cluster.replicas}
     assert all(set(after[name]).isdisjoint(before[name]) for name in before)
+
+
+def test_a_placement_becomes_pools_and_the_router_knows_the_pool_of_each_tenant(toy):
+    cores = sorted(os.sched_getaffinity(0))
+    cut = {"toy": ((0, toy.store.config.upper_layers - 1),)}
+    groups = (
+        Group("one", "here", (f"cpu:{cores[0]}",), 1, cut, ("toy/bio",)),
+        Group("two", "here", (f"cpu:{cores[-1]}",), 1, cut, ("toy/law", "toy/root")),
+    )
+    units = (Unit("toy/bio", 3), Unit("toy/law", 2), Unit("toy/root", 3))
+    export = Snapshot.load(toy.folder / "tenants.json").export
+    with tempfile.TemporaryDirectory(prefix="hplm-") as folder:
+        placement = Path(folder) / "placement.json"
+        Placement(groups, units, {"toy": "fp32"}, {"toy": export}, "a cluster", "a profile").write(placement)
+        with ServedCluster(toy.repository, Path(folder) / "up", None, more=["--placement", str(placement)]) as cluster:
+            with HplmClient(cluster.address) as client:
+                for tenant in TENANTS:
+                    client.infer(TEXTS[0], tenant=tenant.id)
+            with pytest.raises(HplmError, match="pool 'one' has a single replica"):
+                cluster.roll()
 
 
 def test_ctrl_c_leaves_no_process_behind(toy):
