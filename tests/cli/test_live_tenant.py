@@ -85,7 +85,7 @@ def test_a_secret_is_printed_before_waiting_for_servers_and_a_revocation_after(s
     kept = run(capsys, "tenant", "key", "add", "tenant-0", *places)["key"]
     said_before = []
 
-    def wait(state, generation):
+    def wait(state, generation, removes=False):
         said_before.append(capsys.readouterr().out)
         return ["elsewhere-1-abc"]
 

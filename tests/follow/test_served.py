@@ -20,6 +20,7 @@ from tests.serving import serving
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
+NEAR = 0.05  # the server may compute in bf16; answers of other weights differ by more
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +66,11 @@ def test_a_server_of_a_copy_serves_what_the_source_has(place, source, machine):
     change = live.add("new-a", knowledge(store, "new-a"))
     assert live.settle(change.generation) == []
     found = stock.ask([TEXT], "new-a", outputs=("LOGITS",))["LOGITS"]
-    assert np.allclose(found, answer(place, "new-a").numpy(), atol=1e-3)
+    assert np.allclose(found, answer(place, "new-a").numpy(), atol=NEAR)
     add_law(place, live)
     assert live.settle_now() == []
     found = stock.ask([TEXT], "lawyer", outputs=("LOGITS",))["LOGITS"]
-    assert np.allclose(found, answer(place, "lawyer").numpy(), atol=1e-3)
+    assert np.allclose(found, answer(place, "lawyer").numpy(), atol=NEAR)
     assert same((repository, state), machine)
     first, second = live.add_key("new-a"), live.add_key("new-a")
     assert live.settle_now() == []
@@ -105,7 +106,7 @@ def test_without_its_source_a_server_serves_on(place, source, machine, monkeypat
     running.close()
     eventually(lambda: any("does not answer" in line for line in machine.said))
     found = Stock(machine.server, "http").ask([TEXT], "tenant-0", outputs=("LOGITS",))["LOGITS"]
-    assert np.allclose(found, before, atol=1e-3)
+    assert np.allclose(found, before, atol=NEAR)
     live = Manager.open(*place[1:])
     monkeypatch.setattr("hplm.tenants.state.PATIENCE", 0.3)
     live.limit("tenant-0", rate=100.0)
