@@ -15,7 +15,7 @@ from hplm.cluster.description import LARGEST_PORT, ClusterDescription, Pool, is_
 from hplm.cluster.routes import Routes
 from hplm.errors import HplmError, InvalidInput
 from hplm.server.probing import Probe
-from hplm.tenants.authorize import HEADER
+from hplm.tenants.authorize import HEADER, UNSEEN
 from hplm.tenants.snapshot import NAME
 
 CONFIG, SOCKET, SCRIPT, POOLS, HOMES = "haproxy.cfg", "haproxy.sock", "tenant.lua", "pools.map", "homes.map"
@@ -46,6 +46,7 @@ def router_files(
         folder=folder.resolve(),
         bind=f"{listening.address}:{listening.port}",
         header=HEADER,
+        unseen=UNSEEN,
         name=NAME.pattern,
         first=cluster.pools[0].name,
         others=_choice_by_model(cluster, probes),

@@ -9,26 +9,30 @@ from hplm.tenants.keys import allows, digest_in, new_key, presented_key
 from hplm.tenants.snapshot import Snapshot, Tenant
 
 HEADER = "hplm-tenant"  # names the tenant to proxies; Triton adds it to the parameters, in the client's upper and lower case
+UNSEEN = "-"  # what the router writes into that header if it has seen no tenant in a request
 _STAND_IN_KEYS = (new_key()[1],)  # compared for an unknown tenant, so that its refusal takes as long
 
 
 def admit(snapshot: Snapshot, parameters: Mapping[str, object], now: float) -> Tenant:
     """Returns the named tenant if the key is valid. An unknown tenant and a wrong key get the same error in the same time.
 
-    Refuses a request whose header names another one: proxies have counted it as a request of that tenant.
+    Refuses a request whose header names another one: proxies have counted it as a request of that tenant. A tenant that the
+    router has not seen is refused too: its quotas would be granted once at each replica.
     """
     name = parameters.get("tenant")
-    if any(value != name for key, value in parameters.items() if key.lower() == HEADER):
+    headers = [value for key, value in parameters.items() if key.lower() == HEADER]
+    if any(value not in (name, UNSEEN) for value in headers):
         raise InvalidInput(f"the header {HEADER} is not the parameter 'tenant': send the same name in both, or no such header")
     try:
         tenant = snapshot.find(name if isinstance(name, str) else None)
     except NoTenant:
         tenant = None
-    if tenant is not None and not tenant.keys:
-        return tenant
-    allowed = allows(tenant.keys if tenant is not None else _STAND_IN_KEYS, presented_key(parameters), now)
+    is_open = tenant is not None and not tenant.keys
+    allowed = is_open or allows(tenant.keys if tenant is not None else _STAND_IN_KEYS, presented_key(parameters), now)
     if tenant is None or not allowed:
         raise NoTenant
+    if UNSEEN in headers:
+        raise InvalidInput(f"the router has not found the tenant in this request: send its name in the header {HEADER}")
     return tenant
 
 

@@ -33,6 +33,7 @@ def test_tenant_list_returns_the_facts_of_each_tenant(toy, capsys):
         "levels": [],
         "plans": 0,
         "link": None,
+        "homes": 1,
         "open": True,
     }
 

@@ -1,5 +1,6 @@
 """Two real servers behind the router, asked by stock clients and by ours, over HTTP and gRPC."""
 
+import json
 from collections import Counter
 from types import SimpleNamespace
 
@@ -127,6 +128,13 @@ def test_a_header_unlike_the_parameter_is_refused(router, ask):
 def test_without_a_known_tenant_a_server_answers(router, ask, name):
     with pytest.raises(InferenceServerException, match=r"\[no_tenant\]"):
         ask(router, name)
+
+
+def test_a_tenant_cannot_hide_from_the_router(router):
+    """Only the server reads the escape."""
+    body = json.dumps({"inputs": [{"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": [TEXT]}]})
+    status, answer = router.post(body[:-1].encode() + b',"parameters":{"ten\\u0061nt":"echo"}}')
+    assert status == 400 and "[invalid_input]" in answer["error"] and "hplm-tenant" in answer["error"]
 
 
 @pytest.mark.parametrize("homes", [1, 2])

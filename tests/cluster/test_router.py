@@ -113,6 +113,17 @@ def test_a_request_without_a_tenant_is_answered_by_a_server(router, body):
     assert router.post(body)[0] == 200
 
 
+@pytest.mark.parametrize(
+    "body", [b"{}", b'{"parameters":{"ten\\u0061nt":"limited-0"}}', b'{"parameters":{"tenant":"Limited-0"}}', b"{"]
+)
+def test_a_server_is_told_that_no_tenant_was_seen(router, replicas, body):
+    """So nobody spreads the requests of a tenant with quotas over all replicas by hiding its name."""
+    before = sum(one.tenants["-"] for one in replicas)
+    for headers in ({}, {"hplm_tenant": "Limited-0"}):
+        assert router.post(body, **headers)[0] == 200
+    assert sum(one.tenants["-"] for one in replicas) == before + 2
+
+
 def test_other_paths_are_passed_on(router):
     assert router.send("GET", "/v2/health/ready")[1]["path"] == "/v2/health/ready"
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from hplm.errors import InvalidInput, NoTenant
-from hplm.tenants.authorize import admit, opened
+from hplm.tenants.authorize import UNSEEN, admit, opened
 from hplm.tenants.keys import Key, allows, key_of, new_key, presented_key
 from hplm.tenants.snapshot import LIMITS, PROMISES, Snapshot
 
@@ -93,6 +93,16 @@ def test_a_header_names_the_same_tenant_or_the_request_is_refused(snapshot):
     ):
         with pytest.raises(InvalidInput, match="hplm-tenant"):
             admit(snapshot, parameters, NOW)
+
+
+def test_a_tenant_that_the_router_has_not_seen_is_refused(snapshot):
+    _, key = new_key()
+    snapshot = _with(snapshot, "acme", keys=(key,))
+    with pytest.raises(InvalidInput, match="hplm-tenant"):
+        admit(snapshot, {"tenant": "beta", "hplm-tenant": UNSEEN}, NOW)
+    for name in ({}, {"tenant": "nobody"}, {"tenant": "acme"}):  # nobody learns that acme exists
+        with pytest.raises(NoTenant):
+            admit(snapshot, {**name, "hplm-tenant": UNSEEN}, NOW)
 
 
 def test_an_unknown_tenant_and_a_wrong_key_get_the_same_refusal(snapshot, monkeypatch):
