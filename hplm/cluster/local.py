@@ -21,12 +21,12 @@ _READY = re.compile(r"^Ready", re.MULTILINE)
 
 
 class LocalReplica:
-    def __init__(self, replica: Replica, folder: Path, source: str, token_file: Path) -> None:
+    def __init__(self, replica: Replica, folder: Path, source: str, token_file: Path, ports: Ports) -> None:
         """`source`: the address of the file server, and `token_file` the secret that it wants."""
         self.name, self.cores, self.repository = replica.name, replica.cores, replica.repository
         self.id = replica.id
         self.state = folder / self.name
-        self.ports = Ports().claim(LOOPBACK)
+        self.ports = ports
         logs = folder / "logs"
         serve = [*HPLM, "serve", *self._served(), "--log-file", str(logs / f"{self.name}-triton.log")]
         for flag, port in self.ports.items():

@@ -47,8 +47,8 @@ def replicas_of(repository: Path, count: int, cores: Sequence[int] = ()) -> tupl
         raise InvalidInput(
             f"--cores names {len(cores)} cores for {count} replicas: give each replica at least one, or leave out --cores"
         )
-    each = len(cores) // count
-    return tuple(Replica(i + 1, repository, tuple(cores[i * each : (i + 1) * each])) for i in range(count))
+    ends = [i * len(cores) // count for i in range(count + 1)]
+    return tuple(Replica(i + 1, repository, tuple(cores[ends[i] : ends[i + 1]])) for i in range(count))
 
 
 def placed_pools(groups: Sequence[Group], repositories: Mapping[str, Path], state: Path) -> list[Pool]:

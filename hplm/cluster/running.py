@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import secrets
 import signal
 import socket
@@ -22,7 +23,7 @@ from hplm.cluster.traffic import Traffic
 from hplm.errors import HplmError
 from hplm.follow.source_server import source_config
 from hplm.placement.fields import write
-from hplm.server.ports import LOOPBACK, listen
+from hplm.server.ports import LOOPBACK, Ports, free_ports, listen
 from hplm.tenants.state import State
 
 CLUSTER, TOKEN, LOCK, ROUTER = "cluster.json", "token", "lock", "router"
@@ -31,6 +32,8 @@ UP_SECONDS = 60.0  # for the router to find a ready replica healthy
 DRAIN_SECONDS = 30.0  # for the requests of a replica that is replaced
 END_SECONDS = 5.0  # for the last requests of the whole cluster, and for processes that hold none
 LOOK_SECONDS = 0.5
+SHORT_SECONDS = 0.05
+PORTS = 3  # of a server
 
 
 class Cluster:
@@ -57,6 +60,8 @@ class Cluster:
             ending.callback(self._listener.close)
             with listen(LOOPBACK, self._port, "--port") as free:  # a clear error before anything has started
                 self._port = free.getsockname()[1]
+                replicas = sum(len(pool.replicas) for pool in self._pools)
+                self._free = iter(free_ports(PORTS * replicas + len(self._pools)))
             ending.callback(self._stop)
             self._start()
             self._ending = ending.pop_all()
@@ -121,7 +126,9 @@ class Cluster:
         token_file.write_text(secrets.token_hex(16), "utf-8")
         for pool in self._pools:
             source = self._start_source(pool, token_file)
-            self._replicas += [LocalReplica(replica, self._folder, source, token_file) for replica in pool.replicas]
+            for replica in pool.replicas:
+                ports = Ports(*itertools.islice(self._free, PORTS))
+                self._replicas.append(LocalReplica(replica, self._folder, source, token_file, ports))
         for replica in self._replicas:
             replica.copy()
         for replica in self._replicas:
@@ -136,8 +143,7 @@ class Cluster:
     def _start_source(self, pool: Pool, token_file: Path) -> str:
         """Starts the file server of a pool's truth. Returns its address."""
         pool.state.mkdir(parents=True, exist_ok=True)
-        with listen(LOOPBACK, 0, "") as free:
-            port = free.getsockname()[1]
+        port = next(self._free)
         own = self._folder / f"source-{pool.name}"
         own.mkdir(exist_ok=True)
         config = own / "nginx.conf"
@@ -191,7 +197,7 @@ class Cluster:
             self._traffic.drain(replica.name)
             self._until(lambda: self._traffic.share(replica.name).in_flight == 0, DRAIN_SECONDS)
             say(f"{replica.name:<13} is stopped and started again")
-            replica.replace(self._look)
+            replica.replace(self._meanwhile)
         finally:  # also where it has failed: it is started again, and only then found healthy
             self._traffic.give_back(replica.name)
             self._replacing = None
@@ -217,9 +223,17 @@ class Cluster:
         """Waits for a condition while the cluster is looked after. Returns whether it came true."""
         deadline = time.monotonic() + seconds
         while not (came := condition()) and time.monotonic() < deadline:
-            self._look()
-            time.sleep(LOOK_SECONDS / 5)
+            self._meanwhile()
         return came
+
+    def _meanwhile(self) -> None:
+        """Does what is due while a command waits, and answers other questions."""
+
+        def refuse(_: Say) -> dict[str, Any]:
+            raise HplmError("the cluster is busy with starting, or with another `hplm cluster roll`: wait until that has ended")
+
+        self._look()
+        self._listener.serve({"roll": refuse, "status": self.status}, SHORT_SECONDS)
 
     def _look(self) -> None:
         """Starts again what has ended by itself."""

@@ -16,6 +16,7 @@ HERE = Path("repository")
 def test_each_replica_gets_as_many_cores(monkeypatch):
     monkeypatch.setattr(pools.os, "sched_getaffinity", lambda _: set(range(8)))
     assert [replica.cores for replica in replicas_of(HERE, 2, (0, 1, 2, 3))] == [(0, 1), (2, 3)]
+    assert [replica.cores for replica in replicas_of(HERE, 2, (0, 1, 2))] == [(0,), (1, 2)]
     assert [replica.cores for replica in replicas_of(HERE, 2)] == [(), ()]
     assert [(replica.id, replica.name) for replica in replicas_of(HERE, 2)] == [(1, "replica-1"), (2, "replica-2")]
 

@@ -102,18 +102,23 @@ def test_all_replicas_are_replaced_without_a_failed_request(cluster, toy):
                 except Exception as error:
                     failures.append(error)
 
+    def look(_):
+        threading.Thread(target=lambda: seen.append({own["is"] for own in cluster.status().values()})).start()
+
+    seen = []
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     before = {name: cluster.pids(name) for name in cluster.replicas}
     try:
-        assert cluster.roll()["rolled"] == list(cluster.replicas)
+        assert cluster.roll(look)["rolled"] == list(cluster.replicas)
     finally:
         ending.set()
         for thread in threads:
             thread.join()
     assert failures == []
     assert min(answered[number] for number in range(4)) > 0
+    assert {"replaced", "up"} in seen  # other questions are answered meanwhile
     after = {name: cluster.pids(name) for name in cluster.replicas}
     assert all(set(after[name]).isdisjoint(before[name]) for name in before)
 
