@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,6 @@ from hplm.cluster.control import ask
 from hplm.cluster.running import CLUSTER
 from hplm.errors import HplmError
 from hplm.server import process_group
-from hplm.server.ports import LOOPBACK, listen
 from hplm.tenants.manager import Manager
 
 END_SECONDS = 120.0
@@ -35,17 +35,14 @@ class ServedCluster:
         """`folder`: where the cluster keeps its files; its path is short. `replicas`: None if `more` says it."""
         self.repository, self.folder, self.state = repository, folder, folder / "state"
         folder.mkdir(parents=True, exist_ok=True)
-        with listen(LOOPBACK, 0, "--port") as free:
-            port = free.getsockname()[1]
-        self.address = f"{LOOPBACK}:{port}"
         command = [sys.executable, "-m", "hplm.cli.main", "cluster", "up", "--repository", str(repository), *more]
-        command += ["--folder", str(folder), "--state", str(self.state), "--port", str(port)]
+        command += ["--folder", str(folder), "--state", str(self.state), "--port", "0"]
         command += ["--replicas", str(replicas)] if replicas is not None else []
         command += ["--cores", ",".join(map(str, cores))] if cores else []
         self._output = (folder / "up.out").open("w+")
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self._output, stderr=subprocess.STDOUT)
         try:
-            self._wait_until_ready()
+            self.address = self._wait_until_ready()
         except BaseException:
             self.stop()
             raise
@@ -121,10 +118,11 @@ class ServedCluster:
             self.process.wait()
         self._output.close()
 
-    def _wait_until_ready(self) -> None:
+    def _wait_until_ready(self) -> str:
+        """Returns the address of the router."""
         while self.process.poll() is None:
-            if "\nReady" in self.said():
-                return
+            if found := re.search(r"^Ready at (\S+), ", self.said(), re.MULTILINE):
+                return found[1]
             time.sleep(0.1)
         raise HplmError(f"`hplm cluster up` does not start: {self.said()}")
 

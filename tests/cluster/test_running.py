@@ -6,7 +6,7 @@ import pytest
 
 from hplm.cli.main import main
 from hplm.cluster.running import LOCK
-from hplm.server.ports import LOOPBACK, listen
+from hplm.server.ports import LOOPBACK, free_ports, listen
 from tests.naming import names
 
 
@@ -39,6 +39,10 @@ def test_a_folder_of_another_cluster_is_refused(toy, tmp_path, capsys, engines):
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert up(toy, tmp_path) == 1
     assert names(capsys.readouterr().err, tmp_path, "--folder")
+
+
+def test_all_ports_of_a_cluster_differ():
+    assert len(set(free_ports(200))) == 200
 
 
 @pytest.mark.parametrize(
