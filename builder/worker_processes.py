@@ -17,9 +17,9 @@ from hplm.errors import HplmError
 BYTES_EACH = 2 << 30  # the most memory that one training takes
 
 
-def processes_that_fit(wanted: int) -> int:
-    """Returns how many trainings fit on this machine at a time, at most `wanted`."""
-    return max(1, min(wanted, len(os.sched_getaffinity(0)), _available() // BYTES_EACH))
+def processes_that_fit(wanted: int, bytes_each: int = BYTES_EACH) -> int:
+    """Returns how many processes fit on this machine at a time, at most `wanted`. Without `bytes_each` they are trainings."""
+    return max(1, min(wanted, len(os.sched_getaffinity(0)), _available() // bytes_each))
 
 
 def _available(group: Path = Path("/sys/fs/cgroup")) -> int:

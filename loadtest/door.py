@@ -41,7 +41,8 @@ def front_door(folder: Path, http_url: str, grpc_url: str, backbones: str, **set
         raise HplmError(f"{missing}: not found on PATH; install it (Debian, Ubuntu: apt-get install haproxy openssl)")
     folder.mkdir(exist_ok=True)
     certificate, pair = make_certificate(folder)
-    port, log = _free_port(), folder / "log"
+    kept, log = _keep_port(), folder / "log"
+    port = kept.getsockname()[1]
     environment = {
         **os.environ,
         "HPLM_DOOR": f"{HOST}:{port}",
@@ -64,6 +65,7 @@ def front_door(folder: Path, http_url: str, grpc_url: str, backbones: str, **set
     finally:
         process.terminate()
         process.wait(_PATIENCE)
+        kept.close()
 
 
 def _found(program: str) -> str | None:
@@ -75,10 +77,12 @@ def _may_go_before_others() -> bool:
     return _found("chrt") is not None and not subprocess.run([*_BEFORE_OTHERS, "true"], capture_output=True).returncode
 
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind((HOST, 0))
-        return free.getsockname()[1]
+def _keep_port() -> socket.socket:
+    """Binds any free port, so that nobody else gets it. HAProxy shares it: connections go to the socket that listens."""
+    kept = socket.socket()
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    kept.bind((HOST, 0))
+    return kept
 
 
 def make_certificate(folder: Path) -> tuple[Path, Path]:

@@ -66,7 +66,7 @@ class PassageWindow:
 class Reference:
     backbone: Backbone
     eight_bits: bool = False  # multiplies the shared matrices in 8 bits
-    _known: dict[Table, np.ndarray] = field(default_factory=dict)
+    _known: dict[Table, dict[tuple[int, ...], int]] = field(default_factory=dict)
 
     @classmethod
     def open(cls, folder: Path, state: Path | None = None, eight_bits: bool = False) -> Reference:
@@ -213,17 +213,18 @@ class Reference:
             for drop in (own - farthest, own + farthest):
                 if 0 <= drop < len(window):
                     shrinking.append([0 if i == drop else token for i, token in enumerate(shrinking[-1])])
-        for gram in shrinking:
+        for gram in map(tuple, shrinking):
             for table, _ in chain.links:
-                row = (self._grams(table) == gram).all(axis=1).nonzero()[0]
-                if len(row):
-                    return table.rows.vectors(int(row[0]) + 1)
+                row = self._rows(table).get(gram)
+                if row is not None:
+                    return table.rows.vectors(row)
         raise LookupError(f"the root table lacks token {window[own] - 1}")
 
-    def _grams(self, table: Table) -> np.ndarray:
-        """Returns every n-gram of a table in the order of its rows. The reference searches them one by one."""
+    def _rows(self, table: Table) -> dict[tuple[int, ...], int]:
+        """Returns the row of every n-gram of a table, in a dictionary instead of the table's own index."""
         if table not in self._known:
-            self._known[table] = table.space.unpack(table.index.by_row())
+            grams = table.space.unpack(table.index.by_row()).tolist()
+            self._known[table] = {tuple(gram): row for row, gram in enumerate(grams, start=1)}
         return self._known[table]
 
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import hypothesis
 import pytest
 import torch
 
 from testing.reference import Reference
 from testing.toy import Toy, make_toy
-
-hypothesis.settings.register_profile("unhurried", hypothesis.settings.default, deadline=None)
-hypothesis.settings.load_profile("unhurried")
 
 
 @pytest.fixture(autouse=True)

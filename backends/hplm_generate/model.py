@@ -170,6 +170,8 @@ class TritonPythonModel:
         self._meter.add(names.SERVER_RESTARTS, restarts())
         self._meter.add(names.MODEL_RESTARTS, int(parameters.get(REVIVED, "0")), args["model_name"])
         self._put_back = 0  # as counted until now
+        self._seats = settings.seats
+        self._adapters: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # loaded and awaited, as published last
         self._publisher = Publisher(pb_utils.MetricFamily, self._meter, name, before=self._look)
         self._held = Held(args["model_name"])
         self._refusals = replies.Refusals("taking the request")
@@ -264,6 +266,10 @@ class TritonPythonModel:
         self._meter.set(names.WAITING_SEQUENCES, levels.waiting)
         self._meter.set(names.CACHE_TOKENS, levels.cached)
         self._meter.set(names.CACHE_ROOM, levels.room)
+        self._meter.set(names.CACHE_SHARE, levels.cached / levels.room)
+        if (levels.loaded, levels.awaited) != self._adapters:
+            self._adapters = levels.loaded, levels.awaited
+            self._meter.set_only(names.ADAPTERS_INFO, time.time(), str(self._seats), *map(",".join, self._adapters))
         self._meter.add(names.PUT_BACK, levels.put_back - self._put_back)
         self._put_back = levels.put_back
 

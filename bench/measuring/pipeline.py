@@ -43,9 +43,10 @@ STAGED = 12  # batches that measure which share of a batch's time staging takes
 class Traffic:
     """Sends looked-up requests, so that a fixed number of them wait or run at any time."""
 
-    def __init__(self, folder: Path, case: PipelineBench) -> None:
+    def __init__(self, folder: Path, case: PipelineBench, batches: int = 3) -> None:
+        """`batches`: whose texts wait or run."""
         self._backbone = Backbone(folder)
-        self._in_flight = 3 * case.batch_texts
+        self._in_flight = batches * case.batch_texts
         lookup, view = Lookup(self._backbone), self._backbone.view
         tenants = np.random.default_rng(3).choice(case.tenants, max(4 * case.tenants, STAGED * case.batch_texts))
         texts = texts_of(ServeBench(case.size, case.tokens, case.tenants, connections=len(tenants) // 4))

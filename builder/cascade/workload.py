@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
@@ -25,6 +26,7 @@ from hplm.levels.dispatch import draw
 from hplm.levels.pruning import NO_WORD, kept
 
 SHORTEST = 4  # tokens of a text whose seconds are measured: pruned texts may be shorter than all whole ones
+TURNS = 3  # in which the levels are timed, so that a slow moment of the machine is not one level's alone
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the texts' tokens, for which seconds are measured
 
 
@@ -63,10 +65,12 @@ class Workload:
         if self.known_seconds is not None:
             return self.known_seconds
         tokens = sorted({SHORTEST, *np.quantile(self.tokens, QUANTILES).astype(int).tolist()})
-        found: list[dict[int, float]] = []
-        for level in self.levels:
-            engine = Engine(level.open(), self.device, self.precision.dtype, self.precision.eight_bits)
-            found.append({count: engine.seconds(1, count) for count in tokens})
+        engines = [Engine(level.open(), self.device, self.precision.dtype, self.precision.eight_bits) for level in self.levels]
+        found = [dict.fromkeys(tokens, math.inf) for _ in engines]
+        for _ in range(TURNS):
+            for engine, own in zip(engines, found, strict=True):
+                for count in tokens:
+                    own[count] = min(own[count], engine.seconds(1, count))
         return found
 
     @cached_property

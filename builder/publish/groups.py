@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from builder.publish.export import copy_file, export_digest
-from builder.publish.model_configs import ALIAS, with_parameters
+from builder.publish.model_configs import ALIAS, with_parameters, with_stages
 from builder.store.store import written_folder
 from hplm.engine.backbone import Backbone
 from hplm.engine.profiling import cores_of, device_parameters
@@ -102,9 +102,15 @@ def _unit_of(placement: Placement, backbone: str, tenant: Tenant) -> str | None:
 
 def _check_runs(group: Group) -> None:
     """Refuses groups that no server can run yet."""
-    if group.stages > 1:
+    if group.stages > 1 and len(group.cuts) > 1:
         raise InvalidInput(
-            f"group {group.name!r} has {group.stages} stages, but this version runs one: search with `--most-stages 1`"
+            f"group {group.name!r} cuts {', '.join(group.cuts)} into {group.stages} stages, but this version cuts one backbone "
+            "a group: search with `--most-stages 1`, or give each backbone a group of its own"
+        )
+    if group.stages > 1 and group.intra > 1:
+        raise InvalidInput(
+            f"group {group.name!r} has {group.stages} stages of {group.intra} devices, but this version runs several stages "
+            "of one device each: profile with --intra 1, or search with `--most-stages 1`"
         )
     if group.intra > 1 and not cores_of(group.devices):
         raise InvalidInput(
@@ -133,7 +139,7 @@ def _emit_backbone(
     for model in (backbone, f"{backbone}-lookup", f"{backbone}-upper", f"{backbone}-admin"):
         if not model.endswith("-admin") or (repository / model).is_dir():  # not every export has an admin
             _copy_model(repository / model, target / model)
-    _set_parameters(target / f"{backbone}-upper" / CONFIG, group, placement.precisions[backbone])
+    _set_parameters(target / f"{backbone}-upper" / CONFIG, group, backbone, placement.precisions[backbone])
     return len(tenants)
 
 
@@ -197,10 +203,18 @@ def _copy_model(source: Path, target: Path) -> None:
     shutil.copyfile(source / CONFIG, target / CONFIG)
 
 
-def _set_parameters(config: Path, group: Group, precision: str) -> None:
-    """Gives the engine the group's device and the precision that was profiled."""
+def _set_parameters(config: Path, group: Group, backbone: str, precision: str) -> None:
+    """Gives the engine the group's devices and the precision that was profiled."""
     found = parameters_of(config)["dtype"]
     if found not in ("auto", precision):
         raise InvalidInput(f"group {group.name!r} serves in {found!r}, but was profiled in {precision!r}: {STALE}")
-    changed = {**device_parameters(group.devices), "dtype": precision}
-    config.write_text(with_parameters(config.read_text("utf-8"), changed), "utf-8")
+    changed = {**device_parameters(group.devices_of(0)), "dtype": precision}
+    text = with_parameters(config.read_text("utf-8"), changed)
+    config.write_text(with_stages(text, _stages(group, backbone)), "utf-8")
+
+
+def _stages(group: Group, backbone: str) -> str:
+    """Returns the parameter `stages` of a group's engine: nothing if it has one stage, on its device or all of its cores."""
+    if group.stages == 1:
+        return ""
+    return " ".join(f"{first}-{last}@{group.devices[stage]}" for stage, (first, last) in enumerate(group.cuts[backbone]))

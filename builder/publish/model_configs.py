@@ -11,7 +11,7 @@ from string import Template
 
 import torch
 
-from hplm.engine.settings import check
+from hplm.engine.settings import STAGES, check
 from hplm.errors import InvalidInput
 from hplm.generation.cache import EARLY, least_tokens
 from hplm.generation.settings import read_settings
@@ -321,6 +321,14 @@ def with_parameters(config: str, values: Mapping[str, str]) -> str:
         if not found:
             raise InvalidInput(f"parameter {name!r} is missing in config.pbtxt: export the repository again")
     return config
+
+
+def with_stages(config: str, stages: str) -> str:
+    """Returns the text of an engine's `config.pbtxt` with these stages. An export has no such parameter."""
+    if re.search(rf'key:\s*"{STAGES}"', config):
+        return with_parameters(config, {STAGES: stages})
+    line = f'parameters {{ key: "{STAGES}"        value {{ string_value: "{stages}" }} }}  # the layers on each device\n'
+    return config + line if stages else config
 
 
 def is_of_decoder(config: str) -> bool:

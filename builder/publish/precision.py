@@ -78,10 +78,10 @@ def _speed(store: Store, other: Precision) -> float:
 
 @torch.inference_mode()
 def _change(store: Store) -> float:
-    """Compares vectors of made-up texts, whose rows are common ones of a tenant's tables."""
-    tenant = store.tenants()[0]
-    forest = store.forest(tenant.domain, tenant.domain_version)
-    tables, tokens = forest.chain(tenant.domain, tenant.domain_version).links, min(TEXT, store.config.positions)
+    """Compares vectors of made-up texts, whose rows are common ones of a domain's tables: a tenant's, if there is one."""
+    branch = next(((tenant.domain, tenant.domain_version) for tenant in store.tenants()), store.domains()[0])
+    forest = store.forest(*branch)
+    tables, tokens = forest.chain(*branch).links, min(TEXT, store.config.positions)
     generator = torch.Generator().manual_seed(0)
     rows = [
         base + torch.randint(1, min(COMMON, table.size), (TEXTS * tokens,), generator=generator)

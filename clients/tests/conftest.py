@@ -7,14 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import fake_repository
-import hypothesis
 import pytest
 from client_ways import WAYS, Way
 
 from hplm.server import TritonServer
-
-hypothesis.settings.register_profile("unhurried", hypothesis.settings.default, deadline=None)
-hypothesis.settings.load_profile("unhurried")
 
 
 @pytest.fixture(params=WAYS)

@@ -129,14 +129,19 @@ class Layout:
             for layer in flat
         ]
 
-    def allocate(self, slots: int, device: torch.device, dtype: torch.dtype) -> list[dict[str, Tensor]]:
-        """Returns zeros for that many slots: for each layer its tensors as slots x ..."""
+    def allocate(
+        self, slots: int, device: torch.device, dtype: torch.dtype, devices: Sequence[torch.device] = ()
+    ) -> list[dict[str, Tensor]]:
+        """Returns zeros for that many slots: for each layer its tensors as slots x ...
+
+        `devices`: of each layer, if they are not all on `device`.
+        """
         return [
             {
-                name: _lying(torch.zeros(slots * prod(shape), device=device, dtype=dtype), shape, slots)
+                name: _lying(torch.zeros(slots * prod(shape), device=own, dtype=dtype), shape, slots)
                 for name, shape in self.shapes.items()
             }
-            for _ in range(self.layers)
+            for own in devices or [device] * self.layers
         ]
 
     def pack(self, layers: Sequence[Mapping[str, Tensor]]) -> Tensor:

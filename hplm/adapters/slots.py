@@ -7,7 +7,9 @@ reserved slots, layer by layer. So a batch computes its first layer while the we
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -34,17 +36,25 @@ class Arrival:
 class Slots:
     """The slots for all records of one layout, from any bank."""
 
-    def __init__(self, layout: Layout, count: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        count: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        devices: Sequence[torch.device] = (),
+    ) -> None:
+        """`devices`: of each layer, if they are not all on `device`. A slot has the same number on all of them."""
         self._layout = layout
-        self._device = device
-        self.layers: list[dict[str, Tensor]] = layout.allocate(count, device, dtype)
+        self._devices = list(devices) or [device] * layout.layers
+        self.layers: list[dict[str, Tensor]] = layout.allocate(count, device, dtype, devices)
         self._slot_of: OrderedDict[Record, int] = OrderedDict()  # least recently used first
         self._pins = [0] * count
         self._empty = list(reversed(range(count)))  # low slots first: weights of consecutive slots need no copy
-        self._copies = Copies(device)
+        self._copies = {device: Copies(device) for device in dict.fromkeys(self._devices)}
         self._arrivals: list[Arrival] = []  # host memory for as many records as any batch has missed
         self._promised: list[tuple[int, Arrival]] = []
-        self._last: Mark | None = None  # the end of copies that may still read the arrivals
+        self._last: list[Mark] = []  # the end of copies that may still read the arrivals, on each device
         self.hits = self.misses = 0
 
     @property
@@ -54,6 +64,11 @@ class Slots:
     @property
     def used(self) -> int:
         return len(self._slot_of)
+
+    @property
+    def records(self) -> list[Record]:
+        """The records that have a slot."""
+        return list(self._slot_of)
 
     def hold(self, record: Record, bank: Bank) -> int:
         """Returns the record's slot, pinned until `release`. The slot has the record after `fill`.
@@ -77,26 +92,28 @@ class Slots:
     def fill(self) -> list[Mark]:
         """Starts the copies to all reserved slots. A layer of any held record may be used after that layer's mark."""
         marks: list[Mark] = []
-        with self._copies.under_way():
-            for number, layer in enumerate(self.layers):
-                for slot, arrival in self._promised:
-                    for name, tensor in arrival.layers[number].items():
-                        # Copied first and converted on the device. Otherwise the host would convert, and wait.
-                        layer[name][slot].copy_(tensor.to(self._device, non_blocking=True))
-                marks.append(self._copies.mark())
+        self._last = []
+        for device, numbers in groupby(range(len(self.layers)), self._devices.__getitem__):
+            with self._copies[device].under_way():
+                for number in numbers:
+                    for slot, arrival in self._promised:
+                        for name, tensor in arrival.layers[number].items():
+                            # Copied first and converted on the device. Otherwise the host would convert, and wait.
+                            self.layers[number][name][slot].copy_(tensor.to(device, non_blocking=True))
+                    marks.append(self._copies[device].mark())
+            self._last.append(marks[-1])
         self._promised.clear()
-        self._last = marks[-1]
         return marks
 
     def release(self, slot: int) -> None:
         self._pins[slot] -= 1
 
     def _arrival(self) -> Arrival:
-        if self._last is not None:
-            self._last.synchronize()
-            self._last = None
+        for mark in self._last:
+            mark.synchronize()
+        self._last = []
         if len(self._promised) == len(self._arrivals):
-            flat = self._layout.empty(pin=self._device.type == "cuda")
+            flat = self._layout.empty(pin=self._devices[0].type == "cuda")
             self._arrivals.append(Arrival(flat, self._layout.unpack(flat)))
         return self._arrivals[len(self._promised)]
 

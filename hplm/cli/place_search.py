@@ -96,7 +96,7 @@ def _search_options(command: argparse.ArgumentParser) -> None:
         help="fast, or beam:K, which tries all units in all groups and keeps the K best selections (default: %(default)s)",
     )  # fmt: skip
     command.add_argument(
-        "--most-stages", type=int, metavar="N", help="most stages of a group; 1: what `hplm place emit` accepts today"
+        "--most-stages", type=int, metavar="N", help="most stages of a group; 1 if a group may have several backbones"
     )
     command.add_argument(
         "--sample", type=int, default=200_000, metavar="N",

@@ -16,14 +16,15 @@ from hplm.adapters.parts import Part, adapted
 from hplm.arrays import Array
 from hplm.engine.sheets import Sheet
 from hplm.engine.staged import StagedBatch
+from hplm.engine.stages import Stage, check_layers
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.eightbit import to_eight_bits
 from hplm.model.importance import Received
-from hplm.model.layer import QKV, Adapt, Attend
+from hplm.model.layer import QKV, Adapt, Attend, Layers
 from hplm.model.malloc import keep_freed_memory
 from hplm.model.prepacked import can_prepack, prepacked
-from hplm.model.stacks import UpperStack
+from hplm.model.stacks import UpperStack, through, turn_of
 from hplm.model.tensors import array_of
 from hplm.options import ENGINE_DTYPES, LAYER_DTYPES
 from hplm.tenants.level import FULL
@@ -91,7 +92,23 @@ class Computed:
     received: dict[int, Array]  # how much attention the tokens of watched texts have received
 
 
+@dataclass(frozen=True)
+class Piece:
+    """The layers of a stack that a stage computes."""
+
+    layers: Layers
+    first: int  # the number of the first one in the stack
+    device: torch.device
+    is_last: bool  # whether it ends with the stack's last layer
+
+
 class Engine:
+    """All layers on one device, or the full stack's layers on those of several stages.
+
+    A batch passes the stages one after the other: `enter` computes all but the last one, `run` the last one or the only one.
+    Another thread may compute another batch in another stage.
+    """
+
     def __init__(
         self,
         upper: UpperStack,
@@ -99,20 +116,39 @@ class Engine:
         dtype: torch.dtype,
         eight_bits: bool = False,
         stacks: Mapping[str, UpperStack] = MappingProxyType({}),
+        stages: Sequence[Stage] = (),
     ) -> None:
-        """`stacks`: further upper stacks over the same tables, by name."""
+        """`stacks`: further upper stacks over the same tables, by name. The last stage computes them.
+
+        `device`: where batches enter. It is the first stage's, if there are stages.
+        """
+        check_layers(stages, len(upper.layers))
+        self.stages = tuple(stages) or (Stage(0, len(upper.layers) - 1, device),)
         self.device = device
         self.dtype = dtype
         self.takes_few_sizes = can_prepack(device, dtype)
         if device.type == "cpu":
             keep_freed_memory()
-        self._stacks = {name: self._ready(stack, eight_bits) for name, stack in {FULL: upper, **stacks}.items()}
+        self._stacks: dict[str, UpperStack] = {}
+        self._pieces: dict[str, list[Piece]] = {}
+        for name, stack in {FULL: upper, **stacks}.items():
+            whole = Stage(0, len(stack.layers) - 1, self.stages[-1].device)
+            own = self.stages if name == FULL else (whole,)
+            stack = self._stacks[name] = self._ready(stack, eight_bits, own)
+            self._pieces[name] = [
+                Piece(stack.layers[one.first : one.last + 1], one.first, one.device, one is own[-1]) for one in own
+            ]
         self._upper = self._stacks[FULL]
 
-    def _ready(self, stack: UpperStack, eight_bits: bool) -> UpperStack:
+    def _ready(self, stack: UpperStack, eight_bits: bool, stages: Sequence[Stage]) -> UpperStack:
         if eight_bits:
             to_eight_bits(stack.layers)
-        stack = stack.to(device=self.device, dtype=self.dtype).eval().requires_grad_(False)
+        for stage in stages:
+            stack.layers[stage.first : stage.last + 1].to(device=stage.device, dtype=self.dtype)
+        for part in stack.children():
+            if part is not stack.layers:
+                part.to(device=stages[0].device, dtype=self.dtype)
+        stack = stack.eval().requires_grad_(False)
         stack = prepacked(stack) if self.takes_few_sizes else stack
         if self.device.type == "cpu" and self.dtype is torch.float32 and not eight_bits:
             for layer in stack.layers:
@@ -129,7 +165,7 @@ class Engine:
         """Calls `done` from now on after each layer of the full stack, when the device has computed it."""
 
         def hook(*_: object) -> None:
-            self._wait()
+            self._wait_for_all()
             done()
 
         for layer in self._upper.layers:
@@ -139,7 +175,8 @@ class Engine:
     def run(self, batch: StagedBatch) -> Iterator[Computed]:
         """Computes a batch, and yields the texts of each stack when they are done, the shallowest stack first.
 
-        The caller may let texts that it gets go on in the batch (`StagedBatch.go_on`), before it asks for the next ones.
+        The caller may let texts that it gets go on in the batch (`StagedBatch.go_on`), before it asks for the next ones. With
+        several stages none may: the batch has passed the others.
         """
         batch.ready.wait()
         try:
@@ -149,31 +186,48 @@ class Engine:
             self._wait()  # for what was started: staging takes the batch's memory as soon as nobody holds the batch
             raise
 
+    @torch.inference_mode()
+    def enter(self, batch: StagedBatch, stage: int) -> None:
+        """Computes a batch in a stage that is not the last one. Returns when the stage's device has done it."""
+        batch.ready.wait()
+        try:
+            for sheet in batch.sheets:
+                if sheet.stack == FULL:
+                    sheet.hidden = self._compute(sheet, stage)
+        finally:
+            self._wait(stage)
+
     def _run(self, sheets: list[Sheet]) -> Computed:
-        started = [self._start(sheet) for sheet in sheets]  # all are started before one is waited for
+        started = [_read(self._compute(sheet, -1).float(), sheet.heads) for sheet in sheets]  # all, before one is waited for
         by_text: dict[int, Array] = {}
         received: dict[int, Array] = {}
-        for sheet, (logits, watch) in zip(sheets, started, strict=True):
+        for sheet, logits in zip(sheets, started, strict=True):
             parts = logits.cpu().split_with_sizes(sheet.rows_of)
             by_text.update((text, array_of(part)) for text, part in zip(sheet.indexes, parts, strict=True))
-            if watch is not None:
-                received.update(_received(sheet, watch))
+            if sheet.watch is not None:
+                received.update(_received(sheet, sheet.watch))
         return Computed(list(by_text), list(by_text.values()), received)
 
-    def _start(self, sheet: Sheet) -> tuple[Tensor, Received | None]:
-        """Returns the logits of a sheet, and the attention that watches its texts if one of them is watched."""
-        if not any(sheet.watched):
-            return self._compute(sheet, sheet.attend), None
-        heads = self._stacks[sheet.stack].heads
-        watch = Received(sheet.attend, sheet.lengths.tolist(), heads, sheet.rooms.tolist(), sheet.watched)
-        return self._compute(sheet, watch), watch
-
-    def _compute(self, sheet: Sheet, attend: Attend) -> Tensor:
-        stack = self._stacks[sheet.stack]
-        last = len(stack.layers) - 1
-        adapters = [partial(adapted, sheet.adapters, layer) for layer in range(last)] + [partial(_adapt_last, sheet, last)]
-        read = stack(sheet.sums, sheet.positions, sheet.segments, attend, adapters, sheet.reading)
-        return _read(read.float(), sheet.heads)
+    def _compute(self, sheet: Sheet, stage: int) -> Tensor:
+        """Computes a stage's layers. Returns all tokens, or behind the stack's last layer those that an answer reads."""
+        stack, piece = self._stacks[sheet.stack], self._pieces[sheet.stack][stage]
+        last = piece.first + len(piece.layers) - 1
+        adapters: list[Adapt] = [partial(adapted, sheet.adapters[stage], layer) for layer in range(piece.first, last + 1)]
+        if piece.is_last:
+            adapters[-1] = partial(_adapt_last, sheet, last)
+        positions, attend = sheet.positions.to(piece.device), sheet.attend[stage]
+        if piece.first:
+            assert sheet.hidden is not None  # the stage before has left it
+            x, sheet.hidden = sheet.hidden.to(piece.device), None
+            if sheet.watch is not None:
+                sheet.watch.go_on(attend, piece.device)
+        else:
+            assert sheet.sums is not None  # staging has gathered them
+            x = stack.enter(sheet.sums.to(piece.device), positions, sheet.segments.to(piece.device))
+            if any(sheet.watched):
+                sheet.watch = Received(attend, sheet.lengths.tolist(), stack.heads, sheet.rooms.tolist(), sheet.watched)
+        rows, turn = sheet.reading if piece.is_last else None, turn_of(stack.config, positions, x.dtype)
+        return through(piece.layers, x, sheet.watch or attend, adapters, rows, turn)
 
     @torch.inference_mode()
     def seconds(self, texts: int, tokens: int) -> float:
@@ -183,20 +237,28 @@ class Engine:
         attend = PackedAttention([tokens] * texts, self._upper.heads)
         taken: list[float] = []
         for _ in range(MEASURED + 1):
-            self._wait()
+            self._wait_for_all()
             begin = time.perf_counter()
             self.through(x, attend)
-            self._wait()
+            self._wait_for_all()
             taken.append(time.perf_counter() - begin)
         return min(taken[1:])  # the first run warms up
 
     def through(self, x: Tensor, attend: Attend, adapters: Sequence[Adapt] | None = None, rows: Tensor | None = None) -> Tensor:
-        """Computes the shared layers alone."""
-        return self._upper.through(x, attend, adapters, rows)
+        """Computes the shared layers alone, one stage after the other."""
+        for piece in self._pieces[FULL]:
+            own = adapters[piece.first : piece.first + len(piece.layers)] if adapters is not None else None
+            x = through(piece.layers, x.to(piece.device), attend, own, rows if piece.is_last else None)
+        return x
 
-    def _wait(self) -> None:
+    def _wait(self, stage: int = -1) -> None:
+        """Waits until the device of a stage has done all that was started."""
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            torch.cuda.synchronize(self.stages[stage].device)
+
+    def _wait_for_all(self) -> None:
+        for stage in range(len(self.stages)):
+            self._wait(stage)
 
 
 def _received(sheet: Sheet, watch: Received) -> Iterator[tuple[int, Array]]:
@@ -219,7 +281,7 @@ def _transposed(weight: Tensor) -> Tensor:
 
 def _adapt_last(sheet: Sheet, layer: int, at: str, before: Tensor, after: Tensor) -> Tensor:
     """After its attention, the last layer computes only the tokens that an answer reads."""
-    return adapted(sheet.adapters if at == QKV else sheet.reading_adapters, layer, at, before, after)
+    return adapted(sheet.adapters[-1] if at == QKV else sheet.reading_adapters, layer, at, before, after)
 
 
 def _read(x: Tensor, parts: list[Part]) -> Tensor:

@@ -45,16 +45,19 @@ class Instruments:
             outcome = names.ON_TIME if now <= request.deadline_ns else names.LATE
         counted = (names.REQUESTS, (tenant.domain, outcome)), (names.TENANT_REQUESTS, (self._busiest.name(tenant.id), outcome))
         self.meter.add_all(dict.fromkeys(counted, 1))
+        if request.deadline_ns:
+            self.meter.observe(names.DEADLINE_SECONDS, [(request.deadline_ns - request.arrival_ns) / 1e9])
         self._journal.request(request, answer, outcome, now)
         return counted
 
     def started(self, batch: Batch[Text], staged: StagedBatch) -> None:
         now = time.monotonic_ns()
         self._batches += 1
+        staged.number = self._batches
         for text in staged.texts:
             request = text.request
             request.started_ns = request.started_ns or now
-            request.batch = self._batches
+            request.batch = staged.number
         new = [text for text in batch.texts if text.in_hand is None]  # the others have started before
         self.meter.observe(names.WAIT_SECONDS, ((now - text.arrival_ns) / 1e9 for text in new))
         self.meter.observe(names.SLACK_SECONDS, ((text.deadline_ns - now) / 1e9 for text in new if text.deadline_ns))
@@ -78,7 +81,7 @@ class Instruments:
         for stage, (start, end) in staged.stages.items():
             counts[names.STAGE_SECONDS, (stage,)] = (end - start) / 1e9
         self.meter.add_all(counts)
-        self._journal.batch(self._batches, staged)
+        self._journal.batch(staged.number, staged)
 
     def answered(self, answers: Sequence[TextAnswer], reason: str) -> None:
         """Counts answered texts of tenants with a ladder or a link. `reason`: why no further level has answered."""

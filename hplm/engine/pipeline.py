@@ -1,7 +1,8 @@
 """Select, stage, compute and answer batches. Batch k+1 is staged while batch k computes.
 
-There are four threads: one stages and owns the slots, one computes, one answers, one answers expired texts. An error in any of
-them becomes the answer to the texts that it held. Nothing ends a thread before the pipeline closes.
+There are four threads: one stages and owns the slots, one computes, one answers, one answers expired texts. An engine with
+several stages has a computing thread for each, so that batch k+1 computes in the first stage while batch k does in the second.
+An error in any thread becomes the answer to the texts that it held. Nothing ends a thread before the pipeline closes.
 """
 
 from __future__ import annotations
@@ -10,22 +11,23 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from itertools import compress
 
 from hplm.adapters.slots import Slots
 from hplm.engine.dispatch import Leaving, divided
 from hplm.engine.engine import Computed, Engine
+from hplm.engine.failures import drained, failure, full, no_memory
 from hplm.engine.instruments import Instruments
 from hplm.engine.request import InHand, Text
 from hplm.engine.results import read_answers
 from hplm.engine.staged import StagedBatch
 from hplm.engine.staging import Stager
 from hplm.engine.threads import repeat
-from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, QueueFull
+from hplm.errors import Broken, DeadlineMissed, HplmError
 from hplm.model import faults
 from hplm.model.openmp import compute_with
 from hplm.scheduling.batch import Batch
@@ -49,8 +51,8 @@ class Pipeline:
         device_failed: Callable[[], None],
         threads: int,
     ) -> None:
-        """`device_failed` is called after a fault of the device that stays. `threads`: of the CPU, for the computing thread, or
-        with CUDA for the staging thread. The other one has one.
+        """`device_failed` is called after a fault of the device that stays. `threads`: of the CPU, for each computing thread,
+        or with CUDA for the staging thread. The others have one.
         """
         self._line = line
         self._capacity = capacity
@@ -60,24 +62,34 @@ class Pipeline:
         self._together = together
         self._device_failed = device_failed
         self._overlap = stager.overlap
-        # Two batches are in flight at most: a batch is not chosen before the batch before it starts to compute.
+        # A batch is not chosen before the batch before it starts to compute, nor beyond the capacity's batches in flight.
         self._may_choose = threading.Semaphore(1)
-        self._staged: queue.SimpleQueue[tuple[Batch[Text], StagedBatch] | None] = queue.SimpleQueue()
+        self._last = len(engine.stages) - 1  # stage
+        self._before: list[queue.SimpleQueue[tuple[Batch[Text], StagedBatch] | None]]  # batches that wait for each stage
+        self._before = [queue.SimpleQueue() for _ in engine.stages]
         self._computed: queue.SimpleQueue[list[tuple[Slots, int]]] = queue.SimpleQueue()  # slots that a batch held
         self._answering = ThreadPoolExecutor(1, thread_name_prefix="answer")
-        self._computing_since: float | None = None
+        self._computing_since: list[float | None] = [None for _ in engine.stages]
         on_cpu = engine.device.type == "cpu"
         self._threads = [
             repeat(self._stage_next, "stage", partial(compute_with, 1 if on_cpu else threads)),
-            repeat(self._compute_next, "compute", partial(compute_with, threads if on_cpu else 1)),
+            *(self._computing(stage, threads if on_cpu else 1) for stage in range(len(engine.stages))),
             repeat(self._expire_next, "expire"),
         ]
 
+    def _computing(self, stage: int, threads: int) -> threading.Thread:
+        def prepare() -> None:
+            self._engine.stages[stage].pin()
+            compute_with(threads)
+
+        step = self._compute_next if stage == self._last else partial(self._enter_next, stage)
+        return repeat(step, f"compute {stage + 1}" if self._last else "compute", prepare)
+
     @property
     def computing_s(self) -> float:
-        """How long the current batch has been computing."""
-        since = self._computing_since
-        return time.monotonic() - since if since is not None else 0.0
+        """How long a stage has been computing its batch: the longest time of all stages."""
+        begun = [since for since in self._computing_since if since is not None]
+        return time.monotonic() - min(begun) if begun else 0.0
 
     def close(self, timeout: float) -> None:
         """Serves all waiting texts for `timeout` seconds at most, and answers the rest with an error."""
@@ -85,12 +97,12 @@ class Pipeline:
         deadline = time.monotonic() + timeout
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        self._end(list(dict.fromkeys(self._line.abandon())), "draining", _drained)
+        self._end(list(dict.fromkeys(self._line.abandon())), "draining", drained)
         self._answering.shutdown(wait=True)
 
     def refuse(self, texts: list[Text]) -> None:
         """Answers texts that lost their places in a full queue."""
-        self._end(texts, "full", _full)
+        self._end(texts, "full", full)
 
     def _stage_next(self) -> bool:
         """Stages one batch. Returns False when the pipeline closes.
@@ -101,7 +113,7 @@ class Pipeline:
         try:
             batch = self._line.take(self._capacity)
             if batch is None:
-                self._staged.put(None)
+                self._before[0].put(None)
                 return False
             if not self._stage_batch(batch):
                 self._may_choose.release()
@@ -116,14 +128,15 @@ class Pipeline:
             self._release_computed()
             waiting = [number for number, text in enumerate(batch.texts) if not text.request.answered]
             texts, places = [batch.texts[number] for number in waiting], batch.places and batch.places.of(waiting)
-            staged = self._stager.stage(texts, self._broken, places, not batch.is_half) if texts else None
+            may_go_on = not self._last and not batch.is_half  # behind several stages, through the line
+            staged = self._stager.stage(texts, self._broken, places, may_go_on) if texts else None
         except Exception as error:
             self._give_up("staging", batch, batch.texts, error)
             return False
         if staged is None:
             self._line.dropped(batch)
             return False
-        self._staged.put((batch, staged))
+        self._before[0].put((batch, staged))
         return True
 
     def _expire_next(self) -> bool:
@@ -135,8 +148,31 @@ class Pipeline:
             self._end(texts, "late", lambda text: DeadlineMissed.after(text.arrival_ns, text.deadline_ns))
         return True
 
+    def _enter_next(self, stage: int) -> bool:
+        """Computes one batch in a stage that is not the last one, and hands it on. Returns False when the pipeline closes."""
+        chosen = self._before[stage].get()
+        if chosen is None:
+            self._before[stage + 1].put(None)
+            return False
+        batch, staged = chosen
+        try:
+            with ExitStack() as next_batch:
+                if stage == 0:
+                    self._begin(batch, staged, next_batch)
+                with self._timed(staged, stage):
+                    self._engine.enter(staged, stage)
+            if stage == 0:
+                self._line.released(batch)
+        except Exception as error:
+            self._computed.put(staged.held)
+            self._give_up("computing", batch, staged.texts, error)
+        else:
+            self._before[stage + 1].put(chosen)
+        return True
+
     def _compute_next(self) -> bool:
-        chosen = self._staged.get()
+        """Computes one batch in the last stage or the only one. Returns False when the pipeline closes."""
+        chosen = self._before[self._last].get()
         if chosen is None:
             return False
         batch, staged = chosen
@@ -151,14 +187,14 @@ class Pipeline:
                     self._note(self._instruments.reached, leaving.all)
                     self._answer_beside(leaving)
                     staged.go_on(going_on)
-            self._line.finished(batch, staged.brought)
+            self._computed.put(staged.held)  # before the line hears of it, and lets a batch be staged in their place
+            self._line.finished(batch, staged.brought, staged.computing_ns if self._last else ())
         except Exception as error:
+            self._computed.put(staged.held)
             self._give_up("computing", batch, [staged.texts[index] for index in sorted(left)], error)
         else:
             self._note(self._instruments.computed, staged)
             self._answer(leaving)
-        finally:
-            self._computed.put(staged.held)
         return True
 
     def _divide(self, batch: Batch[Text], staged: StagedBatch, computed: Computed) -> tuple[Leaving, list[int]]:
@@ -176,9 +212,10 @@ class Pipeline:
             answers = [(text, found) for text, found in read if not isinstance(found, HplmError)]
             sure, unsure, across = divided(answers, {staged.texts[index]: own for index, own in computed.received.items()})
             self._note(self._instruments.decided, *([text for text, _ in some] for some in (sure, across)), unsure)
-            going_on = set(self._line.going_on(batch, [text for text in unsure if staged.has_level_of(text)]))
+            may_go_on = [] if self._last else [text for text in unsure if staged.has_level_of(text)]
+            going_on = set(self._line.going_on(batch, may_go_on))
         except Exception as error:
-            self._fail(texts, _failure("answering", error))
+            self._fail(texts, failure("answering", error))
             return leaving, []
         leaving.sure, leaving.across, leaving.broken = sure, across, broken
         leaving.back = [text for text in unsure if text not in going_on]
@@ -186,18 +223,31 @@ class Pipeline:
 
     def _run(self, batch: Batch[Text], staged: StagedBatch) -> Iterator[Computed]:
         with ExitStack() as next_batch:
-            next_batch.callback(self._may_choose.release)
-            self._line.started(batch)
-            self._note(self._instruments.started, batch, staged)
-            self._stager.finish(staged)
-            if self._overlap.staging:
-                next_batch.close()  # the next batch may be chosen and staged while this one computes
-            with staged.timed("compute"):
-                self._computing_since = time.monotonic()
-                try:
-                    yield from self._engine.run(staged)
-                finally:
-                    self._computing_since = None
+            if self._last == 0:
+                self._begin(batch, staged, next_batch)
+            with self._timed(staged, self._last):
+                yield from self._engine.run(staged)
+
+    def _begin(self, batch: Batch[Text], staged: StagedBatch, next_batch: ExitStack) -> None:
+        next_batch.callback(self._may_choose.release)
+        self._line.started(batch)
+        self._note(self._instruments.started, batch, staged)
+        self._stager.finish(staged)
+        if self._overlap.staging:
+            next_batch.close()  # the next batch may be chosen and staged while this one computes
+
+    @contextmanager
+    def _timed(self, staged: StagedBatch, stage: int) -> Generator[None]:
+        """Measures how long a stage computes a batch."""
+        name = f"compute_{stage + 1}" if stage else "compute"
+        try:
+            with staged.timed(name):
+                self._computing_since[stage] = time.monotonic()
+                yield
+        finally:
+            self._computing_since[stage] = None
+        start, end = staged.stages[name]
+        staged.computing_ns.append(max(1, end - start))
 
     @staticmethod
     def _note(instrument: Callable[..., None], *args: object) -> None:
@@ -215,7 +265,7 @@ class Pipeline:
                 return
 
     def _answer(self, leaving: Leaving) -> None:
-        if len({text.request for text in leaving.all}) == 1 and self._staged.empty():
+        if len({text.request for text in leaving.all}) == 1 and self._before[self._last].empty():
             self._answer_now(leaving)  # the engine is idle, so this thread answers
         else:
             self._answer_beside(leaving)
@@ -242,9 +292,9 @@ class Pipeline:
                     _sending(text.request.fail, error)
                 for reason, answered in ended.items():
                     self._done(answered, reason)
-                self._end(self._line.again(leaving.back), "draining", _drained)
+                self._end(self._line.again(leaving.back), "draining", drained)
         except Exception as error:
-            self._fail(leaving.all, _failure("answering", error))
+            self._fail(leaving.all, failure("answering", error))
 
     def _done(self, answered: list[tuple[Text, InHand]], reason: str) -> None:
         for text, found in answered:
@@ -274,33 +324,14 @@ class Pipeline:
             if self._line.halve(batch, texts):
                 log.warning("the device has no memory for a batch of %d texts: smaller ones are next", len(batch.texts))
                 return
-            error = Broken(
-                f"the device has no memory for a batch of {len(texts)} texts with {sum(text.length for text in texts)} tokens: "
-                "give it fewer with the parameter batch_tokens, or fewer slots"
-            )
+            error = no_memory(texts)
         self._line.dropped(batch)
-        self._fail(texts, _failure(what, error))
+        self._fail(texts, failure(what, error))
 
-    def _fail(self, texts: list[Text], failure: HplmError) -> None:
+    def _fail(self, texts: list[Text], error: HplmError) -> None:
         with self._together():
             for request in {text.request for text in texts}:
-                _sending(request.fail, failure)
-
-
-def _full(text: Text) -> QueueFull:
-    return QueueFull(
-        f"the queue is full, and tenant {text.request.tenant.id!r} holds the largest part of it: retry after 0.1 s, or send "
-        "fewer texts in a request"
-    )
-
-
-def _drained(text: Text) -> Draining:
-    return Draining("the server is shutting down: send the request again")
-
-
-def _failure(what: str, error: Exception) -> HplmError:
-    log.error("%s a batch failed", what, exc_info=error)
-    return error if isinstance(error, HplmError) else Broken(f"{what} the batch failed: {error}")
+                _sending(request.fail, error)
 
 
 def _sending(send: Callable[..., None], *args: object) -> None:

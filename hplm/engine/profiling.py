@@ -30,7 +30,7 @@ from hplm.engine.backbone import Backbone
 from hplm.engine.engine import Engine, resolve_device
 from hplm.engine.samples import Sampler, Samples, Sizes, steps
 from hplm.engine.service import ANSWERING_NS
-from hplm.engine.settings import Settings
+from hplm.engine.settings import STAGES, Settings
 from hplm.errors import Broken, InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.openmp import compute_with
@@ -95,7 +95,7 @@ def profile_repository(
             given = Measurement(
                 folder=source.folder,
                 state=state,
-                parameters={**source.parameters, **device_parameters(devices[:count])},
+                parameters={**source.parameters, **device_parameters(devices[:count]), STAGES: ""},
                 cores=cores_of(devices[:count]),
                 rounds=rounds,
                 label=label,

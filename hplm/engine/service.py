@@ -50,7 +50,8 @@ TICKET_SECONDS = 30  # how long a ticket is valid: it must not outlive a revoked
 def open_engine(backbone: Backbone, settings: Settings) -> tuple[Engine, Stager]:
     """Returns what computes batches, and what makes them ready. It brings no rows into memory."""
     precision = settings.precision
-    engine = Engine(backbone.upper(), settings.device, precision.dtype, precision.eight_bits, backbone.stacks())
+    stages = settings.stages
+    engine = Engine(backbone.upper(), settings.device, precision.dtype, precision.eight_bits, backbone.stacks(), stages)
     staging = StagingSettings(
         settings.slots,
         settings.device,
@@ -61,6 +62,7 @@ def open_engine(backbone: Backbone, settings: Settings) -> tuple[Engine, Stager]
         depths=engine.depths,
         batch_tokens=settings.batch_tokens,
         overlap=settings.overlap,
+        stages=stages,
     )
     return engine, Stager(backbone, staging)
 
@@ -80,6 +82,8 @@ class Service:
         The thread that makes a service should end (`hplm.model.openmp`).
         """
         threads = settings.threads or torch.get_num_threads()
+        if settings.stages and not settings.on_accelerator:
+            threads = 1  # each stage has one core
         compute_with(threads)
         self._settings = settings
         self._serving = False
@@ -90,8 +94,9 @@ class Service:
         self._positions = self._backbone.config.positions
         engine, stager = open_engine(self._backbone, settings)
         self._shares = {stack: depth / engine.depths[FULL] for stack, depth in engine.depths.items()}
-        # Two batches are in flight at most, and both pin their slots.
-        capacity = Capacity(settings.batch_tokens, settings.batch_tokens, settings.slots // 2)
+        # All batches in flight pin their slots.
+        in_flight = settings.in_flight
+        capacity = Capacity(settings.batch_tokens, settings.batch_tokens, settings.slots // in_flight, in_flight)
         limits = Limits(settings.queue_texts, settings.queue_bytes)
         scheduler: Scheduler[Text] = Scheduler(
             policy(settings.policy), limits, settings.admission, settings.commit_ns, settings.batch_ns, ANSWERING_NS
@@ -102,7 +107,8 @@ class Service:
         self._pipeline = Pipeline(line, capacity, self._stager, engine, self.instruments, together, device_failed, threads)
         self._quotas = Quotas()
         self._watch = Watch(self._backbone)
-        log.info("serving %s on %s in %s", self._backbone.config.name, settings.device, settings.precision.name)
+        where = ", ".join(map(str, settings.stages)) or settings.device
+        log.info("serving %s on %s in %s", self._backbone.config.name, where, settings.precision.name)
 
     def submit(
         self,

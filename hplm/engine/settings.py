@@ -12,11 +12,13 @@ from hplm.engine.engine import Precision, resolve_device, resolve_precision
 from hplm.engine.journal import LOG, NONE
 from hplm.engine.overlap import Overlap, read_overlap
 from hplm.engine.packing import read_packing
+from hplm.engine.stages import Stage, read_stages
 from hplm.errors import InvalidInput
 from hplm.parameters import Parameters, deadline_us, milliseconds, whole_number, yes_or_no
 
 EARLIEST = "earliest"
 AUTO_ON_CPU = "auto_on_cpu"  # a parameter that is only there where 8 bits were measured
+STAGES = "stages"  # a parameter that is only there where an engine has several
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,12 @@ class Settings:
     plot_hot: int
     plot_preload: bool
     journal: str
+    stages: tuple[Stage, ...] = ()  # none: one stage on `device`
+
+    @property
+    def in_flight(self) -> int:
+        """The most batches that are chosen and not finished: one in each stage, and the next one."""
+        return max(1, len(self.stages)) + 1
 
     @property
     def on_accelerator(self) -> bool:
@@ -46,7 +54,9 @@ class Settings:
     def read(cls, parameters: Mapping[str, str]) -> Settings:
         """Reads the parameters of a `config.pbtxt`."""
         parameters = Parameters(parameters)
-        device = resolve_device(parameters["device"])
+        stages = read_stages(parameters.get(STAGES, ""))
+        device = stages[0].device if stages else resolve_device(parameters["device"])
+        _check_stages(stages, parameters)
         return cls(
             device=device,
             precision=resolve_precision(parameters["dtype"], device, parameters.get(AUTO_ON_CPU, "auto")),
@@ -60,10 +70,11 @@ class Settings:
             commit_ns=_commit_ns(parameters),
             batch_ns=round(1e6 * milliseconds(parameters, "batch_ms", "0 for no bound")),
             overlap=read_overlap(parameters["overlap"]),
-            slots=whole_number(parameters, "slots", least=2),
+            slots=whole_number(parameters, "slots", least=max(1, len(stages)) + 1),
             plot_hot=whole_number(parameters, "plot_hot", least=0),
             plot_preload=yes_or_no(parameters, "plot_preload"),
             journal=_journal(parameters["journal"]),
+            stages=stages,
         )
 
 
@@ -73,6 +84,22 @@ def check(parameters: Mapping[str, str]) -> None:
     settings = Settings.read({**parameters, "device": device})
     read_packing(settings.packing, lambda texts, tokens: 0.0)
     deadline_us(parameters)
+
+
+def _check_stages(stages: tuple[Stage, ...], parameters: Parameters) -> None:
+    """Refuses other parameters that contradict the stages."""
+    if not stages:
+        return
+    kind, given = stages[0].device.type, parameters["device"]
+    if given != "auto" and given.partition(":")[0] != kind:
+        raise InvalidInput(f"parameter 'device' is {given!r}, but the parameter 'stages' names devices {kind}:N: give auto")
+    if kind == "cpu" and whole_number(parameters, "threads", least=0) > 1:
+        raise InvalidInput(f"parameter 'threads' is {parameters['threads']!r}, but each of the stages has one core: give 1")
+    if len(stages) > 1 and not read_overlap(parameters["overlap"]).staging:
+        raise InvalidInput(
+            f"parameter 'overlap' is {parameters['overlap']!r}: one batch at a time keeps {len(stages)} stages idle: give "
+            "pipelined, or one stage"
+        )
 
 
 def _commit_ns(parameters: Mapping[str, str]) -> int | None:

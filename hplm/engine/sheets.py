@@ -17,6 +17,7 @@ from hplm.adapters.slots import Slots
 from hplm.arrays import Array
 from hplm.engine.packing import Arrangement, Packing
 from hplm.engine.request import Text
+from hplm.model.importance import Received
 from hplm.model.layer import Attend
 from hplm.model.sending import sent
 from hplm.model.tensors import tensor_of
@@ -38,15 +39,17 @@ class Sheet:
     rooms: Array  # the length of each text with the padding behind it
     watched: list[bool]  # the texts of which it matters how much attention their tokens receive
     homes: Tensor | None  # the place of each token in the tensor; None: in order, with padding behind the last one only
-    attend: Attend
+    attend: list[Attend]  # of each stage
     positions: Tensor
     segments: Tensor
     reading: Tensor  # the index of the token that each answer row reads
     rows_of: list[int]  # answer rows of each text
-    adapters: list[Part]
-    reading_adapters: list[Part]  # the same, for answer rows only
+    adapters: list[list[Part]]  # of each stage
+    reading_adapters: list[Part]  # the last stage's, for answer rows only
     heads: list[Part]
     sums: Tensor | None = None  # None: not yet gathered
+    hidden: Tensor | None = None  # that a stage has left for the next one
+    watch: Received | None = None  # of the attention that watched texts receive, once a layer has run
 
     def places(self) -> list[tuple[Array, Array]]:
         """Returns for each text the rows of its computed tokens in the tensors, and their numbers in the text."""
@@ -66,6 +69,7 @@ class Sheets:
     few_sizes: bool = False  # round the number of rows up, because the device prepares products for each size
     depths: Mapping[str, int] = field(default_factory=lambda: {FULL: 0})  # the layers of each stack
     most_tokens: int | None = None  # of a sheet, unless it is a single text; None: any number
+    stages: Sequence[torch.device] = ()  # the devices of the full stack's stages; none: one stage on `device`
 
     def lay(
         self,
@@ -127,10 +131,14 @@ class Sheets:
             segments = segments[kept]
         adapters = parted([placed[text.level.adapter] if text.level.adapter is not None else None for text in texts])
         heads = parted([placed[text.level.head] for text in texts])
+        stack = texts[0].level.stack
+        devices = self._devices(stack)
+        attends = {own: arrangement.attention(self.attention_heads, own, self.dtype) for own in set(devices)}
+        parts = {own: parts_of(adapters, rooms, slots, arrived, own, self.dtype) for own in set(devices)}
         return Sheet(
-            stack=texts[0].level.stack,
+            stack=stack,
             indexes=arrangement.texts.tolist(),
-            attend=arrangement.attention(self.attention_heads, self.device, self.dtype),
+            attend=[attends[own] for own in devices],
             addresses=np.concatenate([text.addresses for text in texts]),
             gathered=gathered,
             kept=self._index(kept) if kept is not None else None,
@@ -141,15 +149,21 @@ class Sheets:
             homes=self._index(home) if home is not None else None,
             positions=lay(positions),
             segments=lay(segments),
-            reading=self._index(np.concatenate([text.reading for text in texts]) + np.repeat(starts, rows_of)),
+            reading=self._index(np.concatenate([text.reading for text in texts]) + np.repeat(starts, rows_of), devices[-1]),
             rows_of=rows_of.tolist(),
-            adapters=parts_of(adapters, rooms, slots, arrived, self.device, self.dtype),
-            reading_adapters=parts_of(adapters, rows_of, slots, arrived, self.device, self.dtype),
-            heads=parts_of(heads, rows_of, slots, arrived, self.device, self.dtype),
+            adapters=[parts[own] for own in devices],
+            reading_adapters=parts_of(adapters, rows_of, slots, arrived, devices[-1], self.dtype),
+            heads=parts_of(heads, rows_of, slots, arrived, devices[-1], self.dtype),
         )
 
-    def _index(self, numbers: Array) -> Tensor:
-        return sent(tensor_of(numbers.astype(np.int64)), self.device)
+    def _devices(self, stack: str) -> Sequence[torch.device]:
+        """Returns the devices of the stages that compute a stack."""
+        if not self.stages:
+            return [self.device]
+        return self.stages if stack == FULL else self.stages[-1:]
+
+    def _index(self, numbers: Array, device: torch.device | None = None) -> Tensor:
+        return sent(tensor_of(numbers.astype(np.int64)), device or self.device)
 
 
 def _by_stack(stacks: Sequence[str], depths: Mapping[str, int]) -> Iterator[tuple[str, Array]]:

@@ -36,7 +36,9 @@ class StagedBatch:
     laying: Sheets
     brought: int = 0  # adapters and heads that had to be copied
     ready: Mark = field(init=False)  # after it all tensors of the sheets are on the device
-    stages: dict[str, tuple[int, int]] = field(default_factory=dict)  # start and end of each stage, in nanoseconds
+    number: int = 0  # of the batch, once it has started
+    stages: dict[str, tuple[int, int]] = field(default_factory=dict)  # start and end of each step, in nanoseconds
+    computing_ns: list[int] = field(default_factory=list)  # how long each stage of the engine has computed it
     _begun: int = 0  # sheets
 
     @property
@@ -63,16 +65,25 @@ class StagedBatch:
     def go_on(self, indexes: Sequence[int]) -> None:
         """Lays computed texts, by their indexes, into sheets of the stacks at which they stand now.
 
-        They take their vectors with them. The batch has the levels of all of them.
+        They take their vectors with them, and share these sheets with the texts that wait for the same stacks: a small sheet of
+        their own would take more time for each token. The batch has the levels of all of them.
         """
         if not indexes:
             return
-        laid = self.laying.lay(self.texts, self.placed, self.slots, self.arrived, np.array(indexes))
-        computed = self.sheets[: self._begun]
-        lies = {index: (sheet, *own) for sheet in computed for index, own in zip(sheet.indexes, sheet.places(), strict=True)}
+        stacks = {self.texts[index].level.stack for index in indexes}
+        computed, waiting = self.sheets[: self._begun], self.sheets[self._begun :]
+        joined = [sheet for sheet in waiting if sheet.stack in stacks]
+        together = [*indexes, *(index for sheet in joined for index in sheet.indexes)]
+        laid = self.laying.lay(self.texts, self.placed, self.slots, self.arrived, np.array(together))
+        lies = {
+            index: (sheet, *own)
+            for sheet in [*computed, *joined]
+            for index, own in zip(sheet.indexes, sheet.places(), strict=True)
+        }
         for sheet in laid:
             sheet.sums = _taken_over(sheet, lies)
-        self.sheets[self._begun :] = self.laying.in_order([*laid, *self.sheets[self._begun :]])
+        others = [sheet for sheet in waiting if sheet.stack not in stacks]
+        self.sheets[self._begun :] = self.laying.in_order([*laid, *others])
 
 
 def _taken_over(sheet: Sheet, lies: Mapping[int, tuple[Sheet, Array, Array]]) -> Tensor:
@@ -80,7 +91,7 @@ def _taken_over(sheet: Sheet, lies: Mapping[int, tuple[Sheet, Array, Array]]) ->
     moves: dict[int, tuple[Tensor, list[Array], list[Array]]] = {}  # by source: its vectors, rows there, rows here
     for index, (rows, tokens) in zip(sheet.indexes, sheet.places(), strict=True):
         source, had_rows, had_tokens = lies[index]
-        assert source.sums is not None  # it was computed
+        assert source.sums is not None  # all were gathered before the first sheet was computed
         _, taken, put = moves.setdefault(id(source), (source.sums, [], []))
         taken.append(had_rows[np.searchsorted(had_tokens, tokens)])  # a pruned text has only some of them
         put.append(rows)

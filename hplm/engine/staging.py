@@ -28,6 +28,7 @@ from hplm.engine.packing import Packed, Packing
 from hplm.engine.request import Text
 from hplm.engine.sheets import Sheet, Sheets
 from hplm.engine.staged import StagedBatch
+from hplm.engine.stages import Stage
 from hplm.engine.views import View
 from hplm.errors import Broken, HplmError
 from hplm.model.prepacked import with_rows
@@ -42,7 +43,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class StagingSettings:
     slots: int  # of each layout
-    device: torch.device
+    device: torch.device  # where batches enter
     dtype: torch.dtype
     resident_rows: int = 0  # of each table, on the device
     packing: Packing = field(default_factory=Packed)
@@ -50,6 +51,15 @@ class StagingSettings:
     depths: Mapping[str, int] = field(default_factory=lambda: {FULL: 0})  # the layers of each stack
     batch_tokens: int | None = None  # the most of a sheet; None: any number
     overlap: Overlap = field(default_factory=Overlap)
+    stages: Sequence[Stage] = ()  # of the engine; none: one stage on `device`
+
+    def devices_of(self, layout: Layout) -> list[torch.device]:
+        """Returns the device of each layer of a layout's records, if there are stages: where the layers of the engine are.
+
+        The last stage has heads, and all layers of shorter stacks.
+        """
+        by_layer = [stage.device for stage in self.stages for _ in range(stage.first, stage.last + 1)]
+        return by_layer if layout.places and layout.layers == len(by_layer) else by_layer[-1:] * layout.layers
 
 
 class Stager:
@@ -64,6 +74,7 @@ class Stager:
             settings.few_sizes,
             settings.depths,
             settings.batch_tokens,
+            [stage.device for stage in settings.stages],
         )
         self._gatherer = Gatherer(settings.device, settings.dtype, settings.resident_rows)
         self._copies = Copies(settings.device)  # in a stream of its own, or staging would wait for the batch that computes
@@ -107,7 +118,8 @@ class Stager:
         self._bring(batch, ahead=False)
         if not self.overlap.by_layer:
             for marks in batch.arrived.values():
-                marks[-1].synchronize()
+                for mark in marks:
+                    mark.synchronize()
 
     @property
     def overlap(self) -> Overlap:
@@ -245,7 +257,8 @@ class Stager:
         unneeded = self._slots.keys() - needed - self._without_room
         free = [layout for layout in unneeded if not self._pinned[self._slots[layout]]]
         if free and self._settings.device.type == "cuda":
-            torch.cuda.synchronize(self._settings.device)  # copies of a failed batch may still be running
+            for device in {self._settings.device, *(stage.device for stage in self._settings.stages)}:
+                torch.cuda.synchronize(device)  # copies of a failed batch may still be running
         for layout in free:
             del self._pinned[self._slots[layout]]
             self._allot(layout, 0)
@@ -255,7 +268,8 @@ class Stager:
 
     def _allot(self, layout: Layout, count: int) -> None:
         before = self._slots.get(layout)
-        slots = Slots(layout, count, self._settings.device, layout.computed_in(self._settings.dtype))
+        settings = self._settings
+        slots = Slots(layout, count, settings.device, layout.computed_in(settings.dtype), settings.devices_of(layout))
         if before is not None:
             slots.hits, slots.misses = before.hits, before.misses
         self._slots[layout] = slots

@@ -45,6 +45,12 @@ class Line:
         return len(self._columns)
 
     @property
+    def tenants(self) -> set[str]:
+        """The tenants of the sequences that wait."""
+        with self._changed:
+            return {sequence.request.source.tenant for sequence in self._waiting}
+
+    @property
     def closed(self) -> bool:
         return self._closed
 

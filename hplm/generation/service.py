@@ -70,6 +70,8 @@ class Levels:
     cached: int  # tokens whose room in the cache is taken
     room: int  # tokens that the cache has room for
     put_back: int  # sequences since the service began
+    loaded: tuple[str, ...]  # the tenants whose adapters are on the device
+    awaited: tuple[str, ...]  # the tenants of waiting sequences
 
 
 class View(Protocol):
@@ -108,7 +110,7 @@ class Service:
         space = space_of(settings.cache, settings.cache_tokens, config.positions, settings.device)
         cache = Cache(space, config.upper_layers, config.key_width, settings.device, settings.dtype)
         running = Running(cache, settings.seats, settings.step_tokens, settings.cleaning)
-        stager = Stager(
+        self._stager = Stager(
             config,
             lambda: backbone.view.forest,
             cache,
@@ -119,12 +121,12 @@ class Service:
         )
         decoder = Decoder(backbone.upper(), settings.device, settings.dtype)
         limits = Limits(settings.queue_texts, settings.queue_bytes)
-        line = Line(policy(settings.policy), limits, space.size_for, settings.admission)
+        self._line = Line(policy(settings.policy), limits, space.size_for, settings.admission)
 
         def loop(say: Callable[[Request, Piece | HplmError], None]) -> Loop:
-            return Loop(line, running, stager, decoder, config.end_ids, time.monotonic_ns, say, meter)
+            return Loop(self._line, running, self._stager, decoder, config.end_ids, time.monotonic_ns, say, meter)
 
-        self.generator = Generator(line, loop, partial(compute_with, threads))
+        self.generator = Generator(self._line, loop, partial(compute_with, threads))
         log.info("generating with %s on %s, with room for %d tokens", config.name, settings.device, space.tokens)
 
     def submit(
@@ -187,7 +189,15 @@ class Service:
         loop = self.generator.loop
         running = loop.running
         tokens = running.cache.space.tokens
-        return Levels(len(running), self.generator.waiting, tokens - running.free, tokens, loop.counts.put_back)
+        return Levels(
+            running=len(running),
+            waiting=self.generator.waiting,
+            cached=tokens - running.free,
+            room=tokens,
+            put_back=loop.counts.put_back,
+            loaded=tuple(sorted(self._stager.tenants)),
+            awaited=tuple(sorted(self._line.tenants)),
+        )
 
     def check(self) -> None:
         """Raises if no request would be answered."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from hplm.adapters.copying import Mark
 from hplm.adapters.layout import Layout
 from hplm.adapters.parts import Part, parted, parts_of
+from hplm.adapters.record import Record
 from hplm.adapters.slots import Slots
 from hplm.arrays import Array
 from hplm.errors import Broken, HplmError
@@ -65,10 +66,16 @@ class Stager:
         self._slots: dict[Layout, Slots] = {}
         self._arrived: dict[Layout, list[Mark]] = {}  # of the last copies of each layout
         self._awaited: set[Layout] = set()  # layouts with records that are not copied yet
+        self._tenants: dict[Record, str] = {}  # whose records are in slots
 
     def slots(self) -> dict[Layout, Slots]:
         """Returns the slots by layout. Other threads may only read them."""
         return dict(self._slots)
+
+    @property
+    def tenants(self) -> set[str]:
+        """The tenants whose adapters have slots. Any thread may ask."""
+        return set(self._tenants.copy().values())
 
     def hold(self, sequence: Sequence) -> None:
         """Gives the sequence's adapter a slot until `release`. Raises if its record is broken."""
@@ -84,6 +91,9 @@ class Stager:
         sequence.adapter = bank.layout, slots.hold(record, bank)
         if slots.misses > misses:
             self._awaited.add(bank.layout)
+            held = {record for slots in self._slots.values() for record in slots.records}
+            self._tenants = {record: tenant for record, tenant in self._tenants.items() if record in held}
+        self._tenants[record] = sequence.request.source.tenant
 
     def release(self, sequence: Sequence) -> None:
         if sequence.adapter is not None:

@@ -108,6 +108,9 @@ SLACK_SECONDS = Histogram(
     "Time left until a text's deadline when its batch starts to compute; below 0 if the batch starts too late",
     signed=True,
 )
+DEADLINE_SECONDS = Histogram(
+    "hplm_deadline_seconds", "Time from a request's arrival until its deadline, whether it was answered or not", of="requests"
+)
 
 # Upper: batches
 BATCHES = Metric("hplm_batches_total", COUNTER, "Batches computed")
@@ -137,6 +140,14 @@ RUNNING_SEQUENCES = Metric("hplm_running_sequences", GAUGE, "Answers that grow")
 WAITING_SEQUENCES = Metric("hplm_waiting_sequences", GAUGE, "Answers that have not started")
 CACHE_TOKENS = Metric("hplm_cache_tokens", GAUGE, "Tokens whose room in the cache of keys and values is taken")
 CACHE_ROOM = Metric("hplm_cache_room_tokens", GAUGE, "Tokens for which the cache of keys and values has room, taken or free")
+CACHE_SHARE = Metric("hplm_cache_share", GAUGE, "Part of the cache of keys and values that is taken, from 0 to 1")
+ADAPTERS_INFO = Metric(
+    "hplm_adapters_info",
+    GAUGE,
+    "For routers: the tenants whose adapters are on the device, and those of answers that have not started, as lists with "
+    "commas; the value is the time of the last change, in Unix seconds",
+    ("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+)
 PUT_BACK = Metric("hplm_put_back_total", COUNTER, "Answers that had to wait again because the cache was full")
 FIRST_TOKEN_SECONDS = Histogram(
     "hplm_first_token_seconds", "Time from a request's arrival until its first token is chosen", of="requests"
@@ -145,7 +156,7 @@ TOKEN_SECONDS = Histogram("hplm_token_seconds", "Time between two tokens of an a
 
 OF_DECODERS = {
     *(GENERATIONS, PROMPT_TOKENS, GENERATED_TOKENS),
-    *(RUNNING_SEQUENCES, WAITING_SEQUENCES, CACHE_TOKENS, CACHE_ROOM, PUT_BACK),
+    *(RUNNING_SEQUENCES, WAITING_SEQUENCES, CACHE_TOKENS, CACHE_ROOM, CACHE_SHARE, ADAPTERS_INFO, PUT_BACK),
     *(*FIRST_TOKEN_SECONDS.parts, *TOKEN_SECONDS.parts),
 }
 METRICS: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric)) + tuple(

@@ -60,7 +60,11 @@ class Publisher:
         self._meter.add_all({series: count for series, count in counts.items() if not self._add(series, count)})
         for series, level in levels.items():
             self._send(series, level)
-        self._metrics = {series: metric for series, metric in self._metrics.items() if self._keeps(series)}
+        self._metrics = {
+            series: metric
+            for series, metric in self._metrics.items()
+            if self._keeps(series) and (series[0].kind == COUNTER or series in levels)
+        }
 
     def _add(self, series: Series, count: float) -> bool:
         """Whether the count was published. One below 0 corrects a count that arrives later, and waits for it."""

@@ -46,6 +46,11 @@ class Received:
             start = here.stop
         return self._attend(layer, query, key, value)
 
+    def go_on(self, attend: Attend, device: torch.device) -> None:
+        """Continues on another device, with the attention that lies there."""
+        self._attend = attend
+        self.total = self.total.to(device) if self.total is not None else None
+
     def _received(self, query: Tensor, key: Tensor, length: int, count: int) -> Tensor:
         """Returns what the tokens of `count` texts receive in one layer: texts x tokens."""
         queries, keys = (x.view(count, -1, self._heads, x.shape[1] // self._heads)[:, :length] for x in (query, key))

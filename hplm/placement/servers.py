@@ -101,8 +101,8 @@ class Stages:
         for _ in range(ROUNDS):
             for terms in self._terms.values():
                 for texts, tokens in LESSONS:
-                    took = sum(stage.ns(texts * tokens, texts * tokens**2, texts) for stage in terms)
-                    cost.observe(texts * tokens, texts, 0, max(1, int(took)))
+                    took = [max(1, int(stage.ns(texts * tokens, texts * tokens**2, texts))) for stage in terms]
+                    cost.observe(texts * tokens, texts, 0, sum(took), stages_ns=took if len(took) > 1 else ())
 
 
 class OneBackbone:
@@ -131,7 +131,7 @@ class GroupServer(Server):
     def __init__(self, group: Group, profile: Profile, trace: Trace, serving: Serving, load: Load, seed: int = 0) -> None:
         self._stages = Stages(group, profile, trace)
         # The slots of tenants are no limit here: a trace has units.
-        capacity = Capacity(serving.batch_tokens, serving.batch_texts, serving.batch_texts)
+        capacity = Capacity(serving.batch_tokens, serving.batch_texts, serving.batch_texts, in_flight=group.stages + 1)
         machine = Machine(_by_stages, capacity, answering_ns=int(self._stages.around_ns), noise=serving.noise)
         super().__init__(serving.scheduler(self._stages), machine, load, seed)
         self._clock = [0] * group.stages

@@ -38,7 +38,8 @@ class Admission:
         self._full: Array | None = None  # mean tokens, texts, adapters of batches that left other texts waiting
         self._promised = FIRST_PROMISED  # share of a full batch
         self._start_ns = 0
-        self._batch_ns = 1.0
+        self._first_ns = 0  # a batch time before the next batch is done: its start, if the engine has one stage
+        self._batch_ns = 1.0  # from the end of one batch to the end of the next
         self._waiting = 0  # tokens
         self._free = np.zeros(BATCHES + 1)  # tokens that are promised by the end of each batch, less those due by then
         self._ran_ns = 0
@@ -69,15 +70,19 @@ class Admission:
         `busy`: a batch is running, and may take longer than predicted. On an idle engine nothing delays the next one.
         """
         self._start_ns = start_ns + (int(CAUTION * self._cost.deviation * self._batch_ns) if busy else 0)
+        self._first_ns = self._start_ns
         self._waiting = int(columns.demand.sum())
         if self._full is None:
             return
         full: list[float] = self._full.tolist()
-        self._batch_ns = max(1.0, float(self._cost.predict(*full)))
+        whole_ns = float(self._cost.predict(*full))
+        self._batch_ns = max(1.0, whole_ns * self._cost.slowest)
+        beside_ns = int(whole_ns * (1 - self._cost.slowest))  # of a batch, in other stages than the slowest
+        self._first_ns += beside_ns
         self._free = self._promised * full[0] * BY_THEN
         if not len(columns):
             return
-        due = np.clip((columns.deadline - start_ns) * (1 / self._batch_ns), 0, BATCHES).astype(np.int64)
+        due = np.clip((columns.deadline - start_ns - beside_ns) * (1 / self._batch_ns), 0, BATCHES).astype(np.int64)
         self._free -= np.cumsum(np.bincount(due, columns.tokens, minlength=BATCHES + 1))
 
     def check(self, texts: Sequence[Waiting], columns: Columns, busy: bool, now_ns: int) -> None:
@@ -96,7 +101,7 @@ class Admission:
             self._free[self._due_of(deadline) :] -= tokens
 
     def _due_of(self, deadline: int) -> int:
-        return int(min(max((deadline - self._start_ns) / self._batch_ns, 0), BATCHES))
+        return int(min(max((deadline - self._first_ns) / self._batch_ns, 0), BATCHES))
 
     def _done_at(self, text: Waiting, tokens: int, texts: int, deadline: int, columns: Columns, now_ns: int) -> float:
         start = max(self._start_ns, now_ns)
@@ -111,7 +116,7 @@ class Admission:
             return deadline
         needed = ceil((promised[0] + tokens) / room)
         # The request is refused: earlier deadlines go first, and texts with later deadlines have a promise too.
-        return start + max(needed, due + 1) * self._batch_ns
+        return max(self._first_ns, now_ns) + max(needed, due + 1) * self._batch_ns
 
     def _promised_before(self, text: Waiting, tokens: int, due: int, room: float, columns: Columns) -> Array:
         """Returns for the batch `due` and each later one the tokens due by then that this request may not displace.
@@ -121,7 +126,7 @@ class Admission:
         """
         first = np.flatnonzero((columns.priority >= text.priority) & (columns.tokens <= text.tokens))
         counted, tenant = columns.tokens[first], columns.tenant[first]
-        batch = np.clip((columns.deadline[first] - self._start_ns) * (1 / self._batch_ns), due, BATCHES).astype(np.int64) - due
+        batch = np.clip((columns.deadline[first] - self._first_ns) * (1 / self._batch_ns), due, BATCHES).astype(np.int64) - due
         promised = np.bincount(batch, counted, minlength=BATCHES + 1 - due).cumsum()
         mine = columns.number_of(text.tenant)
         demand = np.append(columns.demand, 0)

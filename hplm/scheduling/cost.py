@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, overload
 
 import numpy as np
@@ -16,33 +17,35 @@ FORGETTING = 0.99  # per batch: the last 70 batches have half of the weight
 BELIEF = 0.01  # weight of SHAPE: a hundredth of one batch
 OUTLIER = 3.0  # mean deviations; a batch that is further off counts as if it were only so far off
 LEARNING = 0.05  # rate of the running mean of the deviation
-
+LEARNING_STAGES = 0.1  # rate of the running means of the stages' shares, after the first batches
 
 Numbers = Array | float
 
 
 class Cost(Protocol):
-    """The part of the cost model that policies and admission use."""
+    """The part of the cost model that policies and the governor use."""
+
+    @property
+    def slowest(self) -> float:
+        """The share of a batch's time that its slowest stage takes: so often a batch can be done. 1 for a single stage."""
+        ...
 
     @overload
     def predict(self, tokens: Array, texts: Numbers = 1, adapters: Numbers = 0) -> Array: ...
     @overload
     def predict(self, tokens: float, texts: float = 1, adapters: float = 0) -> float: ...
     def predict(self, tokens: Numbers, texts: Numbers = 1, adapters: Numbers = 0) -> Numbers:
-        """Returns the nanoseconds that a batch takes."""
+        """Returns the nanoseconds that a batch takes, in all stages together."""
         ...
 
 
-class CostModel:
-    """Weighted least squares with forgetting and without negative terms. Errors count relative to the batch's time."""
+class Costs:
+    """The terms of an engine's time."""
 
-    def __init__(self) -> None:
-        self.terms = SHAPE.copy()
-        self.deviation = 0.1  # mean, relative
-        self.observed = 0
-        self._squares = np.zeros((4, 4))
-        self._products = np.zeros(4)
-        self._took, self._believed = 0.0, 0.0
+    def __init__(self, terms: Array) -> None:
+        self.terms = terms
+        self.first: float = 1.0  # mean share of a batch's time that its first stage takes
+        self.slowest: float = 1.0  # the same, of its slowest stage
 
     @overload
     def predict(self, tokens: Array, texts: Numbers = 1, adapters: Numbers = 0, parts: float = 1) -> Array: ...
@@ -52,6 +55,22 @@ class CostModel:
         batch, token, text, adapter = self.terms
         return batch * parts + token * tokens + text * texts + adapter * adapters
 
+
+class CostModel(Costs):
+    """Weighted least squares with forgetting and without negative terms. Errors count relative to the batch's time."""
+
+    def __init__(self) -> None:
+        super().__init__(SHAPE.copy())
+        self.deviation = 0.1  # mean, relative
+        self.observed = 0
+        self._squares = np.zeros((4, 4))
+        self._products = np.zeros(4)
+        self._took, self._believed = 0.0, 0.0
+
+    def by_batch(self) -> Costs:
+        """Returns the costs by which one batch follows another: those of the slowest stage."""
+        return self if self.slowest == 1 else Costs(self.terms * self.slowest)
+
     def tokens_within(self, ns: float, mean: float, adapters: float = 0.0) -> int:
         """Returns how many tokens take so long, in texts of a mean length that load so many adapters each.
 
@@ -60,8 +79,17 @@ class CostModel:
         _, token, text, adapter = self.terms.tolist()
         return int(ns / max(token + (text + adapter * adapters) / mean, 1e-9))
 
-    def observe(self, tokens: int, texts: int, adapters: int, took_ns: int, parts: int = 1) -> None:
-        """`parts`: computed one after the other. Each takes what a batch takes whatever is in it."""
+    def observe(
+        self, tokens: int, texts: int, adapters: int, took_ns: int, parts: int = 1, stages_ns: Sequence[int] = ()
+    ) -> None:
+        """`parts`: computed one after the other. Each takes what a batch takes whatever is in it.
+
+        `stages_ns`: the time of each stage, if there are several.
+        """
+        if stages_ns:
+            rate = max(LEARNING_STAGES, 1 / (1 + self.observed))
+            self.first += rate * (stages_ns[0] / sum(stages_ns) - self.first)
+            self.slowest += rate * (max(stages_ns) / sum(stages_ns) - self.slowest)
         features = np.array([parts, tokens, texts, adapters], float)
         expected = float(features @ self.terms)
         error = abs(took_ns - expected) / expected

@@ -75,7 +75,7 @@ class Governor:
             self._full = held if self._full is None else self._full + LEARNING * (held - self._full)
         if self._full is not None:
             full: list[float] = self._full.tolist()
-            batch_ns = max(1.0, float(self._cost.predict(*full)))
+            batch_ns = max(1.0, float(self._cost.predict(*full)) * self._cost.slowest)
             self._horizon_ns = max(HORIZON_NS, HORIZON_BATCHES * batch_ns)
             self._capacity = full[0] * self._horizon_ns / batch_ns
         if not self.rung and not self._last[self._all].any():  # no tenant has a choice

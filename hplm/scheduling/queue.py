@@ -122,9 +122,16 @@ class Queue(Generic[T]):
             self._scheduler.started(batch, self._now_ns())
             self._look_at_expiry()
 
-    def finished(self, batch: Batch[T], adapters: int = 0) -> None:
+    def released(self, batch: Batch[T]) -> None:
+        """Records that a batch has left the first of several stages."""
         with self._to_do:
-            self._scheduler.finished(batch, self._now_ns(), adapters)
+            self._scheduler.released(batch, self._now_ns())
+            self._to_do.notify()
+            self._look_at_expiry()
+
+    def finished(self, batch: Batch[T], adapters: int = 0, stages_ns: Sequence[int] = ()) -> None:
+        with self._to_do:
+            self._scheduler.finished(batch, self._now_ns(), adapters, stages_ns)
             self._to_do.notify()
             self._look_at_expiry()
 

@@ -64,7 +64,6 @@ class Scheduler(Generic[T]):
         self._staging_ns = 0.0  # from choice to start, with an idle engine
         self._capacity = Capacity(0, 0, 0)  # of the batch that was chosen last
         self._unserved = 0  # tokens that were refused for their deadline, or expired, since the last choice
-        self._first_stage = 1.0  # mean share of a batch's time that it spends in the first stage of a pipeline
         self._loaded = 0.0  # mean number of adapters copied to the device for each slot key of a batch
         self._further = 0.0  # mean time of further passes and parts of a batch, over that of its first passes in one part
         # The earliest time by which a waiting text must start, and whether that was predicted. None: not known any more.
@@ -154,6 +153,8 @@ class Scheduler(Generic[T]):
 
     def choose(self, capacity: Capacity, now_ns: int) -> Batch[T] | None:
         """Returns the next batch, or None if nothing should run now."""
+        if len(self._running) >= capacity.in_flight:
+            return None
         if self._halves:
             half = self._halves.popleft()
             self._running.append(half)
@@ -164,9 +165,9 @@ class Scheduler(Generic[T]):
         capacity = self._capacity = self._bounded(capacity)
         waits_a_crowd = self._waits_a_crowd()
         # Policies compare deadlines with the end of computing, so the time after it is added to the start.
-        start_ns = self._start_at(now_ns) + self._answering_ns
+        start_ns = self._start_at(now_ns) + self._answering_ns + self._beside_ns(capacity)
         try:
-            chosen = Selection.of(self._policy.select(self.columns, start_ns, capacity, self.cost))
+            chosen = Selection.of(self._policy.select(self.columns, start_ns, capacity, self.cost.by_batch()))
             chosen.check(len(self.columns), not self._running and bool((self.columns.deadline == NEVER).any()))
         except Exception:  # a policy may be anybody's code; waiting texts must be answered even if it fails
             log.exception("the policy failed: this batch is taken in order of arrival")
@@ -210,11 +211,9 @@ class Scheduler(Generic[T]):
             self._staging_ns += LEARNING * (staged - self._staging_ns)
 
     def released(self, batch: Batch[T], now_ns: int) -> None:
-        """Records that the batch has left the first stage of a pipeline, which can start the next one. Others only finish."""
-        assert batch.started_ns is not None  # `started` was called before
+        """Records that the batch has left the first of several stages, which can start the next one."""
         batch.released_ns = now_ns
-        share = min(1.0, (now_ns - batch.started_ns) / max(1.0, batch.expected_ns))
-        self._first_stage += LEARNING * (share - self._first_stage)
+        self._recount(now_ns)
 
     def computed(self, batch: Batch[T], texts: Sequence[T], now_ns: int) -> None:
         """Records that a part of a running batch is computed: these texts. Those that are sure are answered now."""
@@ -222,8 +221,11 @@ class Scheduler(Generic[T]):
         if self._admission:
             batch.judge(texts, now_ns + self._answering_ns)
 
-    def finished(self, batch: Batch[T], now_ns: int, adapters: int = 0) -> None:
-        """Records that the engine has finished the batch, for which `adapters` adapters had to be loaded."""
+    def finished(self, batch: Batch[T], now_ns: int, adapters: int = 0, stages_ns: Sequence[int] = ()) -> None:
+        """Records that the engine has finished the batch, for which `adapters` adapters had to be loaded.
+
+        `stages_ns`: how long each stage has computed it, if there are several.
+        """
         assert batch.started_ns is not None  # `started` was called before
         self._running.remove(batch)
         self._loaded += LEARNING * (adapters / batch.slot_keys - self._loaded)
@@ -231,7 +233,8 @@ class Scheduler(Generic[T]):
         first_ns = float(self.cost.predict(batch.tokens, len(batch.texts), adapters))
         further = float(self.cost.predict(tokens, texts, adapters, parts)) / first_ns - 1
         self._further += LEARNING * (further - self._further)
-        self.cost.observe(tokens, texts, adapters, now_ns - batch.started_ns, parts)
+        took_ns = sum(stages_ns) or now_ns - batch.started_ns
+        self.cost.observe(tokens, texts, adapters, took_ns, parts, stages_ns)
         self._earliest = None
         if self._admission:
             batch.judge(batch.texts, now_ns + self._answering_ns)
@@ -345,13 +348,30 @@ class Scheduler(Generic[T]):
             self._admission.count(self.columns, self._start_at(now_ns) + self._answering_ns, bool(self._running))
 
     def _free_at(self, now_ns: int) -> float:
-        """Returns when the engine, or the first stage of a pipeline, will have computed all chosen batches."""
+        """Returns when the engine, or the first of its stages, will have computed all chosen batches.
+
+        Nor is it free before there may be another batch in flight.
+        """
         free = float(now_ns)
         for batch in self._running:
             if batch.released_ns is None:
                 started = free if batch.started_ns is None else batch.started_ns
-                free = max(now_ns, started + batch.expected_ns * self._first_stage)
+                free = max(now_ns, started + batch.expected_ns * self.cost.first)
+        oldest = self._running[0] if len(self._running) >= self._capacity.in_flight else None
+        if oldest is not None and oldest.started_ns is not None:
+            free = max(free, oldest.started_ns + oldest.expected_ns)
         return free
+
+    def _beside_ns(self, capacity: Capacity) -> int:
+        """Returns how long the next batch will be in other stages than the slowest: nothing if there is one stage.
+
+        Policies count batches as if each began so much later and only took the time of the slowest stage.
+        """
+        if self.cost.slowest == 1:
+            return 0
+        tokens = int(self.columns.demand.sum())
+        share = min(1.0, capacity.tokens / tokens, capacity.texts / len(self.columns))
+        return int((1 - self.cost.slowest) * self.cost.predict(tokens * share, len(self.columns) * share))
 
     def _start_at(self, now_ns: int) -> int:
         """Returns when a batch that is chosen now will start to compute."""

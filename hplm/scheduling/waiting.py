@@ -39,3 +39,4 @@ class Capacity:
     tokens: int
     texts: int
     tenants: int  # device slots: the most different slot keys in a batch
+    in_flight: int = 2  # batches that are chosen and not finished: one in each stage of the engine, and the next one

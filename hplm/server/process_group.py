@@ -29,6 +29,11 @@ def members(group: int) -> list[int]:
     return found
 
 
+def lives(pid: int) -> bool:
+    """Whether a process has not ended. A zombie has."""
+    return _status(pid)[0] not in "ZX"
+
+
 def parent(pid: int) -> int:
     """Returns the process that a living process belongs to; 0: it has ended, or nothing above it is seen from here."""
     return int(_status(pid)[1] or 0)
@@ -53,7 +58,7 @@ def stop(group: int, grace: float) -> None:
 def kill_one(pid: int) -> None:
     """Kills a process of a group, and returns when it has ended."""
     _signal(os.kill, pid, signal.SIGKILL)
-    while _status(pid)[0] not in "ZX":
+    while lives(pid):
         time.sleep(0.02)
 
 

@@ -19,8 +19,9 @@ from hplm.errors import HplmError
 from hplm.server import inherited, log, process_group, reply_sockets
 from hplm.server.control import Control
 from hplm.server.discovery import find_backends, find_installation
+from hplm.server.draining import wait_until_idle
 from hplm.server.flags import SECRET_HEADER, contract_flags
-from hplm.server.held import Holder, holders
+from hplm.server.held import holders
 from hplm.server.ports import Ports, in_use, reachable, resolve
 from hplm.server.repository import model_names
 from hplm.server.secrecy import hide
@@ -29,7 +30,6 @@ from hplm.server.stubs import make_private, region_prefix
 _EXIT_TIMEOUT_S = 10  # how long Triton itself waits after a SIGTERM from somebody else
 _EMPTY_SERVER_GRACE_S = 2.0
 _ATTEMPTS = 3  # a chosen port may be taken before Triton listens on it
-_QUIET_S = 0.2  # a request between two models of an ensemble is held by neither, but for a shorter time than this
 _STARTED = re.compile(r"^[IWE]\d{4} ", re.MULTILINE)  # a line of Triton's log: its arguments are read
 
 
@@ -173,17 +173,8 @@ class TritonServer:
         inherited.start_to_drain(self.id)
         holding = {holder.model for holder in holders(self.id)}
         self.control().drain(deadline, keep=holding)
-        quiet_since = time.monotonic()
-        while time.monotonic() < min(deadline, quiet_since + _QUIET_S):
-            if any(holder.held for holder in self._living_holders()):
-                quiet_since = time.monotonic()
-            time.sleep(0.02)
+        wait_until_idle(self.id, deadline)
         return bool(holding)
-
-    def _living_holders(self) -> list[Holder]:
-        assert self._process is not None, "start the server first"
-        alive = process_group.members(self._process.pid)
-        return [holder for holder in holders(self.id) if holder.pid in alive]
 
     def _launch(self) -> subprocess.Popen[bytes]:
         folder = Path(tempfile.mkdtemp(prefix=f"{self.id}-"))

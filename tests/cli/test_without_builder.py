@@ -47,7 +47,7 @@ NEED_A_STORE = {
     "root pack": ["x", "--store", "x"],
     "root unpack": ["x", "--store", "x"],
 }
-NEED_A_SERVER = {"serve", "watch", "follow", "infer", "generate", "doctor"}  # the last looks at the whole machine
+NEED_A_SERVER = {"serve", "watch", "drain", "follow", "infer", "generate", "doctor"}  # the last looks at the whole machine
 NEED_A_REPOSITORY = {
     "tenant list", "tenant show", "tenant rollback", "tenant delete", "tenant limit", "tenant compact", "tenant log",
     "tenant key add", "tenant key list", "tenant key revoke", "domain list", "domain rollback", "domain delete",

@@ -13,20 +13,26 @@ from hplm.metrics.names import METRICS
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARD = json.loads((DEPLOY / "grafana/hplm.json").read_text("utf-8"))
 RULES = yaml.safe_load((DEPLOY / "prometheus/alerts.yaml").read_text("utf-8"))["groups"][0]["rules"]
-EXPRESSIONS = {rule["alert"]: rule["expr"] for rule in RULES} | {
-    f"{panel['title']} {target['refId']}": target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]
-}
+SCALING = yaml.safe_load((DEPLOY / "prometheus/scaling.yaml").read_text("utf-8"))["groups"][0]["rules"]
+RECORDED = {rule["record"] for rule in SCALING}
+EXPRESSIONS = (
+    {rule["alert"]: rule["expr"] for rule in RULES}
+    | {f"{rule['record']} {rule.get('labels', {}).get('reason', '')}": rule["expr"] for rule in SCALING}
+    | {f"{panel['title']} {target['refId']}": target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]}
+)
+OF_KUBERNETES = {"namespace", "pool"}  # which its PodMonitor adds to all metrics
 LABELS = {metric.name: {"backbone", *metric.labels} for metric in METRICS}
 TRITON = {"nv_inference_request_success": {"model", "version"}}
 OUTCOMES = {"answered", "on_time", "late", "passed_on", *BY_WORD}
 SELECTOR = re.compile(r"\b((?:hplm|nv)_\w+)(?:\{([^}]*)\})?")
+RECORD = re.compile(r"\bhplm:[\w:]+")
 MATCHER = re.compile(r'(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"')
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS.values(), ids=EXPRESSIONS)
 def test_expressions_use_metrics_labels_and_outcomes_that_exist(expression):
-    found = SELECTOR.findall(expression)
-    assert found
+    found, recorded = SELECTOR.findall(expression), set(RECORD.findall(expression))
+    assert (found or recorded) and recorded <= RECORDED
     for name, matchers in found:
         labels = (LABELS | TRITON)[name]
         for label, value in MATCHER.findall(matchers):
@@ -34,7 +40,7 @@ def test_expressions_use_metrics_labels_and_outcomes_that_exist(expression):
             if label == "outcome":
                 assert set(value.split("|")) <= OUTCOMES, value
     for grouping in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", expression):
-        known = set().union(*((LABELS | TRITON)[name] for name, _ in found), {"le"})
+        known = set().union(*((LABELS | TRITON)[name] for name, _ in found), {"le"}, OF_KUBERNETES)
         assert {label.strip() for label in grouping.split(",")} <= known
     assert expression.count("(") == expression.count(")")
 

@@ -2,7 +2,6 @@
 
 import csv
 import random
-import socket
 import time
 
 import numpy as np
@@ -19,6 +18,7 @@ from testing.reference import Reference
 from testing.toy import CONFIG, DOMAINS, TENANTS, random_text
 from tests.deploy.door import StockAtDoor, command, haproxy, require_haproxy
 from tests.deploy.image import DEPLOY
+from tests.ports import free_port
 from tests.server.asking import Asking
 from tests.server.stock import Stock
 from tests.serving import serving
@@ -73,12 +73,6 @@ class PatientStock(StockAtDoor):
                     raise said from error
                 pause = attempts.pause_s(said)
             time.sleep(pause)
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def in_progress(path, server):

@@ -3,11 +3,15 @@
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
+
+import torch
 
 from hplm.engine.backbone import Backbone
 from hplm.engine.lookup import Lookup
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
+from hplm.engine.stages import Stage
 from hplm.tenants.ticket import LEAVES, Ticket
 
 PARAMETERS = {
@@ -17,13 +21,19 @@ PARAMETERS = {
 }  # fmt: skip
 
 
+def stages_of(*ends):
+    """Returns stages that end with these layers. They share the cores: a machine may have fewer."""
+    firsts = [0, *(end + 1 for end in ends[:-1])]
+    return tuple(Stage(first, end, torch.device("cpu")) for first, end in zip(firsts, ends, strict=True))
+
+
 class Asker:
     """Looks up and submits requests as the two backends do, and keeps all answers to each request."""
 
-    def __init__(self, folder, state=None, **changes):
+    def __init__(self, folder, state=None, stages=(), **changes):
         self.backbone = Backbone(folder, state)
         self.lookup = Lookup(self.backbone)
-        self.service = Service(folder, Settings.read({**PARAMETERS, **changes}), state)
+        self.service = Service(folder, replace(Settings.read({**PARAMETERS, **changes}), stages=stages), state)
         self.answers = []
         self._arrived = threading.Condition()
 

@@ -22,7 +22,7 @@ from hplm.tenants.level import FULL
 from testing.reference import Reference
 from testing.toy import WORDS
 from tests.climb import Climb
-from tests.engine.asker import Asker
+from tests.engine.asker import Asker, stages_of
 from tests.equality import Comparison
 from tests.ladders import LADDER, OWN, STACK, make_ladders
 from tests.naming import naming
@@ -47,7 +47,9 @@ def asker(ladders):
     asker.close()
 
 
-def test_every_task_in_mixed_batches_climbs_as_the_reference_does(asker, reference):
+@pytest.mark.parametrize("stages", [(), stages_of(0, 1)], ids=["one stage", "two stages"])
+def test_every_task_in_mixed_batches_climbs_as_the_reference_does(ladders, reference, stages):
+    asker = Asker(ladders.folder, stages=stages, slots="6")
     rng, asked = random.Random(5), []
     for number in range(180):
         tenant, rung = TENANTS[number % len(TENANTS)], number // len(TENANTS) % len(LADDER)
@@ -70,6 +72,7 @@ def test_every_task_in_mixed_batches_climbs_as_the_reference_does(asker, referen
     assert close < 0.1 * len(asked) and pruned > 20
     assert levels == {(0, 2), (1, 1), (1, 2), (2, 2), (3, 1)}
     comparison.assert_equal("fp32")
+    asker.close()
 
 
 def test_a_plan_that_always_goes_on_gives_the_answers_of_the_last_level(tmp_path, reference):
@@ -153,9 +156,7 @@ def test_unsure_texts_go_on_within_their_batch_and_take_their_vectors_along(aske
 
     monkeypatch.setattr(Gatherer, "sums", noted)
     parts, finished = [], Queue.finished
-    monkeypatch.setattr(
-        Queue, "finished", lambda line, batch, adapters: finished(line, batch, adapters) or parts.append(batch.parts)
-    )
+    monkeypatch.setattr(Queue, "finished", lambda line, batch, *own: finished(line, batch, *own) or parts.append(batch.parts))
     answers = asker.wait(asker.ask("pair", ["a b", "c d e", "f"], rung=3))
     assert [answer.level for answer in answers] == [2, 2, 2]
     assert not came_back and gathered == [3] and parts == [2]
@@ -196,12 +197,12 @@ def test_a_text_whose_next_level_finds_no_slot_goes_on_through_the_line(ladders,
 def test_texts_for_whose_next_level_the_device_has_no_memory_run_in_smaller_batches(asker, monkeypatch, came_back):
     sizes, compute = [], Engine._compute
 
-    def scarce(engine, sheet, attend):
+    def scarce(engine, sheet, stage):
         if sheet.stack == FULL:
             sizes.append(len(sheet.indexes))
             if len(sheet.indexes) > 2:
                 raise torch.OutOfMemoryError("none left")
-        return compute(engine, sheet, attend)
+        return compute(engine, sheet, stage)
 
     monkeypatch.setattr(Engine, "_compute", scarce)
     answers = asker.wait(asker.ask("pair", ["a b", "c d e", "f"], rung=3))
@@ -216,11 +217,11 @@ class Held:
         self.opened, self.reached = threading.Event(), threading.Event()
         compute = Engine._compute
 
-        def held(engine, sheet, attend):
+        def held(engine, sheet, stage):
             if sheet.stack == FULL:
                 self.reached.set()
                 assert self.opened.wait(60)
-            return compute(engine, sheet, attend)
+            return compute(engine, sheet, stage)
 
         monkeypatch.setattr(Engine, "_compute", held)
 
@@ -302,13 +303,13 @@ def test_levels_are_counted_with_the_reason(ladders):
 
 def test_a_sheet_has_no_more_tokens_than_a_batch_may_have(ladders, monkeypatch):
     """The line counts the work of texts, which is a part of their length on a shallow stack."""
-    sheets, start = [], Engine._start
+    sheets, compute = [], Engine._compute
 
-    def watched(engine, sheet):
+    def watched(engine, sheet, stage):
         sheets.append((sheet.stack, int(sheet.lengths.sum())))
-        return start(engine, sheet)
+        return compute(engine, sheet, stage)
 
-    monkeypatch.setattr(Engine, "_start", watched)
+    monkeypatch.setattr(Engine, "_compute", watched)
     asker = Asker(ladders.folder, batch_tokens="128")
     texts = [" ".join(WORDS[number : number + 14]) for number in range(40)]
     early, whole = (asker.wait(asker.ask("pair", texts, rung=rung)) for rung in (4, 1))

@@ -38,13 +38,13 @@ def store(tmp_path_factory):
 @pytest.fixture
 def sheets(monkeypatch):
     """Returns a list that fills with the tokens of each computed sheet, times the share of its stack's layers."""
-    found, start = [], Engine._start
+    found, compute = [], Engine._compute
 
-    def watched(engine, sheet):
+    def watched(engine, sheet, stage):
         found.append(int(sheet.lengths.sum()) * engine.depths[sheet.stack] / engine.depths[FULL])
-        return start(engine, sheet)
+        return compute(engine, sheet, stage)
 
-    monkeypatch.setattr(Engine, "_start", watched)
+    monkeypatch.setattr(Engine, "_compute", watched)
     return found
 
 

@@ -18,12 +18,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz import formats, over_grpc, user_files, wire
+from tests.fuzz import formats, messages, over_grpc, store_files, user_files, wire
 from tests.fuzz.target import Target, run
 
 ROOMS: dict[str, dict[str, type[Target]]] = {
     "wire": wire.TARGETS | over_grpc.TARGETS,
-    "files": formats.TARGETS | user_files.TARGETS,
+    "files": formats.TARGETS | store_files.TARGETS | messages.TARGETS | user_files.TARGETS,
 }
 TARGETS = {name: target for room in ROOMS.values() for name, target in room.items()}
 LONGEST = 4000  # characters of a failure that are shown

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from hplm.adapters.bank import PAGE
+from hplm.tenants.verification import Part
 from tests.fuzz.mutations import dumped, mutated, mutated_json
-from tests.fuzz.target import Target, accepts
+from tests.fuzz.target import Found, Target, accepts
 
 
 class Files(Target):
@@ -70,3 +71,9 @@ def bad(name: str, data: bytes) -> SearchStrategy[bytes]:
         return mutated(data)
     changed = mutated_json(good)
     return st.one_of(changed.map(dumped), changed.map(dumped), mutated(data))
+
+
+def verified(part: Part) -> None:
+    for said in part.check(part.path, lambda size: None):
+        if len(said.encode("utf-8", "surrogateescape")) > 2048:
+            raise Found(f"a message of {len(said):,} characters: {said[:100]!r}")

@@ -60,8 +60,8 @@ class Answer:
 
 
 class Place:
-    def __init__(self, tmp_path, **settings):
-        self.store = random_store(tmp_path / "store", CHAT, [PLAIN, LORA, WIDE], ["law"], corpus_tokens=500, spread=0.3)
+    def __init__(self, tmp_path, tenants=(PLAIN, LORA, WIDE), **settings):
+        self.store = random_store(tmp_path / "store", CHAT, list(tenants), ["law"], corpus_tokens=500, spread=0.3)
         self.folder, self.state = tmp_path / "repository" / "chat" / "1", tmp_path / "state"
         write_version(self.store, self.store.tenants(), self.folder)
         self.backbone = Backbone(self.folder, self.state)
@@ -213,6 +213,26 @@ def test_generated_tokens_count_for_the_quota(place):
             place.ask("a", "lora")
     first.wait()
     assert place.ask("a", "lora").wait().error is None
+
+
+def test_levels_name_the_tenants_whose_adapters_are_loaded_and_awaited(tmp_path):
+    place = Place(tmp_path, (PLAIN, LORA, replace(LORA, id="alike"), WIDE), seats=1)
+    try:
+        assert (place.service.levels.loaded, place.service.levels.awaited) == ((), ())
+        with place.gated():
+            first = place.ask("a", "lora")
+            eventually(lambda: place.service.levels.running)
+            others = [place.ask("a", tenant) for tenant in ("wide", "plain", "plain")]
+            assert place.service.levels.loaded == ("lora",)
+            assert place.service.levels.awaited == ("plain", "wide")
+        for answer in (first, *others):
+            assert answer.wait().error is None
+        assert place.service.levels.loaded == ("lora", "wide"), "adapters of other layouts keep their slots"
+        assert place.service.levels.awaited == ()
+        assert place.ask("a", "alike").wait().error is None
+        assert place.service.levels.loaded == ("alike", "wide")
+    finally:
+        place.service.close()
 
 
 def test_a_quota_is_checked_before_the_prompt_is_read(place):

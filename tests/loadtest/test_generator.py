@@ -17,7 +17,7 @@ from loadtest.report import Load, Report
 from tests.loadtest.small_server import RESET, SILENCE, SmallServer, answer
 from tests.naming import naming
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 
 def numbered(count: int) -> list[bytes]:

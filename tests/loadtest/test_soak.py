@@ -1,11 +1,10 @@
 """The soak compares what processes take at the beginning and at the end, and a short run on a real server ends well."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
+from loadtest import soak
 from loadtest.soak import Sample, _growth
 
 
@@ -18,10 +17,11 @@ def test_growth_compares_the_time_after_the_warm_up_with_the_end():
 
 
 @pytest.mark.slow
-def test_a_short_run_on_a_real_server_answers_everything_while_tenants_come_and_go(toy):
-    command = [sys.executable, "-m", "loadtest.soak", "--repository", str(toy.repository), "--minutes", "0.2", "--share", "0.3"]
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+def test_a_short_run_on_a_real_server_answers_everything_while_tenants_come_and_go(toy, capsys, monkeypatch):
+    monkeypatch.setattr(soak, "CAPACITY_SECONDS", 1.0)
+    monkeypatch.setattr(soak, "CHURN_SECONDS", 0.5)
+    monkeypatch.setattr(soak, "SAMPLE_SECONDS", 0.5)
+    assert soak.main(["--repository", str(toy.repository), "--minutes", "0.1", "--share", "0.1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
     assert found["failed"] == 0 and found["sent"] > 0 and found["guests"] > 0
     assert {"tritonserver", "engine", "toy-lookup", "toy-upper", "hplm"} <= found["memory_mb"].keys()

@@ -9,6 +9,7 @@ from hplm.metrics.busiest import OTHERS, Busiest
 from hplm.metrics.meter import Meter
 from hplm.metrics.names import COUNTER, GAUGE, METRICS, Histogram, Metric
 from hplm.metrics.publisher import Publisher
+from tests.waiting import eventually
 
 SEEN, LEVEL = Metric("seen_total", COUNTER, "what was seen", ("kind",)), Metric("level", GAUGE, "how high")
 
@@ -174,3 +175,17 @@ def test_a_new_tenant_is_shown_at_once_if_a_name_is_free():
     busiest.name("a")
     busiest.choose()
     assert busiest.name("b") == "b" and "b" in busiest.chosen
+
+
+def test_of_a_metric_with_one_series_the_ones_before_end(family, monkeypatch):
+    shown = Metric("shown", GAUGE, "who is shown", ("who",))
+    monkeypatch.setattr("hplm.metrics.publisher.SECONDS", 0.01)
+    meter = Meter()
+    meter.set(LEVEL, 7)
+    meter.set_only(shown, 1, "a")
+    publisher = Publisher(family, meter, "toy")
+    eventually(lambda: (shown, ("a",)) in publisher._metrics)
+    meter.set_only(shown, 2, "b")
+    publisher.close()
+    assert meter.take()[1] == {(LEVEL, ()): 7, (shown, ("b",)): 2}
+    assert set(publisher._metrics) == {(LEVEL, ()), (shown, ("b",))}, "Triton shows a series as long as its object lives"

@@ -64,6 +64,14 @@ def test_two_stages_answer_more_than_one_device_does():
     assert two.share > 1.4 * one.share
 
 
+def test_admission_refuses_only_what_the_stages_cannot_answer_in_time():
+    """By the time that a batch takes in both stages together, half of this load would be too much."""
+    trace = trace_of(ONE, 230.0, 6.0, cv=1.0, scale=8.0)
+    groups = [group_of(ONE, "g", ("cpu:0", "cpu:1"), "b0")]
+    admitting, taking_all = (simulate(groups, ONE, trace, Serving(admission=admission)) for admission in (True, False))
+    assert admitting.share > max(0.9, taking_all.share)
+
+
 def test_requests_go_to_the_shorter_queue():
     trace = trace_of(ONE, 160.0, 10.0, cv=1.0, scale=6.0)
     groups = [group_of(ONE, name, (device,), "b0") for name, device in (("g", "cpu:0"), ("h", "cpu:1"))]

@@ -16,8 +16,8 @@ from hplm_client import HplmClient
 from testing.random_store import random_store
 from testing.toy import CHAT, WORDS
 from tests.naming import names, naming
+from tests.server.generating import GREEDY, RETURN, Asked, post, text_of
 from tests.server.stock import LIBRARIES, Stock
-from tests.server.test_generation import GREEDY, RETURN, Asked, post, text_of
 from tests.server.test_metrics import Scraped
 from tests.serving import serving
 from tests.waiting import eventually

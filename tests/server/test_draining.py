@@ -3,6 +3,8 @@
 import http.client
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -66,3 +68,16 @@ def test_a_dead_model_and_an_idle_connection_do_not_lengthen_the_stop(toy):
     assert time.monotonic() - began < 30  # Triton itself waits for its exit timeout, and then longer
     assert process_group.members(group) == []
     idle.close()
+
+
+def test_hplm_drain_makes_the_server_refuse_until_it_is_started_again(toy):
+    with TritonServer(toy.repository) as server:
+        stock = Stock(server, "http")
+        assert outcome(stock) == "answered"
+        command = [sys.executable, "-m", "hplm.cli.main", "drain", "--at-least", "0"]
+        environment = {**os.environ, "HPLM_SERVER_ID": server.id}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stderr) == (0, "") and "all requests are answered" in done.stdout
+        assert outcome(stock) == "draining"
+        server.start_again()
+        assert outcome(Stock(server, "http")) == "answered"

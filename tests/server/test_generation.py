@@ -2,12 +2,9 @@
 
 import http.client
 import json
-import queue
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
-import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from builder.publish.model_configs import ServingOptions
@@ -22,12 +19,12 @@ from hplm.tenants.keys import new_key
 from testing.generative import GenerativeReference
 from testing.toy import make_chat
 from tests.naming import names
+from tests.server.generating import GREEDY, PATIENCE, RETURN, Asked, ids_of, post, text_of
 from tests.serving import cancelled, held, kill_model, serving
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
-PATIENCE = 60
 PLACES = ("query", "value", "ffn_in", "ffn_out", "ffn_gate")
 TENANTS = [
     TenantFile("plain", 1, "root", 1, "generate", [], 0),
@@ -38,7 +35,6 @@ TENANTS = [
 ]
 SECRET, KEY = new_key()
 SETTINGS = {"keyed": {"keys": (KEY,)}, "single": {"in_flight": 1}}
-GREEDY = {"temperature": 0, "max_tokens": 24, "ignore_eos": True}
 LONG = {**GREEDY, "max_tokens": 16_000}
 TYPES = {"text_input": "BYTES", "sampling_parameters": "BYTES"}
 
@@ -65,78 +61,11 @@ def prompts(backbone):
     return Prompts.load(backbone.folder / Backbone.TOKENIZER, backbone.config)
 
 
-class Asked:
-    """A request on a gRPC stream of its own, by a plain tritonclient."""
-
-    def __init__(self, server, prompt, tenant, sampling=GREEDY, headers=None, timeout=None, parameters=None, **more):
-        """`more`: further inputs. A prompt that is None is not sent."""
-        self.said = queue.Queue()
-        self.client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
-        self.client.start_stream(lambda result, error: self.said.put(error or result), headers=headers)
-        given = {} if prompt is None else {"text_input": prompt}
-        given |= {"sampling_parameters": json.dumps(sampling), **more}
-        self.client.async_stream_infer(
-            "chat",
-            [_tensor(name, value) for name, value in given.items()],
-            timeout=timeout,
-            parameters={"tenant": tenant, **(parameters or {})},
-            enable_empty_final_response=True,
-        )
-
-    def piece(self):
-        """Returns the next part of the answer, or None at its end. Raises its error."""
-        result = self.said.get(timeout=PATIENCE)
-        if isinstance(result, Exception):
-            raise result
-        response = result.get_response()
-        self.is_last = response.parameters["triton_final_response"].bool_param
-        return {output.name: result.as_numpy(output.name) for output in response.outputs}
-
-    def pieces(self):
-        found = [self.piece()]
-        while not self.is_last:
-            found.append(self.piece())
-        self.client.stop_stream()
-        assert self.said.empty()
-        return found
-
-
-def _tensor(name, value):
-    array = np.array([value.encode() if isinstance(value, str) else value], dtype=object if isinstance(value, str) else bool)
-    tensor = tritonclient.grpc.InferInput(name, [1], "BYTES" if isinstance(value, str) else "BOOL")
-    tensor.set_data_from_numpy(array)
-    return tensor
-
-
-def post(server, way, model="chat", **body):
-    """Returns the status and the answer of `generate` or `generate_stream`, whose events come as a list."""
-    connection = http.client.HTTPConnection(server.http_url, timeout=PATIENCE)
-    connection.request("POST", f"/v2/models/{model}/{way}", json.dumps(body))
-    response = connection.getresponse()
-    status, answer = response.status, response.read().decode()
-    connection.close()
-    if way == "generate":
-        return status, json.loads(answer)
-    return status, [json.loads(line.removeprefix("data: ")) for line in answer.splitlines() if line.startswith("data: ")]
-
-
-def text_of(pieces):
-    return "".join(piece["text_output"][0].decode() for piece in pieces)
-
-
-def ids_of(pieces):
-    tokens = [token for piece in pieces for token in json.loads(piece["logprobs"][0])]
-    return [int(id) for token in tokens for id in token]
-
-
 def assert_equals_reference(ids, backbone, prompts, prompt, tenant):
     written = GenerativeReference(backbone).generate(prompts.encode(prompt).tolist(), tenant, 24)
     same = written.sure()
     assert ids[:same] == written.tokens[:same] and len(ids) == 24
     return same
-
-
-RETURN = {f"return_{name}": True for name in ("finish_reason", "num_input_tokens", "num_output_tokens", "logprobs")}
 
 
 def test_streams_of_several_tenants_equal_the_reference(server, backbone, prompts):

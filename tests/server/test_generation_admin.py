@@ -15,8 +15,8 @@ from testing.random_store import random_tenant
 from testing.toy import make_chat
 from tests.cli.test_domain import run
 from tests.naming import naming
+from tests.server.generating import GREEDY, RETURN, Asked, ids_of
 from tests.server.test_admin import KEY, Admin
-from tests.server.test_generation import GREEDY, RETURN, Asked, ids_of
 from tests.serving import held, serving
 
 pytestmark = pytest.mark.slow

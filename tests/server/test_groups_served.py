@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from tritonclient.utils import InferenceServerException
 
@@ -9,7 +12,7 @@ from builder.publish.groups import emit
 from hplm.placement.placement import Group, Placement
 from hplm.placement.units import Unit
 from hplm.tenants.snapshot import Snapshot
-from testing.toy import CONFIG, WORDS
+from testing.toy import CONFIG, TENANTS, WORDS
 from tests.equality import Comparison
 from tests.server.stock import Stock
 from tests.serving import serving
@@ -31,6 +34,27 @@ def groups(toy, tmp_path_factory):
     export = Snapshot.load(toy.folder / "tenants.json").export
     emit(Placement(placed, UNITS, {"toy": "fp32"}, {"toy": export}, "a cluster", "a profile"), toy.repository, folder)
     return folder
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two stages take two cores")
+def test_a_group_of_two_stages_answers_as_the_reference_does(toy, reference, tmp_path):
+    """Many requests come at once, so that batches are in both stages."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    cut = {"toy": ((0, 0), (1, CONFIG.upper_layers - 1))}
+    placed = Group("one", "m0", tuple(f"cpu:{core}" for core in cores), 1, cut, tuple(unit.name for unit in UNITS))
+    export = Snapshot.load(toy.folder / "tenants.json").export
+    placement = Placement((placed,), UNITS, {"toy": "fp32"}, {"toy": export}, "a cluster", "a profile")
+    emit(placement, toy.repository, tmp_path / "groups")
+    asked = [(tenant.id, " ".join(WORDS[n : n + 1 + n % 12])) for n in range(6) for tenant in TENANTS]
+    comparison = Comparison()
+    with serving(tmp_path / "groups/one") as server:
+        stock = Stock(server, "grpc")
+        with ThreadPoolExecutor(8) as clients:
+            found = list(clients.map(lambda own: stock.ask([own[1]], own[0])["LOGITS"][0], asked))
+        for (tenant, text), logits in zip(asked, found, strict=True):
+            expected = reference.forward(text, tenant).numpy()
+            comparison.add(tenant, logits[: len(expected)], expected)
+    comparison.assert_equal("fp32")
 
 
 @pytest.mark.parametrize("name, others", [("one", "two"), ("two", "one")])

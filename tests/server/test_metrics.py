@@ -85,6 +85,7 @@ def test_counts_equal_the_sent_requests(toy):
     assert 0 < scraped.of("hplm_batches_total") <= 12
     assert scraped.of("hplm_wait_seconds_bucket", le="+Inf") == texts
     assert scraped.of("hplm_slack_seconds_count") == sum([3, 4] * 3)
+    assert scraped.of("hplm_deadline_seconds_count") == 6 and 300 < scraped.of("hplm_deadline_seconds_sum") <= 360
     assert scraped.of("hplm_slot_misses_total") == scraped.of("hplm_slots_used") > 0
     assert scraped.of("hplm_slot_hits_total") + scraped.of("hplm_slot_misses_total") >= 2 * 12
     assert scraped.of("hplm_plot_windows_total") == tokens  # one window a token

@@ -87,6 +87,7 @@ class Computing:
     batch: Batch[SimulatedText]
     sheets: dict[float, list[SimulatedText]]  # that come later, by the share of the layers
     sheet: list[SimulatedText] = field(default_factory=list)  # the one that computes
+    stages_ns: list[int] = field(default_factory=list)  # how long each of several stages takes for all its sheets
     released_ns: int = NEVER  # when this leaves the first stage
     done_ns: int = NEVER
 
@@ -214,9 +215,11 @@ class Server:
             took = [own * slower for own in took]
         self._outcome.batches[-1] += sum(text.tokens for text in one.sheet)
         self._outcome.busy_ns += int(sum(took) / len(took))
-        at = now
-        for stage, own in enumerate(took):
-            at = self._clock[stage] = max(at, self._clock[stage]) + max(1, int(own))
+        at, stages_ns = now, [max(1, int(own)) for own in took]
+        for stage, own in enumerate(stages_ns):
+            at = self._clock[stage] = max(at, self._clock[stage]) + own
+        if len(stages_ns) > 1:
+            one.stages_ns = [sum(both) for both in zip(one.stages_ns or [0] * len(stages_ns), stages_ns, strict=True)]
         one.released_ns, one.done_ns = self._clock[0], at
         self._computing.append(one)
 
@@ -239,7 +242,7 @@ class Server:
         if one.sheets:
             self._compute(one, now)
         else:
-            self._scheduler.finished(one.batch, now)
+            self._scheduler.finished(one.batch, now, stages_ns=one.stages_ns)
         self._give_up(self._scheduler.again([text for text in unsure if text not in going_on], now), REFUSED, now)
 
 

@@ -89,6 +89,21 @@ def test_a_group_on_several_cores_has_as_many_threads(toy, tmp_path):
     assert found.tenants == len(TENANTS) and "taskset -c 0,1 " in found.command
 
 
+def test_a_group_of_several_stages_has_the_layers_of_each_device(toy, tmp_path, monkeypatch):
+    config = "one/toy-upper/config.pbtxt"
+    cut = group("one", "toy/root", devices=("cpu:4", "cpu:2"), cuts=TWO)
+    (found,) = emit(placement_of(toy.folder, cut), toy.repository, tmp_path / "cut")
+    parameters = parameters_of(tmp_path / "cut" / config)
+    assert parameters["stages"] == "0-0@cpu:4 1-1@cpu:2" and "taskset -c 4,2 " in found.command
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {2, 4})
+    settings = Settings.read(parameters)
+    assert [(stage.first, stage.last, stage.core) for stage in settings.stages] == [(0, 0, 4), (1, 1, 2)]
+    whole = placement_of(tmp_path / "cut/one/toy/1", group("one", "toy/root"))  # of a repository that is cut
+    emit(whole, tmp_path / "cut/one", tmp_path / "whole")
+    assert Settings.read(parameters_of(tmp_path / "whole" / config)).stages == ()
+    assert "stages" not in parameters_of(toy.repository / "toy-upper/config.pbtxt")
+
+
 def test_groups_of_one_machine_have_different_ports(toy, tmp_path):
     one, two = emit(
         placement_of(toy.folder, group("one", "toy/root"), group("two", "toy/root")), toy.repository, tmp_path / "groups"
@@ -126,7 +141,14 @@ def served_precision(repository):
 @pytest.mark.parametrize(
     "changed, named",
     [
-        ({"groups": (group("one", "toy/root", devices=("cpu:0", "cpu:1"), cuts=TWO),)}, ["'one'", "--most-stages 1"]),
+        (
+            {"groups": (group("one", "toy/root", devices=("cpu:0", "cpu:1"), cuts={**TWO, "bert": TWO["toy"]}),)},
+            ["'one'", "toy, bert", "--most-stages 1"],
+        ),
+        (
+            {"groups": (group("one", "toy/root", devices=("cpu:0", "cpu:1", "cpu:2", "cpu:3"), intra=2, cuts=TWO),)},
+            ["'one'", "2 stages of 2", "--intra 1"],
+        ),
         ({"groups": (group("one", "toy/root", devices=("cuda:0", "cuda:1"), intra=2),)}, ["'one'", "--intra 1"]),
         ({"groups": (group("one"),)}, ["'one'", "units"]),
         ({"exports": {"toy": "another"}}, ["stale", "hplm place search"]),

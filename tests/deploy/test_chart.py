@@ -1,0 +1,89 @@
+"""The Helm chart: the plain manifests are its own, its values are used, and other values make sense too."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.image import DEPLOY
+from tests.deploy.manifests import KUBERNETES, Object, faults, workload
+from tests.deploy.programs import kubernetes_program, run
+
+CHART = DEPLOY / "helm/hplm"
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
+TEMPLATES = {path.name: path.read_text("utf-8") for path in sorted((CHART / "templates").iterdir())}
+
+
+def rendered(release: str, namespace: str, *options: str) -> list[Object]:
+    helm = kubernetes_program("helm")
+    return list(yaml.safe_load_all(run(helm, "template", release, CHART, "--namespace", namespace, *options)))
+
+
+def test_helm_finds_no_fault():
+    run(kubernetes_program("helm"), "lint", "--strict", CHART)
+
+
+def test_the_plain_manifests_are_those_of_the_chart(tmp_path):
+    script = KUBERNETES / "render.sh"
+    run(str(script), tmp_path, env={**os.environ, "HELM": kubernetes_program("helm")})
+    fresh = {path.relative_to(tmp_path): path.read_text("utf-8") for path in tmp_path.rglob("*.yaml")}
+    assert len(fresh) == 4
+    for file, content in fresh.items():
+        assert (KUBERNETES / file).read_text("utf-8") == content, f"{file} is old: run deploy/kubernetes/render.sh"
+
+
+def paths(values: dict[str, Any], above: str = "") -> set[str]:
+    """Returns the path of each value that is no group of others."""
+    found: set[str] = set()
+    for name, value in values.items():
+        path = f"{above}.{name}"
+        found |= paths(value, path) if isinstance(value, dict) and value else {path}
+    return found
+
+
+def test_templates_use_every_value_and_no_other():
+    used = set(re.findall(r"\.Values((?:\.\w+)+)", "".join(TEMPLATES.values())))
+    known = paths(VALUES)
+    groups = {path for path in used if any(own.startswith(f"{path}.") for own in known)}
+    assert used - groups <= known
+    assert not [path for path in known - used if not any(path.startswith(f"{group}.") for group in groups)]
+
+
+def test_another_release_with_other_values_is_whole_too():
+    objects = rendered(
+        *("green", "shop"),
+        *("--set", "pool.name=law", "--set", "pool.most=12", "--set", "repository.claim=export-2"),
+        *("--set", "secrets.admin=a", "--set", "secrets.source=s", "--set", "clusterDomain=k8s.example"),
+        *("--set", "monitoring.enabled=true", "--set", "autoscaling.with=hpa", "--set", "pool.nodeSelector.disk=fast"),
+    )
+    assert not list(faults(objects, {"export-2", "a/admin", "s/token"}))
+    assert all(one["metadata"]["name"].startswith("green") and one["metadata"]["namespace"] == "shop" for one in objects)
+    assert workload(objects, "green-law").pod["nodeSelector"] == {"disk": "fast"}
+    (described,) = [one["data"]["cluster.json"] for one in objects if one["metadata"]["name"] == "green-cluster"]
+    hosts = [replica["http"] for replica in yaml.safe_load(described)["pools"][0]["replicas"]]
+    assert len(hosts) == 12 and hosts[11] == "green-law-11.green-law.shop.svc.k8s.example:8000"
+
+
+def test_another_description_of_the_cluster_replaces_the_routers():
+    def annotations(*options: str) -> dict[str, str]:
+        return workload(rendered("hplm", "hplm", *options), "hplm-router").template["metadata"]["annotations"]
+
+    assert annotations() == annotations("--set", "pool.replicas=3") != annotations("--set", "pool.most=9")
+
+
+@pytest.mark.parametrize("wrong", ["autoscaling.with=kedda", "pool.most=1", "pool.replicas=9", "autoscaling.least=9"])
+def test_values_that_make_no_sense_are_refused(wrong):
+    value = wrong.partition("=")[0]
+    with pytest.raises(AssertionError, match=re.escape(value)):
+        rendered("hplm", "hplm", "--set", wrong)
+
+
+@pytest.mark.parametrize("file", ["source.conf", "scaling.yaml", "alerts.yaml"])
+def test_files_of_the_chart_are_those_of_deploy(file):
+    link = CHART / "files" / file
+    assert link.is_symlink() and not Path(os.readlink(link)).is_absolute() and link.resolve().is_relative_to(DEPLOY)

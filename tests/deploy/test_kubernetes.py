@@ -1,0 +1,199 @@
+"""The manifests of deploy/kubernetes: valid, complete in themselves, and with the commands that are documented."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from hplm.cli.main import parser
+from hplm.server.flags import contract_flags
+from tests.deploy.image import DEPLOY, SECRET, docker_run
+from tests.deploy.manifests import BASE, EXAMPLE, KUBERNETES, Object, built, container, faults, find, words, workload, workloads
+
+OLDEST, NEWEST = "1.27", "1.37"  # of Kubernetes
+DOCUMENTED = (DEPLOY.parent / "docs/cluster.md").read_text("utf-8")
+SCHEMAS = {path.stem: json.loads(path.read_text("utf-8")) for path in (Path(__file__).parent / "schemas").glob("*.json")}
+SERVER = ("hplm-all", "server")
+
+
+@pytest.fixture(scope="module")
+def base() -> list[Object]:
+    return built(BASE)
+
+
+@pytest.fixture(scope="module")
+def example() -> list[Object]:
+    return built(EXAMPLE)
+
+
+@pytest.fixture(scope="module")
+def with_hpa(tmp_path_factory) -> list[Object]:
+    folder = shutil.copytree(KUBERNETES, tmp_path_factory.mktemp("manifests"), dirs_exist_ok=True)
+    own = folder / EXAMPLE.relative_to(KUBERNETES) / "kustomization.yaml"
+    own.write_text(own.read_text("utf-8").replace("components/keda", "components/hpa"), "utf-8")
+    return built(own.parent)
+
+
+@pytest.fixture(params=["base", "example", "with_hpa"])
+def objects(request) -> list[Object]:
+    return request.getfixturevalue(request.param)
+
+
+def made_by_the_operator() -> set[str]:
+    """The claims and the keys of secrets that docs/cluster.md tells to make."""
+    secrets = re.findall(r"create secret generic ([\w-]+)(.*)$", DOCUMENTED, re.MULTILINE)
+    keys = {f"{name}/{key}" for name, rest in secrets for key in re.findall(r"--from-file=([\w-]+)", rest)}
+    fenced = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", DOCUMENTED, re.DOTALL)]
+    return keys | {one["metadata"]["name"] for one in fenced if one.get("kind") == "PersistentVolumeClaim"}
+
+
+def validate(one: Object, version: str = NEWEST) -> None:
+    if one["kind"] in SCHEMAS:
+        jsonschema.validate(one, SCHEMAS[one["kind"]])
+    else:
+        kubernetes_validate.validate(one, version, strict=True)
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+def test_every_object_is_valid(example, with_hpa, version):
+    for one in [*example, *(other for other in with_hpa if other not in example)]:
+        validate(one, version)
+
+
+def test_a_field_that_does_not_exist_is_found(base):
+    spoilt = copy.deepcopy(find(base, "StatefulSet", "hplm-all"))
+    spoilt["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]["period"] = 10
+    with pytest.raises(kubernetes_validate.ValidationError, match="period"):
+        validate(spoilt)
+
+
+def test_what_is_named_exists(objects):
+    assert not list(faults(objects, made_by_the_operator()))
+
+
+def spec(objects: list[Object], kind: str, name: str) -> Object:
+    return find(objects, kind, name)["spec"]
+
+
+def pod(objects: list[Object], kind: str, name: str) -> Object:
+    return spec(objects, kind, name)["template"]["spec"]
+
+
+FAULTS: dict[str, Callable[[list[Object]], object]] = {
+    "selector": lambda all: spec(all, "StatefulSet", "hplm-all")["selector"]["matchLabels"].update(pool="other"),
+    "service of the set": lambda all: spec(all, "StatefulSet", "hplm-all").update(serviceName="nobody"),
+    "volume": lambda all: pod(all, "StatefulSet", "hplm-all")["volumes"].pop(),
+    "mount": lambda all: container(all, *SERVER)["volumeMounts"].pop(0),
+    "config map": lambda all: all.remove(find(all, "ConfigMap", "hplm-cluster")),
+    "file of a config map": lambda all: find(all, "ConfigMap", "hplm-source")["data"].clear(),
+    "claim": lambda all: pod(all, "Deployment", "hplm-router")["volumes"][0]["persistentVolumeClaim"].update(claimName="other"),
+    "secret": lambda all: container(all, *SERVER)["env"][1]["valueFrom"]["secretKeyRef"].update(key="other"),
+    "file of a secret": lambda all: container(all, "hplm-all", "follow")["args"].append("--token-file=/secrets/source/other"),
+    "address": lambda all: container(all, "hplm-all", "follow")["args"].append("--from=http://hplm-manager:8090"),
+    "port of a probe": lambda all: container(all, "hplm-router", "haproxy")["livenessProbe"]["tcpSocket"].update(port="other"),
+    "port of a service": lambda all: spec(all, "Service", "hplm-all")["ports"][0].update(targetPort="other"),
+    "labels of a service": lambda all: spec(all, "Service", "hplm-router")["selector"].pop("app.kubernetes.io/component"),
+    "port of a policy": lambda all: spec(all, "NetworkPolicy", "hplm-manager")["ingress"][0]["ports"][0].update(port="other"),
+    "peer of a policy": lambda all: spec(all, "NetworkPolicy", "hplm-manager")["ingress"][0]["from"][0]["podSelector"][
+        "matchLabels"
+    ].update(role="other"),
+    "budget": lambda all: spec(all, "PodDisruptionBudget", "hplm-all")["selector"]["matchLabels"].update(pool="other"),
+    "monitor": lambda all: spec(all, "PodMonitor", "hplm")["podMetricsEndpoints"][0].update(port="other"),
+    "label of a metric": lambda all: spec(all, "PodMonitor", "hplm")["podTargetLabels"].append("other"),
+    "scaled set": lambda all: spec(all, "ScaledObject", "hplm-all")["scaleTargetRef"].update(name="other"),
+    "scaled and set": lambda all: spec(all, "StatefulSet", "hplm-all").update(replicas=2),
+    "twice": lambda all: all.append(all[0]),
+}
+
+
+@pytest.mark.parametrize("spoil", FAULTS.values(), ids=FAULTS)
+def test_what_is_missing_is_found(example, spoil):
+    spoilt = copy.deepcopy(example)
+    spoil(spoilt)
+    assert list(faults(spoilt, made_by_the_operator()))
+
+
+def test_the_servers_have_the_documented_flags(objects):
+    flags = [word.replace("$(HPLM_ADMIN)", SECRET) for word in container(objects, *SERVER)["args"]]
+    assert flags == docker_run()[1]
+    assert set(contract_flags(SECRET)) <= set(flags)
+
+
+def test_commands_of_hplm_are_ones_that_exist(objects):
+    seen = set()
+    for one in workloads(objects):
+        for own in one.containers:
+            handlers = [own[probe] for probe in ("startupProbe", "readinessProbe", "livenessProbe") if probe in own]
+            handlers += own.get("lifecycle", {}).values()
+            commands = [words(own), *(handler["exec"]["command"] for handler in handlers if "exec" in handler)]
+            for _, *arguments in [command for command in commands if command and command[0] == "hplm"]:
+                seen.add(arguments[0])
+                parser().parse_args(arguments)
+    assert seen == {"watch", "drain", "follow", "route"}
+
+
+def test_probes_ask_every_model_and_have_the_time_and_the_secret_for_it(objects):
+    server = container(objects, *SERVER)
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        program, *arguments = server[name]["exec"]["command"]
+        asked = parser().parse_args(arguments)
+        assert program == "hplm" and asked.command == "watch" and asked.once and asked.models is None
+        assert server[name]["timeoutSeconds"] > asked.timeout
+        assert asked.url == f"127.0.0.1:{workload(objects, SERVER[0]).ports['http']}"
+    assert {variable["name"] for variable in server["env"]} >= {"HPLM_ADMIN", "HPLM_SERVER_ID", "HPLM_STATE"}
+
+
+def test_a_pod_may_take_longer_to_end_than_its_server(objects):
+    server = container(objects, *SERVER)
+    drained = parser().parse_args(server["lifecycle"]["preStop"]["exec"]["command"][1:]).seconds
+    (exit_timeout,) = [int(flag.partition("=")[2]) for flag in server["args"] if flag.startswith("--exit-timeout-secs=")]
+    assert workload(objects, SERVER[0]).pod["terminationGracePeriodSeconds"] > drained + exit_timeout
+
+
+def test_containers_have_no_rights_that_they_do_not_need(objects):
+    for one in workloads(objects):
+        assert one.pod["securityContext"]["runAsNonRoot"] and one.pod["securityContext"]["runAsUser"] == 1000
+        assert not one.pod["automountServiceAccountToken"]
+        for own in one.containers:
+            context = own["securityContext"]
+            assert context["readOnlyRootFilesystem"] and not context["allowPrivilegeEscalation"]
+            assert context["capabilities"] == {"drop": ["ALL"]}
+            assert {"cpu", "memory"} <= own["resources"]["requests"].keys() and "memory" in own["resources"]["limits"]
+            assert all("valueFrom" in variable for variable in own.get("env", []) if "ADMIN" in variable["name"])
+
+
+def test_the_router_knows_every_replica_that_there_may_be(example):
+    scaled = spec(example, "ScaledObject", "hplm-all")
+    (pool,) = json.loads(find(example, "ConfigMap", "hplm-cluster")["data"]["cluster.json"])["pools"]
+    ports = {port["name"]: port["port"] for port in spec(example, "Service", "hplm-all")["ports"]}
+    assert len(pool["replicas"]) >= scaled["maxReplicaCount"] and scaled["minReplicaCount"] >= 1
+    for number, replica in enumerate(pool["replicas"]):
+        host = f"hplm-all-{number}.hplm-all.hplm.svc.cluster.local"
+        assert replica == {"id": number + 1, "name": f"hplm-all-{number}"} | {
+            name: f"{host}:{port}" for name, port in ports.items()
+        }
+
+
+def test_followers_and_the_source_have_the_same_token(base):
+    mounted = {
+        (one.name, volume["secret"]["secretName"])
+        for one in workloads(base)
+        for volume in one.pod["volumes"]
+        if "secret" in volume
+    }
+    assert mounted == {(name, "hplm-source-token") for name in ("hplm-all", "hplm-router", "hplm-manager")}
+
+
+def test_only_the_manager_may_change_the_truth(base):
+    assert spec(base, "StatefulSet", "hplm-manager")["replicas"] == 1
+    (claim,) = spec(base, "StatefulSet", "hplm-manager")["volumeClaimTemplates"]
+    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]

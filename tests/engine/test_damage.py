@@ -1,0 +1,108 @@
+"""Damaged tables and banks fail only the tenants, or only the texts, that need what is damaged."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from hplm.engine.backbone import Backbone
+from hplm.engine.views import Watch
+from hplm.errors import Broken
+from hplm.plot.table import Table
+from testing.random_store import SPECIAL
+from testing.toy import WORDS, Toy
+from tests.engine.asker import Asker
+from tests.naming import names, naming
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_flipped_bit_of_a_table_fails_only_texts_that_read_its_row(toy, tmp_path, reference):
+    folder = _copy(toy, tmp_path)
+    table = Table(folder / "plot/bio/1")
+    windows = table.space.unpack(table.index.by_row())
+    row = int(np.flatnonzero((windows > len(SPECIAL)).all(1))[0])  # three words
+    words = " ".join(WORDS[token - 1 - len(SPECIAL)] for token in windows[row])
+    values = folder / "plot/bio/1/values"
+    content = np.fromfile(values, dtype=np.uint8)
+    content[(row + 1) * table.meta.row_bytes + 5] ^= 1
+    values.unlink()  # exported files are hard links to the store's
+    content.tofile(values)
+    asker = Asker(folder)
+    failed = asker.wait(asker.ask("acme", [words]))
+    assert isinstance(failed, Broken)
+    assert names(failed, "'acme'", row + 1, "bio/1")
+    for tenant in ("beta", "city"):
+        (served,) = asker.wait(asker.ask(tenant, [words]))
+        np.testing.assert_allclose(served.logits, reference.forward(words, tenant), atol=1e-3)
+    mixed = [asker.ask(tenant, [words]) for tenant in ("city", "acme", "beta", "acme", "city")]
+    assert [isinstance(asker.wait(number), Broken) for number in mixed] == [False, True, False, True, False]
+    asker.close()
+
+
+def test_a_truncated_table_fails_only_its_own_tenants(toy, tmp_path, reference):
+    folder = _copy(toy, tmp_path)
+    values = folder / "plot/bio/1/values"
+    shorter = values.read_bytes()[:-2]
+    values.unlink()
+    values.write_bytes(shorter)
+    asker = Asker(folder)
+    with pytest.raises(Broken, match=naming("bio/1/values", len(shorter))):
+        asker.ask("acme", [WORDS[0]])
+    (served,) = asker.wait(asker.ask("beta", [WORDS[0]]))
+    np.testing.assert_allclose(served.logits, reference.forward(WORDS[0], "beta"), atol=1e-3)
+    asker.close()
+
+
+def test_a_table_that_is_put_right_is_served_again(toy, tmp_path):
+    folder = _copy(toy, tmp_path)
+    values = folder / "plot/bio/1/values"
+    whole = values.read_bytes()
+    values.unlink()
+    values.write_bytes(whole[:-2])
+    backbone = Backbone(folder)
+    watch = Watch(backbone)
+    assert len(backbone.view.forest.failures()) == 1
+    values.write_bytes(whole)
+    eventually(lambda: not backbone.view.forest.failures())
+    watch.close()
+
+
+def _copy(toy: Toy, tmp_path):
+    return shutil.copytree(toy.folder, tmp_path / "1")
+
+
+def test_a_corrupt_record_fails_only_its_tenant(toy, tmp_path, reference):
+    folder = _copy(toy, tmp_path)
+    bank = folder / "adapters" / "bottleneck-8x2.bank"
+    data = bytearray(bank.read_bytes())
+    data[4096 + 200] ^= 1  # the first record: acme's
+    bank.unlink()
+    bank.write_bytes(data)
+    asker = Asker(folder)
+    numbers = [(tenant, asker.ask(tenant, [WORDS[7]])) for tenant in ("acme", "city", "acme", "dune", "beta")]
+    for tenant, number in numbers:
+        answer = asker.wait(number)
+        if tenant == "acme":
+            assert isinstance(answer, Broken) and names(answer, "'acme'", 0, bank.name)
+        else:
+            np.testing.assert_allclose(answer[0].logits, reference.forward(WORDS[7], tenant), atol=1e-3)
+    asker.close()
+
+
+@pytest.mark.parametrize("damage", ["gone", "a folder", "no header", "another header"])
+def test_a_bank_that_cannot_be_opened_fails_only_its_tenants(toy, tmp_path, damage):
+    folder = _copy(toy, tmp_path)
+    bank = folder / "adapters" / "bottleneck-4x2.bank"
+    data = bank.read_bytes()
+    bank.unlink()
+    if damage == "a folder":
+        bank.mkdir()
+    elif damage != "gone":
+        header = b"[]" if damage == "no header" else data[:4096].rstrip(b"\0").replace(b'"layers"', b'"sreyal"')
+        bank.write_bytes(header.ljust(4096, b"\0") + data[4096:])
+    asker = Asker(folder)
+    broken, fine = asker.ask("beta", [WORDS[0]]), asker.ask("acme", [WORDS[0]])
+    assert isinstance(asker.wait(broken), Broken) and not isinstance(asker.wait(fine), Exception)
+    asker.close()

@@ -1,0 +1,162 @@
+"""Stages of an engine: how they are written, where their tensors are, and that their answers are the reference's."""
+
+import os
+import random
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from hplm.adapters.slots import Slots
+from hplm.engine.engine import Engine, resolve_precision
+from hplm.engine.lookup import Lookup
+from hplm.engine.packing import read_packing
+from hplm.engine.request import Request
+from hplm.engine.settings import Settings
+from hplm.engine.stages import Stage, read_stages
+from hplm.engine.staging import Stager, StagingSettings
+from hplm.errors import InvalidInput
+from hplm.model.checkpoint import random_backbone
+from hplm.tenants.ticket import Ticket
+from testing.reference import Reference
+from testing.toy import CONFIG, TENANTS, make_toy, random_text
+from tests.engine.asker import PARAMETERS, stages_of
+from tests.equality import Comparison
+from tests.naming import naming
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+CORE = min(os.sched_getaffinity(0))
+LAYERS = 5
+CUTS = [(4,), (1, 4), (0, 4), (0, 2, 4), (0, 1, 2, 3, 4)]
+PACKINGS = ["packed", "naive", "turbo", "concat:rows=2,length=80", "slotted:rows=2,length=80,slot=40"]
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory):
+    return make_toy(tmp_path_factory.mktemp("deep"), replace(CONFIG, upper_layers=LAYERS))
+
+
+@pytest.fixture(scope="module")
+def reference(deep):
+    return Reference.open(deep.folder)
+
+
+@pytest.fixture(scope="module")
+def texts(reference):
+    """Three texts of each tenant, so that every kind of adapter and head is in each batch."""
+    backbone, rng, found = reference.backbone, random.Random(4), []
+    view, lookup = backbone.view, Lookup(backbone)
+    for tenant_file in TENANTS:
+        tenant = view.snapshot.find(tenant_file.id)
+        ticket = Ticket(view.snapshot.export_number, view.snapshot.generation, tenant.uid, tenant.version, 0, 0, 0, 0)
+        for longest in (1, 12, 40):
+            text = random_text(rng, longest)
+            request = Request(ticket, view, tenant, 1, lambda request, answer: None)
+            found.append((tenant.id, text, request.texts_from(lookup.resolve(view, tenant, [text], None, True))[0]))
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected(deep):
+    references = {in_eight_bits: Reference.open(deep.folder, eight_bits=in_eight_bits) for in_eight_bits in (False, True)}
+    return cache(lambda dtype, tenant, text: references[dtype == "int8"].forward(text, tenant, truncate=True).numpy())
+
+
+def computed(backbone, texts, cut, packing="packed", dtype="fp32"):
+    """Returns the logits of each text, computed in one thread."""
+    stages, precision = stages_of(*cut), resolve_precision(dtype, CPU)
+    engine = Engine(backbone.upper(), CPU, precision.dtype, precision.eight_bits, stages=stages)
+    packed = read_packing(packing, engine.seconds)
+    settings = StagingSettings(
+        16, CPU, precision.dtype, packing=packed, few_sizes=engine.takes_few_sizes, batch_tokens=200, stages=stages
+    )
+    batch = Stager(backbone, settings).stage(texts, lambda text, error: pytest.fail(str(error)))
+    assert batch is not None
+    for stage in range(len(stages) - 1):
+        engine.enter(batch, stage)
+    (found,) = engine.run(batch)
+    return [logits for _, logits in sorted(zip(found.indexes, found.logits, strict=True), key=lambda own: own[0])]
+
+
+@pytest.mark.parametrize(
+    "cut, packing, dtype",
+    [
+        *((cut, "packed", dtype) for cut in CUTS for dtype in ("fp32", "bf16", "int8")),
+        *((cut, packing, "fp32") for cut in ((1, 4), (0, 2, 4)) for packing in PACKINGS[1:]),
+    ],
+    ids=str,
+)
+def test_stages_give_the_reference_answers(reference, texts, expected, cut, packing, dtype):
+    comparison = Comparison()
+    served = computed(reference.backbone, [text for _, _, text in texts], cut, packing, dtype)
+    for (tenant, words, text), logits in zip(texts, served, strict=True):
+        readable = text.spans[:, 0] >= 0
+        answer = expected(dtype, tenant, words)[readable]
+        comparison.add(tenant, logits[readable, : answer.shape[1]], answer)
+    comparison.assert_equal(dtype)
+
+
+def test_each_layer_and_its_slots_are_on_the_device_of_its_stage(reference):
+    stages = Stage(0, 1, CPU), Stage(2, 4, META)
+    engine = Engine(random_backbone(replace(CONFIG, upper_layers=LAYERS))[1], CPU, torch.float32, stages=stages)
+    devices = {name: weight.device.type for name, weight in engine._upper.named_parameters()}
+    assert {name for name, device in devices.items() if device == "meta"} == {
+        name for name in devices if name.startswith(("layers.2.", "layers.3.", "layers.4."))
+    }
+    settings = StagingSettings(4, CPU, torch.float32, stages=stages)
+    layouts = {bank.layout for bank in reference.backbone.view.banks.values()}
+    assert {bool(layout.places) for layout in layouts} == {False, True}
+    for layout in layouts:
+        slots = Slots(layout, 2, CPU, torch.float32, settings.devices_of(layout))
+        found = [tensor.device.type for layer in slots.layers for tensor in list(layer.values())[:1]]
+        assert found == (["cpu"] * 2 + ["meta"] * 3 if layout.places else ["meta"])
+        shorter = replace(layout, layers=1)  # the last stage computes shorter stacks
+        assert settings.devices_of(shorter) == [META]
+
+
+def test_without_the_parameter_there_is_one_stage_with_all_layers_on_the_device(reference):
+    settings = Settings.read(PARAMETERS)
+    assert settings.stages == () and settings.in_flight == 2
+    engine = Engine(reference.backbone.upper(), CPU, torch.float32, stages=settings.stages)
+    assert engine.stages == (Stage(0, LAYERS - 1, CPU),)
+
+
+def test_a_core_is_the_device_and_the_place_of_its_thread():
+    settings = Settings.read({**PARAMETERS, "stages": f"0-4@cpu:{CORE}", "threads": "1"})
+    assert settings.stages == (Stage(0, 4, CPU, CORE),)
+    assert str(settings.stages[0]) == f"0-4@cpu:{CORE}"
+
+
+@pytest.mark.parametrize(
+    "written, named",
+    [
+        ("0-1", ["0-1", "FIRST-LAST"]), (f"0-1@tpu:{CORE}", ["tpu"]), ("0-1@cpu", ["0-1@cpu"]),
+        (f"1-2@cpu:{CORE}", ["before 1"]), (f"2-1@cpu:{CORE}", [f"2-1@cpu:{CORE}"]),
+        ("0-1@cpu:99999", ["cpu:99999", "cores"]), ("0-1@cuda:99999", ["cuda:99999"]),
+        (f"0-1@cpu:{CORE} 2-3@cpu:{CORE}", [f"cpu:{CORE}", "twice"]),
+    ],
+)  # fmt: skip
+def test_stages_that_make_no_sense_are_refused(written, named):
+    with pytest.raises(InvalidInput, match=naming("'stages'", *named)):
+        read_stages(written)
+
+
+@pytest.mark.parametrize("second, named", [("3-4", "between 1 and 3"), ("1-4", "twice"), ("0-1", "order")])
+def test_layers_that_are_left_out_or_named_twice_are_refused(monkeypatch, second, named):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    with pytest.raises(InvalidInput, match=naming("'stages'", named)):
+        read_stages(f"0-1@cpu:0 {second}@cpu:1")
+
+
+@pytest.mark.parametrize("end", [3, 7])
+def test_stages_must_end_with_the_last_layer(reference, end):
+    with pytest.raises(InvalidInput, match=naming(f"layer {end}", f"{LAYERS} layers")):
+        Engine(reference.backbone.upper(), CPU, torch.float32, stages=stages_of(1, end))
+
+
+@pytest.mark.parametrize("name, value", [("device", "cuda"), ("threads", "2"), ("overlap", "synchronous"), ("slots", "2")])
+def test_other_parameters_may_not_contradict_the_stages(monkeypatch, name, value):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    with pytest.raises(InvalidInput, match=naming(name, f"'{value}'")):
+        Settings.read({**PARAMETERS, "stages": "0-1@cpu:0 2-4@cpu:1", name: value})

@@ -1,0 +1,173 @@
+"""The pipeline that serves and the simulated one agree, event for event, on a virtual clock."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hplm.engine.dispatch import Leaving
+from hplm.engine.engine import Computed
+from hplm.engine.overlap import Overlap
+from hplm.engine.pipeline import Pipeline
+from hplm.placement.servers import GroupServer, Serving, Stages
+from hplm.placement.simulation import run_together
+from hplm.scheduling.queue import Queue
+from hplm.scheduling.simulation.arrivals import Arrivals, SimulatedText
+from hplm.scheduling.simulation.server import Load
+from hplm.scheduling.waiting import Capacity
+from tests.engine.asker import stages_of
+from tests.placement.problems import group_of, profile, trace_of
+from tests.waiting import eventually
+
+LAYERS = 4
+PROFILE = profile(8.0, layers=LAYERS)
+
+
+class Told:
+    """What a scheduler is told and answers, with the virtual time."""
+
+    def __init__(self, scheduler):
+        self.events = []
+        for name in ("choose", "started", "released", "finished"):
+            setattr(scheduler, name, self._noting(name, getattr(scheduler, name)))
+
+    def _noting(self, name, call):
+        def noted(given, now, *args, **more):
+            found = call(given, now, *args, **more)
+            batch = found if name == "choose" else given
+            if batch is not None:
+                self.events.append((name, now, sorted(text.number for text in batch.texts)))
+            return found
+
+        return noted
+
+
+class Simulated(GroupServer):
+    """Also notes when each stage starts and ends each batch."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.told = Told(self._scheduler)
+        self.computed = []  # batch, stage, start, end
+
+    def _compute(self, one, now):
+        free, number = list(self._clock), len(self._outcome.batches)
+        super()._compute(one, now)
+        at = now
+        for stage, end in enumerate(self._clock):
+            self.computed.append((number, stage, max(at, free[stage]), end))
+            at = end
+
+
+class Asked(SimulatedText):
+    request = SimpleNamespace(answered=False)
+
+
+class Engine:
+    """Computes a batch in a stage until it is told to end."""
+
+    device = SimpleNamespace(type="cpu")
+
+    def __init__(self, stages):
+        self.stages = stages
+        self.reached = set()  # batch and stage
+        self._may_end, self._changed = set(), threading.Condition()
+
+    def enter(self, staged, stage):
+        here = staged.number, stage
+        with self._changed:
+            self.reached.add(here)
+            assert self._changed.wait_for(lambda: here in self._may_end, 60)
+
+    def run(self, staged):
+        self.enter(staged, len(self.stages) - 1)
+        yield Computed(list(range(len(staged.texts))), [], {})
+
+    def end(self, batch, stage):
+        with self._changed:
+            self._may_end.add((batch, stage))
+            self._changed.notify_all()
+
+
+class Quiet(Pipeline):
+    """A pipeline that answers nobody."""
+
+    def _divide(self, batch, staged, computed):
+        return Leaving([], []), []
+
+    def _answer(self, leaving):
+        pass
+
+
+class Served:
+    def __init__(self, scheduler, capacity, stages):
+        self.now = 0
+        self.told = Told(scheduler)
+        self.line = Queue(scheduler, lambda: self.now)
+        self.engine = Engine(stages)
+        stager = SimpleNamespace(stage=self._stage, finish=lambda staged: None, release=list.clear, overlap=Overlap())
+        instruments = SimpleNamespace(started=self._started, computed=lambda staged: None)
+        self._batches = self.ended = 0  # `ended`: stages of batches
+        self.pipeline = Quiet(self.line, capacity, stager, self.engine, instruments, nullcontext, lambda: None, 1)
+
+    def state(self):
+        return self.told.events, self.engine.reached, self.ended
+
+    def _stage(self, texts, broken, places, may_go_on):
+        staged = SimpleNamespace(texts=texts, held=[], brought=0, stages={}, computing_ns=[])
+
+        @contextmanager
+        def timed(step):
+            start = self.now
+            yield
+            staged.stages[step] = start, self.now
+            self.ended += 1
+
+        staged.timed = timed
+        return staged
+
+    def _started(self, batch, staged):
+        self._batches += 1
+        staged.number = self._batches
+
+
+@pytest.mark.parametrize("count, batch_tokens", [(1, 512), (2, 200), (2, 512), (3, 512), (4, 200)])
+def test_the_pipeline_that_serves_does_what_is_simulated(count, batch_tokens):
+    """Neither has deadlines: `Queue` waits for these by a real clock."""
+    trace = trace_of(PROFILE, 320.0, 0.15)
+    group = group_of(PROFILE, "g", tuple(f"cpu:{i}" for i in range(count)), "b0")
+    # With noise no two batches end at one time.
+    serving = Serving(batch_tokens=batch_tokens, commit_ns=None, admission=False, noise=0.1)
+    none = np.zeros(len(trace), np.int64)
+    arrivals = Arrivals(trace.arrival_ns + 1009 * np.arange(len(trace)), trace.tokens, none, trace.unit, none)
+    server = Simulated(group, PROFILE, trace, serving, Load(arrivals))
+    run_together([server], arrivals, [[0]])
+
+    scheduler = serving.scheduler(Stages(group, PROFILE, trace))
+    capacity = Capacity(batch_tokens, serving.batch_texts, serving.batch_texts, in_flight=count + 1)
+    served = Served(scheduler, capacity, stages_of(*(end for _, end in group.cuts["b0"])))
+    happens = [(at, "arrive", (number,)) for number, at in enumerate(arrivals.at_ns.tolist())]
+    happens += [(end, "end", (batch, stage)) for batch, stage, _, end in server.computed]
+    assert len({at for at, *_ in happens}) == len(happens), "two events at one time have no order"
+    for at, what, which in sorted(happens):
+        served.now = at
+        if what == "arrive":
+            text = arrivals.text(*which)
+            served.line.offer([Asked(**asdict(text))])
+        else:
+            served.engine.end(*which)
+        told = [event for event in server.told.events if event[1] <= at]
+        reached = {(batch, stage) for batch, stage, start, _ in server.computed if start <= at}
+        ended = sum(end <= at for *_, end in server.computed)
+        eventually(lambda expected=(told, reached, ended): served.state() == expected)
+    served.pipeline.close(60)
+    assert served.told.events == server.told.events and len(server.outcome.batches) > 5
+    assert (scheduler.cost.terms == server._scheduler.cost.terms).all()
+    assert (scheduler.cost.first, scheduler.cost.slowest) == (server._scheduler.cost.first, server._scheduler.cost.slowest)
+    in_flight = np.cumsum([{"choose": 1, "finished": -1}.get(name, 0) for name, *_ in served.told.events])
+    assert in_flight.max() == count + 1
