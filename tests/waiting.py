@@ -8,9 +8,9 @@ from collections.abc import Callable
 PATIENCE = 60.0  # seconds
 
 
-def eventually(condition: Callable[[], object]) -> None:
+def eventually(condition: Callable[[], object], patience: float = PATIENCE) -> None:
     """Returns when the condition holds. Fails if it never does."""
-    ends = time.monotonic() + PATIENCE
+    ends = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < ends, "it has not come true"
         time.sleep(0.05)

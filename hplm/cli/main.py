@@ -17,7 +17,7 @@ from hplm.registered import COMMANDS, load, registered
 # Each module registers its commands with `register(commands)`. A command sets `run=function(args) -> dict | None`.
 # Heavy imports belong inside the run functions, so that `hplm --help` answers at once.
 GROUPS = (
-    *("build", "import_", "export", "serve", "watch", "drain", "follow", "route", "doctor"),
+    *("build", "import_", "export", "serve", "watch", "drain", "follow", "route", "cluster", "doctor"),
     *("tenant", "root", "domain", "verify", "backup", "infer", "generate", "evaluate", "calibrate", "cascade", "place"),
 )
 BUILDER = "builder"  # not in the container image

@@ -1,1 +1,1 @@
-"""Several machines: the description of a cluster, and the HAProxy that routes requests to its replicas."""
+"""Several servers as one: their description, the HAProxy that routes requests to them, and all of it on one machine."""

@@ -30,6 +30,12 @@ class Ports:
             return Ports(*(listener.getsockname()[1] for listener in listeners))
 
 
+def free_ports(count: int) -> list[int]:
+    """Returns so many free ports of the loopback address, which differ. They do not stay bound."""
+    with ExitStack() as held:
+        return [held.enter_context(listen(LOOPBACK, 0, "")).getsockname()[1] for _ in range(count)]
+
+
 def resolve(address: str) -> str:
     """Returns an IPv4 address. Given a name or an IPv6 address, Triton's HTTP service silently binds 255.255.255.255."""
     try:

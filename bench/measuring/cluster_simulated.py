@@ -1,0 +1,107 @@
+"""Compares what two real replicas answer in time with what the placement's full simulator says, for the same arrivals.
+
+Each tenant is a unit of its own, placed where the router sends it, because the simulator knows no hashing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from bench.measuring.cluster_material import Material, say
+from hplm.engine.profiling import Source, profile_repository, sources_of
+from hplm.placement.placement import Group
+from hplm.placement.profile import Profile
+from hplm.placement.screen import alone_ns
+from hplm.placement.servers import PARAMETERS, Serving
+from hplm.placement.simulation import simulate
+from hplm.placement.workload import Trace, synthetic
+from loadtest.generator import run_apart
+from loadtest.report import Load, Report
+from loadtest.served_cluster import ServedCluster
+
+TENANTS = 8
+LOAD = 0.6  # of what the replicas could compute if every batch were full
+FULL = 16  # texts of such a batch
+MOST_PER_S = 400.0  # requests: of a toy, the clients and the way through the servers would be measured
+SLO_SCALE = 5.0  # deadlines, in times of a lone text
+ROUNDS = 2  # of the profile's batches
+CONNECTIONS = 128
+ASKED = 10  # requests by which a tenant's replica is found
+WARMING_SECONDS = 3.0
+
+
+def simulated_figures(cluster: ServedCluster, material: Material, cores: Sequence[int]) -> dict[str, float]:
+    say("a profile for the simulator")
+    (source,) = sources_of(material.repository, [material.backbone])
+    lone = _sent(cluster, Load("", 0, [material.request(0, material.tenants[0])], seconds=WARMING_SECONDS))
+    round_trips = {source.name: 1e6 * lone.percentile_ms(50)}
+    profile = profile_repository([source], [f"cpu:{core}" for core in cores], [1], rounds=ROUNDS, round_trips=round_trips)
+    trace = _trace(material, profile)
+    groups = _groups(cluster, material, profile, cores)
+    say(f"{len(trace):,} requests to two replicas, and to two simulated ones")
+    real = _real(cluster, material, trace)
+    simulated = simulate(groups, profile, trace, _serving(source)).share
+    return {
+        "sim_error": round(100 * abs(simulated - real), 2),  # points
+        "simulated_attainment": round(simulated, 4),
+        "real_attainment": round(real, 4),
+    }
+
+
+def _unit(material: Material, tenant: str) -> str:
+    return f"{material.backbone}/root/{tenant}"
+
+
+def _trace(material: Material, profile: Profile) -> Trace:
+    case, own = material.case, profile.backbones[material.backbone]
+    each_ns = own.terms(1).ns(FULL * case.tokens, FULL * case.tokens**2, FULL) / FULL
+    rate = min(MOST_PER_S, LOAD * 2 * 1e9 / each_ns) / TENANTS
+    units = [_unit(material, tenant) for tenant in material.tenants[:TENANTS]]
+    trace = synthetic(dict.fromkeys(units, rate), case.seconds, lengths=case.tokens)
+    return trace.with_timeouts(SLO_SCALE * alone_ns(profile, trace))
+
+
+def _groups(cluster: ServedCluster, material: Material, profile: Profile, cores: Sequence[int]) -> list[Group]:
+    """Returns the replicas as groups, each with the tenants that the router sends there."""
+    own: dict[str, list[str]] = {name: [] for name in cluster.replicas}
+    for tenant in material.tenants[:TENANTS]:
+        before = _requests(cluster)
+        _sent(cluster, Load("", 0, [material.request(0, tenant)], count=ASKED))
+        counts = {name: count - before[name] for name, count in _requests(cluster).items()}
+        own[max(counts, key=counts.__getitem__)].append(_unit(material, tenant))
+    whole = ((0, profile.backbones[material.backbone].layers - 1),)
+    return [
+        Group(name, "here", (f"cpu:{core}",), 1, {material.backbone: whole}, tuple(units))
+        for core, (name, units) in zip(cores, own.items(), strict=True)
+    ]
+
+
+def _serving(source: Source) -> Serving:
+    return Serving.of({name: value for name, value in source.parameters.items() if name in PARAMETERS})
+
+
+def _real(cluster: ServedCluster, material: Material, trace: Trace) -> float:
+    """Returns the share of the requests that clients have an answer to in time."""
+    tenants = material.tenants[:TENANTS]
+    requests = [
+        material.request(number, tenants[unit], {"timeout": int(timeout_ns // 1000)})
+        for number, (unit, timeout_ns) in enumerate(zip(trace.unit.tolist(), trace.timeout_ns.tolist(), strict=True))
+    ]
+    case = material.case
+    _sent(cluster, Load("", 0, requests, seconds=WARMING_SECONDS, connections=FULL))  # the servers learn their times
+    load = Load("", 0, requests, seconds=case.seconds + 1, arrivals=trace.arrival_ns / 1e9, connections=CONNECTIONS)
+    report = _sent(cluster, load)
+    allowed_s = trace.timeout_ns[report.numbers] / 1e9
+    return float(np.count_nonzero((report.statuses == 200) & (report.latencies <= allowed_s)) / len(trace))
+
+
+def _sent(cluster: ServedCluster, load: Load) -> Report:
+    host, _, port = cluster.address.rpartition(":")
+    return run_apart(replace(load, host=host, port=int(port)))
+
+
+def _requests(cluster: ServedCluster) -> dict[str, int]:
+    return {name: own["requests"] for name, own in cluster.status().items()}

@@ -1,0 +1,87 @@
+"""The replicas of a cluster on this machine, and the pools that they make."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hplm.errors import InvalidInput
+from hplm.placement.placement import Group
+
+CORE = "cpu:"  # begins the names of devices that are cores
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A server that is to run here. Its place on the router's ring depends on its id."""
+
+    id: int
+    repository: Path
+    cores: tuple[int, ...] = ()  # none: all
+
+    @property
+    def name(self) -> str:
+        return f"replica-{self.id}"
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Replicas that serve the same tenants. `state`: the truth about these tenants, which the replicas follow."""
+
+    name: str
+    repository: Path
+    state: Path
+    replicas: tuple[Replica, ...]
+
+
+def replicas_of(repository: Path, count: int, cores: Sequence[int] = ()) -> tuple[Replica, ...]:
+    """Divides the cores among so many replicas of a repository."""
+    if count < 1:
+        raise InvalidInput(f"--replicas {count}: give 1 or more")
+    if len(set(cores)) < len(cores):
+        raise InvalidInput(f"--cores {','.join(map(str, cores))} names a core twice: give each core once")
+    _check_cores(cores)
+    if cores and len(cores) < count:
+        raise InvalidInput(
+            f"--cores names {len(cores)} cores for {count} replicas: give each replica at least one, or leave out --cores"
+        )
+    ends = [i * len(cores) // count for i in range(count + 1)]
+    return tuple(Replica(i + 1, repository, tuple(cores[ends[i] : ends[i + 1]])) for i in range(count))
+
+
+def placed_pools(groups: Sequence[Group], repositories: Mapping[str, Path], state: Path) -> list[Pool]:
+    """Returns a pool for each set of units: groups with the same units are its replicas.
+
+    `repositories`: of each group, by its name. Each pool has a truth of its own below `state`.
+    """
+    alike: dict[frozenset[str], list[Group]] = {}
+    for group in groups:
+        alike.setdefault(frozenset(group.units), []).append(group)
+    for units, own in alike.items():
+        for others, other in alike.items():
+            if units != others and (shared := sorted(units & others)):
+                raise InvalidInput(
+                    f"groups {own[0].name!r} and {other[0].name!r} both have unit {shared[0]!r}, but differ in others, so the "
+                    "router could send its requests to one of them only: search with more memory for each device"
+                )
+    pools: list[Pool] = []
+    for units in alike:
+        replicas: list[Replica] = []
+        for group in alike[units]:
+            cores = tuple(int(name.removeprefix(CORE)) for name in group.devices if name.startswith(CORE))
+            _check_cores(cores)
+            replicas.append(
+                Replica(sum(len(pool.replicas) for pool in pools) + len(replicas) + 1, repositories[group.name], cores)
+            )
+        name = alike[units][0].name.lower()
+        pools.append(Pool(name, replicas[0].repository, state / name, tuple(replicas)))
+    return pools
+
+
+def _check_cores(cores: Sequence[int]) -> None:
+    mine = os.sched_getaffinity(0)
+    missing = next((core for core in cores if core not in mine), None)
+    if missing is not None:
+        raise InvalidInput(f"core {missing} is not one of this machine's: name some of {', '.join(map(str, sorted(mine)))}")

@@ -1,0 +1,129 @@
+"""A process of a cluster on this machine: started, started again when it ends by itself, and stopped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from hplm.errors import HplmError
+from hplm.server import log, process_group
+
+SYSTEM_FOLDER = "/usr/sbin"  # not on the PATH of Debian's users
+# Each process is told to end when ours is gone for any reason.
+TIED = ("setpriv", "--pdeathsig", "SIGTERM")
+SOON_SECONDS = 5.0  # a process that ends so soon is started after a longer pause
+LONGEST_PAUSE = 30.0
+LOOK_SECONDS = 0.1
+
+
+class Process:
+    """Runs in a session of its own, so that Ctrl-C in the terminal does not reach it. Start it from the main thread."""
+
+    def __init__(self, name: str, command: Sequence[str], log_file: Path, cores: Sequence[int] = ()) -> None:
+        self.name = name
+        self.log_file = log_file
+        self._cores = tuple(cores)
+        self._command = list(command)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._begins = 0  # of this start's part of the log
+        self._since = self._pause = 0.0
+        self._again_at: float | None = None  # when an ended process is started again
+
+    @property
+    def pid(self) -> int | None:
+        """The running process; None if it has ended or was not started."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    def start(self) -> None:
+        self._since, self._again_at = time.monotonic(), None
+        pinned = ("taskset", "--cpu-list", ",".join(map(str, self._cores))) if self._cores else ()
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        if self._cores:
+            environment["OMP_NUM_THREADS"] = str(len(self._cores))
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_file.open("ab") as output:
+            self._begins = output.tell()
+            self._process = subprocess.Popen(
+                [*TIED, *pinned, *self._command],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def said(self) -> str:
+        """Returns what it has printed since it was started."""
+        return log.read(self.log_file, self._begins)
+
+    def wait_until(self, condition: Callable[[], object], seconds: float, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Waits until the process has come so far. Raises if it ends before or takes longer. `meanwhile` is called again."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if self.pid is None or time.monotonic() > deadline:
+                why = "ended before it was ready" if self.pid is None else f"was not ready within {seconds:g} s"
+                raise HplmError(f"{self.name} {why}; its log says:\n{self.last_words()}\n(whole log: {self.log_file})")
+            meanwhile()
+            time.sleep(LOOK_SECONDS)
+
+    def finish(self, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Waits until the process ends. Raises if it fails or takes longer."""
+        if not self.wait_for_end(seconds, meanwhile) or self._process is None or self._process.returncode != 0:
+            raise HplmError(f"{self.name} failed; its log says:\n{self.last_words()}\n(whole log: {self.log_file})")
+
+    def wait_for_end(self, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> bool:
+        """Returns whether the process ends within so many seconds."""
+        deadline = time.monotonic() + seconds
+        while self.pid is not None and time.monotonic() < deadline:
+            meanwhile()
+            time.sleep(LOOK_SECONDS)
+        return self.pid is None
+
+    def last_words(self) -> str:
+        return "\n".join(f"  {line}" for line in log.tail(self.said()))
+
+    def look(self, say: Callable[[str], None]) -> None:
+        """Starts the process again if it has ended by itself."""
+        code = self._process.poll() if self._process is not None else None
+        if code is None:
+            return
+        now = time.monotonic()
+        if self._again_at is None:
+            process_group.kill(self._pid_of_group())  # what it may have left
+            soon = now - self._since < SOON_SECONDS
+            self._pause = min(LONGEST_PAUSE, max(1.0, 2 * self._pause)) if soon else 0.0
+            self._again_at = now + self._pause
+            later = f"; in {self._pause:g} s" if self._pause else ""
+            say(f"restarting    {self.name} ended with {process_group.reason(code)}, see {self.log_file}{later}")
+        if now >= self._again_at:
+            self.start()
+
+    def ask_to_end(self, number: signal.Signals = signal.SIGTERM) -> None:
+        if self.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self._pid_of_group(), number)
+
+    def stop(self, patience: float) -> None:
+        """Asks the process to end, and kills it and what it has started after so many seconds."""
+        if self._process is None:
+            return
+        process_group.stop(self._pid_of_group(), patience)
+        self._process.wait()
+        self._process = None
+
+    def _pid_of_group(self) -> int:
+        assert self._process is not None, "start the process first"
+        return self._process.pid
+
+
+def nginx() -> str:
+    found = shutil.which("nginx") or shutil.which("nginx", path=SYSTEM_FOLDER)
+    if found is None:
+        raise HplmError("nginx: not found on PATH; install it (Debian, Ubuntu: apt-get install nginx-light)")
+    return found

@@ -1,0 +1,273 @@
+"""A whole cluster on this machine: file servers of the truth, replicas that follow it, and the router before them."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from hplm.cluster.control import Listener, Say
+from hplm.cluster.description import FORMAT, KIND
+from hplm.cluster.local import HPLM, LocalReplica
+from hplm.cluster.pools import Pool
+from hplm.cluster.processes import Process, nginx
+from hplm.cluster.router import SOCKET, haproxy, start_command
+from hplm.cluster.traffic import Traffic
+from hplm.errors import HplmError
+from hplm.follow.source_server import source_config
+from hplm.placement.fields import write
+from hplm.server.ports import LOOPBACK, Ports, free_ports, listen
+from hplm.tenants.state import State
+
+CLUSTER, TOKEN, LOCK, ROUTER = "cluster.json", "token", "lock", "router"
+PLAIN_SECONDS = 30.0  # for nginx and HAProxy to start
+UP_SECONDS = 60.0  # for the router to find a ready replica healthy
+DRAIN_SECONDS = 30.0  # for the requests of a replica that is replaced
+END_SECONDS = 5.0  # for the last requests of the whole cluster, and for processes that hold none
+LOOK_SECONDS = 0.5
+SHORT_SECONDS = 0.05
+PORTS = 3  # of a server
+
+
+class Cluster:
+    """Use it in a `with` statement: at its end all processes end in order, so that each request in flight is answered."""
+
+    def __init__(self, pools: Sequence[Pool], folder: Path, port: int, say: Say) -> None:
+        self._pools = pools
+        self._folder = folder.resolve()
+        self._port = port
+        self._say = say
+        haproxy()  # a missing one is an error before anything has started
+        self._nginx = nginx()
+        self._ending = ExitStack()
+        self._replicas: list[LocalReplica] = []
+        self._router: Process | None = None
+        self._others: list[Process] = []
+        self._traffic = Traffic(self._folder / ROUTER / SOCKET)
+        self._replacing: LocalReplica | None = None
+
+    def __enter__(self) -> Cluster:
+        with ExitStack() as ending:
+            self._lock(ending)
+            self._listener = Listener(self._folder)
+            ending.callback(self._listener.close)
+            with listen(LOOPBACK, self._port, "--port") as free:  # a clear error before anything has started
+                self._port = free.getsockname()[1]
+                replicas = sum(len(pool.replicas) for pool in self._pools)
+                self._free = iter(free_ports(PORTS * replicas + len(self._pools)))
+            ending.callback(self._stop)
+            self._start()
+            self._ending = ending.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._ending.close()
+
+    @property
+    def address(self) -> str:
+        """The address of the router."""
+        return f"{LOOPBACK}:{self._port}"
+
+    def run(self) -> None:
+        """Serves until an interrupt."""
+        while True:
+            self._look()
+            self._listener.serve({"roll": self.roll, "status": self.status}, LOOK_SECONDS)
+
+    def roll(self, say: Say) -> dict[str, Any]:
+        """Replaces one replica after the other. Requests go to the others meanwhile."""
+        alone = [pool.name for pool in self._pools if len(pool.replicas) == 1]
+        if alone:
+            raise HplmError(f"pool {alone[0]!r} has a single replica, so nobody would serve meanwhile: give --replicas 2")
+        for replica in self._replicas:
+            self._replace(replica, say)
+        return {"rolled": [replica.name for replica in self._replicas]}
+
+    def status(self, say: Say) -> dict[str, Any]:
+        """Says a line for each replica."""
+        found: dict[str, Any] = {}
+        for replica in self._replicas:
+            share, taken = self._traffic.share(replica.name), self._taken(replica)
+            word = "replaced" if replica is self._replacing else share.word
+            found[replica.name] = {
+                "is": word,
+                "requests": share.requests,
+                "in_flight": share.in_flight,
+                "http": replica.http,
+                "metrics": replica.metrics,
+                "generations": taken,
+            }
+            generations = ", ".join(f"{backbone} {own[0]} of {own[1]}" for backbone, own in taken.items())
+            requests = f"{share.requests:,} requests, {share.in_flight} in flight"
+            say(f"{replica.name:<13} {word:<9} {requests}, {f'generation of {generations}, ' if taken else ''}{replica.http}")
+        return found
+
+    def _taken(self, replica: LocalReplica) -> dict[str, tuple[int, int]]:
+        """Returns the generation of each backbone that a replica serves, and the newest one. Without changes: nothing."""
+        pool = self._pool_of(replica)
+        found: dict[str, tuple[int, int]] = {}
+        for file in sorted(pool.state.glob("*/CURRENT")):
+            state = State(file.parent)
+            served = [taken.whole for taken in state.taken(state.clock()) if taken.name == replica.name]
+            found[file.parent.name] = (min(served, default=0), state.current())
+        return found
+
+    def _start(self) -> None:
+        token_file = self._folder / TOKEN
+        token_file.unlink(missing_ok=True)
+        token_file.touch(0o600)
+        token_file.write_text(secrets.token_hex(16), "utf-8")
+        for pool in self._pools:
+            source = self._start_source(pool, token_file)
+            for replica in pool.replicas:
+                ports = Ports(*itertools.islice(self._free, PORTS))
+                self._replicas.append(LocalReplica(replica, self._folder, source, token_file, ports))
+        for replica in self._replicas:
+            replica.copy()
+        for replica in self._replicas:
+            replica.start(self._look)
+        for replica in self._replicas:
+            cores = f"cores {','.join(map(str, replica.cores))}, " if replica.cores else ""
+            self._say(f"{replica.name:<13} {cores}HTTP {replica.http}, log {replica.server.log_file}: loading")
+        for replica in self._replicas:
+            replica.wait(self._look)
+        self._start_router()
+
+    def _start_source(self, pool: Pool, token_file: Path) -> str:
+        """Starts the file server of a pool's truth. Returns its address."""
+        pool.state.mkdir(parents=True, exist_ok=True)
+        port = next(self._free)
+        own = self._folder / f"source-{pool.name}"
+        own.mkdir(exist_ok=True)
+        config = own / "nginx.conf"
+        config.write_text(source_config(pool.state.resolve(), LOOPBACK, port, token_file.read_text("utf-8"), own), "utf-8")
+        config.chmod(0o600)
+        source = Process(
+            f"nginx of {pool.name}", [self._nginx, "-c", str(config), "-p", str(own), "-g", "daemon off;"], self._log("nginx")
+        )
+        self._others.append(source)
+        source.start()
+        source.wait_until(lambda: _listens(port), PLAIN_SECONDS)
+        self._say(f"{'source':<13} http://{LOOPBACK}:{port} (nginx) serves {pool.state}")
+        return f"http://{LOOPBACK}:{port}"
+
+    def _start_router(self) -> None:
+        described, to = self._folder / CLUSTER, self._folder / ROUTER
+        write(described, KIND, FORMAT, {"pools": [self._described(pool) for pool in self._pools]})
+        route = [*HPLM, "route", "--cluster", str(described), "--to", str(to), "--port", str(self._port), "--stats-port", "0"]
+        first = Process("hplm route", route, self._log("route"))
+        first.start()
+        first.finish(PLAIN_SECONDS)
+        self._router = Process("HAProxy", start_command(to), self._log("haproxy"))
+        watch = Process("hplm route --watch", [*route, "--watch"], self._log("route"))
+        self._others += [self._router, watch]
+        self._router.start()
+        self._router.wait_until(lambda: _listens(self._port), PLAIN_SECONDS)
+        watch.start()
+        for replica in self._replicas:
+            self._until_up(replica)
+        self._say(f"{'router':<13} {self.address} (HAProxy), for HTTP and gRPC")
+
+    def _described(self, pool: Pool) -> dict[str, Any]:
+        own = {replica.name for replica in pool.replicas}
+        return {
+            "name": pool.name,
+            "repository": str(pool.repository.resolve()),
+            "state": str(pool.state.resolve()),
+            "replicas": [
+                {"id": replica.id, "name": replica.name, "http": replica.http, "grpc": replica.grpc}
+                for replica in self._replicas
+                if replica.name in own
+            ],
+        }
+
+    def _replace(self, replica: LocalReplica, say: Say) -> None:
+        for other in self._beside(replica):
+            self._until_up(other)
+        self._replacing = replica
+        try:
+            say(f"{replica.name:<13} gets no new requests")
+            self._traffic.drain(replica.name)
+            self._until(lambda: self._traffic.share(replica.name).in_flight == 0, DRAIN_SECONDS)
+            say(f"{replica.name:<13} is stopped and started again")
+            replica.replace(self._meanwhile)
+        finally:  # also where it has failed: it is started again, and only then found healthy
+            self._traffic.give_back(replica.name)
+            self._replacing = None
+        self._until_up(replica)
+        say(f"{replica.name:<13} is back")
+
+    def _pool_of(self, replica: LocalReplica) -> Pool:
+        return next(pool for pool in self._pools if replica.id in (one.id for one in pool.replicas))
+
+    def _beside(self, replica: LocalReplica) -> list[LocalReplica]:
+        """Returns the other replicas of its pool."""
+        pool = self._pool_of(replica)
+        ids = {one.id for one in pool.replicas} - {replica.id}
+        return [other for other in self._replicas if other.id in ids]
+
+    def _until_up(self, replica: LocalReplica) -> None:
+        if not self._until(lambda: self._traffic.share(replica.name).is_up, UP_SECONDS):
+            raise HplmError(
+                f"HAProxy does not find {replica.name} healthy within {UP_SECONDS:g} s: read {self._log('haproxy')}"
+            )
+
+    def _until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Waits for a condition while the cluster is looked after. Returns whether it came true."""
+        deadline = time.monotonic() + seconds
+        while not (came := condition()) and time.monotonic() < deadline:
+            self._meanwhile()
+        return came
+
+    def _meanwhile(self) -> None:
+        """Does what is due while a command waits, and answers other questions."""
+
+        def refuse(_: Say) -> dict[str, Any]:
+            raise HplmError("the cluster is busy with starting, or with another `hplm cluster roll`: wait until that has ended")
+
+        self._look()
+        self._listener.serve({"roll": refuse, "status": self.status}, SHORT_SECONDS)
+
+    def _look(self) -> None:
+        """Starts again what has ended by itself."""
+        for process in self._others:
+            process.look(self._say)
+        for replica in self._replicas:
+            replica.look(self._say)
+
+    def _stop(self) -> None:
+        """Ends the router first, which answers the requests that it has; then the servers, and then what they followed."""
+        if self._router is not None:
+            self._router.ask_to_end(signal.SIGUSR1)  # no new connections
+            self._router.wait_for_end(END_SECONDS)
+            self._router.stop(0)
+        for replica in self._replicas:
+            replica.ask_to_end()
+        for replica in self._replicas:
+            replica.stop()
+        for process in reversed(self._others):
+            process.stop(END_SECONDS)
+
+    def _lock(self, ending: ExitStack) -> None:
+        """Keeps the folder for this cluster until it ends."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        lock = ending.enter_context((self._folder / LOCK).open("w"))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise HplmError(f"a cluster runs in {self._folder} already: stop it, or name another --folder") from None
+
+    def _log(self, name: str) -> Path:
+        return self._folder / "logs" / f"{name}.log"
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as connection:
+        return connection.connect_ex((LOOPBACK, port)) == 0

@@ -1,0 +1,41 @@
+"""The cluster benchmark: its targets, and the tenants that a third replica takes."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bench.cluster import PARTS, ClusterBench
+from bench.measuring.cluster import TARGETS, WITH_THREE, WITH_TWO, bench_cluster, met, table_of
+from hplm.errors import InvalidInput
+
+NO_HAPROXY = shutil.which("haproxy") is None and not Path("/usr/sbin/haproxy").exists()
+
+
+def test_each_figure_is_shown_beside_its_target():
+    figures = {"proxy_over_direct": 0.97, "reroute_s": 2.5, "kill_wrong": 0, "through_req_per_s": 812.3}
+    table = table_of({**figures, "targets": {name: met(name, figures[name]) for name in TARGETS if name in figures}})
+    shown = {line.split()[0]: line for line in table.splitlines() if line}
+    assert shown["proxy_over_direct"].endswith(">= 0.95: met")
+    assert shown["reroute_s"].endswith("<= 2: missed")
+    assert shown["kill_wrong"].endswith("<= 0: met")
+    assert "812.3" in shown["through_req_per_s"]
+
+
+def test_every_part_is_measured_somewhere():
+    assert {*WITH_TWO, *WITH_THREE, "ring"} == set(PARTS)
+
+
+@pytest.mark.parametrize("options, what", [({"parts": ("dance",)}, "--only dance"), ({"rounds": 0}, "--rounds 0")])
+def test_a_case_without_a_meaning_is_refused(options, what):
+    with pytest.raises(InvalidInput, match=what):
+        ClusterBench(**options)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(NO_HAPROXY, reason="haproxy is not installed")
+def test_a_third_replica_takes_its_share_of_the_tenants_and_moves_no_other():
+    figures = bench_cluster(ClusterBench(parts=("ring",)).quick())
+    assert 0.2 < figures["moved_share"] <= 0.4
+    assert figures["strayed_share"] == 0
+    assert figures["targets"] == {"moved_share": True}

@@ -1,0 +1,58 @@
+"""Cores are divided among replicas."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hplm.cluster import pools
+from hplm.cluster.pools import placed_pools, replicas_of
+from hplm.errors import InvalidInput
+from hplm.placement.placement import Group
+
+HERE = Path("repository")
+
+
+def test_each_replica_gets_as_many_cores(monkeypatch):
+    monkeypatch.setattr(pools.os, "sched_getaffinity", lambda _: set(range(8)))
+    assert [replica.cores for replica in replicas_of(HERE, 2, (0, 1, 2, 3))] == [(0, 1), (2, 3)]
+    assert [replica.cores for replica in replicas_of(HERE, 2, (0, 1, 2))] == [(0,), (1, 2)]
+    assert [replica.cores for replica in replicas_of(HERE, 2)] == [(), ()]
+    assert [(replica.id, replica.name) for replica in replicas_of(HERE, 2)] == [(1, "replica-1"), (2, "replica-2")]
+
+
+@pytest.mark.parametrize("count, cores, what", [(0, (), "replicas 0"), (3, (0, 1), "2 cores for 3"), (2, (0, 0), "twice")])
+def test_what_cannot_be_divided_is_refused(count, cores, what, monkeypatch):
+    monkeypatch.setattr(pools.os, "sched_getaffinity", lambda _: set(range(8)))
+    with pytest.raises(InvalidInput, match=what):
+        replicas_of(HERE, count, cores)
+
+
+def group(name, *units, devices=("cuda:0",)):
+    return Group(name, "here", devices, 1, {"toy": ((0, 1),)}, units)
+
+
+def test_groups_with_the_same_units_are_replicas_of_a_pool(tmp_path):
+    core = min(os.sched_getaffinity(0))
+    groups = [group("A", "toy/a", "toy/b", devices=(f"cpu:{core}",)), group("C", "toy/c"), group("B", "toy/b", "toy/a")]
+    repositories = {name: tmp_path / name for name in "ABC"}
+    first, second = placed_pools(groups, repositories, tmp_path / "state")
+    assert (first.name, first.repository, first.state) == ("a", tmp_path / "A", tmp_path / "state" / "a")
+    assert [(replica.id, replica.repository.name, replica.cores) for replica in first.replicas] == [
+        (1, "A", (core,)),
+        (2, "B", ()),
+    ]
+    assert second.name == "c" and [replica.id for replica in second.replicas] == [3]
+
+
+def test_a_unit_of_two_unlike_groups_is_refused(tmp_path):
+    groups = [group("one", "toy/a", "toy/b"), group("two", "toy/b")]
+    with pytest.raises(InvalidInput, match=r"'one' and 'two' both have unit 'toy/b'"):
+        placed_pools(groups, {"one": tmp_path, "two": tmp_path}, tmp_path)
+
+
+def test_a_core_of_another_machine_is_refused(tmp_path):
+    with pytest.raises(InvalidInput, match="core 99999"):
+        replicas_of(HERE, 1, (99999,))
+    with pytest.raises(InvalidInput, match="core 99999"):
+        placed_pools([group("one", "toy/a", devices=("cpu:99999",))], {"one": tmp_path}, tmp_path)

@@ -1,0 +1,117 @@
+"""Processes of a cluster are started again, stopped, and end with the process that started them."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from hplm.cluster.processes import Process, nginx
+from hplm.errors import HplmError
+from tests.waiting import eventually
+
+SLEEPING = [sys.executable, "-c", "print('Ready', flush=True); import time; time.sleep(600)"]
+
+
+@pytest.fixture
+def make(tmp_path):
+    made = []
+
+    def make(command, **options):
+        made.append(Process("it", command, tmp_path / "logs" / "it.log", **options))
+        return made[-1]
+
+    yield make
+    for process in made:
+        process.stop(0)
+
+
+def has_ended(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] in "ZX"
+    except FileNotFoundError:
+        return True
+
+
+def test_a_process_that_ends_by_itself_is_started_again(make):
+    process, said = make(SLEEPING), []
+    process.start()
+    first = process.pid
+    os.kill(first, signal.SIGKILL)
+    eventually(lambda: process.pid is None)
+    eventually(lambda: process.look(said.append) or process.pid is not None)
+    assert process.pid != first
+    assert len(said) == 1 and "it ended with signal SIGKILL" in said[0]
+
+
+def test_what_an_ended_process_has_left_is_killed(make):
+    process = make(["sh", "-c", "sleep 600 & echo $!; wait"])
+    process.start()
+    eventually(lambda: process.said().strip())
+    left = int(process.said())
+    os.kill(process.pid, signal.SIGKILL)
+    eventually(lambda: process.pid is None)
+    process.look(lambda _: None)
+    eventually(lambda: has_ended(left))
+
+
+def test_stopping_ends_the_whole_group_although_it_does_not_listen(make):
+    process = make(["sh", "-c", "trap '' TERM; sleep 600 & echo $!; wait; wait"])
+    process.start()
+    eventually(lambda: process.said().strip())
+    child = int(process.said())
+    process.stop(0.2)
+    assert process.pid is None and has_ended(child)
+
+
+def test_it_is_pinned_to_its_cores_with_as_many_threads(make):
+    core = min(os.sched_getaffinity(0))
+    process = make(
+        [sys.executable, "-c", "import os; print(os.sched_getaffinity(0), os.environ['OMP_NUM_THREADS'])"], cores=[core]
+    )
+    process.start()
+    process.finish(60)
+    assert process.said().strip() == f"{{{core}}} 1"
+
+
+def test_an_end_before_it_is_ready_is_an_error_with_its_last_words(make):
+    process = make(["sh", "-c", "echo port 8000 is taken; exit 3"])
+    process.start()
+    with pytest.raises(HplmError, match=r"it ended before it was ready(.|\n)*port 8000 is taken"):
+        process.wait_until(lambda: False, 60)
+
+
+def test_a_step_that_fails_is_an_error(make):
+    process = make(["sh", "-c", "echo wrong token; exit 1"])
+    process.start()
+    with pytest.raises(HplmError, match=r"it failed(.|\n)*wrong token"):
+        process.finish(60)
+
+
+def test_only_the_words_of_the_last_start_count(make):
+    process = make(["sh", "-c", "echo once"])
+    for _ in range(2):
+        process.start()
+        process.finish(60)
+    assert process.said() == "once\n"
+
+
+def test_it_ends_with_the_process_that_has_started_it(tmp_path):
+    script = (
+        "import sys, time; from pathlib import Path; from hplm.cluster.processes import Process\n"
+        f"process = Process('it', ['sh', '-c', 'echo runs; exec sleep 600'], Path({str(tmp_path / 'it.log')!r}))\n"
+        "process.start(); process.wait_until(process.said, 300); print(process.pid, flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+        child = int(parent.stdout.readline())
+        parent.kill()
+    eventually(lambda: has_ended(child))
+
+
+def test_a_missing_engine_is_named_with_its_package(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("hplm.cluster.processes.SYSTEM_FOLDER", str(tmp_path))
+    with pytest.raises(HplmError, match=r"nginx: not found .*apt-get install nginx-light"):
+        nginx()

@@ -1,0 +1,154 @@
+"""A whole cluster on this machine, with real servers, HAProxy and nginx, as `hplm cluster up` runs it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from builder.publish.live import add_tenant
+from hplm.errors import HplmError
+from hplm.placement.placement import Group, Placement
+from hplm.placement.units import Unit
+from hplm.server.process_group import arguments
+from hplm.tenants.snapshot import Snapshot
+from hplm_client import HplmClient, NoTenant
+from loadtest.chaos.history import OK, UNANSWERED, WRONG, History, Question, expected_answers
+from loadtest.served_cluster import ServedCluster
+from testing.random_store import random_tenant
+from testing.toy import TENANTS, WORDS
+from tests.waiting import eventually
+
+pytestmark = [
+    pytest.mark.slow,
+    *(
+        pytest.mark.skipif(
+            shutil.which(name) is None and not Path(f"/usr/sbin/{name}").exists(), reason=f"{name} is not installed"
+        )
+        for name in ("haproxy", "nginx")
+    ),
+]
+STARTING = 400.0  # seconds that a server may take to start on the slowest machine
+TEXTS = [" ".join(WORDS[number : number + 5]) for number in (0, 20, 40)]
+
+
+@pytest.fixture(scope="module")
+def cluster(toy):
+    with tempfile.TemporaryDirectory(prefix="hplm-") as folder, ServedCluster(toy.repository, Path(folder)) as running:
+        yield running
+
+
+@pytest.fixture
+def history(cluster, toy):
+    """Clients that ask the router without a pause. Their answers are compared with those of a server alone."""
+    questions = [Question(tenant.id, text) for tenant in TENANTS if tenant.task == "classify" for text in TEXTS]
+    expected = expected_answers(next(iter(cluster.replicas.values())), toy.store.config.name, questions)
+    asking = History(cluster.address, [toy.store.config.name], expected, clients=4)
+    yield asking
+    asking.stop()
+
+
+def test_both_replicas_answer_what_one_server_answers(cluster, history):
+    before = {name: own["requests"] for name, own in cluster.status().items()}
+    eventually(lambda: all(own["requests"] > before[name] + 20 for name, own in cluster.status().items()))
+    history.stop()
+    counts = history.counts()
+    assert counts.keys() == {OK}, history.reasons()
+
+
+def test_a_tenant_comes_and_goes_on_all_replicas(cluster, toy):
+    random_tenant(toy.store, TENANTS[0].__class__(**{**TENANTS[0].__dict__, "id": "guest"}), 0.3, seed=77)
+    manager = cluster.manager()
+    assert manager.settle(add_tenant(manager, toy.store, "guest").generation) == []
+    clients = [HplmClient(address) for address in (*cluster.replicas.values(), cluster.address)]
+    for client in clients:
+        assert client.infer(TEXTS[0], tenant="guest").label
+    assert manager.settle(manager.delete("guest").generation, removes=True) == []
+    assert all(own["generations"] == {"toy": [2, 2]} for own in cluster.status().values())
+    for client in clients:
+        with pytest.raises(NoTenant):
+            client.infer(TEXTS[0], tenant="guest")
+        client.close()
+
+
+def test_the_death_of_a_replica_loses_no_request(cluster, history):
+    victim = next(iter(cluster.replicas))
+    eventually(lambda: history.counts()[OK] > 50)
+    killed = cluster.kill(victim)
+    eventually(lambda: f"restarting    {victim} ended with signal SIGKILL" in cluster.said())
+    eventually(lambda: cluster.is_back(victim, killed), STARTING)
+    history.stop()
+    counts = history.counts()
+    assert (counts[UNANSWERED], counts[WRONG]) == (0, 0), history.reasons()
+
+
+def test_all_replicas_are_replaced_without_a_failed_request(cluster, toy):
+    failures, answered, ending = [], Counter(), threading.Event()
+
+    def ask(number):
+        with HplmClient(cluster.address, backbone=toy.store.config.name) as client:
+            while not ending.is_set():
+                try:
+                    client.infer(TEXTS[number % len(TEXTS)], tenant=TENANTS[number % len(TENANTS)].id)
+                    answered[number] += 1
+                    time.sleep(0.02)  # the servers that start need the cores too
+                except Exception as error:
+                    failures.append(error)
+
+    def look(_):
+        threading.Thread(target=lambda: seen.append({own["is"] for own in cluster.status().values()})).start()
+
+    seen = []
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    before = {name: cluster.pids(name) for name in cluster.replicas}
+    try:
+        assert cluster.roll(look)["rolled"] == list(cluster.replicas)
+    finally:
+        ending.set()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+    assert min(answered[number] for number in range(4)) > 0
+    assert {"replaced", "up"} in seen  # other questions are answered meanwhile
+    after = {name: cluster.pids(name) for name in cluster.replicas}
+    assert all(set(after[name]).isdisjoint(before[name]) for name in before)
+
+
+def test_a_placement_becomes_pools_and_the_router_knows_the_pool_of_each_tenant(toy):
+    cores = sorted(os.sched_getaffinity(0))
+    cut = {"toy": ((0, toy.store.config.upper_layers - 1),)}
+    groups = (
+        Group("one", "here", (f"cpu:{cores[0]}",), 1, cut, ("toy/bio",)),
+        Group("two", "here", (f"cpu:{cores[-1]}",), 1, cut, ("toy/law", "toy/root")),
+    )
+    units = (Unit("toy/bio", 3), Unit("toy/law", 2), Unit("toy/root", 3))
+    export = Snapshot.load(toy.folder / "tenants.json").export
+    with tempfile.TemporaryDirectory(prefix="hplm-") as folder:
+        placement = Path(folder) / "placement.json"
+        Placement(groups, units, {"toy": "fp32"}, {"toy": export}, "a cluster", "a profile").write(placement)
+        with ServedCluster(toy.repository, Path(folder) / "up", None, more=["--placement", str(placement)]) as cluster:
+            with HplmClient(cluster.address) as client:
+                for tenant in TENANTS:
+                    client.infer(TEXTS[0], tenant=tenant.id)
+            with pytest.raises(HplmError, match="pool 'one' has a single replica"):
+                cluster.roll()
+
+
+def test_ctrl_c_leaves_no_process_behind(toy):
+    with tempfile.TemporaryDirectory(prefix="hplm-") as folder:
+        with ServedCluster(toy.repository, Path(folder)) as cluster:
+            named = {pid: arguments(pid) for pid in cluster.processes()}
+            assert any("haproxy" in words[0] for words in named.values())
+            cluster.process.send_signal(signal.SIGINT)
+            cluster.process.wait(120)
+            assert cluster.process.returncode == 0 and cluster.said().endswith("stopped\n")
+        eventually(lambda: not any(pid for pid, words in named.items() if arguments(pid) == words))
