@@ -11,13 +11,14 @@ from dataclasses import replace
 import numpy as np
 
 from bench.measuring.cluster_material import Material, say
-from hplm.engine.profiling import Source, profile_repository, sources_of
+from hplm.engine.profiling import RoundTrip, Source, profile_repository, sources_of
 from hplm.placement.placement import Group
 from hplm.placement.profile import Profile
 from hplm.placement.screen import alone_ns
 from hplm.placement.servers import PARAMETERS, Serving
 from hplm.placement.simulation import simulate
 from hplm.placement.workload import Trace, synthetic
+from hplm.server.process_group import computed_ns
 from loadtest.generator import run_apart
 from loadtest.report import Load, Report
 from loadtest.served_cluster import ServedCluster
@@ -36,8 +37,7 @@ WARMING_SECONDS = 3.0
 def simulated_figures(cluster: ServedCluster, material: Material, cores: Sequence[int]) -> dict[str, float]:
     say("a profile for the simulator")
     (source,) = sources_of(material.repository, [material.backbone])
-    lone = _sent(cluster, Load("", 0, [material.request(0, material.tenants[0])], seconds=WARMING_SECONDS))
-    round_trips = {source.name: 1e6 * lone.percentile_ms(50)}
+    round_trips = {source.name: _round_trip(cluster, material)}
     profile = profile_repository([source], [f"cpu:{core}" for core in cores], [1], rounds=ROUNDS, round_trips=round_trips)
     trace = _trace(material, profile)
     groups = _groups(cluster, material, profile, cores)
@@ -49,6 +49,15 @@ def simulated_figures(cluster: ServedCluster, material: Material, cores: Sequenc
         "simulated_attainment": round(simulated, 4),
         "real_attainment": round(real, 4),
     }
+
+
+def _round_trip(cluster: ServedCluster, material: Material) -> RoundTrip:
+    """Sends lone requests through the router."""
+    servers = [cluster.pids(name)[1] for name in cluster.replicas]
+    before = sum(map(computed_ns, servers))
+    lone = _sent(cluster, Load("", 0, [material.request(0, material.tenants[0])], seconds=WARMING_SECONDS))
+    lone.expect_success("lone requests")
+    return RoundTrip(1e6 * lone.percentile_ms(50), (sum(map(computed_ns, servers)) - before) / lone.succeeded)
 
 
 def _unit(material: Material, tenant: str) -> str:

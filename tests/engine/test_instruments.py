@@ -20,7 +20,7 @@ def leave(instruments: Instruments, seconds: float | None, answer) -> None:
 @pytest.fixture
 def instruments(monkeypatch):
     monkeypatch.setattr(Journal, "request", lambda *_: None)
-    instruments = Instruments(Journal(NONE))
+    instruments = Instruments(Journal(NONE, "toy"))
     yield instruments
     instruments.close()
 
