@@ -8,6 +8,7 @@ from collections import Counter
 from typing import Any
 
 from bench.measuring.cluster_material import Material, say
+from hplm.errors import HplmError
 from hplm_client import HplmClient, HplmClientError
 from loadtest.chaos.history import FAILED, OK, UNANSWERED, WRONG, History, expected_answers
 from loadtest.served_cluster import ServedCluster
@@ -36,6 +37,8 @@ def kill_figures(cluster: ServedCluster, material: Material) -> dict[str, Any]:
         while not cluster.is_back(victim, processes) and time.monotonic() < killed + BACK_SECONDS:
             watched.for_seconds(CALM / 4)
         back = time.monotonic()
+        if back >= killed + BACK_SECONDS:
+            raise HplmError(f"{victim} was not started again within {BACK_SECONDS:g} s: read its log")
         watched.for_seconds(CALM)
     finally:
         history.stop()

@@ -50,7 +50,11 @@ def _places(folder: Path, material: Material, addresses: list[str]) -> dict[str,
         try:
             _until_all_answer(port, len(addresses), material.backbone)
             connection = http.client.HTTPConnection(LOOPBACK, port, timeout=SECONDS)
-            return {f"tenant-{number}": _asked(connection, material.backbone, f"tenant-{number}") for number in range(TENANTS)}
+            tenants = [f"tenant-{number}" for number in range(TENANTS)]
+            places = {tenant: _asked(connection, material.backbone, tenant) for tenant in tenants}
+            if not all(places.values()):
+                raise HplmError("the router has not sent every tenant to a stand-in: nothing was measured")
+            return places
         finally:
             router.terminate()
 

@@ -6,11 +6,11 @@ Each tenant is a unit of its own, placed where the router sends it, because the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from bench.measuring.cluster_material import Material, say
+from bench.measuring.cluster_traffic import placed, sent
 from hplm.engine.profiling import RoundTrip, Source, profile_repository, sources_of
 from hplm.placement.placement import Group
 from hplm.placement.profile import Profile
@@ -19,8 +19,7 @@ from hplm.placement.servers import PARAMETERS, Serving
 from hplm.placement.simulation import simulate
 from hplm.placement.workload import Trace, synthetic
 from hplm.server.process_group import computed_ns
-from loadtest.generator import run_apart
-from loadtest.report import Load, Report
+from loadtest.report import Load
 from loadtest.served_cluster import ServedCluster
 
 TENANTS = 8
@@ -30,7 +29,6 @@ MOST_PER_S = 400.0  # requests: of a toy, the clients and the way through the se
 SLO_SCALE = 5.0  # deadlines, in times of a lone text
 ROUNDS = 2  # of the profile's batches
 CONNECTIONS = 128
-ASKED = 10  # requests by which a tenant's replica is found
 WARMING_SECONDS = 3.0
 
 
@@ -55,7 +53,7 @@ def _round_trip(cluster: ServedCluster, material: Material) -> RoundTrip:
     """Sends lone requests through the router."""
     servers = [cluster.pids(name)[1] for name in cluster.replicas]
     before = sum(map(computed_ns, servers))
-    lone = _sent(cluster, Load("", 0, [material.request(0, material.tenants[0])], seconds=WARMING_SECONDS))
+    lone = sent(cluster.address, Load("", 0, [material.request(0, material.tenants[0])], seconds=WARMING_SECONDS))
     lone.expect_success("lone requests")
     return RoundTrip(1e6 * lone.percentile_ms(50), (sum(map(computed_ns, servers)) - before) / lone.succeeded)
 
@@ -75,16 +73,11 @@ def _trace(material: Material, profile: Profile) -> Trace:
 
 def _groups(cluster: ServedCluster, material: Material, profile: Profile, cores: Sequence[int]) -> list[Group]:
     """Returns the replicas as groups, each with the tenants that the router sends there."""
-    own: dict[str, list[str]] = {name: [] for name in cluster.replicas}
-    for tenant in material.tenants[:TENANTS]:
-        before = _requests(cluster)
-        _sent(cluster, Load("", 0, [material.request(0, tenant)], count=ASKED))
-        counts = {name: count - before[name] for name, count in _requests(cluster).items()}
-        own[max(counts, key=counts.__getitem__)].append(_unit(material, tenant))
+    own = placed(cluster, material, material.tenants[:TENANTS])
     whole = ((0, profile.backbones[material.backbone].layers - 1),)
     return [
-        Group(name, "here", (f"cpu:{core}",), 1, {material.backbone: whole}, tuple(units))
-        for core, (name, units) in zip(cores, own.items(), strict=True)
+        Group(name, "here", (f"cpu:{core}",), 1, {material.backbone: whole}, tuple(_unit(material, one) for one in tenants))
+        for core, (name, tenants) in zip(cores, own.items(), strict=True)
     ]
 
 
@@ -100,17 +93,8 @@ def _real(cluster: ServedCluster, material: Material, trace: Trace) -> float:
         for number, (unit, timeout_ns) in enumerate(zip(trace.unit.tolist(), trace.timeout_ns.tolist(), strict=True))
     ]
     case = material.case
-    _sent(cluster, Load("", 0, requests, seconds=WARMING_SECONDS, connections=FULL))  # the servers learn their times
+    sent(cluster.address, Load("", 0, requests, seconds=WARMING_SECONDS, connections=FULL))  # the servers learn their times
     load = Load("", 0, requests, seconds=case.seconds + 1, arrivals=trace.arrival_ns / 1e9, connections=CONNECTIONS)
-    report = _sent(cluster, load)
+    report = sent(cluster.address, load)
     allowed_s = trace.timeout_ns[report.numbers] / 1e9
     return float(np.count_nonzero((report.statuses == 200) & (report.latencies <= allowed_s)) / len(trace))
-
-
-def _sent(cluster: ServedCluster, load: Load) -> Report:
-    host, _, port = cluster.address.rpartition(":")
-    return run_apart(replace(load, host=host, port=int(port)))
-
-
-def _requests(cluster: ServedCluster) -> dict[str, int]:
-    return {name: own["requests"] for name, own in cluster.status().items()}

@@ -7,17 +7,17 @@ import shutil
 import subprocess
 import time
 import urllib.request
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import numpy as np
 
 from bench.measuring.cluster_material import Material, say
+from bench.measuring.cluster_traffic import requests_of, sent
 from hplm.cluster.router import CONFIG, SOCKET, start_command
 from hplm.errors import HplmError
 from hplm.placement.workload import power_law
 from hplm.server.ports import LOOPBACK, listen
-from loadtest.generator import run_apart
 from loadtest.report import Load
 from loadtest.served_cluster import ServedCluster
 from loadtest.server_count import PUBLISHED_AFTER
@@ -36,26 +36,25 @@ def spread_figures(cluster: ServedCluster, material: Material) -> dict[str, floa
     chosen = np.random.default_rng(3).choice(len(material.tenants), REQUESTS, p=share)
     requests = [material.request(number, material.tenants[tenant]) for number, tenant in enumerate(chosen.tolist())]
 
-    def sent(address: str, seconds: float) -> int:
-        host, _, port = address.rpartition(":")
-        report = run_apart(Load(host, int(port), requests, seconds=seconds, connections=case.connections))
+    def answered(address: str, seconds: float) -> int:
+        report = sent(address, Load("", 0, requests, seconds=seconds, connections=case.connections))
         report.expect_success("tenants on replicas")
         return report.succeeded
 
     def brought(address: str) -> float:
         """Returns the adapters and heads brought to a device, for each request."""
-        sent(address, case.seconds / 4)
+        answered(address, case.seconds / 4)
         before = _misses(cluster)
-        count = sent(address, case.seconds)
+        count = answered(address, case.seconds)
         return (_misses(cluster) - before) / count
 
     hashed, in_turn, busiest = [], [], []
     with round_robin(cluster) as other:
         for turn in range(case.rounds):
             say(f"tenants on replicas, round {turn + 1} of {case.rounds}")
-            before = _requests(cluster)
+            before = requests_of(cluster)
             hashed.append(brought(cluster.address))
-            counts = np.array([count - before[name] for name, count in _requests(cluster).items()])
+            counts = np.array([count - before[name] for name, count in requests_of(cluster).items()])
             busiest.append(float(counts.max() / counts.mean()))
             in_turn.append(brought(other))
     return {
@@ -76,14 +75,11 @@ def limit_figures(cluster: ServedCluster, material: Material) -> dict[str, float
         manager.limit(tenant, rate=case.rate, burst=BURST_S * case.rate, homes=homes)
         manager.settle_now()
         time.sleep(PUBLISHED_AFTER)  # for the router, which follows too
-        host, _, port = cluster.address.rpartition(":")
-        rate = TIMES_THE_LIMIT * case.rate
-        load = Load(
-            host, int(port), [material.request(0, tenant)], seconds=case.seconds, rate=rate, connections=case.connections
-        )
-        admitted = run_apart(load).succeeded
+        asked = [material.request(0, tenant)]
+        load = Load("", 0, asked, seconds=case.seconds, rate=TIMES_THE_LIMIT * case.rate, connections=case.connections)
+        admitted = sent(cluster.address, load).succeeded
         figures[f"limit_ratio_{homes}_homes"] = round(admitted / (case.rate * case.seconds), 3)
-    return {"limit_ratio": max(figures.values()), **figures}
+    return {"limit_ratio": max(figures.values()), "limit_least": min(figures.values()), **figures}
 
 
 @contextmanager
@@ -124,7 +120,3 @@ def _misses(cluster: ServedCluster) -> float:
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
             total += sum(map(float, _MISSES.findall(answer.read().decode())))
     return total
-
-
-def _requests(cluster: ServedCluster) -> Mapping[str, int]:
-    return {name: own["requests"] for name, own in cluster.status().items()}
