@@ -40,6 +40,7 @@ class StagedBatch:
     stages: dict[str, tuple[int, int]] = field(default_factory=dict)  # start and end of each step, in nanoseconds
     computing_ns: list[int] = field(default_factory=list)  # how long each stage of the engine has computed it
     _begun: int = 0  # sheets
+    _joined: list[Sheet] = field(default_factory=list[Sheet])  # their vectors may still be read when their texts lie elsewhere
 
     @property
     def tokens(self) -> int:
@@ -82,6 +83,7 @@ class StagedBatch:
         }
         for sheet in laid:
             sheet.sums = _taken_over(sheet, lies)
+        self._joined += joined
         others = [sheet for sheet in waiting if sheet.stack not in stacks]
         self.sheets[self._begun :] = self.laying.in_order([*laid, *others])
 

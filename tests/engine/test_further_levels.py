@@ -69,18 +69,3 @@ def test_texts_that_cannot_go_on_in_their_batch_hold_no_further_levels(backbone,
     for may_go_on in (True, False):
         placed = staged(stager, texts, may_go_on=may_go_on).placed
         assert all((record in placed) == may_go_on for record in further)
-
-
-def test_texts_that_go_on_share_the_sheet_of_those_that_wait_for_their_stack(backbone, stager):
-    texts = texts_of(backbone)
-    texts[1]._stand_at(texts[1].step + 1)
-    batch = staged(stager, texts)
-    assert [sheet.indexes for sheet in batch.next_sheets()] == [[0, 2]]
-    texts[0]._stand_at(texts[0].step + 1)
-    batch.go_on([0])
-    (sheet,) = batch.next_sheets()
-    assert sheet.stack == FULL and sorted(sheet.indexes) == [0, 1] and not batch.next_sheets()
-    for alone in (texts[0], texts[1]):
-        (expected,) = staged(stager, [alone]).sheets
-        rows, _ = sheet.places()[sheet.indexes.index(texts.index(alone))]
-        torch.testing.assert_close(sheet.sums[torch.from_numpy(rows)], expected.sums, rtol=0, atol=1e-6)
