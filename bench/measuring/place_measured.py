@@ -60,7 +60,7 @@ def bench_measured(case: MeasuredBench) -> dict[str, Any]:
     if len(cores) < 2:
         raise InvalidInput("this machine has one core, but the placements need two: measure on another one")
     devices = tuple(f"cpu:{core}" for core in cores)
-    with tempfile.TemporaryDirectory(prefix="hplm-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="hplm-bench-") as folder, _on(cores):  # the clients too: their work is added there
         measured = Measured(case, Path(folder), devices)
         points = [point for name in measured.placements for point in measured.points(name)]
     return {**figures_of(points), "profile_error": measured.profile.error.mean, "points": points, "targets": TARGETS}
@@ -193,17 +193,24 @@ class Measured:
 
 @contextmanager
 def _pinned(repository: Path, cores: Sequence[int]) -> Generator[TritonServer]:
-    """Serves on these cores, as `taskset` would."""
-    mine = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
     server = TritonServer(repository)
     try:
-        server.start()
-        os.sched_setaffinity(0, mine)
+        with _on(cores):
+            server.start()
         yield server
     finally:
-        os.sched_setaffinity(0, mine)
         server.stop()
+
+
+@contextmanager
+def _on(cores: Sequence[int]) -> Generator[None]:
+    """Keeps this thread, and the threads and processes that it starts, on these cores, as `taskset` would."""
+    mine = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, mine)
 
 
 def _profiled(case: MeasuredBench, repository: Path, file: Path, devices: Sequence[str]) -> Profile:

@@ -54,7 +54,7 @@ class Ahead:
 
 @dataclass(frozen=True)
 class Times:
-    first_token_ns: float  # after its arrival
+    first_token_ns: float  # after the forecast
     token_ns: float
 
 

@@ -159,7 +159,7 @@ class Line:
         request, load, learned = sequence.request, self._load, self.learned
         ahead = Ahead(len(self._columns), int(self._columns.demand.sum()), self._places)
         times = forecast(load, ahead, sequence.tokens, self._size_for(sequence.in_the_end(learned.share)))
-        sequence.predicted_ns = times.first_token_ns
+        sequence.checked_ns, sequence.predicted_ns = now_ns, times.first_token_ns
         first_ns = now_ns - request.arrival_ns + learned.factor * times.first_token_ns
         rest_ns = sequence.expected(learned.share) * learned.slower * times.token_ns
         promise = request.promise

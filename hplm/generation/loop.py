@@ -230,7 +230,7 @@ class Loop:
         if not request.first_token_ns:
             request.first_token_ns = now
             self._first_tokens.append((now - request.arrival_ns) / 1e9)
-            self._line.learned.first_token(sequence.predicted_ns, now - request.arrival_ns)
+            self._line.learned.first_token(sequence.predicted_ns, now - sequence.checked_ns)
             for choice in range(1, request.sampling.n):
                 self.running.comes_back(Sequence(request, choice))
         text = sequence.take(token, self._end_ids)

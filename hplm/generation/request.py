@@ -140,7 +140,8 @@ class Sequence:
         self.held: list[tuple[Slots, int]] = []
         self.unsaid: list[Token] = []  # tokens that no piece has told yet
         # As the line sees it:
-        self.predicted_ns = 0.0  # from its arrival to its first token, by forecast; 0: there was none
+        self.checked_ns = 0  # when its first token was forecast
+        self.predicted_ns = 0.0  # from then to its first token, by forecast; 0: there was none
         self.tokens = len(self.ids)
         self.bytes = 8 * 2 * len(self.ids)
         self.arrival_ns = request.arrival_ns

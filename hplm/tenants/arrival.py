@@ -36,19 +36,22 @@ class Mark:
 class Arrivals:
     """Tells when requests arrived, in nanoseconds of the monotonic clock."""
 
-    def __init__(self, mark: Mark, unix_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self, mark: Mark, unix_ns: Callable[[], int] = time.time_ns, monotonic_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
         self._mark = mark
         self._unix_ns = unix_ns
+        self._monotonic_ns = monotonic_ns
         self._warned = False
 
     def arrival_ns(self, parameters: Mapping[str, object], received_ns: int) -> int:
         """`received_ns`: when this model got the request."""
         if self._mark.is_on(parameters):
             return min(int(str(parameters[ARRIVAL])), received_ns)
-        return received_ns - self._waited_ns(parameters)
+        return received_ns - self._waited_ns(parameters, received_ns)
 
-    def _waited_ns(self, parameters: Mapping[str, object]) -> int:
-        """Returns how long the request has waited at the front door.
+    def _waited_ns(self, parameters: Mapping[str, object], received_ns: int) -> int:
+        """Returns how long the request had waited at the front door when it was received.
 
         A client that sends the header itself only shortens its own time, because no time in the future counts.
         """
@@ -58,7 +61,8 @@ class Arrivals:
         value = said[0]
         if len(said) > 1 or not isinstance(value, str) or not _DIGITS.fullmatch(value):
             raise InvalidInput(f"the header {HEADER} is not one time in microseconds since 1970: leave it to the front door")
-        waited_ns = self._unix_ns() - 1000 * int(value)
+        since_ns = self._monotonic_ns() - received_ns  # it may have come with others, which were taken before it
+        waited_ns = self._unix_ns() - since_ns - 1000 * int(value)
         if not -AHEAD_NS <= waited_ns <= LONGEST_NS:
             self._warn(waited_ns)
             return 0

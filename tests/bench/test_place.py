@@ -2,9 +2,11 @@
 
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from bench.measuring import place_measured
 from bench.measuring.alpaserve import PAPER, cluster_of, models, problem_of
 from bench.measuring.place import NO_DEADLINE, _fig2, _table2, highest_rate
 from bench.measuring.place_curves import _changed, _large
@@ -103,6 +105,29 @@ def test_the_simulators_errors_are_in_percentage_points():
     assert found == pytest.approx({
         "sim_error_max": 4, "sim_error_mean": 3, "screen_error_max": 10, "screen_error_mean": 5,
     })  # fmt: skip
+
+
+def test_clients_run_on_the_cores_of_the_servers(monkeypatch):
+    """The simulators add the clients' work to these cores."""
+    mine, during = {3, 4, 5, 6}, []
+
+    class Recorded:
+        def __init__(self, case, folder, devices):
+            self.placements, self.profile = ["one"], SimpleNamespace(error=SimpleNamespace(mean=0.0))
+
+        def points(self, name):
+            during.append(set(mine))
+            return [{"real": 1.0, "simulated": 1.0, "screened": 1.0}]
+
+    def pin(_, cores):
+        mine.clear()
+        mine.update(cores)
+
+    monkeypatch.setattr(place_measured, "Measured", Recorded)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(mine))
+    monkeypatch.setattr(os, "sched_setaffinity", pin)
+    bench_measured(MeasuredBench())
+    assert during == [{3, 4}] and mine == {3, 4, 5, 6}
 
 
 @pytest.mark.slow

@@ -230,14 +230,15 @@ class Generating:
         self.now += MS // 2
         return self.now
 
-    def ask(self, prompt, sampling: Sampling, tenant=0, promise=NO_PROMISE, seed=0, echo="", priority=0) -> Said:
+    def ask(self, prompt, sampling: Sampling, tenant=0, promise=NO_PROMISE, seed=0, echo="", priority=0, waited_ns=0) -> Said:
+        """`waited_ns`: at the front door."""
         source = self.small.sources[tenant]
         prompt = [START, *prompt]
         addresses = source.chain.lookup(np.array(prompt), np.array([len(prompt)])).addresses
         said: Said = None  # pyright: ignore[reportAssignmentType]
         request = Request(
             source, prompt, addresses, sampling, lambda piece: said(piece), decode,
-            arrival_ns=self.now, seed=seed, echo=echo, promise=promise, priority=priority,
+            arrival_ns=self.now - waited_ns, seed=seed, echo=echo, promise=promise, priority=priority,
         )  # fmt: skip
         said = Said(request)
         self.loop.check(request)

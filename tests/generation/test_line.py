@@ -65,6 +65,18 @@ def busy(small):
     return generating
 
 
+def test_forecasts_learn_nothing_from_the_time_in_the_front_door(small):
+    """It is over when the forecast is made."""
+    factors = []
+    for waited_ns in (0, 2000 * MS):
+        generating = busy(small)
+        for _ in range(5):
+            generating.ask([3], Sampling(max_tokens=3), waited_ns=waited_ns)
+        generating.run()
+        factors.append(generating.line.learned.factor)
+    assert factors[0] == factors[1] != 1
+
+
 @pytest.mark.parametrize(
     ("promise", "what"), [(Promise(first_token_ns=20 * MS), "first"), (Promise(whole_ns=40 * MS), "answer")]
 )

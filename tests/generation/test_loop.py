@@ -10,7 +10,7 @@ import torch
 from hplm.errors import QueueFull
 from hplm.generation.cache import BATCH, EARLY
 from hplm.generation.sampling import Sampling
-from tests.generation.small import END, KINDS, VOCABULARY, Generating, Small, decode, same_as_reference
+from tests.generation.small import END, KINDS, MS, VOCABULARY, Generating, Small, decode, same_as_reference
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +83,19 @@ def test_a_full_cache_puts_back_the_youngest_and_its_tokens_do_not_change(small,
     generating.run()
     assert generating.loop.running.put_back
     assert sum(same_as_reference(small, said) for said in generating.said) > 200
+
+
+def test_nobody_is_put_back_for_a_request_that_claims_to_have_arrived_earlier(small):
+    generating = Generating(small, tokens=128)
+    generating.line.learned.share = 0.01  # so that all of them start
+    sampling = Sampling(temperature=0, max_tokens=90, ignore_eos=True)
+    honest = generating.ask([5, 6, 7, 8], sampling)
+    generating.loop.step()
+    claiming = generating.ask([6, 6, 7, 8], sampling, waited_ns=79_000 * MS)
+    while not honest.ended:
+        generating.loop.step()
+    assert generating.loop.running.put_back and not claiming.ended
+    generating.run()
 
 
 def test_two_tenants_in_a_step_do_not_touch(small):

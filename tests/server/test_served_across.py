@@ -45,7 +45,8 @@ SECRET, KEY = new_key()
 @pytest.fixture(scope="module")
 def linked(tmp_path_factory):
     # The tenant `pair` there has a key that no client knows: the link stands for it.
-    return make_linked(tmp_path_factory.mktemp("linked"), settings={"pair": {"keys": (KEY,)}})
+    settings = {"pair": {"keys": (KEY,)}, "word": {"deadline_us": 1}}  # of requests to the tenant `word` there
+    return make_linked(tmp_path_factory.mktemp("linked"), settings=settings)
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +104,14 @@ def test_answers_across_backbones_equal_those_of_the_references(server, asked, p
             if tenant.task != "regress":
                 assert [label.decode() for label in answer["LABEL"][i, :count]] == one.answer.labels
     comparison.assert_equal("fp32")
+
+
+def test_a_request_without_a_deadline_has_none_there_either(server, asked):
+    stock = Stock(server, "http")
+    _, texts, pairs, _ = next(one for one in asked if one[0].id == "word" and any(crossing.read for crossing in one[3]))
+    assert stock.ask(texts, "word", pairs, ["LEVEL"], ALIAS)["LEVEL"].max() == 3
+    with pytest.raises(InferenceServerException, match="deadline"):
+        stock.ask(texts, "word", pairs, ["LEVEL"], FAR)
 
 
 @pytest.mark.parametrize("protocol", LIBRARIES)

@@ -20,7 +20,7 @@ def mark():
 
 @pytest.fixture
 def arrivals(mark):
-    return Arrivals(mark, lambda: 1000 * NOW_US)
+    return Arrivals(mark, lambda: 1000 * NOW_US, lambda: RECEIVED_NS)
 
 
 def waited_ns(arrivals, parameters):
@@ -31,6 +31,12 @@ def test_a_request_arrived_when_the_front_door_says_so(arrivals):
     assert waited_ns(arrivals, {"tenant": "acme"}) == 0
     for name in (HEADER, "Hplm-Arrived"):
         assert waited_ns(arrivals, {name: str(NOW_US - 3 * SECOND_US)}) == 3 * 10**9
+
+
+def test_what_a_model_does_between_receipt_and_this_request_is_no_time_in_the_door(mark):
+    since_ns = 2 * 10**9  # other requests came with it and were taken before it
+    later = Arrivals(mark, lambda: 1000 * NOW_US + since_ns, lambda: RECEIVED_NS + since_ns)
+    assert waited_ns(later, {HEADER: str(NOW_US - 3 * SECOND_US)}) == 3 * 10**9
 
 
 def test_nobody_gains_time_by_the_header(arrivals, caplog):
