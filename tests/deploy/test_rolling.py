@@ -30,7 +30,7 @@ NAMES = [tenant.id for tenant in TENANTS if tenant.task == "classify"]
 TEXTS = [random_text(random.Random(seed), 40) for seed in range(5)]
 OPTIONS = ServingOptions(dtype="fp32", slots=4, batch_tokens=256)
 CLIENTS = 4
-DRAIN, STATE = "set server http/one state drain; set server few_http/one state drain", "show stat"
+DRAIN, STATE = "set server http/one state drain", "show stat"
 MANY = 20  # answers
 
 
