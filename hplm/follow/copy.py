@@ -18,6 +18,7 @@ from pathlib import Path
 
 from hplm.errors import Broken, HplmError, InvalidInput
 from hplm.follow.assembly import Assembly, Place, assemble
+from hplm.follow.readers import Readers
 from hplm.follow.records import Records, Unlike
 from hplm.follow.source import Absent, Away, Source
 from hplm.follow.tables import Arrivals
@@ -65,6 +66,7 @@ class Copy:
         self._is_whole = False
         self._told: int | None = None  # the last generation that was said to be here
         self._swept = 0.0
+        self._readers = Readers(self.state)
         self._records = Records(self.state, self.newest.tenants)
         self._arrivals = Arrivals(self.state, connect(), self.backbone, self.troubles, self._tell)
 
@@ -118,14 +120,18 @@ class Copy:
         self._source.report(f"{self.backbone}/readers/{self._name}", f"{reached.whole} {reached.removed}\n")
 
     def least(self, now: float) -> Reached:
-        """Returns what all readers of this copy have taken; without readers, what they would find."""
-        reading = [taken.whole for taken in self.state.taken(now) if not taken.is_silent] or [self.newest.generation]
-        found = [self._followed.reached.get(generation, Reached()) for generation in reading]
+        """Returns what all readers of this copy have taken."""
+        served = self._readers.taken(self.newest.generation, now)
+        found = [self._followed.reached.get(generation, Reached()) for generation in served]
         return Reached(min(reached.whole for reached in found), min(reached.removed for reached in found))
+
+    def is_read(self, now: float) -> bool:
+        """Whether a server reads this copy. One that may not write cannot be seen."""
+        return not all(taken.is_silent for taken in self.state.taken(now))
 
     def take_leave(self, now: float) -> None:
         """Tells the source that nothing is served from this copy any more, if that is so."""
-        if all(taken.is_silent for taken in self.state.taken(now)):
+        if not self.is_read(now):
             self._source.report(f"{self.backbone}/readers/{self._name}", "-\n")
 
     def _tell(self, line: str) -> None:

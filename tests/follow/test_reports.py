@@ -14,7 +14,7 @@ from tests.follow.machine import Machine, step, until_whole
 from tests.follow.nginx import TOKEN, nginx
 from tests.naming import names
 from tests.places import knowledge, make_place, served
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -34,6 +34,12 @@ def url(place, tmp_path):
 @pytest.fixture
 def machine(place, tmp_path, url):
     return Machine(place[1], tmp_path / "copy", url, TOKEN)
+
+
+@pytest.fixture
+def stalling(monkeypatch):
+    """A machine that may stand still for minutes between a reader's word and the look at it."""
+    monkeypatch.setattr("hplm.tenants.state.ALIVE_SECONDS", 1000.0)
 
 
 def report(place, name="one"):
@@ -73,14 +79,18 @@ def test_the_least_that_any_reader_has_taken_is_reported(place, machine):
         assert report(place) == ["3", "3"]
 
 
-def test_readers_that_ended_are_not_waited_for(place, machine):
+def test_readers_that_ended_are_not_waited_for(place, machine, monkeypatch):
     _, repository, state = place
     with machine.following() as following:
         step(following)
         play(machine, "here-1-a", 0)
         os.utime(machine.state.readers / "here-1-a", (time.time() - 20,) * 2)
         Manager.open(repository, state).limit("tenant-0", rate=1.0)
+        monkeypatch.setattr("hplm.follow.readers.SILENT_SECONDS", PATIENCE)
         until_whole(following)
+        step(following)
+        assert report(place) == ["0", "0"], "it may only have been stopped"
+        monkeypatch.setattr("hplm.follow.readers.SILENT_SECONDS", 0.0)
         step(following)
         assert report(place) == ["1", "1"]
 
@@ -126,7 +136,7 @@ def test_a_manager_waits_for_the_servers_of_every_machine(place, machine, tmp_pa
         assert live.settle_now(removes=True) == ["two"]
 
 
-def test_removals_wait_for_the_second_number(place):
+def test_removals_wait_for_the_second_number(place, stalling):
     _, repository, state = place
     live = Manager.open(repository, state)
     live.limit("tenant-0", rate=1.0)
@@ -159,7 +169,7 @@ def test_a_silent_follower_is_late_because_it_may_serve_on(place):
     assert not list(live.state.readers.iterdir())
 
 
-def test_the_clock_of_the_file_server_counts(place, monkeypatch):
+def test_the_clock_of_the_file_server_counts(place, monkeypatch, stalling):
     """The manager's clock goes wrong by an hour. A reader that wrote just now is not silent."""
     _, repository, state = place
     live = Manager.open(repository, state)
