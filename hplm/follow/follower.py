@@ -56,6 +56,14 @@ class Follower:
                 return
             stop.wait(TICK)
 
+    def finish(self, seconds: float) -> None:
+        """Follows on while servers that are about to end read a copy, for so long at most."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and any(following.copy.is_read(time.time()) for following in self._followings):
+            for following in self._followings:
+                following.step()
+            time.sleep(TICK)
+
     def close(self) -> None:
         for following in self._followings:
             following.close()

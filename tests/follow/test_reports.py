@@ -7,6 +7,8 @@ from contextlib import ExitStack
 import pytest
 
 from hplm.engine.views import Watch
+from hplm.follow.follower import Follower
+from hplm.follow.source import Source
 from hplm.tenants.manager import Manager
 from hplm.tenants.state import REMEMBERED_SECONDS, State, Taken
 from tests.follow.faulty import faulty
@@ -194,6 +196,25 @@ def test_a_file_of_one_number_means_both(tmp_path, text, found):
     (tmp_path / "one").write_text(text)
     taken = Taken.read(tmp_path / "one", time.time())
     assert (taken and (taken.whole, taken.removed, taken.follows)) == found
+
+
+def test_a_follower_goes_on_until_the_servers_that_it_informs_have_ended(place, tmp_path, stalling):
+    """All processes of a pod are told to end at once."""
+    _, repository, state = place
+    with faulty(state) as source:
+        machine = Machine(repository, tmp_path / "copy", source.url)
+        follower = Follower(repository, machine.root, lambda: Source(source.url), "one", machine.said.append)
+        play(machine, "here-1-a", 0)
+        Manager.open(repository, state).limit("tenant-0", rate=1.0)
+
+        def end_the_server(answer):
+            if "readers" in answer.path and machine.state.current():
+                (machine.state.readers / "here-1-a").unlink(missing_ok=True)
+
+        source.fault = end_the_server
+        follower.finish(PATIENCE)
+        follower.close()
+    assert report(place) == ["-"] and machine.served().find("tenant-0").rate == 1.0
 
 
 def test_a_follower_takes_leave_if_nothing_is_served_from_its_copy(place, machine):
