@@ -34,6 +34,13 @@ def register(commands: argparse._SubParsersAction) -> None:
         "--name", help="name of this machine in reports to the source; no other may have it (default: from the host name)"
     )
     follow.add_argument("--once", action="store_true", help="end when everything of the newest generation is here")
+    follow.add_argument(
+        "--grace",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="how long to go on after SIGTERM or Ctrl-C while a server still reads the copy (default: 0)",
+    )
     follow.set_defaults(run=run)
 
 
@@ -55,6 +62,8 @@ def run(args: argparse.Namespace) -> None:
     say(f"reports as    {name}")
     try:
         follower.run(stop, args.once)
+        if stop.is_set():
+            follower.finish(args.grace)
     finally:
         follower.close()
     if stop.is_set():

@@ -8,6 +8,7 @@ CURRENT names a generation whose files are all here.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import time
@@ -17,8 +18,9 @@ from pathlib import Path
 
 from hplm.errors import Broken, HplmError, InvalidInput
 from hplm.follow.assembly import Assembly, Place, assemble
+from hplm.follow.readers import Readers
 from hplm.follow.records import Records, Unlike
-from hplm.follow.source import Absent, Source
+from hplm.follow.source import Absent, Away, Source
 from hplm.follow.tables import Arrivals
 from hplm.follow.troubles import Troubles
 from hplm.plot.branch import Branch
@@ -29,16 +31,22 @@ from hplm.tenants.snapshot import NAME, Snapshot
 from hplm.tenants.state import EXPORTED_TABLES, EXPORTED_TENANTS, REST_SECONDS, State
 
 SWEEPING_SECONDS = 1.0
+ANEW = "stop the servers of this copy, and begin it anew in an empty --state"
 BRINGING_SECONDS = 0.2  # how long records are brought before the source is asked for a newer generation
 
 
+class Foreign(InvalidInput):
+    """The source is not as it was when this copy was made, or belongs to another export. What it removed may still be here."""
+
+
 class Copy:
-    def __init__(self, folder: Path, state: Path, connect: Callable[[], Source], say: Callable[[str], None]) -> None:
-        """`folder`: of the exported backbone. `connect` returns a new connection to the source."""
+    def __init__(self, folder: Path, state: Path, connect: Callable[[], Source], name: str, say: Callable[[str], None]) -> None:
+        """`folder`: of the exported backbone. `connect` returns a new connection to the source. `name`: in reports."""
         self.backbone = folder.parent.name
         self.state = State(state / self.backbone)
         self.troubles = Troubles(lambda line: say(f"{self.backbone}: {line}"))
         self._say = say
+        self._name = name
         self._exported_tables = folder / EXPORTED_TABLES
         self._exported = Snapshot.load(folder / EXPORTED_TENANTS)
         self._source = connect()
@@ -50,6 +58,7 @@ class Copy:
             os.close(self._lock)
             raise
         self._wanted: Snapshot | None = None  # the newest of the source that was seen
+        self._digest = ""  # of its file
         self._tables = {branch for branch in self.newest.branches if self._is_sound(branch)}
         self._parents: dict[Branch, Place | None] = {}
         self._unneeded: dict[Path, float] = {}  # when a table's folder is removed
@@ -57,6 +66,7 @@ class Copy:
         self._is_whole = False
         self._told: int | None = None  # the last generation that was said to be here
         self._swept = 0.0
+        self._readers = Readers(self.state)
         self._records = Records(self.state, self.newest.tenants)
         self._arrivals = Arrivals(self.state, connect(), self.backbone, self.troubles, self._tell)
 
@@ -77,11 +87,13 @@ class Copy:
 
     def look(self) -> None:
         """Takes over what is new at the source. Raises if something cannot be taken over; all else was."""
+        wanted, self._wanted = self._wanted, None  # a source that was away or strange may come back as another one
         generation = self._source.current(self.backbone)
         try:
-            if self._wanted is None or generation != self._wanted.generation:
-                self._wanted = self._taken(generation)
-            self._take_over(self._wanted)
+            if wanted is None or generation != wanted.generation:
+                wanted = self._taken(generation)
+            self._wanted = wanted
+            self._take_over(wanted)
         except (Unlike, Absent):
             if self._source.current(self.backbone) == generation:  # else a newer generation no longer needs it
                 raise
@@ -103,20 +115,24 @@ class Copy:
         if (trouble, since) != (self._followed.trouble, self._followed.since):
             self._remember(replace(self._followed, trouble=trouble, since=since))
 
-    def report(self, name: str, reached: Reached) -> None:
+    def report(self, reached: Reached) -> None:
         """Tells the source what all readers of this copy have taken."""
-        self._source.report(f"{self.backbone}/readers/{name}", f"{reached.whole} {reached.removed}\n")
+        self._source.report(f"{self.backbone}/readers/{self._name}", f"{reached.whole} {reached.removed}\n")
 
     def least(self, now: float) -> Reached:
-        """Returns what all readers of this copy have taken; without readers, what they would find."""
-        reading = [taken.whole for taken in self.state.taken(now) if not taken.is_silent] or [self.newest.generation]
-        found = [self._followed.reached.get(generation, Reached()) for generation in reading]
+        """Returns what all readers of this copy have taken."""
+        served = self._readers.taken(self.newest.generation, now)
+        found = [self._followed.reached.get(generation, Reached()) for generation in served]
         return Reached(min(reached.whole for reached in found), min(reached.removed for reached in found))
 
-    def take_leave(self, name: str, now: float) -> None:
+    def is_read(self, now: float) -> bool:
+        """Whether a server reads this copy. One that may not write cannot be seen."""
+        return not all(taken.is_silent for taken in self.state.taken(now))
+
+    def take_leave(self, now: float) -> None:
         """Tells the source that nothing is served from this copy any more, if that is so."""
-        if all(taken.is_silent for taken in self.state.taken(now)):
-            self._source.report(f"{self.backbone}/readers/{name}", "-\n")
+        if not self.is_read(now):
+            self._source.report(f"{self.backbone}/readers/{self._name}", "-\n")
 
     def _tell(self, line: str) -> None:
         self._say(f"{self.backbone}: {line}")
@@ -161,23 +177,57 @@ class Copy:
 
     def _taken(self, generation: int) -> Snapshot:
         """Returns the source's snapshot of a generation. Raises if it cannot be one of the same state."""
-        place = f"{self._source.address}/{self.backbone}"
-        if generation < self._followed.newest:
-            raise InvalidInput(
-                f"{place} has gone back from generation {self._followed.newest} to {generation}: if it was restored, begin its "
-                "copies anew in an empty --state; if its disk is missing, bring it back"
-            )
+        place, known = f"{self._source.address}/{self.backbone}", self._followed.newest
         if not generation:
+            if known:
+                raise Foreign(
+                    f"{place} has gone back from generation {known} to 0: if its disk is missing, bring it back; if it was "
+                    f"restored, {ANEW}"
+                )
+            self._expect_source(place)
             return self._exported
+        if self._has_gone_back(generation):
+            if not self._followed.went_back:
+                self._remember(replace(self._followed, went_back=True))
+            raise Foreign(f"{place} has gone back behind generation {known}, as a restored state: {ANEW}")
+        snapshot, self._digest = self._read(generation)
+        return snapshot
+
+    def _expect_source(self, place: str) -> None:
+        """Raises if a server without CURRENT takes no reports either: at a wrong address, any server has none."""
+        try:
+            self.report(Reached())
+        except Away:
+            raise
+        except HplmError as error:
+            raise InvalidInput(
+                f"{place} has no CURRENT and takes no reports, so it may be no source: check the address in --from; if it is a "
+                "bucket, change a tenant first"
+            ) from error
+
+    def _has_gone_back(self, generation: int) -> bool:
+        """Whether the source's changes, up to the newest one seen here, are not those that were seen."""
+        known = self._followed.newest
+        if self._followed.went_back or generation < known:
+            return True
+        try:
+            return known > 0 and self._read(known)[1] != self._followed.digest
+        except Absent:  # the source keeps only its last snapshots
+            if generation == known:
+                raise
+            return False
+
+    def _read(self, generation: int) -> tuple[Snapshot, str]:
+        """Returns a snapshot of the source, and the SHA-256 of its file."""
+        place = f"{self._source.address}/{self.backbone}"
         path = f"{self.backbone}/snapshots/{generation}"
-        snapshot = Snapshot.read(
-            self._source.read(path), f"{self._source.address}/{path}", "use one version of hplm everywhere"
-        )
+        text = self._source.read(path)
+        snapshot = Snapshot.read(text, f"{self._source.address}/{path}", "use one version of hplm everywhere")
         if snapshot.export != self._exported.export:
-            raise InvalidInput(f"{place} belongs to another export than the repository here: copy the repository of the source")
+            raise Foreign(f"{place} belongs to another export than the repository here: copy the repository of the source")
         if snapshot.generation != generation or not all(NAME.fullmatch(branch.domain) for branch in snapshot.branches):
             raise Broken(f"{self._source.address}/{path} is not the snapshot of generation {generation}: check the source")
-        return snapshot
+        return snapshot, hashlib.sha256(text).hexdigest()
 
     def _publish(self, wanted: Snapshot) -> None:
         """Publishes what is here of the source's snapshot, if that is more or less than the newest generation has."""
@@ -212,7 +262,8 @@ class Copy:
 
     def _standing_for(self, generation: int, reached: Reached) -> Followed:
         known = {**self._followed.reached, generation: reached}
-        return replace(self._followed, reached={number: known[number] for number in sorted(known)[-KEPT_SNAPSHOTS:]})
+        kept = {number: known[number] for number in sorted(known)[-KEPT_SNAPSHOTS:]}
+        return replace(self._followed, reached=kept, digest=self._digest)
 
     def _remember(self, followed: Followed) -> None:
         followed.save(self.state.followed)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hplm.errors import HplmError, InvalidInput
-from hplm.follow.copy import Copy
+from hplm.follow.copy import Copy, Foreign
 from hplm.follow.source import Away, Source
 from hplm.follow.troubles import SOON
 from hplm.tenants.followed import Reached
@@ -42,7 +42,7 @@ class Follower:
         self._followings: list[Following] = []
         try:
             for folder in folders:
-                self._followings.append(Following(Copy(folder, state, connect, say), name))
+                self._followings.append(Following(Copy(folder, state, connect, name, say)))
         except BaseException:
             self.close()
             raise
@@ -56,6 +56,14 @@ class Follower:
                 return
             stop.wait(TICK)
 
+    def finish(self, seconds: float) -> None:
+        """Follows on while servers that are about to end read a copy, for so long at most."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and any(following.copy.is_read(time.time()) for following in self._followings):
+            for following in self._followings:
+                following.step()
+            time.sleep(TICK)
+
     def close(self) -> None:
         for following in self._followings:
             following.close()
@@ -64,38 +72,39 @@ class Follower:
 class Following:
     """A copy, and when the source and its readers are looked at."""
 
-    def __init__(self, copy: Copy, name: str) -> None:
+    def __init__(self, copy: Copy) -> None:
         self.copy = copy
-        self._name = name
         self._look_at = self._report_at = 0.0
-        self._is_lost = True  # the source does not answer, or is not that of this copy
+        self._is_lost = True  # the source does not answer, or refuses to
+        self._is_foreign = False  # it is not that of this copy, so nothing that it says is done here
         self._reported: Reached | None = None
 
     def step(self, once: bool = False) -> None:
         if time.monotonic() >= self._look_at:
             self._look(once)
-            self._look_at = time.monotonic() + (SOON if self._is_lost else SECONDS_BETWEEN_LOOKS)
+            self._look_at = time.monotonic() + (SOON if self._is_lost or self._is_foreign else SECONDS_BETWEEN_LOOKS)
         if not self._is_lost:
             self._report()
 
     def close(self) -> None:
         try:
             if not self._is_lost:
-                self.copy.take_leave(self._name, time.time())
+                self.copy.take_leave(time.time())
         except HplmError as error:
             self.copy.troubles.meet("reports", error)
         self.copy.close()
 
     def _look(self, once: bool) -> None:
         troubles = self.copy.troubles
-        self._is_lost = False
+        self._is_lost = self._is_foreign = False
         try:
             self.copy.look()
             troubles.mend("source")
         except HplmError as error:
             if once and isinstance(error, InvalidInput):
                 raise
-            self._is_lost = isinstance(error, Away | InvalidInput)
+            self._is_foreign = isinstance(error, Foreign)
+            self._is_lost = isinstance(error, Away | InvalidInput) and not self._is_foreign
             troubles.meet("source", error)
         except OSError as error:
             troubles.meet("disk", error)
@@ -107,12 +116,12 @@ class Following:
             troubles.meet("disk", error)
 
     def _report(self) -> None:
-        least = self.copy.least(time.time())
+        least = Reached() if self._is_foreign else self.copy.least(time.time())
         if least == self._reported and time.monotonic() < self._report_at:
             return
         self._report_at = time.monotonic() + SECONDS_BETWEEN_REPORTS
         try:
-            self.copy.report(self._name, least)
+            self.copy.report(least)
         except HplmError as error:
             self._reported = least  # it is tried again in a second
             self.copy.troubles.meet("reports", HplmError(f"managers do not wait for this machine, because {error}"))

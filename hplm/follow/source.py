@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import ssl
 from collections.abc import Iterator
+from http import HTTPStatus
 from urllib.parse import quote, urlsplit
 
 from hplm.errors import Broken, HplmError, InvalidInput
@@ -137,6 +138,6 @@ class Source:
             return InvalidInput(
                 f"{self.address} sends whole files where a part was asked for: serve it with deploy/nginx/source.conf"
             )
-        if status >= 500:
+        if status >= 500 and status != HTTPStatus.NOT_IMPLEMENTED:
             return Away(f"{url} answers with status {status}: see the log of its server")
         return InvalidInput(f"{url} answers with status {status}: give the address of a source with --from")

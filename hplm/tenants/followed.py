@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hplm.errors import MISFITS, Broken
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class Followed:
     reached: Mapping[int, Reached] = field(default_factory=dict[int, Reached])  # by generation of the copy
     trouble: str = ""  # why the copy is behind, if it is
     since: float = 0.0  # Unix time of the trouble's begin
+    digest: str = ""  # SHA-256 of the source's snapshot of the newest generation; none of generation 0
+    went_back: bool = False  # the source was restored, so generations of the same number may be others
 
     @property
     def newest(self) -> int:
@@ -52,6 +54,7 @@ class Followed:
             if stored["format"] != FORMAT:
                 raise ValueError(f"format {stored['format']!r}")
             reached = {int(generation): Reached(**numbers) for generation, numbers in stored["reached"].items()}
-            return cls(str(stored["source"]), reached, str(stored["trouble"]), float(stored["since"]))
+            trouble, since = str(stored["trouble"]), float(stored["since"])
+            return cls(str(stored["source"]), reached, trouble, since, str(stored["digest"]), bool(stored["went_back"]))
         except MISFITS as error:
             raise Broken(f"{path} cannot be read ({error}): begin the copy anew in an empty --state") from None

@@ -34,8 +34,8 @@ class Machine:
         self.said: list[str] = []
 
     def opened(self) -> Following:
-        copy = Copy(self.folder, self.root, lambda: Source(self.url, self.token), self.said.append)
-        return Following(copy, self.name)
+        copy = Copy(self.folder, self.root, lambda: Source(self.url, self.token), self.name, self.said.append)
+        return Following(copy)
 
     @contextmanager
     def following(self) -> Iterator[Following]:

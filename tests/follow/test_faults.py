@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import shutil
 import threading
 
 import pytest
@@ -251,25 +250,6 @@ def test_a_second_follower_of_the_same_copy_is_refused(place, machine):
     with machine.following(), pytest.raises(InvalidInput, match=naming(machine.state.folder)), machine.following():
         pass
     machine.follow()
-
-
-def test_a_source_that_went_back_is_not_followed(place, source, machine, tmp_path):
-    state = place[2]
-    live = changed(place)
-    machine.follow()
-    shutil.copytree(state, tmp_path / "saved")
-    live.limit("tenant-0", rate=1.0)
-    machine.follow()
-    source.state = tmp_path / "saved"
-    with machine.following() as following:
-        with pytest.raises(InvalidInput, match=naming("3", "2", "--state")):
-            following.copy.look()
-        source.state = tmp_path / "nothing"  # a disk that is not there
-        with pytest.raises(InvalidInput, match=naming("3", "0", "disk")):
-            following.copy.look()
-        assert machine.served().find("tenant-0").rate == 1.0
-        source.state = state
-        until_whole(following)
 
 
 def test_a_state_that_is_no_copy_is_not_overwritten(place, source, tmp_path):

@@ -7,6 +7,8 @@ from contextlib import ExitStack
 import pytest
 
 from hplm.engine.views import Watch
+from hplm.follow.follower import Follower
+from hplm.follow.source import Source
 from hplm.tenants.manager import Manager
 from hplm.tenants.state import REMEMBERED_SECONDS, State, Taken
 from tests.follow.faulty import faulty
@@ -14,7 +16,7 @@ from tests.follow.machine import Machine, step, until_whole
 from tests.follow.nginx import TOKEN, nginx
 from tests.naming import names
 from tests.places import knowledge, make_place, served
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -34,6 +36,12 @@ def url(place, tmp_path):
 @pytest.fixture
 def machine(place, tmp_path, url):
     return Machine(place[1], tmp_path / "copy", url, TOKEN)
+
+
+@pytest.fixture
+def stalling(monkeypatch):
+    """A machine that may stand still for minutes between a reader's word and the look at it."""
+    monkeypatch.setattr("hplm.tenants.state.ALIVE_SECONDS", 1000.0)
 
 
 def report(place, name="one"):
@@ -73,14 +81,18 @@ def test_the_least_that_any_reader_has_taken_is_reported(place, machine):
         assert report(place) == ["3", "3"]
 
 
-def test_readers_that_ended_are_not_waited_for(place, machine):
+def test_readers_that_ended_are_not_waited_for(place, machine, monkeypatch):
     _, repository, state = place
     with machine.following() as following:
         step(following)
         play(machine, "here-1-a", 0)
         os.utime(machine.state.readers / "here-1-a", (time.time() - 20,) * 2)
         Manager.open(repository, state).limit("tenant-0", rate=1.0)
+        monkeypatch.setattr("hplm.follow.readers.SILENT_SECONDS", PATIENCE)
         until_whole(following)
+        step(following)
+        assert report(place) == ["0", "0"], "it may only have been stopped"
+        monkeypatch.setattr("hplm.follow.readers.SILENT_SECONDS", 0.0)
         step(following)
         assert report(place) == ["1", "1"]
 
@@ -126,7 +138,7 @@ def test_a_manager_waits_for_the_servers_of_every_machine(place, machine, tmp_pa
         assert live.settle_now(removes=True) == ["two"]
 
 
-def test_removals_wait_for_the_second_number(place):
+def test_removals_wait_for_the_second_number(place, stalling):
     _, repository, state = place
     live = Manager.open(repository, state)
     live.limit("tenant-0", rate=1.0)
@@ -159,7 +171,7 @@ def test_a_silent_follower_is_late_because_it_may_serve_on(place):
     assert not list(live.state.readers.iterdir())
 
 
-def test_the_clock_of_the_file_server_counts(place, monkeypatch):
+def test_the_clock_of_the_file_server_counts(place, monkeypatch, stalling):
     """The manager's clock goes wrong by an hour. A reader that wrote just now is not silent."""
     _, repository, state = place
     live = Manager.open(repository, state)
@@ -184,6 +196,25 @@ def test_a_file_of_one_number_means_both(tmp_path, text, found):
     (tmp_path / "one").write_text(text)
     taken = Taken.read(tmp_path / "one", time.time())
     assert (taken and (taken.whole, taken.removed, taken.follows)) == found
+
+
+def test_a_follower_goes_on_until_the_servers_that_it_informs_have_ended(place, tmp_path, stalling):
+    """All processes of a pod are told to end at once."""
+    _, repository, state = place
+    with faulty(state) as source:
+        machine = Machine(repository, tmp_path / "copy", source.url)
+        follower = Follower(repository, machine.root, lambda: Source(source.url), "one", machine.said.append)
+        play(machine, "here-1-a", 0)
+        Manager.open(repository, state).limit("tenant-0", rate=1.0)
+
+        def end_the_server(answer):
+            if "readers" in answer.path and machine.state.current():
+                (machine.state.readers / "here-1-a").unlink(missing_ok=True)
+
+        source.fault = end_the_server
+        follower.finish(PATIENCE)
+        follower.close()
+    assert report(place) == ["-"] and machine.served().find("tenant-0").rate == 1.0
 
 
 def test_a_follower_takes_leave_if_nothing_is_served_from_its_copy(place, machine):

@@ -85,6 +85,8 @@ def test_keys_are_revoked_and_tenants_deleted_while_a_table_travels(place, machi
         assert [branch.domain for branch in served.branches] == ["root"]
         assert torch.equal(machine.answer("new-b"), answer(place, "new-b"))
         assert not following.copy.is_whole and following.copy.reached.whole < newest
+        report = state / "toy/readers/one"
+        eventually(lambda: step(following) or report.read_text().split()[1] == str(newest))
         assert live.settle(newest, removes=True) == []
         throttle.may_go_on.set()
         until_whole(following)

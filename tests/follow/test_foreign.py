@@ -1,0 +1,123 @@
+"""Sources that are not, or no longer, those of a copy: restored from a backup, of another export, at a wrong address."""
+
+import contextlib
+import shutil
+
+import pytest
+
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
+from hplm.errors import InvalidInput
+from hplm.tenants.manager import Manager
+from testing.random_store import random_store, random_tenants
+from testing.toy import CONFIG
+from tests.follow.faulty import faulty
+from tests.follow.machine import Machine, step, until_whole
+from tests.follow.test_faults import changed
+from tests.naming import names, naming
+from tests.places import knowledge, make_place
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def place(tmp_path):
+    return make_place(tmp_path)
+
+
+@pytest.fixture
+def source(place):
+    with faulty(place[2]) as source:
+        yield source
+
+
+@pytest.fixture
+def machine(place, tmp_path, source):
+    return Machine(place[1], tmp_path / "copy", source.url)
+
+
+def test_a_source_that_went_back_is_not_followed(place, source, machine, tmp_path):
+    state = place[2]
+    live = changed(place)
+    machine.follow()
+    shutil.copytree(state, tmp_path / "saved")
+    live.limit("tenant-0", rate=1.0)
+    machine.follow()
+    source.state = tmp_path / "saved"
+    with machine.following() as following:
+        source.state = tmp_path / "nothing"  # a disk that is not there, and comes back
+        with pytest.raises(InvalidInput, match=naming("3", "0", "disk")):
+            following.copy.look()
+        source.state = state
+        following.copy.look()
+        source.state = tmp_path / "saved"
+        for _ in range(2):
+            with pytest.raises(InvalidInput, match=naming("3", "--state")):
+                following.copy.look()
+    assert machine.served().find("tenant-0").rate == 1.0
+    with machine.following() as following, pytest.raises(InvalidInput, match=naming("3", "--state")):
+        source.state = state
+        following.copy.look()
+
+
+@pytest.mark.parametrize("seen", ["in between", "at the end", "after more", "by another follower"])
+def test_a_restored_source_with_as_many_changes_as_before_is_not_followed(place, source, machine, tmp_path, seen):
+    """Its new tenant has the uid that a tenant of the copy has, and a key was added to another one."""
+    store, repository, state = place
+    live = changed(place)
+    shutil.copytree(state, tmp_path / "saved")
+    live.add("new-b", knowledge(store, "new-b"))
+    with contextlib.ExitStack() as followers:
+        following = followers.enter_context(machine.following())
+        until_whole(following)
+        before = machine.served()
+        source.state = tmp_path / "saved"
+        if seen == "in between":
+            step(following)
+        restored = Manager.open(repository, source.state)
+        restored.add_key("new-a")
+        if seen in ("in between", "after more"):
+            restored.add("new-c", knowledge(store, "new-c"))
+            restored.limit("tenant-0", rate=1.0)
+        if seen == "in between":
+            (source.state / "toy/snapshots/3").unlink()  # old ones are not kept
+        if seen == "by another follower":
+            followers.close()
+            following = followers.enter_context(machine.following())
+        else:
+            source.fault = lambda answer: setattr(answer, "status", 503)
+            step(following)
+            source.fault = lambda answer: None
+        for _ in range(3):
+            step(following)
+        assert any(names(line, "gone back", "--state") for line in machine.said)
+        assert not any("ended" in line for line in machine.said if "gone back" in line)
+        assert machine.served().tenants == before.tenants
+        assert (source.state / "toy/readers/one").read_text() == "0 0\n"
+
+
+def test_managers_wait_for_a_copy_of_another_export(place, source, machine, tmp_path):
+    changed(place)
+    other = random_store(tmp_path / "another", CONFIG, random_tenants(2, 4, 3), corpus_tokens=2000, spread=0.3, seed=9)
+    export(other, tmp_path / "elsewhere", ServingOptions())
+    machine.follow()
+    source.state = tmp_path / "other"
+    Manager.open(tmp_path / "elsewhere", source.state).limit("tenant-0", rate=1.0)
+    with machine.following() as following:
+        step(following)
+    assert (source.state / "toy/readers/one").read_text() == "0 0\n"
+
+
+def test_a_server_at_a_wrong_address_is_no_source_without_changes(source, machine):
+    source.state /= "wrong"
+    for status in (404, 405, 501):
+        source.fault = lambda answer, status=status: setattr(answer, "status", 404 if "CURRENT" in answer.path else status)
+        with machine.following() as following, pytest.raises(InvalidInput, match=naming(source.url, "--from")):
+            following.step(once=True)
+        assert not any("is here" in line for line in machine.said)
+    with machine.following() as following:
+        for _ in range(3):
+            step(following)
+        assert sum(names(line, source.url, "--from") for line in machine.said) == 1 and not following.copy.is_whole
+        source.fault = lambda answer: None  # before the first change
+        until_whole(following)
