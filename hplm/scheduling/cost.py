@@ -87,9 +87,9 @@ class CostModel(Costs):
     ) -> None:
         """`parts`: computed one after the other. Each takes what a batch takes whatever is in it.
 
-        `stages_ns`: the time of each stage, if there are several.
+        `stages_ns`: the time of each stage, if several have computed it.
         """
-        if stages_ns:
+        if len(stages_ns) > 1:
             shares = [own / sum(stages_ns) for own in stages_ns]
             before = self.shares if len(self.shares) == len(shares) else shares
             rate = max(LEARNING_STAGES, 1 / (1 + self.observed))

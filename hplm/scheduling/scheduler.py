@@ -226,7 +226,7 @@ class Scheduler(Generic[T]):
     def finished(self, batch: Batch[T], now_ns: int, adapters: int = 0, stages_ns: Sequence[int] = ()) -> None:
         """Records that the engine has finished the batch, for which `adapters` adapters had to be loaded.
 
-        `stages_ns`: how long each stage has computed it, if there are several.
+        `stages_ns`: if there are several, how long each of those has computed it that had something to compute.
         """
         assert batch.started_ns is not None  # `started` was called before
         self._running.remove(batch)

@@ -120,6 +120,7 @@ class Served:
 
     def _stage(self, texts, broken, places, may_go_on):
         staged = SimpleNamespace(texts=texts, held=[], brought=0, stages={}, computing_ns=[])
+        staged.stages_ns = staged.computing_ns
 
         @contextmanager
         def timed(step):
