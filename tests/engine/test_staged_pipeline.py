@@ -100,7 +100,7 @@ def test_a_batch_computes_in_the_first_stage_while_the_one_before_is_in_the_seco
     assert asker.service.computing_s > 0 and not any(asker.answers)
     gates.open(2, 0)
     gates.arrive(3, 0)  # three batches: one in each stage, and one that waits for the second stage
-    eventually(lambda: sum(map(bool, chosen)) >= 3 and chosen[-1] is None)  # another one was asked for
+    eventually(lambda: sum(map(bool, chosen[:-1])) >= 3)  # another one was asked for
     assert len(asker.service._pipeline._line) == 2, "a fourth batch was chosen"
     for batch in range(1, 6):
         gates.open(batch, 0)
