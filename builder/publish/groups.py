@@ -17,6 +17,7 @@ from builder.publish.model_configs import ALIAS, with_parameters, with_stages
 from builder.store.store import written_folder
 from hplm.engine.backbone import Backbone
 from hplm.engine.profiling import cores_of, device_parameters
+from hplm.engine.settings import check_in_flight
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.parameters import parameters_of
@@ -205,9 +206,14 @@ def _copy_model(source: Path, target: Path) -> None:
 
 def _set_parameters(config: Path, group: Group, backbone: str, precision: str) -> None:
     """Gives the engine the group's devices and the precision that was profiled."""
-    found = parameters_of(config)["dtype"]
+    parameters = parameters_of(config)
+    found = parameters["dtype"]
     if found not in ("auto", precision):
         raise InvalidInput(f"group {group.name!r} serves in {found!r}, but was profiled in {precision!r}: {STALE}")
+    try:
+        check_in_flight(group.stages, parameters)
+    except InvalidInput as error:
+        raise InvalidInput(f"group {group.name!r} has {group.stages} stages, but in {backbone}-upper {error}") from error
     changed = {**device_parameters(group.devices_of(0)), "dtype": precision}
     text = with_parameters(config.read_text("utf-8"), changed)
     config.write_text(with_stages(text, _stages(group, backbone)), "utf-8")

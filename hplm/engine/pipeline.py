@@ -188,7 +188,7 @@ class Pipeline:
                     self._answer_beside(leaving)
                     staged.go_on(going_on)
             self._computed.put(staged.held)  # before the line hears of it, and lets a batch be staged in their place
-            self._line.finished(batch, staged.brought, staged.computing_ns if self._last else ())
+            self._line.finished(batch, staged.brought, staged.stages_ns if self._last else ())
         except Exception as error:
             self._computed.put(staged.held)
             self._give_up("computing", batch, [staged.texts[index] for index in sorted(left)], error)

@@ -57,6 +57,7 @@ class Settings:
         stages = read_stages(parameters.get(STAGES, ""))
         device = stages[0].device if stages else resolve_device(parameters["device"])
         _check_stages(stages, parameters)
+        check_in_flight(len(stages), parameters)
         return cls(
             device=device,
             precision=resolve_precision(parameters["dtype"], device, parameters.get(AUTO_ON_CPU, "auto")),
@@ -70,7 +71,7 @@ class Settings:
             commit_ns=_commit_ns(parameters),
             batch_ns=round(1e6 * milliseconds(parameters, "batch_ms", "0 for no bound")),
             overlap=read_overlap(parameters["overlap"]),
-            slots=whole_number(parameters, "slots", least=max(1, len(stages)) + 1),
+            slots=whole_number(parameters, "slots"),
             plot_hot=whole_number(parameters, "plot_hot", least=0),
             plot_preload=yes_or_no(parameters, "plot_preload"),
             journal=_journal(parameters["journal"]),
@@ -86,6 +87,16 @@ def check(parameters: Mapping[str, str]) -> None:
     deadline_us(parameters)
 
 
+def check_in_flight(stages: int, parameters: Mapping[str, str]) -> None:
+    """Refuses parameters with which so many stages would not have a batch each, and another one that is next."""
+    whole_number(parameters, "slots", least=max(1, stages) + 1)
+    if stages > 1 and not read_overlap(parameters["overlap"]).staging:
+        raise InvalidInput(
+            f"parameter 'overlap' is {parameters['overlap']!r}: one batch at a time keeps {stages} stages idle: give "
+            "pipelined, or one stage"
+        )
+
+
 def _check_stages(stages: tuple[Stage, ...], parameters: Parameters) -> None:
     """Refuses other parameters that contradict the stages."""
     if not stages:
@@ -95,11 +106,6 @@ def _check_stages(stages: tuple[Stage, ...], parameters: Parameters) -> None:
         raise InvalidInput(f"parameter 'device' is {given!r}, but the parameter 'stages' names devices {kind}:N: give auto")
     if kind == "cpu" and whole_number(parameters, "threads", least=0) > 1:
         raise InvalidInput(f"parameter 'threads' is {parameters['threads']!r}, but each of the stages has one core: give 1")
-    if len(stages) > 1 and not read_overlap(parameters["overlap"]).staging:
-        raise InvalidInput(
-            f"parameter 'overlap' is {parameters['overlap']!r}: one batch at a time keeps {len(stages)} stages idle: give "
-            "pipelined, or one stage"
-        )
 
 
 def _commit_ns(parameters: Mapping[str, str]) -> int | None:

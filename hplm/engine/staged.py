@@ -22,6 +22,7 @@ from hplm.engine.sheets import Sheet, Sheets
 from hplm.model.sending import sent
 from hplm.model.tensors import tensor_of
 from hplm.plot.forest import Forest
+from hplm.tenants.level import FULL
 
 
 @dataclass
@@ -45,6 +46,11 @@ class StagedBatch:
     @property
     def tokens(self) -> int:
         return sum(int(sheet.lengths.sum()) for sheet in self.sheets)
+
+    @property
+    def stages_ns(self) -> list[int]:
+        """How long each stage has computed it. Only the last stage computes shallow stacks, so without others it is alone."""
+        return self.computing_ns if any(sheet.stack == FULL for sheet in self.sheets) else self.computing_ns[-1:]
 
     @contextmanager
     def timed(self, stage: str) -> Generator[None]:

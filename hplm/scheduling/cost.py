@@ -44,8 +44,11 @@ class Costs:
 
     def __init__(self, terms: Array) -> None:
         self.terms = terms
-        self.first: float = 1.0  # mean share of a batch's time that its first stage takes
-        self.slowest: float = 1.0  # the same, of its slowest stage
+        self.shares: list[float] = [1.0]  # mean shares of a batch's time that its stages take
+
+    @property
+    def slowest(self) -> float:
+        return max(self.shares)
 
     @overload
     def predict(self, tokens: Array, texts: Numbers = 1, adapters: Numbers = 0, parts: float = 1) -> Array: ...
@@ -84,12 +87,13 @@ class CostModel(Costs):
     ) -> None:
         """`parts`: computed one after the other. Each takes what a batch takes whatever is in it.
 
-        `stages_ns`: the time of each stage, if there are several.
+        `stages_ns`: the time of each stage, if several have computed it.
         """
-        if stages_ns:
+        if len(stages_ns) > 1:
+            shares = [own / sum(stages_ns) for own in stages_ns]
+            before = self.shares if len(self.shares) == len(shares) else shares
             rate = max(LEARNING_STAGES, 1 / (1 + self.observed))
-            self.first += rate * (stages_ns[0] / sum(stages_ns) - self.first)
-            self.slowest += rate * (max(stages_ns) / sum(stages_ns) - self.slowest)
+            self.shares = [old + rate * (new - old) for old, new in zip(before, shares, strict=True)]
         features = np.array([parts, tokens, texts, adapters], float)
         expected = float(features @ self.terms)
         error = abs(took_ns - expected) / expected

@@ -25,6 +25,7 @@ from hplm.scheduling.limits import Limits
 from hplm.scheduling.orders import FirstComeFirstServed
 from hplm.scheduling.policy import Policy
 from hplm.scheduling.selection import Selection
+from hplm.scheduling.stages import Ended, next_start
 from hplm.scheduling.waiting import Capacity, T
 
 log = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class Scheduler(Generic[T]):
         self._further = 0.0  # mean time of further passes and parts of a batch, over that of its first passes in one part
         # The earliest time by which a waiting text must start, and whether that was predicted. None: not known any more.
         self._earliest: tuple[int, bool] | None = None
+        self._ended = Ended()
         self._draining = False
 
     def __len__(self) -> int:
@@ -224,10 +226,11 @@ class Scheduler(Generic[T]):
     def finished(self, batch: Batch[T], now_ns: int, adapters: int = 0, stages_ns: Sequence[int] = ()) -> None:
         """Records that the engine has finished the batch, for which `adapters` adapters had to be loaded.
 
-        `stages_ns`: how long each stage has computed it, if there are several.
+        `stages_ns`: if there are several, how long each of those has computed it that had something to compute.
         """
         assert batch.started_ns is not None  # `started` was called before
         self._running.remove(batch)
+        self._ended = Ended(now_ns, batch.expected_ns)
         self._loaded += LEARNING * (adapters / batch.slot_keys - self._loaded)
         tokens, texts, parts = batch.tokens + batch.further_tokens, len(batch.texts) + batch.further_texts, max(1, batch.parts)
         first_ns = float(self.cost.predict(batch.tokens, len(batch.texts), adapters))
@@ -348,15 +351,11 @@ class Scheduler(Generic[T]):
             self._admission.count(self.columns, self._start_at(now_ns) + self._answering_ns, bool(self._running))
 
     def _free_at(self, now_ns: int) -> float:
-        """Returns when the engine, or the first of its stages, will have computed all chosen batches.
+        """Returns when the engine will have computed all chosen batches, or its stages will let the next one pass.
 
         Nor is it free before there may be another batch in flight.
         """
-        free = float(now_ns)
-        for batch in self._running:
-            if batch.released_ns is None:
-                started = free if batch.started_ns is None else batch.started_ns
-                free = max(now_ns, started + batch.expected_ns * self.cost.first)
+        free = next_start(self._running, self._ended, self.cost.shares, now_ns)
         oldest = self._running[0] if len(self._running) >= self._capacity.in_flight else None
         if oldest is not None and oldest.started_ns is not None:
             free = max(free, oldest.started_ns + oldest.expected_ns)

@@ -88,8 +88,11 @@ def test_mixed_traffic_equals_the_reference(deep, reference, stages, changes):
     asker.close()
 
 
-def test_a_batch_computes_in_the_first_stage_while_the_one_before_is_in_the_second(deep, gates):
-    asker = batches_of_one(deep)
+def test_a_batch_computes_in_the_first_stage_while_the_one_before_is_in_the_second(deep, monkeypatch, gates):
+    asker, chosen = batches_of_one(deep), []
+    scheduler = asker.service._pipeline._line._scheduler
+    choose = scheduler.choose
+    monkeypatch.setattr(scheduler, "choose", lambda *given: (chosen.append(choose(*given)), chosen[-1])[1])
     numbers = [asker.ask(tenant.id, [WORDS[0]]) for tenant in TENANTS[:5]]
     gates.open(1, 0)
     gates.arrive(1, 1)
@@ -97,6 +100,7 @@ def test_a_batch_computes_in_the_first_stage_while_the_one_before_is_in_the_seco
     assert asker.service.computing_s > 0 and not any(asker.answers)
     gates.open(2, 0)
     gates.arrive(3, 0)  # three batches: one in each stage, and one that waits for the second stage
+    eventually(lambda: sum(map(bool, chosen[:-1])) >= 3)  # another one was asked for
     assert len(asker.service._pipeline._line) == 2, "a fourth batch was chosen"
     for batch in range(1, 6):
         gates.open(batch, 0)

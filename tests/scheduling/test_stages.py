@@ -2,12 +2,17 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
+from hplm.errors import InvalidInput
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.limits import Limits
-from hplm.scheduling.policy import policy
+from hplm.scheduling.policy import DEFAULT, policy
 from hplm.scheduling.scheduler import Scheduler
+from hplm.scheduling.simulation.arrivals import Arrivals
+from hplm.scheduling.simulation.cascades import SimulatedRung
+from hplm.scheduling.simulation.server import Machine, Simulation
 from hplm.scheduling.waiting import Capacity
 
 MS = 10**6
@@ -59,18 +64,54 @@ def test_a_half_also_waits_until_there_may_be_another_batch_in_flight():
 
 
 def test_the_next_batch_is_chosen_when_the_first_stage_will_be_free():
+    scheduler, capacity = taught([30 * MS, 10 * MS]), room(3)
+    first = scheduler.choose(capacity, 0)
+    scheduler.started(first, 0)
+    assert scheduler.choose_at(0) == pytest.approx(30 * MS, rel=0.02)
+    scheduler.released(first, 26 * MS)
+    assert scheduler.choose_at(26 * MS) == 26 * MS
+
+
+def test_the_next_batch_is_chosen_so_late_that_it_does_not_wait_between_the_stages():
     scheduler, capacity = taught([10 * MS, 30 * MS]), room(3)
     first = scheduler.choose(capacity, 0)
     scheduler.started(first, 0)
-    assert scheduler.choose_at(0) == pytest.approx(10 * MS, rel=0.02)
+    assert scheduler.choose_at(0) == pytest.approx(30 * MS, rel=0.02)  # the second stage is free at 40
     scheduler.released(first, 6 * MS)
-    assert scheduler.choose_at(6 * MS) == 6 * MS
+    assert scheduler.choose_at(6 * MS) == pytest.approx(26 * MS, rel=0.02)
     second = scheduler.choose(capacity, 6 * MS)
     scheduler.started(second, 6 * MS)
     scheduler.released(second, 16 * MS)
-    third = scheduler.choose(capacity, 16 * MS)
-    scheduler.started(third, 16 * MS)
-    assert scheduler.choose_at(16 * MS) == pytest.approx(40 * MS, rel=0.02)  # one of the three must be done
+    assert scheduler.choose_at(16 * MS) == pytest.approx(56 * MS, rel=0.02)  # two batches of 30 from 6 on, less 10
+    scheduler.finished(first, 50 * MS, stages_ns=[10 * MS, 30 * MS])
+    assert scheduler.choose_at(50 * MS) == pytest.approx(70 * MS, rel=0.02)  # the second one has begun there at 50
+    assert scheduler.choose_at(90 * MS) == 90 * MS
+
+
+def test_no_batch_is_chosen_before_there_may_be_another_in_flight():
+    scheduler, capacity = taught([30 * MS, 10 * MS]), room(1)
+    scheduler.started(scheduler.choose(capacity, 0), 0)
+    assert scheduler.choose_at(0) == pytest.approx(40 * MS, rel=0.02)
+
+
+def share_on_time(*stages_ms):
+    """Simulates admission at 1.3 times what the slowest stage can do, with 90 ms for each text, of which a batch takes 40."""
+
+    def times(texts, places):
+        return [stage * MS * (0.1 + 0.9 * len(texts) / 20) for stage in stages_ms]
+
+    rng, rate = np.random.default_rng(0), 1.3 * 20 / max(stages_ms) * 1e3  # a second
+    at_ns = np.cumsum(rng.exponential(1e9 / rate, int(5 * rate))).astype(np.int64)
+    same = np.ones(len(at_ns), np.int64)
+    arrivals = Arrivals(at_ns, 50 * same, 90 * MS * same, np.arange(len(at_ns)) % 4, 0 * same)
+    scheduler = Scheduler(policy(DEFAULT), Limits(8192, 2**60), admission=True, commit_ns=5 * MS)
+    machine = Machine(times, Capacity(1000, 1000, 1000, in_flight=len(stages_ms) + 1), stages=len(stages_ms))
+    return float(Simulation(scheduler, machine, arrivals).run().on_time.mean())
+
+
+@pytest.mark.parametrize("stages_ms", [(10, 30), (18, 22), (10, 10, 20), (10, 20, 10)])
+def test_admission_keeps_its_promises_whichever_stage_is_the_slowest(stages_ms):
+    assert share_on_time(*stages_ms) == pytest.approx(share_on_time(30, 10), abs=0.03)
 
 
 def test_a_batch_takes_the_sum_of_its_stages_however_long_it_waits_between_them():
@@ -82,7 +123,7 @@ def test_a_batch_takes_the_sum_of_its_stages_however_long_it_waits_between_them(
         now += 500 * MS
         scheduler.finished(batch, now, stages_ns=[10 * MS, 30 * MS])
     assert float(scheduler.cost.predict(10, 1)) == pytest.approx(40 * MS, rel=0.1)
-    assert scheduler.cost.slowest == pytest.approx(0.75, rel=0.01) and scheduler.cost.first == pytest.approx(0.25, rel=0.02)
+    assert scheduler.cost.shares == pytest.approx([0.25, 0.75], rel=0.02) and scheduler.cost.slowest == scheduler.cost.shares[1]
 
 
 def test_policies_count_batches_by_the_slowest_stage():
@@ -100,8 +141,32 @@ def test_policies_count_batches_by_the_slowest_stage():
     assert batch_ns == pytest.approx(30 * MS, rel=0.02) and start_ns == pytest.approx(10 * MS, rel=0.02)
 
 
+def test_batches_whose_slowest_stages_differ_do_not_make_the_slowest_one_slower():
+    cost = CostModel()
+    for i in range(200):
+        cost.observe(10, 1, 0, 40 * MS, stages_ns=[16 * MS, 24 * MS] if i % 2 else [24 * MS, 16 * MS])
+    assert cost.slowest == pytest.approx(0.5, abs=0.02)
+
+
 def test_one_stage_is_the_whole_batch():
     cost = CostModel()
     for _ in range(9):
         cost.observe(10, 1, 0, 20 * MS)
-    assert cost.first == cost.slowest == 1 and cost.by_batch() is cost
+    assert cost.shares == [1] and cost.slowest == 1 and cost.by_batch() is cost
+
+
+def test_a_batch_of_the_last_stage_alone_teaches_no_shares():
+    cost = CostModel()
+    cost.observe(10, 1, 0, 40 * MS, stages_ns=[10 * MS, 30 * MS])
+    cost.observe(10, 1, 0, 20 * MS, stages_ns=[20 * MS])
+    assert cost.shares == [0.25, 0.75]
+
+
+def test_ladders_are_not_simulated_with_several_stages():
+    one = Arrivals(*np.ones((5, 1), np.int64))
+    scheduler, machine = (
+        Scheduler(policy(DEFAULT), Limits(8, 2**60)),
+        Machine(lambda texts, places: [1.0, 1.0], room(3), stages=2),
+    )
+    with pytest.raises(InvalidInput, match="2 stages"):
+        Simulation(scheduler, machine, one, ladders={1: [SimulatedRung(0.5, 1.0, goes_on=0.5)]})

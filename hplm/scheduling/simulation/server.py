@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.errors import DeadlineMissed, QueueFull
+from hplm.errors import DeadlineMissed, InvalidInput, QueueFull
 from hplm.scheduling.batch import Batch
 from hplm.scheduling.columns import NEVER
 from hplm.scheduling.scheduler import Scheduler
@@ -97,6 +97,7 @@ class Load:
 
     def __init__(self, arrivals: Arrivals, seed: int = 0, ladders: Ladders = MappingProxyType({})) -> None:
         """Tenants without a ladder have all texts computed once, by all layers."""
+        self.has_ladders = bool(ladders)
         count = len(arrivals)
         never = np.full(count, NEVER)
         nothing = np.zeros(count, np.int64)
@@ -113,6 +114,11 @@ class Server:
     """
 
     def __init__(self, scheduler: Scheduler[SimulatedText], machine: Machine, load: Load, seed: int = 0) -> None:
+        if machine.stages > 1 and load.has_ladders:
+            raise InvalidInput(
+                f"ladders on an engine of {machine.stages} stages: short stacks and second passes are simulated with one stage "
+                "only: give no ladders, or one stage"
+            )
         self._scheduler = scheduler
         self._machine = machine
         self._load = load

@@ -11,6 +11,7 @@ import torch
 
 from builder.publish.groups import emit, gaps
 from builder.publish.live import add_tenant, update_tenant
+from builder.publish.model_configs import with_parameters
 from hplm.engine.settings import Settings
 from hplm.errors import InvalidInput, NoTenant
 from hplm.levels.calibration import Calibration
@@ -164,6 +165,18 @@ def test_placements_that_cannot_be_emitted_are_refused_and_leave_nothing(toy, tm
     with pytest.raises(InvalidInput, match=naming(*named)):
         emit(placement, toy.repository, tmp_path / "groups")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name, value", [("slots", "2"), ("overlap", "synchronous")])
+def test_stages_that_the_export_leaves_no_batches_for_are_refused(toy, tmp_path, name, value):
+    repository = tmp_path / "repository"
+    shutil.copytree(toy.repository, repository)
+    config = repository / "toy-upper/config.pbtxt"
+    config.write_text(with_parameters(config.read_text(), {name: value}))
+    cut = group("one", "toy/root", devices=("cpu:4", "cpu:2"), cuts=TWO)
+    with pytest.raises(InvalidInput, match=naming("'one'", name, value)):
+        emit(placement_of(toy.folder, cut), repository, tmp_path / "groups")
+    assert not (tmp_path / "groups").exists()
 
 
 def test_tenants_without_a_group_and_links_out_of_a_group_are_named(toy, tmp_path):
