@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 from hplm.cluster.pools import Replica
 from hplm.cluster.processes import Process
 from hplm.server.ports import LOOPBACK, Ports
+from hplm.tenants.state import State
 
 HPLM = (sys.executable, "-m", "hplm.cli.main")
 START_SECONDS = 300.0
@@ -49,7 +51,13 @@ class LocalReplica:
         return f"{LOOPBACK}:{self.ports.metrics}"
 
     def copy(self) -> None:
-        """Begins to copy the newest generation, so that the server never serves an older one."""
+        """Begins to copy the newest generation, so that the server never serves an older one.
+
+        The copy is begun anew, because the file server has another address at each start, and a copy has one source.
+        """
+        for folder in self.state.glob("*"):
+            if State(folder).followed.exists():
+                shutil.rmtree(folder)
         self._first_copy.start()
 
     def start(self, meanwhile: Callable[[], None]) -> None:
