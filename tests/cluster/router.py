@@ -100,8 +100,8 @@ class Router:
     def arguments(self) -> list[str]:
         return ["route", "--cluster", str(self.cluster), "--to", str(self.to)]
 
-    def write(self) -> int:
-        return main([*self.arguments, "--port", str(self.port), "--stats-port", str(self.stats)])
+    def write(self, *more: str) -> int:
+        return main([*self.arguments, "--port", str(self.port), "--stats-port", str(self.stats), *more])
 
     def start(self) -> None:
         with (self.folder / "haproxy.log").open("ab") as log:
@@ -202,11 +202,11 @@ def stand_ins(count: int, prefix: str = "replica-") -> Iterator[list[StandIn]]:
 
 
 @contextmanager
-def routing(folder: Path, replicas: list[StandIn], tenants: list[Tenant]) -> Iterator[Router]:
+def routing(folder: Path, replicas: list[StandIn], tenants: list[Tenant], *more: str) -> Iterator[Router]:
     """Starts a router before one pool, and waits until it has found all replicas."""
     router = Router(folder, {"all": replicas}, {"all": Served(folder, "all", tenants)})
     try:
-        assert router.write() == 0
+        assert router.write(*more) == 0
         router.start()
         router.until_up()
         yield router

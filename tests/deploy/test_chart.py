@@ -76,6 +76,12 @@ def test_another_description_of_the_cluster_replaces_the_routers():
     assert annotations() == annotations("--set", "pool.replicas=3") != annotations("--set", "pool.most=9")
 
 
+def test_routers_divide_what_each_replica_may_get():
+    router = workload(rendered("hplm", "hplm", "--set", "router.replicas=3"), "hplm-router")
+    (writing,) = [one for one in router.pod["initContainers"] if one["name"] == "write"]
+    assert "--routers=3" in writing["args"]
+
+
 @pytest.mark.parametrize("wrong", ["autoscaling.with=kedda", "pool.most=1", "pool.replicas=9", "autoscaling.least=9"])
 def test_values_that_make_no_sense_are_refused(wrong):
     value = wrong.partition("=")[0]
