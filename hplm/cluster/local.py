@@ -79,7 +79,9 @@ class LocalReplica:
 
     def replace(self, meanwhile: Callable[[], None]) -> None:
         """Stops the server, and starts it again."""
-        self.server.stop(SERVER_SECONDS)
+        self.server.ask_to_end()
+        self.server.wait_for_end(SERVER_SECONDS, meanwhile)
+        self.server.stop(0)
         self.server.start()
         self.wait(meanwhile)
 
