@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,14 @@ from hplm.errors import HplmError
 from hplm.follow.source_server import source_config
 from hplm.placement.fields import write
 from hplm.server.ports import LOOPBACK, Ports, free_ports, listen
+from hplm.server.triton import DRAIN_SECONDS
 from hplm.tenants.state import State
 
 CLUSTER, TOKEN, LOCK, ROUTER = "cluster.json", "token", "lock", "router"
 PLAIN_SECONDS = 30.0  # for nginx and HAProxy to start
 UP_SECONDS = 60.0  # for the router to find a ready replica healthy
-DRAIN_SECONDS = 30.0  # for the requests of a replica that is replaced
-END_SECONDS = 5.0  # for the last requests of the whole cluster, and for processes that hold none
+IDLE_SECONDS = 30.0  # for the requests of a replica that is replaced
+END_SECONDS = 5.0  # for processes that hold no requests
 LOOK_SECONDS = 0.5
 SHORT_SECONDS = 0.05
 PORTS = 3  # of a server
@@ -195,12 +196,13 @@ class Cluster:
         try:
             say(f"{replica.name:<13} gets no new requests")
             self._traffic.drain(replica.name)
-            self._until(lambda: self._traffic.share(replica.name).in_flight == 0, DRAIN_SECONDS)
+            self._until(lambda: self._traffic.share(replica.name).in_flight == 0, IDLE_SECONDS)
             say(f"{replica.name:<13} is stopped and started again")
             replica.replace(self._meanwhile)
         finally:  # also where it has failed: it is started again, and only then found healthy
-            self._traffic.give_back(replica.name)
             self._replacing = None
+            with suppress(HplmError):  # HAProxy is away; a new one knows of no drain
+                self._traffic.give_back(replica.name)
         self._until_up(replica)
         say(f"{replica.name:<13} is back")
 
@@ -246,7 +248,7 @@ class Cluster:
         """Ends the router first, which answers the requests that it has; then the servers, and then what they followed."""
         if self._router is not None:
             self._router.ask_to_end(signal.SIGUSR1)  # no new connections
-            self._router.wait_for_end(END_SECONDS)
+            self._router.wait_for_end(DRAIN_SECONDS)
             self._router.stop(0)
         for replica in self._replicas:
             replica.ask_to_end()
