@@ -59,10 +59,10 @@ class Cluster:
             self._lock(ending)
             self._listener = Listener(self._folder)
             ending.callback(self._listener.close)
-            with listen(LOOPBACK, self._port, "--port") as free:  # a clear error before anything has started
-                self._port = free.getsockname()[1]
+            with listen(LOOPBACK, self._port, "--port"):  # a clear error before anything has started
                 replicas = sum(len(pool.replicas) for pool in self._pools)
-                self._free = iter(free_ports(PORTS * replicas + len(self._pools)))
+                self._free = iter(free_ports(PORTS * replicas + len(self._pools) + 1))
+            self._port = self._port or next(self._free)
             ending.callback(self._stop)
             self._start()
             self._ending = ending.pop_all()

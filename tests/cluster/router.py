@@ -24,6 +24,7 @@ from hplm.cli.main import main
 from hplm.cluster.admin_socket import AdminSocket
 from hplm.cluster.router import haproxy, start_command
 from hplm.errors import HplmError
+from hplm.server.ports import free_ports
 from hplm.tenants.snapshot import Snapshot, Tenant
 from hplm.tenants.state import State
 from tests.cluster.stand_in import HOST, StandIn
@@ -74,7 +75,7 @@ class Router:
         self.cluster = folder / "cluster.json"
         self.to = Path(tempfile.mkdtemp(prefix="hplm-"))  # the folders of pytest are too long for a socket
         self.socket = AdminSocket(self.to / "haproxy.sock")
-        self.port, self.stats = _free_ports(2)
+        self.port, self.stats = free_ports(2)
         self._process: subprocess.Popen[bytes] | None = None
         self.served = served
         self.describe(pools, **own)
@@ -181,14 +182,6 @@ class Router:
         status, answer = self.post(b"{}", hplm_tenant=name)
         assert status == 200, answer
         return answer["replica"]
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind((HOST, 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 @contextmanager
