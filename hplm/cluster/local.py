@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from hplm.cluster.pools import Replica
+from hplm.cluster.pools import PlannedReplica
 from hplm.cluster.processes import Process
 from hplm.server.ports import LOOPBACK, Ports
 from hplm.tenants.state import State
@@ -23,7 +23,7 @@ _READY = re.compile(r"^Ready", re.MULTILINE)
 
 
 class LocalReplica:
-    def __init__(self, replica: Replica, folder: Path, source: str, token_file: Path, ports: Ports) -> None:
+    def __init__(self, replica: PlannedReplica, folder: Path, source: str, token_file: Path, ports: Ports) -> None:
         """`source`: the address of the file server, and `token_file` the secret that it wants."""
         self.name, self.cores, self.repository = replica.name, replica.cores, replica.repository
         self.id = replica.id

@@ -16,7 +16,7 @@ from typing import Any
 from hplm.cluster.control import Listener, Say
 from hplm.cluster.description import FORMAT, KIND
 from hplm.cluster.local import HPLM, LocalReplica
-from hplm.cluster.pools import Pool
+from hplm.cluster.pools import LocalPool
 from hplm.cluster.processes import Process, nginx
 from hplm.cluster.router import SOCKET, haproxy, start_command
 from hplm.cluster.traffic import Traffic
@@ -40,7 +40,7 @@ PORTS = 3  # of a server
 class Cluster:
     """Use it in a `with` statement: at its end all processes end in order, so that each request in flight is answered."""
 
-    def __init__(self, pools: Sequence[Pool], folder: Path, port: int, say: Say) -> None:
+    def __init__(self, pools: Sequence[LocalPool], folder: Path, port: int, say: Say) -> None:
         self._pools = pools
         self._folder = folder.resolve()
         self._port = port
@@ -141,7 +141,7 @@ class Cluster:
             replica.wait(self._look)
         self._start_router()
 
-    def _start_source(self, pool: Pool, token_file: Path) -> str:
+    def _start_source(self, pool: LocalPool, token_file: Path) -> str:
         """Starts the file server of a pool's truth. Returns its address."""
         pool.state.mkdir(parents=True, exist_ok=True)
         port = next(self._free)
@@ -176,7 +176,7 @@ class Cluster:
             self._until_up(replica)
         self._say(f"{'router':<13} {self.address} (HAProxy), for HTTP and gRPC")
 
-    def _described(self, pool: Pool) -> dict[str, Any]:
+    def _described(self, pool: LocalPool) -> dict[str, Any]:
         own = {replica.name for replica in pool.replicas}
         return {
             "name": pool.name,
@@ -206,7 +206,7 @@ class Cluster:
         self._until_up(replica)
         say(f"{replica.name:<13} is back")
 
-    def _pool_of(self, replica: LocalReplica) -> Pool:
+    def _pool_of(self, replica: LocalReplica) -> LocalPool:
         return next(pool for pool in self._pools if replica.id in (one.id for one in pool.replicas))
 
     def _beside(self, replica: LocalReplica) -> list[LocalReplica]:

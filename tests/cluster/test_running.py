@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from hplm.cli.main import main
-from hplm.cluster.pools import Pool, replicas_of
+from hplm.cluster.pools import LocalPool, replicas_of
 from hplm.cluster.running import LOCK, Cluster
 from hplm.cluster.traffic import Share
 from hplm.errors import HplmError
@@ -76,7 +76,7 @@ def engines(monkeypatch):
 
 @pytest.fixture
 def cluster(tmp_path, engines):
-    return Cluster([Pool("all", tmp_path, tmp_path / "state", replicas_of(tmp_path, 2))], tmp_path, 0, lambda _: None)
+    return Cluster([LocalPool("all", tmp_path, tmp_path / "state", replicas_of(tmp_path, 2))], tmp_path, 0, lambda _: None)
 
 
 class FailingReplica(SimpleNamespace):
