@@ -125,8 +125,13 @@ class Process:
         return self._process.pid
 
 
-def nginx() -> str:
-    found = shutil.which("nginx") or shutil.which("nginx", path=SYSTEM_FOLDER)
+def program(name: str, package: str) -> str:
+    """Returns the path of a program of Debian or Ubuntu. Raises if it is not installed."""
+    found = shutil.which(name) or shutil.which(name, path=SYSTEM_FOLDER)
     if found is None:
-        raise HplmError("nginx: not found on PATH; install it (Debian, Ubuntu: apt-get install nginx-light)")
+        raise HplmError(f"{name}: not found on PATH; install it (Debian, Ubuntu: apt-get install {package})")
     return found
+
+
+def nginx() -> str:
+    return program("nginx", "nginx-light")

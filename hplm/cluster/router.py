@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from hplm.cluster import haproxy_config as parts
 from hplm.cluster.description import LARGEST_PORT, ClusterDescription, Pool, Replica, is_address
+from hplm.cluster.processes import program
 from hplm.cluster.routes import Routes
 from hplm.errors import HplmError, InvalidInput
 from hplm.server.probing import Probe
@@ -103,7 +103,7 @@ def check_listening(listening: Listening) -> None:
 
 def start_command(folder: Path) -> list[str]:
     """Returns the command that runs the router in the foreground. SIGUSR2 has it read its file again."""
-    return [str(haproxy()), "-W", "-db", "-f", str(folder.resolve() / CONFIG)]
+    return [haproxy(), "-W", "-db", "-f", str(folder.resolve() / CONFIG)]
 
 
 def check_file(folder: Path) -> None:
@@ -113,11 +113,8 @@ def check_file(folder: Path) -> None:
         raise HplmError(f"HAProxy does not take {folder / CONFIG}: {done.stderr.strip()}")
 
 
-def haproxy() -> Path:
-    found = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")  # Debian's users do not have that
-    if found is None:
-        raise HplmError("haproxy: not found on PATH; install it (Debian, Ubuntu: apt-get install haproxy)")
-    return Path(found)
+def haproxy() -> str:
+    return program("haproxy", "haproxy")
 
 
 def _choice_by_model(cluster: ClusterDescription, probes: Mapping[str, Mapping[str, Probe]]) -> str:
