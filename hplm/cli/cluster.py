@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from hplm.cluster.pools import Pool
+    from hplm.cluster.pools import LocalPool
     from hplm.placement.placement import Placement
 
 FOLDER = Path(".hplm/cluster")
@@ -81,15 +81,15 @@ def run_up(args: argparse.Namespace) -> None:
         say("stopped")
 
 
-def _pools(args: argparse.Namespace) -> list[Pool]:
-    from hplm.cluster.pools import Pool, placed_pools, replicas_of
+def _pools(args: argparse.Namespace) -> list[LocalPool]:
+    from hplm.cluster.pools import LocalPool, placed_pools, replicas_of
     from hplm.server.repository import model_names
 
     state = args.state or args.folder / "state"
     model_names(args.repository)  # a wrong one is refused before anything starts
     if args.placement is None:
         count = REPLICAS if args.replicas is None else args.replicas
-        return [Pool("all", args.repository, state, replicas_of(args.repository, count, args.cores))]
+        return [LocalPool("all", args.repository, state, replicas_of(args.repository, count, args.cores))]
     if args.replicas is not None or args.cores:
         raise InvalidInput("the placement says how many servers there are, on which cores: leave out --replicas and --cores")
     from hplm.placement.placement import Placement

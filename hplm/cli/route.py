@@ -30,6 +30,10 @@ def register(commands) -> None:
         help="for statistics and /metrics, on loopback only; 0: none (default: %(default)s)",
     )  # fmt: skip
     route.add_argument(
+        "--routers", type=int, default=1, metavar="N",
+        help="how many routers the clients use; each gives a replica its part of the requests at a time (default: %(default)s)",
+    )  # fmt: skip
+    route.add_argument(
         "--unchecked", action="store_true", help="write files for a HAProxy of another machine: none is needed here"
     )
     route.add_argument(
@@ -66,7 +70,7 @@ def write(args: argparse.Namespace, cluster, served) -> None:
         raise InvalidInput(routes.conflicts[0])
     probes = {pool.name: probes_of(pool.repository) for pool in cluster.pools}
     listening = Listening(args.address, args.port, args.stats_port)
-    write_files(router_files(cluster, probes, routes, args.to, listening), args.to)
+    write_files(router_files(cluster, probes, routes, args.to, listening, args.routers), args.to)
     for note in routes.notes:
         print(f"note: {note}")
     for pool in cluster.pools:

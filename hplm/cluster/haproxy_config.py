@@ -61,25 +61,30 @@ backend $name:grpc
 $servers"""
 )
 
-HOME = Template(
+# A backend for the homes of all replicas, so that `maxconn` is the bound of a replica whatever is away.
+HOMES = Template(
     """\
 backend $name
 """
     + _BALANCE
     + """\
-    option allbackups  # while the home is away
-    default-server weight 100 maxconn $at_once pool-purge-delay 1s$resolved
+$chosen    default-server weight 100 maxconn $at_once pool-purge-delay 1s$resolved
 $servers"""
 )
 
-HOME_GRPC = Template(
+HOMES_GRPC = Template(
     """\
 backend $name:grpc
 """
     + _BALANCE
     + """\
-    option allbackups
     http-error status 503 hdr grpc-status 14 hdr grpc-message "[draining] no replica has taken the request; retry after 1 s"
-    default-server proto h2 weight 100 pool-purge-delay 1s$resolved
+$chosen    default-server proto h2 weight 100 pool-purge-delay 1s$resolved
 $servers"""
 )
+
+# Gets no requests. Its `nbsrv` says whether the home takes any, which no other sample says of a server that drains.
+HOME = Template("""\
+backend $name
+    server $server$resolved
+""")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from hplm.cluster.pools import Replica
+from hplm.cluster.pools import PlannedReplica
 from hplm.cluster.processes import Process
 from hplm.server.ports import LOOPBACK, Ports
+from hplm.tenants.state import State
 
 HPLM = (sys.executable, "-m", "hplm.cli.main")
 START_SECONDS = 300.0
@@ -21,7 +23,7 @@ _READY = re.compile(r"^Ready", re.MULTILINE)
 
 
 class LocalReplica:
-    def __init__(self, replica: Replica, folder: Path, source: str, token_file: Path, ports: Ports) -> None:
+    def __init__(self, replica: PlannedReplica, folder: Path, source: str, token_file: Path, ports: Ports) -> None:
         """`source`: the address of the file server, and `token_file` the secret that it wants."""
         self.name, self.cores, self.repository = replica.name, replica.cores, replica.repository
         self.id = replica.id
@@ -49,7 +51,13 @@ class LocalReplica:
         return f"{LOOPBACK}:{self.ports.metrics}"
 
     def copy(self) -> None:
-        """Begins to copy the newest generation, so that the server never serves an older one."""
+        """Begins to copy the newest generation, so that the server never serves an older one.
+
+        The copy is begun anew, because the file server has another address at each start, and a copy has one source.
+        """
+        for folder in self.state.glob("*"):
+            if State(folder).followed.exists():
+                shutil.rmtree(folder)
         self._first_copy.start()
 
     def start(self, meanwhile: Callable[[], None]) -> None:
@@ -71,7 +79,9 @@ class LocalReplica:
 
     def replace(self, meanwhile: Callable[[], None]) -> None:
         """Stops the server, and starts it again."""
-        self.server.stop(SERVER_SECONDS)
+        self.server.ask_to_end()
+        self.server.wait_for_end(SERVER_SECONDS, meanwhile)
+        self.server.stop(0)
         self.server.start()
         self.wait(meanwhile)
 

@@ -14,7 +14,7 @@ CORE = "cpu:"  # begins the names of devices that are cores
 
 
 @dataclass(frozen=True)
-class Replica:
+class PlannedReplica:
     """A server that is to run here. Its place on the router's ring depends on its id."""
 
     id: int
@@ -27,16 +27,16 @@ class Replica:
 
 
 @dataclass(frozen=True)
-class Pool:
+class LocalPool:
     """Replicas that serve the same tenants. `state`: the truth about these tenants, which the replicas follow."""
 
     name: str
     repository: Path
     state: Path
-    replicas: tuple[Replica, ...]
+    replicas: tuple[PlannedReplica, ...]
 
 
-def replicas_of(repository: Path, count: int, cores: Sequence[int] = ()) -> tuple[Replica, ...]:
+def replicas_of(repository: Path, count: int, cores: Sequence[int] = ()) -> tuple[PlannedReplica, ...]:
     """Divides the cores among so many replicas of a repository."""
     if count < 1:
         raise InvalidInput(f"--replicas {count}: give 1 or more")
@@ -48,10 +48,10 @@ def replicas_of(repository: Path, count: int, cores: Sequence[int] = ()) -> tupl
             f"--cores names {len(cores)} cores for {count} replicas: give each replica at least one, or leave out --cores"
         )
     ends = [i * len(cores) // count for i in range(count + 1)]
-    return tuple(Replica(i + 1, repository, tuple(cores[ends[i] : ends[i + 1]])) for i in range(count))
+    return tuple(PlannedReplica(i + 1, repository, tuple(cores[ends[i] : ends[i + 1]])) for i in range(count))
 
 
-def placed_pools(groups: Sequence[Group], repositories: Mapping[str, Path], state: Path) -> list[Pool]:
+def placed_pools(groups: Sequence[Group], repositories: Mapping[str, Path], state: Path) -> list[LocalPool]:
     """Returns a pool for each set of units: groups with the same units are its replicas.
 
     `repositories`: of each group, by its name. Each pool has a truth of its own below `state`.
@@ -66,17 +66,17 @@ def placed_pools(groups: Sequence[Group], repositories: Mapping[str, Path], stat
                     f"groups {own[0].name!r} and {other[0].name!r} both have unit {shared[0]!r}, but differ in others, so the "
                     "router could send its requests to one of them only: search with more memory for each device"
                 )
-    pools: list[Pool] = []
+    pools: list[LocalPool] = []
     for units in alike:
-        replicas: list[Replica] = []
+        replicas: list[PlannedReplica] = []
         for group in alike[units]:
             cores = tuple(int(name.removeprefix(CORE)) for name in group.devices if name.startswith(CORE))
             _check_cores(cores)
             replicas.append(
-                Replica(sum(len(pool.replicas) for pool in pools) + len(replicas) + 1, repositories[group.name], cores)
+                PlannedReplica(sum(len(pool.replicas) for pool in pools) + len(replicas) + 1, repositories[group.name], cores)
             )
         name = alike[units][0].name.lower()
-        pools.append(Pool(name, replicas[0].repository, state / name, tuple(replicas)))
+        pools.append(LocalPool(name, replicas[0].repository, state / name, tuple(replicas)))
     return pools
 
 

@@ -34,6 +34,7 @@ class Process:
         self._begins = 0  # of this start's part of the log
         self._since = self._pause = 0.0
         self._again_at: float | None = None  # when an ended process is started again
+        self._is_to_end = False
 
     @property
     def pid(self) -> int | None:
@@ -41,7 +42,7 @@ class Process:
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def start(self) -> None:
-        self._since, self._again_at = time.monotonic(), None
+        self._since, self._again_at, self._is_to_end = time.monotonic(), None, False
         pinned = ("taskset", "--cpu-list", ",".join(map(str, self._cores))) if self._cores else ()
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         if self._cores:
@@ -91,7 +92,7 @@ class Process:
     def look(self, say: Callable[[str], None]) -> None:
         """Starts the process again if it has ended by itself."""
         code = self._process.poll() if self._process is not None else None
-        if code is None:
+        if code is None or self._is_to_end:
             return
         now = time.monotonic()
         if self._again_at is None:
@@ -105,6 +106,8 @@ class Process:
             self.start()
 
     def ask_to_end(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Sends the signal. From here on `look` does not start the process again."""
+        self._is_to_end = True
         if self.pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(self._pid_of_group(), number)
@@ -122,8 +125,13 @@ class Process:
         return self._process.pid
 
 
-def nginx() -> str:
-    found = shutil.which("nginx") or shutil.which("nginx", path=SYSTEM_FOLDER)
+def program(name: str, package: str) -> str:
+    """Returns the path of a program of Debian or Ubuntu. Raises if it is not installed."""
+    found = shutil.which(name) or shutil.which(name, path=SYSTEM_FOLDER)
     if found is None:
-        raise HplmError("nginx: not found on PATH; install it (Debian, Ubuntu: apt-get install nginx-light)")
+        raise HplmError(f"{name}: not found on PATH; install it (Debian, Ubuntu: apt-get install {package})")
     return found
+
+
+def nginx() -> str:
+    return program("nginx", "nginx-light")

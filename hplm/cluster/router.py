@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from hplm.cluster import haproxy_config as parts
-from hplm.cluster.description import LARGEST_PORT, ClusterDescription, Pool, is_address
+from hplm.cluster.description import LARGEST_PORT, ClusterDescription, Pool, Replica, is_address
+from hplm.cluster.processes import program
 from hplm.cluster.routes import Routes
 from hplm.errors import HplmError, InvalidInput
 from hplm.server.probing import Probe
@@ -21,7 +21,8 @@ from hplm.tenants.snapshot import NAME
 CONFIG, SOCKET, SCRIPT, POOLS, HOMES = "haproxy.cfg", "haproxy.sock", "tenant.lua", "pools.map", "homes.map"
 LONGEST_SOCKET = 93  # bytes of a path: HAProxy first makes the socket under a longer name
 FOLDER = re.compile(r"[A-Za-z0-9/._+@=-]+")  # of which HAProxy reads no character as its own
-# Requests of each replica over HTTP at a time: of more than 277 together Triton may lose answers (docs/triton.md).
+# Requests of each replica over HTTP at a time, from all routers: of more than 277 together Triton may lose answers
+# (docs/triton.md).
 AT_ONCE, LIMITED_AT_ONCE = 160, 96
 READ_BYTES = 50_000  # of a body that is searched for the tenant as a whole; HAProxy's buffer holds a little more
 
@@ -36,12 +37,22 @@ class Listening:
 
 
 def router_files(
-    cluster: ClusterDescription, probes: Mapping[str, Mapping[str, Probe]], routes: Routes, folder: Path, listening: Listening
+    cluster: ClusterDescription,
+    probes: Mapping[str, Mapping[str, Probe]],
+    routes: Routes,
+    folder: Path,
+    listening: Listening,
+    routers: int = 1,
 ) -> dict[str, str]:
-    """Returns the content of each file by its name. `probes`: those of each pool's models."""
+    """Returns the content of each file by its name.
+
+    `probes`: those of each pool's models. `routers`: how many such routers divide what each replica may get.
+    """
     check_folder(folder)
+    if not 1 <= routers <= LIMITED_AT_ONCE:
+        raise InvalidInput(f"--routers {routers}: give 1 to {LIMITED_AT_ONCE}")
     check_listening(listening)
-    pools = "\n".join(_backends(pool, probes[pool.name]) for pool in cluster.pools)
+    pools = "\n".join(_backends(pool, probes[pool.name], routers) for pool in cluster.pools)
     config = parts.HEAD.substitute(
         folder=folder.resolve(),
         bind=f"{listening.address}:{listening.port}",
@@ -92,7 +103,7 @@ def check_listening(listening: Listening) -> None:
 
 def start_command(folder: Path) -> list[str]:
     """Returns the command that runs the router in the foreground. SIGUSR2 has it read its file again."""
-    return [str(haproxy()), "-W", "-db", "-f", str(folder.resolve() / CONFIG)]
+    return [haproxy(), "-W", "-db", "-f", str(folder.resolve() / CONFIG)]
 
 
 def check_file(folder: Path) -> None:
@@ -102,11 +113,8 @@ def check_file(folder: Path) -> None:
         raise HplmError(f"HAProxy does not take {folder / CONFIG}: {done.stderr.strip()}")
 
 
-def haproxy() -> Path:
-    found = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")  # Debian's users do not have that
-    if found is None:
-        raise HplmError("haproxy: not found on PATH; install it (Debian, Ubuntu: apt-get install haproxy)")
-    return Path(found)
+def haproxy() -> str:
+    return program("haproxy", "haproxy")
 
 
 def _choice_by_model(cluster: ClusterDescription, probes: Mapping[str, Mapping[str, Probe]]) -> str:
@@ -131,8 +139,8 @@ def _choice_of_home(most: int) -> str:
     )
 
 
-def _backends(pool: Pool, probes: Mapping[str, Probe]) -> str:
-    """Returns a backend for tenants without limits, and one for the tenants of each home; over HTTP and over gRPC."""
+def _backends(pool: Pool, probes: Mapping[str, Probe], routers: int) -> str:
+    """Returns a backend for tenants without limits, and one for those that have homes; over HTTP and over gRPC."""
     name = pool.name
     checks = "".join(
         parts.CHECK.substitute(model=model, path=probe.path, body=_quoted(probe.body))
@@ -142,22 +150,33 @@ def _backends(pool: Pool, probes: Mapping[str, Probe]) -> str:
     resolved = parts.RESOLVED if _is_name(pool) else ""
     # The only server: one slow answer to a check must not close the door.
     fall = 2 if len(pool.replicas) > 1 else 3
-    backends = [parts.MAIN.substitute(name=name, checks=checks, fall=fall, at_once=AT_ONCE, resolved=resolved, servers=servers)]
+    main = {"name": name, "checks": checks, "fall": fall, "at_once": AT_ONCE // routers}
+    backends = [parts.MAIN.substitute(main, resolved=resolved, servers=servers)]
     backends.append(parts.MAIN_GRPC.substitute(name=name, resolved=resolved, servers=_tracking(pool, "grpc")))
-    for home in pool.replicas:
-        own = {"name": f"{name}:home:{home.id}", "resolved": resolved}
-        backends.append(parts.HOME.substitute(own, at_once=LIMITED_AT_ONCE, servers=_tracking(pool, "http", home.id)))
-        backends.append(parts.HOME_GRPC.substitute(own, servers=_tracking(pool, "grpc", home.id)))
+    own = {"name": f"{name}:homes", "chosen": _chosen(pool), "resolved": resolved}
+    backends.append(parts.HOMES.substitute(own, at_once=LIMITED_AT_ONCE // routers, servers=_tracking(pool, "http")))
+    backends.append(parts.HOMES_GRPC.substitute(own, servers=_tracking(pool, "grpc")))
+    for one in pool.replicas:
+        home = _tracking_one(pool, one, "http")
+        backends.append(parts.HOME.substitute(name=f"{name}:home:{one.id}", server=home, resolved=resolved))
     return "\n".join(backends)
 
 
-def _tracking(pool: Pool, protocol: str, home: int | None = None) -> str:
-    """Returns servers that take their health from the pool's main backend. All but the home are for its failure."""
-    lines: list[str] = []
-    for one in pool.replicas:
-        backup = " backup" if home not in (None, one.id) else ""
-        lines.append(f"    server {one.name} {getattr(one, protocol)} id {one.id} track {pool.name}/{one.name}{backup}\n")
-    return "".join(lines)
+def _chosen(pool: Pool) -> str:
+    """Returns rules that choose the home. While it is away, the hash of the tenant's name chooses one of the others."""
+    return "".join(
+        f"    use-server {one.name} if {{ var(txn.home) -m str {one.id} }} {{ nbsrv({pool.name}:home:{one.id}) gt 0 }}\n"
+        for one in pool.replicas
+    )
+
+
+def _tracking(pool: Pool, protocol: str) -> str:
+    return "".join(f"    server {_tracking_one(pool, one, protocol)}\n" for one in pool.replicas)
+
+
+def _tracking_one(pool: Pool, replica: Replica, protocol: str) -> str:
+    """Returns a server that takes its health from the pool's main backend."""
+    return f"{replica.name} {getattr(replica, protocol)} id {replica.id} track {pool.name}/{replica.name}"
 
 
 def _quoted(body: bytes) -> str:

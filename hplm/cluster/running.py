@@ -9,14 +9,14 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from hplm.cluster.control import Listener, Say
 from hplm.cluster.description import FORMAT, KIND
 from hplm.cluster.local import HPLM, LocalReplica
-from hplm.cluster.pools import Pool
+from hplm.cluster.pools import LocalPool
 from hplm.cluster.processes import Process, nginx
 from hplm.cluster.router import SOCKET, haproxy, start_command
 from hplm.cluster.traffic import Traffic
@@ -24,13 +24,14 @@ from hplm.errors import HplmError
 from hplm.follow.source_server import source_config
 from hplm.placement.fields import write
 from hplm.server.ports import LOOPBACK, Ports, free_ports, listen
+from hplm.server.triton import DRAIN_SECONDS
 from hplm.tenants.state import State
 
 CLUSTER, TOKEN, LOCK, ROUTER = "cluster.json", "token", "lock", "router"
 PLAIN_SECONDS = 30.0  # for nginx and HAProxy to start
 UP_SECONDS = 60.0  # for the router to find a ready replica healthy
-DRAIN_SECONDS = 30.0  # for the requests of a replica that is replaced
-END_SECONDS = 5.0  # for the last requests of the whole cluster, and for processes that hold none
+IDLE_SECONDS = 30.0  # for the requests of a replica that is replaced
+END_SECONDS = 5.0  # for processes that hold no requests
 LOOK_SECONDS = 0.5
 SHORT_SECONDS = 0.05
 PORTS = 3  # of a server
@@ -39,7 +40,7 @@ PORTS = 3  # of a server
 class Cluster:
     """Use it in a `with` statement: at its end all processes end in order, so that each request in flight is answered."""
 
-    def __init__(self, pools: Sequence[Pool], folder: Path, port: int, say: Say) -> None:
+    def __init__(self, pools: Sequence[LocalPool], folder: Path, port: int, say: Say) -> None:
         self._pools = pools
         self._folder = folder.resolve()
         self._port = port
@@ -58,10 +59,10 @@ class Cluster:
             self._lock(ending)
             self._listener = Listener(self._folder)
             ending.callback(self._listener.close)
-            with listen(LOOPBACK, self._port, "--port") as free:  # a clear error before anything has started
-                self._port = free.getsockname()[1]
+            with listen(LOOPBACK, self._port, "--port"):  # a clear error before anything has started
                 replicas = sum(len(pool.replicas) for pool in self._pools)
-                self._free = iter(free_ports(PORTS * replicas + len(self._pools)))
+                self._free = iter(free_ports(PORTS * replicas + len(self._pools) + 1))
+            self._port = self._port or next(self._free)
             ending.callback(self._stop)
             self._start()
             self._ending = ending.pop_all()
@@ -140,7 +141,7 @@ class Cluster:
             replica.wait(self._look)
         self._start_router()
 
-    def _start_source(self, pool: Pool, token_file: Path) -> str:
+    def _start_source(self, pool: LocalPool, token_file: Path) -> str:
         """Starts the file server of a pool's truth. Returns its address."""
         pool.state.mkdir(parents=True, exist_ok=True)
         port = next(self._free)
@@ -175,7 +176,7 @@ class Cluster:
             self._until_up(replica)
         self._say(f"{'router':<13} {self.address} (HAProxy), for HTTP and gRPC")
 
-    def _described(self, pool: Pool) -> dict[str, Any]:
+    def _described(self, pool: LocalPool) -> dict[str, Any]:
         own = {replica.name for replica in pool.replicas}
         return {
             "name": pool.name,
@@ -195,16 +196,17 @@ class Cluster:
         try:
             say(f"{replica.name:<13} gets no new requests")
             self._traffic.drain(replica.name)
-            self._until(lambda: self._traffic.share(replica.name).in_flight == 0, DRAIN_SECONDS)
+            self._until(lambda: self._traffic.share(replica.name).in_flight == 0, IDLE_SECONDS)
             say(f"{replica.name:<13} is stopped and started again")
             replica.replace(self._meanwhile)
         finally:  # also where it has failed: it is started again, and only then found healthy
-            self._traffic.give_back(replica.name)
             self._replacing = None
+            with suppress(HplmError):  # HAProxy is away; a new one knows of no drain
+                self._traffic.give_back(replica.name)
         self._until_up(replica)
         say(f"{replica.name:<13} is back")
 
-    def _pool_of(self, replica: LocalReplica) -> Pool:
+    def _pool_of(self, replica: LocalReplica) -> LocalPool:
         return next(pool for pool in self._pools if replica.id in (one.id for one in pool.replicas))
 
     def _beside(self, replica: LocalReplica) -> list[LocalReplica]:
@@ -246,7 +248,7 @@ class Cluster:
         """Ends the router first, which answers the requests that it has; then the servers, and then what they followed."""
         if self._router is not None:
             self._router.ask_to_end(signal.SIGUSR1)  # no new connections
-            self._router.wait_for_end(END_SECONDS)
+            self._router.wait_for_end(DRAIN_SECONDS)
             self._router.stop(0)
         for replica in self._replicas:
             replica.ask_to_end()

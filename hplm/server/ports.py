@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import errno
+import random
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from hplm.errors import HplmError
 
 WILDCARD = "0.0.0.0"
 LOOPBACK = "127.0.0.1"
+LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+FIRST_FREE = 20_000  # below are those of well-known services
 
 
 @dataclass(frozen=True)
@@ -31,9 +35,22 @@ class Ports:
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns so many free ports of the loopback address, which differ. They do not stay bound."""
+    """Returns so many free ports of the loopback address, which differ.
+
+    They do not stay bound. Linux gives them to no client and to nobody who asks for any port, as far as there are such ports.
+    """
+    lowest, highest = map(int, LOCAL_PORTS.read_text("ascii").split())
+    unused = [port for port in range(FIRST_FREE, 65536) if not lowest <= port <= highest]
+    found: list[int] = []
     with ExitStack() as held:
-        return [held.enter_context(listen(LOOPBACK, 0, "")).getsockname()[1] for _ in range(count)]
+        for port in (*random.SystemRandom().sample(unused, len(unused)), *[0] * count):
+            if len(found) == count:
+                break
+            with suppress(HplmError):  # somebody listens there
+                found.append(held.enter_context(listen(LOOPBACK, port, "")).getsockname()[1])
+    if len(found) < count:
+        raise HplmError(f"{LOOPBACK} has no {count} free ports: stop processes that listen there")
+    return found
 
 
 def resolve(address: str) -> str:

@@ -27,6 +27,7 @@ from hplm.server.repository import model_names
 from hplm.server.secrecy import hide
 from hplm.server.stubs import make_private, region_prefix
 
+DRAIN_SECONDS = 10.0  # for requests in flight when a server is stopped
 _EXIT_TIMEOUT_S = 10  # how long Triton itself waits after a SIGTERM from somebody else
 _EMPTY_SERVER_GRACE_S = 2.0
 _ATTEMPTS = 3  # a chosen port may be taken before Triton listens on it
@@ -148,7 +149,7 @@ class TritonServer:
         host = reachable(self.address)
         return Control(host, self._ports.http, dict([self.admin_header]))
 
-    def stop(self, drain: float = 10.0) -> None:
+    def stop(self, drain: float = DRAIN_SECONDS) -> None:
         """Waits up to `drain` seconds for requests in flight, then stops all processes and removes temporary files."""
         try:
             if self._process and self._process.poll() is None:

@@ -24,6 +24,7 @@ from hplm.cli.main import main
 from hplm.cluster.admin_socket import AdminSocket
 from hplm.cluster.router import haproxy, start_command
 from hplm.errors import HplmError
+from hplm.server.ports import free_ports
 from hplm.tenants.snapshot import Snapshot, Tenant
 from hplm.tenants.state import State
 from tests.cluster.stand_in import HOST, StandIn
@@ -74,7 +75,7 @@ class Router:
         self.cluster = folder / "cluster.json"
         self.to = Path(tempfile.mkdtemp(prefix="hplm-"))  # the folders of pytest are too long for a socket
         self.socket = AdminSocket(self.to / "haproxy.sock")
-        self.port, self.stats = _free_ports(2)
+        self.port, self.stats = free_ports(2)
         self._process: subprocess.Popen[bytes] | None = None
         self.served = served
         self.describe(pools, **own)
@@ -100,8 +101,8 @@ class Router:
     def arguments(self) -> list[str]:
         return ["route", "--cluster", str(self.cluster), "--to", str(self.to)]
 
-    def write(self) -> int:
-        return main([*self.arguments, "--port", str(self.port), "--stats-port", str(self.stats)])
+    def write(self, *more: str) -> int:
+        return main([*self.arguments, "--port", str(self.port), "--stats-port", str(self.stats), *more])
 
     def start(self) -> None:
         with (self.folder / "haproxy.log").open("ab") as log:
@@ -183,14 +184,6 @@ class Router:
         return answer["replica"]
 
 
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind((HOST, 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
 @contextmanager
 def stand_ins(count: int, prefix: str = "replica-") -> Iterator[list[StandIn]]:
     with ExitStack() as closing:
@@ -202,11 +195,11 @@ def stand_ins(count: int, prefix: str = "replica-") -> Iterator[list[StandIn]]:
 
 
 @contextmanager
-def routing(folder: Path, replicas: list[StandIn], tenants: list[Tenant]) -> Iterator[Router]:
+def routing(folder: Path, replicas: list[StandIn], tenants: list[Tenant], *more: str) -> Iterator[Router]:
     """Starts a router before one pool, and waits until it has found all replicas."""
     router = Router(folder, {"all": replicas}, {"all": Served(folder, "all", tenants)})
     try:
-        assert router.write() == 0
+        assert router.write(*more) == 0
         router.start()
         router.until_up()
         yield router

@@ -46,6 +46,20 @@ def test_a_process_that_ends_by_itself_is_started_again(make):
     assert len(said) == 1 and "it ended with signal SIGKILL" in said[0]
 
 
+def test_a_process_that_was_asked_to_end_is_not_started_again(make):
+    process, said = make(SLEEPING), []
+    process.start()
+    process.ask_to_end()
+    eventually(lambda: process.pid is None)
+    process.look(said.append)
+    assert said == []
+    process.start()
+    os.kill(process.pid, signal.SIGKILL)
+    eventually(lambda: process.pid is None)
+    process.look(said.append)
+    assert len(said) == 1, "it was started since"
+
+
 def test_what_an_ended_process_has_left_is_killed(make):
     process = make(["sh", "-c", "sleep 600 & echo $!; wait"])
     process.start()

@@ -199,6 +199,23 @@ def test_while_a_home_is_away_another_replica_answers(router, replicas):
     assert router.replica_of(name) == home
 
 
+@pytest.mark.parametrize("routers", [1, 4])
+def test_a_replica_gets_no_more_requests_than_triton_bears_whatever_is_away(tmp_path, routers):
+    with stand_ins(3) as replicas, routing(tmp_path, replicas, TENANTS, "--routers", str(routers)) as router:
+        for one in replicas[:2]:
+            one.stop()
+        router.until_up(but=("replica-1", "replica-2"))
+        replicas[2].may_answer.clear()
+        most = (160 + 96) // routers
+        names = [*LIMITED, *LIMITED, *NAMES]
+        with ThreadPoolExecutor(len(names)) as clients:
+            asked = [clients.submit(in_header, router, name) for name in names]
+            eventually(lambda: sum(one.done() for one in asked) == len(names) - most)  # those that wait for too long
+            assert replicas[2].tenants.total() == most
+            replicas[2].may_answer.set()
+            assert Counter(one.result()[0] for one in asked) == {200: most, 503: len(names) - most}
+
+
 def test_what_a_replica_refuses_is_passed_on_and_not_asked_again(router, replicas):
     for one in replicas:
         one.says = 503, b'{"error":"[quota] retry after 1 s"}'

@@ -1,12 +1,17 @@
-"""What `hplm cluster` refuses before anything starts."""
+"""What `hplm cluster` refuses before anything starts, and what it does when a step fails."""
 
 import fcntl
+from types import SimpleNamespace
 
 import pytest
 
 from hplm.cli.main import main
-from hplm.cluster.running import LOCK
-from hplm.server.ports import LOOPBACK, free_ports, listen
+from hplm.cluster.pools import LocalPool, replicas_of
+from hplm.cluster.running import LOCK, Cluster
+from hplm.cluster.traffic import Share
+from hplm.errors import HplmError
+from hplm.server.ports import LOOPBACK, listen
+from hplm.server.triton import DRAIN_SECONDS
 from tests.naming import names
 
 
@@ -41,10 +46,6 @@ def test_a_folder_of_another_cluster_is_refused(toy, tmp_path, capsys, engines):
     assert names(capsys.readouterr().err, tmp_path, "--folder")
 
 
-def test_all_ports_of_a_cluster_differ():
-    assert len(set(free_ports(200))) == 200
-
-
 @pytest.mark.parametrize(
     "options, named",
     [
@@ -71,3 +72,41 @@ def engines(monkeypatch):
     """All engines are installed, as far as the command sees."""
     monkeypatch.setattr("hplm.cluster.running.haproxy", lambda: "haproxy")
     monkeypatch.setattr("hplm.cluster.running.nginx", lambda: "nginx")
+
+
+@pytest.fixture
+def cluster(tmp_path, engines):
+    return Cluster([LocalPool("all", tmp_path, tmp_path / "state", replicas_of(tmp_path, 2))], tmp_path, 0, lambda _: None)
+
+
+class FailingReplica(SimpleNamespace):
+    def replace(self, meanwhile):
+        raise HplmError("its server does not start")
+
+
+class AwayWhenGivenBack:
+    """A HAProxy that ends while a replica is replaced."""
+
+    def share(self, replica):
+        return Share(in_flight=0, requests=0, is_up=True, drains=False)
+
+    def drain(self, replica):
+        pass
+
+    def give_back(self, replica):
+        raise HplmError("HAProxy does not answer")
+
+
+def test_a_failed_roll_names_its_first_error_and_leaves_no_replica_replaced(cluster):
+    cluster._replicas = [FailingReplica(id=i, name=f"replica-{i}", http="", metrics="") for i in (1, 2)]
+    cluster._traffic = AwayWhenGivenBack()
+    with pytest.raises(HplmError, match="its server does not start"):
+        cluster.roll(lambda _: None)
+    assert {own["is"] for own in cluster.status(lambda _: None).values()} == {"up"}
+
+
+def test_the_router_may_finish_requests_as_long_as_servers_would(cluster):
+    waited = []
+    cluster._router = SimpleNamespace(ask_to_end=lambda _: None, wait_for_end=waited.append, stop=lambda _: None)
+    cluster._stop()
+    assert waited and waited[0] >= DRAIN_SECONDS

@@ -143,12 +143,19 @@ def test_a_placement_becomes_pools_and_the_router_knows_the_pool_of_each_tenant(
                 cluster.roll()
 
 
-def test_ctrl_c_leaves_no_process_behind(toy):
+def test_ctrl_c_leaves_no_process_behind_and_a_second_start_serves_the_changed_truth(toy):
+    gone, other = (tenant.id for tenant in TENANTS[:2])
     with tempfile.TemporaryDirectory(prefix="hplm-") as folder:
-        with ServedCluster(toy.repository, Path(folder)) as cluster:
+        with ServedCluster(toy.repository, Path(folder), replicas=1) as cluster:
+            manager = cluster.manager()
+            assert manager.settle(manager.delete(gone).generation, removes=True) == []
             named = {pid: arguments(pid) for pid in cluster.processes()}
             assert any("haproxy" in words[0] for words in named.values())
             cluster.process.send_signal(signal.SIGINT)
             cluster.process.wait(120)
             assert cluster.process.returncode == 0 and cluster.said().endswith("stopped\n")
         eventually(lambda: not any(pid for pid, words in named.items() if arguments(pid) == words))
+        with ServedCluster(toy.repository, Path(folder), replicas=1) as cluster, HplmClient(cluster.address) as client:
+            client.infer(TEXTS[0], tenant=other)
+            with pytest.raises(NoTenant):
+                client.infer(TEXTS[0], tenant=gone)

@@ -76,6 +76,21 @@ def test_another_description_of_the_cluster_replaces_the_routers():
     assert annotations() == annotations("--set", "pool.replicas=3") != annotations("--set", "pool.most=9")
 
 
+def test_routers_divide_what_each_replica_may_get():
+    router = workload(rendered("hplm", "hplm", "--set", "router.replicas=3"), "hplm-router")
+    (writing,) = [one for one in router.pod["initContainers"] if one["name"] == "write"]
+    assert "--routers=3" in writing["args"]
+
+
+@pytest.mark.parametrize("name", ["hplm-all", "hplm-router"])
+def test_a_copy_has_a_volume_whose_free_space_its_follower_sees(name):
+    """Of an emptyDir it would see the node's, and a table larger than the limit would evict all pods."""
+    objects = rendered("hplm", "hplm", "--set", "pool.storageClass=local", "--set", "pool.stateSize=7Gi")
+    (state,) = [volume for volume in workload(objects, name).pod["volumes"] if volume["name"] == "state"]
+    claim = state["ephemeral"]["volumeClaimTemplate"]["spec"]
+    assert claim["storageClassName"] == "local" and claim["resources"]["requests"]["storage"] == "7Gi"
+
+
 @pytest.mark.parametrize("wrong", ["autoscaling.with=kedda", "pool.most=1", "pool.replicas=9", "autoscaling.least=9"])
 def test_values_that_make_no_sense_are_refused(wrong):
     value = wrong.partition("=")[0]

@@ -11,6 +11,7 @@ from tritonclient.utils import InferenceServerException
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from hplm.server import TritonServer
+from hplm.server.ports import free_ports
 from hplm_client.errors import SafeToRetry, refusal
 from hplm_client.settings import Settings
 from testing.random_store import random_store
@@ -18,7 +19,6 @@ from testing.reference import Reference
 from testing.toy import CONFIG, DOMAINS, TENANTS, random_text
 from tests.deploy.door import StockAtDoor, command, haproxy, require_haproxy
 from tests.deploy.image import DEPLOY
-from tests.ports import free_port
 from tests.server.asking import Asking
 from tests.server.stock import Stock
 from tests.serving import serving
@@ -97,7 +97,7 @@ def test_no_request_fails_while_another_backbone_takes_over(toy, new, expected, 
     require_haproxy()
     documented = (DEPLOY.parent / "docs" / "operating.md").read_text("utf-8")
     assert DRAIN in documented and STATE in documented
-    http, grpc, door_socket = free_port(), free_port(), tmp_path / "socket"
+    (http, grpc), door_socket = free_ports(2), tmp_path / "socket"
     second = {"HPLM_HTTP_2": f"127.0.0.1:{http}", "HPLM_GRPC_2": f"127.0.0.1:{grpc}", "HPLM_DOOR_SOCKET": door_socket}
     is_old, is_new = map(like, expected)
     stock = StockAtDoor if way == "taken out of the door" else PatientStock

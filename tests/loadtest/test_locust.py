@@ -21,12 +21,12 @@ from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from hplm.server import TritonServer
+from hplm.server.ports import free_ports
 from testing.random_store import random_store
 from testing.toy import CHAT, Toy
 from tests.deploy.door import haproxy, require_haproxy
 from tests.loadtest.small_server import SmallServer
 from tests.naming import names
-from tests.ports import free_port
 from tests.serving import serving
 
 pytestmark = pytest.mark.slow
@@ -173,7 +173,7 @@ def test_refusals_are_counted_by_their_word(served, tmp_path) -> None:
         (("--deadline", "soon", "Poisson"), ["--deadline", "'soon'"]),
         (("Replay",), ["Replay", "--trace"]),
         # With --processes, which is a master too, Locust may lose its workers and leave them running.
-        (("--master", "--master-bind-port", str(free_port()), "Poisson"), ["--master", "--worker", "--processes"]),
+        (("--master", "--master-bind-port", str(free_ports(1)[0]), "Poisson"), ["--master", "--worker", "--processes"]),
     ],
 )
 def test_wrong_options_are_reported_at_once(served, tmp_path, options, named) -> None:
@@ -182,7 +182,7 @@ def test_wrong_options_are_reported_at_once(served, tmp_path, options, named) ->
 
 
 def test_a_run_starts_from_the_web_page(served, tmp_path) -> None:
-    port = free_port()
+    (port,) = free_ports(1)
     with subprocess.Popen(
         command(served, "--web-host", "127.0.0.1", "--web-port", str(port), "Poisson"),
         cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

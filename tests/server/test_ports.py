@@ -3,7 +3,7 @@ import socket
 import pytest
 
 from hplm.errors import HplmError
-from hplm.server.ports import Ports, reachable, resolve
+from hplm.server.ports import LOCAL_PORTS, Ports, free_ports, reachable, resolve
 from tests.naming import naming
 
 
@@ -19,6 +19,20 @@ def test_zero_becomes_three_different_free_ports():
     assert len(set(numbers)) == 3 and 0 not in numbers
     with socket.create_server(("127.0.0.1", ports.grpc)):
         pass
+
+
+def test_free_ports_are_given_to_no_client():
+    lowest, highest = map(int, LOCAL_PORTS.read_text().split())
+    found = free_ports(200)
+    assert len(set(found)) == 200
+    assert not [port for port in found if lowest <= port <= highest]
+
+
+def test_there_are_free_ports_where_clients_get_all_of_them(tmp_path, monkeypatch):
+    given = tmp_path / "ip_local_port_range"
+    given.write_text("1024\t65535\n")
+    monkeypatch.setattr("hplm.server.ports.LOCAL_PORTS", given)
+    assert len(set(free_ports(20))) == 20
 
 
 def test_a_given_port_is_kept_and_can_be_used_again_at_once():

@@ -62,9 +62,17 @@ volumeMounts:
   persistentVolumeClaim:
     claimName: {{ .Values.repository.claim }}
     readOnly: true
-- name: state
-  emptyDir:
-    sizeLimit: {{ .Values.pool.stateSize }}
+- name: state # a volume of the pod: of an emptyDir, a follower sees the node's free space and not the limit
+  ephemeral:
+    volumeClaimTemplate:
+      spec:
+        accessModes: [ReadWriteOnce]
+        {{- with .Values.pool.storageClass }}
+        storageClassName: {{ . }}
+        {{- end }}
+        resources:
+          requests:
+            storage: {{ .Values.pool.stateSize }}
 - name: source-token
   secret:
     secretName: {{ .Values.secrets.source }}
