@@ -47,11 +47,14 @@ NEED_A_STORE = {
     "root pack": ["x", "--store", "x"],
     "root unpack": ["x", "--store", "x"],
 }
-NEED_A_SERVER = {"serve", "watch", "drain", "follow", "infer", "generate", "doctor"}  # the last looks at the whole machine
+NEED_A_SERVER = {
+    "serve", "watch", "drain", "follow", "cluster up", "cluster roll", "cluster status", "infer", "generate",
+    "doctor",  # which looks at the whole machine
+}  # fmt: skip
 NEED_A_REPOSITORY = {
     "tenant list", "tenant show", "tenant rollback", "tenant delete", "tenant limit", "tenant compact", "tenant log",
     "tenant key add", "tenant key list", "tenant key revoke", "domain list", "domain rollback", "domain delete",
-    "verify", "backup", "restore", "place profile", "place search", "place simulate", "place compare",
+    "verify", "backup", "restore", "route", "place profile", "place search", "place simulate", "place compare",
 }  # fmt: skip
 
 # Reads commands as JSON, runs one after the other, and writes exit code, output and errors of each.

@@ -9,11 +9,13 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from builder.publish.live import add_tenant
+from builder.store.store import Store
 from hplm.errors import HplmError
 from hplm.placement.placement import Group, Placement
 from hplm.placement.units import Unit
@@ -63,10 +65,11 @@ def test_both_replicas_answer_what_one_server_answers(cluster, history):
     assert counts.keys() == {OK}, history.reasons()
 
 
-def test_a_tenant_comes_and_goes_on_all_replicas(cluster, toy):
-    random_tenant(toy.store, TENANTS[0].__class__(**{**TENANTS[0].__dict__, "id": "guest"}), 0.3, seed=77)
+def test_a_tenant_comes_and_goes_on_all_replicas(cluster, toy, tmp_path):
+    store = Store(shutil.copytree(toy.store.folder, tmp_path / "store"))
+    random_tenant(store, replace(TENANTS[0], id="guest"), 0.3, seed=77)
     manager = cluster.manager()
-    assert manager.settle(add_tenant(manager, toy.store, "guest").generation) == []
+    assert manager.settle(add_tenant(manager, store, "guest").generation) == []
     clients = [HplmClient(address) for address in (*cluster.replicas.values(), cluster.address)]
     for client in clients:
         assert client.infer(TEXTS[0], tenant="guest").label

@@ -34,7 +34,7 @@ def test_a_request_that_waits_for_lookup_has_arrived(toy, tmp_path):
             stock.client.is_server_live()
             connected.wait()
             sent[name] = time.monotonic()
-            stock.client.infer("toy", [asked], request_id=name, parameters=parameters, timeout=60_000_000)
+            stock.client.infer("toy", [asked], request_id=name, parameters=parameters, timeout=600_000_000)
 
         asking = [threading.Thread(target=ask, args=(f"long-{number}", texts)) for number in range(LONGS)]
         asking += [threading.Thread(target=ask, args=(f"short-{number}", text)) for number in range(SHORTS)]
