@@ -1,4 +1,4 @@
-"""What the cluster benchmark serves: a repository of random weights and texts for it, and a store with more tenants."""
+"""The material of the cluster benchmark: a repository of random weights and texts for it, and a store with more tenants."""
 
 from __future__ import annotations
 

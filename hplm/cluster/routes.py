@@ -12,7 +12,7 @@ from hplm.tenants.snapshot import Tenant
 
 @dataclass
 class Routes:
-    """What differs from the rule: any replica of the first pool."""
+    """Tenants for which the rule, any replica of the first pool, does not hold."""
 
     pools: dict[str, str] = field(default_factory=dict[str, str])  # by tenant; without those of the first pool
     homes: dict[str, str] = field(default_factory=dict[str, str])  # of tenants with limits: COUNT/ID/ID...

@@ -1,4 +1,4 @@
-"""What keeps a copy behind its source. Each trouble is said once when it begins, and once when it has ended."""
+"""Troubles that keep a copy behind its source. Each is said once when it begins, and once when it has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `hplm cluster` refuses before anything starts, and what it does when a step fails."""
+"""`hplm cluster` refuses what cannot work before anything starts, and goes on in order when a step fails."""
 
 import fcntl
 from types import SimpleNamespace

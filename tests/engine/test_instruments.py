@@ -1,4 +1,4 @@
-"""What is counted of requests that leave the engine."""
+"""Counts of requests that leave the engine."""
 
 from types import SimpleNamespace
 

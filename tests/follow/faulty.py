@@ -16,7 +16,7 @@ Fault = Callable[["Answer"], None]
 
 
 class Answer:
-    """What a request gets. A fault may change it."""
+    """The answer to a request. A fault may change it."""
 
     def __init__(self, path: str, status: int, body: bytes) -> None:
         self.path = path

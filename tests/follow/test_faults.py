@@ -1,4 +1,4 @@
-"""What may be wrong with a source, a disk or a state: said once and clearly, and the copy goes on when it is mended."""
+"""Faults of a source, a disk or a state are said once and clearly, and the copy goes on when they are mended."""
 
 import contextlib
 import errno
@@ -17,30 +17,13 @@ from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import Snapshot
 from testing.random_store import random_store, random_tenants
 from testing.toy import CONFIG
-from tests.follow.faulty import faulty
 from tests.follow.machine import Machine, same, step, until_whole
 from tests.follow.nginx import TOKEN, free_port, nginx
 from tests.naming import names, naming
-from tests.places import knowledge, make_place
+from tests.places import knowledge
 from tests.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def place(tmp_path):
-    return make_place(tmp_path)
-
-
-@pytest.fixture
-def source(place):
-    with faulty(place[2]) as source:
-        yield source
-
-
-@pytest.fixture
-def machine(place, tmp_path, source):
-    return Machine(place[1], tmp_path / "copy", source.url)
 
 
 @pytest.fixture(autouse=True)

@@ -11,29 +11,12 @@ from hplm.errors import InvalidInput
 from hplm.tenants.manager import Manager
 from testing.random_store import random_store, random_tenants
 from testing.toy import CONFIG
-from tests.follow.faulty import faulty
-from tests.follow.machine import Machine, step, until_whole
+from tests.follow.machine import step, until_whole
 from tests.follow.test_faults import changed
 from tests.naming import names, naming
-from tests.places import knowledge, make_place
+from tests.places import knowledge
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def place(tmp_path):
-    return make_place(tmp_path)
-
-
-@pytest.fixture
-def source(place):
-    with faulty(place[2]) as source:
-        yield source
-
-
-@pytest.fixture
-def machine(place, tmp_path, source):
-    return Machine(place[1], tmp_path / "copy", source.url)
 
 
 def test_a_source_that_went_back_is_not_followed(place, source, machine, tmp_path):

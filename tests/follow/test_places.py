@@ -12,27 +12,10 @@ from hplm.follow.records import Records, pieces
 from hplm.tenants.level import Level
 from hplm.tenants.manager import Manager
 from hplm.tenants.state import REST_SECONDS
-from tests.follow.faulty import faulty
-from tests.follow.machine import Machine, content, same, step, until_whole
-from tests.places import answer, knowledge, learn, make_place, served
+from tests.follow.machine import content, same, step, until_whole
+from tests.places import answer, knowledge, learn, served
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def place(tmp_path):
-    return make_place(tmp_path)
-
-
-@pytest.fixture
-def source(place):
-    with faulty(place[2]) as source:
-        yield source
-
-
-@pytest.fixture
-def machine(place, tmp_path, source):
-    return Machine(place[1], tmp_path / "copy", source.url)
 
 
 @pytest.fixture

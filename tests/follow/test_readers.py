@@ -1,4 +1,4 @@
-"""What the servers of a copy have taken, of those too that cannot be seen. The clock is played."""
+"""Generations that the servers of a copy have taken, also servers that cannot be seen. The clock is played."""
 
 import os
 import time

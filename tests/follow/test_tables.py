@@ -9,31 +9,14 @@ import torch
 from hplm.follow import tables
 from hplm.tenants.manager import Manager
 from testing.random_store import random_tenant
-from tests.follow.faulty import faulty
-from tests.follow.machine import Machine, same, step, until_whole
+from tests.follow.machine import same, step, until_whole
 from tests.follow.test_following import add_law
 from tests.naming import names
-from tests.places import answer, knowledge, make_place
+from tests.places import answer, knowledge
 from tests.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
 VALUES = "toy/plot/law/1/values"
-
-
-@pytest.fixture
-def place(tmp_path):
-    return make_place(tmp_path)
-
-
-@pytest.fixture
-def source(place):
-    with faulty(place[2]) as source:
-        yield source
-
-
-@pytest.fixture
-def machine(place, tmp_path, source):
-    return Machine(place[1], tmp_path / "copy", source.url)
 
 
 class Throttle:
