@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from builder.cascade.candidates import Answered, Candidate, Measured, candidates
+from builder.cascade.candidates import MOST_TAIL, Answered, Candidate, Measured, candidates
 from builder.cascade.kept import Kept
 from builder.cascade.levels import open_levels, own
 from builder.cascade.selection import Target, front_of, reported, select
@@ -74,7 +74,10 @@ def link_tenants(
         if len(one.plan.steps) > 1 and one.plan.steps[-1].level == last
     ]
     if not tried:
-        raise InvalidInput(f"{near}: each plan that goes on to {far} scores less than its levels do, so there is no link")
+        raise InvalidInput(
+            f"{near}: each plan that goes on to {far} scores less than its levels do or takes {MOST_TAIL:g} times as long as "
+            "the slower of them, so there is no link"
+        )
     strong = measured.scores[last]
     try:
         chosen = select(front_of(tried, last), target, strong)[0]

@@ -124,6 +124,9 @@ def test_every_command_that_needs_no_store_works(place):
     write_cluster(Cluster((Machine("m", (Device(f"cpu:{core}", 10**10),), 10**10),)), folder / "c.json")
     requests = [{"arrival": i, "tokens": 8, "tenant": "tenant-0"} for i in range(20)]
     (folder / "t.jsonl").write_text("\n".join(map(json.dumps, requests)))
+    replica = {"id": 1, "name": "one", "http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
+    pool = {"name": "all", "repository": str(folder / "repository"), "state": str(folder / "state"), "replicas": [replica]}
+    (folder / "pools.json").write_text(json.dumps({"kind": "hplm replicas", "format": 1, "pools": [pool]}))
     commands = [
         ["tenant", "list", *state],
         ["tenant", "show", "acme", *state],
@@ -147,11 +150,15 @@ def test_every_command_that_needs_no_store_works(place):
         ["place", "simulate", placement_file, *problem, "--slo-scale", "100"],
         ["place", "compare", placement_file, *problem],
     ]
-    assert {name for name in NEED_A_REPOSITORY if not any(" ".join(command).startswith(name) for command in commands)} == set()
+    route = ["route", "--cluster", str(folder / "pools.json"), "--to", str(folder / "router"), "--unchecked"]
+    assert {
+        name for name in NEED_A_REPOSITORY if not any(" ".join(one).startswith(name) for one in [*commands, route])
+    } == set()
     answers = []
-    for command, code, out, err in run([[*command, "--json"] for command in commands]):
+    for command, code, out, err in run([*([*command, "--json"] for command in commands), route]):
         assert code == 0, (command, err)
-        answers.append(json.loads(out.splitlines()[-1]))
+        answers += [json.loads(out.splitlines()[-1])] if command != route else []
+    assert (folder / "router" / "haproxy.cfg").exists()
     tenants, shown, rolled_back, limit, added, listed, revoked, domains = answers[:8]
     assert [tenant["id"] for tenant in tenants["tenants"]] == ["acme", "tenant-0", "tenant-1", "tenant-2"]
     assert (shown["version"], shown["keys"], shown["backbone"]) == (2, [], "toy")

@@ -35,7 +35,7 @@ from tests.ladders import STACK
 from tests.links import FAR, OPTIONS, Crossing, make_linked
 from tests.naming import names, naming
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_candidates", "steady_times")]
 
 CPU = torch.device("cpu")
 FP32 = resolve_precision("fp32", CPU)
@@ -45,13 +45,6 @@ TEXTS = 120
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     return make_linked(tmp_path_factory.mktemp("linked"))
-
-
-@pytest.fixture(autouse=True)
-def few_candidates(monkeypatch):
-    """All of them take seconds."""
-    for name, values in (("CUTOFFS", (0.95, 0.7, 0.5)), ("SLOPE", 16.0), ("ALPHAS", (0.5, 0.9))):
-        monkeypatch.setattr(f"builder.cascade.candidates.{name}", values)
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from testing.toy import random_text
 from tests.naming import names, naming
 from tests.tasks import make_tasks
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_candidates", "steady_times")]
 
 CPU = torch.device("cpu")
 FP32 = resolve_precision("fp32", CPU)
@@ -50,13 +50,6 @@ def make_level(store, tenant, name, calibration=CALIBRATION, seed=0):
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):
     return make_tasks(tmp_path_factory.mktemp("tasks"), {"pair": Calibration(temperature=2.0)})
-
-
-@pytest.fixture(autouse=True)
-def few_candidates(monkeypatch):
-    """All of them take seconds."""
-    for name, values in (("CUTOFFS", (0.95, 0.7, 0.5)), ("SLOPE", 16.0), ("ALPHAS", (0.5, 0.9))):
-        monkeypatch.setattr(f"builder.cascade.candidates.{name}", values)
 
 
 @pytest.fixture
