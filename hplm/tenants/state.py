@@ -11,6 +11,7 @@ aside-<random>/          files that a manager copies before its change; if it is
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -209,6 +210,11 @@ class State:
 
 
 def sync(path: Path) -> None:
+def may_not_write(error: OSError) -> bool:
+    """Whether a reader got this error because its state is read-only for it, which will not pass."""
+    return isinstance(error, PermissionError) or error.errno == errno.EROFS
+
+
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
