@@ -71,4 +71,5 @@ def test_a_follower_that_is_cut_off_serves_on_says_since_when_and_catches_up(hos
         until_whole(following)
         assert any("ended" in line for line in machine.said)
         assert same((repository, state), machine)
-        assert Heard.load(machine.state.heard).equal > heard.equal
+        again = Heard.load(machine.state.heard)
+        assert heard is not None and again is not None and again.equal > heard.equal
