@@ -42,8 +42,8 @@ class Units:
         """Returns the number of the unit of a tenant."""
         if name not in self._by_name:
             raise InvalidInput(
-                f"tenant {name!r} is not in the profile: name tenants as backbone/tenant, or units, such as "
-                f"{', '.join(self.names[:5])}"
+                f"tenant {name!r} is not in the profile: if it is new, measure again with `hplm place profile`; else name "
+                f"tenants as backbone/tenant, or units, such as {', '.join(self.names[:5])}"
             )
         return self._number[self._by_name[name]]
 
