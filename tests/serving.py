@@ -8,11 +8,15 @@ import signal
 import subprocess
 import sys
 import urllib.request
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from hplm.server import TritonServer, process_group
 from hplm.server.held import holders
+from hplm.server.inherited import environment
 from hplm.server.stubs import stubs
 
 
@@ -22,6 +26,17 @@ def serving(*repository: object, **options: object) -> Iterator[TritonServer]:
     with TritonServer(*repository, **options) as server:
         yield server
         process_group.kill(server.pid)
+
+
+@contextmanager
+def told_of_a_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Gives this process the environment of a server's model process, without the server. Yields the server's id."""
+    name = f"hplm-test-{uuid.uuid4().hex[:12]}"
+    for variable, value in environment(name, 0).items():
+        monkeypatch.setenv(variable, value)
+    yield name
+    for path in process_group.SHARED_MEMORY.glob(f"{name}*"):
+        path.unlink()
 
 
 @contextmanager

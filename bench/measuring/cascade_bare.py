@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -16,6 +15,7 @@ import numpy as np
 
 from bench.measuring.cascade_traffic import IN_FLIGHT, Asked, Poisson, Sent
 from bench.measuring.pipeline import parameters_of
+from bench.tools.saturation import Answered, saturated
 from hplm import tasks
 from hplm.engine import pipeline, request
 from hplm.engine.backbone import Backbone
@@ -47,29 +47,11 @@ class Bare:
 
     def saturated(self, way: str, seconds: float) -> float:
         """Returns answers a second with so many requests in flight that the engine never waits."""
-        numbers, answers, failures = count(), count(), []
-        end, left = time.perf_counter() + seconds, threading.Semaphore(0)
 
-        def send() -> None:
-            self._send(way, self.asked[next(numbers) % len(self.asked)], 0, answered)
+        def send(number: int, answered: Answered) -> None:
+            self._send(way, self.asked[number % len(self.asked)], 0, answered)
 
-        def answered(answer: list | Exception, counted: tuple) -> None:
-            if isinstance(answer, Exception):
-                failures.append(answer)
-            elif time.perf_counter() < end and not failures:
-                next(answers)
-                send()
-                return
-            left.release()
-
-        start = time.perf_counter()
-        for _ in range(IN_FLIGHT):
-            send()
-        for _ in range(IN_FLIGHT):
-            left.acquire()
-        if failures:
-            raise failures[0]
-        return (next(answers) + IN_FLIGHT) / (time.perf_counter() - start)
+        return saturated(send, IN_FLIGHT, seconds)
 
     def open_loop(self, ways: Sequence[str], load: Poisson, allowed: np.ndarray | None = None) -> Sent:
         """Sends requests when they are due. Where there are several ways, each text is asked in all, and waits for the last."""

@@ -7,10 +7,8 @@ has to copy adapters. The variants take turns of a few seconds, so that a machin
 from __future__ import annotations
 
 import tempfile
-import threading
 import time
 from dataclasses import asdict, replace
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +19,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig  # pyright: ignore[re
 from bench.measuring.serve import batch_texts, texts_of
 from bench.pipeline import PipelineBench
 from bench.serve import ServeBench
+from bench.tools.saturation import Answered, saturated
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.backbone import Backbone
@@ -68,30 +67,12 @@ class Traffic:
 
     def rate(self, service: Service, seconds: float) -> float:
         """Returns answers a second. Raises if an answer is an error."""
-        numbers, answers, failures = count(), count(), []
-        end, left = time.perf_counter() + seconds, threading.Semaphore(0)
 
-        def send() -> None:
-            tenant, looked_up = self._asked[next(numbers) % len(self._asked)]
+        def send(number: int, answered: Answered) -> None:
+            tenant, looked_up = self._asked[number % len(self._asked)]
             service.submit(self._ticket(tenant), looked_up, answered)
 
-        def answered(answer: list | Exception, counted: tuple) -> None:
-            if isinstance(answer, Exception):
-                failures.append(answer)
-            elif time.perf_counter() < end and not failures:
-                next(answers)
-                send()
-                return
-            left.release()
-
-        start = time.perf_counter()
-        for _ in range(self._in_flight):
-            send()
-        for _ in range(self._in_flight):
-            left.acquire()
-        if failures:
-            raise failures[0]
-        return (next(answers) + self._in_flight) / (time.perf_counter() - start)
+        return saturated(send, self._in_flight, seconds)
 
 
 def bench_pipeline(case: PipelineBench) -> dict:

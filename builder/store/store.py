@@ -26,7 +26,8 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from builder.store.resumable import digest_of, read_json, replaced, write_json
+from builder.store.branches import Branches
+from builder.store.resumable import read_json, replaced, write_json
 from builder.store.stacks import UPPER, Stacks, replace_weights
 from builder.store.weights import HEAD, Weights, read_adapter, write_weights
 from hplm.adapters.layout import Layout, adapter_layout, head_layout
@@ -35,10 +36,6 @@ from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack
 from hplm.model.tokenizer import Tokenizer
 from hplm.model.weights import load_weights
-from hplm.plot.branch import Branch
-from hplm.plot.forest import Forest, assign_addresses
-from hplm.plot.keys import KeySpace
-from hplm.plot.table import Table, TableMeta, TableSpec
 from hplm.tasks import TASKS
 from hplm.tenants.snapshot import NAME
 
@@ -112,7 +109,7 @@ def written_folder(folder: Path) -> Iterator[Path]:
     temporary.rename(folder)
 
 
-class Store(Stacks):
+class Store(Branches, Stacks):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         path = folder / "store.json"
@@ -157,63 +154,12 @@ class Store(Stacks):
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.load(self.folder / "tokenizer.json", self.config.positions, self.config.start_id)
 
-    def table_folder(self, domain: str, version: int) -> Path:
-        return self.folder / "plot" / domain / str(version)
-
-    def counts_folder(self, domain: str, version: int) -> Path:
-        return self.folder / "counts" / domain / str(version)
-
     def work_folder(self, domain: str, version: int) -> Path:
         """Returns the folder in which a branch is built."""
         return self.folder / "building" / f"{domain}-{version}"
 
     def tenant_work_folder(self, tenant_id: str) -> Path:
         return self.folder / "building" / "tenants" / tenant_id
-
-    @property
-    def space(self) -> KeySpace:
-        return KeySpace(self.config.vocabulary, self.config.window)
-
-    def table_spec(
-        self, domain: str, version: int, parent: tuple[str, int] | None, dtype: str, corpus_tokens: int
-    ) -> TableSpec:
-        return TableSpec(
-            domain=domain,
-            version=version,
-            parent=parent[0] if parent else None,
-            parent_version=parent[1] if parent else None,
-            n=self.config.window.n,
-            causal=self.config.window.causal,
-            vocabulary=self.config.vocabulary,
-            hidden=self.config.hidden,
-            dtype=dtype,
-            corpus_tokens=corpus_tokens,
-        )
-
-    def domains(self) -> list[tuple[str, int]]:
-        """Returns every table: the root first, then by name and version."""
-        folders = [meta.parent for meta in self.folder.glob("plot/*/*/meta.json")]
-        found = [(folder.parent.name, int(folder.name)) for folder in folders if folder.name.isdecimal()]
-        return sorted(found, key=lambda domain: (domain[0] != "root", domain))
-
-    def latest(self, domain: str) -> int:
-        versions = [version for name, version in self.domains() if name == domain]
-        if not versions:
-            known = ", ".join(sorted({name for name, _ in self.domains()})) or "none yet"
-            raise InvalidInput(f"domain {domain!r} is not in {self.folder}: known are {known}")
-        return max(versions)
-
-    def table(self, domain: str, version: int) -> Table:
-        return Table(self.table_folder(domain, version))
-
-    def meta(self, domain: str, version: int) -> TableMeta:
-        """Returns a table's description, even if the rest of the table is broken."""
-        return TableMeta.load(self.table_folder(domain, version) / "meta.json")
-
-    def chain_digest(self, domain: str, version: int) -> str:
-        """Returns a digest of a table and those it falls back to: a branch built again may have the same name and version."""
-        steps = self.chain(domain, version)
-        return digest_of(*(self.table_folder(*step) / name for step in steps for name in ("meta.json", "checksums")))
 
     def users(self) -> dict[tuple[str, int], list[str]]:
         """Returns the users of each branch: newest tenant versions, child domains, and unfinished builds of either."""
@@ -267,23 +213,6 @@ class Store(Stacks):
                 if (domain, int(version)) not in finished:
                     self.remove_branch(domain, int(version))
                 shutil.rmtree(folder)
-
-    def branches(self) -> list[Branch]:
-        return assign_addresses(self.table(*domain) for domain in self.domains())
-
-    def chain(self, domain: str, version: int) -> list[tuple[str, int]]:
-        """Returns the branch and those it falls back to, up to the root."""
-        steps, parent = [(domain, version)], self.meta(domain, version).parent_branch
-        while parent is not None:
-            steps.append(parent)
-            parent = self.meta(*parent).parent_branch
-        return steps
-
-    def forest(self, domain: str, version: int) -> Forest:
-        """Opens the tables that the branch needs and no others: another domain's table may be broken."""
-        return Forest(
-            [self.folder / "plot"], assign_addresses(self.table(*step) for step in reversed(self.chain(domain, version)))
-        )
 
     def tenants(self) -> list[TenantFile]:
         """Returns the newest version of every tenant, ordered by id."""

@@ -24,6 +24,17 @@ class TaskNames:
         return iter(TASKS)
 
 
+def build_step(steps: argparse._SubParsersAction, name: str, run: object, text: str) -> argparse.ArgumentParser:
+    """Adds `hplm build NAME` with the options of every step. `text` says in lower case what it does."""
+    step = steps.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    step.add_argument("--store", type=Path, required=True, help="folder of the store")
+    step.add_argument("--seed", type=int, default=0, help="seed of all random choices (default: %(default)s)")
+    step.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    step.add_argument("--json", action="store_true", help="end with one line of JSON")
+    step.set_defaults(run=run)
+    return step
+
+
 def learn_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--learn",

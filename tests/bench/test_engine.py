@@ -3,8 +3,10 @@ import pytest
 import torch
 
 from bench.engine import EngineBench
-from bench.measuring.engine import TEXTS, MeasuredLayers, batches_of, bench_engine, filling, padding, table_of
+from bench.measuring.engine import TEXTS, bench_engine, table_of
+from bench.measuring.layer_runs import LayerRuns
 from bench.measuring.onnx_whole import OnnxWhole, missing_packages
+from bench.measuring.text_lengths import batches_of, filling, padding
 from hplm.engine.packing import Concat, Naive, Packed
 from testing.toy import CONFIG
 from tests.naming import names
@@ -54,8 +56,8 @@ def test_products_in_eight_bits_are_measured_alone(monkeypatch):
 
 
 def test_the_adapters_of_the_benchmark_change_the_answers():
-    layers = MeasuredLayers(CONFIG, torch.device("cpu"), torch.float32, 0.01)
-    adapters = layers.adapters(np.arange(2), np.array([3, 4]))
+    runs = LayerRuns(CONFIG, torch.device("cpu"), torch.float32, 0.01)
+    adapters = runs.adapters(np.arange(2), np.array([3, 4]))
     assert len(adapters) == CONFIG.upper_layers
     before, after = torch.zeros(7, CONFIG.hidden), torch.ones(7, CONFIG.hidden)
     with torch.inference_mode():

@@ -1,26 +1,21 @@
 """`hplm drain` beside a server that it has not started."""
 
-import uuid
-
 import pytest
 
 from hplm.cli.main import main
 from hplm.server.held import Held
-from hplm.server.inherited import Drain, environment
+from hplm.server.inherited import Drain
 from hplm.server.process_group import SHARED_MEMORY
 from tests.naming import names
+from tests.serving import told_of_a_server
 
 AT_ONCE = ("--at-least", "0")
 
 
 @pytest.fixture
 def server(monkeypatch):
-    name = f"hplm-test-{uuid.uuid4().hex[:12]}"
-    for variable, value in environment(name, 0).items():
-        monkeypatch.setenv(variable, value)
-    yield name
-    for path in SHARED_MEMORY.glob(f"{name}*"):
-        path.unlink()
+    with told_of_a_server(monkeypatch) as name:
+        yield name
 
 
 def test_models_refuse_and_what_they_hold_is_awaited(server, capsys):

@@ -9,15 +9,12 @@ from hplm.engine.across import NEEDED, answers_in, joined, onward_of
 from hplm.engine.answer import CONFIDENCE, fill
 from hplm.levels.calibration import UNKNOWN, Calibration
 from hplm.tasks import TASKS, TextAnswer
+from tests.confidence import softmax
 
 WEIGHT = 0.6
 
 
 def log_mixed(before, now):
-    def softmax(logits):
-        p = np.exp(logits - logits.max(-1, keepdims=True))
-        return p / p.sum(-1, keepdims=True)
-
     return np.log(WEIGHT * softmax(np.array(now)) + (1 - WEIGHT) * softmax(np.array(before)))
 
 

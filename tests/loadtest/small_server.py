@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import threading
 from collections.abc import Callable
-from types import TracebackType
+
+from tests.threaded_server import ThreadedServer
 
 RESET = b"reset"  # instead of an answer: cuts the connection
 SILENCE = b""
@@ -16,8 +16,8 @@ def answer(status: int = 200, body: bytes = b"{}", headers: str = "") -> bytes:
     return f"HTTP/1.1 {status} Any\r\nCONTENT-Length: {len(body)}\r\n{headers}\r\n".encode() + body
 
 
-class SmallServer:
-    """Calls `respond` with each request's number, in order of arrival, and its body. Runs in a thread of its own."""
+class SmallServer(ThreadedServer):
+    """Calls `respond` with each request's number, in order of arrival, and its body."""
 
     def __init__(
         self,
@@ -25,40 +25,14 @@ class SmallServer:
         delay: float = 0.0,
         tls: ssl.SSLContext | None = None,
     ) -> None:
+        super().__init__(tls=tls)
         self.respond = respond
         self.delay = delay
-        self.tls = tls
         self.peers: set[str] = set()
         self.bodies: list[bytes] = []
         self.heads: list[bytes] = []
-        self.connections = 0
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
 
-    def __enter__(self) -> SmallServer:
-        self.thread.start()
-        self.server = self._call(asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self.tls))
-        self.port = self.server.sockets[0].getsockname()[1]
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._call(self._end())
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join()
-        self.loop.close()
-
-    def _call(self, coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout=10)
-
-    async def _end(self) -> None:
-        self.server.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.peers.add(writer.get_extra_info("peername")[0])
         try:
             while True:

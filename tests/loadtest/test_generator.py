@@ -111,7 +111,7 @@ def test_a_server_that_goes_away_ends_the_load() -> None:
 
         def close_after_ten(number: int, body: bytes) -> bytes:
             if number >= 10:
-                server.server.close()
+                server.listener.close()
                 return RESET
             return answer()
 

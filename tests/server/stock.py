@@ -15,6 +15,7 @@ LIBRARIES = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 
 class Stock:
     def __init__(self, server: TritonServer, protocol: str) -> None:
+        self.protocol = protocol
         self._library = LIBRARIES[protocol]
         self._url = server.http_url if protocol == "http" else server.grpc_url
         self._of_thread = threading.local()  # the HTTP client belongs to the thread that made it

@@ -49,7 +49,6 @@ def server(repository):
 @pytest.fixture(params=LIBRARIES)
 def stock(request, server):
     stock = Stock(server, request.param)
-    stock.protocol = request.param
     yield stock
     assert stock.ask([WORDS[0]], "city")["LABEL"].shape == (1, 1), "the next request is not fine"
 

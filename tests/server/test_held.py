@@ -2,7 +2,6 @@
 
 import errno
 import os
-import uuid
 
 import pytest
 
@@ -10,16 +9,13 @@ from hplm.server import held
 from hplm.server.held import Held, HeldBy, holders
 from hplm.server.inherited import environment
 from hplm.server.process_group import SHARED_MEMORY
+from tests.serving import told_of_a_server
 
 
 @pytest.fixture
 def server(monkeypatch):
-    name = f"hplm-test-{uuid.uuid4().hex[:12]}"
-    for variable, value in environment(name, 0).items():
-        monkeypatch.setenv(variable, value)
-    yield name
-    for path in SHARED_MEMORY.glob(f"{name}*"):
-        path.unlink()
+    with told_of_a_server(monkeypatch) as name:
+        yield name
 
 
 def test_a_process_shows_what_it_holds_until_it_closes(server):

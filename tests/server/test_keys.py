@@ -49,9 +49,7 @@ def server(repository):
 
 @pytest.fixture(params=LIBRARIES)
 def stock(request, server):
-    stock = Stock(server, request.param)
-    stock.protocol = request.param
-    return stock
+    return Stock(server, request.param)
 
 
 def _refusal(stock, *args, **kwargs):

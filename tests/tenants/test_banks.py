@@ -13,14 +13,9 @@ from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import LIVE
 from testing.toy import CONFIG
 from tests.naming import names, naming
-from tests.places import answer, exported_answer, knowledge, learn, make_place, served
+from tests.places import answer, exported_answer, knowledge, learn, served
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def place(tmp_path):
-    return make_place(tmp_path)
 
 
 def test_compacting_frees_deleted_records_and_changes_no_answer(place):

@@ -13,14 +13,9 @@ from hplm.tenants.banks import Banks
 from hplm.tenants.manager import Manager
 from hplm.tenants.registry import Registry
 from hplm.tenants.snapshot import Snapshot
-from tests.places import answer, exported_answer, knowledge, learn, make_place, served
+from tests.places import answer, exported_answer, knowledge, learn, served
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def place(tmp_path):
-    return make_place(tmp_path)
 
 
 MOMENTS = [

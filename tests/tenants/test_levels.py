@@ -1,4 +1,3 @@
-import json
 from dataclasses import replace
 
 import pytest
@@ -9,6 +8,7 @@ from hplm.levels.calibration import Calibration
 from hplm.levels.plan import Plan, Step
 from hplm.tenants.level import FULL, Level
 from hplm.tenants.snapshot import Snapshot
+from tests.tenants.edited import edited
 
 LEVEL = Level("small", Record("head-16.bank", 7, 1, 1), Record("bottleneck-4-1.bank", 8, 1, 1), Calibration())
 LADDER = (Plan((Step(0, 0.9, 2.0, 0.5), Step(1, weight=0.6)), cost=0.6), Plan((Step(0),), cost=0.25))
@@ -32,10 +32,9 @@ def test_levels_and_ladders_are_saved_and_loaded(snapshot, tmp_path):
 
 def test_a_snapshot_whose_plans_have_no_cost_is_read(snapshot, tmp_path):
     snapshot.save(tmp_path / "3")
-    stored = json.loads((tmp_path / "3").read_text())
-    for plan in next(tenant for tenant in stored["tenants"] if tenant["id"] == "acme")["ladder"]:
-        del plan["cost"]
-    (tmp_path / "3").write_text(json.dumps(stored))
+    with edited(tmp_path / "3", "acme") as stored:
+        for plan in stored["ladder"]:
+            del plan["cost"]
     again = Snapshot.load(tmp_path / "3").find("acme")
     assert ([plan.steps for plan in again.ladder], again.costs) == ([plan.steps for plan in LADDER], (1.0, 1.0))
 
@@ -66,8 +65,7 @@ def test_records_of_levels_move_with_those_of_their_tenant(snapshot):
 )
 def test_a_ladder_that_cannot_be_climbed_is_broken(snapshot, tmp_path, change):
     snapshot.save(tmp_path / "3")
-    stored = json.loads((tmp_path / "3").read_text())
-    next(tenant for tenant in stored["tenants"] if tenant["id"] == "acme").update(change)
-    (tmp_path / "3").write_text(json.dumps(stored))
+    with edited(tmp_path / "3", "acme") as stored:
+        stored.update(change)
     with pytest.raises(Broken, match="does not describe tenants"):
         Snapshot.load(tmp_path / "3")

@@ -28,6 +28,7 @@ from testing.random_store import random_store
 from testing.toy import CONFIG
 from tests.naming import naming
 from tests.places import calibrate
+from tests.tenants.edited import edited
 
 pytestmark = pytest.mark.slow
 
@@ -75,9 +76,8 @@ def test_a_snapshot_from_before_links_is_read(snapshot, tmp_path):
 )
 def test_a_link_that_cannot_be_followed_is_broken(snapshot, tmp_path, change):
     snapshot.save(tmp_path / "3")
-    stored = json.loads((tmp_path / "3").read_text())
-    next(tenant for tenant in stored["tenants"] if tenant["id"] == "acme").update(change)
-    (tmp_path / "3").write_text(json.dumps(stored))
+    with edited(tmp_path / "3", "acme") as stored:
+        stored.update(change)
     with pytest.raises(Broken, match="does not describe tenants"):
         Snapshot.load(tmp_path / "3")
 

@@ -15,14 +15,9 @@ from hplm.tenants.registry import Registry
 from hplm.tenants.snapshot import FORMAT, PROMISES
 from testing.random_store import random_table
 from tests.naming import names, naming
-from tests.places import knowledge, learn, make_place, served
+from tests.places import knowledge, learn, served
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def place(tmp_path):
-    return make_place(tmp_path)
 
 
 def test_a_deleted_tenant_is_unknown_and_its_record_is_kept_for_a_while(place, monkeypatch):

@@ -21,15 +21,10 @@ from testing.reference import Reference
 from testing.toy import WORDS
 from tests.engine.asker import Asker
 from tests.naming import names as names_in
-from tests.places import knowledge, make_place, served
+from tests.places import knowledge, served
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def place(tmp_path):
-    return make_place(tmp_path)
 
 
 def test_a_manager_waits_for_every_reader(place):

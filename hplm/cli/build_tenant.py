@@ -1,0 +1,168 @@
+"""`hplm build tenant`: trains an adapter and a head on labelled data."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hplm.cli.options import TaskNames, build_step, device_of
+from hplm.errors import InvalidInput
+from hplm.options import BANK_DTYPES
+
+if TYPE_CHECKING:
+    from builder.store.store import Store
+
+
+def register(steps: argparse._SubParsersAction) -> None:
+    tenant = build_step(steps, "tenant", run, "train an adapter and a head on labelled data")
+    tenant.add_argument("--id", required=True, help="name of the tenant")
+    tenant.add_argument("--domain", help="domain of the tenant (default: that of its version before, or root)")
+    tenant.add_argument(
+        "--task", choices=TaskNames(), metavar="TASK", help="%(choices)s (default: that of the tenant's version before)"
+    )
+    tenant.add_argument(
+        "--train", type=Path, help="training data, JSONL (docs/training.md); a tenant of a decoder takes the backbone as it is"
+    )
+    tenant.add_argument("--dev", type=Path, help="dev data, JSONL (default: a tenth of the training data)")
+    start = tenant.add_mutually_exclusive_group()
+    start.add_argument(
+        "--from-version",
+        type=int,
+        metavar="N",
+        help="go on training version N of the tenant (default: the newest, if the training data are new)",
+    )
+    start.add_argument(
+        "--fresh",
+        dest="from_version",
+        action="store_const",
+        const=0,
+        help="start anew, from random weights",
+    )
+    _form_options(tenant)
+    _training_options(tenant)
+
+
+def _form_options(tenant: argparse.ArgumentParser) -> None:
+    """Adds the options of the stored adapter and head."""
+    tenant.add_argument(
+        "--adapter",
+        metavar="KIND",
+        help="kind of adapter: bottleneck or lora (default: as in the tenant's version before, or bottleneck)",
+    )
+    tenant.add_argument(
+        "--places",
+        type=lambda text: tuple(text.split(",")),
+        metavar="PLACE,...",
+        help="projections that the adapter changes: query, key, value, attention_out, ffn_in, ffn_out "
+        "(default: as in the version before, or attention_out; lora: query,value; with --upper-rate all)",
+    )
+    tenant.add_argument(
+        "--dtype",
+        choices=BANK_DTYPES,
+        help="precision of the stored adapter and head (default: as in the version before, or fp16)",
+    )
+    tenant.add_argument(
+        "--rank", type=int, help="rank of the adapter; 0: only a head (default: as in the version before, or 32)"
+    )
+
+
+def _training_options(tenant: argparse.ArgumentParser) -> None:
+    tenant.add_argument("--epochs", type=int, default=4, help="maximum number of epochs (default: %(default)s)")
+    tenant.add_argument(
+        "--patience",
+        type=int,
+        default=3,
+        metavar="N",
+        help="stop after this many epochs without a better dev score (default: %(default)s)",
+    )
+    tenant.add_argument(
+        "--learning-rate",
+        type=float,
+        default=2e-3,
+        metavar="RATE",
+        help="learning rate of adapter and head (default: %(default)s)",
+    )
+    tenant.add_argument(
+        "--upper-rate",
+        type=float,
+        default=0.0,
+        metavar="RATE",
+        help="also train the upper layers, at this learning rate, and store their change as a LoRA of rank --rank. Answers get "
+        "better, and training takes 1.5 times as long. 1e-4 is a good rate (default: 0, train only adapter and head)",
+    )
+    tenant.add_argument(
+        "--batch-texts",
+        type=int,
+        default=8,
+        metavar="N",
+        help="texts in a training step, with 8,192 tokens at most (default: %(default)s)",
+    )
+    tenant.add_argument(
+        "--dropout",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="share of the hidden states that each training step leaves out; BERT's is 0.1 (default: %(default)s)",
+    )
+    tenant.add_argument(
+        "--grid",
+        action="store_true",
+        help="train with half, once and twice the learning rate, each with 8 and with 32 texts a step; keep the best",
+    )
+
+
+def run(args: argparse.Namespace) -> dict:
+    from builder.store.store import Store
+    from builder.training.tenant import build_tenant, warnings_of
+    from hplm.tasks import check_backbone
+
+    store = Store(args.store)
+    if args.task is not None:
+        check_backbone(args.task, store.config)
+    if store.config.is_decoder:
+        return _plain_tenant(args, store)
+    if args.train is None:
+        raise InvalidInput("a tenant learns from labelled data: give --train FILE")
+    form = {name: getattr(args, name) for name in ("adapter", "places", "rank", "dtype")}
+    tenant = build_tenant(
+        store,
+        args.id,
+        args.domain,
+        args.task,
+        args.train,
+        args.dev,
+        grid=args.grid,
+        from_version=args.from_version,
+        device=device_of(args),
+        **{name: value for name, value in form.items() if value is not None},
+        epochs=args.epochs,
+        patience=args.patience,
+        learning_rate=args.learning_rate,
+        body_rate=args.upper_rate,
+        batch_texts=args.batch_texts,
+        dropout=args.dropout,
+        seed=args.seed,
+    )
+    report = store.report(tenant)
+    dev = report["dev"]
+    if not args.json:
+        for warning in warnings_of(report):
+            print(warning)
+        metric = dev["metric"]
+        before = f"; version {report['from_version']} had {report['at_start']['dev']:.3f}" if "at_start" in report else ""
+        print(f"tenant {tenant.id} version {tenant.version}: {metric} {dev[metric]:.3f} on {dev['texts']} dev texts{before}")
+        print(f"how it was trained: {store.tenant_folder(tenant.id, tenant.version)}/report.json, training.png")
+    made = {"tenant": tenant.id, "version": tenant.version, "from_version": report["from_version"]}
+    return {**made, "task": tenant.task, "labels": tenant.labels, "dev": dev}
+
+
+def _plain_tenant(args: argparse.Namespace, store: Store) -> dict:
+    from builder.importing.generative import plain_tenant
+
+    if args.train is not None:
+        raise InvalidInput("tenants of a decoder do not learn here yet: leave --train out, or import a LoRA that peft trained")
+    tenant = plain_tenant(store, args.id, args.domain or "root")
+    if not args.json:
+        print(f"tenant {tenant.id} version {tenant.version}: {tenant.task}, as backbone {store.config.name} does")
+    return {"tenant": tenant.id, "version": tenant.version, "task": tenant.task}
