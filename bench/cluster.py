@@ -9,7 +9,7 @@ from bench.options import benchmark, expect_above_zero, expect_text, seconds_opt
 from hplm.errors import InvalidInput
 
 CLUSTER_SIZES = ("minilm", "bert-base", "toy")
-PARTS = ("proxy", "faults", "changes", "revoke", "spread", "limits", "ring", "simulation")
+PARTS = ("proxy", "faults", "changes", "revoke", "spread", "limits", "ring", "overflow", "simulation")
 QUICK = {
     "size": "toy", "tokens": 16, "slots": 4, "connections": 8, "seconds": 2.0, "rounds": 1, "adds": 2, "table_mb": 1.0,
 }  # fmt: skip

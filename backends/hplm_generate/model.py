@@ -23,6 +23,7 @@ import triton_python_backend_utils as pb_utils
 from backends import replies
 from hplm.arrays import Array
 from hplm.engine.backbone import Backbone
+from hplm.engine.copied import measure_copy
 from hplm.engine.engine import resolve_device, resolve_dtype
 from hplm.engine.views import Watch
 from hplm.errors import HplmError, InvalidInput, word_of
@@ -272,6 +273,7 @@ class TritonPythonModel:
         if (levels.loaded, levels.awaited) != self._adapters:
             self._adapters = levels.loaded, levels.awaited
             self._meter.set_only(names.ADAPTERS_INFO, time.time(), str(self._seats), *map(",".join, self._adapters))
+        measure_copy(self._meter, self._backbone.state, time.time())
         self._meter.add(names.PUT_BACK, levels.put_back - self._put_back)
         self._put_back = levels.put_back
 

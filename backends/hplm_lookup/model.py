@@ -12,6 +12,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from backends import replies
+from hplm.engine.copied import measure_copy
 from hplm.engine.looked_up import LookedUp
 from hplm.engine.lookup import Lookup, Reading
 from hplm.engine.lookup_service import LookupRequest, LookupService
@@ -145,5 +146,6 @@ class TritonPythonModel:
 
     def _look(self) -> None:
         self._service.look()
+        measure_copy(self._service.meter, self._views.state, time.time())
         for (domain, level), count in self._lookup.tally.take().items():
             self._service.meter.add(names.WINDOWS, count, domain, level)

@@ -13,6 +13,7 @@ from bench.cluster import ClusterBench
 from bench.measuring.cluster_changes import change_figures, revoke_figures
 from bench.measuring.cluster_faults import kill_figures, roll_figures
 from bench.measuring.cluster_material import make_material, say
+from bench.measuring.cluster_overflow import overflow_figures
 from bench.measuring.cluster_proxy import proxy_figures
 from bench.measuring.cluster_ring import ring_figures
 from bench.measuring.cluster_simulated import simulated_figures
@@ -46,6 +47,7 @@ WITH_TWO = {
     "faults": lambda cluster, material, cores: kill_figures(cluster, material) | roll_figures(cluster, material),
 }
 WITH_THREE = {"spread": spread_figures, "limits": limit_figures}
+WITH_STAND_INS = {"ring": ring_figures, "overflow": overflow_figures}
 
 
 def bench_cluster(case: ClusterBench) -> dict[str, Any]:
@@ -65,8 +67,8 @@ def bench_cluster(case: ClusterBench) -> dict[str, Any]:
             with ServedCluster(material.repository, Path(folder) / "three", 3) as cluster:
                 for part in wanted:
                     figures |= WITH_THREE[part](cluster, material)
-        if "ring" in case.parts:
-            figures |= ring_figures(Path(folder) / "ring", material)
+        for part in (part for part in WITH_STAND_INS if part in case.parts):
+            figures |= WITH_STAND_INS[part](Path(folder) / part, material)
     figures["targets"] = {name: met(name, figures[name]) for name in TARGETS if name in figures}
     return figures | {"case": asdict(case)}
 

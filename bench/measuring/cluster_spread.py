@@ -48,7 +48,7 @@ def spread_figures(cluster: ServedCluster, material: Material) -> dict[str, floa
         count = answered(address, case.seconds)
         return (_misses(cluster) - before) / count
 
-    hashed, in_turn, busiest = [], [], []
+    hashed, turned, busiest = [], [], []
     with round_robin(cluster) as other:
         for turn in range(case.rounds):
             say(f"tenants on replicas, round {turn + 1} of {case.rounds}")
@@ -56,11 +56,11 @@ def spread_figures(cluster: ServedCluster, material: Material) -> dict[str, floa
             hashed.append(brought(cluster.address))
             counts = np.array([count - before[name] for name, count in requests_of(cluster).items()])
             busiest.append(float(counts.max() / counts.mean()))
-            in_turn.append(brought(other))
+            turned.append(brought(other))
     return {
-        "hash_over_round_robin": round(float(np.median(hashed) / np.median(in_turn)), 3),
+        "hash_over_round_robin": round(float(np.median(hashed) / np.median(turned)), 3),
         "hash_brought_per_request": round(float(np.median(hashed)), 4),
-        "round_robin_brought_per_request": round(float(np.median(in_turn)), 4),
+        "round_robin_brought_per_request": round(float(np.median(turned)), 4),
         "busiest_over_mean": round(float(np.median(busiest)), 3),
     }
 
@@ -90,15 +90,19 @@ def round_robin(cluster: ServedCluster) -> Generator[str]:
     source, folder = cluster.folder / "router", cluster.folder / "turns"
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns(SOCKET), dirs_exist_ok=True)
     config = (folder / CONFIG).read_text("utf-8").replace(str(source.resolve()), str(folder.resolve()))
-    config = re.sub(r"^    balance hash .*$", "    balance roundrobin", config, flags=re.MULTILINE)
-    config = re.sub(r"^    hash-.*\n", "", config, flags=re.MULTILINE)
-    (folder / CONFIG).write_text(config.replace(f"bind {cluster.address}", f"bind {LOOPBACK}:{port}"), "utf-8")
+    (folder / CONFIG).write_text(in_turn(config).replace(f"bind {cluster.address}", f"bind {LOOPBACK}:{port}"), "utf-8")
     with subprocess.Popen(start_command(folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as router:
         try:
             _until_ready(f"{LOOPBACK}:{port}")
             yield f"{LOOPBACK}:{port}"
         finally:
             router.terminate()
+
+
+def in_turn(config: str) -> str:
+    """Returns HAProxy's file for a router that takes the replicas in turn."""
+    config = re.sub(r"^    balance hash .*$", "    balance roundrobin", config, flags=re.MULTILINE)
+    return re.sub(r"^    hash-.*\n", "", config, flags=re.MULTILINE)
 
 
 def _until_ready(address: str) -> None:

@@ -14,7 +14,8 @@ from hplm import __version__
 from hplm.errors import HplmError
 from hplm.registered import COMMANDS, load, registered
 
-# Each module registers its commands with `register(commands)`. A command sets `run=function(args) -> dict | None`.
+# Each module registers its commands with `register(commands)`. A command sets `run=function(args) -> dict | None`. This
+# function may set `args.status`, the exit status, where the result is not an error and scripts have to tell it.
 # Heavy imports belong inside the run functions, so that `hplm --help` answers at once.
 GROUPS = (
     *("build", "import_", "export", "serve", "watch", "drain", "follow", "route", "cluster", "doctor"),
@@ -79,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     if result is not None and getattr(args, "json", False):
         print(json.dumps(result))
-    return 0
+    return getattr(args, "status", 0)
 
 
 def _device_is_full(error: RuntimeError) -> bool:

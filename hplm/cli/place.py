@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hplm.cli import place_search
+from hplm.cli import place_renew, place_search
 from hplm.cli.place_problem import check_target
 from hplm.cli.served import check_state
 
@@ -29,6 +29,7 @@ def register(commands: argparse._SubParsersAction) -> None:
     actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
     _register_profile(actions)
     place_search.register(actions)
+    place_renew.register(actions)
     _register_emit(actions)
 
 

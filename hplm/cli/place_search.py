@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hplm.placement.placement import Placement
     from hplm.placement.problem import Problem
     from hplm.placement.search import Found
+    from hplm.placement.servers import Serving
 
 BASELINES = "replication,clockwork,round-robin,greedy"
 SCALES = "1,2,3,5,10"
@@ -45,11 +46,8 @@ def _register_search(actions: argparse._SubParsersAction) -> None:
     )
     problem_options(command)
     serving_option(command)
-    _search_options(command)
-    command.add_argument(
-        "--confirm-seconds", type=float, default=3600.0, metavar="SECONDS",
-        help="length of the trace's busiest part, for the full simulator; 0: trust the screen (default: %(default)g)",
-    )  # fmt: skip
+    search_options(command)
+    confirm_option(command)
     command.add_argument("--baseline", metavar="NAME", help=f"place as a baseline does, such as {BASELINES} or manual:8,2")
     command.add_argument("--to", type=Path, required=True, metavar="FILE", help="the placement to write")
     command.add_argument("--picture", type=Path, metavar="FILE", help="draw the placement into a .png, .svg or .pdf file")
@@ -81,7 +79,7 @@ def _register_compare(actions: argparse._SubParsersAction) -> None:
     )
     command.add_argument("placements", type=Path, nargs="*", metavar="FILE", help="placements to compare as they are")
     problem_options(command, slo_scale=False)
-    _search_options(command)
+    search_options(command)
     command.add_argument("--slo-scales", default=SCALES, metavar="X,...", help="deadlines to compare at (default: %(default)s)")
     command.add_argument(
         "--baselines", default=BASELINES, metavar="NAME,...", help="baselines to compare with (default: %(default)s)"
@@ -90,7 +88,7 @@ def _register_compare(actions: argparse._SubParsersAction) -> None:
     command.set_defaults(run=run_compare)
 
 
-def _search_options(command: argparse.ArgumentParser) -> None:
+def search_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--search", default="fast", metavar="HOW",
         help="fast, or beam:K, which tries all units in all groups and keeps the K best selections (default: %(default)s)",
@@ -104,9 +102,15 @@ def _search_options(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def confirm_option(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--confirm-seconds", type=float, default=3600.0, metavar="SECONDS",
+        help="length of the trace's busiest part, for the full simulator; 0: trust the screen (default: %(default)g)",
+    )  # fmt: skip
+
+
 def run_search(args: argparse.Namespace) -> dict[str, Any]:
     from hplm.placement.baselines import baseline
-    from hplm.placement.confirming import confirm
     from hplm.placement.placement import Placement
     from hplm.placement.search import NothingFound, nothing_found
     from hplm.placement.selection import selector
@@ -116,18 +120,15 @@ def run_search(args: argparse.Namespace) -> dict[str, Any]:
     check_seconds("--confirm-seconds", args.confirm_seconds)
     serving = serving_of(args)
     problem = problem_of(args, args.slo_scale)
-    select, say = selector(args.search), _say(args)
+    select = selector(args.search)
     if (args.baseline or "").partition(":")[0] == "clockwork":
         raise InvalidInput("--baseline clockwork places anew for each window, so it has no placement: use `hplm place compare`")
-    found = [baseline(args.baseline, problem, select)] if args.baseline else _searched(problem, args)
+    found = [baseline(args.baseline, problem, select)] if args.baseline else searched(problem, args)
     if not found[0].groups:
         raise NothingFound(nothing_found(problem, found[0].screened))
     if args.baseline and args.most_stages is not None and any(own.stages > args.most_stages for own in found[0].groups):
         raise InvalidInput(f"--baseline {args.baseline} has groups of more than --most-stages {args.most_stages}: change one")
-    best, confirmed = found[0], None
-    if args.confirm_seconds > 0:
-        ranked = confirm(found, problem, serving, args.confirm_seconds, args.seed, say)
-        best, confirmed = ranked[0].found, ranked[0].attained
+    best, confirmed = confirmed_best(found, problem, serving, args)
     placement = Placement.of(best.groups, problem.units, problem.cluster, problem.profile)
     placement.check(problem.cluster, problem.profile)
     placement.write(args.to)
@@ -136,11 +137,10 @@ def run_search(args: argparse.Namespace) -> dict[str, Any]:
 
         draw_placement(placement, problem.cluster, best.attained, args.picture)
     if not args.json:
-        print(f"{best.how}\n{_groups_text(placement)}\n{_attained_text('screen', best.attained)}")
+        print(f"{best.how}\n{_groups_text(placement)}\n{attained_text('screen', best.attained)}")
         if confirmed:
-            print(_attained_text("full simulator, busiest part", confirmed))
-        for unit in placement.unplaced:
-            print(f"no group serves {unit.name} ({unit.tenants} tenants): give more devices or more memory")
+            print(attained_text("full simulator, busiest part", confirmed))
+        print_unplaced(placement)
         print(f"next: hplm place simulate {shlex.quote(str(args.to))} {given_options(args)}")
         if all(group.stages == 1 for group in placement.groups):
             print(f"or:   hplm place emit --placement {shlex.quote(str(args.to))} --repository model_repository --to groups")
@@ -153,8 +153,8 @@ def run_search(args: argparse.Namespace) -> dict[str, Any]:
             for group in best.groups
         ],
         "unplaced": [unit.name for unit in placement.unplaced],
-        "screen": _figures(best.attained),
-        "full": confirmed and _figures(confirmed),
+        "screen": figures(best.attained),
+        "full": confirmed and figures(confirmed),
     }
 
 
@@ -171,9 +171,9 @@ def run_simulate(args: argparse.Namespace) -> dict[str, Any]:
         attained["full"] = simulate(placement.groups, problem.profile, part, serving, args.seed)
     if not args.json:
         for name, one in attained.items():
-            print(_attained_text(name, one))
+            print(attained_text(name, one))
             print("\n".join(f"  {share:>8.2%}  {unit}" for unit, share in one.by_unit.items()))
-    return {"source": problem.trace.source, **{name: _figures(one) for name, one in attained.items()}}
+    return {"source": problem.trace.source, **{name: figures(one) for name, one in attained.items()}}
 
 
 def run_compare(args: argparse.Namespace) -> dict[str, Any]:
@@ -200,13 +200,25 @@ def run_compare(args: argparse.Namespace) -> dict[str, Any]:
     return {"by_slo_scale": shares}
 
 
-def _searched(problem: Problem, args: argparse.Namespace) -> list[Found]:
+def searched(problem: Problem, args: argparse.Namespace) -> list[Found]:
     from hplm.placement.search import search
     from hplm.placement.selection import selector
 
     if args.sample < 1 or (args.most_stages is not None and args.most_stages < 1):
         raise InvalidInput(f"--sample {args.sample} and --most-stages {args.most_stages}: give 1 or more")
-    return search(problem, selector(args.search), args.most_stages, args.sample, _say(args))
+    return search(problem, selector(args.search), args.most_stages, args.sample, say(args))
+
+
+def confirmed_best(
+    found: list[Found], problem: Problem, serving: Serving, args: argparse.Namespace
+) -> tuple[Found, Attained | None]:
+    """Returns the best placement by the full simulator and its result there; without --confirm-seconds the screen's best."""
+    from hplm.placement.confirming import confirm
+
+    if not args.confirm_seconds:
+        return found[0], None
+    best = confirm(found, problem, serving, args.confirm_seconds, args.seed, say(args))[0]
+    return best.found, best.attained
 
 
 def _best_share(problem: Problem, args: argparse.Namespace) -> float:
@@ -214,7 +226,7 @@ def _best_share(problem: Problem, args: argparse.Namespace) -> float:
     from hplm.placement.search import NothingFound
 
     try:
-        return _searched(problem, args)[0].attained.share
+        return searched(problem, args)[0].attained.share
     except NothingFound:
         return 0.0
 
@@ -226,7 +238,7 @@ def _check_picture(args: argparse.Namespace) -> None:
         check_picture(args.picture)
 
 
-def _say(args: argparse.Namespace) -> Any:
+def say(args: argparse.Namespace) -> Any:
     return (lambda _: None) if args.json else (lambda line: print(line, file=sys.stderr))
 
 
@@ -248,7 +260,7 @@ def _scales(given: str) -> list[float]:
         raise InvalidInput(f"--slo-scales {given!r}: give numbers, such as {SCALES}") from None
 
 
-def _figures(attained: Attained) -> dict[str, Any]:
+def figures(attained: Attained) -> dict[str, Any]:
     return {
         "attained": attained.share,
         "texts": len(attained.trace),
@@ -258,10 +270,15 @@ def _figures(attained: Attained) -> dict[str, Any]:
     }
 
 
-def _attained_text(name: str, attained: Attained) -> str:
+def attained_text(name: str, attained: Attained) -> str:
     mean, p99 = attained.mean_ms(), attained.p99_ms()
     times = f", mean {mean:,.1f} ms, p99 {p99:,.1f} ms" if mean is not None else ""
     return f"{name}: {attained.share:.2%} of {len(attained.trace):,} requests in time{times} ({attained.trace.source})"
+
+
+def print_unplaced(placement: Placement) -> None:
+    for unit in placement.unplaced:
+        print(f"no group serves {unit.name} ({unit.tenants} tenants): give more devices or more memory")
 
 
 def _groups_text(placement: Placement) -> str:

@@ -98,3 +98,5 @@ def watch(served, folder: Path) -> None:
             time.sleep(SECONDS_BETWEEN_LOOKS)
     except KeyboardInterrupt:
         print("stopped", flush=True)
+    finally:
+        watcher.close()

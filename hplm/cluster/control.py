@@ -13,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hplm.cluster.socket_path import check_socket_path
 from hplm.errors import HplmError
 
 SOCKET = "control.sock"
-LONGEST_PATH = 107  # bytes of a socket's path that Linux takes
 QUESTION_SECONDS = 5.0
 ANSWER_SECONDS = 900.0  # between two lines of an answer
 
@@ -29,7 +29,7 @@ class Listener:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / SOCKET
-        check_path(self._path)
+        check_socket_path(self._path, "--folder")
         self._path.unlink(missing_ok=True)  # of a cluster that was killed
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(str(self._path))
@@ -73,7 +73,7 @@ def _answer(connection: socket.socket, commands: dict[str, Command]) -> None:
 def ask(folder: Path, question: str, say: Say) -> dict[str, Any]:
     """Asks the cluster that runs in a folder. Returns its answer, and passes on what it says before."""
     path = folder / SOCKET
-    check_path(path)
+    check_socket_path(path, "--folder")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(ANSWER_SECONDS)
         try:
@@ -90,8 +90,3 @@ def ask(folder: Path, question: str, say: Say) -> dict[str, Any]:
                     raise HplmError(content)
                 say(content)
     raise HplmError(f"the cluster in {folder} ended before it had answered: read what it has printed")
-
-
-def check_path(path: Path) -> None:
-    if len(str(path).encode()) > LONGEST_PATH:
-        raise HplmError(f"{path} is too long for a socket ({LONGEST_PATH} bytes at most): give a shorter --folder")

@@ -13,6 +13,7 @@ from hplm.cluster import haproxy_config as parts
 from hplm.cluster.description import LARGEST_PORT, ClusterDescription, Pool, Replica, is_address
 from hplm.cluster.processes import program
 from hplm.cluster.routes import Routes
+from hplm.cluster.socket_path import check_socket_path
 from hplm.errors import HplmError, InvalidInput
 from hplm.server.probing import Probe
 from hplm.tenants.authorize import HEADER, UNSEEN
@@ -88,10 +89,7 @@ def check_folder(folder: Path) -> None:
     path = str(folder.resolve())
     if not FOLDER.fullmatch(path):
         raise InvalidInput(f"{path} has a character that HAProxy reads in its own way: give --to a plain path")
-    if len(f"{path}/{SOCKET}") > LONGEST_SOCKET:
-        raise InvalidInput(
-            f"{path}/{SOCKET} is too long for a socket ({LONGEST_SOCKET} bytes at most): give --to a shorter path"
-        )
+    check_socket_path(Path(path, SOCKET), "--to", LONGEST_SOCKET)
 
 
 def check_listening(listening: Listening) -> None:

@@ -1,4 +1,7 @@
-"""Keeps the maps of a running HAProxy equal to the newest snapshots. Its files too, for its next start."""
+"""Keeps the maps of a running HAProxy equal to the newest snapshots. Its files too, for its next start.
+
+A watcher is a reader of the states, so commands such as `hplm tenant limit` wait until HAProxy has the change.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ from hplm.cluster.router import HOMES, POOLS, SOCKET, map_files, write_files
 from hplm.cluster.routes import Routes, routes_of
 from hplm.errors import HplmError, InvalidInput
 from hplm.tenants.directory import Directory
+from hplm.tenants.state import Reader, State, may_not_write
 
+Generations = dict[tuple[str, str], int]  # by pool and backbone
 Say = Callable[[str], None]
 
 
@@ -29,11 +34,22 @@ class Served:
         self._cluster = cluster
         self._directories = {pool.name: Directory(pool.repository, pool.state) for pool in cluster.pools}
 
-    def generations(self) -> list[int]:
+    def generations(self) -> Generations:
         """Reads the newest snapshots and returns their generations. What cannot be read is logged, and stays as it was."""
-        for directory in self._directories.values():
+        found: Generations = {}
+        for pool, directory in self._directories.items():
             directory.look()
-        return [snapshot.generation for directory in self._directories.values() for snapshot in directory.snapshots()]
+            found |= {(pool, backbone): generation for backbone, generation in directory.generations().items()}
+        return found
+
+    def readers(self) -> dict[tuple[str, str], Reader]:
+        """Returns a new reader of each state, by pool and backbone."""
+        return {
+            (pool.name, backbone): Reader(State(pool.state / backbone))
+            for pool in self._cluster.pools
+            if pool.state is not None
+            for backbone in self._directories[pool.name].generations()
+        }
 
     def routes(self) -> Routes:
         served = {
@@ -44,7 +60,7 @@ class Served:
 
 
 class Watcher:
-    """Call `look` again and again. It says each problem once, and goes on when that has passed."""
+    """Call `look` again and again, and `close` at the end. It says each problem once, and goes on when that has passed."""
 
     def __init__(self, served: Served, folder: Path, say: Say) -> None:
         self._served = served
@@ -52,7 +68,9 @@ class Watcher:
         self._say = say
         self._socket = AdminSocket(self._folder / SOCKET)
         self._routes: Routes | None = None
-        self._generations: list[int] = []
+        self._generations: Generations = {}
+        self._taken: Generations = {}  # those whose routes HAProxy has
+        self._readers = served.readers()
         self._unwritten = False
         self._told: int | None = None  # the process that has the routes
         self._problems: dict[str, str] = {}  # by what could not be done
@@ -66,6 +84,12 @@ class Watcher:
         if self._unwritten:
             self._try("write", lambda routes=self._routes: self._write(routes))
         self._try("tell", lambda routes=self._routes: self._tell(routes))
+        for place in list(self._readers):
+            self._try(f"report {place}", lambda place=place: self._report(place))
+
+    def close(self) -> None:
+        for reader in self._readers.values():
+            reader.close()
 
     def _take(self, routes: Routes) -> None:
         before, self._routes = self._routes, routes
@@ -86,6 +110,17 @@ class Watcher:
             for file, wanted in ((POOLS, routes.pools), (HOMES, routes.homes)):
                 self._socket.set_map(self._folder / file, wanted)
             self._told = answering
+        self._taken = self._generations
+
+    def _report(self, place: tuple[str, str]) -> None:
+        """Tells commands that change this state which generation HAProxy routes by."""
+        try:
+            self._readers[place].say(self._taken.get(place, 0))
+        except OSError as error:
+            if not may_not_write(error):
+                raise
+            del self._readers[place]
+            self._say(f"commands do not wait for this router, because it may not write into the state: {error}")
 
     def _try(self, what: str, do: Callable[[], None]) -> None:
         try:

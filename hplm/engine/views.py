@@ -6,7 +6,6 @@ A request ends on the view that it started on.
 
 from __future__ import annotations
 
-import errno
 import logging
 import threading
 import time
@@ -30,6 +29,7 @@ from hplm.tenants.state import (
     SECONDS_BETWEEN_LOOKS,
     Reader,
     State,
+    may_not_write,
 )
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class Watch:
                 reader.say(self._views.view.snapshot.generation)
                 said = ""
             except OSError as error:
-                if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+                if may_not_write(error):
                     log.info("this server does not report its generation to managers: %s", error)
                     return
                 if str(error) != said:  # it may pass, as a full disk does

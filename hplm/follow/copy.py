@@ -25,12 +25,13 @@ from hplm.follow.tables import Arrivals
 from hplm.follow.troubles import Troubles
 from hplm.plot.branch import Branch
 from hplm.plot.table import Table, TableMeta
-from hplm.tenants.followed import Followed, Reached
+from hplm.tenants.followed import Followed, Heard, Reached
 from hplm.tenants.registry import KEPT_SNAPSHOTS
 from hplm.tenants.snapshot import NAME, Snapshot
 from hplm.tenants.state import EXPORTED_TABLES, EXPORTED_TENANTS, REST_SECONDS, State
 
 SWEEPING_SECONDS = 1.0
+HEARD_SECONDS = 1.0  # between two times that are written down
 ANEW = "stop the servers of this copy, and begin it anew in an empty --state"
 BRINGING_SECONDS = 0.2  # how long records are brought before the source is asked for a newer generation
 
@@ -57,6 +58,7 @@ class Copy:
         except BaseException:
             os.close(self._lock)
             raise
+        self._heard = Heard.load(self.state.heard) or Heard(0.0, time.time())
         self._wanted: Snapshot | None = None  # the newest of the source that was seen
         self._digest = ""  # of its file
         self._tables = {branch for branch in self.newest.branches if self._is_sound(branch)}
@@ -114,6 +116,12 @@ class Copy:
         trouble, since = (worst.says, worst.since) if worst is not None else ("", 0.0)
         if (trouble, since) != (self._followed.trouble, self._followed.since):
             self._remember(replace(self._followed, trouble=trouble, since=since))
+
+    def hear(self, now: float, is_equal: bool) -> None:
+        """Writes down that the source has answered, and that this copy is equal to it if it is: for the server's metrics."""
+        if not 0 <= now - self._heard.answered < HEARD_SECONDS or (is_equal and self._heard.equal < self._heard.answered):
+            self._heard = Heard(now, now if is_equal else self._heard.equal)
+            self._heard.save(self.state.heard)
 
     def report(self, reached: Reached) -> None:
         """Tells the source what all readers of this copy have taken."""

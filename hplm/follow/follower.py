@@ -96,9 +96,10 @@ class Following:
 
     def _look(self, once: bool) -> None:
         troubles = self.copy.troubles
-        self._is_lost = self._is_foreign = False
+        self._is_lost = self._is_foreign = is_equal = False
         try:
             self.copy.look()
+            is_equal = self.copy.is_whole
             troubles.mend("source")
         except HplmError as error:
             if once and isinstance(error, InvalidInput):
@@ -111,6 +112,8 @@ class Following:
             return
         try:
             self.copy.note()
+            if not self._is_lost:
+                self.copy.hear(time.time(), is_equal)
             troubles.mend("disk")
         except OSError as error:
             troubles.meet("disk", error)

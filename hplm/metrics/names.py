@@ -61,6 +61,14 @@ WINDOWS = Metric(
     ("domain", "level"),
 )
 
+# A state that follows another machine's
+COPY_BEHIND_SECONDS = Metric(
+    "hplm_copy_behind_seconds", GAUGE, "Time since the copy of the state was last equal to its source; only of a copy"
+)
+SOURCE_ANSWERS = Metric(
+    "hplm_source_answers", GAUGE, "1 if the source has answered the follower within the last seconds, else 0; only of a copy"
+)
+
 # Restarts
 SERVER_RESTARTS = Metric("hplm_server_restarts_total", COUNTER, "Times that `hplm serve` started the server again")
 MODEL_RESTARTS = Metric(
@@ -164,6 +172,7 @@ OF_DECODERS = {
     *(RUNNING_SEQUENCES, WAITING_SEQUENCES, CACHE_TOKENS, CACHE_ROOM, CACHE_SHARE, ADAPTERS_INFO, PUT_BACK),
     *(*FIRST_TOKEN_SECONDS.parts, *TOKEN_SECONDS.parts),
 }
+OF_COPIES = {COPY_BEHIND_SECONDS, SOURCE_ANSWERS}
 METRICS: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric)) + tuple(
     part for value in globals().values() if isinstance(value, Histogram) for part in value.parts
 )

@@ -42,8 +42,8 @@ class Units:
         """Returns the number of the unit of a tenant."""
         if name not in self._by_name:
             raise InvalidInput(
-                f"tenant {name!r} is not in the profile: name tenants as backbone/tenant, or units, such as "
-                f"{', '.join(self.names[:5])}"
+                f"tenant {name!r} is not in the profile: if it is new, measure again with `hplm place profile`; else name "
+                f"tenants as backbone/tenant, or units, such as {', '.join(self.names[:5])}"
             )
         return self._number[self._by_name[name]]
 
@@ -69,7 +69,7 @@ def read_journals(paths: Sequence[Path], units: Units) -> Trace:
     """Reads the requests of all journals together. Each one of several has the wall clock, or their order is not known."""
     rows: list[Row] = []
     for path in paths:
-        rows += _rows(path, Journal(units, len(paths) == 1).rows_of)
+        rows += _rows(path, Journal(units, len(paths) == 1).rows_of, is_growing=True)
     source = f"journal, {', '.join(map(str, paths))}"
     columns = _columns(rows, source)
     in_order = np.argsort(columns[:, 0], kind="stable")  # lines of journals are in the order of the answers
@@ -124,9 +124,9 @@ class Journal:
         self._latest = max(self._latest, answered)
 
 
-def _rows(path: Path, rows_of: Callable[[Mapping[str, Any]], list[Row]]) -> list[Row]:
+def _rows(path: Path, rows_of: Callable[[Mapping[str, Any]], list[Row]], is_growing: bool = False) -> list[Row]:
     rows: list[Row] = []
-    for line, row in _lines(path):
+    for line, row in _lines(path, is_growing):
         try:
             rows += rows_of(row)
         except InvalidInput as error:
@@ -136,13 +136,16 @@ def _rows(path: Path, rows_of: Callable[[Mapping[str, Any]], list[Row]]) -> list
     return rows
 
 
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _lines(path: Path, is_growing: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
+    """`is_growing`: a server may write the last line just now, which is left out if it is not complete."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
                 row = json.loads(line)
             except ValueError:
                 row = None
+            if row is None and is_growing and not line.endswith(b"\n"):
+                return
             if not isinstance(row, dict):
                 raise InvalidInput(f"{path}, line {number} is no JSON object: see docs/placement.md")
             yield number, row

@@ -36,6 +36,10 @@ class Directory:
     def snapshots(self) -> list[Snapshot]:
         return [backbone.snapshot for backbone in self._backbones.values()]
 
+    def generations(self) -> dict[str, int]:
+        """Returns the generation of each backbone's snapshot."""
+        return {name: backbone.snapshot.generation for name, backbone in self._backbones.items()}
+
     def find(self, parameters: Mapping[str, object], now: float) -> tuple[str, Tenant]:
         """Returns the tenant that a request names, and its backbone. Raises NoTenant if the request may not use it."""
         if self._clock() - self._looked_at >= SECONDS_BETWEEN_LOOKS and self._looking.acquire(blocking=False):

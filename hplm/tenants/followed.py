@@ -1,6 +1,6 @@
 """The file FOLLOWED: it marks a state that `hplm follow` copies from another machine, and says how far the copy is.
 
-Such a state is changed by its follower alone.
+Such a state is changed by its follower alone. The file HEARD beside it says when the follower last heard of the source.
 """
 
 from __future__ import annotations
@@ -14,6 +14,28 @@ from pathlib import Path
 from hplm.errors import MISFITS, Broken
 
 FORMAT = 2
+
+
+@dataclass(frozen=True)
+class Heard:
+    """Unix times that a follower writes about once a second. They are not synced to the disk: the next ones come soon."""
+
+    answered: float  # when the source last answered
+    equal: float  # when the copy was last equal to it; if it never was, when it began to follow
+
+    def save(self, path: Path) -> None:
+        temporary = path.with_name(path.name + ".writing")
+        temporary.write_text(f"{self.answered} {self.equal}\n", "utf-8")
+        temporary.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Heard | None:
+        """Returns None if there is no such file, or only a part of it, as after a crash of the machine."""
+        try:
+            answered, equal = map(float, path.read_text("utf-8").split())
+        except (FileNotFoundError, ValueError):
+            return None
+        return cls(answered, equal)
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,13 @@ CURRENT                  the newest generation
 readers/<name>           the generation that a reader has taken, written again every second if the reader may write
 plot/  adapters/         tables and banks added since the export
 registry.sqlite          for managers only
-FOLLOWED                 only in a copy of another machine's state (`hplm follow`)
+FOLLOWED, HEARD          only in a copy of another machine's state (`hplm follow`)
 aside-<random>/          files that a manager copies before its change; if it is killed, the next change removes them
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -97,6 +98,7 @@ class State:
         self.readers = folder / "readers"
         self.registry = folder / "registry.sqlite"
         self.followed = folder / "FOLLOWED"
+        self.heard = folder / "HEARD"
 
     def current(self) -> int:
         """Returns the newest generation. Before the first change this is 0, the export itself."""
@@ -206,6 +208,11 @@ class State:
 
     def load(self, generation: int) -> Snapshot:
         return Snapshot.load(self.snapshots / str(generation))
+
+
+def may_not_write(error: OSError) -> bool:
+    """Whether a reader got this error because its state is read-only for it, which will not pass."""
+    return isinstance(error, PermissionError) or error.errno == errno.EROFS
 
 
 def sync(path: Path) -> None:

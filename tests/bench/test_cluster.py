@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from bench.cluster import PARTS, ClusterBench
-from bench.measuring.cluster import TARGETS, WITH_THREE, WITH_TWO, bench_cluster, met, table_of
+from bench.measuring.cluster import TARGETS, WITH_STAND_INS, WITH_THREE, WITH_TWO, bench_cluster, met, table_of
+from bench.measuring.cluster_overflow import FACTORS
 from hplm.errors import InvalidInput
 
 NO_HAPROXY = shutil.which("haproxy") is None and not Path("/usr/sbin/haproxy").exists()
@@ -23,7 +24,7 @@ def test_each_figure_is_shown_beside_its_target():
 
 
 def test_every_part_is_measured_somewhere():
-    assert {*WITH_TWO, *WITH_THREE, "ring"} == set(PARTS)
+    assert {*WITH_TWO, *WITH_THREE, *WITH_STAND_INS} == set(PARTS)
 
 
 @pytest.mark.parametrize("options, what", [({"parts": ("dance",)}, "--only dance"), ({"rounds": 0}, "--rounds 0")])
@@ -39,3 +40,11 @@ def test_a_third_replica_takes_its_share_of_the_tenants_and_moves_no_other():
     assert 0.2 < figures["moved_share"] <= 0.4
     assert figures["strayed_share"] == 0
     assert figures["targets"] == {"moved_share": True}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(NO_HAPROXY, reason="haproxy is not installed")
+def test_requests_are_passed_on_because_of_the_bound_alone():
+    figures = bench_cluster(ClusterBench(parts=("overflow",)).quick())
+    assert figures["passed_on_of_8_at_0"] == 0 < figures["passed_on_of_8_at_125"]
+    assert all(figures[f"brought_over_turns_of_8_at_{factor}"] > 0 for factor in FACTORS)

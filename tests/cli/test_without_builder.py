@@ -55,6 +55,7 @@ NEED_A_REPOSITORY = {
     "tenant list", "tenant show", "tenant rollback", "tenant delete", "tenant limit", "tenant compact", "tenant log",
     "tenant key add", "tenant key list", "tenant key revoke", "domain list", "domain rollback", "domain delete",
     "verify", "backup", "restore", "route", "place profile", "place search", "place simulate", "place compare",
+    "place renew",
 }  # fmt: skip
 
 # Reads commands as JSON, runs one after the other, and writes exit code, output and errors of each.
@@ -124,6 +125,7 @@ def test_every_command_that_needs_no_store_works(place):
     write_cluster(Cluster((Machine("m", (Device(f"cpu:{core}", 10**10),), 10**10),)), folder / "c.json")
     requests = [{"arrival": i, "tokens": 8, "tenant": "tenant-0"} for i in range(20)]
     (folder / "t.jsonl").write_text("\n".join(map(json.dumps, requests)))
+    renewal = ["--slo-scale", "100", "--test-seconds", "5", "--least-gain", "0", "--to", str(folder / "next.json")]
     replica = {"id": 1, "name": "one", "http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
     pool = {"name": "all", "repository": str(folder / "repository"), "state": str(folder / "state"), "replicas": [replica]}
     (folder / "pools.json").write_text(json.dumps({"kind": "hplm replicas", "format": 1, "pools": [pool]}))
@@ -149,6 +151,7 @@ def test_every_command_that_needs_no_store_works(place):
         ["place", "search", *problem, "--slo-scale", "100", "--to", placement_file],
         ["place", "simulate", placement_file, *problem, "--slo-scale", "100"],
         ["place", "compare", placement_file, *problem],
+        ["place", "renew", placement_file, *problem, *renewal],
     ]
     route = ["route", "--cluster", str(folder / "pools.json"), "--to", str(folder / "router"), "--unchecked"]
     assert {
@@ -176,6 +179,7 @@ def test_every_command_that_needs_no_store_works(place):
     assert [answer["screen"]["attained"] for answer in answers[18:20]] == [1, 1] and "replication" in answers[20][
         "by_slo_scale"
     ]
+    assert answers[21]["written"] and (folder / "next.json").exists()
     manager = Manager.open(folder / "repository", folder / "again")
     assert {tenant.id for tenant in manager.current().tenants} == {"tenant-0", "tenant-1", "tenant-2"}
 

@@ -20,8 +20,9 @@ PROBED = b'"hplm_probe":true'
 class StandIn:
     """Serves until `close`. After `stop` its port refuses connections until `start`."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, host: str = HOST) -> None:
         self.name = name
+        self._host = host
         self.tenants: Counter[str | None] = Counter()  # by the header that arrived
         self.drains = False  # probes get 503
         self.says: tuple[int, bytes] | None = None  # to every request that is no probe
@@ -33,14 +34,14 @@ class StandIn:
         self._port = 0
         self._server: ThreadingHTTPServer | None = None
         self.start()
-        self._grpc, self.grpc = _grpc_stand_in(self)
+        self._grpc, self.grpc = _grpc_stand_in(self, host)
 
     @property
     def http(self) -> str:
-        return f"{HOST}:{self._port}"
+        return f"{self._host}:{self._port}"
 
     def start(self) -> None:
-        self._server = _Server((HOST, self._port), _handler(self))
+        self._server = _Server((self._host, self._port), _handler(self))
         self._port = self._server.server_port
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
@@ -120,7 +121,7 @@ def _handler(stand_in: StandIn) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def _grpc_stand_in(stand_in: StandIn) -> tuple[grpc.Server, str]:
+def _grpc_stand_in(stand_in: StandIn, host: str) -> tuple[grpc.Server, str]:
     from concurrent.futures import ThreadPoolExecutor
 
     class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):
@@ -137,6 +138,6 @@ def _grpc_stand_in(stand_in: StandIn) -> tuple[grpc.Server, str]:
 
     server = grpc.server(ThreadPoolExecutor(16))
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(Servicer(), server)
-    port = server.add_insecure_port(f"{HOST}:0")
+    port = server.add_insecure_port(f"{host}:0")
     server.start()
-    return server, f"{HOST}:{port}"
+    return server, f"{host}:{port}"

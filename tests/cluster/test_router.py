@@ -102,6 +102,23 @@ def test_the_busiest_replica_has_little_more_than_its_part_of_a_zipf(router, rep
     assert max(got) <= 1.3 * len(drawn) / 3
 
 
+def test_a_replica_that_has_the_only_request_in_flight_passes_the_next_one_on(router, replicas):
+    """HAProxy counts whole requests: 1.25 times two requests, of three replicas, is one for each."""
+    home = router.replica_of(NAMES[0])
+    router.until_idle()
+    (own,) = [one for one in replicas if one.name == home]
+    before = own.tenants[NAMES[0]]
+    own.may_answer.clear()
+    with ThreadPoolExecutor(1) as client:
+        first = client.submit(in_header, router, NAMES[0])
+        try:
+            eventually(lambda: own.tenants[NAMES[0]] > before)
+            assert in_header(router, NAMES[0])[1]["replica"] != home
+        finally:
+            own.may_answer.set()
+        assert first.result()[1]["replica"] == home
+
+
 @pytest.mark.parametrize("name", ["", "Loud", "a b", "-", "x" * 65])
 def test_a_name_that_no_tenant_has_goes_to_all_in_turn(router, name):
     answers = [in_json(router, name) for _ in range(9)]

@@ -5,6 +5,7 @@ import pytest
 from hplm.cluster.description import ClusterDescription
 from hplm.cluster.watching import Served as Followed
 from hplm.cluster.watching import Watcher
+from hplm.tenants.state import State
 from tests.cluster.router import Router, Served, require_haproxy, stand_ins, tenant
 
 pytestmark = pytest.mark.slow
@@ -71,6 +72,44 @@ def test_a_tenant_that_is_added_changed_moved_and_deleted(watched):
     watched.served["second"].publish([])
     assert watched.maps()[0] == {}
     assert watched.replica_of("new").startswith("first-"), "where a server answers that there is no such tenant"
+
+
+def taken(served):
+    """Returns the generations that the readers of a pool's state have taken."""
+    state = State(served.state / "toy")
+    return [reader.whole for reader in state.taken(state.clock())]
+
+
+def test_commands_wait_until_haproxy_has_a_change(watched):
+    first = watched.served["first"]
+    watched.maps()
+    assert taken(first) == [0]
+    first.publish([LIMITED])
+    assert taken(first) == [0]
+    watched.maps()
+    assert taken(first) == [1]
+    watched.router.stop()
+    first.publish([OPEN])
+    watched.watcher.look()
+    assert taken(first) == [1], "HAProxy is away, so it does not have the change"
+    watched.router.start()
+    watched.maps()
+    assert taken(first) == [2]
+    watched.watcher.close()
+    assert taken(first) == [], "nobody waits for a watcher that has ended"
+
+
+def test_a_watcher_that_may_not_write_into_a_state_says_so_once_and_goes_on(watched, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("hplm.tenants.state.Reader.say", refuse)
+    watched.maps()
+    said = [line for line in watched.said if "Permission denied" in line]
+    assert len(said) == 2, "of two states"
+    watched.served["first"].publish([LIMITED])
+    assert "acme" in watched.maps()[1]
+    assert [line for line in watched.said if "Permission denied" in line] == said
 
 
 def test_many_changes_at_once(watched):

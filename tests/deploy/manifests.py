@@ -16,8 +16,9 @@ from tests.deploy.programs import kubernetes_program, run
 
 Object = dict[str, Any]
 KUBERNETES = DEPLOY / "kubernetes"
+OLDEST, NEWEST = "1.27", "1.37"  # of Kubernetes
 BASE, EXAMPLE = KUBERNETES / "base", KUBERNETES / "overlays/example"
-PATH = re.compile(r"(?<![\w.:/])/(?:models|mnt|state|secrets|etc|run|tmp|dev)\b[\w./-]*")
+PATH = re.compile(r"(?<![\w.:/])/(?:models|mnt|journals|state|secrets|etc|run|tmp|dev)\b[\w./-]*")
 URL = re.compile(r"http://[\w.-]+(?::\d+)?")
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
+from hplm.cli.main import parser
+from hplm.cli.place_renew import KEPT
 from tests.deploy.image import DEPLOY
-from tests.deploy.manifests import KUBERNETES, Object, faults, workload
+from tests.deploy.manifests import KUBERNETES, NEWEST, OLDEST, Object, container, faults, find, words, workload
 from tests.deploy.programs import kubernetes_program, run
 
 CHART = DEPLOY / "helm/hplm"
@@ -91,11 +95,46 @@ def test_a_copy_has_a_volume_whose_free_space_its_follower_sees(name):
     assert claim["storageClassName"] == "local" and claim["resources"]["requests"]["storage"] == "7Gi"
 
 
-@pytest.mark.parametrize("wrong", ["autoscaling.with=kedda", "pool.most=1", "pool.replicas=9", "autoscaling.least=9"])
+@pytest.mark.parametrize(
+    "wrong", ["autoscaling.with=kedda", "pool.most=1", "pool.replicas=9", "autoscaling.least=9", "renewal.enabled=true"]
+)
 def test_values_that_make_no_sense_are_refused(wrong):
     value = wrong.partition("=")[0]
     with pytest.raises(AssertionError, match=re.escape(value)):
         rendered("hplm", "hplm", "--set", wrong)
+
+
+RENEWAL = ("--set", "journals.claim=journals", "--set", "renewal.enabled=true", "--set", "renewal.options={--slo-scale=5}")
+
+
+def test_a_placement_is_renewed_from_the_journals_of_all_replicas():
+    objects = rendered("hplm", "hplm", *RENEWAL)
+    assert not list(faults(objects, {"hplm-repository", "hplm-admin/admin", "hplm-source-token/token", "journals"}))
+    for version in (OLDEST, NEWEST):
+        kubernetes_validate.validate(find(objects, "CronJob", "hplm-renewal"), version, strict=True)
+        kubernetes_validate.validate(find(objects, "StatefulSet", "hplm-all"), version, strict=True)
+    (mount,) = [one for one in container(objects, "hplm-all", "server")["volumeMounts"] if one["name"] == "journals"]
+    assert mount["subPathExpr"] == "$(POD_NAME)"  # else all replicas would write into one file
+
+
+@pytest.mark.parametrize("status, ends", [(0, 0), (KEPT, 0), (1, 1)])
+def test_the_job_fails_only_if_the_search_does(tmp_path, status, ends):
+    """Its script runs here, with a folder for the claim and a program that keeps the arguments of `hplm`."""
+    stub = tmp_path / "bin/hplm"
+    for name in ("bin", "placement", "hplm-all-0", "hplm-all-1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "journal.jsonl").touch() if name.startswith("hplm") else None
+    stub.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{tmp_path}/said\nexit {status}\n')
+    stub.chmod(0o755)
+    script = [
+        word.replace("/journals", str(tmp_path))
+        for word in words(container(rendered("hplm", "hplm", *RENEWAL), "hplm-renewal", "renew"))
+    ]
+    done = subprocess.run(script, env={**os.environ, "PATH": f"{stub.parent}:{os.environ['PATH']}"})
+    assert done.returncode == ends
+    renewed = parser().parse_args((tmp_path / "said").read_text().splitlines())
+    assert renewed.trace == [tmp_path / f"hplm-all-{number}/journal.jsonl" for number in range(2)]
+    assert (renewed.action, renewed.slo_scale, renewed.to) == ("renew", 5, Path("next.json"))
 
 
 @pytest.mark.parametrize("file", ["source.conf", "scaling.yaml", "alerts.yaml"])

@@ -17,9 +17,22 @@ import yaml
 from hplm.cli.main import parser
 from hplm.server.flags import contract_flags
 from tests.deploy.image import DEPLOY, SECRET, docker_run
-from tests.deploy.manifests import BASE, EXAMPLE, KUBERNETES, Object, built, container, faults, find, words, workload, workloads
+from tests.deploy.manifests import (
+    BASE,
+    EXAMPLE,
+    KUBERNETES,
+    NEWEST,
+    OLDEST,
+    Object,
+    built,
+    container,
+    faults,
+    find,
+    words,
+    workload,
+    workloads,
+)
 
-OLDEST, NEWEST = "1.27", "1.37"  # of Kubernetes
 DOCUMENTED = (DEPLOY.parent / "docs/cluster.md").read_text("utf-8")
 SCHEMAS = {path.stem: json.loads(path.read_text("utf-8")) for path in (Path(__file__).parent / "schemas").glob("*.json")}
 SERVER = ("hplm-all", "server")

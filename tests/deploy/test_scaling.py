@@ -11,7 +11,7 @@ from tests.deploy.image import DEPLOY
 from tests.deploy.programs import debian_program, run
 
 RULES = DEPLOY / "prometheus"
-SERIES = Path(__file__).parent / "scaling.yaml"
+SERIES = Path(__file__).parent
 
 
 @pytest.mark.parametrize("file", sorted(RULES.glob("*.yaml")), ids=lambda file: file.name)
@@ -19,8 +19,9 @@ def test_rules_are_valid(file):
     run(debian_program("promtool"), "check", "rules", file)
 
 
-def test_pools_are_scaled_by_what_their_metrics_say(tmp_path):
-    tests = yaml.safe_load(SERIES.read_text("utf-8"))
-    tests["rule_files"] = [str(RULES / "scaling.yaml")]
+@pytest.mark.parametrize("file", ["scaling.yaml", "alerts.yaml"])
+def test_rules_say_what_the_metrics_mean(tmp_path, file):
+    tests = yaml.safe_load((SERIES / file).read_text("utf-8"))
+    tests["rule_files"] = [str(RULES / file)]
     (tmp_path / "tests.yaml").write_text(yaml.safe_dump(tests), "utf-8")
     run(debian_program("promtool"), "test", "rules", tmp_path / "tests.yaml")

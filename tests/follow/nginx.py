@@ -25,7 +25,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def nginx(state: Path, folder: Path, port: int = 0, token: str = TOKEN) -> Iterator[str]:
+def nginx(state: Path, folder: Path, port: int = 0, token: str = TOKEN, host: str = HOST) -> Iterator[str]:
     """Yields the address of the source."""
     binary = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
     if binary is None:
@@ -33,21 +33,21 @@ def nginx(state: Path, folder: Path, port: int = 0, token: str = TOKEN) -> Itera
     folder.mkdir(exist_ok=True)
     port = port or free_port()
     config = folder / "nginx.conf"
-    config.write_text(source_config(state, HOST, port, token, folder))
+    config.write_text(source_config(state, host, port, token, folder))
     command = [binary, "-c", str(config), "-p", str(folder), "-g", "daemon off;"]
     with (folder / "log").open("ab") as log, subprocess.Popen(command, stderr=log) as process:
         try:
-            eventually(lambda: process.poll() is not None or is_open(port))
+            eventually(lambda: process.poll() is not None or is_open(port, host))
             assert process.poll() is None, (folder / "log").read_text()
-            yield f"http://{HOST}:{port}"
+            yield f"http://{host}:{port}"
         finally:
             process.terminate()
             process.wait(PATIENCE)
 
 
-def is_open(port: int) -> bool:
+def is_open(port: int, host: str = HOST) -> bool:
     try:
-        socket.create_connection((HOST, port), timeout=1.0).close()
+        socket.create_connection((host, port), timeout=1.0).close()
     except OSError:
         return False
     return True

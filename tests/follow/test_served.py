@@ -16,6 +16,7 @@ from tests.follow.test_following import add_law
 from tests.places import TEXT, answer, knowledge, make_place
 from tests.server.asking import Asking
 from tests.server.stock import Stock
+from tests.server.test_metrics import Scraped
 from tests.serving import serving
 from tests.waiting import eventually
 
@@ -57,6 +58,15 @@ def refusal(stock, tenant, **options):
     with pytest.raises(InferenceServerException) as caught:
         stock.ask([TEXT], tenant, **options)
     return caught.value.message()
+
+
+def test_a_server_shows_how_far_its_copy_is_behind(machine):
+    def shown():
+        scraped = Scraped(machine.server)
+        names = {name for name, _ in scraped.series}
+        return "hplm_copy_behind_seconds" in names and scraped.of("hplm_source_answers", backbone="toy") == 1
+
+    eventually(shown)
 
 
 def test_a_server_of_a_copy_serves_what_the_source_has(place, source, machine):

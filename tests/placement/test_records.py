@@ -74,6 +74,16 @@ def test_journals_are_read_together_by_the_wall_clock_and_over_a_restart_of_the_
     assert alone.arrival_ns.tolist() == [0, 100 * SECOND, 100 * SECOND + SECOND // 8]
 
 
+def test_a_line_that_a_server_is_writing_is_left_out(tmp_path):
+    path = _written(tmp_path, {"clock": 1.0, "wall": 1e9}, {**REQUEST, "arrived": 2.0}, {**REQUEST, "arrived": 3.0})
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
+    assert len(read_trace([path], UNITS)) == 1
+    path.write_bytes(whole[:-20] + b"\n")
+    with pytest.raises(InvalidInput, match=naming("line 3")):
+        read_trace([path], UNITS)
+
+
 def test_a_tenant_with_the_name_of_another_domain_is_found(tmp_path):
     own = profile_of(bert=backbone_profile(tenants={"root": ("law",), "law": ("a",)}))
     units = units_by_name(own, units_of(own))

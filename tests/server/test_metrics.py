@@ -13,7 +13,7 @@ from tritonclient.utils import InferenceServerException
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
-from hplm.metrics.names import ACROSS_TEXTS, LEVEL_TEXTS, METRICS, OF_DECODERS
+from hplm.metrics.names import ACROSS_TEXTS, LEVEL_TEXTS, METRICS, OF_COPIES, OF_DECODERS
 from hplm.server import TritonServer
 from testing.toy import WORDS
 from tests.server.stock import Stock
@@ -22,7 +22,7 @@ from tests.serving import serving
 pytestmark = pytest.mark.slow
 
 OF_CASCADES = {LEVEL_TEXTS, ACROSS_TEXTS}  # the toy's tenants have none
-OF_ENCODERS = {metric.name for metric in METRICS if metric not in OF_DECODERS | OF_CASCADES}
+OF_ENCODERS = {metric.name for metric in METRICS if metric not in OF_DECODERS | OF_CASCADES | OF_COPIES}
 LINE = re.compile(r"^(\w+)\{(.*)\} (\S+)$")
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 

@@ -126,9 +126,8 @@ volumeMounts:
   - name: repository
     mountPath: /models
     readOnly: true
-  - name: state
+  - name: state # not read-only: `--watch` writes into it which generation HAProxy has
     mountPath: /state
-    readOnly: true
   - name: cluster
     mountPath: /etc/hplm
     readOnly: true

@@ -1,0 +1,50 @@
+"""Says whether a found placement should replace the current one. Both are tested with requests that the search did not see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hplm.errors import InvalidInput
+from hplm.placement.attained import Attained
+from hplm.placement.workload import Trace, span_ns
+
+
+def divided(trace: Trace, search_seconds: float, test_seconds: float) -> tuple[Trace, Trace]:
+    """Returns the end of a trace in two parts: one to search with, and the one after it, to test with."""
+    end = int(trace.arrival_ns[-1]) + 1
+    test_from = end - span_ns(test_seconds)
+    if test_from <= int(trace.arrival_ns[0]):
+        raise InvalidInput(
+            f"the trace has {trace.seconds:,.0f} s ({trace.source}), so none are left to search with before the last "
+            f"{test_seconds:,g} s: give journals of a longer time, or a shorter --test-seconds"
+        )
+    first, last = np.searchsorted(trace.arrival_ns, (test_from - span_ns(search_seconds), test_from))
+    if first == last:
+        raise InvalidInput(
+            f"the {search_seconds:,g} s before the last {test_seconds:,g} s have no requests ({trace.source}): give a longer "
+            "--search-seconds, or other journals"
+        )
+    return trace.only(np.arange(int(first), int(last))), trace.between(test_from, end)
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What two placements attain with the same requests."""
+
+    current: Attained
+    found: Attained
+
+    @property
+    def more(self) -> int:
+        """The texts that the found placement answers in time beyond those of the current one."""
+        return int(np.count_nonzero(self.found.served)) - int(np.count_nonzero(self.current.served))
+
+    @property
+    def gain_points(self) -> float:
+        """The same in percentage points."""
+        return 100 * self.more / len(self.found.trace)
+
+    def is_worth(self, least_points: float) -> bool:
+        return 100 * self.more >= least_points * len(self.found.trace)  # of whole numbers: exact at the bound

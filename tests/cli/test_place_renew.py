@@ -1,0 +1,103 @@
+"""`hplm place renew`: a better placement is written, and any other is not."""
+
+import json
+
+import pytest
+
+from hplm.cli.main import main
+from hplm.cli.place_renew import KEPT
+from hplm.placement.placement import Placement
+from tests.naming import names
+from tests.placement.problems import profile, trace_of
+from tests.placement.profiles import cluster_of, write_cluster
+
+SPANS = ("--search-seconds", "6", "--test-seconds", "2")
+PROBLEM = ("--cluster", "c.json", "--profiles", "p.json", "--trace", "t.jsonl", "--slo-scale", "3")
+
+
+@pytest.fixture(autouse=True)
+def problem(tmp_path, monkeypatch):
+    """Four devices, of which the current placement uses three, and more requests than these can answer in time."""
+    monkeypatch.chdir(tmp_path)
+    own = profile(8.0, 8.0, 20.0)
+    trace = trace_of(own, 120.0, 8.0)
+    write_cluster(cluster_of(4, 60), tmp_path / "c.json")
+    own.write(tmp_path / "p.json")
+    rows = zip(trace.arrival_ns.tolist(), trace.unit.tolist(), trace.tokens.tolist(), strict=True)
+    lines = [json.dumps({"arrival": at / 1e9, "tokens": tokens, "unit": trace.names[unit]}) for at, unit, tokens in rows]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    searched = ["search", *PROBLEM, "--baseline", "manual:1,1", "--confirm-seconds", "0", "--to", "now.json", "--json"]
+    assert main(["place", *searched]) == 0
+
+
+def _renew(capsys, *options, current="now.json"):
+    capsys.readouterr()
+    status = main(["place", "renew", current, *PROBLEM, *SPANS, "--to", "next.json", *options])
+    return status, capsys.readouterr()
+
+
+def test_a_better_placement_is_written_and_then_stays(capsys, tmp_path):
+    status, printed = _renew(capsys, "--json")
+    assert status == 0, printed.err
+    renewed = json.loads(printed.out)
+    assert renewed["written"] and renewed["gain_points"] >= 1
+    assert renewed["found"]["attained"] > renewed["current"]["attained"] > 0
+    assert renewed["found"]["texts"] == renewed["current"]["texts"] == renewed["tested"]["texts"]
+    assert renewed["tested"]["seconds"] <= 2 < renewed["searched"]["seconds"] <= 6
+    assert sum(len(group.devices) for group in Placement.read(tmp_path / "next.json").groups) == 4
+    (tmp_path / "next.json").replace(tmp_path / "now.json")
+    status, printed = _renew(capsys, "--json")
+    assert status == KEPT, printed.err
+    kept = json.loads(printed.out)
+    assert not kept["written"] and kept["gain_points"] < 1 and not (tmp_path / "next.json").exists()
+
+
+def test_both_are_simulated_with_the_last_requests_alone(capsys, tmp_path):
+    """The current placement attains what `place simulate` says of these requests."""
+    renewed = json.loads(_renew(capsys, "--json")[1].out)
+    lines = (tmp_path / "t.jsonl").read_text().splitlines()
+    (tmp_path / "last.jsonl").write_text("\n".join(lines[-renewed["tested"]["texts"] :]))
+    simulated = ["simulate", "now.json", *PROBLEM, "--trace", "last.jsonl", "--json"]
+    assert main(["place", *simulated]) == 0
+    assert json.loads(capsys.readouterr().out)["full"] == renewed["current"]
+
+
+def test_a_smaller_gain_than_the_wanted_one_writes_nothing(capsys, tmp_path):
+    status, printed = _renew(capsys, "--least-gain", "100")
+    assert status == KEPT and names(printed.out, "now.json", "stays", "100 are wanted")
+    assert not (tmp_path / "next.json").exists()
+
+
+@pytest.mark.parametrize(
+    "changed, named",
+    [
+        (("--to", "./now.json"), ("--to", "now.json")),
+        (("--to", "none/next.json"), ("--to", "none")),
+        (("--test-seconds", "9"), ("--test-seconds", "t.jsonl")),
+        (("--test-seconds", "0"), ("seconds", 0.001)),
+        (("--search-seconds", "nan"), ("--search-seconds", "nan")),
+        (("--least-gain", "-1"), ("--least-gain", "-1")),
+        (("--hot", "b1/a"), ("now.json", "--hot")),
+    ],
+)
+def test_bad_input_is_named(capsys, tmp_path, changed, named):
+    status, printed = _renew(capsys, *changed)
+    assert status == 1 and names(printed.err, *named)
+    assert not (tmp_path / "next.json").exists()
+
+
+@pytest.mark.parametrize("file, what", [("c.json", "cluster"), ("p.json", "profile")])
+def test_a_current_placement_of_another_cluster_or_profile_is_refused(capsys, tmp_path, file, what):
+    write_cluster(cluster_of(5, 60), tmp_path / file) if what == "cluster" else profile(8.0, 8.0, 25.0).write(tmp_path / file)
+    status, printed = _renew(capsys)
+    assert status == 1 and names(printed.err, "stale", what)
+
+
+def test_journals_of_tenants_that_the_profile_does_not_know_are_refused(capsys, tmp_path):
+    rows = [
+        {"clock": 1.0, "wall": 1e9, "backbone": "b0"},
+        {"tenant": "new", "texts": 1, "tokens": 5, "arrived": 2.0, "deadline": 2.5, "backbone": "b0"},
+    ]
+    (tmp_path / "journal.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    status, printed = _renew(capsys, "--trace", "journal.jsonl")
+    assert status == 1 and names(printed.err, "journal.jsonl", "b0/new", "hplm place profile")
